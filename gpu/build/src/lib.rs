@@ -1,0 +1,1 @@
+//! Compiles any crate that uses #[kernel] to PTX, lints and assembles it.

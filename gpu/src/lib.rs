@@ -1,0 +1,1 @@
+//! The GPU kernels of Oxtile, written in Rust.

@@ -1,0 +1,1 @@
+//! The Oxtile kernel DSL: thread identity, memory views, barriers, pipelines, number formats.

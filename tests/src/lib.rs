@@ -1,0 +1,1 @@
+//! Oracles and the test binary of Oxtile.
