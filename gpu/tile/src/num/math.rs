@@ -1,0 +1,21 @@
+//! Scalar arithmetic whose bits are pinned: the same on every target.
+
+use crate::arch::{Convert, Target};
+
+/// `a * b + c`, rounded once (`fma.rn.f32`). A plain `a * b + c` is never contracted.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    Target::fma(a, b, c)
+}
+
+/// The larger value; a NaN loses to a number, two NaN give 0x7FFFFFFF, and +0 is above -0 (`max.f32`).
+#[inline(always)]
+pub fn max(a: f32, b: f32) -> f32 {
+    Target::max(a, b)
+}
+
+/// The smaller value; a NaN loses to a number, two NaN give 0x7FFFFFFF, and -0 is below +0 (`min.f32`).
+#[inline(always)]
+pub fn min(a: f32, b: f32) -> f32 {
+    Target::min(a, b)
+}
