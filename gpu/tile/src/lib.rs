@@ -1,7 +1,45 @@
-//! The Oxtile kernel DSL: thread identity, memory views, barriers, pipelines, number formats.
+//! The Oxtile kernel DSL.
+//!
+//! Kernels written with it are plain Rust. For `nvptx64` they compile to PTX; on any other target
+//! the same source runs on [`oxtile_emulator`](https://docs.rs/oxtile-emulator), one coroutine a CUDA thread.
+//!
+//! | noun | module |
+//! |---|---|
+//! | which thread, block, warp | [`thread`], [`block`], [`warp`] |
+//! | device memory | [`global`]: [`Global`](global::Global), [`GlobalMut`](global::GlobalMut) |
+//! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), `#[derive(SharedStorage)]` |
+//! | asynchronous copies | [`pipeline`] |
+//! | number formats | [`num`] |
+//! | what the host must know | [`launch`] |
+//!
+//! Loads and stores are bounds-checked on the emulator. On the device they are unchecked unless the
+//! kernels are built with `--checked` (docs/adr/0005-device-bounds.md).
 #![no_std]
 #![warn(missing_docs)]
-#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx, core_intrinsics))]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+
+extern crate self as oxtile_tile;
 
 pub mod arch;
+pub mod atomic;
+pub mod block;
+pub mod global;
+pub mod launch;
 pub mod num;
+pub mod pipeline;
+pub mod shared;
+pub mod sync;
+pub mod thread;
+pub mod warp;
+
+pub use oxtile_macros::{SharedStorage, kernel};
+
+/// What a kernel file imports.
+pub mod prelude {
+    pub use crate::global::{Global, GlobalMut, Vector};
+    pub use crate::launch::{DeviceLimits, DeviceView, DeviceViewMut, Grid, LaunchError};
+    pub use crate::num::{Element, Float, bf16, f16};
+    pub use crate::shared::{SharedArray, SharedStorage};
+    pub use crate::{SharedStorage, atomic, block, kernel, sync, thread, warp};
+}

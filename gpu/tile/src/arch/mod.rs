@@ -1,6 +1,15 @@
 //! The instruction layer: one trait an instruction family, two sides.
+//!
+//! [`Target`] is `Nvptx` when this crate is compiled for `nvptx64`, `Emulated` otherwise. What is
+//! above calls `<Target as Barrier>::sync(..)` and does not know which. `asm!`, `link_name` and
+//! `cfg(target_arch)` live here alone.
+//!
+//! Encoding rule for the device side (docs/style.md): whatever must be executed by several threads
+//! together is an `llvm.nvvm.*` intrinsic, because `asm!` is not convergent and LLVM may copy it
+//! into the arms of a branch; single-thread and pure instructions are `asm!`.
 
 mod convert;
+mod families;
 
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
@@ -19,3 +28,4 @@ pub use emulated::Emulated;
 pub type Target = Emulated;
 
 pub use convert::Convert;
+pub use families::*;

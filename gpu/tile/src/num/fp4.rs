@@ -98,10 +98,7 @@ impl e2m1x2 {
     #[inline(always)]
     pub fn to_f32(self) -> [f32; 2] {
         let pair = Target::f16x2_from_e2m1x2(self.to_bits());
-        [
-            Target::f32_from_f16(pair as u16),
-            Target::f32_from_f16((pair >> 16) as u16),
-        ]
+        [Target::f32_from_f16(pair as u16), Target::f32_from_f16((pair >> 16) as u16)]
     }
 }
 

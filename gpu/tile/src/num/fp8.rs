@@ -97,10 +97,7 @@ macro_rules! fp8 {
             #[inline(always)]
             pub fn to_f32(self) -> [f32; 2] {
                 let pair = Target::$decode2(self.to_bits());
-                [
-                    Target::f32_from_f16(pair as u16),
-                    Target::f32_from_f16((pair >> 16) as u16),
-                ]
+                [Target::f32_from_f16(pair as u16), Target::f32_from_f16((pair >> 16) as u16)]
             }
         }
 
@@ -138,21 +135,5 @@ macro_rules! fp8 {
     };
 }
 
-fp8!(
-    e4m3,
-    e4m3x2,
-    e4m3x4,
-    448.0,
-    0x7e,
-    e4m3x2_from_f32,
-    f16x2_from_e4m3x2
-);
-fp8!(
-    e5m2,
-    e5m2x2,
-    e5m2x4,
-    57344.0,
-    0x7b,
-    e5m2x2_from_f32,
-    f16x2_from_e5m2x2
-);
+fp8!(e4m3, e4m3x2, e4m3x4, 448.0, 0x7e, e4m3x2_from_f32, f16x2_from_e4m3x2);
+fp8!(e5m2, e5m2x2, e5m2x4, 57344.0, 0x7b, e5m2x2_from_f32, f16x2_from_e5m2x2);

@@ -124,10 +124,7 @@ macro_rules! half {
 
             #[inline(always)]
             fn to_f32(self) -> [f32; 2] {
-                [
-                    Target::$decode(self.to_bits() as u16),
-                    Target::$decode((self.to_bits() >> 16) as u16),
-                ]
+                [Target::$decode(self.to_bits() as u16), Target::$decode((self.to_bits() >> 16) as u16)]
             }
 
             #[inline(always)]
@@ -153,27 +150,5 @@ macro_rules! half {
     };
 }
 
-half!(
-    bf16,
-    bf16x2,
-    0x7f80,
-    bf16_from_f32,
-    bf16x2_from_f32,
-    f32_from_bf16,
-    bf16x2_abs,
-    bf16x2_max,
-    bf16x2_max_nan,
-    bf16x2_min
-);
-half!(
-    f16,
-    f16x2,
-    0x7c00,
-    f16_from_f32,
-    f16x2_from_f32,
-    f32_from_f16,
-    f16x2_abs,
-    f16x2_max,
-    f16x2_max_nan,
-    f16x2_min
-);
+half!(bf16, bf16x2, 0x7f80, bf16_from_f32, bf16x2_from_f32, f32_from_bf16, bf16x2_abs, bf16x2_max, bf16x2_max_nan, bf16x2_min);
+half!(f16, f16x2, 0x7c00, f16_from_f32, f16x2_from_f32, f32_from_f16, f16x2_abs, f16x2_max, f16x2_max_nan, f16x2_min);

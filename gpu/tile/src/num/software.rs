@@ -133,11 +133,7 @@ pub fn f16_from_e4m3(x: u8) -> u16 {
 /// One value of `cvt.rn.f16x2.e5m2x2`, as an f16 code: the upper byte of an f16.
 #[inline(always)]
 pub const fn f16_from_e5m2(x: u8) -> u16 {
-    if x & 0x7f > 0x7c {
-        0x7fff
-    } else {
-        (x as u16) << 8
-    }
+    if x & 0x7f > 0x7c { 0x7fff } else { (x as u16) << 8 }
 }
 
 /// One value of `cvt.rn.f16x2.e2m1x2`, as an f16 code; `x` is a code in the low four bits.
@@ -189,11 +185,7 @@ pub const fn max16<const INF: u16>(a: u16, b: u16) -> u16 {
 /// `max.NaN` of two 16-bit floats of which `INF` is the code of Inf: a NaN wins.
 #[inline(always)]
 pub const fn max_nan16<const INF: u16>(a: u16, b: u16) -> u16 {
-    if a & 0x7fff > INF || b & 0x7fff > INF {
-        0x7fff
-    } else {
-        max16::<INF>(a, b)
-    }
+    if a & 0x7fff > INF || b & 0x7fff > INF { 0x7fff } else { max16::<INF>(a, b) }
 }
 
 /// `min` of two 16-bit floats of which `INF` is the code of Inf: a NaN loses to a number.

@@ -1,7 +1,75 @@
-//! The emulator's side of the instruction layer.
+//! The emulator's side: every operation goes to [`oxtile_emulator::device`], with the source line of
+//! the kernel that asked for it (`#[track_caller]` all the way up).
 
 mod convert;
+mod copy;
+mod memory;
+mod synchronise;
 
-/// The emulated device.
-#[derive(Debug, Clone, Copy)]
+use oxtile_emulator::device;
+
+use super::families::{Control, Identity};
+
+/// The CPU emulator.
 pub struct Emulated;
+
+impl Identity for Emulated {
+    #[inline(always)]
+    #[track_caller]
+    fn thread() -> u32 {
+        device::thread_index()[0]
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn threads() -> u32 {
+        device::block_dimensions()[0]
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn lane() -> u32 {
+        device::lane()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn block() -> [u32; 3] {
+        device::block_index()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn blocks() -> [u32; 3] {
+        device::grid_dimensions()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn timer() -> u64 {
+        device::step_clock()
+    }
+}
+
+impl Control for Emulated {
+    const CHECKED: bool = true;
+
+    #[inline(always)]
+    #[track_caller]
+    fn trap() -> ! {
+        device::trap()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn sleep(nanoseconds: u32) {
+        device::nanosleep(nanoseconds);
+    }
+
+    #[inline(never)]
+    #[cold]
+    #[track_caller]
+    fn out_of_bounds(index: u64, length: u64) -> ! {
+        device::out_of_bounds("the view", index, length)
+    }
+}

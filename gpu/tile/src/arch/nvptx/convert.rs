@@ -97,10 +97,7 @@ impl Convert for Nvptx {
     #[cfg(any(target_feature = "sm_100a", target_feature = "sm_120a"))]
     fn ue8m0x2_from_f32([a, b]: [f32; 2]) -> u16 {
         // PTX leaves negative inputs open: magnitudes go in, on every target.
-        let (a, b) = (
-            f32::from_bits(a.to_bits() & 0x7fff_ffff),
-            f32::from_bits(b.to_bits() & 0x7fff_ffff),
-        );
+        let (a, b) = (f32::from_bits(a.to_bits() & 0x7fff_ffff), f32::from_bits(b.to_bits() & 0x7fff_ffff));
         op!("cvt.rp.satfinite.ue8m0x2.f32 {0}, {2}, {1};" => reg16: u16; reg32 a, reg32 b)
     }
 
@@ -113,10 +110,7 @@ impl Convert for Nvptx {
     #[inline(always)]
     fn f16x2_from_e4m3x2(x: u16) -> u32 {
         if !FP8 {
-            return pair16(
-                soft::f16_from_e4m3(x as u8),
-                soft::f16_from_e4m3((x >> 8) as u8),
-            );
+            return pair16(soft::f16_from_e4m3(x as u8), soft::f16_from_e4m3((x >> 8) as u8));
         }
         op!("cvt.rn.f16x2.e4m3x2 {0}, {1};" => reg32: u32; reg16 x)
     }
@@ -124,10 +118,7 @@ impl Convert for Nvptx {
     #[inline(always)]
     fn f16x2_from_e5m2x2(x: u16) -> u32 {
         if !FP8 {
-            return pair16(
-                soft::f16_from_e5m2(x as u8),
-                soft::f16_from_e5m2((x >> 8) as u8),
-            );
+            return pair16(soft::f16_from_e5m2(x as u8), soft::f16_from_e5m2((x >> 8) as u8));
         }
         op!("cvt.rn.f16x2.e5m2x2 {0}, {1};" => reg32: u32; reg16 x)
     }
@@ -150,10 +141,7 @@ impl Convert for Nvptx {
         if cfg!(any(target_feature = "sm_100a", target_feature = "sm_120a")) {
             return op!("cvt.rn.bf16x2.ue8m0x2 {0}, {1};" => reg32: u32; reg16 x);
         }
-        pair16(
-            soft::bf16_from_ue8m0(x as u8),
-            soft::bf16_from_ue8m0((x >> 8) as u8),
-        )
+        pair16(soft::bf16_from_ue8m0(x as u8), soft::bf16_from_ue8m0((x >> 8) as u8))
     }
 
     #[inline(always)]

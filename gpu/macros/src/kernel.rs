@@ -1,0 +1,349 @@
+//! `#[kernel]`.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote};
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Expr, FnArg, Ident, ItemFn, Pat, Path, Result, ReturnType, Token, Type};
+
+use crate::instances::{self, Binding, Instance};
+
+/// What stands in the parentheses of `#[kernel(...)]`.
+pub struct Options {
+    threads: Expr,
+    grid: Path,
+    shared: Option<Type>,
+    min_blocks: Option<Expr>,
+    cluster: Option<Expr>,
+    requires: Option<Ident>,
+}
+
+impl Parse for Options {
+    fn parse(input: ParseStream) -> Result<Self> {
+        let (mut threads, mut grid, mut shared, mut min_blocks, mut cluster, mut requires) = (None, None, None, None, None, None);
+        while !input.is_empty() {
+            let key: Ident = input.parse()?;
+            input.parse::<Token![=]>()?;
+            match key.to_string().as_str() {
+                "threads" => threads = Some(input.parse()?),
+                "grid" => grid = Some(input.parse()?),
+                "shared" => shared = Some(input.parse()?),
+                "min_blocks" => min_blocks = Some(input.parse()?),
+                "cluster" => cluster = Some(input.parse()?),
+                "requires" => requires = Some(input.parse()?),
+                other => {
+                    let known = "threads, grid, shared, min_blocks, cluster, requires";
+                    return Err(Error::new(key.span(), format!("unknown option `{other}`; #[kernel] knows {known}")));
+                }
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        let missing = |what: &str| Error::new(Span::call_site(), format!("#[kernel] needs `{what} = ...`"));
+        Ok(Self {
+            threads: threads.ok_or_else(|| missing("threads"))?,
+            grid: grid.ok_or_else(|| missing("grid"))?,
+            shared,
+            min_blocks,
+            cluster,
+            requires,
+        })
+    }
+}
+
+struct Parameter {
+    name: Ident,
+    ty: Type,
+    doc: String,
+}
+
+/// Everything the generated items share.
+struct Expansion {
+    options: Options,
+    function: ItemFn,
+    parameters: Vec<Parameter>,
+    marker: Ident,
+    args: Ident,
+    family: String,
+}
+
+pub fn expand(options: Options, mut function: ItemFn) -> Result<TokenStream> {
+    let (instance_attributes, attributes) = function.attrs.drain(..).partition(|a| a.path().is_ident("instances"));
+    function.attrs = attributes;
+    let parameters = check_signature(&function)?;
+    let instances = instances::expand(&instance_attributes, &function.sig.generics, &function.sig.ident)?;
+    let camel = camel_case(&function.sig.ident.to_string());
+    let expansion = Expansion {
+        marker: format_ident!("{camel}"),
+        args: format_ident!("{camel}Args"),
+        family: family_of_call_site(),
+        options,
+        function,
+        parameters,
+    };
+    let items = instances.iter().map(|i| expansion.instance(i));
+    let (marker, args, family) = (expansion.marker_item(), expansion.args_item(), expansion.family_item(&instances));
+    let function = &expansion.function;
+    Ok(quote! {
+        #[inline(always)]
+        #function
+        #marker
+        #args
+        #(#items)*
+        #family
+    })
+}
+
+fn check_signature(function: &ItemFn) -> Result<Vec<Parameter>> {
+    let signature = &function.sig;
+    if let ReturnType::Type(_, ty) = &signature.output {
+        return Err(Error::new_spanned(ty, "a kernel returns nothing: write the result to a GlobalMut<T> parameter"));
+    }
+    if signature.asyncness.is_some() || signature.variadic.is_some() {
+        return Err(Error::new_spanned(signature, "a kernel is a plain function"));
+    }
+    signature.inputs.iter().map(check_parameter).collect()
+}
+
+fn check_parameter(input: &FnArg) -> Result<Parameter> {
+    let FnArg::Typed(input) = input else {
+        return Err(Error::new_spanned(input, "a kernel is a free function: it has no `self`"));
+    };
+    let Pat::Ident(pattern) = &*input.pat else {
+        return Err(Error::new_spanned(&input.pat, "a kernel parameter is a plain name: it becomes a field of the argument struct"));
+    };
+    match &*input.ty {
+        Type::Reference(r) if r.mutability.is_some() => Err(Error::new_spanned(
+            &input.ty,
+            "every thread would hold this `&mut`, which Rust forbids: take `GlobalMut<T>`, whose stores name an element",
+        )),
+        Type::Reference(_) | Type::Slice(_) => {
+            Err(Error::new_spanned(&input.ty, "a kernel takes device memory as `Global<T>` (read only) or `GlobalMut<T>`"))
+        }
+        Type::Ptr(_) => Err(Error::new_spanned(
+            &input.ty,
+            "a raw pointer has no length to check: take `Global<T>` or `GlobalMut<T>`; they are flattened to pointers at the entry",
+        )),
+        ty => Ok(Parameter { doc: format!("The kernel's parameter `{}`.", pattern.ident), name: pattern.ident.clone(), ty: ty.clone() }),
+    }
+}
+
+impl Expansion {
+    /// `pub struct Amax<T>(PhantomData<..>);`
+    fn marker_item(&self) -> TokenStream {
+        let (marker, vis, generics) = (&self.marker, &self.function.vis, &self.function.sig.generics);
+        let clause = &generics.where_clause;
+        let types = generics.type_params().map(|p| &p.ident);
+        let doc = format!("Names the kernel [`{}`](fn@{0}): load and launch it by this type.", self.function.sig.ident);
+        quote! {
+            #[doc = #doc]
+            #vis struct #marker #generics (::core::marker::PhantomData<fn() -> (#(#types,)*)>) #clause;
+        }
+    }
+
+    /// `pub struct AmaxArgs<'a, T> { pub input: DeviceView<'a, T>, .. }` and its `KernelArgs`.
+    fn args_item(&self) -> TokenStream {
+        let (args, vis) = (&self.args, &self.function.vis);
+        let mut generics = self.function.sig.generics.clone();
+        generics.params.insert(0, syn::parse_quote!('a));
+        let (impl_generics, type_generics, clause) = generics.split_for_impl();
+        let names: Vec<_> = self.parameters.iter().map(|p| &p.name).collect();
+        let types: Vec<_> = self.parameters.iter().map(|p| &p.ty).collect();
+        let docs = self.parameters.iter().map(|p| &p.doc);
+        let doc = format!("The arguments of [`{}`].", self.marker);
+        quote! {
+            #[doc = #doc]
+            #vis struct #args #impl_generics #clause {
+                #(#[doc = #docs] pub #names: <#types as ::oxtile_tile::launch::Parameter>::Argument<'a>,)*
+            }
+
+            impl #impl_generics ::oxtile_tile::launch::KernelArgs for #args #type_generics #clause {
+                fn pack(&self, words: &mut ::oxtile_tile::launch::ArgumentWords) {
+                    #(<#types as ::oxtile_tile::launch::Parameter>::pack(&self.#names, words);)*
+                }
+
+                fn accesses<'s>(&'s self, visit: &mut dyn FnMut(::oxtile_tile::launch::BufferAccess<'s>)) {
+                    #(<#types as ::oxtile_tile::launch::Parameter>::access(&self.#names, stringify!(#names), visit);)*
+                }
+            }
+        }
+    }
+
+    /// `impl Kernel` and the PTX entry of one instance, in a scope where the generic parameters are bound.
+    fn instance(&self, instance: &Instance) -> TokenStream {
+        let bindings = instance.bindings.iter().map(|b| match b {
+            Binding::Type { parameter, value } => quote!(type #parameter = #value;),
+            Binding::Const { parameter, ty, value } => quote!(const #parameter: #ty = #value;),
+        });
+        let generics: Vec<_> = instance.bindings.iter().map(binding_argument).collect();
+        let (info, body) = (self.info(instance), self.emulated_body(&generics));
+        let (marker, args, grid) = (&self.marker, &self.args, &self.options.grid);
+        let (entry, metadata) = (self.entry(instance, &generics), self.metadata(instance));
+        quote! {
+            #metadata
+
+            #[allow(unexpected_cfgs, dead_code, non_camel_case_types)]
+            const _: () = {
+                #(#bindings)*
+
+                impl ::oxtile_tile::launch::Kernel for #marker<#(#generics),*> {
+                    const INFO: ::oxtile_tile::launch::KernelInfo = #info;
+                    type Args<'a> = #args<'a, #(#generics),*>;
+
+                    fn grid(
+                        args: &Self::Args<'_>,
+                        device: &::oxtile_tile::launch::DeviceLimits,
+                    ) -> ::core::result::Result<::oxtile_tile::launch::Grid, ::oxtile_tile::launch::LaunchError> {
+                        #grid(args, device)
+                    }
+
+                    #[cfg(not(target_arch = "nvptx64"))]
+                    fn emulate(words: &[u64]) {
+                        #body
+                    }
+
+                    #[cfg(target_arch = "nvptx64")]
+                    fn emulate(_: &[u64]) {}
+                }
+
+                #entry
+            };
+        }
+    }
+
+    fn info(&self, instance: &Instance) -> TokenStream {
+        let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
+        let threads = &self.options.threads;
+        let min_blocks = self.options.min_blocks.as_ref().map_or(quote!(1), |e| quote!(#e));
+        let cluster = self.options.cluster.as_ref().map_or(quote!(1), |e| quote!(#e));
+        let shared = self.options.shared.as_ref().map_or(quote!(0), |ty| quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::SIZE));
+        let requires = self.options.requires.as_ref().map(Ident::to_string).unwrap_or_default();
+        let names = self.parameters.iter().map(|p| p.name.to_string());
+        quote! {
+            ::oxtile_tile::launch::KernelInfo {
+                name: #name,
+                family: #family,
+                package: env!("CARGO_PKG_NAME"),
+                source_hash: match option_env!("OXTILE_SOURCE_HASH") { Some(hash) => hash, None => "" },
+                threads: #threads,
+                min_blocks: #min_blocks,
+                cluster: #cluster,
+                shared_bytes: #shared,
+                requires: #requires,
+                parameters: &[#(#names),*],
+            }
+        }
+    }
+
+    fn emulated_body(&self, generics: &[TokenStream]) -> TokenStream {
+        let (function, types) = (&self.function.sig.ident, self.parameters.iter().map(|p| &p.ty));
+        let turbofish = turbofish(generics);
+        let names = self.parameters.iter().map(|p| &p.name);
+        let call = self.parameters.iter().map(|p| &p.name);
+        quote! {
+            let mut __words = ::oxtile_tile::launch::WordReader::new(words);
+            #(let #names = <#types as ::oxtile_tile::launch::Parameter>::unpack(&mut __words);)*
+            #function #turbofish (#(#call),*)
+        }
+    }
+
+    /// The `extern "ptx-kernel"` function: views arrive as a pointer and a length each.
+    fn entry(&self, instance: &Instance, generics: &[TokenStream]) -> TokenStream {
+        let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
+        let (function, turbofish, gate) = (&self.function.sig.ident, turbofish(generics), self.gate());
+        let types: Vec<_> = self.parameters.iter().map(|p| &p.ty).collect();
+        let first: Vec<_> = self.parameters.iter().map(|p| format_ident!("{}_0", p.name)).collect();
+        let second: Vec<_> = self.parameters.iter().map(|p| format_ident!("{}_1", p.name)).collect();
+        quote! {
+            #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
+            #gate
+            #[allow(improper_ctypes_definitions)]
+            #[unsafe(export_name = #name)]
+            pub unsafe extern "ptx-kernel" fn entry(
+                #(#first: <#types as ::oxtile_tile::launch::Parameter>::First,
+                  #second: <#types as ::oxtile_tile::launch::Parameter>::Second),*
+            ) {
+                // SAFETY: the one caller is the launcher, which packs these words from the
+                // argument struct of this very instance (`KernelArgs::pack`).
+                #function #turbofish (
+                    #(unsafe { <#types as ::oxtile_tile::launch::Parameter>::from_raw(#first, #second) }),*
+                )
+            }
+        }
+    }
+
+    /// The comment line that tells `oxtile-build` what this instance needs. It stands at module
+    /// level, where `global_asm!` must, so the instance is named by its values.
+    fn metadata(&self, instance: &Instance) -> TokenStream {
+        let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
+        let requires = self.options.requires.as_ref().map(Ident::to_string).unwrap_or_default();
+        let parameters = self.parameters.iter().map(|p| format!("\"{}\"", p.name)).collect::<Vec<_>>().join(",");
+        let line = format!(
+            "// oxtile.kernel {{{{\"name\":\"{name}\",\"family\":\"{family}\",\"threads\":[{{}},1,1],\"min_blocks\":{{}},\
+             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}]}}}}"
+        );
+        let (gate, info) = (self.gate(), self.info_of(instance));
+        quote! {
+            #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
+            #gate
+            ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes);
+        }
+    }
+
+    /// Leaves the instance out where the compiled architecture lacks what it requires.
+    fn gate(&self) -> Option<TokenStream> {
+        let feature = self.options.requires.as_ref()?.to_string();
+        Some(quote!(#[cfg(target_feature = #feature)]))
+    }
+
+    /// `<Amax<bf16> as Kernel>::INFO`, outside the instance's own scope.
+    fn info_of(&self, instance: &Instance) -> TokenStream {
+        let marker = &self.marker;
+        let values = instance.bindings.iter().map(|b| match b {
+            Binding::Type { value, .. } => quote!(#value),
+            Binding::Const { value, .. } => quote!({ #value }),
+        });
+        quote!(<#marker<#(#values),*> as ::oxtile_tile::launch::Kernel>::INFO)
+    }
+
+    /// `pub const AMAX: KernelFamily`, the registry's entry.
+    fn family_item(&self, instances: &[Instance]) -> TokenStream {
+        let vis = &self.function.vis;
+        let name = self.function.sig.ident.to_string();
+        let constant = format_ident!("{}", name.to_uppercase());
+        let doc = format!("The compiled instances of [`{name}`](fn@{name}).");
+        let entries = instances.iter().map(|instance| self.info_of(instance));
+        quote! {
+            #[doc = #doc]
+            #vis const #constant: ::oxtile_tile::launch::KernelFamily =
+                ::oxtile_tile::launch::KernelFamily { name: #name, instances: &[#(#entries),*] };
+        }
+    }
+}
+
+fn binding_argument(binding: &Binding) -> TokenStream {
+    match binding {
+        Binding::Type { parameter, .. } => quote!(#parameter),
+        Binding::Const { parameter, .. } => quote!({ #parameter }),
+    }
+}
+
+fn turbofish(generics: &[TokenStream]) -> TokenStream {
+    if generics.is_empty() { quote!() } else { quote!(::<#(#generics),*>) }
+}
+
+fn camel_case(snake: &str) -> String {
+    let capitalised = |word: &str| word[..1].to_uppercase() + &word[1..];
+    snake.split('_').filter(|w| !w.is_empty()).map(capitalised).collect()
+}
+
+/// The family is the source file (`src/amax.rs`) or the folder under `src` (`src/attention/forward.rs`).
+fn family_of_call_site() -> String {
+    let file = Span::call_site().unwrap().file();
+    let below_src = file.rsplit_once("src/").map_or(file.as_str(), |(_, rest)| rest);
+    let first = below_src.split('/').next().unwrap_or(below_src);
+    match first.trim_end_matches(".rs") {
+        "lib" | "main" | "" => std::env::var("CARGO_PKG_NAME").unwrap_or_default().replace('-', "_"),
+        family => family.to_owned(),
+    }
+}

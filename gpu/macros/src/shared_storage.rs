@@ -1,0 +1,50 @@
+//! `#[derive(SharedStorage)]`.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Error, Fields, Result};
+
+pub fn expand(item: DeriveInput) -> Result<TokenStream> {
+    let Data::Struct(data) = &item.data else {
+        return Err(Error::new_spanned(&item.ident, "SharedStorage is derived for structs: one field a piece of the arena"));
+    };
+    let Fields::Named(fields) = &data.fields else {
+        return Err(Error::new_spanned(&item.ident, "SharedStorage wants named fields: the names appear in the emulator's reports"));
+    };
+    let name = &item.ident;
+    let (generics, type_generics, bounds) = item.generics.split_for_impl();
+    let mut end = quote!(0u32);
+    let (mut offsets, mut inits, mut aligns) = (Vec::new(), Vec::new(), Vec::new());
+    for field in &fields.named {
+        let (ident, ty) = (&field.ident, &field.ty);
+        let offset = format_ident!("__OFFSET_{}", ident.as_ref().expect("a named field").to_string().to_uppercase());
+        offsets.push(quote! {
+            #[doc(hidden)]
+            const #offset: u32 = (#end).next_multiple_of(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN);
+        });
+        inits.push(quote!(#ident: <#ty as ::oxtile_tile::shared::SharedStorage>::at(offset + Self::#offset)));
+        aligns.push(quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN));
+        end = quote!(Self::#offset + <#ty as ::oxtile_tile::shared::SharedStorage>::SIZE);
+    }
+    Ok(quote! {
+        impl #generics #name #type_generics #bounds {
+            #(#offsets)*
+
+            /// The block's arena, as this layout. Every thread gets the same addresses.
+            #[inline(always)]
+            pub fn claim() -> Self {
+                <Self as ::oxtile_tile::shared::SharedStorage>::at(::oxtile_tile::shared::arena())
+            }
+        }
+
+        impl #generics ::oxtile_tile::shared::SharedStorage for #name #type_generics #bounds {
+            const ALIGN: u32 = ::oxtile_tile::shared::max_align(&[#(#aligns),*]);
+            const SIZE: u32 = (#end).next_multiple_of(<Self as ::oxtile_tile::shared::SharedStorage>::ALIGN);
+
+            #[inline(always)]
+            fn at(offset: u32) -> Self {
+                Self { #(#inits),* }
+            }
+        }
+    })
+}

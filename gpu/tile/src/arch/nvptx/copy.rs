@@ -1,0 +1,91 @@
+//! `cp.async` and the bulk copy engine.
+
+use core::arch::asm;
+
+use super::Nvptx;
+use crate::arch::families::{AsyncCopy, BulkCopy};
+
+impl AsyncCopy for Nvptx {
+    #[inline(always)]
+    unsafe fn copy_16(shared: u32, global: u64, valid: u32) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe {
+            asm!("cp.async.cg.shared.global [{0}], [{1}], 16, {2};", in(reg32) shared, in(reg64) global, in(reg32) valid, options(nostack))
+        };
+    }
+
+    #[inline(always)]
+    unsafe fn copy_4(shared: u32, global: u64) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { asm!("cp.async.ca.shared.global [{0}], [{1}], 4;", in(reg32) shared, in(reg64) global, options(nostack)) };
+    }
+
+    #[inline(always)]
+    fn commit() {
+        // SAFETY: closes the group of this thread's copies.
+        unsafe { asm!("cp.async.commit_group;", options(nostack)) };
+    }
+
+    #[inline(always)]
+    fn wait<const PENDING: u32>() {
+        // SAFETY: waits; the missing `nomem` keeps later loads below it.
+        unsafe { asm!("cp.async.wait_group {0};", const PENDING, options(nostack)) };
+    }
+}
+
+// SAFETY (all of this block): the caller vouches for the ranges, the map and the mbarrier.
+impl BulkCopy for Nvptx {
+    #[inline(always)]
+    unsafe fn load(shared: u32, global: u64, bytes: u32, mbarrier: u32) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}], {2}, [{3}];",
+                in(reg32) shared, in(reg64) global, in(reg32) bytes, in(reg32) mbarrier, options(nostack));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(global: u64, shared: u32, bytes: u32) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("cp.async.bulk.global.shared::cta.bulk_group [{0}], [{1}], {2};",
+                in(reg64) global, in(reg32) shared, in(reg32) bytes, options(nostack));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_tensor_2d(shared: u32, map: u64, [x, y]: [u32; 2], mbarrier: u32) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}, {{{2}, {3}}}], [{4}];",
+                in(reg32) shared, in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) mbarrier, options(nostack));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_tensor_2d(map: u64, [x, y]: [u32; 2], shared: u32) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{0}, {{{1}, {2}}}], [{3}];",
+                in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) shared, options(nostack));
+        }
+    }
+
+    #[inline(always)]
+    fn commit() {
+        // SAFETY: closes the group of this thread's bulk copies.
+        unsafe { asm!("cp.async.bulk.commit_group;", options(nostack)) };
+    }
+
+    #[inline(always)]
+    fn wait<const PENDING: u32>() {
+        // SAFETY: waits; the missing `nomem` keeps later accesses below it.
+        unsafe { asm!("cp.async.bulk.wait_group {0};", const PENDING, options(nostack)) };
+    }
+
+    #[inline(always)]
+    fn wait_read<const PENDING: u32>() {
+        // SAFETY: as `wait`.
+        unsafe { asm!("cp.async.bulk.wait_group.read {0};", const PENDING, options(nostack)) };
+    }
+}

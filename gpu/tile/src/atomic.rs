@@ -1,0 +1,62 @@
+//! Atomics on device memory, at device scope.
+
+use crate::arch::{Atomic, GlobalMemory, Target};
+use crate::global::GlobalMut;
+
+/// Raises element `index` to `value` if that is larger. Both are non-negative: then the order of
+/// the bits is the order of the numbers. NaN must have been dropped before. Relaxed.
+#[inline(always)]
+#[track_caller]
+pub fn max_non_negative(slot: &GlobalMut<f32>, index: u64, value: f32) {
+    // SAFETY: `address_of` checked the index where this build checks.
+    unsafe { <Target as Atomic>::max_u32(slot.address_of(index), value.to_bits()) };
+}
+
+/// Adds `value` to element `index`; returns the old value. Relaxed.
+#[inline(always)]
+#[track_caller]
+pub fn add_u32(slot: &GlobalMut<u32>, index: u64, value: u32) -> u32 {
+    // SAFETY: as above.
+    unsafe { <Target as Atomic>::add_u32(slot.address_of(index), value) }
+}
+
+/// Adds `value` to element `index`; returns the old value. Relaxed.
+#[inline(always)]
+#[track_caller]
+pub fn add_u64(slot: &GlobalMut<u64>, index: u64, value: u64) -> u64 {
+    // SAFETY: as above.
+    unsafe { <Target as Atomic>::add_u64(slot.address_of(index), value) }
+}
+
+/// Adds `value` to element `index`; returns the old value. Relaxed; the order of additions varies.
+#[inline(always)]
+#[track_caller]
+pub fn add_f32(slot: &GlobalMut<f32>, index: u64, value: f32) -> f32 {
+    // SAFETY: as above.
+    unsafe { <Target as Atomic>::add_f32(slot.address_of(index), value) }
+}
+
+/// Takes the next ticket at element `index`: acquires what holders of earlier tickets released, and
+/// releases this thread's writes to later ones.
+#[inline(always)]
+#[track_caller]
+pub fn take_ticket(counter: &GlobalMut<u32>, index: u64) -> u32 {
+    // SAFETY: as above.
+    unsafe { Target::add_u32_acquire_release(counter.address_of(index), 1) }
+}
+
+/// Reads element `index` and acquires what was released there. PTX `ld.acquire.gpu`.
+#[inline(always)]
+#[track_caller]
+pub fn load_acquire(flag: &GlobalMut<u32>, index: u64) -> u32 {
+    // SAFETY: as above.
+    unsafe { Target::load_acquire(flag.address_of(index)) }
+}
+
+/// Writes element `index` and releases this thread's earlier writes. PTX `st.release.gpu`.
+#[inline(always)]
+#[track_caller]
+pub fn store_release(flag: &GlobalMut<u32>, index: u64, value: u32) {
+    // SAFETY: as above.
+    unsafe { Target::store_release(flag.address_of(index), value) };
+}

@@ -1,0 +1,72 @@
+//! The block of threads (CTA): its place in the grid, reductions over its threads.
+
+use crate::arch::{Barrier, Identity, Target};
+use crate::shared::{SharedArray, SharedStorage};
+use crate::warp;
+
+/// The block's index in the grid: x, y, z.
+#[inline(always)]
+#[track_caller]
+pub fn index() -> [u32; 3] {
+    Target::block()
+}
+
+/// Blocks of the grid: x, y, z.
+#[inline(always)]
+#[track_caller]
+pub fn count() -> [u32; 3] {
+    Target::blocks()
+}
+
+/// Threads of the block.
+#[inline(always)]
+#[track_caller]
+pub fn threads() -> u32 {
+    Target::threads()
+}
+
+/// Waits for all threads of the block and orders their shared and global accesses.
+///
+/// All threads must call it at the same place.
+#[inline(always)]
+#[track_caller]
+pub fn sync() {
+    Target::sync(0, threads());
+}
+
+/// One word a warp: what a block reduction goes through.
+#[derive(Clone, Copy)]
+pub struct ReduceStorage {
+    partial: SharedArray<u32, 32>,
+}
+
+impl SharedStorage for ReduceStorage {
+    const SIZE: u32 = <SharedArray<u32, 32> as SharedStorage>::SIZE;
+    const ALIGN: u32 = <SharedArray<u32, 32> as SharedStorage>::ALIGN;
+
+    #[inline(always)]
+    fn at(offset: u32) -> Self {
+        Self { partial: SharedArray::at(offset) }
+    }
+}
+
+/// The maximum of `value` over the block, in every lane of warp 0; other warps get their own warp's.
+///
+/// All threads of the block call it; contains one block barrier. The storage may be used again after
+/// the next block barrier. Unsigned order is also the order of the bits of non-negative floats.
+#[inline(always)]
+#[track_caller]
+pub fn max_u32(value: u32, storage: ReduceStorage) -> u32 {
+    let of_warp = warp::max_u32(value);
+    let (this_warp, lane) = (crate::thread::warp(), crate::thread::lane());
+    if lane == 0 {
+        storage.partial.store(this_warp, of_warp);
+    }
+    sync();
+    if this_warp != 0 {
+        return of_warp;
+    }
+    let warps = threads().div_ceil(warp::LANES);
+    let partial = if lane < warps { storage.partial.load(lane) } else { 0 };
+    warp::max_u32(partial)
+}

@@ -1,0 +1,215 @@
+//! Views of device memory, as a kernel holds them.
+//!
+//! Indices count elements. They are checked on the emulator and in `--checked` device builds; a
+//! kernel's `grid` function checks the lengths before the launch.
+
+use core::marker::PhantomData;
+
+use crate::arch::{Control, GlobalMemory, Target};
+use crate::num::Pod;
+
+/// Device memory that nobody writes while the kernel runs. Loads go through `ld.global.nc`.
+pub struct Global<T> {
+    address: u64,
+    length: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+/// Device memory that the kernel writes. A copy of the handle writes the same memory: that no two
+/// threads touch one element unordered is what the emulator's race detector shows.
+pub struct GlobalMut<T>(Global<T>);
+
+/// 16 bytes of elements, loaded or stored in one instruction.
+#[derive(Clone, Copy)]
+pub struct Vector<T> {
+    words: [u32; 4],
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Global<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Global<T> {}
+
+impl<T> Clone for GlobalMut<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for GlobalMut<T> {}
+
+impl<T: Pod> Global<T> {
+    /// A view of `length` elements at `address`.
+    ///
+    /// # Safety
+    /// The memory is there while the kernel runs, aligned for `T`, and not written meanwhile.
+    #[inline(always)]
+    pub const unsafe fn from_raw_parts(address: u64, length: u64) -> Self {
+        Self { address, length, element: PhantomData }
+    }
+
+    /// How many elements.
+    #[inline(always)]
+    pub const fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Element `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(&self, index: u64) -> T {
+        // SAFETY: `element` checked the index where this build checks; the maker vouched for the memory.
+        unsafe { Target::load_read_only(self.element(index, 1)) }
+    }
+
+    /// The 16 bytes that start at element `index`, whose address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_vector(&self, index: u64) -> Vector<T> {
+        // SAFETY: as `load`.
+        Vector::from_words(unsafe { Target::load_read_only_vector(self.element(index, Vector::<T>::LANES as u64)) })
+    }
+
+    /// The device address of element `index`; an element past the end is allowed for an empty range.
+    #[inline(always)]
+    #[track_caller]
+    pub fn address_of(&self, index: u64) -> u64 {
+        self.element(index, 1)
+    }
+
+    /// Whether vectors may be loaded: the first element's address is a multiple of 16.
+    #[inline(always)]
+    pub const fn is_vector_aligned(&self) -> bool {
+        self.address.is_multiple_of(16)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn element(&self, index: u64, count: u64) -> u64 {
+        if Target::CHECKED && (index > self.length || self.length - index < count) {
+            Target::out_of_bounds(index + count - 1, self.length);
+        }
+        self.address + index * size_of::<T>() as u64
+    }
+}
+
+impl<T: Pod> GlobalMut<T> {
+    /// A view of `length` elements at `address`.
+    ///
+    /// # Safety
+    /// The memory is there while the kernel runs, aligned for `T`.
+    #[inline(always)]
+    pub const unsafe fn from_raw_parts(address: u64, length: u64) -> Self {
+        // SAFETY: passed on to the caller; this handle's own loads are not `.nc`.
+        Self(unsafe { Global::from_raw_parts(address, length) })
+    }
+
+    /// How many elements.
+    #[inline(always)]
+    pub const fn len(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.0.length == 0
+    }
+
+    /// Element `index`, as this thread sees it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(&self, index: u64) -> T {
+        // SAFETY: as `Global::load`.
+        unsafe { <Target as GlobalMemory>::load(self.0.element(index, 1)) }
+    }
+
+    /// The 16 bytes that start at element `index`, whose address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_vector(&self, index: u64) -> Vector<T> {
+        // SAFETY: as `Global::load`.
+        Vector::from_words(unsafe { <Target as GlobalMemory>::load_vector(self.0.element(index, Vector::<T>::LANES as u64)) })
+    }
+
+    /// Writes element `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(&self, index: u64, value: T) {
+        // SAFETY: as `Global::load`.
+        unsafe { <Target as GlobalMemory>::store(self.0.element(index, 1), value) };
+    }
+
+    /// Writes the 8 bytes that start at element `index`, whose address is a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_pair(&self, index: u64, words: [u32; 2]) {
+        // SAFETY: as `Global::load`.
+        unsafe { Target::store_pair(self.0.element(index, (8 / size_of::<T>()) as u64), words) };
+    }
+
+    /// Writes the 16 bytes that start at element `index`, whose address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_vector(&self, index: u64, value: Vector<T>) {
+        // SAFETY: as `Global::load`.
+        unsafe { <Target as GlobalMemory>::store_vector(self.0.element(index, Vector::<T>::LANES as u64), value.words) };
+    }
+
+    /// The device address of element `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn address_of(&self, index: u64) -> u64 {
+        self.0.element(index, 1)
+    }
+
+    /// Whether vectors may be loaded and stored: the first element's address is a multiple of 16.
+    #[inline(always)]
+    pub const fn is_vector_aligned(&self) -> bool {
+        self.0.is_vector_aligned()
+    }
+}
+
+impl<T: Pod> Vector<T> {
+    /// Elements a vector.
+    pub const LANES: usize = 16 / size_of::<T>();
+
+    /// From four words, the first element in the low bits of the first.
+    #[inline(always)]
+    pub const fn from_words(words: [u32; 4]) -> Self {
+        Self { words, element: PhantomData }
+    }
+
+    /// The four words.
+    #[inline(always)]
+    pub const fn words(self) -> [u32; 4] {
+        self.words
+    }
+
+    /// Element `lane`; a constant after unrolling, so that it stays in registers.
+    #[inline(always)]
+    pub fn lane(self, lane: usize) -> T {
+        let bits = size_of::<T>() * 8;
+        // SAFETY: each arm reinterprets exactly the bytes of `T`, any pattern of which is valid (`Pod`).
+        unsafe {
+            match size_of::<T>() {
+                1 => core::mem::transmute_copy(&((self.words[lane / 4] >> (lane % 4 * bits)) as u8)),
+                2 => core::mem::transmute_copy(&((self.words[lane / 2] >> (lane % 2 * bits)) as u16)),
+                4 => core::mem::transmute_copy(&self.words[lane]),
+                _ => core::mem::transmute_copy(&(u64::from(self.words[2 * lane]) | u64::from(self.words[2 * lane + 1]) << 32)),
+            }
+        }
+    }
+}

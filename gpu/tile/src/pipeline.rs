@@ -1,0 +1,301 @@
+//! Rings of shared-memory stages that one thread fills with bulk copies and warps drain.
+//!
+//! | barrier | arrivals a phase | who arrives | who waits |
+//! |---|---|---|---|
+//! | `full[s]` | 1, and the bytes announced | the producer, then the copy engine | the consumers |
+//! | `empty[s]` | one a consumer warp | lane 0 of each consumer warp | the producer |
+//!
+//! Counts derive from the consumer warps given to [`Pipeline::init`]; phases and stage numbers are kept
+//! by the handles. A stage that is not released shows as a deadlock report on the emulator.
+
+use core::marker::PhantomData;
+
+use crate::arch::{AsyncCopy, BulkCopy, Fence, Mbarrier as _, Target};
+use crate::global::{Global, GlobalMut};
+use crate::num::Pod;
+use crate::shared::{SharedArray, SharedStorage};
+
+/// One mbarrier in shared memory.
+#[derive(Clone, Copy)]
+pub struct Mbarrier {
+    address: u32,
+}
+
+impl SharedStorage for Mbarrier {
+    const SIZE: u32 = 8;
+    const ALIGN: u32 = 8;
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        Self { address }
+    }
+}
+
+impl Mbarrier {
+    /// Readies it for `arrivals` a phase. One thread calls it, then [`publish_barriers`], then the block
+    /// meets at a barrier.
+    #[inline(always)]
+    #[track_caller]
+    pub fn init(self, arrivals: u32) {
+        // SAFETY: the derive gave this handle 8 aligned bytes of the arena to itself.
+        unsafe { Target::init(self.address, arrivals) };
+    }
+
+    /// Arrives at the current phase.
+    #[inline(always)]
+    #[track_caller]
+    pub fn arrive(self) {
+        // SAFETY: as `init`; that it was initialised is what the emulator checks.
+        unsafe { <Target as crate::arch::Mbarrier>::arrive(self.address) };
+    }
+
+    /// Arrives and announces `bytes` that copies will complete in this phase.
+    #[inline(always)]
+    #[track_caller]
+    pub fn arrive_expect(self, bytes: u32) {
+        // SAFETY: as `arrive`.
+        unsafe { Target::arrive_expect(self.address, bytes) };
+    }
+
+    /// Waits until the phase of this parity is complete; then its copies and the arrivers' writes are visible.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(self, parity: u32) {
+        // SAFETY: as `arrive`.
+        unsafe { <Target as crate::arch::Mbarrier>::wait(self.address, parity) };
+    }
+
+    /// Starts a bulk copy of the whole of `target` from element `start`; it completes its bytes here.
+    ///
+    /// One thread calls it. Start address and size are multiples of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load<T: Pod, const N: usize>(self, target: SharedArray<T, N>, source: &Global<T>, start: u64) {
+        self.load_part(target, source, start, N as u32);
+    }
+
+    /// Starts a bulk copy of `count` elements; otherwise as [`load`](Self::load).
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_part<T: Pod, const N: usize>(self, target: SharedArray<T, N>, source: &Global<T>, start: u64, count: u32) {
+        // SAFETY: the handle's array is in the arena; the emulator checks the source range and that the bytes were announced.
+        unsafe {
+            <Target as BulkCopy>::load(target.address_of(0), source.address_of(start), count * size_of::<T>() as u32, self.address);
+        }
+    }
+}
+
+/// Makes initialised mbarriers visible to the copy engine. The initialising thread calls it before the block barrier.
+#[inline(always)]
+#[track_caller]
+pub fn publish_barriers() {
+    Target::mbarrier_init();
+}
+
+/// A ring of `STAGES` stages of layout `S`: the stages, then their `full`, then their `empty` barriers.
+pub struct Pipeline<S, const STAGES: usize> {
+    address: u32,
+    stage: PhantomData<fn() -> S>,
+}
+
+impl<S, const STAGES: usize> Clone for Pipeline<S, STAGES> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S, const STAGES: usize> Copy for Pipeline<S, STAGES> {}
+
+impl<S: SharedStorage, const STAGES: usize> SharedStorage for Pipeline<S, STAGES> {
+    const SIZE: u32 = Self::EMPTY + Self::BARRIERS;
+    const ALIGN: u32 = crate::shared::max_align(&[S::ALIGN, Mbarrier::ALIGN]);
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        Self { address, stage: PhantomData }
+    }
+}
+
+impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
+    const STAGE: u32 = S::SIZE.next_multiple_of(S::ALIGN);
+    const BARRIERS: u32 = STAGES as u32 * Mbarrier::SIZE;
+    const FULL: u32 = (STAGES as u32 * Self::STAGE).next_multiple_of(Mbarrier::ALIGN);
+    const EMPTY: u32 = Self::FULL + Self::BARRIERS;
+
+    /// Readies the barriers for `consumer_warps` warps. One thread calls it before a block barrier.
+    #[inline(always)]
+    #[track_caller]
+    pub fn init(self, consumer_warps: u32) {
+        for stage in 0..STAGES as u32 {
+            self.full(stage).init(1);
+            self.empty(stage).init(consumer_warps);
+        }
+        publish_barriers();
+    }
+
+    /// The filling side. One thread holds it.
+    #[inline(always)]
+    pub fn producer(self) -> Producer<S, STAGES> {
+        Producer { ring: self, cursor: Cursor::new() }
+    }
+
+    /// The draining side. Every lane of every consumer warp holds one.
+    #[inline(always)]
+    pub fn consumer(self) -> Consumer<S, STAGES> {
+        Consumer { ring: self, cursor: Cursor::new() }
+    }
+
+    #[inline(always)]
+    fn memory(self, stage: u32) -> S {
+        S::at(self.address + stage * Self::STAGE)
+    }
+
+    #[inline(always)]
+    fn full(self, stage: u32) -> Mbarrier {
+        Mbarrier::at(self.address + Self::FULL + stage * Mbarrier::SIZE)
+    }
+
+    #[inline(always)]
+    fn empty(self, stage: u32) -> Mbarrier {
+        Mbarrier::at(self.address + Self::EMPTY + stage * Mbarrier::SIZE)
+    }
+}
+
+/// Which stage comes next, and the parity of its phase.
+#[derive(Clone, Copy)]
+struct Cursor<const STAGES: usize> {
+    stage: u32,
+    parity: u32,
+}
+
+impl<const STAGES: usize> Cursor<STAGES> {
+    #[inline(always)]
+    const fn new() -> Self {
+        Self { stage: 0, parity: 0 }
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        let last = self.stage + 1 == STAGES as u32;
+        self.stage = if last { 0 } else { self.stage + 1 };
+        self.parity ^= u32::from(last);
+    }
+}
+
+/// The filling side of a [`Pipeline`].
+pub struct Producer<S, const STAGES: usize> {
+    ring: Pipeline<S, STAGES>,
+    cursor: Cursor<STAGES>,
+}
+
+impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
+    /// Waits for the next stage to be empty and announces `bytes`; the copies are then started with the
+    /// returned mbarrier.
+    #[inline(always)]
+    #[track_caller]
+    pub fn acquire(&mut self, bytes: u32) -> (S, Mbarrier) {
+        let Cursor { stage, parity } = self.cursor;
+        let full = self.ring.full(stage);
+        // A new mbarrier counts as having completed the phase of parity 1: the first round does not wait.
+        self.ring.empty(stage).wait(parity ^ 1);
+        full.arrive_expect(bytes);
+        self.cursor.advance();
+        (self.ring.memory(stage), full)
+    }
+}
+
+/// The draining side of a [`Pipeline`].
+pub struct Consumer<S, const STAGES: usize> {
+    ring: Pipeline<S, STAGES>,
+    cursor: Cursor<STAGES>,
+}
+
+impl<S: SharedStorage, const STAGES: usize> Consumer<S, STAGES> {
+    /// Waits until the next stage is full.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(&mut self) -> Stage<S> {
+        let Cursor { stage, parity } = self.cursor;
+        self.ring.full(stage).wait(parity);
+        self.cursor.advance();
+        Stage { memory: self.ring.memory(stage), empty: self.ring.empty(stage) }
+    }
+}
+
+/// A full stage, to be read and then released.
+#[must_use = "a stage that is not released stops the producer"]
+pub struct Stage<S> {
+    memory: S,
+    empty: Mbarrier,
+}
+
+impl<S: Copy> Stage<S> {
+    /// The stage's memory.
+    #[inline(always)]
+    pub fn memory(&self) -> S {
+        self.memory
+    }
+
+    /// Hands the stage back. All lanes of the warp call it, after their last read.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release(self) {
+        crate::warp::sync();
+        // SAFETY: the ring's own barrier, initialised before the block barrier that preceded its use.
+        unsafe { Target::arrive_if(self.empty.address, crate::thread::lane() == 0) };
+    }
+}
+
+/// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async`); of
+/// them `valid` bytes are read, the rest becomes zero.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64, valid: u32) {
+    // SAFETY: the handle's array is in the arena; the emulator checks both ranges.
+    unsafe { Target::copy_16(target.address_of(index), source.address_of(start), valid) };
+}
+
+/// Closes a group of this thread's [`copy_async`].
+#[inline(always)]
+#[track_caller]
+pub fn commit_copies() {
+    <Target as AsyncCopy>::commit();
+}
+
+/// Waits until at most `PENDING` of this thread's groups are under way; others' copies need a barrier too.
+#[inline(always)]
+#[track_caller]
+pub fn wait_copies<const PENDING: u32>() {
+    <Target as AsyncCopy>::wait::<PENDING>();
+}
+
+/// Starts a bulk copy of `count` elements of shared memory to device memory, by one thread. The shared
+/// memory was written before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
+#[inline(always)]
+#[track_caller]
+pub fn store_bulk<T: Pod, const N: usize>(target: &GlobalMut<T>, start: u64, source: SharedArray<T, N>, count: u32) {
+    // SAFETY: the handle's array is in the arena; the emulator checks the target range.
+    unsafe { <Target as BulkCopy>::store(target.address_of(start), source.address_of(0), count * size_of::<T>() as u32) };
+}
+
+/// Closes a group of this thread's [`store_bulk`].
+#[inline(always)]
+#[track_caller]
+pub fn commit_stores() {
+    <Target as BulkCopy>::commit();
+}
+
+/// Waits until all but `PENDING` groups of bulk stores have landed in device memory.
+#[inline(always)]
+#[track_caller]
+pub fn wait_stores<const PENDING: u32>() {
+    <Target as BulkCopy>::wait::<PENDING>();
+}
+
+/// Waits until all but `PENDING` groups have read their shared memory, which may then be overwritten.
+#[inline(always)]
+#[track_caller]
+pub fn wait_stores_read<const PENDING: u32>() {
+    Target::wait_read::<PENDING>();
+}

@@ -1,0 +1,128 @@
+//! The block's shared memory: one arena, laid out by `#[derive(SharedStorage)]`.
+//!
+//! Fields are handles: 32-bit addresses that know their type and size. They are `Copy`; every thread
+//! of the block has the same ones.
+
+use core::marker::PhantomData;
+
+use crate::arch::{Control, SharedMemory, Target};
+use crate::num::Pod;
+
+/// A piece of the arena.
+pub trait SharedStorage: Sized {
+    /// Bytes.
+    const SIZE: u32;
+    /// Alignment in bytes, a power of two.
+    const ALIGN: u32;
+
+    /// The piece at this shared address.
+    fn at(address: u32) -> Self;
+}
+
+/// The shared address of the arena's first byte, 1024-byte aligned.
+#[inline(always)]
+#[track_caller]
+pub fn arena() -> u32 {
+    Target::arena()
+}
+
+/// The largest of some alignments. For the derive.
+#[doc(hidden)]
+pub const fn max_align(aligns: &[u32]) -> u32 {
+    let (mut largest, mut i) = (1, 0);
+    while i < aligns.len() {
+        if aligns[i] > largest {
+            largest = aligns[i];
+        }
+        i += 1;
+    }
+    largest
+}
+
+/// `N` elements in shared memory, 16-byte aligned. Uninitialised when the block starts.
+pub struct SharedArray<T, const N: usize> {
+    address: u32,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T, const N: usize> Clone for SharedArray<T, N> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const N: usize> Copy for SharedArray<T, N> {}
+
+impl<T: Pod, const N: usize> SharedStorage for SharedArray<T, N> {
+    const SIZE: u32 = {
+        assert!(N * size_of::<T>() <= 227 * 1024, "a block has at most 227 KiB of shared memory");
+        (N * size_of::<T>()) as u32
+    };
+    const ALIGN: u32 = 16;
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        Self { address, element: PhantomData }
+    }
+}
+
+impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
+    const SIZE: u32 = S::SIZE.next_multiple_of(S::ALIGN) * N as u32;
+    const ALIGN: u32 = S::ALIGN;
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        core::array::from_fn(|i| S::at(address + i as u32 * S::SIZE.next_multiple_of(S::ALIGN)))
+    }
+}
+
+impl<T: Pod, const N: usize> SharedArray<T, N> {
+    /// Element `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(self, index: u32) -> T {
+        // SAFETY: `element` checked the index where this build checks; the derive laid the array inside the arena.
+        unsafe { <Target as SharedMemory>::load(self.element(index, 1)) }
+    }
+
+    /// Writes element `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(self, index: u32, value: T) {
+        // SAFETY: as `load`.
+        unsafe { <Target as SharedMemory>::store(self.element(index, 1), value) };
+    }
+
+    /// The 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_vector(self, index: u32) -> [u32; 4] {
+        // SAFETY: as `load`.
+        unsafe { <Target as SharedMemory>::load_vector(self.element(index, 16 / size_of::<T>() as u32)) }
+    }
+
+    /// Writes the 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_vector(self, index: u32, words: [u32; 4]) {
+        // SAFETY: as `load`.
+        unsafe { <Target as SharedMemory>::store_vector(self.element(index, 16 / size_of::<T>() as u32), words) };
+    }
+
+    /// The shared address of element `index`, for copies.
+    #[inline(always)]
+    #[track_caller]
+    pub fn address_of(self, index: u32) -> u32 {
+        self.element(index, 1)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn element(self, index: u32, count: u32) -> u32 {
+        if Target::CHECKED && (index as usize > N || N - (index as usize) < count as usize) {
+            Target::out_of_bounds(u64::from(index) + u64::from(count) - 1, N as u64);
+        }
+        self.address + index * size_of::<T>() as u32
+    }
+}
