@@ -7,8 +7,29 @@
 //! The crate knows nothing of tiles or tensors: addresses, bytes, barriers and lanes are all it sees.
 #![warn(missing_docs)]
 
+mod access;
+mod async_copy;
+mod barrier;
+mod block;
 pub mod device;
+mod fault;
+mod grid;
+mod mbarrier;
+mod memory;
+pub mod mutation;
 mod order;
+mod panic_hook;
+mod random;
+mod report;
+mod scheduler;
+mod stack;
 pub mod tensor_map;
+mod thread;
+mod warp;
+mod worker;
 
+pub use fault::{Fault, FaultKind, Involved};
+pub use grid::{GridRun, Launch, Mode, Options, Policy, Progress, TensorName};
+pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
+pub use report::Report;

@@ -1,5 +1,11 @@
 //! Tensor maps: the 128-byte descriptors of tiled bulk copies (TMA).
 
+use crate::async_copy::{self, Completion, Direction, Piece};
+use crate::fault::FaultKind;
+use crate::memory;
+use crate::thread::{Site, Thread};
+use crate::worker::READ;
+
 /// Bytes of an encoded tensor map, as `CUtensorMap` has them. It must lie at a multiple of 64.
 pub const TENSOR_MAP_BYTES: usize = 128;
 
@@ -31,4 +37,178 @@ pub struct TensorMap {
     pub box_dimensions: Vec<u32>,
     /// Layout of the box in shared memory.
     pub swizzle: Swizzle,
+}
+
+/// Why a tensor map is not possible.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such tensor map: {problem}; see cuTensorMapEncodeTiled for the limits")]
+pub struct TensorMapError {
+    problem: String,
+}
+
+/// First bytes of an encoded map, so that other bytes are not taken for one.
+const MAGIC: [u8; 4] = *b"OXTM";
+
+/// Encodes a tensor map for the emulator. The bytes go to global memory, at a multiple of 64, and the kernel
+/// passes their address; it must not look inside.
+pub fn encode(map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], TensorMapError> {
+    map.validate().map_err(|problem| TensorMapError { problem })?;
+    let mut bytes = [0; TENSOR_MAP_BYTES];
+    let mut at = 0;
+    let mut put = |part: &[u8]| {
+        bytes[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    };
+    put(&MAGIC);
+    put(&[map.dimensions.len() as u8, map.element_bytes as u8, map.swizzle as u8, 0]);
+    put(&map.address.to_le_bytes());
+    for d in 0..5 {
+        put(&map.dimensions.get(d).map_or(0, |&n| n).to_le_bytes());
+        put(&map.strides.get(d).map_or(0, |&n| n).to_le_bytes());
+        put(&(map.box_dimensions.get(d).map_or(0, |&n| n) as u16).to_le_bytes());
+    }
+    Ok(bytes)
+}
+
+fn decode(bytes: &[u8; TENSOR_MAP_BYTES]) -> Option<TensorMap> {
+    let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let rank = usize::from(bytes[4]);
+    if bytes[..4] != MAGIC || !(1..=5).contains(&rank) {
+        return None;
+    }
+    let swizzle = [Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128];
+    Some(TensorMap {
+        address: long(8),
+        element_bytes: u32::from(bytes[5]),
+        dimensions: (0..rank).map(|d| long(16 + 18 * d)).collect(),
+        strides: (0..rank - 1).map(|d| long(24 + 18 * d)).collect(),
+        box_dimensions: (0..rank).map(|d| u32::from(u16::from_le_bytes([bytes[32 + 18 * d], bytes[33 + 18 * d]]))).collect(),
+        swizzle: *swizzle.get(usize::from(bytes[6]))?,
+    })
+}
+
+impl Swizzle {
+    /// Bytes of a swizzled row, at most which the inner box dimension may span.
+    fn span(self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::Bytes32 => Some(32),
+            Self::Bytes64 => Some(64),
+            Self::Bytes128 => Some(128),
+        }
+    }
+
+    /// Where a shared address goes: its 16-byte chunk is permuted by the row (PTX ISA, "Swizzling modes").
+    pub fn apply(self, address: u32) -> u32 {
+        match self {
+            Self::None => address,
+            Self::Bytes32 => address ^ (address >> 3 & 0x10),
+            Self::Bytes64 => address ^ (address >> 3 & 0x30),
+            Self::Bytes128 => address ^ (address >> 3 & 0x70),
+        }
+    }
+}
+
+impl TensorMap {
+    fn validate(&self) -> Result<(), String> {
+        let rank = self.dimensions.len();
+        let check = |holds: bool, problem: &str| if holds { Ok(()) } else { Err(problem.to_owned()) };
+        check((1..=5).contains(&rank), "the rank is not 1 to 5")?;
+        check(self.strides.len() + 1 == rank, "there is not one stride for each outer dimension")?;
+        check(self.box_dimensions.len() == rank, "the box has another rank")?;
+        check(matches!(self.element_bytes, 1 | 2 | 4 | 8), "elements are not 1, 2, 4 or 8 bytes")?;
+        check(self.address % 16 == 0, "the address is no multiple of 16")?;
+        check(self.strides.iter().all(|s| s % 16 == 0 && *s < 1 << 40), "a stride is no multiple of 16 below 2^40")?;
+        check(self.dimensions.iter().all(|&n| (1..=1 << 32).contains(&n)), "a dimension is not 1 to 2^32")?;
+        check(self.box_dimensions.iter().all(|n| (1..=256).contains(n)), "a box dimension is not 1 to 256")?;
+        let row = self.box_dimensions[0] * self.element_bytes;
+        check(row % 16 == 0, "the box's inner dimension is no multiple of 16 bytes")?;
+        check(self.swizzle.span().is_none_or(|span| row <= span), "the box's inner dimension is wider than the swizzle")
+    }
+
+    /// The box at these coordinates, as pieces of at most 16 bytes in swizzled order or of whole rows.
+    fn pieces(&self, coordinates: &[i32], shared: u32, store: bool) -> Vec<Piece> {
+        let row = self.box_dimensions[0] * self.element_bytes;
+        let pitch = row;
+        let rows: u32 = self.box_dimensions[1..].iter().product();
+        let mut pieces = Vec::new();
+        for number in 0..rows {
+            let row_address = self.row_address(coordinates, number);
+            for start in (0..row).step_by(self.element_bytes as usize) {
+                let x = i64::from(coordinates[0]) + i64::from(start / self.element_bytes);
+                let inside = (0..self.dimensions[0] as i64).contains(&x);
+                let global = row_address.filter(|_| inside).map(|row| row + x as u64 * u64::from(self.element_bytes));
+                if store && global.is_none() {
+                    continue;
+                }
+                let shared = self.swizzle.apply(shared + number * pitch + start);
+                push_merged(&mut pieces, Piece { global, shared, bytes: self.element_bytes });
+            }
+        }
+        pieces
+    }
+
+    /// Address of element zero of a row of the box, if the row is inside the tensor.
+    fn row_address(&self, coordinates: &[i32], number: u32) -> Option<u64> {
+        let mut rest = number;
+        let mut address = self.address;
+        for d in 1..self.dimensions.len() {
+            let index = i64::from(coordinates[d]) + i64::from(rest % self.box_dimensions[d]);
+            rest /= self.box_dimensions[d];
+            if !(0..self.dimensions[d] as i64).contains(&index) {
+                return None;
+            }
+            address += index as u64 * self.strides[d - 1];
+        }
+        Some(address)
+    }
+}
+
+fn push_merged(pieces: &mut Vec<Piece>, next: Piece) {
+    if let Some(last) = pieces.last_mut() {
+        let follows = match (last.global, next.global) {
+            (Some(a), Some(b)) => a + u64::from(last.bytes) == b,
+            (None, None) => true,
+            _ => false,
+        };
+        if follows && last.shared + last.bytes == next.shared {
+            last.bytes += next.bytes;
+            return;
+        }
+    }
+    pieces.push(next);
+}
+
+/// Queues the copy of a box.
+pub(crate) fn copy(thread: &Thread, direction: Direction, shared: u32, map: u64, coordinates: &[i32], mbarrier: Option<u32>, site: Site) {
+    let fail = |message: String, mend: &str| -> ! { thread.fail(FaultKind::AsyncMisuse, site, message, mend) };
+    if map % 64 != 0 {
+        fail(format!("a tensor map at {map:#x}"), "place it at a multiple of 64");
+    }
+    let Some(allocation) = thread.worker().locate(READ, map, TENSOR_MAP_BYTES as u64) else {
+        let (_, place) = thread.worker().describe_miss(map, TENSOR_MAP_BYTES as u64);
+        fail(format!("a tensor map of {place}"), "pass the global address of an encoded tensor map");
+    };
+    let mut bytes = [0; TENSOR_MAP_BYTES];
+    memory::read_bytes(allocation.words(), (map - allocation.start) as usize, &mut bytes);
+    let Some(map) = decode(&bytes) else {
+        fail("the bytes there are no tensor map".to_owned(), "fill them with tensor_map::encode");
+    };
+    if map.dimensions.len() != coordinates.len() {
+        fail(format!("{} coordinates for a map of rank {}", coordinates.len(), map.dimensions.len()), "pass one coordinate a dimension");
+    }
+    let alignment = map.swizzle.span().map_or(128, |span| span * 8);
+    if shared % alignment != 0 {
+        fail(format!("a box at shared offset {shared} under {:?}", map.swizzle), "align it to 8 swizzled rows, 128 bytes without swizzle");
+    }
+    let bytes = map.box_dimensions.iter().product::<u32>() * map.element_bytes;
+    if u64::from(shared) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
+        fail(format!("a box of {bytes} bytes at shared offset {shared} of {}", thread.block().shared_bytes()), "launch with more shared memory");
+    }
+    let completion = match mbarrier {
+        Some(mbarrier) => Completion::Bytes { mbarrier, bytes },
+        None => Completion::BulkGroup(thread.bulk_groups.get()),
+    };
+    let pieces = map.pieces(coordinates, shared, direction != Direction::Load);
+    async_copy::issue(thread, direction, pieces, completion, site);
 }

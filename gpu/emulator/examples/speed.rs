@@ -1,0 +1,45 @@
+//! Prints what fast mode costs: coroutines that each do 4 loads of 16 bytes, 10 shuffles and 4 stores.
+
+use oxtile_emulator::{GridRun, Launch, Memory, Options, ReadOrder, ShuffleMode, WriteOrder, device};
+use std::time::Instant;
+
+const BLOCKS: u32 = 2734;
+const THREADS: u32 = 256;
+
+fn kernel(arguments: &[u64]) {
+    let [x] = device::thread_index()[..1] else { unreachable!("an index has three parts") };
+    let thread = u64::from(device::block_index()[0] * THREADS + x);
+    let mut total = 0;
+    let mut rows = [[0; 16]; 4];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = device::global_read::<16>(arguments[0] + (thread * 4 + i as u64) * 16, ReadOrder::ReadOnly);
+        total ^= u32::from_le_bytes([row[0], row[1], row[2], row[3]]);
+    }
+    for i in 0..10 {
+        total = total.max(device::shuffle(u32::MAX, ShuffleMode::Butterfly, total, 1 << (i % 5), 0x1f));
+    }
+    for (i, row) in rows.iter_mut().enumerate() {
+        row[..4].copy_from_slice(&total.to_le_bytes());
+        device::global_write(arguments[1] + (thread * 4 + i as u64) * 16, *row, WriteOrder::Weak);
+    }
+}
+
+fn main() {
+    let memory = Memory::new();
+    let bytes = u64::from(BLOCKS * THREADS) * 64;
+    let input = memory.allocate("input", bytes, 0);
+    let output = memory.allocate("output", bytes, 0);
+    memory.write(input, &vec![1; bytes as usize]).expect("inside the allocation");
+    memory.write(output, &vec![0; bytes as usize]).expect("inside the allocation");
+    for workers in [1, 0] {
+        for _ in 0..3 {
+            let launch = Launch::new("speed", BLOCKS, THREADS, kernel).arguments(&[input, output]);
+            let start = Instant::now();
+            let run = GridRun::new(&memory, launch, Options { workers, ..Options::fast() }).expect("a valid launch");
+            run.run().expect("a correct kernel");
+            let seconds = start.elapsed().as_secs_f64();
+            let coroutines = f64::from(BLOCKS * THREADS);
+            println!("workers {workers}: {coroutines} coroutines in {seconds:.3} s, {:.0} ns each", seconds * 1e9 / coroutines);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Loads, stores, atomics and fences of one thread.
+
+use crate::fault::FaultKind;
+use crate::memory::{self, Allocation};
+use crate::order::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder};
+use crate::thread::{Site, Thread, Waiting};
+use crate::worker::{READ, WRITE};
+use std::sync::atomic::{self, Ordering};
+
+#[inline(always)]
+fn locate(thread: &Thread, slot: usize, address: u64, bytes: u64, site: Site) -> (&Allocation, usize) {
+    if address % bytes != 0 {
+        misaligned(thread, "global address", address, bytes, site);
+    }
+    match thread.worker().locate(slot, address, bytes) {
+        Some(allocation) => (allocation, (address - allocation.start) as usize),
+        None => missed(thread, slot, address, bytes, site),
+    }
+}
+
+#[cold]
+fn missed(thread: &Thread, slot: usize, address: u64, bytes: u64, site: Site) -> ! {
+    let (kind, place) = thread.worker().describe_miss(address, bytes);
+    let verb = if slot == READ { "a read of" } else { "a write of" };
+    let mend = match kind {
+        FaultKind::UseAfterFree => "free it after the last launch that uses it",
+        _ => "keep the index inside the tensor, or allocate as much as the kernel covers",
+    };
+    thread.fail(kind, site, format!("{verb} {place}"), mend)
+}
+
+#[cold]
+fn misaligned(thread: &Thread, what: &str, address: u64, bytes: u64, site: Site) -> ! {
+    let mend = "align the address to the size of the access, or use a narrower one";
+    thread.fail(FaultKind::Misaligned, site, format!("{what} {address:#x} in an access of {bytes} bytes"), mend)
+}
+
+#[inline(always)]
+fn check_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) {
+    if offset % bytes != 0 {
+        misaligned(thread, "shared offset", u64::from(offset), u64::from(bytes), site);
+    }
+    if u64::from(offset) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
+        beyond_shared(thread, offset, bytes, site);
+    }
+}
+
+#[cold]
+fn beyond_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
+    let message = format!("{bytes} bytes at offset {offset} of the block's shared memory, which has {} bytes", thread.block().shared_bytes());
+    thread.fail(FaultKind::OutOfBounds, site, message, "keep the offset inside the shared memory, or launch with more of it")
+}
+
+#[inline(always)]
+pub(crate) fn global_read<const N: usize>(thread: &Thread, address: u64, order: ReadOrder, site: Site) -> [u8; N] {
+    const { assert!(N.is_power_of_two() && N <= 32) }
+    let (allocation, offset) = locate(thread, READ, address, N as u64, site);
+    let value = memory::load(allocation.words(), offset);
+    if let ReadOrder::Acquire(_) = order {
+        atomic::fence(Ordering::Acquire);
+    }
+    value
+}
+
+#[inline(always)]
+pub(crate) fn global_write<const N: usize>(thread: &Thread, address: u64, value: [u8; N], order: WriteOrder, site: Site) {
+    const { assert!(N.is_power_of_two() && N <= 32) }
+    let (allocation, offset) = locate(thread, WRITE, address, N as u64, site);
+    if let WriteOrder::Release(_) = order {
+        atomic::fence(Ordering::Release);
+    }
+    memory::store(allocation.words(), offset, value);
+    thread.worker().written(allocation, offset as u64, N as u64);
+}
+
+#[inline(always)]
+pub(crate) fn shared_read<const N: usize>(thread: &Thread, offset: u32, site: Site) -> [u8; N] {
+    const { assert!(N.is_power_of_two() && N <= 16) }
+    check_shared(thread, offset, N as u32, site);
+    let mut value = [0; N];
+    value.copy_from_slice(&thread.block().shared()[offset as usize..][..N]);
+    value
+}
+
+#[inline(always)]
+pub(crate) fn shared_write<const N: usize>(thread: &Thread, offset: u32, value: [u8; N], site: Site) {
+    const { assert!(N.is_power_of_two() && N <= 16) }
+    check_shared(thread, offset, N as u32, site);
+    thread.block().shared()[offset as usize..][..N].copy_from_slice(&value);
+}
+
+/// An atomic read-modify-write, but for its address.
+pub(crate) struct Atomic {
+    pub op: AtomicOp,
+    pub width: u8,
+    pub operand: u64,
+    pub compare: u64,
+    pub order: AtomicOrder,
+    pub scope: Scope,
+}
+
+impl Atomic {
+    /// What memory holds afterwards.
+    fn apply(&self, old: u64) -> u64 {
+        let wide = self.width == 8;
+        let signed = |value: u64| if wide { value as i64 } else { i64::from(value as u32 as i32) };
+        let mask = if wide { u64::MAX } else { 0xffff_ffff };
+        let operand = self.operand & mask;
+        let new = match self.op {
+            AtomicOp::Add => old.wrapping_add(operand),
+            AtomicOp::AddF32 => u64::from((f32::from_bits(old as u32) + f32::from_bits(operand as u32)).to_bits()),
+            AtomicOp::Min => old.min(operand),
+            AtomicOp::Max => old.max(operand),
+            AtomicOp::MinSigned => signed(old).min(signed(operand)) as u64,
+            AtomicOp::MaxSigned => signed(old).max(signed(operand)) as u64,
+            AtomicOp::And => old & operand,
+            AtomicOp::Or => old | operand,
+            AtomicOp::Xor => old ^ operand,
+            AtomicOp::Exchange => operand,
+            AtomicOp::CompareAndSwap => if old == self.compare & mask { operand } else { old },
+        };
+        new & mask
+    }
+}
+
+pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &Atomic, site: Site) -> u64 {
+    let bytes = u64::from(operation.width);
+    if !matches!(bytes, 4 | 8) || (operation.op == AtomicOp::AddF32 && bytes != 4) {
+        let message = format!("{:?} of {bytes} bytes", operation.op);
+        thread.fail(FaultKind::Misaligned, site, message, "atomics are 4 or 8 bytes wide, f32 sums 4");
+    }
+    match space {
+        Space::Global => global_atomic(thread, address, operation, site),
+        Space::Shared => {
+            let offset = u32::try_from(address).unwrap_or(u32::MAX);
+            check_shared(thread, offset, u32::from(operation.width), site);
+            let slot = &mut thread.block().shared()[offset as usize..][..bytes as usize];
+            let mut word = [0; 8];
+            word[..slot.len()].copy_from_slice(slot);
+            let old = u64::from_le_bytes(word);
+            slot.copy_from_slice(&operation.apply(old).to_le_bytes()[..slot.len()]);
+            old
+        }
+    }
+}
+
+fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) -> u64 {
+    let bytes = u64::from(operation.width);
+    let (allocation, offset) = locate(thread, WRITE, address, bytes, site);
+    let (releases, acquires) = match operation.order {
+        AtomicOrder::Relaxed => (false, false),
+        AtomicOrder::Acquire => (false, true),
+        AtomicOrder::Release => (true, false),
+        AtomicOrder::AcquireRelease => (true, true),
+    };
+    if releases {
+        atomic::fence(Ordering::Release);
+    }
+    let shift = offset % 8 * 8;
+    let mask = if bytes == 8 { u64::MAX } else { 0xffff_ffff << shift };
+    let old = memory::modify(&allocation.words()[offset / 8], mask, |old| operation.apply((old & mask) >> shift) << shift);
+    if acquires {
+        atomic::fence(Ordering::Acquire);
+    }
+    thread.worker().written(allocation, offset as u64, bytes);
+    (old & mask) >> shift
+}
+
+pub(crate) fn fence(_thread: &Thread, _scope: Scope, _site: Site) {
+    atomic::fence(Ordering::AcqRel);
+}
+
+pub(crate) fn fence_proxy_async(_thread: &Thread, _space: Space, _site: Site) {}
+
+pub(crate) fn fence_mbarrier_init(_thread: &Thread, _site: Site) {}
+
+pub(crate) fn nanosleep(thread: &Thread, _nanoseconds: u32, site: Site) {
+    thread.give_way(Waiting::Sleep, site);
+}

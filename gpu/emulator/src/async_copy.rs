@@ -1,0 +1,269 @@
+//! The asynchronous engine: copies between global and shared memory that finish later than they are issued.
+//!
+//! A copy goes through three stages, each at a moment of the scheduler's choosing: its source is captured, its
+//! destination is written, its completion is signalled. Fast mode takes all three at once. Matrix operations
+//! of a warpgroup that read shared memory asynchronously belong into the same queue.
+
+use crate::block::Block;
+use crate::fault::{Fault, FaultKind, Involved};
+use crate::mbarrier;
+use crate::memory;
+use crate::thread::{Site, Thread, Waiting};
+use crate::worker::{READ, WRITE};
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Load,
+    Store,
+    ReduceAddF32,
+}
+
+/// A contiguous part of a copy. Without a global address it is zero fill.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub global: Option<u64>,
+    pub shared: u32,
+    pub bytes: u32,
+}
+
+/// How a copy's completion is observed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// By the thread's `cp.async` group of this number.
+    CopyGroup(u32),
+    /// By the thread's bulk group of this number.
+    BulkGroup(u32),
+    /// By bytes on an mbarrier.
+    Bytes { mbarrier: u32, bytes: u32 },
+    /// By one arrival, once all earlier `cp.async` of the thread are done; such an entry copies nothing.
+    Arrival { mbarrier: u32 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Stage {
+    Issued,
+    Captured,
+    Written,
+}
+
+pub(crate) struct Transfer {
+    thread: u32,
+    site: Site,
+    direction: Direction,
+    pieces: Vec<Piece>,
+    completion: Completion,
+    stage: Stage,
+    data: Vec<u8>,
+}
+
+impl Transfer {
+    fn fault(&self, block: &Block, kind: FaultKind, message: String, mend: &str) -> Fault {
+        Fault {
+            kind,
+            kernel: block.worker().grid().launch.kernel.clone(),
+            thread: Some((block.index, block.threads[self.thread as usize].index)),
+            message,
+            involved: vec![Involved { location: self.site, action: "asynchronous copy issued here".to_owned() }],
+            mend: mend.to_owned(),
+        }
+    }
+
+    fn capture(&mut self, block: &Block) -> Result<(), Fault> {
+        let mut data = Vec::with_capacity(self.pieces.iter().map(|p| p.bytes as usize).sum());
+        for piece in &self.pieces {
+            let start = data.len();
+            data.resize(start + piece.bytes as usize, 0);
+            match (self.direction, piece.global) {
+                (Direction::Load, None) => {}
+                (Direction::Load, Some(address)) => {
+                    let allocation = block.worker().locate(READ, address, u64::from(piece.bytes));
+                    let allocation = allocation.ok_or_else(|| self.miss(block, address, piece.bytes))?;
+                    memory::read_bytes(allocation.words(), (address - allocation.start) as usize, &mut data[start..]);
+                }
+                _ => data[start..].copy_from_slice(&block.shared()[piece.shared as usize..][..piece.bytes as usize]),
+            }
+        }
+        self.data = data;
+        self.stage = Stage::Captured;
+        Ok(())
+    }
+
+    fn write(&mut self, block: &Block) -> Result<(), Fault> {
+        let mut at = 0;
+        for piece in &self.pieces {
+            let bytes = &self.data[at..][..piece.bytes as usize];
+            at += bytes.len();
+            match (self.direction, piece.global) {
+                (Direction::Load, _) => block.shared()[piece.shared as usize..][..bytes.len()].copy_from_slice(bytes),
+                (_, None) => {}
+                (direction, Some(address)) => {
+                    let allocation = block.worker().locate(WRITE, address, u64::from(piece.bytes));
+                    let allocation = allocation.ok_or_else(|| self.miss(block, address, piece.bytes))?;
+                    let offset = (address - allocation.start) as usize;
+                    if direction == Direction::ReduceAddF32 {
+                        add_f32(allocation.words(), offset, bytes);
+                    } else {
+                        memory::write_bytes(allocation.words(), offset, bytes);
+                    }
+                    block.worker().written(allocation, offset as u64, u64::from(piece.bytes));
+                }
+            }
+        }
+        self.stage = Stage::Written;
+        block.worker().productive();
+        Ok(())
+    }
+
+    fn miss(&self, block: &Block, address: u64, bytes: u32) -> Fault {
+        let (kind, message) = block.worker().describe_miss(address, u64::from(bytes));
+        self.fault(block, kind, format!("an asynchronous copy of {message}"), "keep the copy inside the tensor")
+    }
+
+    fn signal(&self, block: &Block) -> Result<(), Fault> {
+        let fault = |kind, message, mend: &str| self.fault(block, kind, message, mend);
+        match self.completion {
+            Completion::Bytes { mbarrier, bytes } => mbarrier::complete(block, mbarrier, bytes, 0, fault),
+            Completion::Arrival { mbarrier } => mbarrier::complete(block, mbarrier, 0, 1, fault),
+            Completion::CopyGroup(_) | Completion::BulkGroup(_) => Ok(()),
+        }
+    }
+
+    /// Whether a group wait of its thread still waits for it.
+    fn holds(&self, waiting: Waiting, thread: &Thread) -> bool {
+        match (waiting, self.completion) {
+            (Waiting::CopyGroups { pending }, Completion::CopyGroup(group)) => group + pending < thread.copy_groups.get(),
+            (Waiting::BulkGroups { pending, read_only }, Completion::BulkGroup(group)) => {
+                group + pending < thread.bulk_groups.get() && !(read_only && self.stage >= Stage::Captured)
+            }
+            _ => false,
+        }
+    }
+}
+
+fn add_f32(words: &[std::sync::atomic::AtomicU64], offset: usize, bytes: &[u8]) {
+    for (i, chunk) in bytes.chunks_exact(4).enumerate() {
+        let addend = f32::from_le_bytes(chunk.try_into().expect("chunks of 4"));
+        let at = offset + i * 4;
+        let shift = at % 8 * 8;
+        memory::modify(&words[at / 8], 0xffff_ffff << shift, |old| {
+            u64::from((f32::from_bits((old >> shift) as u32) + addend).to_bits()) << shift
+        });
+    }
+}
+
+/// Queues a copy; in fast mode it is done when this returns.
+pub(crate) fn issue(thread: &Thread, direction: Direction, pieces: Vec<Piece>, completion: Completion, site: Site) {
+    let block = thread.block();
+    for piece in &pieces {
+        check_piece(thread, direction, piece, site);
+    }
+    let mut transfer = Transfer { thread: thread.number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new() };
+    if block.worker().is_checked() {
+        block.transfers.borrow_mut().push(transfer);
+        return;
+    }
+    let done = transfer.capture(block).and_then(|()| transfer.write(block)).and_then(|()| transfer.signal(block));
+    if let Err(fault) = done {
+        thread.stop(fault);
+    }
+}
+
+/// `cp.async`: `valid` bytes are copied, the rest of `bytes` is zero.
+pub(crate) fn copy_async(thread: &Thread, destination: u32, source: u64, bytes: u32, valid: u32, site: Site) {
+    if !matches!(bytes, 4 | 8 | 16) || valid > bytes {
+        let message = format!("cp.async of {bytes} bytes, {valid} of them valid");
+        thread.fail(FaultKind::AsyncMisuse, site, message, "copy 4, 8 or 16 bytes, with at most as many valid");
+    }
+    check_alignment(thread, destination, source, bytes, site);
+    let copied = Piece { global: Some(source), shared: destination, bytes: valid };
+    let zero = Piece { global: None, shared: destination + valid, bytes: bytes - valid };
+    let pieces = [copied, zero].into_iter().filter(|piece| piece.bytes != 0).collect();
+    issue(thread, Direction::Load, pieces, Completion::CopyGroup(thread.copy_groups.get()), site);
+}
+
+/// A bulk copy of one contiguous range, observed by an mbarrier or by the thread's bulk group.
+pub(crate) fn bulk(thread: &Thread, direction: Direction, shared: u32, global: u64, bytes: u32, mbarrier: Option<u32>, site: Site) {
+    if bytes % 16 != 0 || bytes == 0 {
+        let message = format!("a bulk copy of {bytes} bytes");
+        thread.fail(FaultKind::AsyncMisuse, site, message, "copy a positive multiple of 16 bytes");
+    }
+    check_alignment(thread, shared, global, 16, site);
+    let completion = match mbarrier {
+        Some(mbarrier) => Completion::Bytes { mbarrier, bytes },
+        None => Completion::BulkGroup(thread.bulk_groups.get()),
+    };
+    issue(thread, direction, vec![Piece { global: Some(global), shared, bytes }], completion, site);
+}
+
+fn check_alignment(thread: &Thread, shared: u32, global: u64, bytes: u32, site: Site) {
+    if shared % bytes != 0 || global % u64::from(bytes) != 0 {
+        let message = format!("a copy between shared offset {shared} and global address {global:#x} in units of {bytes} bytes");
+        thread.fail(FaultKind::Misaligned, site, message, "align both sides to the unit");
+    }
+}
+
+fn check_piece(thread: &Thread, direction: Direction, piece: &Piece, site: Site) {
+    let block = thread.block();
+    let shared_end = u64::from(piece.shared) + u64::from(piece.bytes);
+    if shared_end > u64::from(block.shared_bytes()) {
+        let message = format!("an asynchronous copy of {} bytes at shared offset {} of {}", piece.bytes, piece.shared, block.shared_bytes());
+        thread.fail(FaultKind::OutOfBounds, site, message, "keep the copy inside the shared memory");
+    }
+    let Some(address) = piece.global else { return };
+    let slot = if direction == Direction::Load { READ } else { WRITE };
+    if block.worker().locate(slot, address, u64::from(piece.bytes)).is_none() {
+        let (kind, message) = block.worker().describe_miss(address, u64::from(piece.bytes));
+        thread.fail(kind, site, format!("an asynchronous copy of {message}"), "keep the copy inside the tensor");
+    }
+}
+
+/// Takes one transfer of the block one stage on.
+pub(crate) fn advance(block: &Block, choice: usize) -> Result<(), Fault> {
+    let mut transfers = block.transfers.borrow_mut();
+    let at = choice % transfers.len();
+    let blocked = matches!(transfers[at].completion, Completion::Arrival { .. })
+        && transfers[..at].iter().any(|t| t.thread == transfers[at].thread && matches!(t.completion, Completion::CopyGroup(_)));
+    let at = if blocked { 0 } else { at };
+    match transfers[at].stage {
+        Stage::Issued => transfers[at].capture(block)?,
+        Stage::Captured => transfers[at].write(block)?,
+        Stage::Written => {
+            let done = transfers.remove(at);
+            done.signal(block)?;
+        }
+    }
+    drop(transfers);
+    wake(block);
+    Ok(())
+}
+
+/// Makes threads ready whose group wait is over.
+fn wake(block: &Block) {
+    let transfers = block.transfers.borrow();
+    for thread in &block.threads {
+        let waiting = thread.waiting.get();
+        if matches!(waiting, Waiting::CopyGroups { .. } | Waiting::BulkGroups { .. })
+            && !transfers.iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
+        {
+            block.make_ready(thread.number);
+        }
+    }
+}
+
+/// Waits until no transfer of the thread holds it up.
+pub(crate) fn wait(thread: &Thread, waiting: Waiting, site: Site) {
+    let held = thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread));
+    if held {
+        thread.suspend(waiting, site);
+    }
+}
+
+/// A block must not end before its copies: its shared memory would be gone under them.
+pub(crate) fn check_finished(block: &Block) -> Result<(), Fault> {
+    let transfers = block.transfers.borrow();
+    let Some(left) = transfers.first() else { return Ok(()) };
+    let message = "the block ended with an asynchronous copy in flight".to_owned();
+    let mend = "wait for its group or mbarrier before the block ends";
+    Err(left.fault(block, FaultKind::InFlightAtExit, message, mend))
+}

@@ -1,0 +1,68 @@
+//! The 16 named barriers of a block (PTX ISA, "barrier").
+
+use crate::fault::FaultKind;
+use crate::thread::{Site, Thread, Waiting};
+
+/// Named barriers of a block.
+const BARRIERS: u32 = 16;
+
+#[derive(Default)]
+pub(crate) struct Barrier {
+    /// Threads that this phase waits for; zero between phases.
+    expected: u32,
+    /// Threads that arrived, a mask a warp.
+    arrived: [u32; 32],
+    /// Of those, the ones that wait.
+    waiting: [u32; 32],
+}
+
+impl Barrier {
+    fn arrivals(&self) -> u32 {
+        self.arrived.iter().map(|mask| mask.count_ones()).sum()
+    }
+
+    pub fn describe(&self, id: u32) -> String {
+        format!("barrier {id}, {} of {} threads arrived", self.arrivals(), self.expected)
+    }
+}
+
+/// Arrives at barrier `id`, and with `wait` waits until `count` threads have.
+pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site) {
+    let block = thread.block();
+    let misuse = |message: String, mend: &str| thread.fail(FaultKind::BarrierMisuse, site, message, mend);
+    let threads = block.threads.len() as u32;
+    if id >= BARRIERS {
+        misuse(format!("barrier {id} does not exist"), "use barriers 0 to 15");
+    }
+    if count == 0 || count > threads.next_multiple_of(32) || (count % 32 != 0 && count != threads) {
+        let mend = "count whole warps of this block, arriving ones and waiting ones together";
+        misuse(format!("barrier {id} for {count} threads in a block of {threads}"), mend);
+    }
+    let mut barriers = block.barriers.borrow_mut();
+    if barriers.is_empty() {
+        barriers.resize_with(BARRIERS as usize, Barrier::default);
+    }
+    let barrier = &mut barriers[id as usize];
+    if barrier.expected != 0 && barrier.expected != count {
+        let mend = "give every arrival of one barrier the same count";
+        misuse(format!("barrier {id} for {count} threads, where others came for {}", barrier.expected), mend);
+    }
+    let (warp, bit) = (thread.warp_number() as usize, 1 << thread.lane());
+    if barrier.arrived[warp] & bit != 0 {
+        let mend = "wait for the barrier's phase (another barrier or barrier_sync) before arriving again";
+        misuse(format!("a second arrival at barrier {id} in one phase"), mend);
+    }
+    barrier.expected = count;
+    barrier.arrived[warp] |= bit;
+    if barrier.arrivals() == count {
+        for (warp, mask) in block.warps.iter().zip(barrier.waiting) {
+            warp.ready.set(warp.ready.get() | mask);
+        }
+        *barrier = Barrier::default();
+        block.worker().productive();
+    } else if wait {
+        barrier.waiting[warp] |= bit;
+        drop(barriers);
+        thread.suspend(Waiting::Barrier { id }, site);
+    }
+}

@@ -1,0 +1,209 @@
+//! A thread block in flight: its threads, their coroutines, its shared memory and barriers.
+
+use crate::async_copy::{self, Transfer};
+use crate::barrier::Barrier;
+use crate::fault::{Coordinates, Fault};
+use crate::mbarrier::{self, Mbarrier};
+use crate::stack::PooledStack;
+use crate::thread::{Thread, Waiting, set_current};
+use crate::warp::{Gathering, Warp};
+use crate::worker::Worker;
+use corosensei::{Coroutine, CoroutineResult};
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ptr;
+
+type ThreadCoroutine = Coroutine<(), (), (), PooledStack>;
+
+pub(crate) struct Block {
+    worker: *const Worker,
+    pub index: [u32; 3],
+    pub threads: Vec<Thread>,
+    coroutines: UnsafeCell<Vec<Option<ThreadCoroutine>>>,
+    pub warps: Vec<Warp>,
+    shared: UnsafeCell<Vec<u64>>,
+    pub barriers: RefCell<Vec<Barrier>>,
+    pub mbarriers: RefCell<Vec<Mbarrier>>,
+    pub gatherings: RefCell<Vec<Gathering>>,
+    pub transfers: RefCell<Vec<Transfer>>,
+    alive: Cell<u32>,
+}
+
+impl Block {
+    /// A block whose threads have not begun. `worker` must outlive it and stay where it is.
+    pub fn new(worker: *const Worker, number: u64) -> Result<Box<Self>, Fault> {
+        // SAFETY: the caller's promise.
+        let worker_now = unsafe { &*worker };
+        let launch = &worker_now.grid().launch;
+        let count = launch.threads();
+        let mut block = Box::new(Self {
+            worker,
+            index: unflatten(number, launch.grid),
+            threads: Vec::with_capacity(count as usize),
+            coroutines: UnsafeCell::new(Vec::with_capacity(count as usize)),
+            warps: (0..count.div_ceil(32)).map(|w| Warp::new((count - w * 32).min(32))).collect(),
+            shared: UnsafeCell::new(vec![0; (launch.shared_bytes as usize).div_ceil(8)]),
+            barriers: RefCell::new(Vec::new()),
+            mbarriers: RefCell::new(Vec::new()),
+            gatherings: RefCell::new(Vec::new()),
+            transfers: RefCell::new(Vec::new()),
+            alive: Cell::new(count),
+        });
+        let this: *const Self = &*block;
+        block.threads.extend((0..count).map(|n| Thread::new(this, n, unflatten(u64::from(n), launch.block))));
+        for thread in &block.threads {
+            let thread: *const Thread = thread;
+            let body = launch.body;
+            let arguments: *const [u64] = &*launch.arguments;
+            let coroutine = Coroutine::with_stack(worker_now.take_stack()?, move |yielder, ()| {
+                // SAFETY: threads and arguments outlive the coroutine, which the block drops first.
+                let (thread, arguments) = unsafe { (&*thread, &*arguments) };
+                thread.yielder.set(yielder);
+                body(arguments);
+            });
+            // SAFETY: nobody else has the vector while the block is made.
+            unsafe { (*block.coroutines.get()).push(Some(coroutine)) };
+        }
+        Ok(block)
+    }
+
+    #[inline(always)]
+    pub fn worker(&self) -> &Worker {
+        // SAFETY: the promise made to `new`.
+        unsafe { &*self.worker }
+    }
+
+    #[inline(always)]
+    pub fn shared_bytes(&self) -> u32 {
+        self.worker().grid().launch.shared_bytes
+    }
+
+    /// The shared memory. Only the thread or transfer now running may use it, and not across a suspension.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "one OS thread runs a block, one emulated thread at a time")]
+    pub fn shared(&self) -> &mut [u8] {
+        // SAFETY: a block stays on one OS thread, and no caller keeps the slice across a suspension or calls
+        // another function of the block while it holds it.
+        unsafe {
+            let words = &mut *self.shared.get();
+            std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), self.shared_bytes() as usize)
+        }
+    }
+
+    #[inline(always)]
+    pub fn warp(&self, thread: &Thread) -> &Warp {
+        &self.warps[thread.warp_number() as usize]
+    }
+
+    pub fn make_ready(&self, thread: u32) {
+        let ready = &self.warps[thread as usize / 32].ready;
+        ready.set(ready.get() | 1 << (thread % 32));
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.alive.get() == 0
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.warps.iter().any(|warp| warp.ready.get() != 0)
+    }
+
+    /// Runs one lane until it suspends or ends. A fault or panic of the kernel unwinds out of here.
+    #[inline]
+    pub fn resume(&self, warp: u32, lane: u32) {
+        let number = (warp * 32 + lane) as usize;
+        let thread = &self.threads[number];
+        // SAFETY: only this function and `new` touch the coroutines, and a coroutine cannot call it.
+        let slot = unsafe { &mut (&mut *self.coroutines.get())[number] };
+        let coroutine = slot.as_mut().expect("a ready lane has not ended");
+        set_current(thread);
+        let result = coroutine.resume(());
+        set_current(ptr::null());
+        if let CoroutineResult::Return(()) = result {
+            let ended = slot.take().expect("it was just resumed");
+            self.worker().give_stack(ended.into_stack());
+            self.thread_ended(thread);
+        }
+    }
+
+    pub fn has_transfers(&self) -> bool {
+        !self.transfers.borrow().is_empty()
+    }
+
+    /// Every thread has ended: nothing asynchronous may be left.
+    pub fn finish(self: Box<Self>) -> Result<(), Fault> {
+        async_copy::check_finished(&self)?;
+        mbarrier::check_finished(&self)
+    }
+
+    fn thread_ended(&self, thread: &Thread) {
+        thread.waiting.set(Waiting::Exited);
+        self.alive.set(self.alive.get() - 1);
+        self.warp(thread).exit(thread);
+        self.worker().productive();
+    }
+
+    /// Who waits on what, one line for each group of threads that wait alike.
+    pub fn describe_waiting(&self) -> String {
+        let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for thread in &self.threads {
+            if thread.waiting.get() != Waiting::Exited {
+                groups.entry(self.describe(thread)).or_default().push(thread.number);
+            }
+        }
+        let mut text = String::new();
+        for (what, threads) in groups {
+            let _ = write!(text, "\n    block {}, threads {}: {what}", Coordinates(self.index), ranges(&threads));
+        }
+        text
+    }
+
+    fn describe(&self, thread: &Thread) -> String {
+        let what = match thread.waiting.get() {
+            Waiting::Nothing => "ready".to_owned(),
+            Waiting::Rendezvous { mask } => self.warp(thread).describe(mask),
+            Waiting::Warpgroup => "a collective of its warpgroup".to_owned(),
+            Waiting::Barrier { id } => self.barriers.borrow()[id as usize].describe(id),
+            Waiting::Mbarrier { offset, parity } => self.describe_mbarrier("waits on", offset, parity),
+            Waiting::Poll { offset, parity } => self.describe_mbarrier("polls", offset, parity),
+            Waiting::CopyGroups { pending } => format!("cp.async groups, until {pending} are in flight"),
+            Waiting::BulkGroups { pending, read_only: false } => format!("bulk groups, until {pending} are in flight"),
+            Waiting::BulkGroups { pending, .. } => format!("bulk groups, until {pending} have sources to read"),
+            Waiting::Sleep => "sleeps (nanosleep)".to_owned(),
+            Waiting::Exited => "exited".to_owned(),
+        };
+        match thread.site.get() {
+            Some(site) => format!("{what} at {site}"),
+            None => what,
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // Suspended coroutines unwind here, while the threads they point to still exist.
+        self.coroutines.get_mut().clear();
+    }
+}
+
+fn unflatten(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+    let (x, y) = (u64::from(x), u64::from(y));
+    [(number % x) as u32, (number / x % y) as u32, (number / (x * y)) as u32]
+}
+
+/// `0..32, 64` for a sorted list.
+pub(crate) fn ranges(numbers: &[u32]) -> String {
+    let mut text = String::new();
+    let mut rest = numbers;
+    while let Some(&first) = rest.first() {
+        let length = rest.iter().enumerate().take_while(|&(i, &n)| n == first + i as u32).count();
+        let separator = if text.is_empty() { "" } else { ", " };
+        let _ = match length {
+            1 => write!(text, "{separator}{first}"),
+            _ => write!(text, "{separator}{first}..{}", first + length as u32),
+        };
+        rest = &rest[length..];
+    }
+    text
+}

@@ -1,0 +1,322 @@
+//! Emulated device memory: named allocations whose device addresses are host addresses.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What `cudaMalloc` guarantees.
+const ALIGNMENT: usize = 256;
+
+/// Where a device address lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The allocation's name.
+    pub name: String,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The device that it was allocated on.
+    pub device: u32,
+}
+
+/// An error of the host side of [`Memory`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The range is not inside one live allocation.
+    #[error("{bytes} bytes at {address:#x} are not inside one live allocation; nearest: {nearest}")]
+    OutOfBounds {
+        /// First address of the access.
+        address: u64,
+        /// Length of the access.
+        bytes: u64,
+        /// The allocation that it is in or behind.
+        nearest: String,
+    },
+    /// `free` of an address that no allocation starts at.
+    #[error("no allocation starts at {address:#x}; free takes the address that allocate returned, once")]
+    NotAllocated {
+        /// The address.
+        address: u64,
+    },
+}
+
+/// One allocation. Its bytes are words accessed by relaxed atomics, so that racing kernels are defined.
+pub(crate) struct Allocation {
+    pub name: String,
+    pub device: u32,
+    pub start: u64,
+    pub bytes: u64,
+    words: NonNull<AtomicU64>,
+    layout: Layout,
+    freed: AtomicBool,
+    /// A kernel in fast mode may have written it: initialisation is no longer tracked.
+    pub assumed_initialised: AtomicBool,
+    /// One bit a byte, set when the host or a checked kernel writes it.
+    initialised: Box<[AtomicU64]>,
+}
+
+// SAFETY: `words` points at atomics owned by this allocation, freed only when the last owner drops it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above; all access to the words is atomic.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    fn new(name: &str, bytes: u64, device: u32) -> Self {
+        let size = usize::try_from(bytes.max(1)).expect("an allocation fits the address space");
+        let layout = Layout::from_size_align(size.next_multiple_of(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX");
+        // SAFETY: the layout's size is not zero.
+        let Some(words) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let bits = (0..size.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            name: name.to_owned(),
+            device,
+            start: words.as_ptr().expose_provenance() as u64,
+            bytes,
+            words: words.cast(),
+            layout,
+            freed: AtomicBool::new(false),
+            assumed_initialised: AtomicBool::new(false),
+            initialised: bits,
+        }
+    }
+
+    /// The 8-byte words; the last may reach past `bytes`.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the layout is a multiple of 8 bytes, zeroed at allocation, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.layout.size() / 8) }
+    }
+
+    pub fn is_freed(&self) -> bool {
+        self.freed.load(Ordering::Relaxed)
+    }
+
+    pub fn contains(&self, address: u64, bytes: u64) -> bool {
+        address.checked_sub(self.start).is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
+    }
+
+    pub fn set_initialised(&self, offset: u64, bytes: u64) {
+        for (word, mask) in bit_ranges(offset, bytes) {
+            self.initialised[word].fetch_or(mask, Ordering::Relaxed);
+        }
+    }
+
+    /// The first byte of the range that nobody wrote.
+    pub fn first_uninitialised(&self, offset: u64, bytes: u64) -> Option<u64> {
+        if self.assumed_initialised.load(Ordering::Relaxed) {
+            return None;
+        }
+        bit_ranges(offset, bytes).find_map(|(word, mask)| {
+            let missing = mask & !self.initialised[word].load(Ordering::Relaxed);
+            (missing != 0).then(|| word as u64 * 64 + u64::from(missing.trailing_zeros()))
+        })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; nobody else owns it.
+        unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
+    }
+}
+
+/// Splits a byte range into (word of 64 bits, mask).
+pub(crate) fn bit_ranges(offset: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
+    let end = offset + bytes;
+    (offset / 64..end.div_ceil(64)).map(move |word| {
+        let low = offset.saturating_sub(word * 64).min(64);
+        let high = (end - word * 64).min(64);
+        let ones = if high - low == 64 { u64::MAX } else { ((1 << (high - low)) - 1) << low };
+        (word as usize, ones)
+    })
+}
+
+/// Loads `N` bytes at a byte offset that is a multiple of `N`.
+#[inline(always)]
+pub(crate) fn load<const N: usize>(words: &[AtomicU64], offset: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    if N >= 8 {
+        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
+            chunk.copy_from_slice(&words[offset / 8 + i].load(Ordering::Relaxed).to_le_bytes());
+        }
+    } else {
+        let word = words[offset / 8].load(Ordering::Relaxed) >> (offset % 8 * 8);
+        bytes.copy_from_slice(&word.to_le_bytes()[..N]);
+    }
+    bytes
+}
+
+/// Stores `N` bytes at a byte offset that is a multiple of `N`.
+#[inline(always)]
+pub(crate) fn store<const N: usize>(words: &[AtomicU64], offset: usize, bytes: [u8; N]) {
+    if N >= 8 {
+        for (i, chunk) in bytes.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(chunk.try_into().expect("chunks of 8"));
+            words[offset / 8 + i].store(word, Ordering::Relaxed);
+        }
+    } else {
+        let mut word = [0; 8];
+        word[..N].copy_from_slice(&bytes);
+        let shift = offset % 8 * 8;
+        let mask = ((1u64 << (N * 8)) - 1) << shift;
+        modify(&words[offset / 8], mask, |_| u64::from_le_bytes(word) << shift);
+    }
+}
+
+/// Replaces the bits of `mask` by what `new` makes of the old word; returns the old word.
+pub(crate) fn modify(word: &AtomicU64, mask: u64, new: impl Fn(u64) -> u64) -> u64 {
+    word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !mask | new(old) & mask))
+        .expect("the closure always returns a value")
+}
+
+/// Copies bytes out of words, any alignment.
+pub(crate) fn read_bytes(words: &[AtomicU64], offset: usize, out: &mut [u8]) {
+    let head = (offset.next_multiple_of(8) - offset).min(out.len());
+    let (first, rest) = out.split_at_mut(head);
+    for (i, byte) in first.iter_mut().enumerate() {
+        [*byte] = load::<1>(words, offset + i);
+    }
+    let mut at = offset + head;
+    for chunk in rest.chunks_mut(8) {
+        let word = words[at / 8].load(Ordering::Relaxed).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+        at += 8;
+    }
+}
+
+/// Copies bytes into words, any alignment.
+pub(crate) fn write_bytes(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
+    let head = (offset.next_multiple_of(8) - offset).min(bytes.len());
+    let (first, rest) = bytes.split_at(head);
+    for (i, &byte) in first.iter().enumerate() {
+        store::<1>(words, offset + i, [byte]);
+    }
+    let mut at = offset + head;
+    for chunk in rest.chunks(8) {
+        match chunk.try_into() {
+            Ok(word) => words[at / 8].store(u64::from_le_bytes(word), Ordering::Relaxed),
+            Err(_) => {
+                for (i, &byte) in chunk.iter().enumerate() {
+                    store::<1>(words, at + i, [byte]);
+                }
+            }
+        }
+        at += 8;
+    }
+}
+
+/// The allocations at one moment, sorted by address.
+pub(crate) type Snapshot = Arc<Vec<Arc<Allocation>>>;
+
+#[derive(Default)]
+struct Table {
+    live: Snapshot,
+    freed: Vec<Freed>,
+}
+
+/// An allocation that is gone, kept so that a late access can be named.
+#[derive(Clone)]
+pub(crate) struct Freed {
+    pub name: String,
+    pub start: u64,
+    pub bytes: u64,
+}
+
+/// The memory of all emulated devices of a process: share it by `Arc` between the grids that use it.
+#[derive(Default)]
+pub struct Memory {
+    table: Mutex<Table>,
+}
+
+impl Memory {
+    /// A memory with no allocations.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Allocates uninitialised memory on a device; returns its device address, a multiple of 256.
+    pub fn allocate(&self, name: &str, bytes: u64, device: u32) -> u64 {
+        let allocation = Arc::new(Allocation::new(name, bytes, device));
+        let start = allocation.start;
+        let mut table = self.table();
+        table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
+        let mut live = Vec::clone(&table.live);
+        live.insert(live.partition_point(|other| other.start < start), allocation);
+        table.live = Arc::new(live);
+        start
+    }
+
+    /// Frees what [`allocate`](Self::allocate) returned; a grid that still uses it gets a use-after-free fault.
+    pub fn free(&self, address: u64) -> Result<(), MemoryError> {
+        let mut table = self.table();
+        let at = table.live.binary_search_by_key(&address, |a| a.start).map_err(|_| MemoryError::NotAllocated { address })?;
+        let mut live = Vec::clone(&table.live);
+        let gone = live.remove(at);
+        gone.freed.store(true, Ordering::Relaxed);
+        table.freed.push(Freed { name: gone.name.clone(), start: gone.start, bytes: gone.bytes });
+        table.live = Arc::new(live);
+        Ok(())
+    }
+
+    /// Writes bytes from the host.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
+        write_bytes(allocation.words(), offset as usize, bytes);
+        allocation.set_initialised(offset, bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Reads bytes to the host. Bytes that nobody wrote read as zero.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
+        read_bytes(allocation.words(), offset as usize, bytes);
+        Ok(())
+    }
+
+    /// Whether every byte of the range was written by the host or a kernel.
+    pub fn is_initialised(&self, address: u64, bytes: u64) -> Result<bool, MemoryError> {
+        let (allocation, offset) = self.checked(address, bytes)?;
+        Ok(allocation.first_uninitialised(offset, bytes).is_none())
+    }
+
+    /// The live allocation that an address lies in.
+    pub fn find(&self, address: u64) -> Option<Found> {
+        let live = self.snapshot();
+        let allocation = nearest(&live, address).filter(|a| a.contains(address, 1))?;
+        Some(Found {
+            name: allocation.name.clone(),
+            offset: address - allocation.start,
+            bytes: allocation.bytes,
+            device: allocation.device,
+        })
+    }
+
+    fn checked(&self, address: u64, bytes: u64) -> Result<(Arc<Allocation>, u64), MemoryError> {
+        let live = self.snapshot();
+        match nearest(&live, address) {
+            Some(found) if found.contains(address, bytes) => Ok((Arc::clone(found), address - found.start)),
+            other => {
+                let nearest = other.map_or("none".to_owned(), |a| format!("`{}`, {} bytes at {:#x}", a.name, a.bytes, a.start));
+                Err(MemoryError::OutOfBounds { address, bytes, nearest })
+            }
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Arc::clone(&self.table().live)
+    }
+
+    pub(crate) fn freed_at(&self, address: u64) -> Option<Freed> {
+        self.table().freed.iter().rev().find(|f| (f.start..f.start + f.bytes).contains(&address)).cloned()
+    }
+}
+
+/// The last allocation that starts at or before an address.
+pub(crate) fn nearest(live: &[Arc<Allocation>], address: u64) -> Option<&Arc<Allocation>> {
+    live[..live.partition_point(|a| a.start <= address)].last()
+}

@@ -1,0 +1,260 @@
+//! Picks who runs next: sweeps in fast mode, seeded choices in check mode.
+
+use crate::async_copy;
+use crate::block::Block;
+use crate::fault::{Fault, FaultKind, Involved};
+use crate::grid::{Grid, Mode, Policy, Progress};
+use crate::panic_hook;
+use crate::report::Report;
+use crate::thread::{Stopped, Waiting, running, set_current};
+use crate::warp::lanes;
+use crate::worker::Worker;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// One OS thread's share of a launch.
+pub(crate) struct Scheduler {
+    /// Dropped before the worker that they point to.
+    blocks: Vec<Box<Block>>,
+    worker: Box<Worker>,
+    policy: Policy,
+    /// Resumptions in a row that were mere polling.
+    idle: u64,
+}
+
+impl Scheduler {
+    pub fn new(grid: &Arc<Grid>) -> Self {
+        panic_hook::install();
+        let worker = Box::new(Worker::new(grid));
+        let policy = match grid.options.policy {
+            Policy::Seeded => match worker.random.below(4) {
+                0 => Policy::StarveProducer,
+                1 => Policy::StarveConsumer,
+                _ => Policy::Random,
+            },
+            policy => policy,
+        };
+        Self { blocks: Vec::new(), worker, policy, idle: 0 }
+    }
+
+    pub fn grid(&self) -> &Grid {
+        self.worker.grid()
+    }
+
+    pub fn report(&self) -> Report {
+        Report { steps: self.worker.steps.get() }
+    }
+
+    /// Runs up to `budget` resumptions.
+    pub fn step(&mut self, budget: u64) -> Result<Progress, Fault> {
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_for(budget)));
+        let result = match result {
+            Ok(result) => result,
+            Err(payload) => Err(self.fault_of(payload)),
+        };
+        if result.is_err() {
+            self.grid().stopped.store(true, Ordering::Relaxed);
+            self.blocks.clear();
+        }
+        result
+    }
+
+    fn run_for(&mut self, budget: u64) -> Result<Progress, Fault> {
+        let until = self.worker.steps.get().saturating_add(budget);
+        loop {
+            if self.grid().stopped.load(Ordering::Relaxed) {
+                self.blocks.clear();
+                return Ok(Progress::Done);
+            }
+            if !self.fill()? {
+                return Ok(Progress::Done);
+            }
+            let before = (self.worker.steps.get(), self.worker.progress());
+            match self.grid().options.mode {
+                Mode::Fast => self.sweep(),
+                Mode::Check => self.pick()?,
+            }
+            if let Some(fault) = self.worker.take_fault() {
+                return Err(fault);
+            }
+            self.retire()?;
+            let steps = self.worker.steps.get();
+            if steps > self.grid().options.step_limit {
+                return Err(self.stuck(FaultKind::StepLimit, format!("{steps} steps were made"), "raise Options::step_limit, or end the loop"));
+            }
+            if self.worker.progress() != before.1 {
+                self.idle = 0;
+            } else {
+                self.idle += (steps - before.0).max(1);
+                if let Some(progress) = self.look_for_hang()? {
+                    return Ok(progress);
+                }
+            }
+            if steps >= until {
+                return Ok(Progress::Running);
+            }
+        }
+    }
+
+    /// Keeps blocks in flight; false when none is left.
+    fn fill(&mut self) -> Result<bool, Fault> {
+        let wanted = match self.grid().options.mode {
+            Mode::Fast => 1,
+            Mode::Check => self.grid().options.resident_blocks.max(1),
+        };
+        while self.blocks.len() < wanted && self.start_block()? {}
+        Ok(!self.blocks.is_empty())
+    }
+
+    fn start_block(&mut self) -> Result<bool, Fault> {
+        let Some(number) = self.grid().next_block() else { return Ok(false) };
+        let block = Block::new(&*self.worker, number)?;
+        self.blocks.push(block);
+        Ok(true)
+    }
+
+    /// Fast mode: runs every ready lane of every block until it waits.
+    fn sweep(&self) {
+        for block in &self.blocks {
+            for (number, warp) in block.warps.iter().enumerate() {
+                let mut idle = 0;
+                while warp.ready.get() & !idle != 0 && !self.worker.has_fault() {
+                    let lane = (warp.ready.get() & !idle).trailing_zeros();
+                    self.resume(block, number as u32, lane);
+                    // A polling lane runs once a sweep, so that others get their turn.
+                    idle |= warp.ready.get() & 1 << lane;
+                }
+            }
+        }
+    }
+
+    /// Check mode: one choice of the seed, a warp's ready lanes or an asynchronous copy.
+    fn pick(&mut self) -> Result<(), Fault> {
+        let random = &self.worker.random;
+        let ready: Vec<(usize, usize)> = (self.blocks.iter().enumerate())
+            .flat_map(|(b, block)| block.warps.iter().enumerate().filter(|(_, w)| w.ready.get() != 0).map(move |(w, _)| (b, w)))
+            .collect();
+        let in_flight: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].has_transfers()).collect();
+        let copy_turn = match self.policy {
+            Policy::StarveProducer => random.once_in(32),
+            Policy::StarveConsumer => !random.once_in(4),
+            _ => random.once_in(3),
+        };
+        if !in_flight.is_empty() && (copy_turn || ready.is_empty() || self.idle > 256) {
+            let block = &self.blocks[in_flight[random.below(in_flight.len())]];
+            return async_copy::advance(block, random.next() as usize);
+        }
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let biased = !random.once_in(8) && self.idle < 256;
+        let chosen = match self.policy {
+            Policy::StarveProducer if biased => ready.iter().copied().max_by_key(|&(b, w)| (w, b)),
+            Policy::StarveConsumer if biased => ready.iter().copied().min_by_key(|&(b, w)| (w, b)),
+            _ => None,
+        };
+        let (block, warp) = chosen.unwrap_or_else(|| ready[random.below(ready.len())]);
+        let block = &self.blocks[block];
+        let ready = block.warps[warp].ready.get();
+        let turn = random.below(32) as u32;
+        for lane in lanes(ready.rotate_right(turn)) {
+            let lane = (lane as u32 + turn) % 32;
+            self.resume(block, warp as u32, lane);
+            if self.worker.has_fault() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn resume(&self, block: &Block, warp: u32, lane: u32) {
+        let ready = &block.warps[warp as usize].ready;
+        ready.set(ready.get() & !(1 << lane));
+        self.worker.steps.set(self.worker.steps.get() + 1);
+        block.resume(warp, lane);
+        if !block.threads[(warp * 32 + lane) as usize].waiting.get().is_idle() {
+            self.worker.productive();
+        }
+    }
+
+    fn retire(&mut self) -> Result<(), Fault> {
+        let mut at = 0;
+        while at < self.blocks.len() {
+            if self.blocks[at].is_done() {
+                let block = self.blocks.swap_remove(at);
+                block.finish()?;
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing but polling happened lately, if anything.
+    fn look_for_hang(&mut self) -> Result<Option<Progress>, Fault> {
+        let in_flight = self.blocks.iter().any(|block| block.has_transfers());
+        if self.blocks.is_empty() || in_flight {
+            return Ok(None);
+        }
+        let ready: u32 = self.blocks.iter().flat_map(|block| &block.warps).map(|warp| warp.ready.get().count_ones()).sum();
+        if ready != 0 && self.idle < 256 + 8 * u64::from(ready) {
+            return Ok(None);
+        }
+        if self.grid().blocks_left() && self.blocks.len() < self.grid().options.resident_blocks && self.start_block()? {
+            self.idle = 0;
+            return Ok(None);
+        }
+        if ready != 0 {
+            self.idle = 0;
+            return Ok(Some(Progress::Blocked(self.describe_waiting())));
+        }
+        Err(self.stuck(FaultKind::Deadlock, "every thread waits".to_owned(), "let as many arrive as are waited for, and announce the bytes that are copied"))
+    }
+
+    fn describe_waiting(&self) -> String {
+        self.blocks.iter().map(|block| block.describe_waiting()).collect()
+    }
+
+    pub fn no_progress(&self, on: &str) -> Fault {
+        let mut fault = self.stuck(FaultKind::NoProgress, "threads poll and nobody answers".to_owned(), "let the other side signal, or raise Options::patience");
+        fault.message = format!("threads poll and nobody answers{on}");
+        fault
+    }
+
+    #[cold]
+    fn stuck(&self, kind: FaultKind, what: String, mend: &str) -> Fault {
+        let waiting = self.blocks.iter().flat_map(|block| block.threads.iter());
+        let mut involved: Vec<Involved> = Vec::new();
+        for thread in waiting.filter(|thread| thread.waiting.get() != Waiting::Exited) {
+            let Some(location) = thread.site.get() else { continue };
+            if !involved.iter().any(|known| known.location == location) {
+                involved.push(Involved { location, action: String::new() });
+            }
+        }
+        let message = format!("{what}{}", self.describe_waiting());
+        Fault { kind, kernel: self.grid().launch.kernel.clone(), thread: None, message, involved, mend: mend.to_owned() }
+    }
+
+    /// The fault behind an unwinding that came out of a kernel.
+    fn fault_of(&self, payload: Box<dyn Any + Send>) -> Fault {
+        let thread = running();
+        set_current(ptr::null());
+        if payload.is::<Stopped>() {
+            return self.worker.take_fault().expect("whoever stops the run says why");
+        }
+        let Some(thread) = thread else { std::panic::resume_unwind(payload) };
+        let (message, involved) = panic_hook::take();
+        Fault {
+            kind: FaultKind::Panic,
+            kernel: self.grid().launch.kernel.clone(),
+            thread: Some((thread.block().index, thread.index)),
+            message,
+            involved,
+            mend: String::new(),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! One emulated CUDA thread, and which one is running.
+
+use crate::block::Block;
+use crate::fault::{Fault, FaultKind, Involved};
+use crate::worker::Worker;
+use corosensei::Yielder;
+use std::cell::Cell;
+use std::panic::Location;
+use std::ptr;
+
+/// Source line of a device operation.
+pub(crate) type Site = &'static Location<'static>;
+
+thread_local! {
+    static CURRENT: Cell<*const Thread> = const { Cell::new(ptr::null()) };
+}
+
+/// What a suspended thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// It was never resumed, or it was preempted.
+    Nothing,
+    /// Other lanes of its warp.
+    Rendezvous { mask: u32 },
+    /// The other threads of its warpgroup.
+    Warpgroup,
+    Barrier { id: u32 },
+    Mbarrier { offset: u32, parity: u32 },
+    CopyGroups { pending: u32 },
+    BulkGroups { pending: u32, read_only: bool },
+    /// It polls an mbarrier or sleeps: it can be resumed, which is no progress.
+    Poll { offset: u32, parity: u32 },
+    Sleep,
+    Exited,
+}
+
+impl Waiting {
+    pub fn is_idle(self) -> bool {
+        matches!(self, Self::Poll { .. } | Self::Sleep)
+    }
+}
+
+pub(crate) struct Thread {
+    block: *const Block,
+    /// Linear number in the block.
+    pub number: u32,
+    pub index: [u32; 3],
+    pub yielder: Cell<*const Yielder<(), ()>>,
+    pub waiting: Cell<Waiting>,
+    /// Where it waits.
+    pub site: Cell<Option<Site>>,
+    /// Committed groups of `cp.async`, and of bulk copies.
+    pub copy_groups: Cell<u32>,
+    pub bulk_groups: Cell<u32>,
+}
+
+/// Payload of the unwinding that ends a run; the fault lies in the worker.
+pub(crate) struct Stopped;
+
+impl Thread {
+    pub fn new(block: *const Block, number: u32, index: [u32; 3]) -> Self {
+        Self {
+            block,
+            number,
+            index,
+            yielder: Cell::new(ptr::null()),
+            waiting: Cell::new(Waiting::Nothing),
+            site: Cell::new(None),
+            copy_groups: Cell::new(0),
+            bulk_groups: Cell::new(0),
+        }
+    }
+
+    #[inline(always)]
+    pub fn lane(&self) -> u32 {
+        self.number % 32
+    }
+
+    #[inline(always)]
+    pub fn warp_number(&self) -> u32 {
+        self.number / 32
+    }
+
+    #[inline(always)]
+    pub fn block(&self) -> &Block {
+        // SAFETY: a block owns its threads and is not moved while they exist (it is boxed by `Block::new`).
+        unsafe { &*self.block }
+    }
+
+    #[inline(always)]
+    pub fn worker(&self) -> &Worker {
+        self.block().worker()
+    }
+
+    /// Gives control back to the scheduler.
+    pub fn suspend(&self, waiting: Waiting, site: Site) {
+        self.waiting.set(waiting);
+        self.site.set(Some(site));
+        // SAFETY: the thread's coroutine stored its yielder before any kernel code ran, and it lives on that
+        // coroutine's stack, which is the one running.
+        unsafe { (*self.yielder.get()).suspend(()) };
+        self.waiting.set(Waiting::Nothing);
+    }
+
+    /// Lets other threads run, stays ready itself.
+    pub fn give_way(&self, waiting: Waiting, site: Site) {
+        self.block().make_ready(self.number);
+        self.suspend(waiting, site);
+    }
+
+    #[cold]
+    pub fn fault(&self, kind: FaultKind, site: Site, message: String, mend: &str) -> Fault {
+        Fault {
+            kind,
+            kernel: self.worker().grid().launch.kernel.clone(),
+            thread: Some((self.block().index, self.index)),
+            message,
+            involved: vec![Involved { location: site, action: String::new() }],
+            mend: mend.to_owned(),
+        }
+    }
+
+    /// Ends the run.
+    #[cold]
+    pub fn fail(&self, kind: FaultKind, site: Site, message: String, mend: &str) -> ! {
+        self.stop(self.fault(kind, site, message, mend))
+    }
+
+    #[cold]
+    pub fn stop(&self, fault: Fault) -> ! {
+        self.worker().set_fault(fault);
+        std::panic::resume_unwind(Box::new(Stopped))
+    }
+}
+
+/// The thread now running.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn current<'a>() -> &'a Thread {
+    let thread = CURRENT.get();
+    if thread.is_null() {
+        outside();
+    }
+    // SAFETY: `resume` of the block set it to a thread of a block that lives as long as its coroutine runs,
+    // and the caller is that coroutine.
+    unsafe { &*thread }
+}
+
+/// The thread now running, if any.
+pub(crate) fn running<'a>() -> Option<&'a Thread> {
+    // SAFETY: as in `current`.
+    unsafe { CURRENT.get().as_ref() }
+}
+
+#[inline(always)]
+pub(crate) fn set_current(thread: *const Thread) {
+    CURRENT.set(thread);
+}
+
+#[cold]
+#[track_caller]
+fn outside() -> ! {
+    panic!("a device operation was called outside a kernel; kernels run under oxtile_emulator::GridRun")
+}

@@ -1,0 +1,342 @@
+//! Warp-wide operations: a rendezvous of the lanes of a mask at one source line.
+
+use crate::fault::{Fault, FaultKind, Involved};
+use crate::order::{Group, ReduceOp, ShuffleMode, VoteMode};
+use crate::thread::{Site, Thread, Waiting};
+use std::any::TypeId;
+use std::cell::Cell;
+
+/// What the lanes of a rendezvous do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Sync,
+    Shuffle(ShuffleMode),
+    Vote(VoteMode),
+    Reduce(ReduceOp),
+    MatchAny,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "warp_sync",
+            Self::Shuffle(_) => "shuffle",
+            Self::Vote(_) => "vote",
+            Self::Reduce(_) => "reduce",
+            Self::MatchAny => "match_any",
+        }
+    }
+}
+
+/// Lanes gathered so far for one operation; free while `arrived` is zero.
+struct Rendezvous {
+    mask: Cell<u32>,
+    arrived: Cell<u32>,
+    kind: Cell<Kind>,
+    site: Cell<Option<Site>>,
+    values: [Cell<u32>; 32],
+    arguments: [Cell<u32>; 32],
+}
+
+impl Rendezvous {
+    fn new() -> Self {
+        Self {
+            mask: Cell::new(0),
+            arrived: Cell::new(0),
+            kind: Cell::new(Kind::Sync),
+            site: Cell::new(None),
+            values: [const { Cell::new(0) }; 32],
+            arguments: [const { Cell::new(0) }; 32],
+        }
+    }
+}
+
+pub(crate) struct Warp {
+    /// Lanes that can be resumed.
+    pub ready: Cell<u32>,
+    /// Lanes that have not ended.
+    pub alive: Cell<u32>,
+    /// Disjoint masks may be in flight at once; four divergent groups are more than kernels have.
+    rendezvous: [Rendezvous; 4],
+    /// A lane reads its result before it can arrive anywhere else, so one array serves all.
+    results: [Cell<u32>; 32],
+}
+
+impl Warp {
+    pub fn new(lanes: u32) -> Self {
+        let all = u32::MAX >> (32 - lanes);
+        Self {
+            ready: Cell::new(all),
+            alive: Cell::new(all),
+            rendezvous: [const { () }; 4].map(|()| Rendezvous::new()),
+            results: [const { Cell::new(0) }; 32],
+        }
+    }
+
+    pub fn exit(&self, thread: &Thread) {
+        let bit = 1 << thread.lane();
+        self.alive.set(self.alive.get() & !bit);
+        for slot in &self.rendezvous {
+            if slot.arrived.get() != 0 && slot.mask.get() & bit != 0 {
+                let site = slot.site.get().expect("set with the first arrival");
+                let fault = exited(thread, slot.kind.get(), slot.mask.get(), bit, site);
+                thread.worker().set_fault(fault);
+            }
+        }
+    }
+
+    pub fn describe(&self, mask: u32) -> String {
+        match self.rendezvous.iter().find(|slot| slot.arrived.get() != 0 && slot.mask.get() == mask) {
+            Some(slot) => {
+                let missing = mask & !slot.arrived.get();
+                format!("{} of mask {mask:#010x}, lanes {missing:#010x} missing", slot.kind.get().name())
+            }
+            None => format!("a warp collective of mask {mask:#010x}"),
+        }
+    }
+
+    /// The slot that this lane joins or opens.
+    #[inline(always)]
+    fn slot(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) -> &Rendezvous {
+        let bit = 1 << thread.lane();
+        if mask & bit == 0 {
+            thread.fail(
+                FaultKind::Divergence,
+                site,
+                format!("{} of mask {mask:#010x} by lane {}, which the mask does not name", kind.name(), thread.lane()),
+                "name every calling lane in the mask",
+            );
+        }
+        if mask & !self.alive.get() != 0 {
+            thread.stop(exited(thread, kind, mask, mask & !self.alive.get(), site));
+        }
+        let mut free = None;
+        for slot in &self.rendezvous {
+            if slot.arrived.get() == 0 {
+                free = free.or(Some(slot));
+            } else if slot.mask.get() & mask != 0 {
+                if slot.mask.get() != mask || slot.kind.get() != kind || !same(slot.site.get(), site) {
+                    diverged(thread, slot, mask, kind, site);
+                }
+                return slot;
+            }
+        }
+        let slot = free.expect("four disjoint masks of four lanes at most are in flight");
+        slot.mask.set(mask);
+        slot.kind.set(kind);
+        slot.site.set(Some(site));
+        slot
+    }
+
+    /// Arrives with a value; returns this lane's result when all lanes of the mask have arrived.
+    #[inline(always)]
+    pub fn meet(&self, thread: &Thread, mask: u32, kind: Kind, value: u32, argument: u32, site: Site) -> u32 {
+        let lane = thread.lane() as usize;
+        let slot = self.slot(thread, mask, kind, site);
+        slot.values[lane].set(value);
+        slot.arguments[lane].set(argument);
+        slot.arrived.set(slot.arrived.get() | 1 << lane);
+        if slot.arrived.get() == mask {
+            self.complete(thread, slot, kind, site);
+            slot.arrived.set(0);
+            self.ready.set(self.ready.get() | mask & !(1 << lane));
+        } else {
+            thread.suspend(Waiting::Rendezvous { mask }, site);
+        }
+        self.results[lane].get()
+    }
+
+    fn complete(&self, thread: &Thread, slot: &Rendezvous, kind: Kind, site: Site) {
+        let mask = slot.mask.get();
+        match kind {
+            Kind::Sync => {}
+            Kind::Shuffle(mode) => self.shuffle(thread, slot, mode, site),
+            Kind::Vote(mode) => self.all(mask, vote(mask, mode, |lane| slot.values[lane].get() != 0)),
+            Kind::Reduce(op) => {
+                let total = lanes(mask).map(|lane| slot.values[lane].get()).reduce(|a, b| combine(op, a, b));
+                self.all(mask, total.expect("a mask names its caller"));
+            }
+            Kind::MatchAny => {
+                for lane in lanes(mask) {
+                    let equal = lanes(mask).filter(|&other| slot.values[other].get() == slot.values[lane].get());
+                    self.results[lane].set(equal.fold(0, |bits, other| bits | 1 << other));
+                }
+            }
+        }
+    }
+
+    fn all(&self, mask: u32, value: u32) {
+        lanes(mask).for_each(|lane| self.results[lane].set(value));
+    }
+
+    fn shuffle(&self, thread: &Thread, slot: &Rendezvous, mode: ShuffleMode, site: Site) {
+        let mask = slot.mask.get();
+        for lane in lanes(mask) {
+            let argument = slot.arguments[lane].get();
+            let source = shuffle_source(mode, lane as u32, argument & 31, argument >> 8);
+            if mask >> source & 1 == 0 {
+                thread.fail(
+                    FaultKind::Divergence,
+                    site,
+                    format!("shuffle of mask {mask:#010x}: lane {lane} reads lane {source}, which takes no part"),
+                    "name the source lane in the mask, or clamp the shuffle to the lanes that take part",
+                );
+            }
+            self.results[lane].set(slot.values[source as usize].get());
+        }
+    }
+}
+
+/// Source lane of `shfl.sync` (PTX ISA, pseudo-code of shfl.sync): `clamp` holds c.
+#[inline(always)]
+fn shuffle_source(mode: ShuffleMode, lane: u32, argument: u32, clamp: u32) -> u32 {
+    let segment = clamp >> 8 & 31;
+    let bound = lane & segment | clamp & 31 & !segment;
+    let (source, valid) = match mode {
+        ShuffleMode::Up => (lane.wrapping_sub(argument), lane as i32 - argument as i32 >= bound as i32),
+        ShuffleMode::Down => (lane + argument, lane + argument <= bound),
+        ShuffleMode::Butterfly => (lane ^ argument, lane ^ argument <= bound),
+        ShuffleMode::Index => {
+            let source = lane & segment | argument & !segment;
+            (source, source <= bound)
+        }
+    };
+    if valid { source } else { lane }
+}
+
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let lane = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            lane
+        })
+    })
+}
+
+fn vote(mask: u32, mode: VoteMode, holds: impl Fn(usize) -> bool) -> u32 {
+    let ballot = lanes(mask).filter(|&lane| holds(lane)).fold(0, |bits, lane| bits | 1 << lane);
+    match mode {
+        VoteMode::Any => u32::from(ballot != 0),
+        VoteMode::All => u32::from(ballot == mask),
+        VoteMode::Ballot => ballot,
+        VoteMode::Uniform => u32::from(ballot == mask || ballot == 0),
+    }
+}
+
+fn combine(op: ReduceOp, a: u32, b: u32) -> u32 {
+    match op {
+        ReduceOp::Add => a.wrapping_add(b),
+        ReduceOp::Min => a.min(b),
+        ReduceOp::Max => a.max(b),
+        ReduceOp::MinSigned => (a as i32).min(b as i32) as u32,
+        ReduceOp::MaxSigned => (a as i32).max(b as i32) as u32,
+        ReduceOp::And => a & b,
+        ReduceOp::Or => a | b,
+        ReduceOp::Xor => a ^ b,
+    }
+}
+
+/// Whether two sites are one source line; the compiler may make two constants of one location.
+#[inline(always)]
+fn same(a: Option<Site>, b: Site) -> bool {
+    a.is_some_and(|a| std::ptr::eq(a, b) || a == b)
+}
+
+#[cold]
+fn diverged(thread: &Thread, slot: &Rendezvous, mask: u32, kind: Kind, site: Site) -> ! {
+    let other = slot.site.get().expect("set with the first arrival");
+    let first = slot.arrived.get().trailing_zeros();
+    let mut fault = thread.fault(
+        FaultKind::Divergence,
+        site,
+        format!("lanes {} and {first} of warp {} meet different collectives", thread.lane(), thread.warp_number()),
+        "let all lanes named in the mask reach the same line, with the same mask",
+    );
+    fault.involved[0].action = format!("lane {}: {} of mask {mask:#010x}", thread.lane(), kind.name());
+    let action = format!("lanes {:#010x}: {} of mask {:#010x}", slot.arrived.get(), slot.kind.get().name(), slot.mask.get());
+    fault.involved.push(Involved { location: other, action });
+    thread.stop(fault)
+}
+
+fn exited(thread: &Thread, kind: Kind, mask: u32, gone: u32, site: Site) -> Fault {
+    thread.fault(
+        FaultKind::Divergence,
+        site,
+        format!("{} of mask {mask:#010x} names lanes {gone:#010x} of warp {}, which have exited", kind.name(), thread.warp_number()),
+        "let every lane stay until the last collective that names it, or name only the lanes still running",
+    )
+}
+
+/// Threads gathered so far for a [`collective`](crate::device::collective).
+pub(crate) struct Gathering {
+    group: Group,
+    first: u32,
+    kind: TypeId,
+    site: Site,
+    fragments: Vec<(u32, *mut ())>,
+}
+
+/// A rendezvous that computes over every thread's fragment.
+pub(crate) fn collective<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T]), site: Site) {
+    let block = thread.block();
+    let (first, members) = match group {
+        Group::Warp(mask) => {
+            if mask >> thread.lane() & 1 == 0 || mask & !block.warp(thread).alive.get() != 0 {
+                thread.fail(
+                    FaultKind::Divergence,
+                    site,
+                    format!("a collective of mask {mask:#010x} in which lane {} or an exited lane takes part", thread.lane()),
+                    "name exactly the lanes that call it",
+                );
+            }
+            (thread.number & !31, mask.count_ones())
+        }
+        Group::Warpgroup => (thread.number & !127, 128),
+    };
+    let mut gatherings = block.gatherings.borrow_mut();
+    let at = gatherings.iter().position(|g| g.first == first && g.fragments.iter().all(|f| f.0 != thread.number) && overlaps(g.group, group));
+    let at = at.unwrap_or_else(|| {
+        gatherings.push(Gathering { group, first, kind: TypeId::of::<T>(), site, fragments: Vec::with_capacity(128) });
+        gatherings.len() - 1
+    });
+    let found = &mut gatherings[at];
+    if found.group != group || !same(Some(found.site), site) || found.kind != TypeId::of::<T>() {
+        let mut fault = thread.fault(
+            FaultKind::Divergence,
+            site,
+            format!("threads {} and {} meet different collectives", thread.number, found.fragments[0].0),
+            "let all threads of the group reach the same line",
+        );
+        fault.involved.push(Involved { location: found.site, action: format!("thread {}", found.fragments[0].0) });
+        thread.stop(fault);
+    }
+    found.fragments.push((thread.number, std::ptr::from_mut(fragment).cast()));
+    if (found.fragments.len() as u32) < members {
+        drop(gatherings);
+        let waiting = match group {
+            Group::Warp(mask) => Waiting::Rendezvous { mask },
+            Group::Warpgroup => Waiting::Warpgroup,
+        };
+        thread.suspend(waiting, site);
+        return;
+    }
+    let mut gathered = gatherings.swap_remove(at);
+    drop(gatherings);
+    gathered.fragments.sort_unstable_by_key(|f| f.0);
+    // SAFETY: each pointer came from a distinct `&mut T` (the type ids agree) of a thread that is suspended
+    // in this function until it is made ready below, or of this one.
+    let mut fragments: Vec<&mut T> = gathered.fragments.iter().map(|&(_, p)| unsafe { &mut *p.cast::<T>() }).collect();
+    compute(&mut fragments);
+    for &(number, _) in gathered.fragments.iter().filter(|f| f.0 != thread.number) {
+        block.make_ready(number);
+    }
+}
+
+fn overlaps(a: Group, b: Group) -> bool {
+    match (a, b) {
+        (Group::Warp(a), Group::Warp(b)) => a & b != 0,
+        _ => true,
+    }
+}

@@ -1,0 +1,167 @@
+//! State of one OS thread's share of a launch, reached by the emulated threads that run on it.
+
+use crate::fault::{Fault, FaultKind};
+use crate::grid::{Grid, Mode};
+use crate::memory::{Allocation, Snapshot, nearest};
+use crate::random::Random;
+use crate::stack::{PooledStack, StackPool};
+use std::cell::{Cell, RefCell};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub(crate) struct Worker {
+    grid: Arc<Grid>,
+    fault: RefCell<Option<Fault>>,
+    stacks: RefCell<StackPool>,
+    pub steps: Cell<u64>,
+    /// Grows when something happened that others may wait for.
+    progress: Cell<u64>,
+    /// The allocations read and written last. `snapshots` keeps them alive.
+    cache: [Cell<*const Allocation>; 2],
+    snapshots: RefCell<Vec<Snapshot>>,
+    pub random: Random,
+    checked: bool,
+}
+
+/// Slots of the allocation cache.
+pub(crate) const READ: usize = 0;
+pub(crate) const WRITE: usize = 1;
+
+impl Worker {
+    pub fn new(grid: &Arc<Grid>) -> Self {
+        Self {
+            grid: Arc::clone(grid),
+            fault: RefCell::new(None),
+            stacks: RefCell::new(StackPool::new(grid.options.stack_bytes)),
+            steps: Cell::new(0),
+            progress: Cell::new(0),
+            cache: [const { Cell::new(ptr::null()) }; 2],
+            snapshots: RefCell::new(vec![Arc::clone(&grid.snapshot)]),
+            random: Random::new(grid.options.seed),
+            checked: grid.options.mode == Mode::Check,
+        }
+    }
+
+    #[inline(always)]
+    pub fn grid(&self) -> &Grid {
+        &self.grid
+    }
+
+    #[inline(always)]
+    pub fn is_checked(&self) -> bool {
+        self.checked
+    }
+
+    #[inline(always)]
+    pub fn productive(&self) {
+        self.progress.set(self.progress.get() + 1);
+    }
+
+    pub fn progress(&self) -> u64 {
+        self.progress.get()
+    }
+
+    /// Records why the run ends; the first fault stands.
+    pub fn set_fault(&self, fault: Fault) {
+        self.fault.borrow_mut().get_or_insert(fault);
+    }
+
+    pub fn take_fault(&self) -> Option<Fault> {
+        self.fault.borrow_mut().take()
+    }
+
+    pub fn has_fault(&self) -> bool {
+        self.fault.borrow().is_some()
+    }
+
+    pub fn take_stack(&self) -> Result<PooledStack, Fault> {
+        self.stacks.borrow_mut().take().map_err(|error| Fault {
+            kind: FaultKind::Launch,
+            kernel: self.grid.launch.kernel.clone(),
+            thread: None,
+            message: format!("no memory for the stack of an emulated thread ({} bytes): {error}", self.grid.options.stack_bytes),
+            involved: Vec::new(),
+            mend: "lower Options::resident_blocks or Options::stack_bytes".to_owned(),
+        })
+    }
+
+    pub fn give_stack(&self, stack: PooledStack) {
+        self.stacks.borrow_mut().give(stack);
+    }
+
+    /// The live allocation that holds `bytes` bytes at `address`.
+    #[inline(always)]
+    pub fn locate(&self, slot: usize, address: u64, bytes: u64) -> Option<&Allocation> {
+        // SAFETY: null, or an allocation that `snapshots` keeps alive as long as `self`.
+        let last = unsafe { self.cache[slot].get().as_ref() };
+        match last {
+            Some(allocation) if allocation.contains(address, bytes) && !allocation.is_freed() => Some(allocation),
+            _ => self.locate_slowly(slot, address, bytes),
+        }
+    }
+
+    #[cold]
+    fn locate_slowly(&self, slot: usize, address: u64, bytes: u64) -> Option<&Allocation> {
+        let mut snapshots = self.snapshots.borrow_mut();
+        let fits = |live: &Snapshot| {
+            let found = nearest(live, address).filter(|a| a.contains(address, bytes) && !a.is_freed());
+            found.map(Arc::as_ptr)
+        };
+        let found = snapshots.last().and_then(fits).or_else(|| {
+            let fresh = self.grid.memory.snapshot();
+            let found = fits(&fresh)?;
+            snapshots.push(fresh);
+            Some(found)
+        })?;
+        self.cache[slot].set(found);
+        // SAFETY: as in `locate`.
+        Some(unsafe { &*found })
+    }
+
+    /// Notes that a kernel wrote bytes.
+    #[inline(always)]
+    pub fn written(&self, allocation: &Allocation, offset: u64, bytes: u64) {
+        self.productive();
+        if self.checked {
+            allocation.set_initialised(offset, bytes);
+        } else if !allocation.assumed_initialised.load(Ordering::Relaxed) {
+            allocation.assumed_initialised.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A name for an address that no live allocation holds `bytes` bytes at, and the class of the fault.
+    #[cold]
+    pub fn describe_miss(&self, address: u64, bytes: u64) -> (FaultKind, String) {
+        if let Some(freed) = self.grid.memory.freed_at(address) {
+            let text = format!("{bytes} bytes at offset {} of `{}` ({} bytes), which was freed", address - freed.start, freed.name, freed.bytes);
+            return (FaultKind::UseAfterFree, text);
+        }
+        let live = self.grid.memory.snapshot();
+        let text = match nearest(&live, address) {
+            Some(a) if address - a.start < a.bytes + (1 << 20) => {
+                let name = self.tensor_name(a.start).unwrap_or(&a.name);
+                format!("{bytes} bytes at offset {} of `{name}`, which has {} bytes", address - a.start, a.bytes)
+            }
+            _ => match live.iter().find(|a| a.start > address && a.start - address <= 1 << 20) {
+                Some(a) => format!("{bytes} bytes at {} bytes before `{}`", a.start - address, a.name),
+                None => format!("{bytes} bytes at {address:#x}, near no allocation"),
+            },
+        };
+        (FaultKind::OutOfBounds, text)
+    }
+
+    fn tensor_name(&self, address: u64) -> Option<&str> {
+        let tensors = &self.grid.launch.tensors;
+        tensors.iter().find(|t| address.wrapping_sub(t.address) < t.bytes).map(|t| &*t.name)
+    }
+
+    /// "`name` at offset n" for an address inside an allocation.
+    pub fn describe(&self, allocation: &Allocation, address: u64) -> String {
+        let tensors = &self.grid.launch.tensors;
+        match tensors.iter().find(|t| address.wrapping_sub(t.address) < t.bytes) {
+            Some(t) => format!("offset {} of `{}` ({} bytes)", address - t.address, t.name, t.bytes),
+            None => format!("offset {} of `{}` ({} bytes)", address - allocation.start, allocation.name, allocation.bytes),
+        }
+    }
+}
