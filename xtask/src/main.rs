@@ -1,1 +1,57 @@
-fn main() {}
+//! Development commands: `cargo xtask <command>`. A thin shell over oxtile-build and cargo; it links no kernel crate, so a
+//! kernel that does not compile never keeps these commands from running.
+
+mod kernels;
+mod machine;
+
+use std::{env, path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, bail};
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  setup                            make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
+  doctor                           say what is there, and the mend for what is not
+  build-ptx [--arch A,B] [--family F] [--accept]
+                                   compile the kernels to PTX and cubins, and check them against gpu/ratchet/
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let mut arguments = lexopt::Parser::from_env();
+    let command = match arguments.next()? {
+        Some(lexopt::Arg::Value(command)) => command.to_string_lossy().into_owned(),
+        Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) | None => {
+            print!("{HELP}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(other) => return Err(other.unexpected().into()),
+    };
+    match command.as_str() {
+        "setup" => machine::setup(),
+        "doctor" => machine::doctor(),
+        "build-ptx" => kernels::build_ptx(&mut arguments),
+        other => bail!("there is no command `{other}`\n\n{HELP}"),
+    }
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map(PathBuf::from).unwrap_or(here)
+}
+
+/// Tells what is being done.
+fn say(step: &str) {
+    eprintln!("  {step}");
+}

@@ -1,1 +1,63 @@
-//! Compiles any crate that uses #[kernel] to PTX, lints and assembles it.
+//! Compiles any crate that uses `#[kernel]` to PTX with stock rustc, assembles it and checks the result.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), oxtile_build::Error> {
+//! let build = oxtile_build::Builder::new("kernels/Cargo.toml")
+//!     .arch("sm_90a".parse()?)
+//!     .out_dir("target/kernels")
+//!     .build()?;
+//! for kernel in &build.kernels {
+//!     println!("{} on {}: {} registers", kernel.meta.name, kernel.arch, kernel.usage.registers);
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `compile` runs rustc once
+//! a kernel family; [`ptx`] cuts the module into one file an entry and writes the launch bounds into it, which it reads
+//! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
+//! the result; [`manifest`] says what was built, for whoever loads it.
+//!
+//! With `default-features = false` only [`source_hash`] is left, for the build script of a kernel crate.
+#![warn(missing_docs)]
+
+pub mod recipe;
+pub mod source_hash;
+
+#[cfg(feature = "compile")]
+pub mod arch;
+#[cfg(feature = "compile")]
+pub mod assemble;
+#[cfg(feature = "compile")]
+mod builder;
+#[cfg(feature = "compile")]
+mod compile;
+#[cfg(feature = "compile")]
+pub mod cuda_tools;
+#[cfg(feature = "compile")]
+mod error;
+#[cfg(feature = "compile")]
+pub mod lint;
+#[cfg(feature = "compile")]
+pub mod manifest;
+#[cfg(feature = "compile")]
+pub mod ptx;
+#[cfg(feature = "compile")]
+pub mod ratchet;
+#[cfg(feature = "compile")]
+pub mod sass;
+#[cfg(feature = "compile")]
+mod tool;
+#[cfg(feature = "compile")]
+pub mod toolchain;
+
+pub use source_hash::source_hash;
+
+#[cfg(feature = "compile")]
+pub use {
+    arch::Arch,
+    builder::{Build, Builder, Kernel},
+    cuda_tools::CudaTools,
+    error::Error,
+    manifest::Manifest,
+    toolchain::Toolchain,
+};

@@ -1,0 +1,79 @@
+//! GPU architectures by the names of ptxas.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// A GPU architecture, for example `sm_90a` (H100, H200).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Arch(String);
+
+impl Arch {
+    /// Hopper with its architecture-specific instructions (wgmma, TMA, setmaxnreg): the default.
+    pub fn hopper() -> Self {
+        Self("sm_90a".into())
+    }
+
+    /// The name, `sm_90a`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether code that says `requires = needed` runs here: architecture-specific features (a trailing letter)
+    /// run on that architecture alone, the others on it and on its successors.
+    pub fn satisfies(&self, needed: &str) -> bool {
+        if needed.ends_with(|c: char| c.is_ascii_alphabetic()) {
+            return self.0 == needed;
+        }
+        match (number(&self.0), number(needed)) {
+            (Some(have), Some(need)) => have >= need,
+            _ => false,
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u32> {
+    name.strip_prefix("sm_")?.trim_end_matches(|c: char| c.is_ascii_alphabetic()).parse().ok()
+}
+
+impl FromStr for Arch {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let digits = name.strip_prefix("sm_").unwrap_or_default().trim_end_matches(['a', 'f']);
+        if (2..=3).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Ok(Self(name.into()));
+        }
+        Err(Error::Arch { name: name.into() })
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architecture_specific_features_run_there_only() {
+        let arch = |s: &str| s.parse::<Arch>().unwrap();
+        assert!(arch("sm_90a").satisfies("sm_90a"));
+        assert!(!arch("sm_100a").satisfies("sm_90a"));
+        assert!(arch("sm_100a").satisfies("sm_90"));
+        assert!(!arch("sm_80").satisfies("sm_90"));
+    }
+
+    #[test]
+    fn wrong_names_are_errors() {
+        for name in ["90a", "sm_", "sm_9x", "compute_90", "sm_90b"] {
+            assert!(name.parse::<Arch>().is_err(), "{name}");
+        }
+    }
+}

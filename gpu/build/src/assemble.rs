@@ -1,0 +1,104 @@
+//! Runs ptxas and nvdisasm on one entry and remembers the result by the content of its PTX.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Arch, CudaTools, Error, sass::Listing, source_hash::hex_digest, tool};
+
+/// What an entry takes of a multiprocessor, as ptxas and nvdisasm report it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Registers a thread (at entry, where the kernel uses setmaxnreg).
+    pub registers: u32,
+    /// Machine instructions.
+    pub instructions: u32,
+    /// Bytes of stack frame a thread.
+    pub stack: u32,
+    /// Bytes of registers spilled to and reloaded from local memory.
+    pub spills: u32,
+    /// Loads from and stores to local memory.
+    pub local_accesses: u32,
+    /// Bytes of static shared memory a block.
+    pub static_shared: u32,
+    /// ptxas's advisories by their codes, `C7508 'setmaxnreg' ignored; ...`.
+    pub advisories: Vec<String>,
+}
+
+/// An assembled entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Assembled {
+    pub ptx: PathBuf,
+    pub cubin: PathBuf,
+    pub usage: Usage,
+}
+
+/// Changes when the meaning of the figures kept changes.
+pub(crate) const FORMAT: &str = "1";
+
+/// Assembles the PTX of one entry, or takes the result of an earlier run on the same text from `cache`.
+pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) -> Result<Assembled, Error> {
+    let key = hex_digest([ptx, arch.as_str(), &tools.release, FORMAT]);
+    let folder = cache.join(&key[..32]);
+    let (source, cubin, report) = (folder.join("ptx"), folder.join("cubin"), folder.join("usage.json"));
+    if let Ok(text) = fs::read_to_string(&report)
+        && let Ok(usage) = serde_json::from_str(&text)
+        && cubin.exists()
+    {
+        return Ok(Assembled { ptx: source, cubin, usage });
+    }
+    fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+    fs::write(&source, ptx).map_err(Error::file("write", &source))?;
+    let mut ptxas = Command::new(&tools.ptxas);
+    ptxas.arg(format!("-arch={arch}")).args(["-v", "-lineinfo"]).arg(&source).arg("-o").arg(&cubin);
+    let output = tool::run("assembling", &mut ptxas)?;
+    let mut usage = parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+    let listing = Listing::of(&cubin, tools)?;
+    usage.instructions = listing.instructions.len() as u32;
+    usage.local_accesses = listing.local_memory();
+    let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
+    fs::write(&report, text).map_err(Error::file("write", &report))?;
+    Ok(Assembled { ptx: source, cubin, usage })
+}
+
+/// Reads what `ptxas -v` writes on a module with one entry; functions that were not inlined add to the stack and spills.
+fn parse(log: &str) -> Usage {
+    let mut usage = Usage::default();
+    for line in log.lines() {
+        usage.stack += number_before(line, " bytes stack frame");
+        usage.spills += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+        usage.registers = usage.registers.max(number_before(line, " registers"));
+        usage.static_shared = usage.static_shared.max(number_before(line, " bytes smem"));
+        if let Some(code) = line.find("(C7").or_else(|| line.find(" C7")) {
+            usage.advisories.push(line[code..].trim().to_owned());
+        }
+    }
+    usage
+}
+
+fn number_before(line: &str, unit: &str) -> u32 {
+    let before = line.split_once(unit).map(|(before, _)| before);
+    before.and_then(|text| text.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_of_ptxas_is_read() {
+        let log = "ptxas info    : 0 bytes gmem\n\
+            ptxas info    : (C7508) 'setmaxnreg' ignored; unable to determine register count at entry\n\
+            ptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
+            ptxas info    : Function properties for k\n    \
+            16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n\
+            ptxas info    : Used 168 registers, used 3 barriers, 16 bytes cumulative stack size, 48 bytes smem, 368 bytes cmem[0]\n";
+        let usage = parse(log);
+        assert_eq!((usage.registers, usage.stack, usage.spills, usage.static_shared), (168, 16, 56, 48));
+        assert_eq!(usage.advisories, ["(C7508) 'setmaxnreg' ignored; unable to determine register count at entry"]);
+    }
+}

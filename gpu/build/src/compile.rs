@@ -1,0 +1,122 @@
+//! Runs rustc on a kernel crate, one family at a time.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{Arch, Error, Toolchain, recipe, tool};
+
+/// Set while rustc runs on a kernel crate, so that its own build script does not start the same build again.
+pub(crate) const NESTED: &str = "OXTILE_BUILD_NESTED";
+
+/// What cargo says of the kernel crate.
+#[derive(Clone, Debug)]
+pub(crate) struct Project {
+    pub package: String,
+    pub manifest: PathBuf,
+    /// The folder of the crate.
+    pub folder: PathBuf,
+    pub workspace: PathBuf,
+    /// The target directory of its workspace.
+    pub target: PathBuf,
+}
+
+impl Project {
+    pub fn of(manifest: &Path, toolchain: &Toolchain) -> Result<Self, Error> {
+        let manifest = match manifest.is_dir() {
+            true => manifest.join("Cargo.toml"),
+            false => manifest.to_owned(),
+        };
+        let manifest = manifest.canonicalize().map_err(Error::file("read", &manifest))?;
+        let mut cargo = cargo(toolchain);
+        cargo.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(&manifest);
+        let json: serde_json::Value = serde_json::from_str(&tool::output("reading the manifest", &mut cargo)?)
+            .map_err(|error| Error::content(&manifest, format!("cargo metadata: {error}")))?;
+        let packages = json["packages"].as_array().into_iter().flatten();
+        let package = packages.into_iter().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
+        let name = package.and_then(|package| package["name"].as_str());
+        let name = name.ok_or_else(|| Error::content(&manifest, "this manifest has no [package]; name the kernel crate's own"))?;
+        let folder_of = |key: &str| PathBuf::from(json[key].as_str().unwrap_or_default());
+        Ok(Self {
+            package: name.into(),
+            folder: manifest.parent().unwrap_or(Path::new("/")).into(),
+            workspace: folder_of("workspace_root"),
+            target: folder_of("target_directory"),
+            manifest,
+        })
+    }
+
+    /// The families of the crate: the first component below `src/` of every file that has a `#[kernel]`, without `.rs`.
+    pub fn families(&self) -> Result<Vec<String>, Error> {
+        let (root, mut families) = (self.folder.join("src"), BTreeSet::new());
+        let mut folders = vec![root.clone()];
+        while let Some(folder) = folders.pop() {
+            let entries = fs::read_dir(&folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+            for path in entries.map_err(Error::file("read", &folder))?.into_iter().map(|entry| entry.path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+                    let first = path.strip_prefix(&root).ok().and_then(|place| place.components().next());
+                    let stem = first.and_then(|first| Path::new(first.as_os_str()).file_stem()?.to_str());
+                    families.extend(stem.filter(|_| has_kernel(&text)).map(str::to_owned));
+                }
+            }
+        }
+        Ok(families.into_iter().collect())
+    }
+}
+
+/// Whether a source file has the attribute `#[kernel]`, `#[kernel(...)]` or a path that ends in it.
+fn has_kernel(source: &str) -> bool {
+    let attributes = source.lines().filter_map(|line| line.trim_start().strip_prefix("#["));
+    let mut paths = attributes.map(|attribute| attribute.split(['(', ']']).next().unwrap_or_default().trim());
+    paths.any(|path| path.rsplit("::").next() == Some("kernel"))
+}
+
+/// Compiles one family for one architecture and returns the PTX as rustc writes it.
+pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, lines: bool) -> Result<String, Error> {
+    let folder = project.target.join("ptx").join(&project.package);
+    let output = folder.join(format!("{family}.{arch}{}.ptx", if lines { ".lines" } else { "" }));
+    fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+    let mut cargo = cargo(toolchain);
+    cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
+    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(&folder);
+    recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
+    if lines {
+        cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
+    }
+    cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg("-Clinker=/bin/true").args(recipe::CRATE_FLAGS);
+    cargo.args(["--cfg", "oxtile_family", "--cfg", &format!("oxtile_family=\"{family}\"")]);
+    let flags = [recipe::CODEGEN_FLAGS.map(str::to_owned).as_slice(), &[format!("-Ctarget-cpu={arch}")]].concat();
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+    tool::run(&format!("compiling family `{family}` for {arch}"), &mut cargo)?;
+    fs::read_to_string(&output).map_err(Error::file("read", &output))
+}
+
+/// The toolchain's cargo, free of what a surrounding cargo or build script has set.
+fn cargo(toolchain: &Toolchain) -> Command {
+    let mut cargo = Command::new(&toolchain.cargo);
+    let inherited = ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];
+    inherited.iter().for_each(|name| _ = cargo.env_remove(name));
+    cargo.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").env(NESTED, "1").env("CARGO_TERM_COLOR", "never");
+    cargo
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_kernel;
+
+    #[test]
+    fn kernels_are_found_by_their_attribute() {
+        for source in ["#[kernel]\nfn f() {}", "  #[kernel(threads = 128)]", "#[oxtile_tile::kernel(requires = sm_90a)]"] {
+            assert!(has_kernel(source), "{source}");
+        }
+        for source in ["// #[kernel]", "#[kernels]", "#[derive(kernel)]", "let kernel = 1;"] {
+            assert!(!has_kernel(source), "{source}");
+        }
+    }
+}

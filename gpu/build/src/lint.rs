@@ -1,0 +1,87 @@
+//! What no kernel may have, whatever its ratchet says.
+
+use std::fmt;
+
+use crate::{Arch, Kernel};
+
+/// Advisories of ptxas that mean a kernel is not what its source says.
+const FORBIDDEN: [(&str, &str); 5] = [
+    ("C7508", "setmaxnreg is ignored"),
+    ("C7514", "wgmma is serialised"),
+    ("C7517", "a wait for wgmma was inserted"),
+    ("C7518", "wgmma is serialised: a branch that is not warp-uniform while it is in flight"),
+    ("C7519", "a fence for wgmma was inserted"),
+];
+
+/// One reason why a build may not be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The kernel.
+    pub kernel: String,
+    /// The architecture, where it matters.
+    pub arch: Option<Arch>,
+    /// What is wrong and how to mend it.
+    pub why: String,
+}
+
+impl Finding {
+    pub(crate) fn new(kernel: &str, arch: Option<Arch>, why: String) -> Self {
+        Self { kernel: kernel.into(), arch, why }
+    }
+
+    pub(crate) fn on(kernel: &Kernel, why: String) -> Self {
+        Self::new(&kernel.meta.name, Some(kernel.arch.clone()), why)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.arch {
+            Some(arch) => write!(f, "{} ({arch}): {}", self.kernel, self.why),
+            None => write!(f, "{}: {}", self.kernel, self.why),
+        }
+    }
+}
+
+/// All findings as one error text.
+pub(crate) fn describe(findings: &[Finding]) -> String {
+    let lines: Vec<String> = findings.iter().map(|finding| format!("  {finding}")).collect();
+    format!("the kernels compiled, but {} thing(s) must be mended:\n{}", findings.len(), lines.join("\n"))
+}
+
+/// Looks at one assembled kernel.
+pub fn check(kernel: &Kernel) -> Vec<Finding> {
+    let usage = &kernel.usage;
+    let mut findings = Vec::new();
+    let mut refuse = |why: String| findings.push(Finding::on(kernel, why));
+    for advisory in &usage.advisories {
+        if let Some((_, meaning)) = FORBIDDEN.iter().find(|(code, _)| advisory.contains(code)) {
+            refuse(format!("{meaning}: ptxas says `{advisory}`"));
+        }
+    }
+    if usage.spills > 0 {
+        let mend = "use fewer live values a thread, or fewer threads or blocks a multiprocessor";
+        refuse(format!("{} bytes of registers are spilled to memory; {mend}", usage.spills));
+    }
+    if usage.stack > 0 {
+        let mend = "index arrays by constants (after unrolling) and do not take their address";
+        refuse(format!("{} bytes of stack a thread; {mend}", usage.stack));
+    }
+    if usage.local_accesses > 0 && usage.stack == 0 && usage.spills == 0 {
+        refuse(format!("{} loads from or stores to local memory", usage.local_accesses));
+    }
+    findings
+}
+
+/// Functions that an entry calls and nobody defines.
+pub(crate) fn unresolved(kernel: &str, arch: &Arch, functions: &[String]) -> Vec<Finding> {
+    let describe = |function: &String| {
+        let mend = if function.contains("panic") {
+            "a check that can panic was left in (an index, a slice, a division, an overflow): use what cannot fail, or a device view"
+        } else {
+            "is it a link_name of no intrinsic, or a crate built without the flags of oxtile-build?"
+        };
+        Finding::new(kernel, Some(arch.clone()), format!("calls `{function}`, which is defined nowhere; {mend}"))
+    };
+    functions.iter().map(describe).collect()
+}

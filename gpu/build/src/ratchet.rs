@@ -1,0 +1,145 @@
+//! What each kernel was last accepted with: `ratchet/<family>.toml`, under version control, so that a change shows in review.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Arch, Error, Kernel, lint::Finding, recipe};
+
+/// The accepted figures of one kernel on one architecture.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Accepted {
+    /// Registers a thread: no more than these.
+    pub registers: u32,
+    /// Machine instructions: no more than these.
+    pub instructions: u32,
+    /// Collective and tensor operations in the PTX: exactly these.
+    #[serde(default)]
+    pub operations: BTreeMap<String, u32>,
+}
+
+/// The file of one family: kernel, then architecture.
+type Family = BTreeMap<String, BTreeMap<Arch, Accepted>>;
+
+/// A ratchet and what was built.
+pub(crate) struct Scope<'a> {
+    pub folder: &'a Path,
+    /// The architectures built for: figures of others are left alone.
+    pub archs: &'a [Arch],
+    pub kernels: &'a [Kernel],
+}
+
+impl Scope<'_> {
+    fn path(&self, family: &str) -> PathBuf {
+        self.folder.join(format!("{family}.toml"))
+    }
+
+    /// A family that has no file has nothing accepted.
+    fn read(&self, family: &str) -> Result<Family, Error> {
+        let path = self.path(family);
+        if !path.exists() {
+            return Ok(Family::new());
+        }
+        let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+        toml::from_str(&text).map_err(|error| Error::content(&path, error))
+    }
+
+    fn built(&self, family: &str) -> impl Iterator<Item = &Kernel> {
+        self.kernels.iter().filter(move |kernel| kernel.meta.family == family)
+    }
+
+    /// Rewrites the files of these families from what was built.
+    pub fn accept(&self, families: &[String]) -> Result<(), Error> {
+        fs::create_dir_all(self.folder).map_err(Error::file("create", self.folder))?;
+        for family in families {
+            let mut figures = self.read(family)?;
+            figures.values_mut().for_each(|archs| archs.retain(|arch, _| !self.archs.contains(arch)));
+            for kernel in self.built(family) {
+                figures.entry(kernel.meta.name.clone()).or_default().insert(kernel.arch.clone(), Accepted::of(kernel));
+            }
+            figures.retain(|_, archs| !archs.is_empty());
+            let path = self.path(family);
+            let table = toml::to_string(&figures).map_err(|error| Error::content(&path, error))?;
+            let [rustc, ptxas] = [recipe::PINNED_RELEASE, recipe::PINNED_PTXAS];
+            let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `cargo xtask build-ptx --accept` rewrites it.\n\n{table}");
+            fs::write(&path, text).map_err(Error::file("write", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Compares what was built of a family with what is accepted; better figures go to `notes`.
+    pub fn check(&self, family: &str, notes: &mut Vec<String>) -> Result<Vec<Finding>, Error> {
+        let (figures, path) = (self.read(family)?, self.path(family));
+        let place = path.display();
+        let mut findings = Vec::new();
+        for kernel in self.built(family) {
+            match figures.get(&kernel.meta.name).and_then(|archs| archs.get(&kernel.arch)) {
+                Some(accepted) => findings.extend(accepted.compare(kernel, &path, notes)),
+                None => findings.push(Finding::on(kernel, format!("{place} holds no figures of this kernel"))),
+            }
+        }
+        for (name, arch) in figures.iter().flat_map(|(name, archs)| archs.keys().map(move |arch| (name, arch))) {
+            let gone = self.built(family).all(|kernel| kernel.meta.name != *name || kernel.arch != *arch);
+            if gone && self.archs.contains(arch) {
+                let why = format!("{place} holds figures of this kernel, but family `{family}` has it no longer");
+                findings.push(Finding::new(name, Some(arch.clone()), why));
+            }
+        }
+        for finding in &mut findings {
+            finding.why.push_str("; if that is meant, `cargo xtask build-ptx --accept` rewrites the ratchet");
+        }
+        Ok(findings)
+    }
+
+    /// Files of families that the crate does not have.
+    pub fn strays(&self, families: &[String]) -> Result<Vec<Finding>, Error> {
+        let mut findings = Vec::new();
+        for entry in fs::read_dir(self.folder).map_err(Error::file("read", self.folder))?.flatten() {
+            let path = entry.path();
+            let family = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if path.extension().is_some_and(|kind| kind == "toml") && !families.contains(&family) {
+                findings.push(Finding::new(&family, None, format!("there is no such family; remove {}", path.display())));
+            }
+        }
+        Ok(findings)
+    }
+}
+
+impl Accepted {
+    fn of(kernel: &Kernel) -> Self {
+        let (usage, operations) = (&kernel.usage, kernel.operations.clone());
+        Self { registers: usage.registers, instructions: usage.instructions, operations }
+    }
+
+    fn compare(&self, kernel: &Kernel, path: &Path, notes: &mut Vec<String>) -> Vec<Finding> {
+        let (now, place) = (Self::of(kernel), path.display());
+        let mut findings = Vec::new();
+        for (what, now, accepted) in [("registers", now.registers, self.registers), ("instructions", now.instructions, self.instructions)] {
+            if now > accepted {
+                findings.push(Finding::on(kernel, format!("{now} {what}, but {place} accepts no more than {accepted}")));
+            } else if now < accepted {
+                notes.push(format!("better: {} on {}: {accepted} -> {now} {what}", kernel.meta.name, kernel.arch));
+            }
+        }
+        let operations: BTreeSet<_> = now.operations.keys().chain(self.operations.keys()).collect();
+        for operation in operations {
+            let [found, expected] = [&now, self].map(|figures| figures.operations.get(operation).copied().unwrap_or(0));
+            if found != expected {
+                findings.push(Finding::on(kernel, format!("{found} `{operation}` operations in the PTX, {place} expects {expected}{}", hint(operation, found, expected))));
+            }
+        }
+        findings
+    }
+}
+
+fn hint(operation: &str, found: u32, expected: u32) -> &'static str {
+    match found > expected && expected > 0 && operation != "mbarrier" {
+        true => " (was a collective duplicated into the arms of a branch? Not every thread would then meet at the same one)",
+        false => "",
+    }
+}

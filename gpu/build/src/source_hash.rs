@@ -1,0 +1,166 @@
+//! One hash of everything a kernel crate's PTX is made from, so that stale PTX is noticed.
+//!
+//! The build writes it into the manifest; a kernel crate's build script compiles it into the program that will load the
+//! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, and the compiler's
+//! flags. Dependencies from a registry are covered by the version requirement in the manifest. Dependencies only the
+//! host has (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+use toml::{Table, Value};
+
+use crate::recipe;
+
+/// A file of the kernel crate or of one of its path dependencies could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceHashError {
+    /// A file or folder is not readable.
+    #[error("cannot read {} for the source hash of the kernels: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A `Cargo.toml` is not as cargo wants it.
+    #[error("{}: {why}", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, SourceHashError>;
+
+/// The hash of the kernel crate in `folder` as 64 hexadecimal digits.
+pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
+    let mut hash = Sha256::new();
+    let flags = [recipe::CODEGEN_FLAGS.join(" "), recipe::PROFILE.join(" "), recipe::CRATE_FLAGS.join(" ")];
+    flags.iter().for_each(|flags| add(&mut hash, flags.as_bytes()));
+    for (name, package) in packages(folder.as_ref())? {
+        for path in files(&package)? {
+            let content = read(&path)?;
+            // The place of a file in its package, so that the hash is the same wherever the sources lie.
+            let place = path.strip_prefix(&package).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+            add(&mut hash, format!("{name}/{place}").as_bytes());
+            add(&mut hash, content.as_bytes());
+        }
+    }
+    Ok(hex(&hash.finalize()))
+}
+
+/// What the build script of the kernel crate in `folder` prints: it sets `OXTILE_SOURCE_HASH` for `env!` and runs again when
+/// a source changes.
+///
+/// ```no_run
+/// // build.rs of a crate with kernels
+/// print!("{}", oxtile_build::source_hash::cargo_directives(env!("CARGO_MANIFEST_DIR")).unwrap());
+/// ```
+pub fn cargo_directives(folder: impl AsRef<Path>) -> Result<String> {
+    let folder = folder.as_ref();
+    let mut text = format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
+    for package in packages(folder)?.values() {
+        for watched in ["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)) {
+            if watched.exists() {
+                text.push_str(&format!("cargo::rerun-if-changed={}\n", watched.display()));
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// The hash of some texts, each with its length, as hexadecimal digits.
+#[cfg(feature = "compile")]
+pub(crate) fn hex_digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    texts.into_iter().for_each(|text| add(&mut hash, text.as_bytes()));
+    hex(&hash.finalize())
+}
+
+fn add(hash: &mut Sha256, bytes: &[u8]) {
+    hash.update((bytes.len() as u64).to_le_bytes());
+    hash.update(bytes);
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The crate in `folder` and its path dependencies, direct and indirect, by name.
+fn packages(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let (mut packages, mut waiting) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(folder) = waiting.pop() {
+        let folder = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.clone(), source })?;
+        let path = folder.join("Cargo.toml");
+        let manifest = parse(&path)?;
+        let name = manifest.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
+        let name = name.ok_or_else(|| SourceHashError::Manifest { path: path.clone(), why: "there is no `package.name`".into() })?;
+        if packages.insert(name.to_owned(), folder.clone()).is_none() {
+            waiting.extend(path_dependencies(&manifest, &folder)?);
+        }
+    }
+    Ok(packages)
+}
+
+fn path_dependencies(manifest: &Table, folder: &Path) -> Result<Vec<PathBuf>> {
+    let of_targets = manifest.get("target").and_then(Value::as_table).into_iter().flatten();
+    let for_device = of_targets.filter(|(condition, _)| !condition.replace(' ', "").contains("not(target_arch=\"nvptx64\")"));
+    let tables = for_device.filter_map(|(_, target)| target.get("dependencies")).chain(manifest.get("dependencies"));
+    let mut folders = Vec::new();
+    for (name, dependency) in tables.filter_map(Value::as_table).flatten() {
+        if dependency.get("workspace").is_some() {
+            folders.extend(workspace_dependency(name, folder)?);
+        } else if let Some(path) = dependency.get("path").and_then(Value::as_str) {
+            folders.push(folder.join(path));
+        }
+    }
+    Ok(folders)
+}
+
+/// The folder of `name.workspace = true`, if the workspace gives a path for it.
+fn workspace_dependency(name: &str, folder: &Path) -> Result<Option<PathBuf>> {
+    for root in folder.ancestors() {
+        let path = root.join("Cargo.toml");
+        if !path.exists() {
+            continue;
+        }
+        let manifest = parse(&path)?;
+        if let Some(workspace) = manifest.get("workspace") {
+            let dependency = workspace.get("dependencies").and_then(|dependencies| dependencies.get(name));
+            return Ok(dependency.and_then(|dependency| dependency.get("path")?.as_str()).map(|path| root.join(path)));
+        }
+    }
+    Ok(None)
+}
+
+fn parse(path: &Path) -> Result<Table> {
+    read(path)?.parse().map_err(|error| SourceHashError::Manifest { path: path.into(), why: format!("{error}") })
+}
+
+/// Text with line ends as they are in version control, so that a checkout on another system hashes alike.
+fn read(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).map_err(|source| SourceHashError::Read { path: path.into(), source })?;
+    Ok(String::from_utf8_lossy(&bytes).replace("\r\n", "\n"))
+}
+
+/// The manifest, build script and sources of a package in a fixed order.
+fn files(package: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = ["Cargo.toml", "build.rs"].map(|name| package.join(name)).into_iter().filter(|path| path.exists()).collect();
+    let mut folders = vec![package.join("src")];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        for entry in entries.map_err(|source| SourceHashError::Read { path: folder.clone(), source })? {
+            let path = entry.path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    Ok(files)
+}

@@ -1,0 +1,83 @@
+//! `setup` and `doctor`: what a machine needs and what it has.
+
+use std::{path::Path, process::Command, process::ExitCode};
+
+use anyhow::Result;
+use oxtile_build::{CudaTools, Toolchain};
+
+use crate::{root, say};
+
+/// Makes the machine ready; does nothing where it is.
+pub fn setup() -> Result<ExitCode> {
+    let (toolchain, tools) = ready()?;
+    println!("compiler  {} at {}", toolchain.version, toolchain.rustc.display());
+    println!("ptxas     {} at {}", tools.release, tools.ptxas.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the other commands need, installed if it is missing.
+pub fn ready() -> Result<(Toolchain, CudaTools)> {
+    Ok((Toolchain::setup(&say)?, CudaTools::setup(&root(), &say)?))
+}
+
+/// Prints what was found, and how to mend what was not. Only what the build needs makes it fail.
+pub fn doctor() -> Result<ExitCode> {
+    let mut healthy = true;
+    match Toolchain::find() {
+        Ok(toolchain) => {
+            let note = if toolchain.is_pinned() { "" } else { " (not the pinned release: the ratchet does not bind)" };
+            report("compiler", &format!("{}{note}", toolchain.version));
+            report("rust-src", "beside it");
+        }
+        Err(error) => healthy = fault("compiler", &error.to_string()),
+    }
+    match CudaTools::find(&root()) {
+        Ok(tools) => report("ptxas", &format!("{} at {}", tools.release, tools.ptxas.display())),
+        Err(error) => healthy = fault("ptxas", &error.to_string()),
+    }
+    match library("libcuda.so.1") {
+        true => report("driver", &nvidia_smi("driver_version").unwrap_or_else(|| "libcuda.so.1 is there".into())),
+        false => absent("driver", "no libcuda.so.1; install NVIDIA's driver (the emulator needs none)"),
+    }
+    match nvidia_smi("name") {
+        Some(names) => names.lines().for_each(|name| report("gpu", name)),
+        None => absent("gpu", "none seen by nvidia-smi; kernels run on the emulator"),
+    }
+    match library("libnccl.so.2") {
+        true => report("nccl", "libnccl.so.2 is there"),
+        false => absent("nccl", "no libnccl.so.2; `python3 -m pip install nvidia-nccl-cu13` and its lib folder in LD_LIBRARY_PATH"),
+    }
+    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn report(what: &str, found: &str) {
+    println!("ok      {what:<9} {found}");
+}
+
+fn absent(what: &str, mend: &str) {
+    println!("absent  {what:<9} {mend}");
+}
+
+fn fault(what: &str, mend: &str) -> bool {
+    println!("MISSING {what:<9} {mend}");
+    false
+}
+
+/// Whether the dynamic loader would find a library.
+fn library(name: &str) -> bool {
+    let listed = |program: &str| {
+        let output = Command::new(program).arg("-p").output().ok();
+        output.is_some_and(|output| String::from_utf8_lossy(&output.stdout).contains(name))
+    };
+    let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder: std::path::PathBuf| folder.join(name).exists())
+        || listed("ldconfig")
+        || listed("/sbin/ldconfig")
+        || Path::new("/usr/lib/x86_64-linux-gnu").join(name).exists()
+}
+
+fn nvidia_smi(field: &str) -> Option<String> {
+    let output = Command::new("nvidia-smi").args([&format!("--query-gpu={field}"), "--format=csv,noheader"]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !text.is_empty()).then_some(text)
+}
