@@ -20,6 +20,7 @@ fn builder(arguments: &mut Parser) -> Result<Builder<'static>> {
             }
             Arg::Long("family") => builder = builder.family(arguments.value()?.string()?),
             Arg::Long("accept") => builder = builder.accept(true),
+            Arg::Long("checked") => builder = builder.checked(true),
             other => return Err(other.unexpected().into()),
         }
     }

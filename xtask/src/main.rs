@@ -13,7 +13,7 @@ cargo xtask <command>
 
   setup                            make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
   doctor                           say what is there, and the mend for what is not
-  build-ptx [--arch A,B] [--family F] [--accept]
+  build-ptx [--arch A,B] [--family F] [--checked] [--accept]
                                    compile the kernels to PTX and cubins, and check them against gpu/ratchet/
 ";
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Arch, CudaTools, Error, Manifest, Toolchain, assemble,
-    compile::{self, Project},
+    compile::{self, Project, Variant},
     lint::{self, Finding},
     manifest,
     ptx::{self, Meta},
@@ -70,6 +70,7 @@ pub struct Builder<'a> {
     ratchet: Option<PathBuf>,
     accept: bool,
     line_tables: bool,
+    checked: bool,
     say: Box<dyn Fn(&str) + 'a>,
 }
 
@@ -84,6 +85,7 @@ impl<'a> Builder<'a> {
             ratchet: None,
             accept: false,
             line_tables: false,
+            checked: false,
             say: Box::new(|_| ()),
         }
     }
@@ -125,6 +127,12 @@ impl<'a> Builder<'a> {
         self
     }
 
+    /// Compiles the bounds checks of device views in (`--cfg oxtile_checked`). Such a build is held to no ratchet.
+    pub fn checked(mut self, checked: bool) -> Self {
+        self.checked = checked;
+        self
+    }
+
     /// Hears what is being done, one line a step.
     pub fn on_step(mut self, say: impl Fn(&str) + 'a) -> Self {
         self.say = Box::new(say);
@@ -137,6 +145,9 @@ impl<'a> Builder<'a> {
         let build = run.inspect()?;
         if !build.findings.is_empty() {
             return Err(Error::Lint(build.findings));
+        }
+        if self.accept {
+            run.accept(&build.kernels)?;
         }
         run.write(build)
     }
@@ -199,7 +210,7 @@ impl<'a> Run<'a> {
 
     /// Compiles and assembles, or takes the kernels of the last build of the same sources.
     fn measure(&self) -> Result<Measured, Error> {
-        let state = self.project.target.join("ptx").join(&self.project.package).join("measured.json");
+        let state = self.project.target.join("ptx").join(&self.project.package).join(format!("measured{}.json", self.variant().suffix()));
         let key = self.key();
         let known = fs::read(&state).ok().and_then(|json| serde_json::from_slice::<Measured>(&json).ok());
         if let Some(known) = known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.cubin.exists())) {
@@ -210,10 +221,10 @@ impl<'a> Run<'a> {
             let before = entries.len() + unresolved.len();
             for arch in &self.archs {
                 (self.builder.say)(&format!("rustc {}: {family} for {arch}", self.toolchain.release));
-                let text = compile::compile(&self.project, family, arch, &self.toolchain, self.builder.line_tables)?;
+                let text = compile::compile(&self.project, family, arch, &self.toolchain, self.variant())?;
                 let found = ptx::split(&text).map_err(|why| Error::Ptx { family: family.clone(), why })?;
                 for entry in found {
-                    let fits = entry.meta.requires.as_deref().is_none_or(|needed| arch.satisfies(needed));
+                    let fits = entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires);
                     match (fits, entry.unresolved.is_empty()) {
                         (true, true) => entries.push((entry, arch.clone())),
                         (true, false) => unresolved.push((entry.meta.name, arch.clone(), entry.unresolved)),
@@ -233,11 +244,15 @@ impl<'a> Run<'a> {
         Ok(measured)
     }
 
+    fn variant(&self) -> Variant {
+        Variant { line_tables: self.builder.line_tables, checked: self.builder.checked }
+    }
+
     /// All that the measured figures depend on.
     fn key(&self) -> String {
         let lock = fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default();
         let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
-        let asked = format!("{} {} {}", archs.join(","), self.families.join(","), self.builder.line_tables);
+        let asked = format!("{} {} {}", archs.join(","), self.families.join(","), self.variant().suffix());
         hex_digest([assemble::FORMAT, &self.source_hash, &lock, &self.toolchain.version, &self.tools.release, &asked])
     }
 
@@ -270,36 +285,45 @@ impl<'a> Run<'a> {
         Ok(kernels)
     }
 
+    fn ratchet(&self) -> PathBuf {
+        self.builder.ratchet.clone().unwrap_or_else(|| self.project.folder.join("ratchet"))
+    }
+
+    /// Whether the figures of the ratchet are those of these tools.
+    fn ratchet_binds(&self) -> bool {
+        self.toolchain.is_pinned() && self.tools.is_pinned()
+    }
+
     fn hold_to_ratchet(&self, kernels: &[Kernel], findings: &mut Vec<Finding>, notes: &mut Vec<String>) -> Result<(), Error> {
-        let folder = self.builder.ratchet.clone().unwrap_or_else(|| self.project.folder.join("ratchet"));
-        if !folder.is_dir() && !self.builder.accept {
+        let folder = self.ratchet();
+        if !folder.is_dir() || self.builder.accept || self.variant() != Variant::default() {
             return Ok(());
         }
-        let whole = self.builder.family.is_none().then_some(self.families.as_slice());
         let scope = ratchet::Scope { folder: &folder, archs: &self.archs, kernels };
-        let binding = self.toolchain.is_pinned() && self.tools.is_pinned();
-        if self.builder.accept {
-            if !binding {
-                let what = format!("the ratchet holds the figures of rustc {} and ptxas {}", recipe::PINNED_RELEASE, recipe::PINNED_PTXAS);
-                return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` installs them".into() });
-            }
-            // A kernel that may not be used is no reason to move the ratchet.
-            return if findings.is_empty() { scope.accept(&self.families) } else { Ok(()) };
-        }
         let mut found = Vec::new();
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
         }
-        found.extend(whole.map(|families| scope.strays(families)).transpose()?.into_iter().flatten());
-        match binding {
+        if self.builder.family.is_none() {
+            found.extend(scope.strays(&self.families)?);
+        }
+        match self.ratchet_binds() {
             true => findings.extend(found),
             false => notes.extend(found.iter().map(|finding| format!("not binding for this compiler: {finding}"))),
         }
         Ok(())
     }
 
+    fn accept(&self, kernels: &[Kernel]) -> Result<(), Error> {
+        if !self.ratchet_binds() {
+            let what = format!("the ratchet holds the figures of rustc {} and ptxas {}", recipe::PINNED_RELEASE, recipe::PINNED_PTXAS);
+            return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` installs them".into() });
+        }
+        ratchet::Scope { folder: &self.ratchet(), archs: &self.archs, kernels }.accept(&self.families)
+    }
+
     fn out_dir(&self) -> PathBuf {
-        let default = || self.project.target.join("oxtile/kernels").join(&self.project.package);
+        let default = || self.project.target.join("oxtile/kernels").join(self.project.package.clone() + self.variant().suffix());
         self.builder.out_dir.clone().unwrap_or_else(default)
     }
 
@@ -313,7 +337,7 @@ impl<'a> Run<'a> {
             source_hash: self.source_hash.clone(),
             compiler: self.toolchain.version.clone(),
             ptxas: self.tools.release.clone(),
-            flags: recipe::CODEGEN_FLAGS.map(str::to_owned).to_vec(),
+            flags: self.variant().flags(),
             kernels: old.map(|old| old.kernels).unwrap_or_default(),
         };
         manifest.kernels.retain(|_, entry| !self.families.contains(&entry.meta.family));

@@ -62,11 +62,19 @@ impl Project {
                     let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
                     let first = path.strip_prefix(&root).ok().and_then(|place| place.components().next());
                     let stem = first.and_then(|first| Path::new(first.as_os_str()).file_stem()?.to_str());
-                    families.extend(stem.filter(|_| has_kernel(&text)).map(str::to_owned));
+                    families.extend(stem.filter(|_| has_kernel(&text)).map(|stem| self.family_of(stem)));
                 }
             }
         }
         Ok(families.into_iter().collect())
+    }
+
+    /// As `#[kernel]` names it: kernels in `lib.rs` or `main.rs` belong to a family with the name of the package.
+    fn family_of(&self, stem: &str) -> String {
+        match stem {
+            "lib" | "main" => self.package.replace('-', "_"),
+            stem => stem.to_owned(),
+        }
     }
 }
 
@@ -77,21 +85,48 @@ fn has_kernel(source: &str) -> bool {
     paths.any(|path| path.rsplit("::").next() == Some("kernel"))
 }
 
+/// How a build differs from the one that is shipped.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(crate) struct Variant {
+    /// Machine code knows its source lines.
+    pub line_tables: bool,
+    /// Device views check their bounds.
+    pub checked: bool,
+}
+
+impl Variant {
+    /// Keeps the files of the variants apart.
+    pub fn suffix(self) -> &'static str {
+        match (self.line_tables, self.checked) {
+            (false, false) => "",
+            (true, false) => "-lines",
+            (false, true) => "-checked",
+            (true, true) => "-checked-lines",
+        }
+    }
+
+    /// The flags of every crate, but for the architecture.
+    pub fn flags(self) -> Vec<String> {
+        let checked = self.checked.then_some("--cfg=oxtile_checked");
+        recipe::CODEGEN_FLAGS.into_iter().chain(checked).map(str::to_owned).collect()
+    }
+}
+
 /// Compiles one family for one architecture and returns the PTX as rustc writes it.
-pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, lines: bool) -> Result<String, Error> {
+pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, variant: Variant) -> Result<String, Error> {
     let folder = project.target.join("ptx").join(&project.package);
-    let output = folder.join(format!("{family}.{arch}{}.ptx", if lines { ".lines" } else { "" }));
+    let output = folder.join(format!("{family}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
     cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(&folder);
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
-    if lines {
+    if variant.line_tables {
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
     cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg("-Clinker=/bin/true").args(recipe::CRATE_FLAGS);
     cargo.args(["--cfg", "oxtile_family", "--cfg", &format!("oxtile_family=\"{family}\"")]);
-    let flags = [recipe::CODEGEN_FLAGS.map(str::to_owned).as_slice(), &[format!("-Ctarget-cpu={arch}")]].concat();
+    let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     tool::run(&format!("compiling family `{family}` for {arch}"), &mut cargo)?;
     fs::read_to_string(&output).map_err(Error::file("read", &output))

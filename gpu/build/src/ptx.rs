@@ -25,9 +25,9 @@ pub struct Meta {
     /// Dynamic shared memory of a block in bytes.
     #[serde(default)]
     pub shared: u32,
-    /// The architecture the kernel needs, if it needs one: `sm_90a`.
+    /// The architecture the kernel needs, `sm_90a`; empty if it needs none.
     #[serde(default)]
-    pub requires: Option<String>,
+    pub requires: String,
     /// The parameters, as `#[kernel]` describes them.
     #[serde(default)]
     pub params: serde_json::Value,
@@ -256,7 +256,7 @@ mod tests {
 .target sm_90a, debug
 .address_size 64
 
-// oxtile.kernel {"name":"first","family":"f","threads":[128,1,1],"min_blocks":2,"cluster":2,"shared":64,"requires":null,"params":[]}
+// oxtile.kernel {"name":"first","family":"f","threads":[128,1,1],"min_blocks":2,"cluster":2,"shared":64,"requires":"","params":[]}
 // oxtile.kernel {"name":"second","family":"f","threads":[32,2,1]}
 .extern .shared .align 16 .b8 arena[];
 .global .align 4 .b8 table[8] = {1, 2, 3, 4, 5, 6, 7, 8};

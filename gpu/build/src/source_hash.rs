@@ -7,7 +7,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
 };
 
@@ -17,10 +17,9 @@ use toml::{Table, Value};
 use crate::recipe;
 
 /// A file of the kernel crate or of one of its path dependencies could not be read.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum SourceHashError {
     /// A file or folder is not readable.
-    #[error("cannot read {} for the source hash of the kernels: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -28,13 +27,31 @@ pub enum SourceHashError {
         source: io::Error,
     },
     /// A `Cargo.toml` is not as cargo wants it.
-    #[error("{}: {why}", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
         /// What is wrong.
         why: String,
     },
+}
+
+// By hand, since a kernel crate's build script should not have to compile a derive macro.
+impl fmt::Display for SourceHashError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read { path, source } => write!(f, "cannot read {} for the source hash of the kernels: {source}", path.display()),
+            Self::Manifest { path, why } => write!(f, "{}: {why}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for SourceHashError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Read { source, .. } => Some(source),
+            Self::Manifest { .. } => None,
+        }
+    }
 }
 
 type Result<T> = std::result::Result<T, SourceHashError>;
