@@ -1,0 +1,10 @@
+//! Independent references: plain scalar Rust, written from the formulas, sharing no code with the kernels.
+//!
+//! Nothing here uses `oxtile_tile::num`. The oracles themselves are held to `tests/golden`, which numpy and
+//! ml_dtypes made.
+
+#[cfg(test)]
+mod agreement;
+pub mod amax;
+pub mod formats;
+pub mod mxfp8;

@@ -1,0 +1,121 @@
+//! Rowwise MXFP8: blocks of 32 along the last dimension, one power of two a block.
+//!
+//! Formulas: TransformerEngine `common/cast/mxfp8/quantize_mxfp8.cuh`, OCP Microscaling Formats 1.0. With `max` the
+//! largest element value and all steps rounded to f32 as the formulas say,
+//!
+//! ```text
+//! scale   = round_up(amax(block) * (1 / max))        to a power of two, 2^-127 ..= 2^127
+//! code    = round(x * (1 / scale))                   nearest even, saturating
+//! decoded = value(code) * scale
+//! ```
+
+use super::amax::amax;
+use super::formats::{Format, e8m0};
+
+/// Elements that share a scale.
+pub const BLOCK: usize = 32;
+
+/// A tensor [M, K] in MXFP8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantized {
+    /// Element codes [M, K].
+    pub data: Vec<u8>,
+    /// E8M0 codes [M, ceil(K / 32)], compact.
+    pub scales: Vec<u8>,
+}
+
+/// The cast of `x`, [rows, columns] row-major, values of f32, f16 or bf16 given exactly; the last block of a row
+/// may be short. `format` is `E4M3` or `E5M2`.
+pub fn quantize(x: &[f32], rows: usize, columns: usize, format: &Format) -> Quantized {
+    assert_eq!(x.len(), rows * columns);
+    let mut out = Quantized { data: Vec::with_capacity(x.len()), scales: Vec::new() };
+    for row in 0..rows {
+        for block in x[row * columns..(row + 1) * columns].chunks(BLOCK) {
+            let scale = block_scale(block, format);
+            out.scales.push(scale);
+            out.data.extend(block.iter().map(|&value| encode(value, scale, format)));
+        }
+    }
+    out
+}
+
+/// The values of a cast, [rows, columns], in f32.
+pub fn dequantize(quantized: &Quantized, rows: usize, columns: usize, format: &Format) -> Vec<f32> {
+    let blocks = columns.div_ceil(BLOCK);
+    let mut out = Vec::with_capacity(rows * columns);
+    for row in 0..rows {
+        for column in 0..columns {
+            let scale = e8m0::decode(quantized.scales[row * blocks + column / BLOCK]);
+            let value = format.decode(u32::from(quantized.data[row * columns + column]));
+            // Two factors of at most 4 significant bits: exact in f64, rounded once.
+            out.push((value * scale) as f32);
+        }
+    }
+    out
+}
+
+/// The E8M0 code of a block.
+pub fn block_scale(block: &[f32], format: &Format) -> u8 {
+    let reciprocal = (1.0 / format.largest()) as f32;
+    e8m0::round_up(f64::from(product(amax(block), f64::from(reciprocal))))
+}
+
+fn encode(x: f32, scale: u8, format: &Format) -> u8 {
+    format.encode(f64::from(product(x, e8m0::multiplier(scale)))) as u8
+}
+
+/// An f32 product: exact in f64, rounded once.
+fn product(a: f32, b: f64) -> f32 {
+    (f64::from(a) * b) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden_mxfp8 as golden;
+    use crate::oracle::formats::{E4M3, E5M2};
+
+    /// Bits with any NaN as one.
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|v| if v.is_nan() { 0x7fff_ffff } else { v.to_bits() }).collect()
+    }
+
+    #[test]
+    fn golden_tensors() {
+        for tensor in golden::tensors() {
+            for (format, cast) in [(&E4M3, &tensor.e4m3), (&E5M2, &tensor.e5m2)] {
+                let title = format!("{} ({}) in {}", tensor.name, tensor.dtype, format.name);
+                let (rows, columns) = (tensor.rows, tensor.columns);
+                let ours = quantize(&tensor.input(), rows, columns, format);
+                assert_eq!(ours.scales, cast.scales(), "scales of {title}");
+                assert_eq!(ours.data, cast.data(), "data of {title}");
+                let values = dequantize(&ours, rows, columns, format);
+                assert_eq!(bits(&values), bits(&cast.dequantized()), "values of {title}");
+            }
+        }
+    }
+
+    #[test]
+    fn empty_tensors() {
+        for (rows, columns) in [(0, 32), (3, 0), (0, 0)] {
+            let empty = quantize(&[], rows, columns, &E4M3);
+            assert!(empty.data.is_empty() && empty.scales.is_empty());
+            assert!(dequantize(&empty, rows, columns, &E4M3).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_finite_block_never_saturates() {
+        // The scale rounds up: the largest element stays within the format, even just above a power of two.
+        for format in [&E4M3, &E5M2] {
+            for exponent in -100..100 {
+                for ulps in -8..=8 {
+                    let edge = (format.largest() * 2f64.powi(exponent)) as f32;
+                    let x = f32::from_bits(edge.to_bits().wrapping_add_signed(ulps));
+                    let scaled = f64::from(x) * e8m0::multiplier(block_scale(&[x], format));
+                    assert!(scaled <= format.largest(), "{x:e} in {}", format.name);
+                }
+            }
+        }
+    }
+}
