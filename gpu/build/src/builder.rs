@@ -15,8 +15,7 @@ use crate::{
     lint::{self, Finding},
     manifest,
     ptx::{self, Meta},
-    ratchet,
-    recipe,
+    ratchet, recipe,
     source_hash::{hex_digest, source_hash},
 };
 
@@ -71,6 +70,8 @@ pub struct Builder<'a> {
     accept: bool,
     line_tables: bool,
     checked: bool,
+    toolchain: Option<Toolchain>,
+    tools: Option<CudaTools>,
     say: Box<dyn Fn(&str) + 'a>,
 }
 
@@ -86,6 +87,8 @@ impl<'a> Builder<'a> {
             accept: false,
             line_tables: false,
             checked: false,
+            toolchain: None,
+            tools: None,
             say: Box::new(|_| ()),
         }
     }
@@ -130,6 +133,18 @@ impl<'a> Builder<'a> {
     /// Compiles the bounds checks of device views in (`--cfg oxtile_checked`). Such a build is held to no ratchet.
     pub fn checked(mut self, checked: bool) -> Self {
         self.checked = checked;
+        self
+    }
+
+    /// Compiles with this toolchain instead of the one that [`Toolchain::find`] finds.
+    pub fn toolchain(mut self, toolchain: Toolchain) -> Self {
+        self.toolchain = Some(toolchain);
+        self
+    }
+
+    /// Assembles with these tools instead of those that [`CudaTools::find`] finds from the crate's workspace.
+    pub fn tools(mut self, tools: CudaTools) -> Self {
+        self.tools = Some(tools);
         self
     }
 
@@ -182,9 +197,9 @@ impl<'a> Run<'a> {
         if env::var_os(compile::NESTED).is_some() {
             return Err(Error::Nested);
         }
-        let toolchain = Toolchain::find()?;
+        let toolchain = builder.toolchain.clone().map_or_else(Toolchain::find, Ok)?;
         let project = Project::of(&builder.manifest, &toolchain)?;
-        let tools = CudaTools::find(&project.workspace)?;
+        let tools = builder.tools.clone().map_or_else(|| CudaTools::find(&project.workspace), Ok)?;
         let archs = if builder.archs.is_empty() { vec![Arch::hopper()] } else { builder.archs.clone() };
         let families = project.families()?;
         let families = match &builder.family {
@@ -210,7 +225,8 @@ impl<'a> Run<'a> {
 
     /// Compiles and assembles, or takes the kernels of the last build of the same sources.
     fn measure(&self) -> Result<Measured, Error> {
-        let state = self.project.target.join("ptx").join(&self.project.package).join(format!("measured{}.json", self.variant().suffix()));
+        let name = format!("measured-{}.json", &hex_digest([self.asked().as_str()])[..16]);
+        let state = self.project.target.join("ptx").join(&self.project.package).join(name);
         let key = self.key();
         let known = fs::read(&state).ok().and_then(|json| serde_json::from_slice::<Measured>(&json).ok());
         if let Some(known) = known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.cubin.exists())) {
@@ -238,7 +254,8 @@ impl<'a> Run<'a> {
             }
         }
         (self.builder.say)(&format!("ptxas {}: {} kernels", self.tools.release, entries.len()));
-        let measured = Measured { key, kernels: self.assemble(&entries)?, unresolved };
+        // Compiling may have written the lock file.
+        let measured = Measured { key: self.key(), kernels: self.assemble(&entries)?, unresolved };
         let json = serde_json::to_string(&measured).map_err(|error| Error::content(&state, error))?;
         fs::write(&state, json).map_err(Error::file("write", &state))?;
         Ok(measured)
@@ -248,12 +265,17 @@ impl<'a> Run<'a> {
         Variant { line_tables: self.builder.line_tables, checked: self.builder.checked }
     }
 
+    /// What was asked for, besides the sources.
+    fn asked(&self) -> String {
+        let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
+        let (families, variant) = (self.families.join(","), self.variant().suffix());
+        [&archs.join(","), &families, variant, &self.toolchain.version, &self.tools.release].join(" ")
+    }
+
     /// All that the measured figures depend on.
     fn key(&self) -> String {
         let lock = fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default();
-        let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
-        let asked = format!("{} {} {}", archs.join(","), self.families.join(","), self.variant().suffix());
-        hex_digest([assemble::FORMAT, &self.source_hash, &lock, &self.toolchain.version, &self.tools.release, &asked])
+        hex_digest([assemble::FORMAT, &self.source_hash, &lock, &self.asked()])
     }
 
     /// Assembles the entries on all cores.
@@ -277,7 +299,7 @@ impl<'a> Run<'a> {
         };
         let workers = thread::available_parallelism().map_or(1, |count| count.get());
         let results: Vec<_> = thread::scope(|scope| {
-            let handles: Vec<_> = (0..workers).map(|_| scope.spawn(&work)).collect();
+            let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
             handles.into_iter().flat_map(|handle| handle.join().expect("assembling does not panic")).collect()
         });
         let mut kernels = results.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -135,7 +135,8 @@ pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &
 /// The toolchain's cargo, free of what a surrounding cargo or build script has set.
 fn cargo(toolchain: &Toolchain) -> Command {
     let mut cargo = Command::new(&toolchain.cargo);
-    let inherited = ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];
+    let inherited =
+        ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];
     inherited.iter().for_each(|name| _ = cargo.env_remove(name));
     cargo.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").env(NESTED, "1").env("CARGO_TERM_COLOR", "never");
     cargo

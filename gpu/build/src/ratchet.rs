@@ -130,7 +130,10 @@ impl Accepted {
         for operation in operations {
             let [found, expected] = [&now, self].map(|figures| figures.operations.get(operation).copied().unwrap_or(0));
             if found != expected {
-                findings.push(Finding::on(kernel, format!("{found} `{operation}` operations in the PTX, {place} expects {expected}{}", hint(operation, found, expected))));
+                findings.push(Finding::on(
+                    kernel,
+                    format!("{found} `{operation}` operations in the PTX, {place} expects {expected}{}", hint(operation, found, expected)),
+                ));
             }
         }
         findings

@@ -17,16 +17,11 @@ pub const TARGET: &str = "nvptx64-nvidia-cuda";
 /// - `-unroll-runtime=false`: a loop with a run-time bound is not worth four copies of its body.
 ///
 /// No `-fp-contract`: the host never fuses a multiplication and an addition, so the device may not either.
-pub const CODEGEN_FLAGS: [&str; 2] =
-    ["-Zmir-enable-passes=-JumpThreading", "-Cllvm-args=-unroll-threshold=100000 -unroll-runtime=false"];
+pub const CODEGEN_FLAGS: [&str; 2] = ["-Zmir-enable-passes=-JumpThreading", "-Cllvm-args=-unroll-threshold=100000 -unroll-runtime=false"];
 
 /// The cargo profile of device code: one module, nothing left to link, no unwinding.
-pub const PROFILE: [&str; 4] = [
-    "profile.ptx.inherits=\"release\"",
-    "profile.ptx.lto=\"fat\"",
-    "profile.ptx.codegen-units=1",
-    "profile.ptx.panic=\"abort\"",
-];
+pub const PROFILE: [&str; 4] =
+    ["profile.ptx.inherits=\"release\"", "profile.ptx.lto=\"fat\"", "profile.ptx.codegen-units=1", "profile.ptx.panic=\"abort\""];
 
 /// Flags of the kernel crate itself: `#[kernel]` needs these features, and a user's crate should not have to name them.
 pub const CRATE_FLAGS: [&str; 3] = [

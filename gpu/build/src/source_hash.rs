@@ -169,7 +169,8 @@ fn read(path: &Path) -> Result<String> {
 
 /// The manifest, build script and sources of a package in a fixed order.
 fn files(package: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = ["Cargo.toml", "build.rs"].map(|name| package.join(name)).into_iter().filter(|path| path.exists()).collect();
+    let mut files: Vec<PathBuf> =
+        ["Cargo.toml", "build.rs"].map(|name| package.join(name)).into_iter().filter(|path| path.exists()).collect();
     let mut folders = vec![package.join("src")];
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(&folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());

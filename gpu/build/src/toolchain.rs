@@ -63,7 +63,10 @@ impl Toolchain {
         let sysroot = PathBuf::from(tool::output("asking rustc for its sysroot", Command::new(rustc).args(["--print", "sysroot"]))?.trim());
         let version = verbose.lines().next().unwrap_or_default().to_owned();
         if !sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml").exists() {
-            return Err(Error::Missing { what: format!("{} ({version}) lacks the component rust-src", rustc.display()), mend: MEND.into() });
+            return Err(Error::Missing {
+                what: format!("{} ({version}) lacks the component rust-src", rustc.display()),
+                mend: MEND.into(),
+            });
         }
         let release = verbose.lines().find_map(|line| line.strip_prefix("release: ")).unwrap_or_default().to_owned();
         let beside = |program: &str| Some(sysroot.join("bin").join(program)).filter(|path| path.exists());
@@ -93,7 +96,9 @@ impl Toolchain {
             let arguments = ["toolchain", "install", PINNED_RELEASE, "--profile", "minimal", "--component", "rust-src", "--no-self-update"];
             // rustup's stable may be the pinned release already; then only its sources are missing.
             match stable_is_pinned() {
-                true => tool::output("adding rust-src", Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", "stable"]))?,
+                true => {
+                    tool::output("adding rust-src", Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", "stable"]))?
+                }
                 false => tool::output("installing the compiler", Command::new("rustup").args(arguments))?,
             };
         } else if tool::exists("apt-get") {

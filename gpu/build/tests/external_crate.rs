@@ -1,0 +1,151 @@
+//! Builds the kernels of a crate outside this workspace, and sees each kind of wrong kernel refused.
+
+use std::{
+    cell::RefCell,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use oxtile_build::{Builder, Error, Manifest, Toolchain, lint::Finding, source_hash};
+
+/// One build at a time: they share a target directory, so that `core` is compiled once.
+static BUILD: Mutex<()> = Mutex::new(());
+
+/// Lays the crate out in the target directory with a manifest that makes it a workspace of its own.
+fn external_crate() -> (MutexGuard<'static, ()>, PathBuf) {
+    let guard = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
+    let (here, root) = (Path::new(env!("CARGO_MANIFEST_DIR")), Path::new(env!("CARGO_TARGET_TMPDIR")).join("external"));
+    let tile = here.join("../tile").canonicalize().unwrap();
+    let dsl = format!("oxtile-tile = {{ path = {tile:?} }}\n");
+    let package = |name: &str| format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n\n[dependencies]\n{dsl}");
+    write(&root.join("helper/Cargo.toml"), &package("helper"));
+    write(&root.join("kernels/Cargo.toml"), &(package("external-kernels") + "helper = { path = \"../helper\" }\n\n[workspace]\n"));
+    for name in ["kernels", "helper"] {
+        for file in fs::read_dir(here.join("tests/fixture").join(name)).unwrap() {
+            let file = file.unwrap();
+            write(&root.join(name).join("src").join(file.file_name()), &fs::read_to_string(file.path()).unwrap());
+        }
+    }
+    (guard, root.join("kernels"))
+}
+
+/// Leaves a file alone that is right, so that cargo does not compile it again.
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    if fs::read_to_string(path).ok().as_deref() != Some(text) {
+        fs::write(path, text).unwrap();
+    }
+}
+
+fn findings(builder: Builder<'_>) -> Vec<Finding> {
+    match builder.build() {
+        Err(Error::Lint(findings)) => findings,
+        other => panic!("the build should have been refused: {other:?}"),
+    }
+}
+
+fn ratchet(family: &str, text: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join(format!("{family}.toml")), text).unwrap();
+    folder
+}
+
+#[test]
+fn a_crate_outside_the_workspace_builds() {
+    let (_guard, folder) = external_crate();
+    let out = tempfile::tempdir().unwrap();
+    let steps = RefCell::new(Vec::new());
+    let builder = Builder::new(&folder).family("meet").out_dir(out.path()).on_step(|step| steps.borrow_mut().push(step.to_owned()));
+    let build = builder.build().unwrap();
+    let [kernel] = &build.kernels[..] else { panic!("{build:?}") };
+    assert_eq!(kernel.operations["bar"], 1);
+
+    let manifest = Manifest::read(out.path()).unwrap();
+    assert_eq!(manifest.source_hash, source_hash(&folder).unwrap());
+    let files = &manifest.kernels["meet"].architectures[&"sm_90a".parse().unwrap()];
+    let ptx = fs::read_to_string(out.path().join(&files.ptx)).unwrap();
+    assert!(ptx.contains(".maxntid 128, 1, 1\n.minnctapersm 1\n"), "{ptx}");
+    assert!(fs::read(out.path().join(&files.cubin)).unwrap().starts_with(b"\x7fELF"));
+
+    steps.borrow_mut().clear();
+    builder.build().unwrap();
+    assert!(steps.borrow().is_empty(), "nothing changed, but it did: {:?}", steps.borrow());
+}
+
+#[test]
+fn every_compiler_found_keeps_one_barrier_of_two_crates() {
+    let (_guard, folder) = external_crate();
+    for toolchain in Toolchain::all() {
+        let build = Builder::new(&folder).family("meet").toolchain(toolchain.clone()).inspect().unwrap();
+        assert_eq!(build.kernels[0].operations["bar"], 1, "{}", toolchain.version);
+        assert_eq!(build.findings, []);
+    }
+}
+
+#[test]
+fn other_architectures_have_their_own_code() {
+    let (_guard, folder) = external_crate();
+    let build = Builder::new(&folder).family("meet").arch("sm_80".parse().unwrap()).inspect().unwrap();
+    assert!(fs::read_to_string(&build.kernels[0].ptx).unwrap().contains(".target sm_80\n"));
+}
+
+#[test]
+fn a_duplicated_barrier_is_refused() {
+    let (_guard, folder) = external_crate();
+    let accepted = "[duplicated.sm_90a]\nregisters = 255\ninstructions = 1000\noperations.bar = 1\n";
+    let ratchet = ratchet("duplicated", accepted);
+    let found = findings(Builder::new(&folder).family("duplicated").ratchet(ratchet.path()));
+    let text = found.iter().map(Finding::to_string).collect::<String>();
+    assert!(text.contains("2 `bar` operations in the PTX") && text.contains("expects 1 (was a collective duplicated"), "{text}");
+}
+
+#[test]
+fn a_spill_is_refused_and_not_accepted_either() {
+    let (_guard, folder) = external_crate();
+    let accepted = tempfile::tempdir().unwrap();
+    let found = findings(Builder::new(&folder).family("spill").ratchet(accepted.path()).accept(true));
+    let text = found.iter().map(Finding::to_string).collect::<String>();
+    assert!(text.contains("spill (sm_90a): ") && text.contains("bytes of registers are spilled"), "{text}");
+    assert_eq!(fs::read_dir(accepted.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_function_defined_nowhere_is_refused() {
+    let (_guard, folder) = external_crate();
+    let found = findings(Builder::new(&folder).family("unresolved"));
+    assert!(found[0].why.contains("calls `defined_nowhere`, which is defined nowhere"), "{found:?}");
+}
+
+#[test]
+fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
+    let (_guard, folder) = external_crate();
+    let meet = || Builder::new(&folder).family("meet");
+    let out = tempfile::tempdir().unwrap();
+    let stale = ratchet("meet", "[gone.sm_90a]\nregisters = 1\ninstructions = 1\n[gone.sm_80]\nregisters = 1\ninstructions = 1\n");
+    let text = findings(meet().ratchet(stale.path())).iter().map(Finding::to_string).collect::<Vec<_>>().join("\n");
+    assert!(text.contains("gone (sm_90a): ") && text.contains("family `meet` has it no longer"), "{text}");
+    assert!(text.contains("meet (sm_90a): ") && text.contains("holds no figures of this kernel"), "{text}");
+    assert!(text.contains("`cargo xtask build-ptx --accept`") && !text.contains("sm_80"), "{text}");
+
+    meet().ratchet(stale.path()).accept(true).out_dir(out.path()).build().unwrap();
+    let build = meet().ratchet(stale.path()).out_dir(out.path()).build().unwrap();
+    assert_eq!(build.notes, [""; 0]);
+
+    let file = stale.path().join("meet.toml");
+    let accepted = fs::read_to_string(&file).unwrap();
+    assert!(accepted.contains("gone.sm_80") && !accepted.contains("gone.sm_90a"), "{accepted}");
+    let registers = format!("registers = {}\n", build.kernels[0].usage.registers);
+    fs::write(&file, accepted.replace(&registers, "registers = 2\n")).unwrap();
+    let found = findings(meet().ratchet(stale.path()));
+    assert!(found[0].why.contains("accepts no more than 2"), "{found:?}");
+    fs::write(&file, accepted.replace(&registers, "registers = 99\n")).unwrap();
+    assert!(meet().ratchet(stale.path()).inspect().unwrap().notes[0].contains("better: meet on sm_90a: 99 -> "));
+}
+
+#[test]
+fn an_unknown_family_is_named_with_those_there_are() {
+    let (_guard, folder) = external_crate();
+    let error = Builder::new(&folder).family("met").build().unwrap_err().to_string();
+    assert!(error.contains("no family `met`; this crate has: duplicated, meet, spill, unresolved"), "{error}");
+}

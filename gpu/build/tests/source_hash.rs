@@ -1,0 +1,77 @@
+//! The source hash changes with what the PTX is made from, and with nothing else.
+
+use std::{fs, path::Path};
+
+use oxtile_build::source_hash::{cargo_directives, source_hash};
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A workspace: `kernels` uses `dsl` through the workspace's table, `emulator` on the host only.
+fn workspace() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let at = |place: &str| root.path().join(place);
+    write(&at("Cargo.toml"), "[workspace]\n[workspace.dependencies]\ndsl = { path = \"dsl\" }\n");
+    let kernels = "[package]\nname = \"kernels\"\n[dependencies]\ndsl.workspace = true\nhalf = \"2\"\n\
+                   [target.'cfg(not(target_arch = \"nvptx64\"))'.dependencies]\nemulator = { path = \"../emulator\" }\n";
+    write(&at("kernels/Cargo.toml"), kernels);
+    for name in ["dsl", "emulator"] {
+        write(&at(&format!("{name}/Cargo.toml")), &format!("[package]\nname = \"{name}\"\n"));
+    }
+    for name in ["kernels", "dsl", "emulator"] {
+        write(&at(&format!("{name}/src/lib.rs")), "// sources\n");
+    }
+    root
+}
+
+#[test]
+fn it_covers_the_device_sources_only() {
+    let root = workspace();
+    let hash = || source_hash(root.path().join("kernels")).unwrap();
+    let before = hash();
+    let changes_with = |place: &str| {
+        let path = root.path().join(place);
+        let old = fs::read_to_string(&path).unwrap_or_default();
+        write(&path, &(old.clone() + "\n# or // more\n"));
+        let changed = hash() != before;
+        write(&path, &old);
+        changed
+    };
+    for place in ["kernels/src/lib.rs", "kernels/Cargo.toml", "dsl/src/lib.rs"] {
+        assert!(changes_with(place), "{place}");
+        assert_eq!(hash(), before, "{place} is as it was");
+    }
+    for place in ["emulator/src/lib.rs", "kernels/README.md", "Cargo.lock"] {
+        assert!(!changes_with(place), "{place}");
+    }
+    write(&root.path().join("kernels/src/more/one.rs"), "");
+    assert_ne!(hash(), before);
+}
+
+#[test]
+fn it_does_not_depend_on_the_place_or_the_line_ends() {
+    let (one, other) = (workspace(), workspace());
+    write(&other.path().join("dsl/src/lib.rs"), "// sources\r\n");
+    let hash = |root: &Path| source_hash(root.join("kernels")).unwrap();
+    assert_eq!(hash(one.path()), hash(other.path()));
+}
+
+#[test]
+fn the_build_script_watches_every_source_folder() {
+    let root = workspace();
+    let text = cargo_directives(root.path().join("kernels")).unwrap();
+    assert!(text.starts_with("cargo::rustc-env=OXTILE_SOURCE_HASH="), "{text}");
+    for watched in ["kernels/src", "dsl/src", "dsl/Cargo.toml"] {
+        assert!(text.contains(&format!("{watched}\n")), "{watched} in\n{text}");
+    }
+}
+
+#[test]
+fn a_missing_dependency_is_named() {
+    let root = workspace();
+    fs::remove_dir_all(root.path().join("dsl")).unwrap();
+    let error = source_hash(root.path().join("kernels")).unwrap_err().to_string();
+    assert!(error.contains("dsl") && error.contains("source hash"), "{error}");
+}
