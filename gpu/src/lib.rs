@@ -2,9 +2,20 @@
 #![no_std]
 #![warn(missing_docs)]
 
+pub mod amax;
 pub mod copy;
+pub mod magnitude;
+pub mod mxfp8;
 
 use oxtile_tile::launch::KernelFamily;
 
 /// Every kernel of this crate. A test holds it against the sources.
-pub const KERNELS: &[KernelFamily] = &[copy::COPY_WORDS];
+pub const KERNELS: &[KernelFamily] = &[
+    amax::AMAX,
+    amax::MULTI_AMAX,
+    copy::COPY_WORDS,
+    mxfp8::MXFP8_CAST_ROWS,
+    mxfp8::MXFP8_CAST_RAGGED_ROWS,
+    mxfp8::MXFP8_DEQUANTIZE_ROWS,
+    mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS,
+];

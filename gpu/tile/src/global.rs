@@ -89,10 +89,29 @@ impl<T: Pod> Global<T> {
         self.element(index, 1)
     }
 
-    /// Whether vectors may be loaded: the first element's address is a multiple of 16.
+    /// The 8 bytes that start at element `index`, whose address is a multiple of 8.
     #[inline(always)]
-    pub const fn is_vector_aligned(&self) -> bool {
-        self.address.is_multiple_of(16)
+    #[track_caller]
+    pub fn load_pair(&self, index: u64) -> [u32; 2] {
+        // SAFETY: as `load`.
+        let pair: u64 = unsafe { Target::load_read_only(self.element(index, (8 / size_of::<T>()) as u64)) };
+        [pair as u32, (pair >> 32) as u32]
+    }
+
+    /// The 4 bytes that start at element `index`, whose address is a multiple of 4.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_word(&self, index: u64) -> u32 {
+        // SAFETY: as `load`.
+        unsafe { Target::load_read_only(self.element(index, (4 / size_of::<T>()) as u64)) }
+    }
+
+    /// Elements before the first that lies at a multiple of 16 bytes, at most all: from there on
+    /// vectors may be loaded.
+    #[inline(always)]
+    pub fn elements_to_boundary(&self) -> u64 {
+        let bytes = self.address.wrapping_neg() % 16;
+        (bytes / size_of::<T>() as u64).min(self.length)
     }
 
     #[inline(always)]
@@ -102,6 +121,56 @@ impl<T: Pod> Global<T> {
             Target::out_of_bounds(index + count - 1, self.length);
         }
         self.address + index * size_of::<T>() as u64
+    }
+}
+
+/// A table in device memory of views that nobody writes while the kernel runs: how one launch
+/// reads any number of tensors.
+pub struct GlobalTable<T> {
+    /// Address and length of each tensor.
+    entries: Global<u64>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for GlobalTable<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for GlobalTable<T> {}
+
+impl<T: Pod> GlobalTable<T> {
+    /// A table of `length` entries at `address`, each the address and the length of a view.
+    ///
+    /// # Safety
+    /// As [`Global::from_raw_parts`], for the table and for every view in it; 16-byte aligned.
+    #[inline(always)]
+    pub const unsafe fn from_raw_parts(address: u64, length: u64) -> Self {
+        // SAFETY: passed on to the caller.
+        Self { entries: unsafe { Global::from_raw_parts(address, 2 * length) }, element: PhantomData }
+    }
+
+    /// How many views.
+    #[inline(always)]
+    pub const fn len(&self) -> u64 {
+        self.entries.length / 2
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// View `index`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn get(&self, index: u64) -> Global<T> {
+        let entry = self.entries.load_vector(2 * index);
+        // SAFETY: the maker vouched for every view in the table.
+        unsafe { Global::from_raw_parts(entry.lane(0), entry.lane(1)) }
     }
 }
 
@@ -152,6 +221,14 @@ impl<T: Pod> GlobalMut<T> {
         unsafe { <Target as GlobalMemory>::store(self.0.element(index, 1), value) };
     }
 
+    /// Writes the 4 bytes that start at element `index`, whose address is a multiple of 4.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_word(&self, index: u64, word: u32) {
+        // SAFETY: as `Global::load`.
+        unsafe { <Target as GlobalMemory>::store(self.0.element(index, (4 / size_of::<T>()) as u64), word) };
+    }
+
     /// Writes the 8 bytes that start at element `index`, whose address is a multiple of 8.
     #[inline(always)]
     #[track_caller]
@@ -173,12 +250,6 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn address_of(&self, index: u64) -> u64 {
         self.0.element(index, 1)
-    }
-
-    /// Whether vectors may be loaded and stored: the first element's address is a multiple of 16.
-    #[inline(always)]
-    pub const fn is_vector_aligned(&self) -> bool {
-        self.0.is_vector_aligned()
     }
 }
 

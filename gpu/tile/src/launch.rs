@@ -173,6 +173,14 @@ impl LaunchError {
         if found.is_multiple_of(of) { Ok(()) } else { Err(Self { argument, problem: Problem::Multiple { of, found } }) }
     }
 
+    /// Fails if `found` is over `limit`.
+    ///
+    /// # Errors
+    /// [`Problem::TooLarge`] for `argument`.
+    pub fn check_limit(argument: &'static str, found: u64, limit: u64) -> Result<(), Self> {
+        if found <= limit { Ok(()) } else { Err(Self { argument, problem: Problem::TooLarge { found, limit } }) }
+    }
+
     /// Fails unless `address` is a multiple of `bytes`.
     ///
     /// # Errors
@@ -187,8 +195,8 @@ impl fmt::Display for LaunchError {
         let name = self.argument;
         match self.problem {
             Problem::Length { expected, found } => write!(f, "`{name}` has {found} elements; the other arguments ask for {expected}"),
-            Problem::Multiple { of, found } => write!(f, "`{name}` is {found}, which is not a multiple of {of}: pad it"),
-            Problem::TooLarge { found, limit } => write!(f, "`{name}` is {found}; this kernel takes at most {limit}: split the call"),
+            Problem::Multiple { of, found } => write!(f, "`{name}` counts {found}, which is not a multiple of {of}: pad it"),
+            Problem::TooLarge { found, limit } => write!(f, "`{name}` counts {found}; this kernel takes at most {limit}: split the call"),
             Problem::Alignment { bytes, address } => {
                 write!(f, "`{name}` starts at {address:#x}, which is not {bytes}-byte aligned: start the view at an aligned element")
             }
@@ -317,6 +325,72 @@ impl<'a, T> DeviceViewMut<'a, T> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.0.length == 0
+    }
+}
+
+/// A table of views in device memory, lent to a kernel for reading.
+pub struct DeviceTable<'a, T> {
+    entries: DeviceView<'a, u64>,
+    members: &'a [BufferAccess<'a>],
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for DeviceTable<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceTable<'_, T> {}
+
+impl<'a, T> DeviceTable<'a, T> {
+    /// Lends a table: `entries` holds address and length of each view, `members` the memory behind them.
+    /// Runtimes call this.
+    ///
+    /// # Safety
+    /// Each entry is a view of `T` that one of `members` covers, as [`DeviceView::from_raw`] demands.
+    pub const unsafe fn from_raw(entries: DeviceView<'a, u64>, members: &'a [BufferAccess<'a>]) -> Self {
+        Self { entries, members, element: PhantomData }
+    }
+
+    /// How many views.
+    pub const fn len(&self) -> u64 {
+        self.entries.length / 2
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+impl<T: crate::num::Pod> Parameter for crate::global::GlobalTable<T> {
+    type Argument<'a> = DeviceTable<'a, T>;
+    type First = *const u64;
+    type Second = u64;
+
+    fn pack(argument: &DeviceTable<'_, T>, words: &mut ArgumentWords) {
+        words.push(argument.entries.address());
+        words.push(argument.len());
+    }
+
+    fn access<'s>(argument: &'s DeviceTable<'_, T>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+        visit(argument.entries.access(parameter));
+        for member in argument.members {
+            visit(BufferAccess { parameter, ..*member });
+        }
+    }
+
+    fn unpack(words: &mut WordReader<'_>) -> Self {
+        let (address, length) = (words.next_word(), words.next_word());
+        // SAFETY: the emulator looks every address up before it touches memory.
+        unsafe { Self::from_raw_parts(address, length) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_raw(first: *const u64, length: u64) -> Self {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::from_raw_parts(first as u64, length) }
     }
 }
 

@@ -27,11 +27,21 @@ impl ue8m0 {
     /// `exp2f_rcp` (`common/util/ptx.cuh`): code 0xFF gives the NaN 0x7FFFFFFF, and 0xFE the subnormal 2^-127.
     #[inline(always)]
     pub const fn reciprocal(self) -> f32 {
-        f32::from_bits(match self.to_bits() {
-            0xff => 0x7fff_ffff,
-            0xfe => 0x0040_0000,
-            e => (254 - e as u32) << 23,
-        })
+        // Selects, not a `match`: a kernel would branch on the code of every block.
+        let e = self.to_bits() as u32;
+        let bits = 254u32.wrapping_sub(e) << 23;
+        let bits = if e == 0xfe { 0x0040_0000 } else { bits };
+        f32::from_bits(if e == 0xff { 0x7fff_ffff } else { bits })
+    }
+
+    /// The scale of a magnitude that is known not to be NaN: [`from_f32`](Float::from_f32) without its branch.
+    #[inline(always)]
+    pub const fn from_magnitude(x: f32) -> Self {
+        let bits = x.to_bits();
+        // Rounds up at the power of two below; below 2^-126 that is 2^-127, half an exponent step.
+        let up = if bits < 0x0080_0000 { 0x003f_ffff } else { 0x007f_ffff };
+        let e = (bits + up) >> 23;
+        Self::from_bits(if e < 0xfe { e as u8 } else { 0xfe })
     }
 
     /// [`reciprocal`](Self::reciprocal) as bf16, where it is exact too.

@@ -1,0 +1,89 @@
+//! Running maxima of magnitudes, one 32-bit register of elements at a time. Not a kernel: amax and
+//! the block formats share it.
+
+use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, f16, max};
+use oxtile_tile::prelude::Vector;
+
+/// An element whose largest magnitude can be found in the input type itself.
+///
+/// A running maximum is one word: two halves of the 16-bit types, the bits of one `f32`. It starts
+/// at 0 and never holds a NaN: as with TransformerEngine's `fmaxf` and `__hmax`, a NaN is dropped.
+pub trait Magnitude: Float + Pod {
+    /// Elements a word.
+    const PER_WORD: usize;
+
+    /// The running maximum, raised by the elements of `word`.
+    fn raise(running: u32, word: u32) -> u32;
+
+    /// The larger of two running maxima.
+    fn join(a: u32, b: u32) -> u32;
+
+    /// The value of a running maximum, finite or +Inf, at least +0.
+    fn finish(running: u32) -> f32;
+
+    /// The word that holds this element alone.
+    fn to_word(self) -> u32;
+}
+
+impl Magnitude for f32 {
+    const PER_WORD: usize = 1;
+
+    #[inline(always)]
+    fn raise(running: u32, word: u32) -> u32 {
+        max(f32::from_bits(running), f32::from_bits(word & 0x7fff_ffff)).to_bits()
+    }
+
+    #[inline(always)]
+    fn join(a: u32, b: u32) -> u32 {
+        a.max(b)
+    }
+
+    #[inline(always)]
+    fn finish(running: u32) -> f32 {
+        f32::from_bits(running)
+    }
+
+    #[inline(always)]
+    fn to_word(self) -> u32 {
+        self.to_bits()
+    }
+}
+
+macro_rules! half_magnitude {
+    ($($half:ident)*) => { $(
+        impl Magnitude for $half {
+            const PER_WORD: usize = 2;
+
+            #[inline(always)]
+            fn raise(running: u32, word: u32) -> u32 {
+                type Pair = <$half as Half>::X2;
+                Pair::from_bits(running).max(<Pair as HalfPair<$half>>::abs(Pair::from_bits(word))).to_bits()
+            }
+
+            #[inline(always)]
+            fn join(a: u32, b: u32) -> u32 {
+                type Pair = <$half as Half>::X2;
+                Pair::from_bits(a).max(Pair::from_bits(b)).to_bits()
+            }
+
+            #[inline(always)]
+            fn finish(running: u32) -> f32 {
+                let larger = Self::join(running, running >> 16);
+                $half::from_bits(larger as u16).to_f32()
+            }
+
+            #[inline(always)]
+            fn to_word(self) -> u32 {
+                u32::from(self.to_bits())
+            }
+        }
+    )* };
+}
+
+half_magnitude!(bf16 f16);
+
+/// The running maximum of the elements of one vector.
+#[inline(always)]
+pub fn of_vector<T: Magnitude>(vector: Vector<T>) -> u32 {
+    vector.words().into_iter().fold(0, T::raise)
+}
