@@ -13,15 +13,19 @@ use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
 /// Casts whole blocks: `data[i] = input[i] / scale`, one scale a block in `scales[i / 32]`.
-#[kernel(threads = THREADS, grid = grid)]
+#[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_rows<T: Magnitude, Q: Fp8>(input: Global<T>, data: GlobalMut<Q>, scales: GlobalMut<ue8m0>) {
     let warp = u64::from(block::index()[0]) * u64::from(WARPS) + u64::from(thread::warp());
     let tile = warp * warp_tile::<T>();
     if tile + warp_tile::<T>() <= input.len() {
-        cast_tile::<T, Q, true>(&input, &data, &scales, tile);
+        cast_tile::<T, Q>(&input, &data, &scales, tile);
     } else {
-        cast_tile::<T, Q, false>(&input, &data, &scales, tile);
+        let mut start = tile;
+        while start < input.len() {
+            cast_step::<T, Q>(&input, &data, &scales, lane_element::<T>(start, 0));
+            start += warp_tile::<T>() / STEPS as u64;
+        }
     }
 }
 
@@ -35,49 +39,52 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastRowsArgs<'_, T, Q>, _: &DeviceLimi
     Grid::cover("input", elements, WARPS * warp_tile::<T>() as u32)
 }
 
-/// The elements from `tile` on, by one warp; all of them there if `FULL`, else those below the end.
+/// A whole tile: all loads first, the scales last.
 #[inline(always)]
-fn cast_tile<T: Magnitude, Q: Fp8, const FULL: bool>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, tile: u64) {
-    let width = Vector::<T>::LANES as u32;
-    let lanes_a_block = BLOCK as u32 / width;
-    let (lane, blocks_a_step) = (thread::lane(), width);
-    let first = |step: usize| tile + u64::from((step as u32 * warp::LANES + lane) * width);
-    let here = |element: u64| FULL || element < input.len();
-
-    let vectors: [Vector<T>; STEPS] =
-        core::array::from_fn(|step| if here(first(step)) { input.load_vector(first(step)) } else { Vector::from_words([0; 4]) });
-    let codes: [ue8m0; STEPS] = core::array::from_fn(|step| {
-        let running = block_maximum::<T>(of_vector(vectors[step]), lanes_a_block);
-        scale_of::<Q>(T::finish(running))
-    });
+fn cast_tile<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, tile: u64) {
+    let vectors: [_; STEPS] = core::array::from_fn(|step| input.load_vector(lane_element::<T>(tile, step)));
+    let codes: [_; STEPS] = core::array::from_fn(|step| block_scale::<T, Q>(vectors[step]));
     for step in 0..STEPS {
-        if here(first(step)) {
-            store_codes(data, first(step), vectors[step], codes[step].reciprocal());
-        }
+        store_codes(data, lane_element::<T>(tile, step), vectors[step], codes[step]);
     }
-    // Lane `step` of a block's lanes stores the scale of its block in that step.
-    let (mine, block_lane) = (lane % lanes_a_block, lane / lanes_a_block);
-    let scale = (1..STEPS).fold(codes[0], |scale, step| if mine == step as u32 { codes[step] } else { scale });
-    let block = tile / BLOCK + u64::from(mine * blocks_a_step + block_lane);
-    if mine < STEPS as u32 && (FULL || block < scales.len()) {
-        scales.store(block, scale);
+    // Of the lanes of a block, lane `step` stores the scale of their block in that step.
+    let step = thread::lane() % lanes_a_block::<T>();
+    let code = (1..STEPS).fold(codes[0], |code, i| if step == i as u32 { codes[i] } else { code });
+    if step < STEPS as u32 {
+        scales.store(tile / BLOCK + u64::from(block_in_tile::<T>(step)), code);
     }
 }
 
-/// The running maximum over the lanes that share a block.
+/// One step of the last, incomplete tile. `element` is this lane's first.
 #[inline(always)]
-fn block_maximum<T: Magnitude>(mut running: u32, lanes_a_block: u32) -> u32 {
+fn cast_step<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, element: u64) {
+    let inside = element < input.len();
+    let vector = if inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
+    let code = block_scale::<T, Q>(vector);
+    if inside {
+        store_codes(data, element, vector, code);
+        if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
+            scales.store(element / BLOCK, code);
+        }
+    }
+}
+
+/// The scale of the block that this lane's vector is part of, agreed among its lanes.
+#[inline(always)]
+fn block_scale<T: Magnitude, Q: Fp8>(vector: Vector<T>) -> ue8m0 {
+    let mut running = of_vector(vector);
     let mut flip = 1;
-    while flip < lanes_a_block {
+    while flip < lanes_a_block::<T>() {
         running = T::join(running, warp::shuffle_xor(running, flip));
         flip *= 2;
     }
-    running
+    scale_of::<Q>(T::finish(running))
 }
 
-/// `data[first..] = vector * multiplier`, rounded.
+/// `data[first..] = vector / scale`, rounded.
 #[inline(always)]
-fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Vector<T>, multiplier: f32) {
+fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Vector<T>, scale: ue8m0) {
+    let multiplier = scale.reciprocal();
     let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * multiplier));
     if Vector::<T>::LANES == 8 { data.store_pair(first, [four(0), four(4)]) } else { data.store_word(first, four(0)) }
 }

@@ -9,15 +9,20 @@ use oxtile_tile::prelude::*;
 use super::*;
 
 /// `output[i] = data[i] * scale`, rounded to nearest even.
-#[kernel(threads = THREADS, grid = grid)]
+#[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
 pub fn mxfp8_dequantize_rows<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, output: GlobalMut<T>) {
     let warp = u64::from(block::index()[0]) * u64::from(WARPS) + u64::from(thread::warp());
     let tile = warp * warp_tile::<T>();
     if tile + warp_tile::<T>() <= data.len() {
-        dequantize_tile::<Q, T, true>(&data, &scales, &output, tile);
+        dequantize_tile::<Q, T>(&data, &scales, &output, tile);
     } else {
-        dequantize_tile::<Q, T, false>(&data, &scales, &output, tile);
+        let mut element = lane_element::<T>(tile, 0);
+        while element < data.len() {
+            let codes = load_codes::<Q, T>(&data, element);
+            output.store_vector(element, decode::<Q, T>(codes, scales.load(element / BLOCK).to_f32()));
+            element += warp_tile::<T>() / STEPS as u64;
+        }
     }
 }
 
@@ -31,26 +36,15 @@ fn grid<Q: Fp8, T: Wide>(args: &Mxfp8DequantizeRowsArgs<'_, Q, T>, _: &DeviceLim
     Grid::cover("data", elements, WARPS * warp_tile::<T>() as u32)
 }
 
+/// A whole tile: all loads first.
 #[inline(always)]
-fn dequantize_tile<Q: Fp8, T: Wide, const FULL: bool>(data: &Global<Q>, scales: &Global<ue8m0>, output: &GlobalMut<T>, tile: u64) {
-    let width = Vector::<T>::LANES as u32;
-    let lanes_a_block = BLOCK as u32 / width;
-    let (lane, blocks_a_step) = (thread::lane(), width);
-    let first = |step: usize| tile + u64::from((step as u32 * warp::LANES + lane) * width);
-    let here = |element: u64| FULL || element < data.len();
-
-    let codes: [[u32; 2]; STEPS] =
-        core::array::from_fn(|step| if here(first(step)) { load_codes::<Q, T>(data, first(step)) } else { [0; 2] });
-    let block = tile / BLOCK + u64::from(lane);
-    let has_block = lane < STEPS as u32 * blocks_a_step && (FULL || block < scales.len());
-    let scale = if has_block { scales.load(block).to_f32() } else { 0.0 };
-    for step in 0..STEPS {
-        let of_block = warp::shuffle(scale, step as u32 * blocks_a_step + lane / lanes_a_block);
-        if here(first(step)) {
-            let low = Q::decode4(codes[step][0]).map(|x| x * of_block);
-            let high = Q::decode4(codes[step][1]).map(|x| x * of_block);
-            output.store_vector(first(step), T::vector(low, high));
-        }
+fn dequantize_tile<Q: Fp8, T: Wide>(data: &Global<Q>, scales: &Global<ue8m0>, output: &GlobalMut<T>, tile: u64) {
+    let codes: [_; STEPS] = core::array::from_fn(|step| load_codes::<Q, T>(data, lane_element::<T>(tile, step)));
+    let blocks = (warp_tile::<T>() / BLOCK) as u32;
+    let scale = scales.load(tile / BLOCK + u64::from(thread::lane() % blocks)).to_f32();
+    for (step, codes) in codes.into_iter().enumerate() {
+        let of_block = warp::shuffle(scale, block_in_tile::<T>(step as u32));
+        output.store_vector(lane_element::<T>(tile, step), decode::<Q, T>(codes, of_block));
     }
 }
 
@@ -58,4 +52,9 @@ fn dequantize_tile<Q: Fp8, T: Wide, const FULL: bool>(data: &Global<Q>, scales: 
 #[inline(always)]
 fn load_codes<Q: Fp8, T: Wide>(data: &Global<Q>, first: u64) -> [u32; 2] {
     if Vector::<T>::LANES == 8 { data.load_pair(first) } else { [data.load_word(first), 0] }
+}
+
+#[inline(always)]
+fn decode<Q: Fp8, T: Wide>([low, high]: [u32; 2], scale: f32) -> Vector<T> {
+    T::vector(Q::decode4(low).map(|x| x * scale), Q::decode4(high).map(|x| x * scale))
 }

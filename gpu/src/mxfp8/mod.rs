@@ -18,7 +18,7 @@ pub use ragged_rows::{MXFP8_CAST_RAGGED_ROWS, Mxfp8CastRaggedRows, Mxfp8CastRagg
 pub use ragged_rows::{MXFP8_DEQUANTIZE_RAGGED_ROWS, Mxfp8DequantizeRaggedRows, Mxfp8DequantizeRaggedRowsArgs};
 
 use oxtile_tile::num::{Float, Fp8, Half, HalfPair, Pod, bf16, f16, ue8m0};
-use oxtile_tile::prelude::{Vector, warp};
+use oxtile_tile::prelude::{Vector, thread, warp};
 
 /// Elements that share a scale.
 pub const BLOCK: u64 = 32;
@@ -29,9 +29,30 @@ const THREADS: u32 = WARPS * warp::LANES;
 /// Vectors of the wide type that a lane handles.
 const STEPS: usize = 4;
 
+/// CUDA blocks a multiprocessor: 1536 threads of 40 registers; at 8 the cast spills.
+const RESIDENT: u32 = 6;
+
 /// Elements of `T` that a warp handles: `STEPS` vectors of 16 bytes a lane.
 const fn warp_tile<T>() -> u64 {
     STEPS as u64 * warp::LANES as u64 * 16 / size_of::<T>() as u64
+}
+
+/// Lanes whose vectors of `T` make up one block of elements.
+const fn lanes_a_block<T>() -> u32 {
+    BLOCK as u32 * size_of::<T>() as u32 / 16
+}
+
+/// The first element of this lane's vector in a step over the tile that starts at `tile`.
+#[inline(always)]
+fn lane_element<T>(tile: u64, step: usize) -> u64 {
+    let vector = step as u32 * warp::LANES + thread::lane();
+    tile + u64::from(vector * 16 / size_of::<T>() as u32)
+}
+
+/// The block of the tile that this lane is part of in a step.
+#[inline(always)]
+fn block_in_tile<T>(step: u32) -> u32 {
+    (step * warp::LANES + thread::lane()) / lanes_a_block::<T>()
 }
 
 /// The scale of a block whose largest magnitude is `amax`, NaN dropped.
