@@ -45,7 +45,7 @@ fn signs_survive_zero() {
     assert_eq!(e2m1::from_bits(8).to_f32().to_bits(), 1 << 31);
 }
 
-/// The rows of TransformerEngine's table for the scale (`float_to_e8m0`), and its two multipliers.
+/// The rows of TransformerEngine's table for the scale (`e8m0_round_up`), and its two multipliers.
 #[test]
 fn scale_table() {
     let code = |pattern| ue8m0::from_f32(f32::from_bits(pattern)).to_bits();

@@ -158,7 +158,7 @@ pub mod e8m0 {
     }
 
     /// The smallest power of two that is not below the magnitude of `x`, 0xFE beyond 2^127, 0xFF for NaN:
-    /// `cvt.rp.satfinite.ue8m0x2.f32`, and `float_to_e8m0` of TransformerEngine on non-negative input.
+    /// `cvt.rp.satfinite.ue8m0x2.f32`, and `e8m0_round_up` of TransformerEngine on non-negative input.
     pub fn round_up(x: f64) -> u8 {
         if x.is_nan() {
             return 0xff;

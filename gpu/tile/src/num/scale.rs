@@ -10,7 +10,7 @@ number! {
     /// Encoding takes the magnitude and rounds it up, towards +Inf, saturating at 2^127 (0xFE), where Inf goes too.
     /// Values up to 2^-127, and zero, give 0. This is `cvt.rp.satfinite.ue8m0x2.f32`; PTX does not say what a
     /// negative input gives, CUDA's `__nv_cvt_float_to_e8m0` takes its magnitude, and so does this. The table of
-    /// TransformerEngine's `float_to_e8m0` (`common/util/ptx.cuh`) is the same on every non-negative input.
+    /// TransformerEngine's `e8m0_round_up` (`common/util/ptx_arch_spec.cuh`) is the same on every non-negative input.
     ue8m0(u8), 8 bits
 }
 packed! {

@@ -9,10 +9,12 @@ use crate::num::software as soft;
 const INF_BF16: u16 = 0x7f80;
 const INF_F16: u16 = 0x7c00;
 
+#[inline(always)]
 fn pair8(low: u8, high: u8) -> u16 {
     u16::from_le_bytes([low, high])
 }
 
+#[inline(always)]
 fn pair16(low: u16, high: u16) -> u32 {
     low as u32 | (high as u32) << 16
 }

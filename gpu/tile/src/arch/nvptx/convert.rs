@@ -25,10 +25,12 @@ macro_rules! op {
     }};
 }
 
+#[inline(always)]
 fn pair8(low: u8, high: u8) -> u16 {
     low as u16 | (high as u16) << 8
 }
 
+#[inline(always)]
 fn pair16(low: u16, high: u16) -> u32 {
     low as u32 | (high as u32) << 16
 }
