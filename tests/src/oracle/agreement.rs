@@ -1,9 +1,11 @@
 //! The format oracles against the golden vectors, and `oxtile_tile::num` against the oracles.
 
-use oxtile_tile::num::{Float, bf16, e2m1, e4m3, e5m2, f16, ue8m0};
+use oxtile_tile::num::{self, Float, Fp8, bf16, e2m1, e4m3, e5m2, f16, ue8m0};
 
 use super::formats::{BF16, E2M1, E4M3, E5M2, F16, Format, e8m0};
+use super::mxfp8;
 use crate::golden;
+use crate::inputs::{Dtype, Scenario};
 
 const SMALL: [&Format; 3] = [&E4M3, &E5M2, &E2M1];
 
@@ -132,4 +134,31 @@ fn num_scales_agree_with_the_oracle() {
     for pattern in (0..=u32::MAX).step_by(65_537) {
         assert_eq!(ue8m0::from_f32(f32::from_bits(pattern)).to_bits(), e8m0::round_up(value(pattern)), "{pattern:#x}");
     }
+}
+
+/// MXFP8 as a kernel writes it with `num`, against the oracle, on every scenario and with a ragged last block.
+fn casts<T: Fp8>(format: &Format, to_code: fn(T) -> u8) {
+    let (rows, columns) = (5, 83);
+    for dtype in Dtype::ALL {
+        for scenario in Scenario::ALL {
+            let x = scenario.generate(dtype, rows * columns, 3);
+            let theirs = mxfp8::quantize(&x, rows, columns, format);
+            let blocks: Vec<&[f32]> = x.chunks(columns).flat_map(|row| row.chunks(mxfp8::BLOCK)).collect();
+            let amax = |block: &[f32]| block.iter().fold(0.0, |largest, value| num::max(largest, value.abs()));
+            let scales: Vec<ue8m0> = blocks.iter().map(|block| ue8m0::from_f32(amax(block) * T::LARGEST_RECIPROCAL)).collect();
+            let encode = |(block, scale): (&&[f32], &ue8m0)| -> Vec<u8> {
+                block.iter().map(|value| to_code(T::from_f32(value * scale.reciprocal()))).collect()
+            };
+            let data: Vec<u8> = blocks.iter().zip(&scales).flat_map(encode).collect();
+            let title = format!("{scenario:?} {} in {}", dtype.name(), T::NAME);
+            assert_eq!(scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>(), theirs.scales, "scales of {title}");
+            assert_eq!(data, theirs.data, "data of {title}");
+        }
+    }
+}
+
+#[test]
+fn num_casts_as_the_oracle() {
+    casts::<e4m3>(&E4M3, e4m3::to_bits);
+    casts::<e5m2>(&E5M2, e5m2::to_bits);
 }

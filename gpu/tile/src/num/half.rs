@@ -17,7 +17,7 @@ packed! {
     bf16x2(u32): [bf16; 2], u16
 }
 packed! {
-    /// Two [`f16`] in one 32-bit register.
+    /// Two [`f16`](struct@f16) in one 32-bit register.
     f16x2(u32): [f16; 2], u16
 }
 debug_as_value!(bf16 f16);

@@ -3,7 +3,7 @@
 //! | type | bits | exponent, mantissa | largest | from f32 | specials |
 //! |---|---|---|---|---|---|
 //! | [`bf16`] | 16 | 8, 7 | 2^127 * 1.9921875 | `cvt.rn.bf16.f32` | Inf; NaN is 0x7FFF |
-//! | [`f16`] | 16 | 5, 10 | 65504 | `cvt.rn.f16.f32` | Inf; NaN is 0x7FFF |
+//! | [`f16`](struct@f16) | 16 | 5, 10 | 65504 | `cvt.rn.f16.f32` | Inf; NaN is 0x7FFF |
 //! | [`e4m3`] | 8 | 4, 3 | 448 | `cvt.rn.satfinite.e4m3x2.f32` | no Inf; NaN is 0x7F |
 //! | [`e5m2`] | 8 | 5, 2 | 57344 | `cvt.rn.satfinite.e5m2x2.f32` | Inf decodes, never encodes; NaN is 0x7F |
 //! | [`e2m1`] | 4 | 2, 1 | 6 | `cvt.rn.satfinite.e2m1x2.f32` | neither; NaN encodes as +6 |
