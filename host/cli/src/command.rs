@@ -1,0 +1,71 @@
+//! The commands: from a request to what is printed.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::{
+    Error,
+    arguments::{self, Request},
+    demo,
+    inspect::Inspection,
+    progress::Progress,
+    quantize,
+    text::{bytes, count},
+};
+
+/// Carries out a request; results go to `out`, progress to standard error.
+///
+/// # Errors
+/// Whatever the command reports.
+pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
+    match request {
+        Request::Help(text) => print(out, text),
+        Request::Version => print(out, &format!("oxtile {}\n", env!("CARGO_PKG_VERSION"))),
+        Request::Quantize(request) => quantize(&request, out),
+        Request::Inspect(request) => {
+            let inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
+            print_report(out, &inspection, request.json)
+        }
+        Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
+    }
+}
+
+fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Error> {
+    let (mut device, choice) = quantize::device::open(request.device)?;
+    let outcome = quantize::run(&request.input, &request.output, &mut *device, &mut Progress::on_terminal())?;
+    let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
+    print_report(out, &report, request.json)
+}
+
+fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> Result<(), Error> {
+    let parameters = demo::write(&request.output, request.seed, request.dtype)?;
+    let size = std::fs::metadata(&request.output)?.len();
+    let text = format!(
+        "seed    {}\noutput  {}, {}\nweights {} {} parameters\n",
+        request.seed,
+        request.output.display(),
+        bytes(size),
+        count(parameters),
+        request.dtype,
+    );
+    print(out, &text)
+}
+
+fn print_report(out: &mut dyn Write, report: &(impl Serialize + ToString), json: bool) -> Result<(), Error> {
+    if json {
+        let mut text = serde_json::to_string_pretty(report).expect("a report is JSON");
+        text.push('\n');
+        print(out, &text)
+    } else {
+        print(out, &report.to_string())
+    }
+}
+
+fn print(out: &mut dyn Write, text: &str) -> Result<(), Error> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // `oxtile inspect FILE | head`: the reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}

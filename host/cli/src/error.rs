@@ -1,0 +1,47 @@
+//! Everything that can end a command.
+
+use std::{io, process::ExitCode};
+
+use crate::{
+    arguments::UsageError,
+    quantize::job::JobError,
+    safetensors::{ReadError, WriteError},
+};
+
+/// A command that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// A file that cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// A file that cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// A quantization.
+    #[error(transparent)]
+    Quantize(#[from] JobError),
+    /// The device asked for.
+    #[error("--device {requested}: {reason}")]
+    Device {
+        /// What was asked for.
+        requested: &'static str,
+        /// Why it is not to be had, and what to run.
+        reason: String,
+    },
+    /// Standard output.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl Error {
+    /// The process's exit status: 2 for a wrong command line, 1 for everything else.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Error::Usage(_) => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}

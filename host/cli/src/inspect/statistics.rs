@@ -1,0 +1,162 @@
+//! Statistics of a tensor's values, streamed.
+
+use half::{bf16, f16};
+
+use crate::{quantize::fidelity::E4M3, safetensors::Dtype};
+
+/// What a tensor's elements are like. NaN elements count as such and enter neither minimum, maximum nor amax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Statistics {
+    /// Smallest element; infinite while there is none.
+    pub min: f64,
+    /// Largest element; negative infinite while there is none.
+    pub max: f64,
+    /// Number of NaN elements.
+    pub nan: u64,
+    /// Number of infinite elements.
+    pub infinite: u64,
+    /// Number of elements equal to zero.
+    pub zeros: u64,
+}
+
+impl Default for Statistics {
+    fn default() -> Self {
+        Self { min: f64::INFINITY, max: f64::NEG_INFINITY, nan: 0, infinite: 0, zeros: 0 }
+    }
+}
+
+impl Statistics {
+    /// Largest magnitude, or `None` if every element is NaN or there is none.
+    pub fn amax(&self) -> Option<f64> {
+        (self.min <= self.max).then(|| self.min.abs().max(self.max.abs()))
+    }
+
+    /// Whether elements of this type are single numbers at byte (or half-byte) places.
+    ///
+    /// F6 elements straddle bytes in an order the format leaves open, and C64 elements have no order.
+    pub fn covers(dtype: Dtype) -> bool {
+        !matches!(dtype, Dtype::F6E2M3 | Dtype::F6E3M2 | Dtype::C64)
+    }
+
+    /// Adds whole elements of a covered type; nothing for the others.
+    pub fn add(&mut self, dtype: Dtype, bytes: &[u8]) {
+        match dtype {
+            Dtype::F6E2M3 | Dtype::F6E3M2 | Dtype::C64 => {}
+            Dtype::Bool | Dtype::U8 => self.add_codes(bytes, f64::from),
+            Dtype::I8 => self.add_codes(bytes, |byte| f64::from(byte as i8)),
+            Dtype::F8E4M3 => self.add_codes(bytes, |code| E4M3[usize::from(code)]),
+            Dtype::F8E5M2 => self.add_codes(bytes, e5m2),
+            Dtype::F8E8M0 => self.add_codes(bytes, e8m0),
+            Dtype::F8E4M3Fnuz => self.add_codes(bytes, |code| fnuz(code, 3)),
+            Dtype::F8E5M2Fnuz => self.add_codes(bytes, |code| fnuz(code, 2)),
+            Dtype::F4 => {
+                self.add_codes(bytes, |byte| e2m1(byte & 0xf));
+                self.add_codes(bytes, |byte| e2m1(byte >> 4));
+            }
+            Dtype::F16 => self.add_words(bytes, |word| f16::from_le_bytes(word).to_f64()),
+            Dtype::Bf16 => self.add_words(bytes, |word| bf16::from_le_bytes(word).to_f64()),
+            Dtype::F32 => self.add_words(bytes, |word| f32::from_le_bytes(word).into()),
+            Dtype::F64 => self.add_words(bytes, f64::from_le_bytes),
+            Dtype::I16 => self.add_words(bytes, |word| i16::from_le_bytes(word).into()),
+            Dtype::U16 => self.add_words(bytes, |word| u16::from_le_bytes(word).into()),
+            Dtype::I32 => self.add_words(bytes, |word| i32::from_le_bytes(word).into()),
+            Dtype::U32 => self.add_words(bytes, |word| u32::from_le_bytes(word).into()),
+            // To the nearest f64 beyond 2^53: a summary, not the data.
+            Dtype::I64 => self.add_words(bytes, |word| i64::from_le_bytes(word) as f64),
+            Dtype::U64 => self.add_words(bytes, |word| u64::from_le_bytes(word) as f64),
+        }
+    }
+
+    fn add_words<const N: usize>(&mut self, bytes: &[u8], value: impl Fn([u8; N]) -> f64) {
+        for &word in bytes.as_chunks::<N>().0 {
+            self.add_value(value(word), 1);
+        }
+    }
+
+    /// Adds one-byte elements by counting the codes first.
+    fn add_codes(&mut self, bytes: &[u8], value: impl Fn(u8) -> f64) {
+        let mut counts = [0u64; 256];
+        for &byte in bytes {
+            counts[usize::from(byte)] += 1;
+        }
+        for (code, &count) in (0u8..=255).zip(&counts) {
+            if count > 0 {
+                self.add_value(value(code), count);
+            }
+        }
+    }
+
+    #[inline]
+    fn add_value(&mut self, value: f64, count: u64) {
+        // Both comparisons are false for NaN.
+        self.min = if value < self.min { value } else { self.min };
+        self.max = if value > self.max { value } else { self.max };
+        self.nan += count * u64::from(value.is_nan());
+        self.infinite += count * u64::from(value.is_infinite());
+        self.zeros += count * u64::from(value == 0.0);
+    }
+}
+
+/// OCP FP8 E5M2 is binary16 without its last eight mantissa bits.
+fn e5m2(code: u8) -> f64 {
+    f16::from_bits(u16::from(code) << 8).to_f64()
+}
+
+/// OCP MX scale.
+fn e8m0(code: u8) -> f64 {
+    if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
+}
+
+/// OCP MX E2M1.
+fn e2m1(code: u8) -> f64 {
+    const MAGNITUDES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let magnitude = MAGNITUDES[usize::from(code & 7)];
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// The FNUZ types (arXiv 2206.02915): a bias one greater, no infinity, no negative zero, NaN at 0x80.
+fn fnuz(code: u8, mantissa_bits: u32) -> f64 {
+    if code == 0x80 {
+        return f64::NAN;
+    }
+    let bias = 1 << (6 - mantissa_bits);
+    let exponent = i32::from(code & 0x7f) >> mantissa_bits;
+    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    let magnitude = match exponent {
+        0 => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(dtype: Dtype, bytes: &[u8]) -> Statistics {
+        let mut statistics = Statistics::default();
+        statistics.add(dtype, bytes);
+        statistics
+    }
+
+    #[test]
+    fn codes_decode_to_the_numbers_of_their_standards() {
+        assert_eq!(e5m2(0x7b), 57344.0);
+        assert!(e5m2(0x7c).is_infinite() && e5m2(0x7d).is_nan());
+        assert_eq!((e8m0(127), e8m0(0), e8m0(254)), (1.0, 2f64.powi(-127), 2f64.powi(127)));
+        assert!(e8m0(255).is_nan());
+        assert_eq!((fnuz(0x7f, 3), fnuz(0x7f, 2)), (240.0, 57344.0));
+        assert_eq!((fnuz(0x01, 3), fnuz(0x01, 2)), (2f64.powi(-10), 2f64.powi(-17)));
+        assert_eq!((e2m1(0x7), e2m1(0x9)), (6.0, -0.5));
+    }
+
+    #[test]
+    fn nan_and_infinity_are_counted_apart() {
+        let words = [1.0f32, -3.0, f32::NAN, f32::INFINITY, 0.0, -0.0];
+        let statistics = of(Dtype::F32, &words.map(f32::to_le_bytes).concat());
+        assert_eq!(statistics, Statistics { min: -3.0, max: f64::INFINITY, nan: 1, infinite: 1, zeros: 2 });
+        assert_eq!(of(Dtype::F32, &f32::NAN.to_le_bytes()).amax(), None);
+        assert_eq!(of(Dtype::I8, &[0x80, 5]).amax(), Some(128.0));
+        assert_eq!(of(Dtype::F4, &[0x7f]), Statistics { min: -6.0, max: 6.0, nan: 0, infinite: 0, zeros: 0 });
+    }
+}

@@ -1,0 +1,18 @@
+//! The command line of Oxtile: `oxtile quantize`, `inspect`, `build` and `demo-checkpoint`.
+//!
+//! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
+//! [`safetensors`] and [`quantize`] return values and typed errors.
+#![warn(missing_docs)]
+
+pub mod arguments;
+pub mod command;
+pub mod demo;
+pub mod error;
+pub mod inspect;
+pub mod interrupt;
+pub mod progress;
+pub mod quantize;
+pub mod safetensors;
+pub mod text;
+
+pub use error::Error;

@@ -1,0 +1,18 @@
+//! `oxtile quantize`: a checkpoint in, the same checkpoint in MXFP8 out.
+//!
+//! [`plan`] decides what happens to each tensor, [`job`] streams the tensors through a [`device`] and into the output,
+//! [`fidelity`] measures on the host what the quantization cost, [`report`] says it as a table or as JSON.
+
+pub mod device;
+pub mod fidelity;
+pub mod job;
+pub mod plan;
+pub mod report;
+
+pub use device::{DeviceError, Elements, Mxfp8Device, Mxfp8Output};
+pub use fidelity::Fidelity;
+pub use job::{Outcome, run};
+pub use plan::{Plan, PlanError};
+
+/// Elements that share one scale.
+pub const BLOCK: u64 = 32;

@@ -1,0 +1,21 @@
+//! The safetensors container: a strict reader over memory maps and a streaming writer.
+//!
+//! A file is an 8-byte little-endian header length, that many bytes of JSON, and the tensors' bytes.
+//! The JSON maps each tensor's name to its dtype, shape and `[begin, end)` in the data section, and may hold one
+//! `__metadata__` object of strings. The tensors cover the data section without holes or overlaps.
+//! Source: the format's README and `safetensors/src/tensor.rs`, version 0.8.0.
+
+mod dtype;
+mod error;
+mod header;
+mod read;
+mod write;
+
+pub use dtype::Dtype;
+pub use error::{Fault, Field, ReadError, WriteError};
+pub use header::{Header, MAX_HEADER_BYTES, Tensor};
+pub use read::{Checkpoint, Window};
+pub use write::{TensorSpec, Writer};
+
+/// The header's key that holds the free-form strings instead of a tensor.
+const METADATA_KEY: &str = "__metadata__";

@@ -1,0 +1,166 @@
+//! Reading: the header at once, the data through maps of one window at a time.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, FileType, Metadata},
+    io::Read,
+    ops::{Deref, Range},
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use memmap2::{Mmap, MmapOptions};
+
+use super::{Fault, Header, MAX_HEADER_BYTES, ReadError, Tensor};
+
+/// An open safetensors file whose header has been checked in full.
+///
+/// Its data is mapped window by window, so that neither resident memory nor address space grows with the file.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    file: File,
+    opened: Stamp,
+    /// Where the data section begins, in bytes from the start of the file.
+    data_start: u64,
+    header: Header,
+}
+
+/// What tells one state of a file from another.
+#[derive(Debug, PartialEq)]
+struct Stamp {
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self { bytes: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
+    }
+}
+
+impl Checkpoint {
+    /// Opens a file and checks its header against every rule of the format.
+    ///
+    /// # Errors
+    /// A [`ReadError`] that names the file, and the tensor and field where one is at fault.
+    pub fn open(path: &Path) -> Result<Self, ReadError> {
+        Self::open_or_fault(path).map_err(|fault| ReadError { file: path.into(), fault })
+    }
+
+    fn open_or_fault(path: &Path) -> Result<Self, Fault> {
+        let open_fault = |error| Fault::Io { action: "open", error };
+        // Before `open`: opening a pipe would wait for its writer.
+        let metadata = std::fs::metadata(path).map_err(open_fault)?;
+        if let Some(kind) = kind_if_not_file(metadata.file_type()) {
+            return Err(Fault::NotAFile(kind));
+        }
+        let mut file = File::open(path).map_err(open_fault)?;
+        let opened = Stamp::of(&file.metadata().map_err(open_fault)?);
+        let (header_bytes, data_start) = read_header(&mut file, opened.bytes)?;
+        let header = Header::parse(&header_bytes, opened.bytes - data_start)?;
+        Ok(Self { path: path.into(), file, opened, data_start, header })
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size of the file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.opened.bytes
+    }
+
+    /// Its tensors, in the order of their data.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.header.tensors
+    }
+
+    /// Its free-form strings.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.header.metadata
+    }
+
+    /// Maps a part of a tensor's data; `range` is in bytes from the tensor's first, and not empty.
+    ///
+    /// # Errors
+    /// If the system refuses the map, or the file has shrunk since it was opened.
+    ///
+    /// # Panics
+    /// If `range` is empty or reaches beyond the tensor.
+    pub fn window(&self, tensor: &Tensor, range: Range<u64>) -> Result<Window, ReadError> {
+        assert!(range.start < range.end && range.end <= tensor.bytes(), "a window lies inside its tensor");
+        let fault = |fault| ReadError { file: self.path.clone(), fault };
+        self.verify_unchanged()?;
+        let bytes = usize::try_from(range.end - range.start).expect("a tensor of a mapped file fits the address space");
+        let offset = self.data_start + tensor.range.start + range.start;
+        // SAFETY: the map is read-only and lies inside the file (`Header::parse` held the range against the length, and
+        // `verify_unchanged` has just seen that length). That nobody shrinks the file while the window lives is the
+        // user's part, as for every mapped input; a change is noticed by `verify_unchanged` and reported.
+        let map = unsafe { MmapOptions::new().offset(offset).len(bytes).map(&self.file) };
+        Ok(Window(map.map_err(|error| fault(Fault::Io { action: "map", error }))?))
+    }
+
+    /// Maps a tensor's data in pieces of at most `bytes` bytes, in order; nothing for an empty tensor.
+    pub fn windows(&self, tensor: &Tensor, bytes: u64) -> impl Iterator<Item = Result<Window, ReadError>> {
+        let starts = (0..tensor.bytes()).step_by(usize::try_from(bytes).expect("a window fits the address space"));
+        starts.map(move |start| self.window(tensor, start..(start + bytes).min(tensor.bytes())))
+    }
+
+    /// Checks that nobody has written to the file since it was opened.
+    ///
+    /// # Errors
+    /// [`Fault::Changed`] if its length or modification time differs.
+    pub fn verify_unchanged(&self) -> Result<(), ReadError> {
+        let fault = |fault| ReadError { file: self.path.clone(), fault };
+        let now = self.file.metadata().map_err(|error| fault(Fault::Io { action: "read", error }))?;
+        if Stamp::of(&now) == self.opened { Ok(()) } else { Err(fault(Fault::Changed)) }
+    }
+}
+
+/// A mapped part of a tensor's data.
+#[derive(Debug)]
+pub struct Window(Mmap);
+
+impl Deref for Window {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Reads the header of a file of `file_bytes` bytes; also returns where the data begins.
+fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Vec<u8>, u64), Fault> {
+    const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
+    let read_fault = |error| Fault::Io { action: "read", error };
+    if file_bytes < LENGTH_BYTES {
+        return Err(Fault::TooShort(file_bytes));
+    }
+    let mut length = [0; LENGTH_BYTES as usize];
+    file.read_exact(&mut length).map_err(read_fault)?;
+    let declared = u64::from_le_bytes(length);
+    // Both bounds come before the allocation: the length is not to be trusted.
+    let available = file_bytes - LENGTH_BYTES;
+    if declared > available {
+        return Err(Fault::HeaderBeyondFile { declared, available });
+    }
+    if declared > MAX_HEADER_BYTES {
+        return Err(Fault::HeaderTooLong(declared));
+    }
+    let mut header = vec![0; declared as usize];
+    file.read_exact(&mut header).map_err(read_fault)?;
+    Ok((header, LENGTH_BYTES + declared))
+}
+
+/// A word for what is no regular file.
+pub(super) fn kind_if_not_file(kind: FileType) -> Option<&'static str> {
+    match kind {
+        kind if kind.is_file() => None,
+        kind if kind.is_dir() => Some("directory"),
+        kind if kind.is_fifo() => Some("pipe"),
+        kind if kind.is_socket() => Some("socket"),
+        _ => Some("device"),
+    }
+}

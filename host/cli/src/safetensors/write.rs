@@ -1,0 +1,193 @@
+//! Writing: the header first, then each tensor's bytes as they come, the real name last.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs::{File, Permissions},
+    io,
+    ops::Range,
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use serde::{Serialize, Serializer};
+use tempfile::NamedTempFile;
+
+use super::{Dtype, METADATA_KEY, WriteError, header::byte_count, read::kind_if_not_file};
+use crate::interrupt;
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first.
+    pub shape: Vec<u64>,
+}
+
+/// A safetensors file in the making.
+///
+/// All sizes are declared up front and the header is written first; [`append`](Self::append) then takes the tensors' bytes
+/// in any order and in pieces of any size, so that nothing but the piece at hand is in memory.
+/// The bytes go to a temporary name in the output's folder. [`finish`](Self::finish) makes them durable and gives the file
+/// its name in one step; a writer that is dropped before leaves nothing.
+#[derive(Debug)]
+pub struct Writer {
+    temporary: NamedTempFile,
+    // After `temporary`, hence dropped after it: the file is on the list for as long as it exists.
+    _registered: interrupt::Registration,
+    path: PathBuf,
+    /// For each tensor the part of the file that is still to be written.
+    remaining: HashMap<String, Range<u64>>,
+    bytes: u64,
+}
+
+impl Writer {
+    /// Creates a file with these tensors at a temporary name beside `path`.
+    ///
+    /// # Errors
+    /// If `path` is no file or is `input` under any name, two tensors share a name, or the system refuses.
+    pub fn create(
+        path: &Path,
+        input: Option<&Path>,
+        tensors: &[TensorSpec],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, WriteError> {
+        check_target(path, input)?;
+        let (header, remaining, bytes) = layout(path, tensors, metadata)?;
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let io_error = |action| move |error| WriteError::Io { file: path.into(), action, error };
+        let temporary = tempfile::Builder::new()
+            .prefix(".oxtile-")
+            .suffix(".partial")
+            // The user's umask decides, as for any file a program creates.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(folder)
+            .map_err(io_error("create a temporary file beside it"))?;
+        let registered = interrupt::remove_on_signal(temporary.path());
+        temporary.as_file().write_all_at(&header, 0).map_err(io_error("write"))?;
+        Ok(Self { temporary, _registered: registered, path: path.into(), remaining, bytes })
+    }
+
+    /// Size of the finished file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Appends to a tensor's data.
+    ///
+    /// # Errors
+    /// If there is no such tensor, it would outgrow its declared size, or the system refuses.
+    pub fn append(&mut self, tensor: &str, data: &[u8]) -> Result<(), WriteError> {
+        let size_error = |reason| WriteError::Size { file: self.path.clone(), name: tensor.into(), reason };
+        let Some(remaining) = self.remaining.get_mut(tensor) else {
+            return Err(size_error("was never declared".into()));
+        };
+        let room = remaining.end - remaining.start;
+        if data.len() as u64 > room {
+            return Err(size_error(format!("{} more bytes, where {room} are still to come", data.len())));
+        }
+        let written = self.temporary.as_file().write_all_at(data, remaining.start);
+        written.map_err(|error| WriteError::Io { file: self.path.clone(), action: "write", error })?;
+        remaining.start += data.len() as u64;
+        Ok(())
+    }
+
+    /// Makes the file durable and gives it its name, replacing what stood there.
+    ///
+    /// # Errors
+    /// If a tensor is not complete or the system refuses; nothing is left then.
+    pub fn finish(self) -> Result<(), WriteError> {
+        if let Some((name, range)) = self.remaining.iter().find(|(_, range)| !range.is_empty()) {
+            let reason = format!("{} bytes were never written", range.end - range.start);
+            return Err(WriteError::Size { file: self.path.clone(), name: name.clone(), reason });
+        }
+        let path = self.path;
+        let path = &path;
+        let io_error = |action| move |error| WriteError::Io { file: path.clone(), action, error };
+        self.temporary.as_file().sync_all().map_err(io_error("flush to disk"))?;
+        let folder = self.temporary.path().parent().map(Path::to_path_buf);
+        self.temporary.persist(path).map_err(|failed| io_error("rename the temporary file to it")(failed.error))?;
+        // The rename is durable once its folder is. Some file systems cannot flush a folder: the file is whole all the same.
+        if let Some(folder) = folder {
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a target that is the input, or that a rename would wrongly replace.
+fn check_target(path: &Path, input: Option<&Path>) -> Result<(), WriteError> {
+    let target = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(WriteError::Io { file: path.into(), action: "look at it", error }),
+    };
+    if let Some(kind) = kind_if_not_file(target.file_type()) {
+        return Err(WriteError::NotAFile { file: path.into(), kind });
+    }
+    // Device and inode: a symbolic or hard link to the input is the input.
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let same = input.filter(|input| std::fs::metadata(input).map(identity).ok() == Some(identity(target)));
+    match same {
+        Some(input) => Err(WriteError::SameFile { file: path.into(), linked: input != path }),
+        None => Ok(()),
+    }
+}
+
+type Layout = (Vec<u8>, HashMap<String, Range<u64>>, u64);
+
+/// The length and header bytes, each tensor's place in the file, and the file's size.
+fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Layout, WriteError> {
+    let size_error = |name: &str, reason| WriteError::Size { file: path.into(), name: name.into(), reason };
+    let mut names = HashSet::new();
+    if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
+        return Err(WriteError::DuplicateName { file: path.into(), name: twice.name.clone() });
+    }
+    // Widest elements first: then every tensor is aligned to its element size.
+    let mut order: Vec<&TensorSpec> = tensors.iter().collect();
+    order.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bits()));
+    let (mut entries, mut end) = (Vec::new(), 0u64);
+    for tensor in order {
+        let bytes = byte_count(tensor.dtype, &tensor.shape).map_err(|reason| size_error(&tensor.name, reason))?;
+        let start = end;
+        end = start.checked_add(bytes).ok_or_else(|| size_error(&tensor.name, "the file would pass 2^64 bytes".into()))?;
+        entries.push((tensor, start..end));
+    }
+    let mut json = serde_json::to_vec(&JsonHeader { entries: &entries, metadata }).expect("strings and numbers are JSON");
+    // The data section begins on a multiple of 8, as the format suggests.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+
+    let data_start = header.len() as u64;
+    let place = |(tensor, range): (&TensorSpec, Range<u64>)| (tensor.name.clone(), data_start + range.start..data_start + range.end);
+    Ok((header, entries.into_iter().map(place).collect(), data_start + end))
+}
+
+struct JsonHeader<'a> {
+    entries: &'a [(&'a TensorSpec, Range<u64>)],
+    metadata: &'a BTreeMap<String, String>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum JsonEntry<'a> {
+    Metadata(&'a BTreeMap<String, String>),
+    Tensor { dtype: &'static str, shape: &'a [u64], data_offsets: [u64; 2] },
+}
+
+impl Serialize for JsonHeader<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let metadata = (!self.metadata.is_empty()).then_some((METADATA_KEY, JsonEntry::Metadata(self.metadata)));
+        let tensors = self.entries.iter().map(|(tensor, range)| {
+            let data_offsets = [range.start, range.end];
+            (tensor.name.as_str(), JsonEntry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets })
+        });
+        serializer.collect_map(metadata.into_iter().chain(tensors))
+    }
+}

@@ -1,0 +1,89 @@
+//! Mutated files: whatever the bytes, an error or a correct reading, never a panic.
+
+mod common;
+
+use common::{names, small_checkpoint};
+use oxtile_cli::{
+    inspect::Inspection,
+    progress::Progress,
+    safetensors::{Checkpoint, Tensor},
+};
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+}
+
+/// Flips, cuts, inserts, repeats or overwrites a few bytes, mostly in the header.
+fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+    const TOKENS: &[&[u8]] = &[b"{", b"}", b"[", b"]", b"\"", b",", b"0", b"9999999999", b"-1", b"F4", b"null", b"\xff", b"__metadata__"];
+    for _ in 0..=random.below(3) {
+        let length = bytes.len().max(1);
+        let reach = if random.below(4) == 0 { length } else { length.min(700) };
+        let at = random.below(reach).min(bytes.len());
+        match random.below(6) {
+            0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+            1 => bytes.truncate(at),
+            2 => {
+                let end = (at + 1 + random.below(40)).min(bytes.len());
+                drop(bytes.drain(at..end));
+            }
+            3 => drop(bytes.splice(at..at, TOKENS[random.below(TOKENS.len())].iter().copied())),
+            4 => {
+                let end = (at + random.below(80)).min(bytes.len());
+                let copy = bytes[at..end].to_vec();
+                drop(bytes.splice(at..at, copy));
+            }
+            _ if at < bytes.len() => bytes[at] = b"0123456789[]{}\",:"[random.below(17)],
+            _ => {}
+        }
+    }
+    // Half of the time the length follows, so that the fault lies in the JSON and not in the length.
+    let header_end = bytes.windows(2).rposition(|pair| pair == b"}}").map(|at| at + 2);
+    if let (true, Some(end)) = (random.below(2) == 0, header_end.filter(|&end| end >= 10)) {
+        bytes[..8].copy_from_slice(&(end as u64 - 8).to_le_bytes());
+    }
+}
+
+#[test]
+fn mutants_are_read_or_refused() {
+    const CASES: usize = 6000;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let original = std::fs::read(small_checkpoint(folder.path())).expect("just written");
+    let (mutant, output) = (folder.path().join("small.safetensors"), folder.path().join("out.safetensors"));
+    let (mut read, mut quantized) = (0, 0);
+    for seed in 0..CASES {
+        let mut bytes = original.clone();
+        mutate(&mut bytes, &mut Random(seed as u64));
+        std::fs::write(&mutant, &bytes).expect("a writable folder");
+        let inspected = Inspection::of(&mutant, &mut Progress::hidden());
+        let Ok(checkpoint) = Checkpoint::open(&mutant) else {
+            assert!(inspected.is_err(), "seed {seed}");
+            continue;
+        };
+        read += 1;
+        inspected.unwrap_or_else(|error| panic!("seed {seed}: opened, but: {error}"));
+        let data: u64 = checkpoint.tensors().iter().map(Tensor::bytes).sum();
+        assert!(data < bytes.len() as u64, "seed {seed}: more data than bytes");
+        if read % 8 != 0 {
+            continue;
+        }
+        if let Ok(outcome) = common::quantize(&mutant, &output) {
+            quantized += 1;
+            assert_eq!(outcome.tensors.len(), checkpoint.tensors().len(), "seed {seed}");
+            Checkpoint::open(&output).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            std::fs::remove_file(&output).expect("it is there");
+        }
+        assert_eq!(names(folder.path()), ["small.safetensors"], "seed {seed}");
+    }
+    println!("{CASES} mutants: {read} read, {quantized} of every eighth of them quantized");
+    assert!(read > CASES / 50 && read < CASES / 2, "{read} of {CASES} mutants are valid: the mutations are too weak or too wild");
+    assert!(quantized > 0, "no mutant reached the output");
+}
