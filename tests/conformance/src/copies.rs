@@ -1,0 +1,125 @@
+//! `cp.async`, bulk copies and the mbarrier pipeline.
+
+use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::prelude::*;
+use oxtile_tile::sync;
+
+use crate::THREADS;
+
+/// Words of a stage.
+pub const STAGE: usize = 512;
+/// Stages that pass through the ring.
+pub const ROUNDS: u32 = 6;
+
+#[derive(SharedStorage)]
+struct TwoStages {
+    stages: [SharedArray<u32, STAGE>; 2],
+}
+
+/// A double buffer of `cp.async`: the next stage is on its way while this one is summed. The last 16
+/// bytes of each thread in the last round are only half valid.
+#[kernel(threads = THREADS, grid = ring_grid, shared = TwoStages)]
+pub fn copy_async_ring(input: Global<u32>, output: GlobalMut<u32>) {
+    let (stages, t) = (TwoStages::claim().stages, thread::index());
+    let start = |round: u32| {
+        let valid = if round + 1 == ROUNDS { 8 } else { 16 };
+        pipeline::copy_async(stages[round as usize % 2], 4 * t, &input, u64::from(round * STAGE as u32 + 4 * t), valid);
+        pipeline::commit_copies();
+    };
+    start(0);
+    for round in 0..ROUNDS {
+        if round + 1 < ROUNDS {
+            start(round + 1);
+            pipeline::wait_copies::<1>();
+        } else {
+            pipeline::wait_copies::<0>();
+        }
+        block::sync();
+        let vector = stages[round as usize % 2].load_vector(4 * ((t + 1) % THREADS));
+        output.store(u64::from(round * THREADS + t), vector.into_iter().fold(0, u32::wrapping_add));
+        block::sync();
+    }
+}
+
+fn ring_grid(args: &CopyAsyncRingArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(ROUNDS) * STAGE as u64, args.input.len())?;
+    LaunchError::check_length("output", u64::from(ROUNDS * THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+#[derive(SharedStorage)]
+struct Stages {
+    ring: Pipeline<SharedArray<u32, STAGE>, 2>,
+}
+
+/// Warp 0 fills a ring of two stages by bulk copies, the other three warps sum them.
+#[kernel(threads = THREADS, grid = pipeline_grid, shared = Stages, requires = sm_90a)]
+pub fn bulk_pipeline(input: Global<u32>, output: GlobalMut<u32>) {
+    let ring = Stages::claim().ring;
+    if thread::index() == 0 {
+        ring.init(3);
+    }
+    block::sync();
+    if thread::warp() == 0 {
+        if thread::lane() == 0 {
+            let mut producer = ring.producer();
+            for round in 0..ROUNDS {
+                let (stage, full) = producer.acquire(STAGE as u32 * 4);
+                full.load(stage, &input, u64::from(round) * STAGE as u64);
+            }
+        }
+    } else {
+        let mut consumer = ring.consumer();
+        for round in 0..ROUNDS {
+            let stage = consumer.wait();
+            let mut sum = 0u32;
+            let mut i = thread::index() - 32;
+            while i < STAGE as u32 {
+                sum = sum.wrapping_add(stage.memory().load(i));
+                i += 96;
+            }
+            stage.release();
+            output.store(u64::from(round * 96 + thread::index() - 32), sum);
+        }
+    }
+}
+
+fn pipeline_grid(args: &BulkPipelineArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(ROUNDS) * STAGE as u64, args.input.len())?;
+    LaunchError::check_alignment("input", 16, args.input.address())?;
+    LaunchError::check_length("output", u64::from(ROUNDS * 96), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+#[derive(SharedStorage)]
+struct Tile {
+    tile: SharedArray<u32, STAGE>,
+}
+
+/// Writes a tile in shared memory and stores it by the copy engine, twice through the same memory.
+#[kernel(threads = THREADS, grid = store_grid, shared = Tile, requires = sm_90a)]
+pub fn bulk_store(input: Global<u32>, output: GlobalMut<u32>) {
+    let (tile, t) = (Tile::claim().tile, thread::index());
+    for round in 0..2 {
+        let mut i = t;
+        while i < STAGE as u32 {
+            tile.store(i, input.load(u64::from(i)).rotate_left(round));
+            i += THREADS;
+        }
+        sync::fence_proxy_async();
+        block::sync();
+        if t == 0 {
+            pipeline::store_bulk(&output, u64::from(round) * STAGE as u64, tile, STAGE as u32);
+            pipeline::commit_stores();
+            if round == 0 { pipeline::wait_stores_read::<0>() } else { pipeline::wait_stores::<0>() }
+        }
+        block::sync();
+    }
+}
+
+fn store_grid(args: &BulkStoreArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", STAGE as u64, args.input.len())?;
+    LaunchError::check_length("output", 2 * STAGE as u64, args.output.len())?;
+    LaunchError::check_alignment("output", 16, args.output.address())?;
+    Ok(Grid::x(1))
+}

@@ -1,0 +1,41 @@
+//! One small kernel for every operation of the DSL.
+//!
+//! Each runs on the emulator and on the GPU with the same input, and the bytes must be equal. The
+//! GPU's bytes are committed (`tests/conformance/golden`), so that a machine without one still holds
+//! the emulator to them. Where the two disagree the emulator is wrong.
+//!
+//! A kernel takes `input` words and writes `output` words, and runs as one block unless it says so.
+#![no_std]
+#![warn(missing_docs)]
+
+pub mod convert;
+pub mod copies;
+pub mod exchange;
+pub mod memory;
+
+use oxtile_tile::launch::KernelFamily;
+
+/// Every kernel of this crate.
+pub const KERNELS: &[KernelFamily] = &[
+    convert::CONVERT_FROM_F32,
+    convert::CONVERT_FROM_BYTES,
+    convert::HALF_PAIRS,
+    convert::ARITHMETIC,
+    copies::COPY_ASYNC_RING,
+    copies::BULK_PIPELINE,
+    copies::BULK_STORE,
+    exchange::SHUFFLES,
+    exchange::VOTES,
+    exchange::WARP_REDUCTIONS,
+    exchange::BLOCK_MAXIMUM,
+    exchange::NAMED_BARRIERS,
+    memory::IDENTITY,
+    memory::LOADS_AND_STORES,
+    memory::SHARED_MEMORY,
+    memory::ATOMICS,
+    memory::LAST_BLOCK,
+    memory::MESSAGE,
+];
+
+/// Threads of a block in these kernels.
+pub const THREADS: u32 = 128;
