@@ -1,8 +1,12 @@
 //! Development commands: `cargo xtask <command>`. A thin shell over oxtile-build and cargo; it links no kernel crate, so a
 //! kernel that does not compile never keeps these commands from running.
 
+mod bundle;
+mod kernel;
 mod kernels;
 mod machine;
+mod programs;
+mod suite;
 
 use std::{env, path::PathBuf, process::ExitCode};
 
@@ -11,10 +15,18 @@ use anyhow::{Result, bail};
 const HELP: &str = "\
 cargo xtask <command>
 
-  setup                            make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
-  doctor                           say what is there, and the mend for what is not
+  setup                 make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
+  doctor                say what is there, and the mend for what is not
   build-ptx [--arch A,B] [--family F] [--checked] [--accept]
-                                   compile the kernels to PTX and cubins, and check them against gpu/ratchet/
+                        compile the kernels to PTX and cubins and hold them to gpu/ratchet/;
+                        --accept rewrites the ratchet, --checked keeps the bounds checks in
+  kernel NAME [--arch A] [--watch] [--emulate --seed N]
+                        figures against the ratchet and the machine code of the hot loop of the kernels
+                        whose name begins so; --watch again at every edit; --emulate runs their cases
+  test                  format, clippy, build-ptx, every test that needs no GPU
+  bench [FILTER...]     the benchmarks (GPU)
+  demo [--input FILE]   quantize a checkpoint, by default one it makes
+  bundle                everything a GPU machine needs, in target/bundle
 ";
 
 fn main() -> ExitCode {
@@ -41,6 +53,11 @@ fn run() -> Result<ExitCode> {
         "setup" => machine::setup(),
         "doctor" => machine::doctor(),
         "build-ptx" => kernels::build_ptx(&mut arguments),
+        "kernel" => kernel::show(&mut arguments),
+        "test" => suite::run(&mut arguments),
+        "bench" => programs::bench(&mut arguments),
+        "demo" => programs::demo(&mut arguments),
+        "bundle" => bundle::make(&mut arguments),
         other => bail!("there is no command `{other}`\n\n{HELP}"),
     }
 }

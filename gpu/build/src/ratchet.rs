@@ -34,21 +34,26 @@ pub(crate) struct Scope<'a> {
     pub kernels: &'a [Kernel],
 }
 
+/// The accepted figures of a kernel, if the ratchet in this folder has any.
+pub fn accepted(folder: &Path, kernel: &Kernel) -> Result<Option<Accepted>, Error> {
+    let mut figures = read(&path(folder, &kernel.meta.family))?;
+    Ok(figures.get_mut(&kernel.meta.name).and_then(|archs| archs.remove(&kernel.arch)))
+}
+
+fn path(folder: &Path, family: &str) -> PathBuf {
+    folder.join(format!("{family}.toml"))
+}
+
+/// A family that has no file has nothing accepted.
+fn read(path: &Path) -> Result<Family, Error> {
+    if !path.exists() {
+        return Ok(Family::new());
+    }
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    toml::from_str(&text).map_err(|error| Error::content(path, error))
+}
+
 impl Scope<'_> {
-    fn path(&self, family: &str) -> PathBuf {
-        self.folder.join(format!("{family}.toml"))
-    }
-
-    /// A family that has no file has nothing accepted.
-    fn read(&self, family: &str) -> Result<Family, Error> {
-        let path = self.path(family);
-        if !path.exists() {
-            return Ok(Family::new());
-        }
-        let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
-        toml::from_str(&text).map_err(|error| Error::content(&path, error))
-    }
-
     fn built(&self, family: &str) -> impl Iterator<Item = &Kernel> {
         self.kernels.iter().filter(move |kernel| kernel.meta.family == family)
     }
@@ -57,13 +62,13 @@ impl Scope<'_> {
     pub fn accept(&self, families: &[String]) -> Result<(), Error> {
         fs::create_dir_all(self.folder).map_err(Error::file("create", self.folder))?;
         for family in families {
-            let mut figures = self.read(family)?;
+            let path = path(self.folder, family);
+            let mut figures = read(&path)?;
             figures.values_mut().for_each(|archs| archs.retain(|arch, _| !self.archs.contains(arch)));
             for kernel in self.built(family) {
                 figures.entry(kernel.meta.name.clone()).or_default().insert(kernel.arch.clone(), Accepted::of(kernel));
             }
             figures.retain(|_, archs| !archs.is_empty());
-            let path = self.path(family);
             let table = toml::to_string(&figures).map_err(|error| Error::content(&path, error))?;
             let [rustc, ptxas] = [recipe::PINNED_RELEASE, recipe::PINNED_PTXAS];
             let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `cargo xtask build-ptx --accept` rewrites it.\n\n{table}");
@@ -74,7 +79,8 @@ impl Scope<'_> {
 
     /// Compares what was built of a family with what is accepted; better figures go to `notes`.
     pub fn check(&self, family: &str, notes: &mut Vec<String>) -> Result<Vec<Finding>, Error> {
-        let (figures, path) = (self.read(family)?, self.path(family));
+        let path = path(self.folder, family);
+        let figures = read(&path)?;
         let place = path.display();
         let mut findings = Vec::new();
         for kernel in self.built(family) {

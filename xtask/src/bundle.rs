@@ -1,0 +1,113 @@
+//! `bundle`: one flat folder that runs on a GPU machine without Rust.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result, bail};
+use lexopt::Parser;
+
+use crate::{kernels, root, say};
+
+/// What may travel to a GPU machine.
+const LIMIT: u64 = 48 << 20;
+
+/// The programs of the bundle: package and binary.
+const PROGRAMS: [(&str, &str); 3] = [("oxtile-tests", "oxtile-tests"), ("oxtile-benches", "oxtile-benches"), ("oxtile-cli", "oxtile")];
+
+/// `bundle`: builds in release, strips, copies, and refuses a folder that is too large.
+pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
+    if let Some(argument) = arguments.next()? {
+        return Err(argument.unexpected().into());
+    }
+    let kernels = kernels::ensure()?.out_dir;
+    let folder = root().join("target/bundle");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for program in programs()? {
+        copy(&program, &folder)?;
+    }
+    for file in files(&kernels, &["json", "ptx", "cubin"])?.into_iter().chain(files(&root().join("benches/peers"), &["py"])?) {
+        copy(&file, &folder)?;
+    }
+    let script = folder.join("run.sh");
+    fs::write(&script, include_str!("run.sh")).with_context(|| format!("cannot write {}", script.display()))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    let size = check_size(&folder)?;
+    println!("{}: {:.1} MiB; on the GPU machine: ./run.sh", folder.display(), size as f64 / f64::from(1 << 20));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the programs in release without symbols and returns their paths.
+fn programs() -> Result<Vec<PathBuf>> {
+    say("cargo build --release of the test, benchmark and oxtile programs");
+    let target = root().join("target");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["build", "--release", "--quiet", "--config", "profile.release.strip=\"symbols\"", "--target-dir"]);
+    cargo.arg(&target);
+    PROGRAMS.iter().for_each(|(package, binary)| _ = cargo.args(["--package", package, "--bin", binary]));
+    if !cargo.status().context("cannot run cargo")?.success() {
+        bail!("the programs of the bundle do not build");
+    }
+    Ok(PROGRAMS.iter().map(|(_, binary)| target.join("release").join(binary)).collect())
+}
+
+/// The files of a folder with one of these extensions; none if there is no such folder.
+fn files(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let paths: Vec<PathBuf> = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let wanted = |path: &PathBuf| path.extension().is_some_and(|extension| extensions.iter().any(|wanted| extension == *wanted));
+    Ok(paths.into_iter().filter(wanted).collect())
+}
+
+fn copy(file: &Path, folder: &Path) -> Result<()> {
+    let to = folder.join(file.file_name().unwrap_or_default());
+    if to.exists() {
+        bail!("two files of the bundle are called {}; rename one, the folder is flat", to.display());
+    }
+    fs::copy(file, &to).with_context(|| format!("cannot copy {} to {}", file.display(), to.display()))?;
+    Ok(())
+}
+
+/// The size of a flat folder in bytes; an error that names the largest files where it is over the limit.
+fn check_size(folder: &Path) -> Result<u64> {
+    let mut sizes: Vec<(u64, String)> = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        sizes.push((entry.metadata()?.len(), entry.file_name().to_string_lossy().into_owned()));
+    }
+    let size = sizes.iter().map(|(size, _)| size).sum();
+    if size > LIMIT {
+        sizes.sort_unstable_by(|one, other| other.cmp(one));
+        let largest: Vec<_> =
+            sizes.iter().take(3).map(|(size, name)| format!("{name} {:.1} MiB", *size as f64 / f64::from(1 << 20))).collect();
+        bail!("the bundle has {} bytes, {LIMIT} are allowed; the largest: {}", size, largest.join(", "));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_that_is_too_large_is_refused() {
+        let folder = std::env::temp_dir().join(format!("oxtile-bundle-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = fs::File::create(folder.join("big")).unwrap();
+        file.set_len(LIMIT).unwrap();
+        assert_eq!(check_size(&folder).unwrap(), LIMIT);
+        file.set_len(LIMIT + 1).unwrap();
+        let error = check_size(&folder).unwrap_err().to_string();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(error.contains("the largest: big 48.0 MiB"), "{error}");
+    }
+}

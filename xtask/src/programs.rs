@@ -1,0 +1,73 @@
+//! Runs the project's programs on the kernels built here.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, Result};
+use lexopt::{Arg, Parser};
+
+use crate::{kernels, root, say};
+
+/// The seed of the checkpoint that `demo` makes.
+const DEMO_SEED: &str = "22700000";
+
+/// `cargo run` of a program of the workspace.
+fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["run", "--quiet", "--package", package, "--bin", binary]).args(profile).arg("--");
+    cargo
+}
+
+fn status(command: &mut Command) -> Result<ExitCode> {
+    let status = command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the case binary with these arguments, on the emulator.
+pub fn cases(arguments: Vec<String>) -> Result<ExitCode> {
+    status(program("oxtile-tests", "oxtile-tests", &[]).args(arguments))
+}
+
+/// `bench [FILTER...]`: the arguments go to the benchmark program as they are.
+pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
+    let arguments: Vec<_> = arguments.raw_args()?.collect();
+    let build = kernels::ensure()?;
+    status(program("oxtile-benches", "oxtile-benches", &["--release"]).env("OXTILE_KERNELS", build.out_dir).args(arguments))
+}
+
+/// `demo [--input FILE]`: quantizes a checkpoint to MXFP8, on the GPU if there is one, else on the emulator.
+pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
+    let mut input: Option<PathBuf> = None;
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Arg::Long("input") => input = Some(std::path::absolute(arguments.value()?)?),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let kernels = kernels::ensure()?.out_dir;
+    let folder = root().join("target/demo");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let made = folder.join("checkpoint.safetensors");
+    let oxtile = || {
+        let mut oxtile = program("oxtile-cli", "oxtile", &[]);
+        oxtile.env("OXTILE_KERNELS", &kernels);
+        oxtile
+    };
+    if input.is_none() {
+        say(&format!("oxtile demo-checkpoint --seed {DEMO_SEED} --output {}", short(&made)));
+        let made = status(oxtile().args(["demo-checkpoint", "--seed", DEMO_SEED, "--output"]).arg(&made))?;
+        if made != ExitCode::SUCCESS {
+            return Ok(made);
+        }
+    }
+    let (input, output) = (input.unwrap_or(made), folder.join("mxfp8.safetensors"));
+    say(&format!("oxtile quantize --input {} --format mxfp8 --output {}", short(&input), short(&output)));
+    status(oxtile().args(["quantize", "--format", "mxfp8", "--input"]).arg(input).arg("--output").arg(output))
+}
+
+/// A path as one would type it here.
+fn short(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}

@@ -1,0 +1,169 @@
+//! `test`: everything that needs no GPU, one count at the end.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use lexopt::Parser;
+
+use crate::{kernels, root};
+
+/// How many of the slowest are printed.
+const SLOWEST: usize = 10;
+
+/// The counts and times so far.
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+    times: Vec<(Duration, String)>,
+}
+
+impl Tally {
+    /// One step that passes or fails as a whole.
+    fn step(&mut self, name: &str, work: impl FnOnce() -> Result<bool>) {
+        println!("== {name}");
+        let start = Instant::now();
+        let passed = work().unwrap_or_else(|error| {
+            eprintln!("error: {error:#}");
+            false
+        });
+        self.passed += u64::from(passed);
+        self.failed += u64::from(!passed);
+        self.times.push((start.elapsed(), name.into()));
+    }
+
+    /// Runs tests and adds up what their summaries say. A program that fails without a summary is one failure.
+    fn tests(&mut self, name: &str, command: &mut Command) -> Result<()> {
+        println!("== {name}");
+        let before = self.failed;
+        // One pipe for both streams: cargo names a test program on one of them, its results come on the other.
+        let (reader, writer) = std::io::pipe().context("cannot open a pipe")?;
+        let mut child = command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null()).spawn()?;
+        // The command holds the pipe's writing end: without it reading ends when the child does.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let (mut program, mut start) = (name.to_owned(), Instant::now());
+        for line in BufReader::new(reader).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            println!("{line}");
+            if let Some(named) = program_named(&line) {
+                (program, start) = (named, Instant::now());
+            } else if let Some(summary) = line.strip_prefix("test result: ") {
+                self.add(summary);
+                self.times.push((start.elapsed(), program.clone()));
+            } else if let Some((seconds, case)) = case_time(&line) {
+                self.times.push((seconds, case));
+            }
+        }
+        if !child.wait()?.success() && self.failed == before {
+            self.failed += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds `ok. 3 passed; 1 failed; 0 ignored; ...`.
+    fn add(&mut self, summary: &str) {
+        let words: Vec<&str> = summary.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+        let count = |what| words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0);
+        self.passed += count("passed");
+        self.failed += count("failed");
+        self.skipped += count("ignored");
+    }
+
+    fn report(mut self) -> ExitCode {
+        self.times.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+        println!("\n== slowest");
+        for (time, name) in self.times.iter().take(SLOWEST) {
+            println!("{:8.2} s  {name}", time.as_secs_f64());
+        }
+        println!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
+        if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// The test program that cargo is about to run: `Running unittests src/lib.rs (target/...)`, `Doc-tests oxtile`.
+fn program_named(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(package) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("doc tests of {package}"));
+    }
+    let (source, path) = line.strip_prefix("Running ")?.split_once(" (")?;
+    // The file is named after its crate, with a hash: `target/debug/deps/oxtile_build-0123456789abcdef)`.
+    let file = path.rsplit('/').next()?.rsplit_once('-')?.0;
+    Some(format!("{file}: {source}"))
+}
+
+/// The time of a case that tells it, as libtest writes it: `test NAME ... ok <1.234s>`.
+fn case_time(line: &str) -> Option<(Duration, String)> {
+    let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let seconds = outcome.split_once('<')?.1.strip_suffix("s>")?.parse().ok()?;
+    Some((Duration::try_from_secs_f64(seconds).ok()?, name.into()))
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(arguments);
+    cargo
+}
+
+fn succeeds(command: &mut Command) -> Result<bool> {
+    Ok(command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?.success())
+}
+
+/// `test [FILTER...]`: the whole suite; with a filter, only the tests whose names contain it.
+pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
+    let filter: Vec<_> = arguments.raw_args()?.collect();
+    let mut tally = Tally::default();
+    if filter.is_empty() {
+        tally.step("cargo fmt --check", || succeeds(&mut cargo(&["fmt", "--all", "--check"])));
+        let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+        tally.step("cargo clippy", || succeeds(&mut cargo(&clippy)));
+    }
+    let mut built = None;
+    tally.step("build-ptx", || Ok(built.insert(kernels::ensure()?).findings.is_empty()));
+    let with_kernels = |command: &mut Command| {
+        if let Some(build) = &built {
+            command.env("OXTILE_KERNELS", &build.out_dir);
+        }
+    };
+    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast", "--"]);
+    with_kernels(&mut tests);
+    tally.tests("cargo test", tests.args(&filter))?;
+    let mut cases = cargo(&["run", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests", "--"]);
+    with_kernels(&mut cases);
+    tally.tests("oxtile-tests", cases.args(&filter))?;
+    Ok(tally.report())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_add_up() {
+        let mut tally = Tally::default();
+        tally.add("ok. 3 passed; 0 failed; 2 ignored; 0 measured; 5 filtered out; finished in 0.01s");
+        tally.add("FAILED. 1 passed; 4 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (4, 4, 2));
+    }
+
+    #[test]
+    fn programs_and_cases_are_recognised() {
+        let line = "     Running unittests src/lib.rs (target/debug/deps/oxtile_build-0123456789abcdef)";
+        assert_eq!(program_named(line).unwrap(), "oxtile_build: unittests src/lib.rs");
+        assert_eq!(program_named("   Doc-tests oxtile").unwrap(), "doc tests of oxtile");
+        assert_eq!(case_time("test amax::f32 ... ok <1.500s>"), Some((Duration::from_millis(1500), "amax::f32".into())));
+        assert_eq!(case_time("test amax::f32 ... ok"), None);
+    }
+
+    #[test]
+    fn a_program_that_fails_without_a_summary_counts() {
+        let mut tally = Tally::default();
+        tally.tests("sh", Command::new("sh").args(["-c", "echo test result: ok. 2 passed; exit 3"])).unwrap();
+        assert_eq!((tally.passed, tally.failed), (2, 1));
+    }
+}
