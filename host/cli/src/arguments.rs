@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use lexopt::{Arg, Parser, ValueExt};
+use oxtile_build::Arch;
 
 use crate::safetensors::Dtype;
 
@@ -17,6 +18,8 @@ pub enum Request {
     Quantize(Quantize),
     /// Show what is in a file.
     Inspect(Inspect),
+    /// Compile kernels.
+    Build(Build),
     /// Make a checkpoint to try things on.
     DemoCheckpoint(DemoCheckpoint),
 }
@@ -65,6 +68,21 @@ pub struct Inspect {
     pub json: bool,
 }
 
+/// `oxtile build`.
+#[derive(Debug, PartialEq)]
+pub struct Build {
+    /// `Cargo.toml` of the crate that holds the kernels.
+    pub manifest: PathBuf,
+    /// Architectures; none is the default one.
+    pub archs: Vec<Arch>,
+    /// The only family to build.
+    pub family: Option<String>,
+    /// Where the kernels go.
+    pub out_dir: Option<PathBuf>,
+    /// With bounds checks.
+    pub checked: bool,
+}
+
 /// `oxtile demo-checkpoint`.
 #[derive(Debug, PartialEq)]
 pub struct DemoCheckpoint {
@@ -93,6 +111,7 @@ Usage: oxtile COMMAND [OPTIONS]
 Commands:
   quantize         Quantize the matrices of a safetensors file to MXFP8
   inspect          Show the tensors of a safetensors file and what their values are like
+  build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
 Options:
@@ -130,6 +149,21 @@ Options:
   -h, --help  Show this
 ";
 
+const BUILD_HELP: &str = "\
+Compile the kernels of a Rust crate for the GPU, check them and assemble them
+
+Usage: oxtile build --manifest-path FILE [OPTIONS]
+
+Options:
+      --manifest-path FILE  Cargo.toml of the crate that holds the kernels
+      --arch ARCH,...       Architectures by ptxas's names (default sm_90a)
+      --family FAMILY       Build the kernels of one family alone
+      --out-dir FOLDER      Where manifest.json, PTX and cubins go
+                            (default target/oxtile/kernels/PACKAGE)
+      --checked             Compile bounds checks in
+  -h, --help                Show this
+";
+
 const DEMO_HELP: &str = "\
 Make a checkpoint to try things on: the tensors of a 22.7 M-parameter BERT encoder
 (6 layers, width 384, vocabulary 30522), with values from a seed
@@ -158,6 +192,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
     match command.to_str() {
         Some("quantize") => parse_quantize(&mut parser),
         Some("inspect") => parse_inspect(&mut parser),
+        Some("build") => parse_build(&mut parser),
         Some("demo-checkpoint") => parse_demo(&mut parser),
         Some("help") => Ok(Request::Help(HELP)),
         _ => Err(UsageError { command: None, reason: format!("no command is named {command:?}") }),
@@ -231,6 +266,32 @@ fn parse_inspect(parser: &mut Parser) -> Result<Request, UsageError> {
     Ok(Request::Inspect(Inspect { file: required(file, COMMAND, "FILE")?, json }))
 }
 
+fn parse_build(parser: &mut Parser) -> Result<Request, UsageError> {
+    const COMMAND: Option<&str> = Some("build");
+    let (mut manifest, mut archs, mut family, mut out_dir, mut checked) = (None, Vec::new(), None, None, false);
+    while let Some(word) = next(parser, COMMAND)? {
+        match word {
+            Word::Help => return Ok(Request::Help(BUILD_HELP)),
+            Word::Value(value) => return Err(unexpected(COMMAND, &value.to_string_lossy())),
+            Word::Flag(flag) => match flag.as_str() {
+                "manifest-path" => manifest = Some(path(parser, COMMAND)?),
+                "arch" => {
+                    for name in text(parser, COMMAND)?.split(',') {
+                        let arch = name.trim().parse::<Arch>();
+                        archs.push(arch.map_err(|error| UsageError { command: COMMAND, reason: error.to_string() })?);
+                    }
+                }
+                "family" => family = Some(text(parser, COMMAND)?),
+                "out-dir" => out_dir = Some(path(parser, COMMAND)?),
+                "checked" => checked = true,
+                other => return Err(unexpected(COMMAND, &format!("--{other}"))),
+            },
+        }
+    }
+    let manifest = required(manifest, COMMAND, "--manifest-path FILE")?;
+    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked }))
+}
+
 fn parse_demo(parser: &mut Parser) -> Result<Request, UsageError> {
     const COMMAND: Option<&str> = Some("demo-checkpoint");
     let (mut seed, mut output, mut dtype) = (0, None, Dtype::F32);
@@ -260,6 +321,10 @@ fn path(parser: &mut Parser, command: Option<&'static str>) -> Result<PathBuf, U
         Ok(value) => Ok(value.into()),
         Err(error) => Err(UsageError { command, reason: error.to_string() }),
     }
+}
+
+fn text(parser: &mut Parser, command: Option<&'static str>) -> Result<String, UsageError> {
+    parser.value().and_then(|value| value.string()).map_err(|error| UsageError { command, reason: error.to_string() })
 }
 
 fn choice<T: Copy>(parser: &mut Parser, command: Option<&'static str>, flag: &str, choices: &[(&str, T)]) -> Result<T, UsageError> {
@@ -295,7 +360,16 @@ mod tests {
         assert_eq!(words("inspect a").expect("valid"), Request::Inspect(inspect));
         let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };
         assert_eq!(words("demo-checkpoint --seed 7 --output a --dtype bf16").expect("valid"), Request::DemoCheckpoint(demo));
-        for line in ["", "--help", "-h", "help", "quantize --help", "inspect -h", "demo-checkpoint --help"] {
+        let build = Build {
+            manifest: "a/Cargo.toml".into(),
+            archs: vec!["sm_90a".parse().expect("an architecture"), "sm_120a".parse().expect("an architecture")],
+            family: Some("amax".into()),
+            out_dir: Some("b".into()),
+            checked: true,
+        };
+        let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
+        assert_eq!(words(line).expect("valid"), Request::Build(build));
+        for line in ["", "--help", "-h", "help", "quantize --help", "inspect -h", "build --help", "demo-checkpoint --help"] {
             assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
         }
         assert_eq!(words("-V").expect("valid"), Request::Version);
@@ -310,6 +384,7 @@ mod tests {
         assert!(refusal("quantize --format int4").contains("none of: mxfp8"));
         assert!(refusal("inspect a b").contains("\"b\""));
         assert!(refusal("inspect --jsno a").contains("--jsno"));
+        assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
         assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed"));
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{
     Error,
     arguments::{self, Request},
-    demo,
+    build, demo,
     inspect::Inspection,
     progress::Progress,
     quantize,
@@ -27,6 +27,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             let inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
             print_report(out, &inspection, request.json)
         }
+        Request::Build(request) => print(out, &build::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }
 }

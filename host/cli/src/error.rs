@@ -23,6 +23,9 @@ pub enum Error {
     /// A quantization.
     #[error(transparent)]
     Quantize(#[from] JobError),
+    /// A build of kernels.
+    #[error(transparent)]
+    Build(#[from] oxtile_build::Error),
     /// The device asked for.
     #[error("--device {requested}: {reason}")]
     Device {

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 pub mod arguments;
+pub mod build;
 pub mod command;
 pub mod demo;
 pub mod error;

@@ -8,7 +8,11 @@ use std::{
 
 use oxtile_cli::{
     progress::Progress,
-    quantize::{self, DeviceError, Elements, Mxfp8Device, Mxfp8Output, Outcome, job::JobError},
+    quantize::{
+        self, DeviceError, Elements, Mxfp8Device, Mxfp8Output, Outcome,
+        job::JobError,
+        report::{DeviceChoice, Report},
+    },
 };
 
 /// A safetensors file with this header and this data.
@@ -45,6 +49,13 @@ pub fn stderr(output: &Output) -> String {
 /// Quantizes with the scalar quantizer.
 pub fn quantize(input: &Path, output: &Path) -> Result<Outcome, JobError> {
     quantize::run(input, output, &mut Scalar, &mut Progress::hidden())
+}
+
+/// Quantizes with the scalar quantizer and returns the JSON report.
+pub fn quantize_json(input: &Path, output: &Path) -> String {
+    let outcome = quantize(input, output).expect("a valid checkpoint");
+    let device = DeviceChoice { requested: "auto", name: "scalar".into(), reason: "a test".into() };
+    serde_json::to_string_pretty(&Report::new(input, output, device, &outcome)).expect("a report is JSON")
 }
 
 /// A small checkpoint with every kind of tensor that a job meets; its path.
@@ -107,7 +118,7 @@ fn e8m0_round_up(value: f32) -> u8 {
 fn e4m3(value: f64) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {
-        return sign | 0x7f;
+        return 0x7f;
     }
     let magnitude = |code: u8| match (i32::from(code >> 3), f64::from(code & 7)) {
         (0, mantissa) => mantissa * 2f64.powi(-9),

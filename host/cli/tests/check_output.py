@@ -1,0 +1,74 @@
+"""Checks a quantized checkpoint: check_output.py INPUT OUTPUT REPORT.json
+
+Reads both files with safetensors, decodes OUTPUT with ml_dtypes and holds the result against INPUT and the report.
+"""
+
+import json
+import math
+import sys
+
+import ml_dtypes
+import numpy
+import safetensors
+
+DTYPES = {
+    "F32": numpy.float32,
+    "F16": numpy.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": numpy.int64,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+}
+
+
+def load(path):
+    """Tensors by name. `deserialize` checks the whole header and knows every dtype; `safe_open` gives the metadata."""
+    with open(path, "rb") as file:
+        entries = safetensors.deserialize(file.read())
+    arrays = {
+        name: numpy.frombuffer(entry["data"], DTYPES[entry["dtype"]]).reshape(entry["shape"]) for name, entry in entries
+    }
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert sorted(file.keys()) == sorted(arrays), "both ways of opening see the same tensors"
+        return arrays, file.metadata()
+
+
+def check_quantized(before, codes, scales, amax, report):
+    """Decodes one tensor and compares it with its original."""
+    assert codes.dtype == ml_dtypes.float8_e4m3fn and codes.shape == before.shape
+    rows, columns = math.prod(before.shape[:-1]), before.shape[-1]
+    assert scales.dtype == ml_dtypes.float8_e8m0fnu and scales.shape == (rows, columns // 32)
+    assert amax.dtype == numpy.float32 and amax.shape == (1,)
+    exact = before.astype(numpy.float64).reshape(rows, columns)
+    assert amax[0] == abs(exact).max(), "amax is the largest magnitude"
+    blocks = codes.astype(numpy.float64).reshape(rows, columns // 32, 32)
+    decoded = (blocks * scales.astype(numpy.float64)[:, :, None]).reshape(rows, columns)
+    # Half a step of three mantissa bits, or of the smallest subnormal.
+    step = numpy.maximum(abs(exact) * 2**-4, numpy.repeat(scales.astype(numpy.float64), 32, axis=1) * 2**-10)
+    assert (abs(decoded - exact) <= step).all(), "every element is within half a step"
+    noise = ((decoded - exact) ** 2).sum()
+    assert math.isclose(report["snr_db"], 10 * math.log10((exact**2).sum() / noise), rel_tol=1e-9)
+    assert report["zeros"] == (decoded == 0).sum() and report["saturated"] == 0
+    assert math.isclose(report["amax"], float(amax[0]), rel_tol=1e-6)
+
+
+def main(input_path, output_path, report_path):
+    (before, metadata_before), (after, metadata) = load(input_path), load(output_path)
+    assert metadata["oxtile.format"] == "mxfp8" and metadata["format"] == metadata_before["format"]
+    with open(report_path, encoding="utf-8") as file:
+        report = {tensor["name"]: tensor for tensor in json.load(file)["tensors"]}
+    assert report.keys() == before.keys()
+    quantized = 0
+    for name, array in before.items():
+        if report[name]["action"] == "quantized":
+            check_quantized(array, after.pop(name), after.pop(f"{name}_scale"), after.pop(f"{name}_amax"), report[name])
+            quantized += 1
+        else:
+            copy = after.pop(name)
+            assert copy.dtype == array.dtype and copy.shape == array.shape and copy.tobytes() == array.tobytes()
+    assert not after, f"nothing else is in the output: {list(after)}"
+    print(f"{quantized} tensors quantized, {len(before) - quantized} passed through")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,55 @@
+//! Memory stays bounded by a few pieces of a tensor, however large the file.
+
+mod common;
+
+use std::{
+    fs::File,
+    io::Write,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use common::oxtile;
+
+/// Tensors of the file and rows of each: 64 MiB of f32 a tensor.
+const TENSORS: u64 = 6;
+const ROWS: u64 = 16_384;
+const COLUMNS: u64 = 1024;
+const TENSOR_BYTES: u64 = ROWS * COLUMNS * 4;
+
+/// A file with holes for data: large to read, small on disk.
+fn large_checkpoint(folder: &Path) -> PathBuf {
+    let entry = |i| {
+        let (begin, end) = (i * TENSOR_BYTES, (i + 1) * TENSOR_BYTES);
+        format!(r#""t{i}":{{"dtype":"F32","shape":[{ROWS},{COLUMNS}],"data_offsets":[{begin},{end}]}}"#)
+    };
+    let header = format!("{{{}}}", (0..TENSORS).map(entry).collect::<Vec<_>>().join(","));
+    let path = folder.join("large.safetensors");
+    let mut file = File::create(&path).expect("a writable folder");
+    file.write_all(&common::file(&header, &[])).expect("writable");
+    let end = 8 + header.len() as u64 + TENSORS * TENSOR_BYTES;
+    file.write_all_at(&1f32.to_le_bytes(), end - 4).expect("writable");
+    path
+}
+
+/// Runs a command and returns the most memory it had resident, in bytes.
+fn peak_memory(command: &mut Command) -> u64 {
+    let child = command.stdout(Stdio::null()).spawn().expect("the binary runs");
+    let id = libc::pid_t::try_from(child.id()).expect("a process id");
+    let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());
+    // SAFETY: both pointers are to live values of the types that wait4(2) writes; the id is that of our child.
+    assert_eq!(unsafe { libc::wait4(id, &mut status, 0, usage.as_mut_ptr()) }, id);
+    assert_eq!(status, 0, "the command succeeds");
+    // SAFETY: wait4 has filled it, and zeros were a valid value before.
+    let usage = unsafe { usage.assume_init() };
+    u64::try_from(usage.ru_maxrss).expect("a size") * 1024
+}
+
+#[test]
+fn inspecting_takes_less_than_a_tensor() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let peak = peak_memory(oxtile().arg("inspect").arg(large_checkpoint(folder.path())));
+    println!("inspect: {} MiB resident for {} MiB of file", peak >> 20, TENSORS * TENSOR_BYTES >> 20);
+    assert!(peak < TENSOR_BYTES / 2, "{} MiB", peak >> 20);
+}

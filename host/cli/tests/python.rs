@@ -1,0 +1,49 @@
+//! Python's safetensors and ml_dtypes, which share no code with Oxtile, read the output and agree on its numbers.
+
+mod common;
+
+use std::{path::PathBuf, process::Command};
+
+use common::{small_checkpoint, stderr};
+
+/// The packages; F8_E8M0 came with these releases.
+const PACKAGES: [&str; 3] = ["safetensors>=0.6", "ml_dtypes>=0.5", "numpy>=2"];
+
+/// Installs the packages into the target folder unless they are there; `None` if the user forbids the network.
+fn packages() -> Option<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python");
+    let complete = folder.join("complete");
+    if std::fs::read_to_string(&complete).is_ok_and(|installed| installed == PACKAGES.join(" ")) {
+        return Some(folder);
+    }
+    if std::env::var_os("OXTILE_OFFLINE").is_some_and(|value| value == "1") {
+        println!("skipped: {} are not installed and OXTILE_OFFLINE=1 forbids fetching them", PACKAGES.join(", "));
+        return None;
+    }
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "--target"]);
+    let installed = pip.arg(&folder).args(PACKAGES).output().expect("python3 runs; install Python 3 with pip");
+    assert!(
+        installed.status.success(),
+        "pip could not install {}; OXTILE_OFFLINE=1 skips this test.\n{}",
+        PACKAGES.join(", "),
+        stderr(&installed)
+    );
+    std::fs::write(complete, PACKAGES.join(" ")).expect("a writable folder");
+    Some(folder)
+}
+
+#[test]
+fn python_reads_the_output() {
+    let Some(packages) = packages() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = small_checkpoint(folder.path());
+    let (output, report) = (folder.path().join("out.safetensors"), folder.path().join("report.json"));
+    std::fs::write(&report, common::quantize_json(&input, &output)).expect("a writable folder");
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/check_output.py");
+    let checked = Command::new("python3").env("PYTHONPATH", packages).arg(script).args([&input, &output, &report]).output();
+    let checked = checked.expect("python3 runs");
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    let printed = String::from_utf8(checked.stdout).expect("UTF-8");
+    assert_eq!(printed.trim(), "3 tensors quantized, 5 passed through", "the script saw every tensor");
+}
