@@ -283,10 +283,16 @@ impl Expansion {
              \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}]}}}}"
         );
         let (gate, info) = (self.gate(), self.info_of(instance));
+        let module = format_ident!("__metadata_of_{name}");
         quote! {
-            #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
-            #gate
-            ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes);
+            #[allow(unexpected_cfgs, unused_imports)]
+            mod #module {
+                use super::*;
+
+                #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
+                #gate
+                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes);
+            }
         }
     }
 
