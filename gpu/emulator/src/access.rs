@@ -1,15 +1,19 @@
 //! Loads, stores, atomics and fences of one thread.
 
+use crate::cost::Operation;
+use crate::detector::{Access, Detector};
 use crate::fault::FaultKind;
+use crate::mbarrier;
 use crate::memory::{self, Allocation};
 use crate::order::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder};
+use crate::shadow::Manner;
 use crate::thread::{Site, Thread, Waiting};
 use crate::worker::{READ, WRITE};
 use std::sync::atomic::{self, Ordering};
 
 #[inline(always)]
 fn locate(thread: &Thread, slot: usize, address: u64, bytes: u64, site: Site) -> (&Allocation, usize) {
-    if address % bytes != 0 {
+    if !address.is_multiple_of(bytes) {
         misaligned(thread, "global address", address, bytes, site);
     }
     match thread.worker().locate(slot, address, bytes) {
@@ -37,7 +41,7 @@ fn misaligned(thread: &Thread, what: &str, address: u64, bytes: u64, site: Site)
 
 #[inline(always)]
 fn check_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) {
-    if offset % bytes != 0 {
+    if !offset.is_multiple_of(bytes) {
         misaligned(thread, "shared offset", u64::from(offset), u64::from(bytes), site);
     }
     if u64::from(offset) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
@@ -47,7 +51,8 @@ fn check_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) {
 
 #[cold]
 fn beyond_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
-    let message = format!("{bytes} bytes at offset {offset} of the block's shared memory, which has {} bytes", thread.block().shared_bytes());
+    let message =
+        format!("{bytes} bytes at offset {offset} of the block's shared memory, which has {} bytes", thread.block().shared_bytes());
     thread.fail(FaultKind::OutOfBounds, site, message, "keep the offset inside the shared memory, or launch with more of it")
 }
 
@@ -55,6 +60,9 @@ fn beyond_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
 pub(crate) fn global_read<const N: usize>(thread: &Thread, address: u64, order: ReadOrder, site: Site) -> [u8; N] {
     const { assert!(N.is_power_of_two() && N <= 32) }
     let (allocation, offset) = locate(thread, READ, address, N as u64, site);
+    if let Some(detector) = thread.detector() {
+        check_global_read(thread, detector, allocation, address, N as u64, order, site);
+    }
     let value = memory::load(allocation.words(), offset);
     if let ReadOrder::Acquire(_) = order {
         atomic::fence(Ordering::Acquire);
@@ -69,6 +77,9 @@ pub(crate) fn global_write<const N: usize>(thread: &Thread, address: u64, value:
     if let WriteOrder::Release(_) = order {
         atomic::fence(Ordering::Release);
     }
+    if let Some(detector) = thread.detector() {
+        check_global_write(thread, detector, allocation, address, N as u64, order, site);
+    }
     memory::store(allocation.words(), offset, value);
     thread.worker().written(allocation, offset as u64, N as u64);
 }
@@ -77,6 +88,9 @@ pub(crate) fn global_write<const N: usize>(thread: &Thread, address: u64, value:
 pub(crate) fn shared_read<const N: usize>(thread: &Thread, offset: u32, site: Site) -> [u8; N] {
     const { assert!(N.is_power_of_two() && N <= 16) }
     check_shared(thread, offset, N as u32, site);
+    if let Some(detector) = thread.detector() {
+        check_shared_access(thread, detector, offset, N as u32, false, site);
+    }
     let mut value = [0; N];
     value.copy_from_slice(&thread.block().shared()[offset as usize..][..N]);
     value
@@ -86,6 +100,9 @@ pub(crate) fn shared_read<const N: usize>(thread: &Thread, offset: u32, site: Si
 pub(crate) fn shared_write<const N: usize>(thread: &Thread, offset: u32, value: [u8; N], site: Site) {
     const { assert!(N.is_power_of_two() && N <= 16) }
     check_shared(thread, offset, N as u32, site);
+    if let Some(detector) = thread.detector() {
+        check_shared_access(thread, detector, offset, N as u32, true, site);
+    }
     thread.block().shared()[offset as usize..][..N].copy_from_slice(&value);
 }
 
@@ -100,6 +117,16 @@ pub(crate) struct Atomic {
 }
 
 impl Atomic {
+    /// Whether it releases, and whether it acquires.
+    fn edges(&self) -> (bool, bool) {
+        match self.order {
+            AtomicOrder::Relaxed => (false, false),
+            AtomicOrder::Acquire => (false, true),
+            AtomicOrder::Release => (true, false),
+            AtomicOrder::AcquireRelease => (true, true),
+        }
+    }
+
     /// What memory holds afterwards.
     fn apply(&self, old: u64) -> u64 {
         let wide = self.width == 8;
@@ -117,7 +144,13 @@ impl Atomic {
             AtomicOp::Or => old | operand,
             AtomicOp::Xor => old ^ operand,
             AtomicOp::Exchange => operand,
-            AtomicOp::CompareAndSwap => if old == self.compare & mask { operand } else { old },
+            AtomicOp::CompareAndSwap => {
+                if old == self.compare & mask {
+                    operand
+                } else {
+                    old
+                }
+            }
         };
         new & mask
     }
@@ -134,6 +167,10 @@ pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &At
         Space::Shared => {
             let offset = u32::try_from(address).unwrap_or(u32::MAX);
             check_shared(thread, offset, u32::from(operation.width), site);
+            if let Some(detector) = thread.detector() {
+                check_not_mbarrier(thread, offset, u32::from(operation.width), site);
+                check_atomic(thread, detector, None, address, operation, site);
+            }
             let slot = &mut thread.block().shared()[offset as usize..][..bytes as usize];
             let mut word = [0; 8];
             word[..slot.len()].copy_from_slice(slot);
@@ -147,12 +184,10 @@ pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &At
 fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) -> u64 {
     let bytes = u64::from(operation.width);
     let (allocation, offset) = locate(thread, WRITE, address, bytes, site);
-    let (releases, acquires) = match operation.order {
-        AtomicOrder::Relaxed => (false, false),
-        AtomicOrder::Acquire => (false, true),
-        AtomicOrder::Release => (true, false),
-        AtomicOrder::AcquireRelease => (true, true),
-    };
+    if let Some(detector) = thread.detector() {
+        check_atomic(thread, detector, Some(allocation), address, operation, site);
+    }
+    let (releases, acquires) = operation.edges();
     if releases {
         atomic::fence(Ordering::Release);
     }
@@ -166,14 +201,122 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     (old & mask) >> shift
 }
 
-pub(crate) fn fence(_thread: &Thread, _scope: Scope, _site: Site) {
+pub(crate) fn fence(thread: &Thread, scope: Scope, site: Site) {
+    if !thread.worker().performs("fence", site) {
+        return;
+    }
     atomic::fence(Ordering::AcqRel);
+    if let Some(detector) = thread.detector() {
+        detector.fence(thread.number, scope);
+    }
 }
 
-pub(crate) fn fence_proxy_async(_thread: &Thread, _space: Space, _site: Site) {}
-
-pub(crate) fn fence_mbarrier_init(_thread: &Thread, _site: Site) {}
+pub(crate) fn fence_proxy_async(thread: &Thread, space: Space, site: Site) {
+    if let Some(detector) = thread.detector()
+        && thread.worker().performs("fence_proxy_async", site)
+    {
+        detector.thread(thread.number).borrow_mut().view.fence_proxy(space);
+    }
+}
 
 pub(crate) fn nanosleep(thread: &Thread, _nanoseconds: u32, site: Site) {
     thread.give_way(Waiting::Sleep, site);
+}
+
+/// Lets others run now and then, before an access that they might meet.
+fn preempt(thread: &Thread, strong: bool, site: Site) {
+    if thread.worker().random.once_in(if strong { 2 } else { 16 }) {
+        thread.give_way(Waiting::Nothing, site);
+    }
+}
+
+fn enter_cost(thread: &Thread, detector: &Detector, operation: Operation, access: &Access) {
+    let lanes = thread.block().warp(thread).alive.get().count_ones();
+    let mut totals = thread.worker().totals.borrow_mut();
+    detector.costs.borrow_mut().enter(&mut totals, thread.number, lanes, operation, access);
+}
+
+#[cold]
+fn check_global_read(
+    thread: &Thread,
+    detector: &Detector,
+    allocation: &Allocation,
+    address: u64,
+    bytes: u64,
+    order: ReadOrder,
+    site: Site,
+) {
+    let (manner, strong) = match order {
+        ReadOrder::ReadOnly => (Manner::ReadOnly, None),
+        ReadOrder::Weak => (Manner::Weak, None),
+        ReadOrder::Relaxed(scope) => (Manner::Strong(scope), Some((scope, false))),
+        ReadOrder::Acquire(scope) => (Manner::Strong(scope), Some((scope, true))),
+    };
+    preempt(thread, strong.is_some(), site);
+    let access = Access { address, bytes, writes: false, reads: true, manner, site };
+    thread.judge(detector.global_access(thread, allocation, &access), site);
+    match strong {
+        Some((scope, acquire)) => detector.observe(thread, Space::Global, address, scope, acquire),
+        None => enter_cost(thread, detector, Operation::GlobalRead, &access),
+    }
+}
+
+#[cold]
+fn check_global_write(
+    thread: &Thread,
+    detector: &Detector,
+    allocation: &Allocation,
+    address: u64,
+    bytes: u64,
+    order: WriteOrder,
+    site: Site,
+) {
+    let (manner, scope, release) = match order {
+        WriteOrder::Weak => (Manner::Weak, None, false),
+        WriteOrder::Relaxed(scope) => (Manner::Strong(scope), Some(scope), false),
+        WriteOrder::Release(scope) => (Manner::Strong(scope), Some(scope), true),
+    };
+    preempt(thread, scope.is_some(), site);
+    let access = Access { address, bytes, writes: true, reads: false, manner, site };
+    thread.judge(detector.global_access(thread, allocation, &access), site);
+    detector.publish(thread, Space::Global, address, scope, release, false);
+    if scope.is_none() {
+        enter_cost(thread, detector, Operation::GlobalWrite, &access);
+    }
+}
+
+#[cold]
+fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes: u32, writes: bool, site: Site) {
+    preempt(thread, false, site);
+    check_not_mbarrier(thread, offset, bytes, site);
+    let (address, bytes) = (u64::from(offset), u64::from(bytes));
+    let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
+    thread.judge(detector.shared_access(thread, &access), site);
+    if writes {
+        detector.publish(thread, Space::Shared, address, None, false, false);
+    }
+    let operation = if writes { Operation::SharedWrite } else { Operation::SharedRead };
+    enter_cost(thread, detector, operation, &access);
+}
+
+fn check_not_mbarrier(thread: &Thread, offset: u32, bytes: u32, site: Site) {
+    if let Some(at) = mbarrier::overlapping(thread.block(), offset, bytes) {
+        let message = format!("a plain access of {bytes} bytes at shared offset {offset}, where the mbarrier at {at} lies");
+        thread.fail(FaultKind::MbarrierMisuse, site, message, "place it elsewhere, or invalidate the mbarrier first");
+    }
+}
+
+#[cold]
+fn check_atomic(thread: &Thread, detector: &Detector, allocation: Option<&Allocation>, address: u64, operation: &Atomic, site: Site) {
+    preempt(thread, true, site);
+    let manner = Manner::Strong(operation.scope);
+    let access = Access { address, bytes: u64::from(operation.width), writes: true, reads: true, manner, site };
+    let (space, result) = match allocation {
+        Some(allocation) => (Space::Global, detector.global_access(thread, allocation, &access)),
+        None => (Space::Shared, detector.shared_access(thread, &access)),
+    };
+    thread.judge(result, site);
+    let (releases, acquires) = operation.edges();
+    detector.observe(thread, space, address, operation.scope, acquires);
+    detector.publish(thread, space, address, Some(operation.scope), releases, true);
 }

@@ -5,9 +5,12 @@
 //! of a warpgroup that read shared memory asynchronously belong into the same queue.
 
 use crate::block::Block;
+use crate::clock::View;
+use crate::detector::{Access, Detector, Stream, ThreadState};
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::mbarrier;
-use crate::memory;
+use crate::memory::{self, Allocation};
+use crate::shadow::{Manner, Record};
 use crate::thread::{Site, Thread, Waiting};
 use crate::worker::{READ, WRITE};
 
@@ -55,17 +58,33 @@ pub(crate) struct Transfer {
     completion: Completion,
     stage: Stage,
     data: Vec<u8>,
+    /// In check mode.
+    order: Option<Order>,
+}
+
+/// What a copy's accesses are ordered after, and the agents (slot, time) that they are made by.
+struct Order {
+    view: View,
+    read: (u32, u32),
+    write: (u32, u32),
+}
+
+/// The two kinds of groups that a thread commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Copy,
+    Bulk,
 }
 
 impl Transfer {
-    fn fault(&self, block: &Block, kind: FaultKind, message: String, mend: &str) -> Fault {
+    fn fault(&self, block: &Block, kind: FaultKind, message: String, mend: &'static str) -> Fault {
         Fault {
             kind,
             kernel: block.worker().grid().launch.kernel.clone(),
             thread: Some((block.index, block.threads[self.thread as usize].index)),
             message,
             involved: vec![Involved { location: self.site, action: "asynchronous copy issued here".to_owned() }],
-            mend: mend.to_owned(),
+            mend,
         }
     }
 
@@ -79,9 +98,13 @@ impl Transfer {
                 (Direction::Load, Some(address)) => {
                     let allocation = block.worker().locate(READ, address, u64::from(piece.bytes));
                     let allocation = allocation.ok_or_else(|| self.miss(block, address, piece.bytes))?;
+                    self.enter(block, Some(allocation), address, piece.bytes, false)?;
                     memory::read_bytes(allocation.words(), (address - allocation.start) as usize, &mut data[start..]);
                 }
-                _ => data[start..].copy_from_slice(&block.shared()[piece.shared as usize..][..piece.bytes as usize]),
+                _ => {
+                    self.enter(block, None, u64::from(piece.shared), piece.bytes, false)?;
+                    data[start..].copy_from_slice(&block.shared()[piece.shared as usize..][..piece.bytes as usize]);
+                }
             }
         }
         self.data = data;
@@ -95,11 +118,15 @@ impl Transfer {
             let bytes = &self.data[at..][..piece.bytes as usize];
             at += bytes.len();
             match (self.direction, piece.global) {
-                (Direction::Load, _) => block.shared()[piece.shared as usize..][..bytes.len()].copy_from_slice(bytes),
+                (Direction::Load, _) => {
+                    self.enter(block, None, u64::from(piece.shared), piece.bytes, true)?;
+                    block.shared()[piece.shared as usize..][..bytes.len()].copy_from_slice(bytes);
+                }
                 (_, None) => {}
                 (direction, Some(address)) => {
                     let allocation = block.worker().locate(WRITE, address, u64::from(piece.bytes));
                     let allocation = allocation.ok_or_else(|| self.miss(block, address, piece.bytes))?;
+                    self.enter(block, Some(allocation), address, piece.bytes, true)?;
                     let offset = (address - allocation.start) as usize;
                     if direction == Direction::ReduceAddF32 {
                         add_f32(allocation.words(), offset, bytes);
@@ -115,16 +142,41 @@ impl Transfer {
         Ok(())
     }
 
+    /// Enters one of its accesses into the shadow.
+    fn enter(&self, block: &Block, allocation: Option<&Allocation>, address: u64, bytes: u32, writes: bool) -> Result<(), Fault> {
+        let (Some(order), Some(detector)) = (&self.order, &block.detector) else { return Ok(()) };
+        let reduces = writes && self.direction == Direction::ReduceAddF32;
+        let manner = match self.completion {
+            Completion::CopyGroup(_) => Manner::Weak,
+            _ if reduces => Manner::Reduce,
+            _ => Manner::Async,
+        };
+        let (slot, time) = if writes { order.write } else { order.read };
+        let record = Record { block: detector.block, slot, time, thread: self.thread as u16, manner, writes, site: self.site };
+        let access = Access { address, bytes: u64::from(bytes), writes, reads: !writes || reduces, manner, site: self.site };
+        let entered = match allocation {
+            Some(allocation) => detector.enter_global(block.worker(), allocation, &access, &record, &order.view),
+            None => detector.enter_shared(block.worker().memory(), &access, &record, &order.view),
+        };
+        entered.map_err(|bad| {
+            let mut fault = self.fault(block, bad.0, bad.1, bad.3);
+            fault.involved = bad.2;
+            fault
+        })
+    }
+
     fn miss(&self, block: &Block, address: u64, bytes: u32) -> Fault {
         let (kind, message) = block.worker().describe_miss(address, u64::from(bytes));
         self.fault(block, kind, format!("an asynchronous copy of {message}"), "keep the copy inside the tensor")
     }
 
     fn signal(&self, block: &Block) -> Result<(), Fault> {
-        let fault = |kind, message, mend: &str| self.fault(block, kind, message, mend);
+        let fault = |kind, message, mend: &'static str| self.fault(block, kind, message, mend);
         match self.completion {
-            Completion::Bytes { mbarrier, bytes } => mbarrier::complete(block, mbarrier, bytes, 0, fault),
-            Completion::Arrival { mbarrier } => mbarrier::complete(block, mbarrier, 0, 1, fault),
+            Completion::Bytes { mbarrier, bytes } => mbarrier::complete(block, mbarrier, bytes, 0, None, fault),
+            Completion::Arrival { mbarrier } => {
+                mbarrier::complete(block, mbarrier, 0, 1, self.order.as_ref().map(|order| order.write), fault)
+            }
             Completion::CopyGroup(_) | Completion::BulkGroup(_) => Ok(()),
         }
     }
@@ -158,7 +210,9 @@ pub(crate) fn issue(thread: &Thread, direction: Direction, pieces: Vec<Piece>, c
     for piece in &pieces {
         check_piece(thread, direction, piece, site);
     }
-    let mut transfer = Transfer { thread: thread.number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new() };
+    let order = thread.detector().map(|detector| Order::new(thread, detector, completion, site));
+    let mut transfer =
+        Transfer { thread: thread.number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new(), order };
     if block.worker().is_checked() {
         block.transfers.borrow_mut().push(transfer);
         return;
@@ -184,7 +238,7 @@ pub(crate) fn copy_async(thread: &Thread, destination: u32, source: u64, bytes: 
 
 /// A bulk copy of one contiguous range, observed by an mbarrier or by the thread's bulk group.
 pub(crate) fn bulk(thread: &Thread, direction: Direction, shared: u32, global: u64, bytes: u32, mbarrier: Option<u32>, site: Site) {
-    if bytes % 16 != 0 || bytes == 0 {
+    if !bytes.is_multiple_of(16) || bytes == 0 {
         let message = format!("a bulk copy of {bytes} bytes");
         thread.fail(FaultKind::AsyncMisuse, site, message, "copy a positive multiple of 16 bytes");
     }
@@ -197,7 +251,7 @@ pub(crate) fn bulk(thread: &Thread, direction: Direction, shared: u32, global: u
 }
 
 fn check_alignment(thread: &Thread, shared: u32, global: u64, bytes: u32, site: Site) {
-    if shared % bytes != 0 || global % u64::from(bytes) != 0 {
+    if !shared.is_multiple_of(bytes) || !global.is_multiple_of(u64::from(bytes)) {
         let message = format!("a copy between shared offset {shared} and global address {global:#x} in units of {bytes} bytes");
         thread.fail(FaultKind::Misaligned, site, message, "align both sides to the unit");
     }
@@ -207,8 +261,16 @@ fn check_piece(thread: &Thread, direction: Direction, piece: &Piece, site: Site)
     let block = thread.block();
     let shared_end = u64::from(piece.shared) + u64::from(piece.bytes);
     if shared_end > u64::from(block.shared_bytes()) {
-        let message = format!("an asynchronous copy of {} bytes at shared offset {} of {}", piece.bytes, piece.shared, block.shared_bytes());
+        let message =
+            format!("an asynchronous copy of {} bytes at shared offset {} of {}", piece.bytes, piece.shared, block.shared_bytes());
         thread.fail(FaultKind::OutOfBounds, site, message, "keep the copy inside the shared memory");
+    }
+    if direction == Direction::Load
+        && let Some(at) = mbarrier::overlapping(block, piece.shared, piece.bytes)
+    {
+        let message =
+            format!("an asynchronous copy to shared offset {}, {} bytes, where the mbarrier at {at} lies", piece.shared, piece.bytes);
+        thread.fail(FaultKind::MbarrierMisuse, site, message, "place it elsewhere, or invalidate the mbarrier first");
     }
     let Some(address) = piece.global else { return };
     let slot = if direction == Direction::Load { READ } else { WRITE };
@@ -251,12 +313,130 @@ fn wake(block: &Block) {
     }
 }
 
-/// Waits until no transfer of the thread holds it up.
-pub(crate) fn wait(thread: &Thread, waiting: Waiting, site: Site) {
+impl Order {
+    /// Orders a copy after all that its thread knows now; what the thread does later is not part of that.
+    fn new(thread: &Thread, detector: &Detector, completion: Completion, site: Site) -> Self {
+        let agents = match completion {
+            Completion::Bytes { mbarrier, .. } => [mbarrier::expect_copy(thread, detector, mbarrier, site); 2],
+            Completion::CopyGroup(_) => issued(thread, detector, Kind::Copy, 1, site),
+            Completion::BulkGroup(_) => issued(thread, detector, Kind::Bulk, 1, site),
+            Completion::Arrival { .. } => issued(thread, detector, Kind::Copy, 0, site),
+        };
+        let mut state = detector.thread(thread.number).borrow_mut();
+        if let Completion::Arrival { .. } = completion {
+            state.copies.waited = [state.copies.issued; 2];
+        }
+        let view = state.view.clone();
+        state.view.advance();
+        Self { view, read: agents[0], write: agents[1] }
+    }
+}
+
+/// Counts further copies of a thread; returns the agents of the last.
+fn issued(thread: &Thread, detector: &Detector, kind: Kind, copies: u32, site: Site) -> [(u32, u32); 2] {
+    let mut state = detector.thread(thread.number).borrow_mut();
+    let stream = state.stream(kind);
+    let slots = *stream.slots.get_or_insert_with(|| [detector.slot(), detector.slot()]);
+    stream.issued += copies;
+    stream.site = Some(site);
+    slots.map(|slot| (slot, stream.issued))
+}
+
+impl ThreadState {
+    fn stream(&mut self, kind: Kind) -> &mut Stream {
+        match kind {
+            Kind::Copy => &mut self.copies,
+            Kind::Bulk => &mut self.bulk,
+        }
+    }
+}
+
+/// Queues an arrival at an mbarrier behind the thread's `cp.async` so far.
+pub(crate) fn arrive(thread: &Thread, mbarrier: u32, site: Site) {
+    if thread.worker().performs("copy_async_mbarrier_arrive", site) {
+        issue(thread, Direction::Load, Vec::new(), Completion::Arrival { mbarrier }, site);
+    }
+}
+
+/// Closes the thread's group.
+pub(crate) fn commit(thread: &Thread, kind: Kind, site: Site) {
+    let (operation, groups) = match kind {
+        Kind::Copy => ("copy_async_commit", &thread.copy_groups),
+        Kind::Bulk => ("bulk_commit", &thread.bulk_groups),
+    };
+    if !thread.worker().performs(operation, site) {
+        return;
+    }
+    groups.set(groups.get() + 1);
+    if let Some(detector) = thread.detector() {
+        let mut state = detector.thread(thread.number).borrow_mut();
+        let stream = state.stream(kind);
+        stream.commits.push(stream.issued);
+    }
+}
+
+/// Waits until at most `pending` groups are in flight, or with `read_only` have sources to read.
+pub(crate) fn wait(thread: &Thread, kind: Kind, pending: u32, read_only: bool, site: Site) {
+    let operation = match kind {
+        Kind::Copy => "copy_async_wait",
+        Kind::Bulk => "bulk_wait",
+    };
+    let Some(pending) = thread.worker().synchronise(operation, site, pending) else { return };
+    let waiting = match kind {
+        Kind::Copy => Waiting::CopyGroups { pending },
+        Kind::Bulk => Waiting::BulkGroups { pending, read_only },
+    };
     let held = thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread));
     if held {
         thread.suspend(waiting, site);
     }
+    if let Some(detector) = thread.detector() {
+        learn(detector, thread, kind, pending, read_only);
+    }
+}
+
+/// The copies of the groups that a wait covered are ordered before what follows.
+fn learn(detector: &Detector, thread: &Thread, kind: Kind, pending: u32, read_only: bool) {
+    let mut state = detector.thread(thread.number).borrow_mut();
+    let stream = state.stream(kind);
+    let Some(slots) = stream.slots else { return };
+    let groups = stream.commits.len().saturating_sub(pending as usize);
+    let copies = groups.checked_sub(1).map_or(0, |last| stream.commits[last]);
+    stream.waited[0] = stream.waited[0].max(copies);
+    if !read_only {
+        stream.waited[1] = stream.waited[1].max(copies);
+    }
+    let [read, write] = stream.waited;
+    let knowledge = &mut state.view.knowledge;
+    match kind {
+        Kind::Copy => {
+            knowledge.generic.learn(detector.block, slots[0], read);
+            knowledge.generic.learn(detector.block, slots[1], write);
+        }
+        Kind::Bulk => {
+            knowledge.learn_copy(detector.block, slots[0], read);
+            knowledge.learn_copy(detector.block, slots[1], write);
+        }
+    }
+}
+
+/// A thread that ends must have waited for its copies, or for the reads of their sources at least.
+pub(crate) fn check_waited(thread: &Thread) {
+    let Some(detector) = thread.detector() else { return };
+    let state = detector.thread(thread.number).borrow();
+    let (what, stream) = if state.copies.waited[0] < state.copies.issued {
+        ("cp.async copies", &state.copies)
+    } else if state.bulk.waited[0] < state.bulk.issued {
+        ("bulk stores, whose sources in shared memory may not be read yet", &state.bulk)
+    } else {
+        return;
+    };
+    let site = stream.site.expect("set with each copy");
+    let mend = "commit the copies and wait for the group (bulk_wait(0, true) at least) before the thread ends";
+    let message = format!("a thread ended without waiting for its {what}");
+    let mut fault = thread.fault(FaultKind::InFlightAtExit, site, message, mend);
+    "last copy issued here".clone_into(&mut fault.involved[0].action);
+    thread.worker().set_fault(fault);
 }
 
 /// A block must not end before its copies: its shared memory would be gone under them.

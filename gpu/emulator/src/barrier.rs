@@ -1,7 +1,9 @@
 //! The 16 named barriers of a block (PTX ISA, "barrier").
 
+use crate::clock::Knowledge;
 use crate::fault::FaultKind;
 use crate::thread::{Site, Thread, Waiting};
+use crate::warp::lanes;
 
 /// Named barriers of a block.
 const BARRIERS: u32 = 16;
@@ -14,11 +16,28 @@ pub(crate) struct Barrier {
     arrived: [u32; 32],
     /// Of those, the ones that wait.
     waiting: [u32; 32],
+    /// What those that arrived know.
+    knowledge: Knowledge,
 }
 
 impl Barrier {
     fn arrivals(&self) -> u32 {
         self.arrived.iter().map(|mask| mask.count_ones()).sum()
+    }
+
+    /// Lets all that wait go on, but for the thread that came last, which never stopped.
+    fn open(&mut self, last: &Thread) {
+        let block = last.block();
+        for (number, &mask) in self.waiting.iter().enumerate().take(block.warps.len()) {
+            let first = number as u32 * 32;
+            if let Some(detector) = last.detector() {
+                lanes(mask).for_each(|lane| detector.adopt(first + lane as u32, &self.knowledge));
+            }
+            let others = if number as u32 == last.warp_number() { mask & !(1 << last.lane()) } else { mask };
+            let ready = &block.warps[number].ready;
+            ready.set(ready.get() | others);
+        }
+        *self = Self::default();
     }
 
     pub fn describe(&self, id: u32) -> String {
@@ -28,8 +47,10 @@ impl Barrier {
 
 /// Arrives at barrier `id`, and with `wait` waits until `count` threads have.
 pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site) {
+    let operation = if wait { "barrier_sync" } else { "barrier_arrive" };
+    let Some(count) = thread.worker().synchronise(operation, site, count) else { return };
     let block = thread.block();
-    let misuse = |message: String, mend: &str| thread.fail(FaultKind::BarrierMisuse, site, message, mend);
+    let misuse = |message: String, mend: &'static str| thread.fail(FaultKind::BarrierMisuse, site, message, mend);
     let threads = block.threads.len() as u32;
     if id >= BARRIERS {
         misuse(format!("barrier {id} does not exist"), "use barriers 0 to 15");
@@ -54,14 +75,16 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     }
     barrier.expected = count;
     barrier.arrived[warp] |= bit;
+    if wait {
+        barrier.waiting[warp] |= bit;
+    }
+    if let Some(detector) = thread.detector() {
+        detector.release(thread.number, &mut barrier.knowledge);
+    }
     if barrier.arrivals() == count {
-        for (warp, mask) in block.warps.iter().zip(barrier.waiting) {
-            warp.ready.set(warp.ready.get() | mask);
-        }
-        *barrier = Barrier::default();
+        barrier.open(thread);
         block.worker().productive();
     } else if wait {
-        barrier.waiting[warp] |= bit;
         drop(barriers);
         thread.suspend(Waiting::Barrier { id }, site);
     }

@@ -2,6 +2,7 @@
 
 use crate::async_copy::{self, Transfer};
 use crate::barrier::Barrier;
+use crate::detector::Detector;
 use crate::fault::{Coordinates, Fault};
 use crate::mbarrier::{self, Mbarrier};
 use crate::stack::PooledStack;
@@ -28,6 +29,8 @@ pub(crate) struct Block {
     pub gatherings: RefCell<Vec<Gathering>>,
     pub transfers: RefCell<Vec<Transfer>>,
     alive: Cell<u32>,
+    /// In check mode.
+    pub detector: Option<Box<Detector>>,
 }
 
 impl Block {
@@ -49,6 +52,7 @@ impl Block {
             gatherings: RefCell::new(Vec::new()),
             transfers: RefCell::new(Vec::new()),
             alive: Cell::new(count),
+            detector: worker_now.detector(number),
         });
         let this: *const Self = &*block;
         block.threads.extend((0..count).map(|n| Thread::new(this, n, unflatten(u64::from(n), launch.block))));
@@ -105,10 +109,6 @@ impl Block {
         self.alive.get() == 0
     }
 
-    pub fn is_ready(&self) -> bool {
-        self.warps.iter().any(|warp| warp.ready.get() != 0)
-    }
-
     /// Runs one lane until it suspends or ends. A fault or panic of the kernel unwinds out of here.
     #[inline]
     pub fn resume(&self, warp: u32, lane: u32) {
@@ -133,6 +133,9 @@ impl Block {
 
     /// Every thread has ended: nothing asynchronous may be left.
     pub fn finish(self: Box<Self>) -> Result<(), Fault> {
+        if let Some(detector) = &self.detector {
+            detector.costs.borrow_mut().close(&mut self.worker().totals.borrow_mut());
+        }
         async_copy::check_finished(&self)?;
         mbarrier::check_finished(&self)
     }
@@ -141,6 +144,7 @@ impl Block {
         thread.waiting.set(Waiting::Exited);
         self.alive.set(self.alive.get() - 1);
         self.warp(thread).exit(thread);
+        async_copy::check_waited(thread);
         self.worker().productive();
     }
 
@@ -187,7 +191,7 @@ impl Drop for Block {
     }
 }
 
-fn unflatten(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
+pub(crate) fn unflatten(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
     let (x, y) = (u64::from(x), u64::from(y));
     [(number % x) as u32, (number / x % y) as u32, (number / (x * y)) as u32]
 }

@@ -4,10 +4,10 @@
 //! ends the run with a [`Fault`](crate::Fault) that names the caller's source line.
 
 use crate::access;
-use crate::async_copy::{self, Completion, Direction};
+use crate::async_copy::{self, Direction};
 use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
-use crate::thread::{Waiting, current};
+use crate::thread::current;
 use crate::warp::Kind;
 use crate::{barrier, mbarrier, tensor_map, warp as warp_operation};
 use std::panic::Location;
@@ -61,7 +61,6 @@ pub fn step_clock() -> u64 {
     current().worker().steps.get()
 }
 
-
 /// Loads `N` (1, 2, 4, 8, 16 or 32) bytes at a global address that is a multiple of `N` (`ld.global`).
 #[track_caller]
 #[inline]
@@ -98,7 +97,6 @@ pub fn atomic(space: Space, address: u64, op: AtomicOp, width: u8, operand: u64,
     access::atomic(current(), space, address, &access::Atomic { op, width, operand, compare, order, scope }, Location::caller())
 }
 
-
 /// Waits until `threads` (a multiple of 32) threads arrived at named barrier `id` (0..16) (`barrier.sync`).
 #[track_caller]
 #[inline]
@@ -118,7 +116,9 @@ pub fn barrier_arrive(id: u32, threads: u32) {
 #[inline]
 pub fn warp_sync(mask: u32) {
     let thread = current();
-    thread.block().warp(thread).meet(thread, mask, Kind::Sync, 0, 0, Location::caller());
+    if thread.worker().performs("warp_sync", Location::caller()) {
+        thread.block().warp(thread).meet(thread, mask, Kind::Sync, 0, 0, Location::caller());
+    }
 }
 
 /// `shfl.sync`: `clamp` is the PTX operand c, the clamp value in bits 0..5, the segment mask in bits 8..13.
@@ -162,7 +162,6 @@ pub fn collective<T: 'static>(group: Group, fragment: &mut T, compute: impl FnOn
     warp_operation::collective(current(), group, fragment, compute, Location::caller());
 }
 
-
 /// Makes an mbarrier of `count` arrivals a phase at a shared offset, a multiple of 8 (`mbarrier.init`).
 #[track_caller]
 #[inline]
@@ -181,21 +180,21 @@ pub fn mbarrier_invalidate(offset: u32) {
 #[track_caller]
 #[inline]
 pub fn mbarrier_arrive(offset: u32) {
-    mbarrier::arrive(current(), offset, 0, 1, Location::caller());
+    mbarrier::arrive(current(), offset, Location::caller());
 }
 
 /// Announces `bytes` of asynchronous copies and arrives (`mbarrier.arrive.expect_tx`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_arrive_expect_transaction(offset: u32, bytes: u32) {
-    mbarrier::arrive(current(), offset, bytes, 1, Location::caller());
+    mbarrier::expect(current(), offset, bytes, true, Location::caller());
 }
 
 /// Announces `bytes` of asynchronous copies without arriving (`mbarrier.expect_tx`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_expect_transaction(offset: u32, bytes: u32) {
-    mbarrier::arrive(current(), offset, bytes, 0, Location::caller());
+    mbarrier::expect(current(), offset, bytes, false, Location::caller());
 }
 
 /// Whether the phase of `parity` is complete; acquires if so (`mbarrier.try_wait.parity`).
@@ -212,7 +211,6 @@ pub fn mbarrier_wait_parity(offset: u32, parity: u32) {
     mbarrier::wait(current(), offset, parity, Location::caller());
 }
 
-
 /// Queues a copy of `bytes` (4, 8 or 16), of which `valid_bytes` are read and the rest zero (`cp.async`).
 #[track_caller]
 #[inline]
@@ -224,23 +222,21 @@ pub fn copy_async(destination: u32, source: u64, bytes: u32, valid_bytes: u32) {
 #[track_caller]
 #[inline]
 pub fn copy_async_commit() {
-    let thread = current();
-    thread.copy_groups.set(thread.copy_groups.get() + 1);
+    async_copy::commit(current(), async_copy::Kind::Copy, Location::caller());
 }
 
 /// Waits until at most `pending` of this thread's groups are in flight (`cp.async.wait_group`).
 #[track_caller]
 #[inline]
 pub fn copy_async_wait(pending: u32) {
-    async_copy::wait(current(), Waiting::CopyGroups { pending }, Location::caller());
+    async_copy::wait(current(), async_copy::Kind::Copy, pending, false, Location::caller());
 }
 
 /// Arrives at an mbarrier once this thread's `cp.async` so far are done (`cp.async.mbarrier.arrive.noinc`).
 #[track_caller]
 #[inline]
 pub fn copy_async_mbarrier_arrive(offset: u32) {
-    let completion = Completion::Arrival { mbarrier: offset };
-    async_copy::issue(current(), Direction::Load, Vec::new(), completion, Location::caller());
+    async_copy::arrive(current(), offset, Location::caller());
 }
 
 /// Queues a bulk copy from global to shared memory; completes `bytes` on the mbarrier
@@ -284,8 +280,7 @@ pub fn tensor_store<const R: usize>(map: u64, coordinates: [i32; R], source: u32
 #[track_caller]
 #[inline]
 pub fn bulk_commit() {
-    let thread = current();
-    thread.bulk_groups.set(thread.bulk_groups.get() + 1);
+    async_copy::commit(current(), async_copy::Kind::Bulk, Location::caller());
 }
 
 /// Waits until at most `pending` bulk groups are in flight; with `read_only` until their sources were read
@@ -293,9 +288,8 @@ pub fn bulk_commit() {
 #[track_caller]
 #[inline]
 pub fn bulk_wait(pending: u32, read_only: bool) {
-    async_copy::wait(current(), Waiting::BulkGroups { pending, read_only }, Location::caller());
+    async_copy::wait(current(), async_copy::Kind::Bulk, pending, read_only, Location::caller());
 }
-
 
 /// `fence.acq_rel.scope`.
 #[track_caller]
@@ -315,7 +309,7 @@ pub fn fence_proxy_async(space: Space) {
 #[track_caller]
 #[inline]
 pub fn fence_mbarrier_init() {
-    access::fence_mbarrier_init(current(), Location::caller());
+    mbarrier::fence_init(current(), Location::caller());
 }
 
 /// Sleeps for about `nanoseconds` of emulated time (`nanosleep`).
@@ -348,4 +342,3 @@ pub fn assume(condition: bool, message: &str) {
         current().fail(FaultKind::Assumption, Location::caller(), message.to_owned(), "");
     }
 }
-

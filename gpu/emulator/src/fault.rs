@@ -93,7 +93,7 @@ pub struct Fault {
     /// Source lines, the stopped thread's first.
     pub involved: Vec<Involved>,
     /// How to mend it; empty where the message says it.
-    pub mend: String,
+    pub mend: &'static str,
 }
 
 impl fmt::Display for Fault {

@@ -281,6 +281,6 @@ fn validate(launch: &Launch) -> Result<(), Fault> {
         thread: None,
         message: format!("{problem}: grid {:?}, block {:?}, {} shared bytes", launch.grid, launch.block, launch.shared_bytes),
         involved: Vec::new(),
-        mend: "launch nothing for an empty problem, and keep to the limits of compute capability 9.0".to_owned(),
+        mend: "launch nothing for an empty problem, and keep to the limits of compute capability 9.0",
     })
 }

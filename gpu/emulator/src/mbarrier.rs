@@ -1,7 +1,10 @@
 //! Memory barrier objects in shared memory (PTX ISA, "mbarrier").
 
 use crate::block::Block;
+use crate::clock::Knowledge;
+use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind, Involved};
+use crate::order::Space;
 use crate::thread::{Site, Thread, Waiting};
 
 /// Bytes of an mbarrier object.
@@ -19,7 +22,19 @@ pub(crate) struct Mbarrier {
     /// Phases completed.
     phase: u64,
     waiters: Vec<u32>,
-    pub initialised_at: Site,
+    initialised_at: Site,
+    /// Its agent in the detector, for the copies that complete on it: their time is the phase, counted from one.
+    slot: u32,
+    /// The initialising thread and its time.
+    initialised_by: (u32, u32),
+    /// A `fence_mbarrier_init` or proxy fence of that thread followed.
+    fenced: bool,
+    /// What the arrivals of this phase know, and what those of all earlier ones did.
+    gathering: Knowledge,
+    completed: Knowledge,
+    /// Last phase that copies were issued for, and that a thread has seen complete, counted from one.
+    copied: u64,
+    observed: u64,
 }
 
 impl Mbarrier {
@@ -27,6 +42,78 @@ impl Mbarrier {
     fn is_complete(&self, parity: u32) -> bool {
         self.phase % 2 != u64::from(parity)
     }
+}
+
+impl Mbarrier {
+    /// Its initialisation must be ordered before this use.
+    fn check_visible(&self, thread: &Thread, detector: &Detector, site: Site) {
+        let (by, time) = self.initialised_by;
+        if !detector.thread(thread.number).borrow().view.knows(detector.block, by, time) {
+            let mut fault = thread.fault(
+                FaultKind::Race,
+                site,
+                format!("the mbarrier at {} is used with no barrier after its initialisation", self.offset),
+                "let a block barrier stand between mbarrier_init and the first use by other threads",
+            );
+            fault.involved.push(Involved { location: self.initialised_at, action: format!("initialised by thread {by}") });
+            thread.stop(fault);
+        }
+    }
+
+    /// A test by a thread: acquires if the phase is complete, and finds the thread that was lapped.
+    fn observe(&mut self, thread: &Thread, detector: &Detector, parity: u32, site: Site) {
+        let mut state = detector.thread(thread.number).borrow_mut();
+        let known = u64::from(state.view.knowledge.generic.time(detector.block, self.slot));
+        if known % 2 == u64::from(parity) && self.phase >= known + 2 {
+            let message = format!(
+                "a wait for phase {known} of the mbarrier at {}, which is in phase {}: the parity means another phase",
+                self.offset, self.phase
+            );
+            let mend = "let the phase end only after every waiting thread has seen the one before (count their arrivals)";
+            drop(state);
+            thread.fail(FaultKind::MbarrierMisuse, site, message, mend);
+        }
+        if self.is_complete(parity) {
+            self.observed = self.phase;
+            state.view.knowledge.join(&self.completed);
+        }
+    }
+}
+
+/// The mbarrier that a range of shared memory overlaps.
+pub(crate) fn overlapping(block: &Block, offset: u32, bytes: u32) -> Option<u32> {
+    block.mbarriers.borrow().iter().map(|m| m.offset).find(|&at| offset < at + BYTES && at < offset + bytes)
+}
+
+/// `fence.mbarrier_init`: the thread's mbarriers so far are visible to the asynchronous proxy.
+pub(crate) fn fence_init(thread: &Thread, site: Site) {
+    if thread.worker().performs("fence_mbarrier_init", site) {
+        let mut mbarriers = thread.block().mbarriers.borrow_mut();
+        mbarriers.iter_mut().filter(|m| m.initialised_by.0 == thread.number).for_each(|m| m.fenced = true);
+    }
+}
+
+/// Enters a copy that will complete on an mbarrier; returns its agent and time.
+pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, offset: u32, site: Site) -> (u32, u32) {
+    let mut mbarriers = thread.block().mbarriers.borrow_mut();
+    let Some(m) = mbarriers.iter_mut().find(|m| m.offset == offset) else {
+        thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT);
+    };
+    m.check_visible(thread, detector, site);
+    let (by, time) = m.initialised_by;
+    let fenced = m.fenced || detector.thread(thread.number).borrow().view.knows_fenced(Space::Shared, detector.block, by, time);
+    if !fenced {
+        let mut fault = thread.fault(
+            FaultKind::MissingProxyFence,
+            site,
+            format!("a copy completes on the mbarrier at {offset}, whose initialisation the asynchronous proxy may not see"),
+            "let the initialising thread call fence_mbarrier_init before the block barrier",
+        );
+        fault.involved.push(Involved { location: m.initialised_at, action: "initialised here".to_owned() });
+        thread.stop(fault);
+    }
+    m.copied = m.phase + 1;
+    (m.slot, m.copied as u32)
 }
 
 impl Block {
@@ -44,10 +131,14 @@ impl Block {
 const MEND_INIT: &str = "call mbarrier_init once, then fence_mbarrier_init and a block barrier, before any other use";
 
 pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
+    let Some(count) = thread.worker().synchronise("mbarrier_init", site, count) else { return };
     let block = thread.block();
-    let fail = |message: String, mend: &str| -> ! { thread.fail(FaultKind::MbarrierMisuse, site, message, mend) };
-    if offset % BYTES != 0 || u64::from(offset) + u64::from(BYTES) > u64::from(block.shared_bytes()) {
-        fail(format!("an mbarrier at shared offset {offset} of {}", block.shared_bytes()), "place it at a multiple of 8 inside the shared memory");
+    let fail = |message: String, mend: &'static str| -> ! { thread.fail(FaultKind::MbarrierMisuse, site, message, mend) };
+    if !offset.is_multiple_of(BYTES) || u64::from(offset) + u64::from(BYTES) > u64::from(block.shared_bytes()) {
+        fail(
+            format!("an mbarrier at shared offset {offset} of {}", block.shared_bytes()),
+            "place it at a multiple of 8 inside the shared memory",
+        );
     }
     if count == 0 || i64::from(count) > LIMIT {
         fail(format!("an mbarrier of {count} arrivals"), "count from 1 to 2^20 - 1 arrivals");
@@ -56,20 +147,45 @@ pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
     if let Some(known) = mbarriers.iter().find(|m| m.offset == offset) {
         fail(format!("the mbarrier at {offset} was initialised at {} already", known.initialised_at), "invalidate it first");
     }
-    mbarriers.push(Mbarrier { offset, count, pending: count, bytes: 0, phase: 0, waiters: Vec::new(), initialised_at: site });
+    let detector = thread.detector();
+    mbarriers.push(Mbarrier {
+        offset,
+        count,
+        pending: count,
+        bytes: 0,
+        phase: 0,
+        waiters: Vec::new(),
+        initialised_at: site,
+        slot: detector.map_or(0, Detector::slot),
+        initialised_by: (thread.number, detector.map_or(0, |d| d.thread(thread.number).borrow_mut().view.advance())),
+        fenced: false,
+        gathering: Knowledge::default(),
+        completed: Knowledge::default(),
+        copied: 0,
+        observed: 0,
+    });
 }
 
 pub(crate) fn invalidate(thread: &Thread, offset: u32, site: Site) {
     let mut mbarriers = thread.block().mbarriers.borrow_mut();
     match mbarriers.iter().position(|m| m.offset == offset) {
         Some(at) if mbarriers[at].waiters.is_empty() => drop(mbarriers.swap_remove(at)),
-        Some(_) => thread.fail(FaultKind::MbarrierMisuse, site, format!("threads wait on the mbarrier at {offset}"), "invalidate it when all are done"),
+        Some(_) => thread.fail(
+            FaultKind::MbarrierMisuse,
+            site,
+            format!("threads wait on the mbarrier at {offset}"),
+            "invalidate it when all are done",
+        ),
         None => thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT),
     }
 }
 
 /// Changes one mbarrier and wakes its waiters if that ended the phase.
-pub(crate) fn update(block: &Block, offset: u32, change: impl FnOnce(&mut Mbarrier) -> Result<(), String>) -> Result<(), (String, &'static str)> {
+pub(crate) fn update(
+    block: &Block,
+    offset: u32,
+    change: impl FnOnce(&mut Mbarrier) -> Result<(), String>,
+) -> Result<(), (String, &'static str)> {
     let mut mbarriers = block.mbarriers.borrow_mut();
     let Some(m) = mbarriers.iter_mut().find(|m| m.offset == offset) else {
         return Err((format!("there is no mbarrier at {offset}"), MEND_INIT));
@@ -78,6 +194,10 @@ pub(crate) fn update(block: &Block, offset: u32, change: impl FnOnce(&mut Mbarri
     if m.pending == 0 && m.bytes == 0 {
         m.phase += 1;
         m.pending = m.count;
+        if let Some(detector) = &block.detector {
+            m.gathering.learn_copy(detector.block, m.slot, m.phase as u32);
+            m.completed.join(&std::mem::take(&mut m.gathering));
+        }
         for waiter in m.waiters.drain(..) {
             block.make_ready(waiter);
         }
@@ -102,9 +222,27 @@ pub(crate) fn transaction(m: &mut Mbarrier, bytes: i64) -> Result<(), String> {
     Ok(())
 }
 
-/// Announces bytes, then arrives `count` times.
-pub(crate) fn arrive(thread: &Thread, offset: u32, bytes: u32, count: u32, site: Site) {
+/// Arrives once.
+pub(crate) fn arrive(thread: &Thread, offset: u32, site: Site) {
+    if let Some(count) = thread.worker().synchronise("mbarrier_arrive", site, 1) {
+        update_by(thread, offset, 0, count, site);
+    }
+}
+
+/// Announces bytes, then arrives once if `arrives`.
+pub(crate) fn expect(thread: &Thread, offset: u32, bytes: u32, arrives: bool, site: Site) {
+    let operation = if arrives { "mbarrier_arrive_expect_transaction" } else { "mbarrier_expect_transaction" };
+    if let Some(bytes) = thread.worker().synchronise(operation, site, bytes) {
+        update_by(thread, offset, bytes, u32::from(arrives), site);
+    }
+}
+
+fn update_by(thread: &Thread, offset: u32, bytes: u32, count: u32, site: Site) {
     let result = update(thread.block(), offset, |m| {
+        if let (Some(detector), true) = (thread.detector(), count != 0) {
+            m.check_visible(thread, detector, site);
+            detector.release(thread.number, &mut m.gathering);
+        }
         transaction(m, i64::from(bytes))?;
         arrivals(m, count)
     });
@@ -114,8 +252,18 @@ pub(crate) fn arrive(thread: &Thread, offset: u32, bytes: u32, count: u32, site:
 }
 
 /// Completes bytes of a copy, outside any thread.
-pub(crate) fn complete(block: &Block, offset: u32, bytes: u32, arrive: u32, fault: impl FnOnce(FaultKind, String, &str) -> Fault) -> Result<(), Fault> {
+pub(crate) fn complete(
+    block: &Block,
+    offset: u32,
+    bytes: u32,
+    arrive: u32,
+    learnt: Option<(u32, u32)>,
+    fault: impl FnOnce(FaultKind, String, &'static str) -> Fault,
+) -> Result<(), Fault> {
     update(block, offset, |m| {
+        if let (Some(detector), Some((slot, time))) = (&block.detector, learnt) {
+            m.gathering.generic.learn(detector.block, slot, time);
+        }
         transaction(m, -i64::from(bytes))?;
         arrivals(m, arrive)
     })
@@ -127,15 +275,29 @@ pub(crate) fn test(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
     if parity > 1 {
         thread.fail(FaultKind::MbarrierMisuse, site, format!("parity {parity}"), "pass the phase's lowest bit");
     }
-    let mbarriers = thread.block().mbarriers.borrow();
-    match mbarriers.iter().find(|m| m.offset == offset) {
-        Some(m) => m.is_complete(parity),
+    let mut mbarriers = thread.block().mbarriers.borrow_mut();
+    match mbarriers.iter_mut().find(|m| m.offset == offset) {
+        Some(m) => {
+            if let Some(detector) = thread.detector() {
+                m.check_visible(thread, detector, site);
+                m.observe(thread, detector, parity, site);
+            }
+            m.is_complete(parity)
+        }
         None => thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT),
     }
 }
 
 /// Tests once, and lets others run if the phase is not complete.
 pub(crate) fn poll(thread: &Thread, offset: u32, parity: u32, site: Site) -> bool {
+    if !thread.worker().performs("mbarrier_try_wait_parity", site) {
+        return true;
+    }
+    if thread.worker().is_checked() && thread.worker().random.once_in(4) {
+        // The hardware may give up early, whatever the phase.
+        thread.give_way(Waiting::Poll { offset, parity }, site);
+        return false;
+    }
     let complete = test(thread, offset, parity, site);
     if !complete {
         thread.give_way(Waiting::Poll { offset, parity }, site);
@@ -144,6 +306,9 @@ pub(crate) fn poll(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
 }
 
 pub(crate) fn wait(thread: &Thread, offset: u32, parity: u32, site: Site) {
+    if !thread.worker().performs("mbarrier_wait_parity", site) {
+        return;
+    }
     while !test(thread, offset, parity, site) {
         let mut mbarriers = thread.block().mbarriers.borrow_mut();
         let m = mbarriers.iter_mut().find(|m| m.offset == offset).expect("just tested");
@@ -156,13 +321,14 @@ pub(crate) fn wait(thread: &Thread, offset: u32, parity: u32, site: Site) {
 /// A block that ends must have copied what it announced.
 pub(crate) fn check_finished(block: &Block) -> Result<(), Fault> {
     let mbarriers = block.mbarriers.borrow();
-    let Some(m) = mbarriers.iter().find(|m| m.bytes != 0) else { return Ok(()) };
+    let Some(m) = mbarriers.iter().find(|m| m.bytes != 0 || m.copied > m.observed) else { return Ok(()) };
+    let what = if m.bytes != 0 { format!("{} bytes pending", m.bytes) } else { "copies that no thread waited for".to_owned() };
     Err(Fault {
         kind: FaultKind::InFlightAtExit,
         kernel: block.worker().grid().launch.kernel.clone(),
         thread: Some((block.index, block.threads[0].index)),
-        message: format!("the block ended with {} bytes pending on the mbarrier at {}, phase {}", m.bytes, m.offset, m.phase),
+        message: format!("the block ended with {what} on the mbarrier at {}, phase {}", m.offset, m.phase),
         involved: vec![Involved { location: m.initialised_at, action: "initialised here".to_owned() }],
-        mend: "announce exactly the bytes that are copied, and wait for them".to_owned(),
+        mend: "announce exactly the bytes that are copied, and wait for them",
     })
 }

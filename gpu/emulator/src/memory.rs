@@ -1,5 +1,6 @@
 //! Emulated device memory: named allocations whose device addresses are host addresses.
 
+use crate::history::History;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -227,6 +228,7 @@ pub(crate) struct Freed {
 #[derive(Default)]
 pub struct Memory {
     table: Mutex<Table>,
+    history: Mutex<History>,
 }
 
 impl Memory {
@@ -239,10 +241,15 @@ impl Memory {
         self.table.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    pub(crate) fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     /// Allocates uninitialised memory on a device; returns its device address, a multiple of 256.
     pub fn allocate(&self, name: &str, bytes: u64, device: u32) -> u64 {
         let allocation = Arc::new(Allocation::new(name, bytes, device));
         let start = allocation.start;
+        self.history().forget(start, bytes);
         let mut table = self.table();
         table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
         let mut live = Vec::clone(&table.live);

@@ -1,27 +1,206 @@
-//! Mutants of a kernel: one synchronisation site skipped, or its count shifted by one.
+//! Mutants of a kernel: one synchronisation site skipped, or its count shifted by one. A good kernel has no
+//! site that can be broken unnoticed; a good emulator notices.
+
+use crate::fault::Fault;
+use crate::grid::Options;
+use crate::report::{Report, SyncSite};
+use crate::thread::Site;
+use std::fmt;
+use std::time::Duration;
 
 /// One change to one synchronisation site.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutation {
-    /// The site's source file.
-    pub file: String,
-    /// Its line.
-    pub line: u32,
-    /// Its column.
-    pub column: u32,
-    /// The operation, as reports name it.
-    pub operation: String,
+    /// The site, as a [`Report`] lists it.
+    pub site: SyncSite,
     /// What is changed.
     pub change: Change,
+}
+
+impl Mutation {
+    pub(crate) fn is_at(&self, operation: &str, site: Site) -> bool {
+        let SyncSite { file, line, column, operation: mine } = &self.site;
+        *line == site.line() && *column == site.column() && mine == operation && file == site.file()
+    }
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let change = match self.change {
+            Change::Skip => "skip",
+            Change::CountUp => "count + 1 of",
+            Change::CountDown => "count - 1 of",
+        };
+        write!(f, "{change} {}", self.site)
+    }
 }
 
 /// What a mutant does at its site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// The operation is not done.
+    /// The operation is not done; a wait does not wait, a test succeeds.
     Skip,
     /// The count is one too high.
     CountUp,
     /// The count is one too low.
     CountDown,
+}
+
+impl Change {
+    /// The count to use instead, or nothing to skip the operation.
+    pub(crate) fn apply(self, count: u32) -> Option<u32> {
+        match self {
+            Self::Skip => None,
+            Self::CountUp => Some(count + 1),
+            Self::CountDown => Some(count.saturating_sub(1)),
+        }
+    }
+}
+
+/// How a job ended that was run with given options.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Its output is right.
+    Passed(Report),
+    /// Its output is wrong; the text says where.
+    WrongOutput(String),
+    /// The emulator reported a fault.
+    Faulted(Fault),
+}
+
+/// Mutants that change nothing that matters, with the reason.
+#[derive(Clone, Copy, Debug)]
+pub struct Equivalent<'a> {
+    /// Picks the mutants.
+    pub matches: fn(&Mutation) -> bool,
+    /// Why they are equivalent, for the reader of the table.
+    pub reason: &'a str,
+}
+
+/// What became of one mutant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The emulator reported this fault.
+    Reported(String),
+    /// Nothing was reported, but the output is wrong.
+    WrongOutput(String),
+    /// It passes, and is listed as equivalent for this reason.
+    Equivalent(String),
+    /// It passes under every seed.
+    Survived,
+}
+
+/// One mutant and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mutant {
+    /// The change.
+    pub mutation: Mutation,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Seeds tried.
+    pub seeds: usize,
+}
+
+/// The mutants of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// All mutants, by site.
+    pub mutants: Vec<Mutant>,
+}
+
+impl Score {
+    /// Mutants with a verdict that `pick` accepts.
+    fn count(&self, pick: impl Fn(&Verdict) -> bool) -> usize {
+        self.mutants.iter().filter(|mutant| pick(&mutant.verdict)).count()
+    }
+
+    /// Mutants that nobody noticed and nobody excused.
+    pub fn survivors(&self) -> impl Iterator<Item = &Mutant> {
+        self.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::Survived))
+    }
+
+    /// Whether every mutant is reported by the emulator, shows in the output, or is listed as equivalent.
+    pub fn is_complete(&self) -> bool {
+        self.survivors().next().is_none()
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reported = self.count(|v| matches!(v, Verdict::Reported(_)));
+        let wrong = self.count(|v| matches!(v, Verdict::WrongOutput(_)));
+        let equivalent = self.count(|v| matches!(v, Verdict::Equivalent(_)));
+        write!(f, "{} mutants, {reported} reported, {equivalent} equivalent", self.mutants.len())?;
+        if wrong != 0 {
+            write!(f, ", {wrong} by wrong output alone")?;
+        }
+        for Mutant { mutation, seeds, .. } in self.survivors() {
+            write!(f, "\n  survived {seeds} seeds: {mutation}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The unchanged job does not pass: there is nothing to mutate.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the unchanged job fails under seed {seed}: {problem}")]
+pub struct BaselineFailure {
+    /// The seed.
+    pub seed: u64,
+    /// The fault, or what is wrong with the output.
+    pub problem: String,
+}
+
+/// Runs a job unchanged under every seed, then each mutant until a seed gives it away.
+///
+/// `run` must use the options for each of its launches, merge their reports, and check its output. A mutant
+/// that loops is ended by the step limit, some times the steps of the unchanged job.
+pub fn score(run: impl Fn(&Options) -> Outcome, seeds: &[u64], equivalents: &[Equivalent<'_>]) -> Result<Score, BaselineFailure> {
+    let mut baseline = Report::default();
+    let mut longest = 0;
+    for &seed in seeds {
+        match run(&Options::check(seed)) {
+            Outcome::Passed(report) => {
+                longest = longest.max(report.steps);
+                baseline.merge(&report);
+            }
+            Outcome::WrongOutput(problem) => return Err(BaselineFailure { seed, problem }),
+            Outcome::Faulted(fault) => return Err(BaselineFailure { seed, problem: fault.to_string() }),
+        }
+    }
+    let options = |seed, mutation| Options {
+        step_limit: longest * 8 + 10_000,
+        patience: Duration::ZERO,
+        mutation: Some(mutation),
+        ..Options::check(seed)
+    };
+    let judge = |mutation: Mutation| {
+        let (verdict, seeds) = seeds
+            .iter()
+            .enumerate()
+            .find_map(|(tried, &seed)| match run(&options(seed, mutation.clone())) {
+                Outcome::Passed(_) => None,
+                Outcome::WrongOutput(problem) => Some((Verdict::WrongOutput(problem), tried + 1)),
+                Outcome::Faulted(fault) => Some((Verdict::Reported(fault.to_string()), tried + 1)),
+            })
+            .unwrap_or_else(|| (excuse(&mutation, equivalents), seeds.len()));
+        Mutant { mutation, verdict, seeds }
+    };
+    Ok(Score { mutants: mutants(&baseline).map(judge).collect() })
+}
+
+fn excuse(mutation: &Mutation, equivalents: &[Equivalent<'_>]) -> Verdict {
+    match equivalents.iter().find(|equivalent| (equivalent.matches)(mutation)) {
+        Some(equivalent) => Verdict::Equivalent(equivalent.reason.to_owned()),
+        None => Verdict::Survived,
+    }
+}
+
+/// Every site skipped, and every count shifted where it can be.
+fn mutants(report: &Report) -> impl Iterator<Item = Mutation> {
+    report.sites.iter().flat_map(|(site, seen)| {
+        let changes =
+            [Some(Change::Skip), seen.count.map(|_| Change::CountUp), seen.count.filter(|&count| count > 0).map(|_| Change::CountDown)];
+        changes.into_iter().flatten().map(|change| Mutation { site: site.clone(), change })
+    })
 }

@@ -1,8 +1,80 @@
-//! What a run counted.
+//! What a run counted: steps, synchronisation sites, and the cost of memory lines.
 
-/// What a run counted.
+use crate::cost::LineCost;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A synchronisation operation at a source line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SyncSite {
+    /// Source file.
+    pub file: String,
+    /// Line.
+    pub line: u32,
+    /// Column.
+    pub column: u32,
+    /// The device operation.
+    pub operation: String,
+}
+
+impl fmt::Display for SyncSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}:{}:{}", self.operation, self.file, self.line, self.column)
+    }
+}
+
+/// How a synchronisation site was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SiteUse {
+    /// How often it ran.
+    pub visits: u64,
+    /// The smallest count given to it, if it takes one.
+    pub count: Option<u32>,
+}
+
+/// What a run counted. Costs and sites are those of check mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Resumptions of emulated threads on the calling OS thread.
     pub steps: u64,
+    /// Synchronisation sites that ran.
+    pub sites: BTreeMap<SyncSite, SiteUse>,
+    /// Memory requests by source line.
+    pub lines: Vec<LineCost>,
+}
+
+impl Report {
+    /// Adds another launch's counts, for a job of several launches.
+    pub fn merge(&mut self, other: &Self) {
+        self.steps += other.steps;
+        for (site, seen) in &other.sites {
+            let known = self.sites.entry(site.clone()).or_insert(SiteUse { visits: 0, count: seen.count });
+            known.visits += seen.visits;
+            known.count = known.count.min(seen.count);
+        }
+        for line in &other.lines {
+            let same = |known: &&mut LineCost| (&known.file, known.line, known.operation) == (&line.file, line.line, line.operation);
+            match self.lines.iter_mut().find(same) {
+                Some(known) => {
+                    known.requests += line.requests;
+                    known.transactions += line.transactions;
+                    known.ideal += line.ideal;
+                }
+                None => self.lines.push(line.clone()),
+            }
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} steps", self.steps)?;
+        for line in &self.lines {
+            let shared = line.operation.starts_with("shared");
+            let unit = if shared { "wavefronts" } else { "sectors" };
+            let LineCost { file, line, operation, requests, transactions, ideal } = line;
+            writeln!(f, "{file}:{line}: {operation}: {requests} requests, {transactions} {unit} (ideal {ideal})")?;
+        }
+        Ok(())
+    }
 }

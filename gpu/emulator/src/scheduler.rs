@@ -5,10 +5,10 @@ use crate::block::Block;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Mode, Policy, Progress};
 use crate::panic_hook;
-use crate::report::Report;
+use crate::report::{Report, SyncSite};
 use crate::thread::{Stopped, Waiting, running, set_current};
 use crate::warp::lanes;
-use crate::worker::Worker;
+use crate::worker::{SiteKey, Worker};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 /// One OS thread's share of a launch.
 pub(crate) struct Scheduler {
     /// Dropped before the worker that they point to.
+    #[expect(clippy::vec_box, reason = "the threads point to their block, which must stay where it is")]
     blocks: Vec<Box<Block>>,
     worker: Box<Worker>,
     policy: Policy,
@@ -40,12 +41,25 @@ impl Scheduler {
         Self { blocks: Vec::new(), worker, policy, idle: 0 }
     }
 
+    /// The run is over, one way or the other.
+    fn end(&mut self) {
+        self.blocks.clear();
+        self.worker.finish();
+    }
+
     pub fn grid(&self) -> &Grid {
         self.worker.grid()
     }
 
     pub fn report(&self) -> Report {
-        Report { steps: self.worker.steps.get() }
+        let sites = self.worker.sites.borrow();
+        let site =
+            |&(operation, file, line, column): &SiteKey| SyncSite { file: file.to_owned(), line, column, operation: operation.to_owned() };
+        Report {
+            steps: self.worker.steps.get(),
+            sites: sites.iter().map(|(key, &seen)| (site(key), seen)).collect(),
+            lines: self.worker.totals.borrow().lines(),
+        }
     }
 
     /// Runs up to `budget` resumptions.
@@ -57,7 +71,7 @@ impl Scheduler {
         };
         if result.is_err() {
             self.grid().stopped.store(true, Ordering::Relaxed);
-            self.blocks.clear();
+            self.end();
         }
         result
     }
@@ -66,10 +80,11 @@ impl Scheduler {
         let until = self.worker.steps.get().saturating_add(budget);
         loop {
             if self.grid().stopped.load(Ordering::Relaxed) {
-                self.blocks.clear();
+                self.end();
                 return Ok(Progress::Done);
             }
             if !self.fill()? {
+                self.end();
                 return Ok(Progress::Done);
             }
             let before = (self.worker.steps.get(), self.worker.progress());
@@ -83,7 +98,11 @@ impl Scheduler {
             self.retire()?;
             let steps = self.worker.steps.get();
             if steps > self.grid().options.step_limit {
-                return Err(self.stuck(FaultKind::StepLimit, format!("{steps} steps were made"), "raise Options::step_limit, or end the loop"));
+                return Err(self.stuck(
+                    FaultKind::StepLimit,
+                    format!("{steps} steps were made"),
+                    "raise Options::step_limit, or end the loop",
+                ));
             }
             if self.worker.progress() != before.1 {
                 self.idle = 0;
@@ -212,7 +231,11 @@ impl Scheduler {
             self.idle = 0;
             return Ok(Some(Progress::Blocked(self.describe_waiting())));
         }
-        Err(self.stuck(FaultKind::Deadlock, "every thread waits".to_owned(), "let as many arrive as are waited for, and announce the bytes that are copied"))
+        Err(self.stuck(
+            FaultKind::Deadlock,
+            "every thread waits".to_owned(),
+            "let as many arrive as are waited for, and announce the bytes that are copied",
+        ))
     }
 
     fn describe_waiting(&self) -> String {
@@ -220,13 +243,17 @@ impl Scheduler {
     }
 
     pub fn no_progress(&self, on: &str) -> Fault {
-        let mut fault = self.stuck(FaultKind::NoProgress, "threads poll and nobody answers".to_owned(), "let the other side signal, or raise Options::patience");
+        let mut fault = self.stuck(
+            FaultKind::NoProgress,
+            "threads poll and nobody answers".to_owned(),
+            "let the other side signal, or raise Options::patience",
+        );
         fault.message = format!("threads poll and nobody answers{on}");
         fault
     }
 
     #[cold]
-    fn stuck(&self, kind: FaultKind, what: String, mend: &str) -> Fault {
+    fn stuck(&self, kind: FaultKind, what: String, mend: &'static str) -> Fault {
         let waiting = self.blocks.iter().flat_map(|block| block.threads.iter());
         let mut involved: Vec<Involved> = Vec::new();
         for thread in waiting.filter(|thread| thread.waiting.get() != Waiting::Exited) {
@@ -236,7 +263,7 @@ impl Scheduler {
             }
         }
         let message = format!("{what}{}", self.describe_waiting());
-        Fault { kind, kernel: self.grid().launch.kernel.clone(), thread: None, message, involved, mend: mend.to_owned() }
+        Fault { kind, kernel: self.grid().launch.kernel.clone(), thread: None, message, involved, mend }
     }
 
     /// The fault behind an unwinding that came out of a kernel.
@@ -254,7 +281,13 @@ impl Scheduler {
             thread: Some((thread.block().index, thread.index)),
             message,
             involved,
-            mend: String::new(),
+            mend: "",
         }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.end();
     }
 }

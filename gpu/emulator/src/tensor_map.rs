@@ -117,12 +117,12 @@ impl TensorMap {
         check(self.strides.len() + 1 == rank, "there is not one stride for each outer dimension")?;
         check(self.box_dimensions.len() == rank, "the box has another rank")?;
         check(matches!(self.element_bytes, 1 | 2 | 4 | 8), "elements are not 1, 2, 4 or 8 bytes")?;
-        check(self.address % 16 == 0, "the address is no multiple of 16")?;
-        check(self.strides.iter().all(|s| s % 16 == 0 && *s < 1 << 40), "a stride is no multiple of 16 below 2^40")?;
+        check(self.address.is_multiple_of(16), "the address is no multiple of 16")?;
+        check(self.strides.iter().all(|s| s.is_multiple_of(16) && *s < 1 << 40), "a stride is no multiple of 16 below 2^40")?;
         check(self.dimensions.iter().all(|&n| (1..=1 << 32).contains(&n)), "a dimension is not 1 to 2^32")?;
         check(self.box_dimensions.iter().all(|n| (1..=256).contains(n)), "a box dimension is not 1 to 256")?;
         let row = self.box_dimensions[0] * self.element_bytes;
-        check(row % 16 == 0, "the box's inner dimension is no multiple of 16 bytes")?;
+        check(row.is_multiple_of(16), "the box's inner dimension is no multiple of 16 bytes")?;
         check(self.swizzle.span().is_none_or(|span| row <= span), "the box's inner dimension is wider than the swizzle")
     }
 
@@ -152,13 +152,13 @@ impl TensorMap {
     fn row_address(&self, coordinates: &[i32], number: u32) -> Option<u64> {
         let mut rest = number;
         let mut address = self.address;
-        for d in 1..self.dimensions.len() {
-            let index = i64::from(coordinates[d]) + i64::from(rest % self.box_dimensions[d]);
-            rest /= self.box_dimensions[d];
-            if !(0..self.dimensions[d] as i64).contains(&index) {
+        for (d, (&coordinate, &stride)) in coordinates[1..].iter().zip(&self.strides).enumerate() {
+            let index = i64::from(coordinate) + i64::from(rest % self.box_dimensions[d + 1]);
+            rest /= self.box_dimensions[d + 1];
+            if !(0..self.dimensions[d + 1] as i64).contains(&index) {
                 return None;
             }
-            address += index as u64 * self.strides[d - 1];
+            address += index as u64 * stride;
         }
         Some(address)
     }
@@ -181,8 +181,8 @@ fn push_merged(pieces: &mut Vec<Piece>, next: Piece) {
 
 /// Queues the copy of a box.
 pub(crate) fn copy(thread: &Thread, direction: Direction, shared: u32, map: u64, coordinates: &[i32], mbarrier: Option<u32>, site: Site) {
-    let fail = |message: String, mend: &str| -> ! { thread.fail(FaultKind::AsyncMisuse, site, message, mend) };
-    if map % 64 != 0 {
+    let fail = |message: String, mend: &'static str| -> ! { thread.fail(FaultKind::AsyncMisuse, site, message, mend) };
+    if !map.is_multiple_of(64) {
         fail(format!("a tensor map at {map:#x}"), "place it at a multiple of 64");
     }
     let Some(allocation) = thread.worker().locate(READ, map, TENSOR_MAP_BYTES as u64) else {
@@ -198,12 +198,15 @@ pub(crate) fn copy(thread: &Thread, direction: Direction, shared: u32, map: u64,
         fail(format!("{} coordinates for a map of rank {}", coordinates.len(), map.dimensions.len()), "pass one coordinate a dimension");
     }
     let alignment = map.swizzle.span().map_or(128, |span| span * 8);
-    if shared % alignment != 0 {
+    if !shared.is_multiple_of(alignment) {
         fail(format!("a box at shared offset {shared} under {:?}", map.swizzle), "align it to 8 swizzled rows, 128 bytes without swizzle");
     }
     let bytes = map.box_dimensions.iter().product::<u32>() * map.element_bytes;
     if u64::from(shared) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
-        fail(format!("a box of {bytes} bytes at shared offset {shared} of {}", thread.block().shared_bytes()), "launch with more shared memory");
+        fail(
+            format!("a box of {bytes} bytes at shared offset {shared} of {}", thread.block().shared_bytes()),
+            "launch with more shared memory",
+        );
     }
     let completion = match mbarrier {
         Some(mbarrier) => Completion::Bytes { mbarrier, bytes },

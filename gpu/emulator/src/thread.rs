@@ -21,15 +21,30 @@ pub(crate) enum Waiting {
     /// It was never resumed, or it was preempted.
     Nothing,
     /// Other lanes of its warp.
-    Rendezvous { mask: u32 },
+    Rendezvous {
+        mask: u32,
+    },
     /// The other threads of its warpgroup.
     Warpgroup,
-    Barrier { id: u32 },
-    Mbarrier { offset: u32, parity: u32 },
-    CopyGroups { pending: u32 },
-    BulkGroups { pending: u32, read_only: bool },
+    Barrier {
+        id: u32,
+    },
+    Mbarrier {
+        offset: u32,
+        parity: u32,
+    },
+    CopyGroups {
+        pending: u32,
+    },
+    BulkGroups {
+        pending: u32,
+        read_only: bool,
+    },
     /// It polls an mbarrier or sleeps: it can be resumed, which is no progress.
-    Poll { offset: u32, parity: u32 },
+    Poll {
+        offset: u32,
+        parity: u32,
+    },
     Sleep,
     Exited,
 }
@@ -109,20 +124,20 @@ impl Thread {
     }
 
     #[cold]
-    pub fn fault(&self, kind: FaultKind, site: Site, message: String, mend: &str) -> Fault {
+    pub fn fault(&self, kind: FaultKind, site: Site, message: String, mend: &'static str) -> Fault {
         Fault {
             kind,
             kernel: self.worker().grid().launch.kernel.clone(),
             thread: Some((self.block().index, self.index)),
             message,
             involved: vec![Involved { location: site, action: String::new() }],
-            mend: mend.to_owned(),
+            mend,
         }
     }
 
     /// Ends the run.
     #[cold]
-    pub fn fail(&self, kind: FaultKind, site: Site, message: String, mend: &str) -> ! {
+    pub fn fail(&self, kind: FaultKind, site: Site, message: String, mend: &'static str) -> ! {
         self.stop(self.fault(kind, site, message, mend))
     }
 

@@ -68,7 +68,7 @@ impl Warp {
         Self {
             ready: Cell::new(all),
             alive: Cell::new(all),
-            rendezvous: [const { () }; 4].map(|()| Rendezvous::new()),
+            rendezvous: std::array::from_fn(|_| Rendezvous::new()),
             results: [const { Cell::new(0) }; 32],
         }
     }
@@ -149,7 +149,12 @@ impl Warp {
     fn complete(&self, thread: &Thread, slot: &Rendezvous, kind: Kind, site: Site) {
         let mask = slot.mask.get();
         match kind {
-            Kind::Sync => {}
+            Kind::Sync => {
+                if let Some(detector) = thread.detector() {
+                    let first = thread.number & !31;
+                    detector.meet(lanes(mask).map(|lane| first + lane as u32));
+                }
+            }
             Kind::Shuffle(mode) => self.shuffle(thread, slot, mode, site),
             Kind::Vote(mode) => self.all(mask, vote(mask, mode, |lane| slot.values[lane].get() != 0)),
             Kind::Reduce(op) => {
@@ -204,7 +209,7 @@ fn shuffle_source(mode: ShuffleMode, lane: u32, argument: u32, clamp: u32) -> u3
     if valid { source } else { lane }
 }
 
-pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> + Clone {
     let mut rest = mask;
     std::iter::from_fn(move || {
         (rest != 0).then(|| {
@@ -296,7 +301,8 @@ pub(crate) fn collective<T: 'static>(thread: &Thread, group: Group, fragment: &m
         Group::Warpgroup => (thread.number & !127, 128),
     };
     let mut gatherings = block.gatherings.borrow_mut();
-    let at = gatherings.iter().position(|g| g.first == first && g.fragments.iter().all(|f| f.0 != thread.number) && overlaps(g.group, group));
+    let at =
+        gatherings.iter().position(|g| g.first == first && g.fragments.iter().all(|f| f.0 != thread.number) && overlaps(g.group, group));
     let at = at.unwrap_or_else(|| {
         gatherings.push(Gathering { group, first, kind: TypeId::of::<T>(), site, fragments: Vec::with_capacity(128) });
         gatherings.len() - 1

@@ -1,11 +1,19 @@
 //! State of one OS thread's share of a launch, reached by the emulated threads that run on it.
 
+use crate::clock::Knowledge;
+use crate::cost::Totals;
+use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind};
 use crate::grid::{Grid, Mode};
-use crate::memory::{Allocation, Snapshot, nearest};
+use crate::history::GridBlocks;
+use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
+use crate::report::SiteUse;
 use crate::stack::{PooledStack, StackPool};
-use std::cell::{Cell, RefCell};
+use crate::thread::Site;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +30,15 @@ pub(crate) struct Worker {
     snapshots: RefCell<Vec<Snapshot>>,
     pub random: Random,
     checked: bool,
+    /// Numbers of this grid's blocks in the memory's history, and what they know at their start.
+    history: OnceCell<(Range<u32>, Knowledge)>,
+    ended: Cell<bool>,
+    pub totals: RefCell<Totals>,
+    pub sites: RefCell<HashMap<SiteKey, SiteUse>>,
 }
+
+/// A synchronisation site, cheap to look up.
+pub(crate) type SiteKey = (&'static str, &'static str, u32, u32);
 
 /// Slots of the allocation cache.
 pub(crate) const READ: usize = 0;
@@ -40,12 +56,75 @@ impl Worker {
             snapshots: RefCell::new(vec![Arc::clone(&grid.snapshot)]),
             random: Random::new(grid.options.seed),
             checked: grid.options.mode == Mode::Check,
+            history: OnceCell::new(),
+            ended: Cell::new(false),
+            totals: RefCell::default(),
+            sites: RefCell::default(),
         }
     }
 
     #[inline(always)]
     pub fn grid(&self) -> &Grid {
         &self.grid
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.grid.memory
+    }
+
+    /// The detector of a block; the first one enters the grid into the memory's history.
+    pub fn detector(&self, block: u64) -> Option<Box<Detector>> {
+        if !self.checked {
+            return None;
+        }
+        let launch = &self.grid.launch;
+        let (blocks, start) = self.history.get_or_init(|| {
+            let mut history = self.grid.memory.history();
+            let grid = GridBlocks {
+                blocks: 0..0,
+                kernel: launch.kernel.clone(),
+                device: launch.device,
+                grid: launch.grid,
+                block: launch.block,
+                cluster: launch.cluster,
+            };
+            let count = u32::try_from(launch.blocks()).expect("fewer than 2^32 blocks run checked");
+            (history.begin(grid, count), history.start())
+        });
+        Some(Box::new(Detector::new(blocks.start + block as u32, launch.threads(), launch.shared_bytes, start)))
+    }
+
+    /// The grid has ended: later grids are ordered after it.
+    pub fn finish(&self) {
+        if let Some((blocks, _)) = self.history.get()
+            && !self.ended.replace(true)
+        {
+            self.grid.memory.history().finish(blocks.clone());
+        }
+    }
+
+    /// Notes a synchronisation operation and applies the mutation: the count to use, or nothing to skip it.
+    #[inline(always)]
+    pub fn synchronise(&self, operation: &'static str, site: Site, count: u32) -> Option<u32> {
+        if self.checked { self.mutate(operation, site, Some(count)) } else { Some(count) }
+    }
+
+    /// The same for an operation without a count: whether to do it.
+    #[inline(always)]
+    pub fn performs(&self, operation: &'static str, site: Site) -> bool {
+        !self.checked || self.mutate(operation, site, None).is_some()
+    }
+
+    fn mutate(&self, operation: &'static str, site: Site, count: Option<u32>) -> Option<u32> {
+        let mut sites = self.sites.borrow_mut();
+        let seen = sites.entry((operation, site.file(), site.line(), site.column())).or_insert(SiteUse { visits: 0, count });
+        seen.visits += 1;
+        seen.count = seen.count.min(count);
+        let given = count.unwrap_or(0);
+        match &self.grid.options.mutation {
+            Some(mutation) if mutation.is_at(operation, site) => mutation.change.apply(given),
+            _ => Some(given),
+        }
     }
 
     #[inline(always)]
@@ -82,7 +161,7 @@ impl Worker {
             thread: None,
             message: format!("no memory for the stack of an emulated thread ({} bytes): {error}", self.grid.options.stack_bytes),
             involved: Vec::new(),
-            mend: "lower Options::resident_blocks or Options::stack_bytes".to_owned(),
+            mend: "lower Options::resident_blocks or Options::stack_bytes",
         })
     }
 
@@ -134,7 +213,8 @@ impl Worker {
     #[cold]
     pub fn describe_miss(&self, address: u64, bytes: u64) -> (FaultKind, String) {
         if let Some(freed) = self.grid.memory.freed_at(address) {
-            let text = format!("{bytes} bytes at offset {} of `{}` ({} bytes), which was freed", address - freed.start, freed.name, freed.bytes);
+            let text =
+                format!("{bytes} bytes at offset {} of `{}` ({} bytes), which was freed", address - freed.start, freed.name, freed.bytes);
             return (FaultKind::UseAfterFree, text);
         }
         let live = self.grid.memory.snapshot();

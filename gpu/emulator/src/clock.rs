@@ -1,0 +1,183 @@
+//! Vector clocks: which accesses of which agents happened before a point of a thread.
+//!
+//! An agent is a thread or a stream of asynchronous copies. Agents are numbered by (block, slot); blocks are
+//! numbered through all grids of a [`Memory`](crate::Memory), so that edges between grids count. Clocks share
+//! their parts: after a barrier, all threads of a block hold one and the same.
+
+use crate::order::Space;
+use std::ops::Range;
+use std::sync::Arc;
+
+#[derive(Clone, Default)]
+pub(crate) struct Clock(Arc<Parts>);
+
+#[derive(Clone, Default)]
+struct Parts {
+    /// Blocks of grids that had ended: everything of them is known.
+    finished: Vec<Range<u32>>,
+    /// The latest known time of each slot, by block, sorted.
+    blocks: Vec<(u32, Arc<Vec<u32>>)>,
+}
+
+impl Clock {
+    /// A clock that knows all of these blocks.
+    pub fn after(finished: &[Range<u32>]) -> Self {
+        Self(Arc::new(Parts { finished: finished.to_vec(), blocks: Vec::new() }))
+    }
+
+    pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
+        self.time(block, slot) >= time || self.0.finished.iter().any(|range| range.contains(&block))
+    }
+
+    /// The latest known time of a slot, zero if none.
+    pub fn time(&self, block: u32, slot: u32) -> u32 {
+        let blocks = &self.0.blocks;
+        let Ok(at) = blocks.binary_search_by_key(&block, |entry| entry.0) else { return 0 };
+        blocks[at].1.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Learns of a slot's accesses up to a time.
+    pub fn learn(&mut self, block: u32, slot: u32, time: u32) {
+        if self.time(block, slot) >= time {
+            return;
+        }
+        let blocks = &mut Arc::make_mut(&mut self.0).blocks;
+        let at = blocks.binary_search_by_key(&block, |entry| entry.0).unwrap_or_else(|at| {
+            blocks.insert(at, (block, Arc::default()));
+            at
+        });
+        let times = Arc::make_mut(&mut blocks[at].1);
+        if times.len() <= slot as usize {
+            times.resize(slot as usize + 1, 0);
+        }
+        times[slot as usize] = time;
+    }
+
+    /// Learns all that another clock knows.
+    pub fn join(&mut self, other: &Self) {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return;
+        }
+        if self.0.blocks.is_empty() && covers(&other.0.finished, &self.0.finished) {
+            *self = other.clone();
+            return;
+        }
+        if !covers(&self.0.finished, &other.0.finished) {
+            Arc::make_mut(&mut self.0).finished.extend(other.0.finished.iter().cloned());
+        }
+        for (block, theirs) in &other.0.blocks {
+            self.join_block(*block, theirs);
+        }
+    }
+
+    fn join_block(&mut self, block: u32, theirs: &Arc<Vec<u32>>) {
+        let found = self.0.blocks.binary_search_by_key(&block, |entry| entry.0);
+        if let Ok(at) = found {
+            let ours = &self.0.blocks[at].1;
+            let newer = |(slot, time): (usize, &u32)| ours.get(slot).is_none_or(|known| known < time);
+            if Arc::ptr_eq(ours, theirs) || !theirs.iter().enumerate().any(newer) {
+                return;
+            }
+        }
+        let blocks = &mut Arc::make_mut(&mut self.0).blocks;
+        match found {
+            Err(at) => blocks.insert(at, (block, Arc::clone(theirs))),
+            Ok(at) => {
+                let ours = Arc::make_mut(&mut blocks[at].1);
+                if ours.len() < theirs.len() {
+                    ours.resize(theirs.len(), 0);
+                }
+                for (our, their) in ours.iter_mut().zip(theirs.iter()) {
+                    *our = (*our).max(*their);
+                }
+            }
+        }
+    }
+}
+
+fn covers(ours: &[Range<u32>], theirs: &[Range<u32>]) -> bool {
+    theirs.iter().all(|their| ours.iter().any(|our| our.start <= their.start && their.end <= our.end))
+}
+
+/// What a thread knows: through generic accesses, and past which proxy fences.
+#[derive(Clone, Default)]
+pub(crate) struct Knowledge {
+    pub generic: Clock,
+    /// What the asynchronous proxy may rely on in shared memory.
+    pub async_shared: Clock,
+    /// What the asynchronous proxy may rely on in global memory.
+    pub async_global: Clock,
+}
+
+impl Knowledge {
+    pub fn after(finished: &[Range<u32>]) -> Self {
+        let clock = Clock::after(finished);
+        Self { generic: clock.clone(), async_shared: clock.clone(), async_global: clock }
+    }
+
+    pub fn join(&mut self, other: &Self) {
+        self.generic.join(&other.generic);
+        self.async_shared.join(&other.async_shared);
+        self.async_global.join(&other.async_global);
+    }
+
+    /// Learns of a finished asynchronous copy; its completion is a proxy fence of its own.
+    pub fn learn_copy(&mut self, block: u32, slot: u32, time: u32) {
+        self.generic.learn(block, slot, time);
+        self.async_shared.learn(block, slot, time);
+        self.async_global.learn(block, slot, time);
+    }
+
+    pub fn fenced(&mut self, space: Space) -> &mut Clock {
+        match space {
+            Space::Shared => &mut self.async_shared,
+            Space::Global => &mut self.async_global,
+        }
+    }
+}
+
+/// Knowledge at a point of one agent, its own accesses included.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub knowledge: Knowledge,
+    pub block: u32,
+    pub slot: u32,
+    pub now: u32,
+}
+
+impl View {
+    /// Whether an agent's access happened before this point.
+    pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
+        (block == self.block && slot == self.slot && time <= self.now) || self.knowledge.generic.knows(block, slot, time)
+    }
+
+    /// Whether it did so past a proxy fence.
+    pub fn knows_fenced(&self, space: Space, block: u32, slot: u32, time: u32) -> bool {
+        let clock = match space {
+            Space::Shared => &self.knowledge.async_shared,
+            Space::Global => &self.knowledge.async_global,
+        };
+        clock.knows(block, slot, time)
+    }
+
+    /// Adds all of it to a barrier's knowledge and opens a new time: later accesses are not part of it.
+    pub fn release_into(&mut self, target: &mut Knowledge) {
+        target.join(&self.knowledge);
+        target.generic.learn(self.block, self.slot, self.now);
+        self.now += 1;
+    }
+
+    /// Opens a new time; returns the one that ended.
+    pub fn advance(&mut self) -> u32 {
+        self.now += 1;
+        self.now - 1
+    }
+
+    pub fn fence_proxy(&mut self, space: Space) {
+        let generic = self.knowledge.generic.clone();
+        let clock = self.knowledge.fenced(space);
+        clock.join(&generic);
+        clock.learn(self.block, self.slot, self.now);
+        self.now += 1;
+    }
+}

@@ -1,0 +1,321 @@
+//! The race and initialisation detectors of one block in check mode.
+
+use crate::clock::{Knowledge, View};
+use crate::cost::Costs;
+use crate::fault::{Coordinates, Fault, FaultKind, Involved};
+use crate::history::{Grids, Release, Releases};
+use crate::memory::{Allocation, bit_ranges};
+use crate::order::{Scope, Space};
+use crate::shadow::{Conflict, Manner, Record, Scopes, Shadow};
+use crate::thread::{Site, Thread};
+use std::cell::{Cell, RefCell};
+
+/// A thread's asynchronous copies of one kind, in the order of issue.
+#[derive(Default)]
+pub(crate) struct Stream {
+    /// Slots of its source reads and destination writes.
+    pub slots: Option<[u32; 2]>,
+    pub issued: u32,
+    /// Copies issued before each commit.
+    pub commits: Vec<u32>,
+    /// Where the last was issued.
+    pub site: Option<Site>,
+    /// Copies whose completion was waited for: source reads, and all.
+    pub waited: [u32; 2],
+}
+
+/// What the detector knows of one thread.
+pub(crate) struct ThreadState {
+    pub view: View,
+    /// Learnt by relaxed reads, to be acquired by a fence.
+    acquirable: Knowledge,
+    /// What the last fence made releasable by relaxed writes.
+    releasable: Option<(Knowledge, Scope)>,
+    pub copies: Stream,
+    pub bulk: Stream,
+}
+
+/// Shadow of the shared memory.
+struct Shared {
+    shadow: Shadow,
+    initialised: Vec<u64>,
+    releases: Releases,
+}
+
+pub(crate) struct Detector {
+    /// Number of the block among all checked blocks of the memory.
+    pub block: u32,
+    threads: Vec<RefCell<ThreadState>>,
+    shared: RefCell<Shared>,
+    slots: Cell<u32>,
+    pub costs: RefCell<Costs>,
+}
+
+/// An access about to be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Access {
+    pub address: u64,
+    pub bytes: u64,
+    pub writes: bool,
+    pub reads: bool,
+    pub manner: Manner,
+    pub site: Site,
+}
+
+/// The fault of an access, without thread coordinates.
+pub(crate) type Bad = Box<(FaultKind, String, Vec<Involved>, &'static str)>;
+
+impl Detector {
+    pub fn new(block: u32, threads: u32, shared_bytes: u32, start: &Knowledge) -> Self {
+        let state = |slot| ThreadState {
+            view: View { knowledge: start.clone(), block, slot, now: 1 },
+            acquirable: Knowledge::default(),
+            releasable: None,
+            copies: Stream::default(),
+            bulk: Stream::default(),
+        };
+        let shared =
+            Shared { shadow: Shadow::default(), initialised: vec![0; (shared_bytes as usize).div_ceil(64)], releases: Releases::new() };
+        Self {
+            block,
+            threads: (0..threads).map(|slot| RefCell::new(state(slot))).collect(),
+            shared: RefCell::new(shared),
+            slots: Cell::new(threads),
+            costs: RefCell::new(Costs::default()),
+        }
+    }
+
+    /// A new agent of this block.
+    pub fn slot(&self) -> u32 {
+        self.slots.set(self.slots.get() + 1);
+        self.slots.get() - 1
+    }
+
+    pub fn thread(&self, number: u32) -> &RefCell<ThreadState> {
+        &self.threads[number as usize]
+    }
+
+    /// Adds what a thread knows to a barrier's knowledge; its later accesses are not part of it.
+    pub fn release(&self, thread: u32, target: &mut Knowledge) {
+        self.thread(thread).borrow_mut().view.release_into(target);
+    }
+
+    /// Replaces what a thread knows by knowledge that its own is part of.
+    pub fn adopt(&self, thread: u32, source: &Knowledge) {
+        self.thread(thread).borrow_mut().view.knowledge = source.clone();
+    }
+
+    /// Orders these threads' accesses among each other.
+    pub fn meet(&self, threads: impl Iterator<Item = u32> + Clone) {
+        let mut knowledge = Knowledge::default();
+        threads.clone().for_each(|thread| self.release(thread, &mut knowledge));
+        threads.for_each(|thread| self.adopt(thread, &knowledge));
+    }
+
+    fn record(&self, thread: u32, view: &View, access: &Access) -> Record {
+        Record {
+            block: self.block,
+            slot: view.slot,
+            time: view.now,
+            thread: thread as u16,
+            manner: access.manner,
+            writes: access.writes,
+            site: access.site,
+        }
+    }
+
+    /// A thread's access to shared memory.
+    pub fn shared_access(&self, thread: &Thread, access: &Access) -> Result<(), Bad> {
+        let state = self.thread(thread.number).borrow();
+        let record = self.record(thread.number, &state.view, access);
+        self.enter_shared(thread.block().worker().memory(), access, &record, &state.view)
+    }
+
+    /// An access to shared memory by any agent of the block.
+    pub fn enter_shared(&self, memory: &crate::Memory, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
+        let mut shared = self.shared.borrow_mut();
+        let missing = bit_ranges(access.address, access.bytes).find_map(|(word, mask)| {
+            let missing = mask & !shared.initialised[word];
+            (missing != 0).then(|| word as u64 * 64 + u64::from(missing.trailing_zeros()))
+        });
+        if let (true, Some(at)) = (access.reads, missing) {
+            let message = format!("a read of {} bytes at shared offset {}; byte {at} was never written", access.bytes, access.address);
+            let mend = "write it first, and let a barrier stand between the write and the read";
+            return Err(Box::new((FaultKind::Uninitialised, message, at_site(access.site), mend)));
+        }
+        let history = memory.history();
+        let entered = shared.shadow.access(Space::Shared, access.address, access.bytes, record, view, &history.grids);
+        if let Err((conflict, other, at)) = entered {
+            let place = format!("offset {at} of the block's shared memory");
+            return Err(describe(&history.grids, conflict, record, &other, &place, Space::Shared));
+        }
+        if access.writes {
+            for (word, mask) in bit_ranges(access.address, access.bytes) {
+                shared.initialised[word] |= mask;
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread's access to global memory.
+    pub fn global_access(&self, thread: &Thread, allocation: &Allocation, access: &Access) -> Result<(), Bad> {
+        let state = self.thread(thread.number).borrow();
+        let record = self.record(thread.number, &state.view, access);
+        self.enter_global(thread.worker(), allocation, access, &record, &state.view)
+    }
+
+    /// An access to global memory by any agent of the block.
+    pub fn enter_global(
+        &self,
+        worker: &crate::worker::Worker,
+        allocation: &Allocation,
+        access: &Access,
+        record: &Record,
+        view: &View,
+    ) -> Result<(), Bad> {
+        let offset = access.address - allocation.start;
+        if let (true, Some(at)) = (access.reads, allocation.first_uninitialised(offset, access.bytes)) {
+            let place = worker.describe(allocation, access.address);
+            let message = format!("a read of {} bytes at {place}; byte {at} of it was never written", access.bytes);
+            let mend = "fill the tensor before the launch, or let the kernel write it first";
+            return Err(Box::new((FaultKind::Uninitialised, message, at_site(access.site), mend)));
+        }
+        let mut history = worker.memory().history();
+        let history = &mut *history;
+        let entered = history.shadow.access(Space::Global, access.address, access.bytes, record, view, &history.grids);
+        entered.map_err(|(conflict, other, at)| {
+            let place = worker.describe(allocation, at);
+            describe(&history.grids, conflict, record, &other, &place, Space::Global)
+        })
+    }
+
+    /// A strong read: acquires what the last strong write published, now or at a later fence.
+    pub fn observe(&self, thread: &Thread, space: Space, address: u64, scope: Scope, acquire: bool) {
+        let mut history = thread.worker().memory().history();
+        let mut shared = self.shared.borrow_mut();
+        let history = &mut *history;
+        let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
+        let Some(release) = releases.get(&address) else { return };
+        let both = |scope| history.grids.includes(scope, release.block, self.block);
+        if both(scope) && both(release.scope) {
+            let mut state = self.thread(thread.number).borrow_mut();
+            let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable };
+            target.join(&release.knowledge);
+        }
+    }
+
+    /// A write: publishes knowledge if it releases, now or through an earlier fence. A read-modify-write
+    /// continues the release sequence of the write before it; any other write ends that.
+    pub fn publish(&self, thread: &Thread, space: Space, address: u64, scope: Option<Scope>, release: bool, modifies: bool) {
+        let mut history = thread.worker().memory().history();
+        let mut shared = self.shared.borrow_mut();
+        let history = &mut *history;
+        let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
+        let mut state = self.thread(thread.number).borrow_mut();
+        let published = match scope {
+            Some(scope) if release => {
+                let mut knowledge = Knowledge::default();
+                state.view.release_into(&mut knowledge);
+                Some((knowledge, scope))
+            }
+            Some(scope) => state.releasable.as_ref().map(|(knowledge, fence)| (knowledge.clone(), scope.min(*fence))),
+            None => None,
+        };
+        let continued = if modifies { releases.remove(&address) } else { None };
+        if !modifies {
+            releases.remove(&address);
+        }
+        let entry = match (published, continued) {
+            (Some((mut knowledge, scope)), Some(old)) => {
+                knowledge.join(&old.knowledge);
+                Some(Release { knowledge, scope, block: self.block })
+            }
+            (Some((knowledge, scope)), None) => Some(Release { knowledge, scope, block: self.block }),
+            (None, old) => old,
+        };
+        if let Some(entry) = entry {
+            releases.insert(address, entry);
+        }
+    }
+
+    /// `fence.acq_rel`: what relaxed reads saw is acquired, what follows by relaxed writes is released.
+    pub fn fence(&self, thread: u32, scope: Scope) {
+        let mut state = self.thread(thread).borrow_mut();
+        let state = &mut *state;
+        state.view.knowledge.join(&state.acquirable);
+        let mut knowledge = Knowledge::default();
+        state.view.release_into(&mut knowledge);
+        state.releasable = Some((knowledge, scope));
+    }
+}
+
+fn at_site(location: Site) -> Vec<Involved> {
+    vec![Involved { location, action: String::new() }]
+}
+
+fn describe(grids: &Grids, conflict: Conflict, new: &Record, old: &Record, place: &str, space: Space) -> Bad {
+    let (kind, message, mend) = match (conflict, space) {
+        (Conflict::Unordered, _) => (
+            FaultKind::Race,
+            format!("two accesses to {place} are not ordered, and one is a write"),
+            "put a barrier, an mbarrier wait or a release-acquire pair of wide enough scope between them; wait for a copy before using its bytes",
+        ),
+        (Conflict::Unfenced, Space::Shared) => (
+            FaultKind::MissingProxyFence,
+            format!("an asynchronous copy meets a generic write to {place} with no proxy fence between them"),
+            "let the writing threads call fence_proxy_async(Shared) before the barrier that precedes the copy",
+        ),
+        (Conflict::Unfenced, Space::Global) => (
+            FaultKind::MissingProxyFence,
+            format!("an asynchronous copy meets a generic write to {place} with no proxy fence between them"),
+            "let the writing threads call fence_proxy_async(Global) before they signal",
+        ),
+        (Conflict::ReadOnlyWritten, _) => (
+            FaultKind::Race,
+            format!("{place} is loaded as read-only (ld.global.nc) and written by the same grid"),
+            "load it with ReadOrder::Weak, or write another buffer",
+        ),
+    };
+    let involved = [new, old].map(|record| Involved { location: record.site, action: who(grids, record, new.block) });
+    Box::new((kind, message, involved.into(), mend))
+}
+
+fn who(grids: &Grids, record: &Record, home: u32) -> String {
+    let grid = grids.of(record.block);
+    let verb = match (record.manner, record.writes) {
+        (Manner::Strong(_), true) => "strong write",
+        (Manner::Strong(_), false) => "strong read",
+        (Manner::Async | Manner::Reduce, true) => "asynchronous write",
+        (Manner::Async | Manner::Reduce, false) => "asynchronous read",
+        (_, true) => "write",
+        (_, false) => "read",
+    };
+    let threads = grid.block.iter().product::<u32>();
+    let copy = if record.slot >= threads { " by a copy issued" } else { "" };
+    let thread = crate::block::unflatten(u64::from(record.thread), grid.block);
+    let mut text = format!("{verb}{copy} by thread {}", Coordinates(thread));
+    if record.block != home {
+        text += &format!(" of block {}", Coordinates(grid.block_index(record.block)));
+    }
+    if !grids.same_grid(record.block, home) {
+        text += &format!(" of kernel `{}` on device {}", grid.kernel, grid.device);
+    }
+    text
+}
+
+impl Thread {
+    /// The detector, in check mode.
+    #[inline(always)]
+    pub fn detector(&self) -> Option<&Detector> {
+        self.block().detector.as_deref()
+    }
+
+    /// Ends the run if an access was bad.
+    pub fn judge(&self, result: Result<(), Bad>, site: Site) {
+        if let Err(bad) = result {
+            let mut fault: Fault = self.fault(bad.0, site, bad.1, bad.3);
+            fault.involved = bad.2;
+            self.stop(fault)
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What a [`Memory`](crate::Memory) remembers across the checked grids that use it.
+
+use crate::clock::Knowledge;
+use crate::order::Scope;
+use crate::shadow::{Scopes, Shadow};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// A grid's blocks, numbered through all grids of the memory.
+#[derive(Clone, Debug)]
+pub(crate) struct GridBlocks {
+    pub blocks: Range<u32>,
+    pub kernel: String,
+    pub device: u32,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub cluster: [u32; 3],
+}
+
+impl GridBlocks {
+    pub fn block_index(&self, number: u32) -> [u32; 3] {
+        crate::block::unflatten(u64::from(number - self.blocks.start), self.grid)
+    }
+
+    fn cluster_of(&self, number: u32) -> [u32; 3] {
+        let index = self.block_index(number);
+        std::array::from_fn(|d| index[d] / self.cluster[d].max(1))
+    }
+}
+
+/// All grids that ran checked on one memory.
+#[derive(Default)]
+pub(crate) struct Grids(Vec<GridBlocks>);
+
+impl Grids {
+    pub fn of(&self, block: u32) -> &GridBlocks {
+        let at = self.0.partition_point(|grid| grid.blocks.end <= block);
+        &self.0[at]
+    }
+}
+
+impl Scopes for Grids {
+    fn includes(&self, scope: Scope, a: u32, b: u32) -> bool {
+        match scope {
+            Scope::Block => a == b,
+            Scope::Cluster => self.same_grid(a, b) && self.of(a).cluster_of(a) == self.of(a).cluster_of(b),
+            Scope::Device => self.of(a).device == self.of(b).device,
+            Scope::System => true,
+        }
+    }
+
+    fn same_grid(&self, a: u32, b: u32) -> bool {
+        self.of(a).blocks.contains(&b)
+    }
+}
+
+/// What the last strong writes to a word published.
+pub(crate) struct Release {
+    pub knowledge: Knowledge,
+    pub scope: Scope,
+    pub block: u32,
+}
+
+/// Release sequences by address.
+pub(crate) type Releases = HashMap<u64, Release>;
+
+/// Shadow of global memory, and the grids.
+#[derive(Default)]
+pub(crate) struct History {
+    pub grids: Grids,
+    pub shadow: Shadow,
+    pub releases: Releases,
+    finished: Vec<Range<u32>>,
+    running: u32,
+}
+
+impl History {
+    /// Numbers a grid's blocks; `grid.blocks` is set here.
+    pub fn begin(&mut self, mut grid: GridBlocks, blocks: u32) -> Range<u32> {
+        let start = self.grids.0.last().map_or(0, |last| last.blocks.end);
+        let numbers = start..start.checked_add(blocks).expect("fewer than 2^32 blocks run checked on one memory");
+        grid.blocks = numbers.clone();
+        self.grids.0.push(grid);
+        self.running += 1;
+        numbers
+    }
+
+    /// What a grid that starts now knows: all of the grids that have ended.
+    pub fn start(&self) -> Knowledge {
+        Knowledge::after(&self.finished)
+    }
+
+    /// The grid has ended; neighbouring ranges are merged. What happened is ordered before all that comes, if
+    /// no other grid is running.
+    pub fn finish(&mut self, blocks: Range<u32>) {
+        self.running -= 1;
+        if self.running == 0 {
+            self.shadow = Shadow::default();
+            self.releases.clear();
+        }
+        self.finished.push(blocks);
+        self.finished.sort_by_key(|range| range.start);
+        self.finished.dedup_by(|next, last| {
+            let adjacent = last.end >= next.start;
+            if adjacent {
+                last.end = last.end.max(next.end);
+            }
+            adjacent
+        });
+    }
+
+    /// The range is freed or newly allocated.
+    pub fn forget(&mut self, start: u64, bytes: u64) {
+        self.shadow.forget(start, bytes);
+        self.releases.retain(|address, _| !(start..start + bytes).contains(address));
+    }
+}

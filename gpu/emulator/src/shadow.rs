@@ -1,0 +1,190 @@
+//! Shadow memory: for every byte, the last write and the reads since, and whether a new access races with them.
+
+use crate::clock::View;
+use crate::order::{Scope, Space};
+use crate::thread::Site;
+use std::collections::HashMap;
+
+/// How an access was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// By a plain load or store.
+    Weak,
+    /// By `ld.global.nc`.
+    ReadOnly,
+    /// By a relaxed, acquire, release or atomic operation.
+    Strong(Scope),
+    /// By the asynchronous proxy.
+    Async,
+    /// By an asynchronous reduction: atomic among its like.
+    Reduce,
+}
+
+/// One access, as the shadow keeps it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub block: u32,
+    pub slot: u32,
+    pub time: u32,
+    /// Linear number of the thread in its block.
+    pub thread: u16,
+    pub manner: Manner,
+    pub writes: bool,
+    pub site: Site,
+}
+
+#[derive(Clone, Default)]
+struct Cell {
+    write: Option<Record>,
+    reads: Vec<Record>,
+}
+
+/// Four bytes; one cell as long as they are accessed alike.
+#[derive(Clone)]
+enum Granule {
+    Whole(Cell),
+    Split(Box<[Cell; 4]>),
+}
+
+impl Default for Granule {
+    fn default() -> Self {
+        Self::Whole(Cell::default())
+    }
+}
+
+/// Why two accesses may not stand together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Conflict {
+    /// Nothing orders them.
+    Unordered,
+    /// They are ordered, but no proxy fence lies between them.
+    Unfenced,
+    /// A read-only load of memory that the same grid writes.
+    ReadOnlyWritten,
+}
+
+/// What the shadow must know of blocks to judge strong accesses.
+pub(crate) trait Scopes {
+    /// Whether a scope around one block takes in another.
+    fn includes(&self, scope: Scope, a: u32, b: u32) -> bool;
+    /// Whether two blocks are of one grid.
+    fn same_grid(&self, a: u32, b: u32) -> bool;
+}
+
+const PAGE_BYTES: u64 = 1024;
+
+/// The shadow of one space.
+#[derive(Default)]
+pub(crate) struct Shadow {
+    pages: HashMap<u64, Box<[Granule]>>,
+}
+
+impl Shadow {
+    /// Forgets a range, which is freed or new.
+    pub fn forget(&mut self, start: u64, bytes: u64) {
+        let end = start + bytes;
+        self.pages.retain(|page, _| (page + 1) * PAGE_BYTES <= start || page * PAGE_BYTES >= end);
+    }
+
+    /// Enters an access; returns the earlier one that it conflicts with, if any, and the byte.
+    pub fn access(
+        &mut self,
+        space: Space,
+        address: u64,
+        bytes: u64,
+        record: &Record,
+        view: &View,
+        scopes: &impl Scopes,
+    ) -> Result<(), (Conflict, Record, u64)> {
+        let judge = Judge { space, record, view, scopes };
+        let mut at = address;
+        while at < address + bytes {
+            let length = (4 - at % 4).min(address + bytes - at);
+            let page = self.pages.entry(at / PAGE_BYTES).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into());
+            let granule = &mut page[(at % PAGE_BYTES / 4) as usize];
+            judge.granule(granule, at % 4, length).map_err(|(conflict, other)| (conflict, other, at))?;
+            at += length;
+        }
+        Ok(())
+    }
+}
+
+struct Judge<'a, S> {
+    space: Space,
+    record: &'a Record,
+    view: &'a View,
+    scopes: &'a S,
+}
+
+impl<S: Scopes> Judge<'_, S> {
+    fn granule(&self, granule: &mut Granule, first: u64, length: u64) -> Result<(), (Conflict, Record)> {
+        if length < 4
+            && let Granule::Whole(cell) = granule
+        {
+            *granule = Granule::Split(Box::new(std::array::from_fn(|_| cell.clone())));
+        }
+        match granule {
+            Granule::Whole(cell) => self.cell(cell),
+            Granule::Split(cells) => {
+                for cell in &mut cells[first as usize..][..length as usize] {
+                    self.cell(cell)?;
+                }
+                if length == 4 && self.record.writes {
+                    *granule = Granule::Whole(cells[0].clone());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn cell(&self, cell: &mut Cell) -> Result<(), (Conflict, Record)> {
+        if let Some(write) = &cell.write {
+            self.judge(write)?;
+        }
+        if self.record.writes {
+            for read in &cell.reads {
+                self.judge(read)?;
+            }
+            cell.reads.clear();
+            cell.write = Some(*self.record);
+        } else {
+            // A read that happened before this one and is no stronger needs no keeping: who is ordered after
+            // this one is ordered after it.
+            let strong = matches!(self.record.manner, Manner::Strong(_));
+            cell.reads.retain(|old| {
+                let replaced = !strong || matches!(old.manner, Manner::Strong(_));
+                !(replaced && self.view.knows(old.block, old.slot, old.time)) || old.manner != self.record.manner
+            });
+            cell.reads.push(*self.record);
+        }
+        Ok(())
+    }
+
+    fn judge(&self, old: &Record) -> Result<(), (Conflict, Record)> {
+        let new = self.record;
+        let read_only = |a: &Record, b: &Record| a.manner == Manner::ReadOnly && b.writes;
+        if (read_only(old, new) || read_only(new, old)) && self.scopes.same_grid(old.block, new.block) {
+            return Err((Conflict::ReadOnlyWritten, *old));
+        }
+        if !self.view.knows(old.block, old.slot, old.time) {
+            return if self.both_strong(old) { Ok(()) } else { Err((Conflict::Unordered, *old)) };
+        }
+        let is_async = |record: &Record| matches!(record.manner, Manner::Async | Manner::Reduce);
+        let crosses = is_async(new) && !is_async(old) && old.writes;
+        if crosses && !self.view.knows_fenced(self.space, old.block, old.slot, old.time) {
+            return Err((Conflict::Unfenced, *old));
+        }
+        Ok(())
+    }
+
+    /// Morally strong accesses do not race (PTX ISA, "Morally-Strong Operations").
+    fn both_strong(&self, old: &Record) -> bool {
+        match (old.manner, self.record.manner) {
+            (Manner::Reduce, Manner::Reduce) => true,
+            (Manner::Strong(a), Manner::Strong(b)) => {
+                self.scopes.includes(a, old.block, self.record.block) && self.scopes.includes(b, self.record.block, old.block)
+            }
+            _ => false,
+        }
+    }
+}
