@@ -34,6 +34,7 @@ fn large_checkpoint(folder: &Path) -> PathBuf {
 }
 
 /// Runs a command and returns the most memory it had resident, in bytes.
+#[expect(clippy::zombie_processes, reason = "wait4 waits for the child")]
 fn peak_memory(command: &mut Command) -> u64 {
     let child = command.stdout(Stdio::null()).spawn().expect("the binary runs");
     let id = libc::pid_t::try_from(child.id()).expect("a process id");
@@ -50,6 +51,6 @@ fn peak_memory(command: &mut Command) -> u64 {
 fn inspecting_takes_less_than_a_tensor() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let peak = peak_memory(oxtile().arg("inspect").arg(large_checkpoint(folder.path())));
-    println!("inspect: {} MiB resident for {} MiB of file", peak >> 20, TENSORS * TENSOR_BYTES >> 20);
+    println!("inspect: {} MiB resident for {} MiB of file", peak >> 20, (TENSORS * TENSOR_BYTES) >> 20);
     assert!(peak < TENSOR_BYTES / 2, "{} MiB", peak >> 20);
 }
