@@ -1,0 +1,110 @@
+//! The seam between the runtime and what carries out its work: one trait, two implementations.
+//!
+//! Handles are plain words that only their back end understands. The runtime above keeps them alive, orders the
+//! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
+
+use oxtile_tile::launch::{DeviceLimits, Grid, KernelArgs, KernelInfo};
+
+use super::error::Result;
+use super::library::KernelLibrary;
+
+/// A stream of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StreamId {
+    pub device: u32,
+    pub handle: u64,
+}
+
+/// An event of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EventId {
+    pub device: u32,
+    pub handle: u64,
+}
+
+/// A kernel loaded on one device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FunctionId(pub u64);
+
+/// A captured graph, ready to be replayed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GraphId {
+    pub device: u32,
+    pub handle: u64,
+}
+
+/// What is known of a device without running anything on it.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceProperties {
+    pub name: String,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    pub limits: DeviceLimits,
+}
+
+/// One launch: grid and arguments have been checked, and there is at least one block.
+pub(crate) struct KernelLaunch<'a> {
+    pub info: &'a KernelInfo,
+    pub function: FunctionId,
+    pub body: fn(&[u64]),
+    pub grid: Grid,
+    pub args: &'a dyn KernelArgs,
+}
+
+/// What carries out the work of streams. Everything with a [`StreamId`] is only enqueued, unless it says otherwise.
+pub(crate) trait Backend: Send + Sync {
+    fn devices(&self) -> &[DeviceProperties];
+
+    fn create_stream(&self, device: u32) -> Result<StreamId>;
+    /// Work already enqueued is still done.
+    fn destroy_stream(&self, stream: StreamId);
+    /// Waits for all work of the stream; reports what went wrong in it.
+    fn synchronize(&self, stream: StreamId) -> Result<()>;
+
+    fn create_event(&self, device: u32, timing: bool) -> Result<EventId>;
+    fn destroy_event(&self, event: EventId);
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()>;
+    /// Makes the stream wait for the latest record of the event.
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<()>;
+    /// Waits on the host.
+    fn synchronize_event(&self, event: EventId) -> Result<()>;
+    fn is_done(&self, event: EventId) -> Result<bool>;
+    fn elapsed_seconds(&self, start: EventId, end: EventId) -> Result<f64>;
+
+    /// Allocates at least one byte; usable by later work of the stream.
+    fn allocate(&self, stream: StreamId, name: &str, bytes: u64) -> Result<u64>;
+    fn free(&self, stream: StreamId, address: u64) -> Result<()>;
+    /// Allocates page-locked host memory, at least one byte.
+    fn allocate_host(&self, device: u32, bytes: u64) -> Result<u64>;
+    /// Frees host memory once the stream's work so far is done; does not wait for it.
+    fn free_host(&self, stream: StreamId, address: u64, bytes: u64) -> Result<()>;
+
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()>;
+    fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
+
+    /// Finds the kernel where the back end needs compiled code and loads it.
+    fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId>;
+    fn launch(&self, stream: StreamId, launch: &KernelLaunch<'_>) -> Result<()>;
+
+    fn begin_capture(&self, origin: StreamId) -> Result<()>;
+    fn end_capture(&self, origin: StreamId) -> Result<GraphId>;
+    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()>;
+    fn destroy_graph(&self, graph: GraphId);
+}
+
+/// A copy of bytes. Host addresses must stay valid until the copy is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    pub direction: Direction,
+    pub target: u64,
+    pub source: u64,
+    pub bytes: u64,
+}
+
+/// From where to where a [`Copy`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+}

@@ -1,0 +1,265 @@
+//! Device memory.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
+use super::backend::{Copy, Direction};
+use super::device::Device;
+use super::element::{HostElement, byte_count};
+use super::error::{Error, Result};
+use super::memory::{Memory, Place, copy};
+use super::pinned::PinnedBuffer;
+use super::stream::Stream;
+
+/// `len` elements of `T` in the memory of one device. Empty buffers are legal.
+///
+/// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that
+/// order the uses, and none where one stream does it all. Dropping it never waits: the memory is freed behind the work
+/// that still uses it.
+pub struct Buffer<T> {
+    memory: Arc<Memory>,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// Allocates without writing anything: every element must be written before it is read.
+    ///
+    /// # Errors
+    /// Out of memory, [`Error::TooLarge`], [`Error::NotCapturable`] during a capture.
+    pub fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
+        Self::named(stream, "buffer", len)
+    }
+
+    /// As [`uninitialised`](Self::uninitialised), with a name that reports and error texts use.
+    ///
+    /// # Errors
+    /// As [`uninitialised`](Self::uninitialised).
+    pub fn named(stream: &Stream, name: &str, len: u64) -> Result<Self> {
+        stream.0.refuse_capture("allocating a buffer", "allocate it before the capture and keep it for the replays")?;
+        let bytes = byte_count::<T>("Buffer", len)?;
+        let address = if bytes == 0 { 0 } else { stream.0.runtime.backend.allocate(stream.0.id, name, bytes)? };
+        let memory = Memory::allocated(&stream.0, Place::Device(stream.0.id.device), address, bytes, name.to_owned());
+        Ok(Self { memory, len, element: PhantomData })
+    }
+
+    /// Allocates and fills with zero bytes, in stream order.
+    ///
+    /// # Errors
+    /// As [`uninitialised`](Self::uninitialised).
+    pub fn zeros(stream: &Stream, len: u64) -> Result<Self> {
+        let mut buffer = Self::uninitialised(stream, len)?;
+        buffer.fill_zero(stream)?;
+        Ok(buffer)
+    }
+
+    /// Allocates and copies a host slice; returns once the slice may be reused.
+    ///
+    /// # Errors
+    /// As [`uninitialised`](Self::uninitialised) and [`copy_from_slice`](Self::copy_from_slice).
+    pub fn from_slice<H: HostElement<Device = T>>(stream: &Stream, slice: &[H]) -> Result<Self> {
+        let mut buffer = Self::uninitialised(stream, slice.len() as u64)?;
+        buffer.copy_from_slice(stream, slice)?;
+        Ok(buffer)
+    }
+
+    /// Borrows device memory of another library.
+    ///
+    /// # Safety
+    /// `len` elements lie at `address`, aligned for `T`, usable on `device` and there until the buffer and all work
+    /// on it are done. What the other library enqueued on them is ordered before by the caller (share the stream, or
+    /// record and wait for an event).
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub unsafe fn borrow_raw(device: &Device, address: u64, len: u64) -> Result<Self> {
+        let bytes = byte_count::<T>("Buffer::borrow_raw", len)?;
+        let memory = Memory::borrowed(Arc::clone(&device.runtime), device.index, address, bytes);
+        Ok(Self { memory, len, element: PhantomData })
+    }
+
+    /// How many elements.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The name in reports.
+    pub fn name(&self) -> &str {
+        &self.memory.name
+    }
+
+    /// The device that the memory belongs to.
+    pub fn device(&self) -> Device {
+        let Place::Device(index) = self.memory.place else { unreachable!("a buffer is made of device memory alone") };
+        Device { runtime: Arc::clone(&self.memory.runtime), index }
+    }
+
+    /// The device address of the first element, to lend to another library; 0 for an empty buffer.
+    pub fn address(&self) -> u64 {
+        self.memory.address
+    }
+
+    /// Lends the whole buffer to kernels that read it.
+    pub fn view(&self) -> DeviceView<'_, T> {
+        // SAFETY: the owner keeps the memory alive; allocations are aligned to 256 bytes, and `borrow_raw` promised it.
+        unsafe { DeviceView::from_raw(self.memory.address, self.len, self.owner()) }
+    }
+
+    /// Lends the whole buffer to a kernel that writes it.
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        // SAFETY: as in `view`; the exclusive borrow of the buffer is the exclusive view.
+        unsafe { DeviceViewMut::from_raw(self.memory.address, self.len, self.owner()) }
+    }
+
+    fn owner(&self) -> &(dyn Any + Send + Sync) {
+        &self.memory
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Fills with zero bytes, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    pub fn fill_zero(&mut self, stream: &Stream) -> Result<()> {
+        self.memory.check_stream(&stream.0, "Buffer::fill_zero")?;
+        let mut wait_for = Vec::new();
+        self.memory.add_use(&stream.0, true, &mut wait_for);
+        stream.0.order_after(&wait_for)?;
+        if self.is_empty() { Ok(()) } else { stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes) }
+    }
+
+    /// Copies a host slice into the buffer. Waits for the stream: the slice may be reused at once. For a copy that
+    /// does not wait use a [`PinnedBuffer`].
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    pub fn copy_from_slice<H: HostElement<Device = T>>(&mut self, stream: &Stream, slice: &[H]) -> Result<()> {
+        const WHAT: &str = "Buffer::copy_from_slice";
+        self.check_host(stream, WHAT, slice.len())?;
+        let source = slice.as_ptr().expose_provenance() as u64;
+        self.copy(stream, Copy { direction: Direction::HostToDevice, target: self.address(), source, bytes: self.memory.bytes })
+    }
+
+    /// Copies the buffer into a host slice and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    pub fn copy_to_slice<H: HostElement<Device = T>>(&self, stream: &Stream, slice: &mut [H]) -> Result<()> {
+        const WHAT: &str = "Buffer::copy_to_slice";
+        self.check_host(stream, WHAT, slice.len())?;
+        let target = slice.as_mut_ptr().expose_provenance() as u64;
+        self.copy(stream, Copy { direction: Direction::DeviceToHost, target, source: self.address(), bytes: self.memory.bytes })
+    }
+
+    /// The elements, on the host; waits for the stream.
+    ///
+    /// # Errors
+    /// As [`copy_to_slice`](Self::copy_to_slice).
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>>
+    where
+        T: HostElement<Device = T>,
+    {
+        self.to_vec_as(stream)
+    }
+
+    /// The elements as another host type of the same bits, such as [`half::bf16`]; waits for the stream.
+    ///
+    /// # Errors
+    /// As [`copy_to_slice`](Self::copy_to_slice).
+    pub fn to_vec_as<H: HostElement<Device = T>>(&self, stream: &Stream) -> Result<Vec<H>> {
+        let len = usize::try_from(self.len).map_err(|_| self.too_large())?;
+        // SAFETY: every bit pattern is an `H` (`HostElement`, `Pod`), zero among them.
+        let mut elements = vec![unsafe { std::mem::zeroed::<H>() }; len];
+        self.copy_to_slice(stream, &mut elements)?;
+        Ok(elements)
+    }
+
+    /// Copies page-locked host memory into the buffer, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    pub fn copy_from_pinned<H: HostElement<Device = T>>(&mut self, stream: &Stream, source: &PinnedBuffer<H>) -> Result<()> {
+        self.check_pinned(stream, "Buffer::copy_from_pinned", source.memory(), source.len() as u64)?;
+        let (target, from, bytes) = (self.address(), source.memory().address, self.memory.bytes);
+        copy(&stream.0, Copy { direction: Direction::HostToDevice, target, source: from, bytes }, Some(&self.memory), Some(source.memory()))
+    }
+
+    /// Copies the buffer into page-locked host memory, in stream order.
+    ///
+    /// # Errors
+    /// As [`copy_from_pinned`](Self::copy_from_pinned).
+    pub fn copy_to_pinned<H: HostElement<Device = T>>(&self, stream: &Stream, target: &mut PinnedBuffer<H>) -> Result<()> {
+        self.check_pinned(stream, "Buffer::copy_to_pinned", target.memory(), target.len() as u64)?;
+        let (to, source, bytes) = (target.memory().address, self.address(), self.memory.bytes);
+        copy(&stream.0, Copy { direction: Direction::DeviceToHost, target: to, source, bytes }, Some(target.memory()), Some(&self.memory))
+    }
+
+    /// Copies another buffer of the same device into this one, in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    pub fn copy_from(&mut self, stream: &Stream, source: &Self) -> Result<()> {
+        const WHAT: &str = "Buffer::copy_from";
+        self.memory.check_stream(&stream.0, WHAT)?;
+        source.memory.check_stream(&stream.0, WHAT)?;
+        self.check_len(WHAT, source.len)?;
+        let (target, from, bytes) = (self.address(), source.address(), self.memory.bytes);
+        copy(
+            &stream.0,
+            Copy { direction: Direction::DeviceToDevice, target, source: from, bytes },
+            Some(&self.memory),
+            Some(&source.memory),
+        )
+    }
+
+    /// Copies between the buffer and pageable host memory, and waits.
+    fn copy(&self, stream: &Stream, bytes: Copy) -> Result<()> {
+        let (target, source) = match bytes.direction {
+            Direction::HostToDevice => (Some(&self.memory), None),
+            _ => (None, Some(&self.memory)),
+        };
+        copy(&stream.0, bytes, target, source)?;
+        stream.synchronize()
+    }
+
+    fn check_host(&self, stream: &Stream, what: &'static str, len: usize) -> Result<()> {
+        self.memory.check_stream(&stream.0, what)?;
+        stream.0.refuse_capture("a copy of pageable host memory", "copy before or after Graph::replay, on the same stream")?;
+        self.check_len(what, len as u64)
+    }
+
+    /// A graph would touch the host's memory at each replay, while the host may hold a slice of it.
+    fn check_pinned(&self, stream: &Stream, what: &'static str, pinned: &Memory, len: u64) -> Result<()> {
+        self.memory.check_stream(&stream.0, what)?;
+        stream.0.refuse_capture("a copy from or to the host", "copy before or after Graph::replay, on the same stream")?;
+        pinned.check_stream(&stream.0, what)?;
+        self.check_len(what, len)
+    }
+
+    fn check_len(&self, what: &'static str, found: u64) -> Result<()> {
+        if found == self.len { Ok(()) } else { Err(Error::Length { what, expected: self.len, found }) }
+    }
+
+    fn too_large(&self) -> Error {
+        Error::TooLarge { what: "Buffer::to_vec", count: self.len, element_bytes: size_of::<T>() as u64 }
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("name", &self.memory.name).field("len", &self.len).finish_non_exhaustive()
+    }
+}

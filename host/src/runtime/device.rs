@@ -1,0 +1,61 @@
+//! A device: where streams and buffers live.
+
+use std::fmt;
+use std::sync::Arc;
+
+use oxtile_tile::launch::DeviceLimits;
+
+use super::error::Result;
+use super::runtime::Inner;
+use super::stream::Stream;
+
+/// One GPU, real or emulated. A cheap handle.
+#[derive(Clone)]
+pub struct Device {
+    pub(crate) runtime: Arc<Inner>,
+    pub(crate) index: u32,
+}
+
+impl Device {
+    /// Its number in the runtime, from 0.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// What the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.runtime.properties(self.index).name
+    }
+
+    /// Major and minor compute capability: `(9, 0)` for an H100 or H200, which the emulator follows.
+    pub fn capability(&self) -> (u32, u32) {
+        self.runtime.properties(self.index).capability
+    }
+
+    /// What a kernel's grid may depend on.
+    pub fn limits(&self) -> DeviceLimits {
+        self.runtime.properties(self.index).limits
+    }
+
+    /// A new stream. It does not wait for the legacy default stream.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(self)
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.runtime, &other.runtime) && self.index == other.index
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("index", &self.index).field("name", &self.name()).finish()
+    }
+}

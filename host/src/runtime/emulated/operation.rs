@@ -1,0 +1,136 @@
+//! What waits in the queue of an emulated stream, and how it is done.
+
+use std::alloc::Layout;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
+
+use super::schedule::Queues;
+use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::runtime::lock;
+
+/// One piece of work. A value, so that a captured graph can do it again.
+#[derive(Clone)]
+pub(super) enum Operation {
+    Launch(Arc<Launch>),
+    Copy(Copy),
+    Fill { address: u64, byte: u8, bytes: u64 },
+    Free { address: u64 },
+    FreeHost { address: u64, bytes: u64 },
+    Record(Arc<Mark>),
+    Wait(Arc<Mark>),
+    Replay(Arc<Queues>),
+}
+
+/// One record of an event: done once the stream reached it.
+pub(super) struct Mark {
+    /// The capture that it was recorded in.
+    pub capture: Option<u64>,
+    reached: Mutex<Option<Instant>>,
+}
+
+impl Mark {
+    pub fn new(capture: Option<u64>) -> Arc<Self> {
+        Arc::new(Self { capture, reached: Mutex::new(None) })
+    }
+
+    pub fn reached(&self) -> Option<Instant> {
+        *lock(&self.reached)
+    }
+
+    pub fn set(&self, reached: Option<Instant>) {
+        *lock(&self.reached) = reached;
+    }
+}
+
+impl Operation {
+    /// Whether the stream may go on to it.
+    pub fn is_ready(&self) -> bool {
+        match self {
+            Self::Wait(mark) => mark.reached().is_some(),
+            _ => true,
+        }
+    }
+
+    /// Does what touches memory; marks and graphs are the scheduler's.
+    pub fn execute(&self, memory: &Arc<Memory>, options: Options) -> Result<()> {
+        match self {
+            Self::Launch(launch) => {
+                GridRun::new(memory, Launch::clone(launch), options)?.run()?;
+                Ok(())
+            }
+            Self::Copy(bytes) => copy(memory, *bytes),
+            Self::Fill { address, byte, bytes } => fill(memory, *address, *byte, *bytes),
+            Self::Free { address } => memory.free(*address).map_err(misuse),
+            Self::FreeHost { address, bytes } => {
+                free_host(*address, *bytes);
+                Ok(())
+            }
+            Self::Record(_) | Self::Wait(_) | Self::Replay(_) => Ok(()),
+        }
+    }
+}
+
+fn copy(memory: &Memory, copy: Copy) -> Result<()> {
+    let bytes = copy.bytes as usize;
+    match copy.direction {
+        Direction::HostToDevice => {
+            let source = std::ptr::with_exposed_provenance::<u8>(copy.source as usize);
+            // SAFETY: the runtime keeps the host memory alive and unwritten until the copy is done: it waits for
+            // pageable slices, and a pinned buffer is freed in stream order and waits before the host writes it.
+            memory.write(copy.target, unsafe { std::slice::from_raw_parts(source, bytes) })
+        }
+        Direction::DeviceToHost => {
+            let target = std::ptr::with_exposed_provenance_mut::<u8>(copy.target as usize);
+            // SAFETY: as above, and nobody else reads it until the copy is done.
+            memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
+        }
+        Direction::DeviceToDevice => pieces(bytes as u64).try_for_each(|(offset, length)| {
+            let mut piece = vec![0; length];
+            memory.read(copy.source + offset, &mut piece)?;
+            memory.write(copy.target + offset, &piece)
+        }),
+    }
+    .map_err(misuse)
+}
+
+fn fill(memory: &Memory, address: u64, byte: u8, bytes: u64) -> Result<()> {
+    let piece = vec![byte; bytes.min(PIECE) as usize];
+    pieces(bytes).try_for_each(|(offset, length)| memory.write(address + offset, &piece[..length])).map_err(misuse)
+}
+
+/// Bytes that a copy or fill handles at once.
+const PIECE: u64 = 1 << 20;
+
+fn pieces(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    (0..bytes.div_ceil(PIECE)).map(move |i| (i * PIECE, (bytes - i * PIECE).min(PIECE) as usize))
+}
+
+/// The emulator's memory disagrees with the runtime's bookkeeping.
+pub(super) fn misuse(error: MemoryError) -> Error {
+    Error::Invalid { what: "emulated memory", why: error.to_string() }
+}
+
+fn host_layout(bytes: u64) -> Result<Layout> {
+    let layout = usize::try_from(bytes).ok().and_then(|bytes| Layout::from_size_align(bytes.max(1), 4096).ok());
+    layout.ok_or(Error::TooLarge { what: "PinnedBuffer", count: bytes, element_bytes: 1 })
+}
+
+pub(super) fn allocate_host(bytes: u64) -> Result<u64> {
+    let layout = host_layout(bytes)?;
+    // SAFETY: the layout's size is not zero.
+    let pointer = unsafe { std::alloc::alloc(layout) };
+    if pointer.is_null() {
+        return Err(Error::Invalid { what: "PinnedBuffer", why: format!("{bytes} bytes of host memory are not to be had") });
+    }
+    Ok(pointer.expose_provenance() as u64)
+}
+
+fn free_host(address: u64, bytes: u64) {
+    if let Ok(layout) = host_layout(bytes) {
+        // SAFETY: `allocate_host` returned this address for this many bytes; the runtime frees each once.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address as usize), layout) };
+    }
+}

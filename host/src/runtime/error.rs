@@ -1,0 +1,195 @@
+//! What can go wrong, where, and how to mend it.
+
+use std::path::PathBuf;
+
+use oxtile_emulator::Fault;
+use oxtile_tile::launch::LaunchError;
+
+/// The result of a runtime call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of the runtime.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call of the CUDA driver failed.
+    #[error("{call} failed: {name} ({code}): {description}{mend}")]
+    Cuda {
+        /// The driver's function.
+        call: &'static str,
+        /// The number of the error.
+        code: u32,
+        /// Its name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+        name: &'static str,
+        /// What the driver says of it.
+        description: &'static str,
+        /// How to mend it, where that is known.
+        mend: &'static str,
+    },
+    /// CUDA was asked for and is not there.
+    #[error("CUDA is not available: {reason}")]
+    NoCuda {
+        /// What is missing, and what to run.
+        reason: String,
+    },
+    /// There is no device of this number.
+    #[error("there is no device {index}: this runtime has {count}, numbered from 0")]
+    NoDevice {
+        /// The number asked for.
+        index: u32,
+        /// How many devices there are.
+        count: u32,
+    },
+    /// An emulated kernel misbehaved. Nothing runs on its runtime any more, as on a GPU after such an error.
+    #[error("{0}")]
+    Fault(Box<Fault>),
+    /// An argument does not fit its kernel. Nothing was enqueued.
+    #[error("kernel `{kernel}`: {error}")]
+    Argument {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// Which argument, and why.
+        error: LaunchError,
+    },
+    /// A view was lent by another runtime.
+    #[error(
+        "kernel `{kernel}`: `{parameter}` was not lent by the runtime of the stream: allocate it there (a clone of a Runtime is the same runtime)"
+    )]
+    ForeignMemory {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The parameter.
+        parameter: &'static str,
+    },
+    /// Memory of one device was used on a stream of another.
+    #[error(
+        "{what}: buffer `{buffer}` is on device {found}, the stream on device {expected}: use a stream of device {found}, or copy the buffer"
+    )]
+    WrongDevice {
+        /// The operation, or the kernel and its parameter.
+        what: String,
+        /// The buffer's name.
+        buffer: String,
+        /// The stream's device.
+        expected: u32,
+        /// The buffer's device.
+        found: u32,
+    },
+    /// A stream or event of one runtime was used with another's.
+    #[error("{what}: the operands belong to different runtimes: create both from one Runtime or its clones")]
+    ForeignRuntime {
+        /// The operation.
+        what: &'static str,
+    },
+    /// A host slice or a buffer has the wrong number of elements.
+    #[error("{what}: {found} elements where {expected} are needed")]
+    Length {
+        /// The operation and operand.
+        what: &'static str,
+        /// How many are needed.
+        expected: u64,
+        /// How many there are.
+        found: u64,
+    },
+    /// A size does not fit.
+    #[error("{what}: {count} elements of {element_bytes} bytes are more than an address can reach")]
+    TooLarge {
+        /// The operation.
+        what: &'static str,
+        /// How many elements.
+        count: u64,
+        /// The size of one.
+        element_bytes: u64,
+    },
+    /// An operation that a graph cannot hold was called during its capture. Nothing was enqueued.
+    #[error("{what} cannot be captured in a graph: {mend}")]
+    NotCapturable {
+        /// The operation.
+        what: &'static str,
+        /// What to do instead.
+        mend: &'static str,
+    },
+    /// A shape, a rank or another argument of the library is not allowed.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// The operation and operand.
+        what: &'static str,
+        /// What is wrong, and how to mend it.
+        why: String,
+    },
+    /// No folder holds compiled kernels of the package.
+    #[error(
+        "no compiled kernels of `{package}` for `{kernel}`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS{}",
+        looked_in(searched)
+    )]
+    NoKernels {
+        /// The Cargo package.
+        package: &'static str,
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// Where they were looked for.
+        searched: Vec<PathBuf>,
+    },
+    /// The package was compiled without this kernel.
+    #[error("{} has no kernel `{kernel}`: run `cargo xtask build-ptx`", manifest.display())]
+    UnknownKernel {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The manifest.
+        manifest: PathBuf,
+    },
+    /// The compiled kernels are of other sources than this program.
+    #[error(
+        "the kernels in {} are stale: they were built from sources {found}, this program from {expected}: run `cargo xtask build-ptx`",
+        manifest.display()
+    )]
+    StaleKernels {
+        /// The manifest.
+        manifest: PathBuf,
+        /// The source hash compiled into the program.
+        expected: String,
+        /// The one in the manifest.
+        found: String,
+    },
+    /// The kernel was not compiled for the device's architecture.
+    #[error(
+        "kernel `{kernel}` is compiled for {}, none of which runs on sm_{device}: run `cargo xtask build-ptx --arch {wanted}`",
+        list(found)
+    )]
+    WrongArchitecture {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The device's compute capability, such as `90`.
+        device: u32,
+        /// The architecture to build for.
+        wanted: String,
+        /// The architectures in the manifest.
+        found: Vec<String>,
+    },
+    /// A file of the compiled kernels cannot be read.
+    #[error("cannot read {}: {why}: run `cargo xtask build-ptx`", path.display())]
+    KernelFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(Box::new(fault))
+    }
+}
+
+fn looked_in(folders: &[PathBuf]) -> String {
+    if folders.is_empty() {
+        return String::new();
+    }
+    let names: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
+    format!(" (looked in {})", names.join(", "))
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "no architecture".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,86 @@
+//! Events: points in a stream that other streams and the host can wait for.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backend::EventId;
+use super::error::{Error, Result};
+use super::runtime::Inner;
+use super::stream::Stream;
+
+/// A point in a stream: done when all work enqueued before it is. Made by [`Stream::record`].
+#[derive(Clone)]
+pub struct Event(pub(crate) Arc<EventInner>);
+
+pub(crate) struct EventInner {
+    pub runtime: Arc<Inner>,
+    pub id: EventId,
+    /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
+    pub capture: Option<u64>,
+}
+
+impl Event {
+    pub(crate) fn record(stream: &Stream) -> Result<Self> {
+        let stream = &stream.0;
+        let id = stream.runtime.backend.create_event(stream.id.device, true)?;
+        let inner = EventInner { runtime: Arc::clone(&stream.runtime), id, capture: stream.capture().map(|c| c.number) };
+        stream.runtime.backend.record(id, stream.id)?;
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Waits on the host until the event is done.
+    ///
+    /// # Errors
+    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture.
+    pub fn synchronize(&self) -> Result<()> {
+        self.refuse_captured()?;
+        self.0.runtime.backend.synchronize_event(self.0.id)
+    }
+
+    /// Whether the event is done; does not wait.
+    ///
+    /// # Errors
+    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture.
+    pub fn is_done(&self) -> Result<bool> {
+        self.refuse_captured()?;
+        self.0.runtime.backend.is_done(self.0.id)
+    }
+
+    /// The time from an earlier event to this one; waits for both. On the GPU it is device time with a resolution of
+    /// about half a microsecond; on the emulator it is what the emulation took.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`]; what went wrong before either event; [`Error::NotCapturable`].
+    pub fn elapsed_since(&self, earlier: &Self) -> Result<Duration> {
+        if !Arc::ptr_eq(&self.0.runtime, &earlier.0.runtime) {
+            return Err(Error::ForeignRuntime { what: "Event::elapsed_since" });
+        }
+        earlier.synchronize()?;
+        self.synchronize()?;
+        let seconds = self.0.runtime.backend.elapsed_seconds(earlier.0.id, self.0.id)?;
+        Ok(Duration::from_secs_f64(seconds.max(0.0)))
+    }
+
+    fn refuse_captured(&self) -> Result<()> {
+        match self.0.capture {
+            None => Ok(()),
+            Some(_) => Err(Error::NotCapturable {
+                what: "asking for an event of a graph",
+                mend: "record an event on the stream after Graph::replay",
+            }),
+        }
+    }
+}
+
+impl Drop for EventInner {
+    fn drop(&mut self) {
+        self.runtime.backend.destroy_event(self.id);
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event").field("device", &self.0.id.device).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory that streams use: who used it last, and therefore who must wait for whom.
+//!
+//! **Invariant:** before work that writes a piece of memory is enqueued, its stream waits for every stream that used
+//! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
+//! it. One stream alone never waits for itself, so that code with a single stream records no events.
+//!
+//! Rust's borrows make the bookkeeping exact without a lock around the enqueue: what writes holds a `&mut` borrow of
+//! the buffer from the view to the end of the call, so no other use can come in between.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::backend::{Copy, StreamId};
+use super::error::{Error, Result};
+use super::runtime::{Inner, lock};
+use super::stream::StreamInner;
+
+/// Where a piece of memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Device(u32),
+    /// Page-locked memory of the host.
+    Host,
+}
+
+/// A piece of memory and its uses; what the views of a [`Buffer`](super::Buffer) own.
+pub(crate) struct Memory {
+    pub runtime: Arc<Inner>,
+    pub place: Place,
+    pub address: u64,
+    pub bytes: u64,
+    pub name: String,
+    /// Lent by another library, which frees it.
+    pub borrowed: bool,
+    uses: Mutex<Uses>,
+}
+
+/// The streams whose work on a piece of memory may still be under way.
+#[derive(Default)]
+pub(crate) struct Uses {
+    writer: Option<Arc<StreamInner>>,
+    /// Streams that read since the last write, the writer itself left out.
+    readers: Vec<Arc<StreamInner>>,
+}
+
+impl Uses {
+    /// Notes a use by `stream` and names the streams that it has to wait for.
+    pub fn add(&mut self, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {
+        let is_writer = self.writer.as_ref().is_some_and(|w| w.id == stream.id);
+        if writes {
+            for other in self.readers.drain(..).chain(self.writer.take_if(|_| !is_writer)) {
+                push_once(wait_for, other, stream.id);
+            }
+            if !is_writer {
+                self.writer = Some(Arc::clone(stream));
+            }
+        } else if !is_writer && !self.readers.iter().any(|r| r.id == stream.id) {
+            if let Some(writer) = &self.writer {
+                push_once(wait_for, Arc::clone(writer), stream.id);
+            }
+            self.readers.push(Arc::clone(stream));
+        }
+    }
+}
+
+fn push_once(streams: &mut Vec<Arc<StreamInner>>, stream: Arc<StreamInner>, but: StreamId) {
+    if stream.id != but && !streams.iter().any(|s| s.id == stream.id) {
+        streams.push(stream);
+    }
+}
+
+impl Memory {
+    /// Memory whose allocation is the first work on it, done on `stream`.
+    pub fn allocated(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: String) -> Arc<Self> {
+        let uses = Uses { writer: Some(Arc::clone(stream)), readers: Vec::new() };
+        Arc::new(Self { runtime: Arc::clone(&stream.runtime), place, address, bytes, name, borrowed: false, uses: Mutex::new(uses) })
+    }
+
+    /// Memory of another library.
+    pub fn borrowed(runtime: Arc<Inner>, device: u32, address: u64, bytes: u64) -> Arc<Self> {
+        let (place, name) = (Place::Device(device), "borrowed".to_owned());
+        Arc::new(Self { runtime, place, address, bytes, name, borrowed: true, uses: Mutex::default() })
+    }
+
+    /// Fails unless work on `stream` may use this memory.
+    pub fn check_stream(&self, stream: &StreamInner, what: &'static str) -> Result<()> {
+        if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
+            return Err(Error::ForeignRuntime { what });
+        }
+        self.check_device(stream, || what.to_owned())
+    }
+
+    pub fn check_device(&self, stream: &StreamInner, what: impl FnOnce() -> String) -> Result<()> {
+        match self.place {
+            Place::Device(found) if found != stream.id.device => {
+                Err(Error::WrongDevice { what: what(), buffer: self.name.clone(), expected: stream.id.device, found })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes a use and names the streams that `stream` has to wait for. In a capture the uses inside it count; the
+    /// graph's replay is then one use of its own.
+    pub fn add_use(self: &Arc<Self>, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {
+        match stream.capture() {
+            Some(capture) => capture.add_use(self, stream, writes, wait_for),
+            None => lock(&self.uses).add(stream, writes, wait_for),
+        }
+    }
+
+    /// Waits on the host for the work that a use of the host has to wait for.
+    pub fn wait_on_host(&self, writes: bool) -> Result<()> {
+        let uses = lock(&self.uses);
+        let streams: Vec<_> = uses.writer.iter().chain(uses.readers.iter().filter(|_| writes)).cloned().collect();
+        drop(uses);
+        streams.iter().try_for_each(|stream| self.runtime.backend.synchronize(stream.id))
+    }
+}
+
+/// Enqueues a copy in order with the other uses of both ends; `None` is pageable host memory.
+pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Memory>>, source: Option<&Arc<Memory>>) -> Result<()> {
+    let mut wait_for = Vec::new();
+    if let Some(memory) = source {
+        memory.add_use(stream, false, &mut wait_for);
+    }
+    if let Some(memory) = target {
+        memory.add_use(stream, true, &mut wait_for);
+    }
+    stream.order_after(&wait_for)?;
+    if copy.bytes == 0 { Ok(()) } else { stream.runtime.backend.copy(stream.id, copy) }
+}
+
+/// What is left to do when nothing refers to a piece of memory any more.
+pub(crate) struct Release {
+    place: Place,
+    address: u64,
+    bytes: u64,
+    uses: Uses,
+}
+
+impl Release {
+    /// Frees in stream order: after every use, with nothing waiting on the host.
+    pub fn run(self) {
+        let Uses { writer: Some(stream), readers } = self.uses else { return };
+        // A stream of a capture takes no other work: the capture frees when it ends.
+        let busy = readers.iter().chain([&stream]).find_map(|s| s.capture());
+        if let Some(capture) = busy {
+            capture.release_later(Self { uses: Uses { writer: Some(stream), readers }, ..self });
+            return;
+        }
+        let readers: Vec<_> = readers.into_iter().filter(|reader| reader.id != stream.id).collect();
+        let backend = &stream.runtime.backend;
+        let freed = stream.order_after(&readers).and_then(|()| match self.place {
+            Place::Device(_) => backend.free(stream.id, self.address),
+            Place::Host => backend.free_host(stream.id, self.address, self.bytes),
+        });
+        if let Err(error) = freed {
+            tracing::warn!(%error, address = self.address, "memory was not freed");
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.borrowed || self.bytes == 0 {
+            return;
+        }
+        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        Release { place: self.place, address: self.address, bytes: self.bytes, uses }.run();
+    }
+}

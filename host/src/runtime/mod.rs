@@ -1,0 +1,40 @@
+//! Devices, streams, events, buffers, kernels and graphs, on GPUs or on the CPU emulator.
+//!
+//! Work is enqueued eagerly on explicit [`Stream`]s and runs in their order. A [`Buffer`] remembers the streams that
+//! use it, so that programs need events only for what is not a buffer. Nothing waits unless its documentation says so,
+//! and nothing waits in a destructor.
+//!
+//! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties
+//! in any order that streams and events allow, when somebody waits: a forgotten event shows under some seed.
+
+mod backend;
+mod buffer;
+mod cuda;
+mod device;
+mod element;
+mod emulated;
+mod error;
+mod event;
+mod graph;
+mod library;
+mod memory;
+mod module;
+mod pinned;
+#[allow(clippy::module_inception, reason = "the noun")]
+mod runtime;
+mod stream;
+
+pub use buffer::Buffer;
+pub use device::Device;
+pub use element::HostElement;
+pub use emulated::EmulatedOptions;
+pub use error::{Error, Result};
+pub use event::Event;
+pub use graph::Graph;
+pub use library::{KernelImage, KernelLibrary};
+pub use module::Loaded;
+pub use pinned::PinnedBuffer;
+pub use runtime::{Choice, CudaOptions, Kind, Runtime};
+pub use stream::Stream;
+
+pub use oxtile_emulator::{Fault, FaultKind, Mode};

@@ -1,0 +1,114 @@
+//! Loaded kernels and their launch.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+
+use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
+
+use super::backend::{FunctionId, KernelLaunch};
+use super::error::{Error, Result};
+use super::memory::Memory;
+use super::runtime::Inner;
+use super::stream::{Stream, StreamInner};
+
+/// A kernel instance, ready to be launched on every device of its runtime. Made by
+/// [`Runtime::load`](super::Runtime::load); keep it, since loading looks the kernel up.
+pub struct Loaded<K> {
+    runtime: Arc<Inner>,
+    info: KernelInfo,
+    /// By device, loaded when first launched there.
+    functions: Box<[OnceLock<FunctionId>]>,
+    kernel: PhantomData<fn() -> K>,
+}
+
+impl<K: Kernel> Loaded<K> {
+    pub(crate) fn new(runtime: &Arc<Inner>) -> Result<Self> {
+        let functions = runtime.backend.devices().iter().map(|_| OnceLock::new()).collect();
+        let loaded = Self { runtime: Arc::clone(runtime), info: K::INFO, functions, kernel: PhantomData };
+        if let [first, ..] = runtime.backend.devices() {
+            runtime.library_check(&loaded.info, first)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Enqueues the kernel on the stream, with the grid that it derives from its arguments. A grid of no blocks
+    /// enqueues nothing. Waits for nobody; the kernel waits for earlier work on the same buffers, on whatever stream.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], [`Error::ForeignMemory`] and [`Error::WrongDevice`] before anything is enqueued; then what
+    /// loading the kernel on a new device may give; then driver errors. What goes wrong in the kernel itself is
+    /// reported by [`Stream::synchronize`].
+    pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
+        let stream = &stream.0;
+        if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
+            return Err(Error::ForeignRuntime { what: "Loaded::launch" });
+        }
+        let device = stream.id.device;
+        let limits = self.runtime.properties(device).limits;
+        let grid = K::grid(&args, &limits).map_err(|error| Error::Argument { kernel: self.info.name, error })?;
+        self.check_memory(stream, &args)?;
+        if grid.blocks() == 0 {
+            return Ok(());
+        }
+        let function = self.function(device)?;
+        order(stream, &args)?;
+        self.runtime.backend.launch(stream.id, &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args: &args })
+    }
+
+    /// The compile-time facts of the kernel.
+    pub fn info(&self) -> &KernelInfo {
+        &self.info
+    }
+
+    fn function(&self, device: u32) -> Result<FunctionId> {
+        let slot = &self.functions[device as usize];
+        if let Some(function) = slot.get() {
+            return Ok(*function);
+        }
+        let function = self.runtime.backend.load(device, &self.info, &self.runtime.library)?;
+        Ok(*slot.get_or_init(|| function))
+    }
+
+    fn check_memory(&self, stream: &StreamInner, args: &K::Args<'_>) -> Result<()> {
+        let mut result = Ok(());
+        args.accesses(&mut |access| {
+            if result.is_ok() {
+                result = self.check_access(stream, &access);
+            }
+        });
+        result
+    }
+
+    fn check_access(&self, stream: &StreamInner, access: &BufferAccess<'_>) -> Result<()> {
+        let kernel = self.info.name;
+        let memory = memory_of(access).filter(|memory| Arc::ptr_eq(&memory.runtime, &self.runtime));
+        let Some(memory) = memory else {
+            return Err(Error::ForeignMemory { kernel, parameter: access.parameter });
+        };
+        memory.check_device(stream, || format!("kernel `{kernel}`, `{}`", access.parameter))
+    }
+}
+
+/// Makes the stream wait for earlier work on the arguments' memory.
+fn order(stream: &Arc<StreamInner>, args: &dyn KernelArgs) -> Result<()> {
+    let mut wait_for = Vec::new();
+    args.accesses(&mut |access| {
+        if let Some(memory) = memory_of(&access) {
+            memory.add_use(stream, access.writes, &mut wait_for);
+        }
+    });
+    stream.order_after(&wait_for)
+}
+
+/// The memory behind a view, if this crate lent it.
+pub(crate) fn memory_of<'a>(access: &BufferAccess<'a>) -> Option<&'a Arc<Memory>> {
+    let owner: &'a (dyn std::any::Any + Send + Sync) = access.owner;
+    owner.downcast_ref()
+}
+
+impl<K> fmt::Debug for Loaded<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loaded").field("kernel", &self.info.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,162 @@
+//! The runtime: devices of one kind and the kernels for them.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use oxtile_tile::launch::{Kernel, KernelInfo};
+
+use super::backend::{Backend, DeviceProperties};
+use super::cuda;
+use super::device::Device;
+use super::emulated::{Cluster, EmulatedOptions};
+use super::error::{Error, Result};
+use super::library::KernelLibrary;
+use super::module::Loaded;
+
+/// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
+#[derive(Clone)]
+pub struct Runtime(pub(crate) Arc<Inner>);
+
+/// Which devices a [`Runtime`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// GPUs, through the CUDA driver.
+    Cuda,
+    /// Virtual GPUs on the CPU.
+    Emulated,
+}
+
+/// What [`Runtime::auto`] chose.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The runtime.
+    pub runtime: Runtime,
+    /// Why this one, in a sentence for the user.
+    pub reason: String,
+}
+
+/// Options of [`Runtime::cuda_with`].
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Folders with compiled kernels, looked through before the [usual ones](KernelLibrary).
+    pub kernels: Vec<PathBuf>,
+}
+
+pub(crate) struct Inner {
+    pub backend: Arc<dyn Backend>,
+    pub library: KernelLibrary,
+    kind: Kind,
+}
+
+impl Runtime {
+    /// The machine's GPUs. Needs a driver (580 or newer, for CUDA 13) and no toolkit; kernels are looked for as
+    /// [`KernelLibrary`] says when they are first loaded.
+    ///
+    /// # Errors
+    /// [`Error::NoCuda`] with what is missing; a driver error.
+    pub fn cuda() -> Result<Self> {
+        Self::cuda_with(CudaOptions::default())
+    }
+
+    /// As [`cuda`](Self::cuda), with options.
+    ///
+    /// # Errors
+    /// As [`cuda`](Self::cuda).
+    pub fn cuda_with(options: CudaOptions) -> Result<Self> {
+        let library = KernelLibrary::new(options.kernels);
+        Ok(Self(Arc::new(Inner { backend: cuda::platform()?, library, kind: Kind::Cuda })))
+    }
+
+    /// `devices` virtual GPUs that run kernels fast, checking bounds alone.
+    ///
+    /// # Errors
+    /// As [`emulated_with`](Self::emulated_with).
+    pub fn emulated(devices: u32) -> Result<Self> {
+        Self::emulated_with(EmulatedOptions { devices, ..EmulatedOptions::default() })
+    }
+
+    /// Virtual GPUs, with options.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no devices or an `OXTILE_SEED` that is not a number.
+    pub fn emulated_with(options: EmulatedOptions) -> Result<Self> {
+        let backend = Arc::new(Cluster::new(options)?);
+        Ok(Self(Arc::new(Inner { backend, library: KernelLibrary::default(), kind: Kind::Emulated })))
+    }
+
+    /// The GPUs if there are any and compiled kernels for them, else one virtual GPU.
+    ///
+    /// # Errors
+    /// As [`emulated_with`](Self::emulated_with); a GPU that is not usable is a reason, not an error.
+    pub fn auto() -> Result<Choice> {
+        let without_cuda = match Self::cuda() {
+            Ok(runtime) if runtime.0.library.has_any() => {
+                let reason = format!("CUDA: {}", runtime.0.properties(0).name);
+                return Ok(Choice { runtime, reason });
+            }
+            Ok(_) => "there are GPUs but no compiled kernels: run `cargo xtask build-ptx`".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Ok(Choice { runtime: Self::emulated(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
+    }
+
+    /// Which devices these are.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// How many devices there are; at least one.
+    pub fn device_count(&self) -> u32 {
+        self.0.backend.devices().len() as u32
+    }
+
+    /// A device by its number.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`].
+    pub fn device(&self, index: u32) -> Result<Device> {
+        let count = self.device_count();
+        if index < count { Ok(Device { runtime: Arc::clone(&self.0), index }) } else { Err(Error::NoDevice { index, count }) }
+    }
+
+    /// Makes a kernel instance ready to be launched.
+    ///
+    /// # Errors
+    /// On CUDA what [`KernelLibrary::find`] may give; on the emulator none.
+    pub fn load<K: Kernel>(&self) -> Result<Loaded<K>> {
+        Loaded::new(&self.0)
+    }
+}
+
+impl Inner {
+    pub fn properties(&self, device: u32) -> &DeviceProperties {
+        &self.backend.devices()[device as usize]
+    }
+
+    /// Fails early where a kernel cannot be found for a device.
+    pub fn library_check(&self, info: &KernelInfo, device: &DeviceProperties) -> Result<()> {
+        match self.kind {
+            Kind::Cuda => self.library.find(info, device.capability).map(drop),
+            Kind::Emulated => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runtime").field("kind", &self.0.kind).field("devices", &self.device_count()).finish()
+    }
+}
+
+/// Locks a mutex; what a panicking thread left behind is still whole, since nothing here panics half-way.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The seed in `OXTILE_SEED`.
+pub(crate) fn seed_from_environment() -> Result<Option<u64>> {
+    let Ok(text) = std::env::var("OXTILE_SEED") else { return Ok(None) };
+    let parsed = text.trim().parse().map(Some);
+    parsed.map_err(|_| Error::Invalid { what: "OXTILE_SEED", why: format!("`{text}` is not a number from 0 to 2^64 - 1") })
+}

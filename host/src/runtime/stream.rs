@@ -1,0 +1,158 @@
+//! Streams: queues of device work that run in order, each independent of the others.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::backend::{EventId, StreamId};
+use super::device::Device;
+use super::error::{Error, Result};
+use super::event::Event;
+use super::graph::Capture;
+use super::runtime::{Inner, lock};
+
+/// A queue of work on one device, in order. Cloning gives another handle on the same queue.
+///
+/// Every call enqueues and returns, unless it says that it waits. Work of different streams is ordered by
+/// [events](Event) alone; for buffers the runtime adds them by itself.
+#[derive(Clone)]
+pub struct Stream(pub(crate) Arc<StreamInner>);
+
+/// The queue itself: alive while a handle, or a buffer that it used, is.
+pub(crate) struct StreamInner {
+    pub runtime: Arc<Inner>,
+    pub id: StreamId,
+    owned: bool,
+    /// Records the queue's tail for another stream to wait on; made when first needed.
+    tail: OnceLock<EventId>,
+    /// Whether `capture` holds something: read on every launch.
+    capturing: AtomicBool,
+    capture: Mutex<Option<Arc<Capture>>>,
+}
+
+impl Stream {
+    pub(crate) fn create(device: &Device) -> Result<Self> {
+        let id = device.runtime.backend.create_stream(device.index)?;
+        Ok(Self::from_id(device, id, true))
+    }
+
+    /// Borrows a stream of another library: on CUDA a `CUstream` (0 is the legacy default stream).
+    ///
+    /// # Safety
+    /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) and outlives the
+    /// handle, its clones and every buffer that was used on it.
+    pub unsafe fn borrow_raw(device: &Device, raw: u64) -> Self {
+        Self::from_id(device, StreamId { device: device.index, handle: raw }, false)
+    }
+
+    fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
+        let runtime = Arc::clone(&device.runtime);
+        let (tail, capturing, capture) = (OnceLock::new(), AtomicBool::new(false), Mutex::new(None));
+        Self(Arc::new(StreamInner { runtime, id, owned, tail, capturing, capture }))
+    }
+
+    /// The handle to lend to another library: on CUDA its `CUstream`.
+    pub fn raw(&self) -> u64 {
+        self.0.id.handle
+    }
+
+    /// The device that runs the work.
+    pub fn device(&self) -> Device {
+        Device { runtime: Arc::clone(&self.0.runtime), index: self.0.id.device }
+    }
+
+    /// Waits until all work enqueued so far is done.
+    ///
+    /// # Errors
+    /// What went wrong in that work: a driver error, or the fault of an emulated kernel with its full text.
+    /// [`Error::NotCapturable`] during a capture.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.refuse_capture("waiting for a stream", "wait after the replay")?;
+        self.0.runtime.backend.synchronize(self.0.id)
+    }
+
+    /// Marks this point of the stream.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn record(&self) -> Result<Event> {
+        Event::record(self)
+    }
+
+    /// Makes all later work of this stream wait for the event, on any device of the runtime. The host does not wait.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`]; [`Error::NotCapturable`] if only one of the two belongs to a capture.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        if !Arc::ptr_eq(&self.0.runtime, &event.0.runtime) {
+            return Err(Error::ForeignRuntime { what: "Stream::wait" });
+        }
+        if self.0.capture().map(|c| c.number) != event.0.capture {
+            return Err(Error::NotCapturable {
+                what: "an event between captured and other work",
+                mend: "record and wait inside the same capture, or both outside; Graph::replay orders a graph after earlier work on its buffers",
+            });
+        }
+        self.0.runtime.backend.wait(self.0.id, event.0.id)
+    }
+
+    /// Whether the stream's work is being captured into a [`Graph`](super::Graph).
+    pub fn is_capturing(&self) -> bool {
+        self.0.capturing.load(Ordering::Acquire)
+    }
+}
+
+impl StreamInner {
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        if self.capturing.load(Ordering::Acquire) { lock(&self.capture).clone() } else { None }
+    }
+
+    /// Enters or leaves a capture; returns the one that was in force.
+    pub(crate) fn set_capture(&self, capture: Option<Arc<Capture>>) {
+        self.capturing.store(capture.is_some(), Ordering::Release);
+        *lock(&self.capture) = capture;
+    }
+
+    pub(crate) fn refuse_capture(&self, what: &'static str, mend: &'static str) -> Result<()> {
+        if self.capturing.load(Ordering::Acquire) { Err(Error::NotCapturable { what, mend }) } else { Ok(()) }
+    }
+
+    /// Orders later work of this stream after what the others hold now: one event each.
+    pub(crate) fn order_after(&self, others: &[Arc<Self>]) -> Result<()> {
+        for other in others {
+            let event = other.tail()?;
+            self.runtime.backend.record(event, other.id)?;
+            self.runtime.backend.wait(self.id, event)?;
+        }
+        Ok(())
+    }
+
+    fn tail(&self) -> Result<EventId> {
+        if let Some(event) = self.tail.get() {
+            return Ok(*event);
+        }
+        let event = self.runtime.backend.create_event(self.id.device, false)?;
+        // Another thread may have been faster: one of the two events is then not needed.
+        if self.tail.set(event).is_err() {
+            self.runtime.backend.destroy_event(event);
+        }
+        Ok(*self.tail.get_or_init(|| event))
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if let Some(event) = self.tail.take() {
+            self.runtime.backend.destroy_event(event);
+        }
+        if self.owned {
+            self.runtime.backend.destroy_stream(self.id);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("device", &self.0.id.device).field("raw", &self.0.id.handle).finish_non_exhaustive()
+    }
+}

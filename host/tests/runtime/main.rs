@@ -1,0 +1,6 @@
+//! The runtime's promises, shown on the back end at hand: GPUs where a driver and compiled kernels are found (or
+//! `OXTILE_REQUIRE=cuda` asks for them), else the emulator. What only a seeded scheduler can show runs on the emulator
+//! alone, under many seeds.
+
+mod buffers;
+mod support;
