@@ -226,7 +226,7 @@ pub(crate) fn nanosleep(thread: &Thread, _nanoseconds: u32, site: Site) {
 /// Lets others run now and then, before an access that they might meet.
 fn preempt(thread: &Thread, strong: bool, site: Site) {
     if thread.worker().random.once_in(if strong { 2 } else { 16 }) {
-        thread.give_way(Waiting::Nothing, site);
+        thread.give_way(if strong { Waiting::Turn } else { Waiting::Nothing }, site);
     }
 }
 

@@ -439,11 +439,19 @@ pub(crate) fn check_waited(thread: &Thread) {
     thread.worker().set_fault(fault);
 }
 
-/// A block must not end before its copies: its shared memory would be gone under them.
-pub(crate) fn check_finished(block: &Block) -> Result<(), Fault> {
-    let transfers = block.transfers.borrow();
-    let Some(left) = transfers.first() else { return Ok(()) };
-    let message = "the block ended with an asynchronous copy in flight".to_owned();
-    let mend = "wait for its group or mbarrier before the block ends";
-    Err(left.fault(block, FaultKind::InFlightAtExit, message, mend))
+/// A block must not end before its copies have read its shared memory or written it. Stores whose sources are
+/// read land before the grid ends.
+pub(crate) fn finish(block: &Block) -> Result<(), Fault> {
+    for mut left in block.transfers.take() {
+        match (left.stage, left.completion) {
+            (Stage::Captured, Completion::BulkGroup(_)) => left.write(block)?,
+            (Stage::Written, Completion::BulkGroup(_)) => {}
+            _ => {
+                let message = "the block ended with an asynchronous copy in flight".to_owned();
+                let mend = "wait for its group or mbarrier before the block ends";
+                return Err(left.fault(block, FaultKind::InFlightAtExit, message, mend));
+            }
+        }
+    }
+    Ok(())
 }

@@ -136,7 +136,7 @@ impl Block {
         if let Some(detector) = &self.detector {
             detector.costs.borrow_mut().close(&mut self.worker().totals.borrow_mut());
         }
-        async_copy::check_finished(&self)?;
+        async_copy::finish(&self)?;
         mbarrier::check_finished(&self)
     }
 
@@ -165,7 +165,7 @@ impl Block {
 
     fn describe(&self, thread: &Thread) -> String {
         let what = match thread.waiting.get() {
-            Waiting::Nothing => "ready".to_owned(),
+            Waiting::Nothing | Waiting::Turn => "ready".to_owned(),
             Waiting::Rendezvous { mask } => self.warp(thread).describe(mask),
             Waiting::Warpgroup => "a collective of its warpgroup".to_owned(),
             Waiting::Barrier { id } => self.barriers.borrow()[id as usize].describe(id),

@@ -132,7 +132,7 @@ impl Options {
             seed,
             policy: Policy::Seeded,
             workers: 0,
-            step_limit: 1 << 30,
+            step_limit: 1 << 28,
             patience: Duration::from_millis(200),
             stack_bytes: 128 << 10,
             resident_blocks: 16,

@@ -20,6 +20,8 @@ thread_local! {
 pub(crate) enum Waiting {
     /// It was never resumed, or it was preempted.
     Nothing,
+    /// It was preempted before an access that it may be polling with.
+    Turn,
     /// Other lanes of its warp.
     Rendezvous {
         mask: u32,
@@ -51,7 +53,7 @@ pub(crate) enum Waiting {
 
 impl Waiting {
     pub fn is_idle(self) -> bool {
-        matches!(self, Self::Poll { .. } | Self::Sleep)
+        matches!(self, Self::Poll { .. } | Self::Sleep | Self::Turn)
     }
 }
 
