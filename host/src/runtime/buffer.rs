@@ -44,7 +44,7 @@ impl<T: Pod> Buffer<T> {
         stream.0.refuse_capture("allocating a buffer", "allocate it before the capture and keep it for the replays")?;
         let bytes = byte_count::<T>("Buffer", len)?;
         let address = if bytes == 0 { 0 } else { stream.0.runtime.backend.allocate(stream.0.id, name, bytes)? };
-        let memory = Memory::allocated(&stream.0, Place::Device(stream.0.id.device), address, bytes, name.to_owned());
+        let memory = Memory::on_device(&stream.0, address, bytes, name);
         Ok(Self { memory, len, element: PhantomData })
     }
 
@@ -79,7 +79,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::TooLarge`].
     pub unsafe fn borrow_raw(device: &Device, address: u64, len: u64) -> Result<Self> {
         let bytes = byte_count::<T>("Buffer::borrow_raw", len)?;
-        let memory = Memory::borrowed(Arc::clone(&device.runtime), device.index, address, bytes);
+        let memory = Memory::borrowed(&device.runtime, device.index, address, bytes);
         Ok(Self { memory, len, element: PhantomData })
     }
 
@@ -122,10 +122,6 @@ impl<T: Pod> Buffer<T> {
     }
 
     fn owner(&self) -> &(dyn Any + Send + Sync) {
-        &self.memory
-    }
-
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 

@@ -126,6 +126,7 @@ impl Session {
                 return Err(invalid("a stream is named twice, or is captured already"));
             }
         }
+        streams.iter().try_for_each(|stream| stream.record_before_capture())?;
         let capture = Capture::new();
         origin.runtime.backend.begin_capture(origin.id)?;
         origin.set_capture(Some(Arc::clone(&capture)));
@@ -136,8 +137,8 @@ impl Session {
 
     fn fork(mut self, others: &[Arc<StreamInner>]) -> Result<Self> {
         for other in others {
-            other.order_after(&self.streams[..1])?;
             other.set_capture(Some(Arc::clone(&self.capture)));
+            other.order_after(&self.streams[..1]).inspect_err(|_| other.set_capture(None))?;
             self.streams.push(Arc::clone(other));
         }
         Ok(self)

@@ -114,7 +114,7 @@ impl Entry {
         // The newest first, and of one number the one with the most features.
         architectures.sort_by_key(|(architecture, _)| std::cmp::Reverse((architecture.number, architecture.variant)));
         let cubins = architectures.iter().filter(|(a, _)| a.cubin_runs_on(capability));
-        let cubins = cubins.filter_map(|(_, files)| files.cubin.as_ref()).map(|file| (file, false));
+        let cubins = cubins.filter_map(|(_, files)| files.cubin.as_ref().filter(|file| !file.is_empty())).map(|file| (file, false));
         let ptx = architectures.iter().filter(|(a, _)| a.ptx_runs_on(capability)).map(|(_, files)| (&files.ptx, true));
         cubins.chain(ptx).map(|(file, is_ptx)| KernelImage { path: folder.join(file), is_ptx }).collect()
     }

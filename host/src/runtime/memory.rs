@@ -29,8 +29,8 @@ pub(crate) struct Memory {
     pub address: u64,
     pub bytes: u64,
     pub name: String,
-    /// Lent by another library, which frees it.
-    pub borrowed: bool,
+    /// The stream that it was allocated on; none for memory of another library, which frees it.
+    home: Option<Arc<StreamInner>>,
     uses: Mutex<Uses>,
 }
 
@@ -69,16 +69,33 @@ fn push_once(streams: &mut Vec<Arc<StreamInner>>, stream: Arc<StreamInner>, but:
 }
 
 impl Memory {
-    /// Memory whose allocation is the first work on it, done on `stream`.
-    pub fn allocated(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: String) -> Arc<Self> {
+    /// Device memory whose allocation is the first work on it, done on `stream`.
+    pub fn on_device(stream: &Arc<StreamInner>, address: u64, bytes: u64, name: &str) -> Arc<Self> {
         let uses = Uses { writer: Some(Arc::clone(stream)), readers: Vec::new() };
-        Arc::new(Self { runtime: Arc::clone(&stream.runtime), place, address, bytes, name, borrowed: false, uses: Mutex::new(uses) })
+        Self::new(&stream.runtime, Place::Device(stream.id.device), address, bytes, name, Some(stream), uses)
     }
 
-    /// Memory of another library.
-    pub fn borrowed(runtime: Arc<Inner>, device: u32, address: u64, bytes: u64) -> Arc<Self> {
-        let (place, name) = (Place::Device(device), "borrowed".to_owned());
-        Arc::new(Self { runtime, place, address, bytes, name, borrowed: true, uses: Mutex::default() })
+    /// Page-locked memory, in use by no stream yet.
+    pub fn on_host(stream: &Arc<StreamInner>, address: u64, bytes: u64) -> Arc<Self> {
+        Self::new(&stream.runtime, Place::Host, address, bytes, "pinned", Some(stream), Uses::default())
+    }
+
+    /// Device memory of another library.
+    pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64) -> Arc<Self> {
+        Self::new(runtime, Place::Device(device), address, bytes, "borrowed", None, Uses::default())
+    }
+
+    fn new(
+        runtime: &Arc<Inner>,
+        place: Place,
+        address: u64,
+        bytes: u64,
+        name: &str,
+        home: Option<&Arc<StreamInner>>,
+        uses: Uses,
+    ) -> Arc<Self> {
+        let (runtime, name, home) = (Arc::clone(runtime), name.to_owned(), home.cloned());
+        Arc::new(Self { runtime, place, address, bytes, name, home, uses: Mutex::new(uses) })
     }
 
     /// Fails unless work on `stream` may use this memory.
@@ -112,7 +129,7 @@ impl Memory {
         let uses = lock(&self.uses);
         let streams: Vec<_> = uses.writer.iter().chain(uses.readers.iter().filter(|_| writes)).cloned().collect();
         drop(uses);
-        streams.iter().try_for_each(|stream| self.runtime.backend.synchronize(stream.id))
+        streams.iter().try_for_each(|stream| stream.wait_on_host())
     }
 }
 
@@ -134,22 +151,22 @@ pub(crate) struct Release {
     place: Place,
     address: u64,
     bytes: u64,
+    home: Arc<StreamInner>,
     uses: Uses,
 }
 
 impl Release {
     /// Frees in stream order: after every use, with nothing waiting on the host.
     pub fn run(self) {
-        let Uses { writer: Some(stream), readers } = self.uses else { return };
+        let stream = self.uses.writer.as_ref().unwrap_or(&self.home);
         // A stream of a capture takes no other work: the capture frees when it ends.
-        let busy = readers.iter().chain([&stream]).find_map(|s| s.capture());
+        let busy = self.uses.readers.iter().chain([stream]).find_map(|s| s.capture());
         if let Some(capture) = busy {
-            capture.release_later(Self { uses: Uses { writer: Some(stream), readers }, ..self });
-            return;
+            return capture.release_later(self);
         }
-        let readers: Vec<_> = readers.into_iter().filter(|reader| reader.id != stream.id).collect();
+        let others: Vec<_> = self.uses.readers.iter().filter(|reader| reader.id != stream.id).cloned().collect();
         let backend = &stream.runtime.backend;
-        let freed = stream.order_after(&readers).and_then(|()| match self.place {
+        let freed = stream.order_after(&others).and_then(|()| match self.place {
             Place::Device(_) => backend.free(stream.id, self.address),
             Place::Host => backend.free_host(stream.id, self.address, self.bytes),
         });
@@ -161,10 +178,8 @@ impl Release {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.borrowed || self.bytes == 0 {
-            return;
-        }
+        let Some(home) = self.home.take().filter(|_| self.bytes != 0) else { return };
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-        Release { place: self.place, address: self.address, bytes: self.bytes, uses }.run();
+        Release { place: self.place, address: self.address, bytes: self.bytes, home, uses }.run();
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::element::{HostElement, byte_count};
 use super::error::Result;
-use super::memory::{Memory, Place};
+use super::memory::Memory;
 use super::stream::Stream;
 
 /// `len` elements in page-locked memory of the host.
@@ -34,7 +34,7 @@ impl<H: HostElement> PinnedBuffer<H> {
             // SAFETY: the back end just allocated so many bytes there, and nobody else knows of them.
             unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start).write_bytes(0, bytes) };
         }
-        let memory = Memory::allocated(&stream.0, Place::Host, address, bytes, "pinned".to_owned());
+        let memory = Memory::on_host(&stream.0, address, bytes);
         Ok(Self { memory, len, element: PhantomData })
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct StreamInner {
     owned: bool,
     /// Records the queue's tail for another stream to wait on; made when first needed.
     tail: OnceLock<EventId>,
+    /// Recorded just before a capture, for what must wait for earlier work while the queue itself is captured.
+    before_capture: OnceLock<EventId>,
     /// Whether `capture` holds something: read on every launch.
     capturing: AtomicBool,
     capture: Mutex<Option<Arc<Capture>>>,
@@ -47,8 +49,9 @@ impl Stream {
 
     fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
         let runtime = Arc::clone(&device.runtime);
-        let (tail, capturing, capture) = (OnceLock::new(), AtomicBool::new(false), Mutex::new(None));
-        Self(Arc::new(StreamInner { runtime, id, owned, tail, capturing, capture }))
+        let (tail, before_capture) = (OnceLock::new(), OnceLock::new());
+        let (capturing, capture) = (AtomicBool::new(false), Mutex::new(None));
+        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture }))
     }
 
     /// The handle to lend to another library: on CUDA its `CUstream`.
@@ -117,32 +120,55 @@ impl StreamInner {
         if self.capturing.load(Ordering::Acquire) { Err(Error::NotCapturable { what, mend }) } else { Ok(()) }
     }
 
+    /// Marks what was enqueued before a capture begins.
+    pub(crate) fn record_before_capture(&self) -> Result<()> {
+        self.runtime.backend.record(self.event(&self.before_capture)?, self.id)
+    }
+
     /// Orders later work of this stream after what the others hold now: one event each.
     pub(crate) fn order_after(&self, others: &[Arc<Self>]) -> Result<()> {
         for other in others {
-            let event = other.tail()?;
-            self.runtime.backend.record(event, other.id)?;
+            let event = if other.is_captured_without(self) {
+                other.event(&other.before_capture)?
+            } else {
+                let event = other.event(&other.tail)?;
+                self.runtime.backend.record(event, other.id)?;
+                event
+            };
             self.runtime.backend.wait(self.id, event)?;
         }
         Ok(())
     }
 
-    fn tail(&self) -> Result<EventId> {
-        if let Some(event) = self.tail.get() {
+    /// Waits until all work enqueued so far, or before the capture under way, is done.
+    pub(crate) fn wait_on_host(&self) -> Result<()> {
+        match self.capture() {
+            None => self.runtime.backend.synchronize(self.id),
+            Some(_) => self.runtime.backend.synchronize_event(self.event(&self.before_capture)?),
+        }
+    }
+
+    /// An event recorded now would belong to a capture that `other` has no part in.
+    fn is_captured_without(&self, other: &Self) -> bool {
+        self.capturing.load(Ordering::Acquire) && !other.capturing.load(Ordering::Acquire)
+    }
+
+    fn event(&self, slot: &OnceLock<EventId>) -> Result<EventId> {
+        if let Some(event) = slot.get() {
             return Ok(*event);
         }
         let event = self.runtime.backend.create_event(self.id.device, false)?;
         // Another thread may have been faster: one of the two events is then not needed.
-        if self.tail.set(event).is_err() {
+        if slot.set(event).is_err() {
             self.runtime.backend.destroy_event(event);
         }
-        Ok(*self.tail.get_or_init(|| event))
+        Ok(*slot.get_or_init(|| event))
     }
 }
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        if let Some(event) = self.tail.take() {
+        for event in [self.tail.take(), self.before_capture.take()].into_iter().flatten() {
             self.runtime.backend.destroy_event(event);
         }
         if self.owned {

@@ -1,7 +1,9 @@
-//! GPUs, through the CUDA driver. (stub until the driver side lands)
-use super::backend::Backend;
-use super::error::{Error, Result};
-use std::sync::Arc;
-pub(crate) fn platform() -> Result<Arc<dyn Backend>> {
-    Err(Error::NoCuda { reason: "not built".to_owned() })
-}
+//! GPUs, through the driver API alone: no toolkit is needed to build or to run.
+
+mod context;
+mod driver;
+mod function;
+mod pinned;
+mod platform;
+
+pub(crate) use platform::platform;

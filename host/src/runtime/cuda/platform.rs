@@ -1,0 +1,260 @@
+//! The CUDA back end: each method is one call of the driver.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode};
+use oxtile_tile::launch::{ArgumentWords, KernelInfo};
+
+use super::context::Context;
+use super::driver::{check, start};
+use super::function::Functions;
+use super::pinned::PinnedPool;
+use crate::runtime::backend::{Backend, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::error::Result;
+use crate::runtime::library::KernelLibrary;
+
+/// All GPUs of the machine. One for the process, never torn down.
+pub(crate) struct Platform {
+    contexts: Vec<Context>,
+    devices: Vec<DeviceProperties>,
+    functions: Functions,
+    pinned: PinnedPool,
+}
+
+/// The machine's GPUs, found when first asked for.
+pub(crate) fn platform() -> Result<Arc<dyn Backend>> {
+    static PLATFORM: OnceLock<Result<Arc<Platform>>> = OnceLock::new();
+    let platform = PLATFORM.get_or_init(|| Platform::new().map(Arc::new)).clone()?;
+    Ok(platform)
+}
+
+impl Platform {
+    fn new() -> Result<Self> {
+        let found: Result<Vec<_>> = (0..start()?).map(Context::new).collect();
+        let (contexts, devices) = found?.into_iter().unzip();
+        Ok(Self { contexts, devices, functions: Functions::default(), pinned: PinnedPool::default() })
+    }
+
+    #[inline]
+    fn enter(&self, device: u32) -> Result<()> {
+        self.contexts[device as usize].make_current()
+    }
+}
+
+impl StreamId {
+    fn cuda(self) -> CUstream {
+        self.handle as CUstream
+    }
+}
+
+impl EventId {
+    fn cuda(self) -> CUevent {
+        self.handle as CUevent
+    }
+}
+
+/// Logs what a destructor cannot report.
+fn log(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "a CUDA object was not destroyed");
+    }
+}
+
+// In every method below the handles are live: the runtime owns each in exactly one object, hands it on from there, and
+// destroys it with that object; borrowed streams are vouched for by `Stream::borrow_raw`.
+impl Backend for Platform {
+    fn devices(&self) -> &[DeviceProperties] {
+        &self.devices
+    }
+
+    fn create_stream(&self, device: u32) -> Result<StreamId> {
+        self.enter(device)?;
+        let mut stream: CUstream = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a valid place for the stream.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+        Ok(StreamId { device, handle: stream as u64 })
+    }
+
+    /// The driver destroys it when its work is done, and does not wait for that here.
+    fn destroy_stream(&self, stream: StreamId) {
+        // SAFETY: a live stream, not used after this.
+        let destroy = || check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(stream.cuda()) });
+        log(self.enter(stream.device).and_then(|()| destroy()));
+    }
+
+    fn synchronize(&self, stream: StreamId) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: a live stream.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.cuda()) })
+    }
+
+    fn create_event(&self, device: u32, timing: bool) -> Result<EventId> {
+        self.enter(device)?;
+        let mut event: CUevent = ptr::null_mut();
+        let flags = if timing { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        // SAFETY: a valid place for the event.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags as u32) })?;
+        Ok(EventId { device, handle: event as u64 })
+    }
+
+    /// The driver destroys it when it is done, and does not wait for that here.
+    fn destroy_event(&self, event: EventId) {
+        // SAFETY: a live event, not used after this.
+        let destroy = || check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event.cuda()) });
+        log(self.enter(event.device).and_then(|()| destroy()));
+    }
+
+    fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: a live event and stream of one context: the runtime records events on their own device's streams.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.cuda(), stream.cuda()) })
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: a live event and stream; they may be of different devices. No flags.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.cuda(), event.cuda(), 0) })
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<()> {
+        self.enter(event.device)?;
+        // SAFETY: a live event.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.cuda()) })
+    }
+
+    fn is_done(&self, event: EventId) -> Result<bool> {
+        self.enter(event.device)?;
+        // SAFETY: a live event.
+        match unsafe { sys::cuEventQuery(event.cuda()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    fn elapsed_seconds(&self, start: EventId, end: EventId) -> Result<f64> {
+        self.enter(end.device)?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: a valid place for the time and two live events, recorded with timing.
+        let result = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start.cuda(), end.cuda()) };
+        check("cuEventElapsedTime", result)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+
+    fn allocate(&self, stream: StreamId, _name: &str, bytes: u64) -> Result<u64> {
+        self.enter(stream.device)?;
+        let mut address = 0;
+        // SAFETY: a valid place for the address and a live stream.
+        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, bytes as usize, stream.cuda()) })?;
+        Ok(address)
+    }
+
+    fn free(&self, stream: StreamId, address: u64) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: `allocate` returned the address, the runtime frees it once, and the stream waits for all its uses.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, stream.cuda()) })
+    }
+
+    fn allocate_host(&self, device: u32, bytes: u64) -> Result<u64> {
+        self.enter(device)?;
+        self.pinned.allocate(bytes)
+    }
+
+    fn free_host(&self, stream: StreamId, address: u64, bytes: u64) -> Result<()> {
+        let free = self.create_event(stream.device, false)?;
+        self.record(free, stream)?;
+        self.pinned.give(address, bytes, free);
+        Ok(())
+    }
+
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: the runtime owns so many bytes at the address and keeps them until the stream's work is done.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, stream.cuda()) })
+    }
+
+    fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
+        self.enter(stream.device)?;
+        let (bytes, stream) = (copy.bytes as usize, stream.cuda());
+        match copy.direction {
+            Direction::HostToDevice => {
+                let source = ptr::with_exposed_provenance::<c_void>(copy.source as usize);
+                // SAFETY: both ends hold so many bytes and stay until the copy is done: the runtime waits for pageable
+                // host memory, and frees pinned and device memory in stream order.
+                check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(copy.target, source, bytes, stream) })
+            }
+            Direction::DeviceToHost => {
+                let target = ptr::with_exposed_provenance_mut::<c_void>(copy.target as usize);
+                // SAFETY: as above.
+                check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, copy.source, bytes, stream) })
+            }
+            Direction::DeviceToDevice => {
+                // SAFETY: as above.
+                check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(copy.target, copy.source, bytes, stream) })
+            }
+        }
+    }
+
+    fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId> {
+        let images = library.find(info, self.devices[device as usize].capability)?;
+        self.enter(device)?;
+        self.functions.load(device, info, &images)
+    }
+
+    fn launch(&self, stream: StreamId, launch: &KernelLaunch<'_>) -> Result<()> {
+        self.enter(stream.device)?;
+        let mut words = ArgumentWords::new();
+        launch.args.pack(&mut words);
+        // Each parameter is the low bytes of its word, since both ends are little endian.
+        let mut parameters = [ptr::null_mut::<c_void>(); ArgumentWords::CAPACITY];
+        for (parameter, word) in parameters.iter_mut().zip(words.as_slice()) {
+            *parameter = ptr::from_ref(word).cast_mut().cast();
+        }
+        let (function, grid, threads) = (launch.function.0 as CUfunction, launch.grid, launch.info.threads);
+        let (shared, extra) = (launch.info.shared_bytes, ptr::null_mut());
+        // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
+        // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
+        // behind them until the stream's work is done, and `Kernel::grid` checked their sizes.
+        let result = unsafe {
+            sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
+        };
+        check("cuLaunchKernel", result)
+    }
+
+    /// In relaxed mode: what may not be captured is refused by the runtime, and loading a kernel meanwhile is fine.
+    fn begin_capture(&self, origin: StreamId) -> Result<()> {
+        self.enter(origin.device)?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live stream.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(origin.cuda(), mode) })
+    }
+
+    fn end_capture(&self, origin: StreamId) -> Result<GraphId> {
+        self.enter(origin.device)?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: a live stream in a capture, and a valid place for the graph.
+        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(origin.cuda(), &raw mut graph) })?;
+        let mut executable: CUgraphExec = ptr::null_mut();
+        // SAFETY: a valid place for the executable graph, and the graph just captured. No flags.
+        let result = check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) });
+        // SAFETY: the graph just captured, which nothing else refers to: the executable is a copy of its own.
+        log(check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }));
+        result?;
+        Ok(GraphId { device: origin.device, handle: executable as u64 })
+    }
+
+    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: a live executable graph and stream; the runtime keeps the memory that the graph uses.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.handle as CUgraphExec, stream.cuda()) })
+    }
+
+    /// A replay under way still ends (CUDA driver API, `cuGraphExecDestroy`).
+    fn destroy_graph(&self, graph: GraphId) {
+        // SAFETY: a live executable graph, not used after this.
+        let destroy = || check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(graph.handle as CUgraphExec) });
+        log(self.enter(graph.device).and_then(|()| destroy()));
+    }
+}
