@@ -33,8 +33,8 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
 }
 
 fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Error> {
-    let (mut device, choice) = quantize::device::open(request.device)?;
-    let outcome = quantize::run(&request.input, &request.output, &mut *device, &mut Progress::on_terminal())?;
+    let (mut device, choice) = quantize::runtime::open(request.device)?;
+    let outcome = quantize::run(&request.input, &request.output, &mut device, &mut Progress::on_terminal())?;
     let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
     print_report(out, &report, request.json)
 }

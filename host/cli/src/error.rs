@@ -27,12 +27,12 @@ pub enum Error {
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),
     /// The device asked for.
-    #[error("--device {requested}: {reason}")]
+    #[error("--device {requested}: {error}{}", if *.requested == "cuda" { "; or use --device emulated" } else { "" })]
     Device {
         /// What was asked for.
         requested: &'static str,
         /// Why it is not to be had, and what to run.
-        reason: String,
+        error: oxtile::runtime::Error,
     },
     /// Standard output.
     #[error("cannot write to standard output: {0}")]

@@ -51,6 +51,19 @@ fn peak_memory(command: &mut Command) -> u64 {
 fn inspecting_takes_less_than_a_tensor() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let peak = peak_memory(oxtile().arg("inspect").arg(large_checkpoint(folder.path())));
+    let document = oxtile().args(["inspect", "--json"]).arg(folder.path().join("large.safetensors")).output().expect("the binary runs");
+    let document: serde_json::Value = serde_json::from_slice(&document.stdout).expect("JSON");
+    assert_eq!(document["tensors"][TENSORS as usize - 1]["values"]["max"], 1.0, "the file is read to its last element");
     println!("inspect: {} MiB resident for {} MiB of file", peak >> 20, (TENSORS * TENSOR_BYTES) >> 20);
     assert!(peak < TENSOR_BYTES / 2, "{} MiB", peak >> 20);
+}
+
+#[test]
+fn quantizing_takes_less_than_two_tensors() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (large_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    let mut command = oxtile();
+    let peak = peak_memory(command.args(["quantize", "--device", "emulated", "--input"]).arg(input).arg("--output").arg(output));
+    println!("quantize: {} MiB resident for {} MiB of file", peak >> 20, (TENSORS * TENSOR_BYTES) >> 20);
+    assert!(peak < 2 * TENSOR_BYTES, "{} MiB", peak >> 20);
 }

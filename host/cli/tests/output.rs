@@ -86,6 +86,54 @@ fn misaligned_input_gives_the_same_output() {
     assert_eq!(std::fs::read(straight).expect("readable"), std::fs::read(shifted).expect("readable"));
 }
 
+/// Marks every element and every block by its place, which the test's tensor holds as its values.
+struct Marking {
+    calls: usize,
+}
+
+impl Mxfp8Device for Marking {
+    fn name(&self) -> String {
+        "marking".into()
+    }
+
+    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> Result<Mxfp8Output, DeviceError> {
+        let Elements::F32(input) = input else { panic!("the test's tensor is f32") };
+        assert_eq!(input.len(), rows * columns);
+        self.calls += 1;
+        let data = input.iter().map(|&x| (x as u32 % 251) as u8).collect();
+        let scales = input.iter().step_by(32).map(|&x| (x as u32 / 32 % 241) as u8).collect();
+        Ok(Mxfp8Output { data, scales, amax: input.iter().fold(0f32, |amax, x| amax.max(*x)) })
+    }
+}
+
+#[test]
+fn pieces_are_put_together_in_order() {
+    const ROWS: u32 = 70_001;
+    const COLUMNS: u32 = 96;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let elements = ROWS * COLUMNS;
+    let header = format!(
+        r#"{{"w":{{"dtype":"F32","shape":[{ROWS},{COLUMNS}],"data_offsets":[0,{0}]}},
+            "ids":{{"dtype":"U32","shape":[{elements}],"data_offsets":[{0},{1}]}}}}"#,
+        elements * 4,
+        elements * 8
+    );
+    // Every index below 2^24 is an f32.
+    assert!(elements < 1 << 24);
+    let mut data: Vec<u8> = (0..elements).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    data.extend((0..elements).flat_map(u32::to_le_bytes));
+    std::fs::write(&input, file(&header, &data)).expect("a writable folder");
+
+    let mut device = Marking { calls: 0 };
+    quantize::run(&input, &output, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    assert!(device.calls > 2, "the tensor takes several pieces, not {}", device.calls);
+    assert!(tensor_bytes(&output, "w") == (0..elements).map(|i| (i % 251) as u8).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 32).map(|i| (i % 241) as u8).collect::<Vec<_>>());
+    assert_eq!(tensor_bytes(&output, "w_amax"), (elements as f32 - 1.0).to_le_bytes());
+    assert!(tensor_bytes(&output, "ids") == tensor_bytes(&input, "ids"), "a long copy is whole");
+}
+
 #[test]
 fn the_input_is_never_the_output() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -4,7 +4,7 @@ mod common;
 
 use std::{path::PathBuf, process::Command};
 
-use common::{small_checkpoint, stderr};
+use common::{run, small_checkpoint, stderr};
 
 /// The packages; F8_E8M0 came with these releases.
 const PACKAGES: [&str; 3] = ["safetensors>=0.6", "ml_dtypes>=0.5", "numpy>=2"];
@@ -39,7 +39,9 @@ fn python_reads_the_output() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let input = small_checkpoint(folder.path());
     let (output, report) = (folder.path().join("out.safetensors"), folder.path().join("report.json"));
-    std::fs::write(&report, common::quantize_json(&input, &output)).expect("a writable folder");
+    let quantized = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--device", &"emulated", &"--json"]);
+    assert!(quantized.status.success(), "{}", stderr(&quantized));
+    std::fs::write(&report, quantized.stdout).expect("a writable folder");
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/check_output.py");
     let checked = Command::new("python3").env("PYTHONPATH", packages).arg(script).args([&input, &output, &report]).output();
     let checked = checked.expect("python3 runs");

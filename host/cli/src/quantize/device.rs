@@ -4,8 +4,7 @@ use std::borrow::Cow;
 
 use half::{bf16, f16};
 
-use super::report::DeviceChoice;
-use crate::{Error, arguments, safetensors::Dtype};
+use crate::safetensors::Dtype;
 
 /// Quantizes to MXFP8: E4M3 elements, one E8M0 scale for each 32 of them along a row.
 pub trait Mxfp8Device {
@@ -91,15 +90,6 @@ fn aligned<T: bytemuck::Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
         // Nothing in the format makes a header's length a multiple of the element size.
         Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
     }
-}
-
-/// Opens the device a request names.
-///
-/// # Errors
-/// [`Error::Device`] with what to run, if there is no such device.
-pub fn open(requested: arguments::Device) -> Result<(Box<dyn Mxfp8Device>, DeviceChoice), Error> {
-    let reason = "this build has no back end to run kernels on".into();
-    Err(Error::Device { requested: requested.name(), reason })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `oxtile quantize`: a checkpoint in, the same checkpoint in MXFP8 out.
 //!
-//! [`plan`] decides what happens to each tensor, [`job`] streams the tensors through a [`device`] and into the output,
+//! [`plan`] decides what happens to each tensor, [`job`] streams the tensors through a [`device`] (in
+//! earnest the one of [`runtime`]) and into the output,
 //! [`fidelity`] measures on the host what the quantization cost, [`report`] says it as a table or as JSON.
 
 pub mod device;
@@ -8,6 +9,7 @@ pub mod fidelity;
 pub mod job;
 pub mod plan;
 pub mod report;
+pub mod runtime;
 
 pub use device::{DeviceError, Elements, Mxfp8Device, Mxfp8Output};
 pub use fidelity::Fidelity;

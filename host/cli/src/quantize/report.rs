@@ -32,6 +32,15 @@ pub struct DeviceChoice {
     pub reason: String,
 }
 
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.requested {
+            "auto" => write!(f, "{} (--device auto: {})", self.name, self.reason),
+            _ => f.write_str(&self.name),
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct TensorReport<'a> {
     name: &'a str,
@@ -151,11 +160,10 @@ fn finite_snr(fidelity: &Fidelity) -> Option<f64> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceChoice { name, reason, .. } = &self.device;
         writeln!(f, "input   {}, {}", self.input, bytes(self.totals.input_bytes))?;
         writeln!(f, "output  {}, {}", self.output, bytes(self.totals.output_bytes))?;
         writeln!(f, "format  {}: E4M3 elements, an E8M0 scale for every 32 of a row", self.format)?;
-        writeln!(f, "device  {name} ({reason})")?;
+        writeln!(f, "device  {}", self.device)?;
         let (quantized, passed_through) = self.tables();
         if quantized.is_empty() {
             writeln!(f, "\nNo tensor could be quantized.")?;
@@ -224,6 +232,6 @@ impl fmt::Display for Totals {
             writeln!(f, "caution {} infinite or NaN elements in the input, not part of the SNR", self.non_finite)?;
         }
         let rate = (self.quantized_elements as f64 / self.seconds) as u64;
-        writeln!(f, "time    {}, {} of them in the device, {} elements/s", seconds(self.seconds), seconds(self.device_seconds), count(rate))
+        writeln!(f, "time    {}, {} of it in the device, {} elements/s", seconds(self.seconds), seconds(self.device_seconds), count(rate))
     }
 }

@@ -1,0 +1,94 @@
+//! The whole command on a small file, on the emulator: every byte it writes and every line it prints.
+
+mod common;
+
+use common::{names, run, small_checkpoint, stderr};
+use serde_json::Value;
+
+/// What is printed, without the folder's name and without times, which no two runs share.
+fn stable_part(printed: &str, folder: &std::path::Path) -> String {
+    let is_timed = |line: &str| line.contains(" F32 ") || line.contains(" F16 ") || line.contains(" BF16 ");
+    let lines = printed.replace(&format!("{}/", folder.display()), "").lines().map(str::to_owned).collect::<Vec<_>>();
+    let quantized_ends = lines.iter().position(|line| line.starts_with("Passed")).unwrap_or(lines.len());
+    let stable = lines.iter().enumerate().filter(|(_, line)| !line.starts_with("time")).map(|(i, line)| {
+        // The time is the last column.
+        let timed = i < quantized_ends && (is_timed(line) || line.starts_with("tensor "));
+        let line = if timed { line.rsplit_once("  ").map_or(line.as_str(), |(rest, _)| rest) } else { line };
+        line.trim_end().to_owned()
+    });
+    stable.collect::<Vec<_>>().join("\n")
+}
+
+const PRINTED: &str = "\
+input   small.safetensors, 1.4 kB
+output  out.safetensors, 1.4 kB
+format  mxfp8: E4M3 elements, an E8M0 scale for every 32 of a row
+device  CPU emulator
+
+Quantized
+tensor  dtype   shape     amax  SNR dB  zero %  saturated %
+matrix  F32      2x64    24.79   31.35   0.781            0
+half    F16      1x32    10.34   31.48   3.125            0
+brain   BF16   2x1x32  0.06299   32.68   1.562            0
+
+Passed through unchanged
+tensor  dtype   shape  size  reason
+bias    F32         3  12 B  1 dimension, fewer than 2
+narrow  F32       2x3  24 B  last dimension 3 is not a multiple of 32
+ids     I64       1x2  16 B  I64 is not F32, F16 or BF16
+scalar  F32    scalar   4 B  0 dimensions, fewer than 2
+empty   F32      0x32   0 B  no elements
+
+tensors 3 quantized of 8, 224 elements
+size    1.4 kB to 1.4 kB, 99.7 %
+error   SNR 31.35 dB, 1.339 % zero, 0 % saturated";
+
+#[test]
+fn a_small_file_through_the_whole_command() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    let done = run(&[&"quantize", &"--input", &input, &"--output", &output, &"--format", &"mxfp8", &"--device", &"emulated"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert_eq!(stderr(&done), "", "no progress bar where there is no terminal");
+    let printed = String::from_utf8(done.stdout).expect("UTF-8");
+    assert_eq!(stable_part(&printed, folder.path()), PRINTED, "in full:\n{printed}");
+
+    let expected = folder.path().join("expected.safetensors");
+    common::quantize(&input, &expected).expect("a valid checkpoint");
+    assert_eq!(names(folder.path()), ["expected.safetensors", "out.safetensors", "small.safetensors"]);
+    let bytes = |path| std::fs::read(path).expect("readable");
+    assert!(bytes(&output) == bytes(&expected), "the emulator's bytes are those of the scalar quantizer");
+}
+
+#[test]
+fn the_device_is_named_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    for requested in ["auto", "emulated"] {
+        let done = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--device", &requested, &"--json"]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let document: Value = serde_json::from_slice(&done.stdout).expect("one JSON document");
+        let device = &document["device"];
+        assert_eq!(device["requested"], requested);
+        assert!(!device["name"].as_str().expect("a name").is_empty() && !device["reason"].as_str().expect("a reason").is_empty());
+        assert_eq!(document["totals"]["quantized_tensors"], 3);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_that_helps() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    let hidden = common::oxtile()
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .args(["quantize", "--device", "cuda", "-i"])
+        .arg(&input)
+        .arg("-o")
+        .arg(&output)
+        .output();
+    let hidden = hidden.expect("the binary runs");
+    assert_eq!(hidden.status.code(), Some(1), "{}", stderr(&hidden));
+    let text = stderr(&hidden);
+    assert!(text.contains("--device cuda") && text.contains("--device emulated"), "{text}");
+    assert_eq!(names(folder.path()), ["small.safetensors"]);
+}
