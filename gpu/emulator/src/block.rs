@@ -9,6 +9,7 @@ use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
 use crate::warp::{Gathering, Warp};
 use crate::worker::Worker;
+use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult};
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::BTreeMap;
@@ -57,10 +58,12 @@ impl Block {
         let this: *const Self = &*block;
         block.threads.extend((0..count).map(|n| Thread::new(this, n, unflatten(u64::from(n), launch.block))));
         for thread in &block.threads {
+            let stack = worker_now.take_stack()?;
+            thread.stack_limit.set(stack.limit().get());
             let thread: *const Thread = thread;
             let body = launch.body;
             let arguments: *const [u64] = &*launch.arguments;
-            let coroutine = Coroutine::with_stack(worker_now.take_stack()?, move |yielder, ()| {
+            let coroutine = Coroutine::with_stack(stack, move |yielder, ()| {
                 // SAFETY: threads and arguments outlive the coroutine, which the block drops first.
                 let (thread, arguments) = unsafe { (&*thread, &*arguments) };
                 thread.yielder.set(yielder);
@@ -165,7 +168,8 @@ impl Block {
 
     fn describe(&self, thread: &Thread) -> String {
         let what = match thread.waiting.get() {
-            Waiting::Nothing | Waiting::Turn => "ready".to_owned(),
+            Waiting::Nothing => "ready".to_owned(),
+            Waiting::Turn => "polls memory".to_owned(),
             Waiting::Rendezvous { mask } => self.warp(thread).describe(mask),
             Waiting::Warpgroup => "a collective of its warpgroup".to_owned(),
             Waiting::Barrier { id } => self.barriers.borrow()[id as usize].describe(id),

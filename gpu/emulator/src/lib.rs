@@ -28,6 +28,8 @@ mod report;
 mod scheduler;
 mod shadow;
 mod stack;
+#[cfg(unix)]
+mod stack_overflow;
 pub mod tensor_map;
 mod thread;
 mod warp;

@@ -6,6 +6,8 @@ use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Mode, Policy, Progress};
 use crate::panic_hook;
 use crate::report::{Report, SyncSite};
+#[cfg(unix)]
+use crate::stack_overflow;
 use crate::thread::{Stopped, Waiting, running, set_current};
 use crate::warp::lanes;
 use crate::worker::{SiteKey, Worker};
@@ -29,6 +31,8 @@ pub(crate) struct Scheduler {
 impl Scheduler {
     pub fn new(grid: &Arc<Grid>) -> Self {
         panic_hook::install();
+        #[cfg(unix)]
+        stack_overflow::install();
         let worker = Box::new(Worker::new(grid));
         let policy = match grid.options.policy {
             Policy::Seeded => match worker.random.below(4) {

@@ -66,6 +66,8 @@ pub(crate) struct Thread {
     pub waiting: Cell<Waiting>,
     /// Where it waits.
     pub site: Cell<Option<Site>>,
+    /// Lowest address of its stack, where the guard page lies.
+    pub stack_limit: Cell<usize>,
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
@@ -83,6 +85,7 @@ impl Thread {
             yielder: Cell::new(ptr::null()),
             waiting: Cell::new(Waiting::Nothing),
             site: Cell::new(None),
+            stack_limit: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
         }

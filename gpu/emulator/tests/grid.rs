@@ -1,6 +1,9 @@
 //! Launches: identity, results, grids that signal each other.
 
-use oxtile_emulator::{GridRun, Launch, Memory, Mode, Options, Progress, ReadOrder, Scope, ShuffleMode, WriteOrder, device};
+use oxtile_emulator::{
+    AtomicOp, AtomicOrder, FaultKind, GridRun, Launch, Memory, Mode, Options, Progress, ReadOrder, Scope, ShuffleMode, Space, WriteOrder,
+    device,
+};
 use std::sync::Arc;
 
 fn read_u32(memory: &Memory, address: u64, index: u64) -> u32 {
@@ -96,5 +99,103 @@ fn two_grids_signal_each_other_under_every_seed() {
             }
             assert_eq!(read_u32(&memory, data, 0), 8);
         }
+    }
+}
+
+/// Signals with relaxed accesses: the data is not ordered between the grids.
+fn careless(arguments: &[u64]) {
+    let [data, flag, writes] = *arguments else { unreachable!("three arguments") };
+    if writes == 1 {
+        device::global_write(data, [1; 4], WriteOrder::Weak);
+        device::global_write(flag, [1; 4], WriteOrder::Relaxed(Scope::System));
+    } else {
+        while device::global_read::<4>(flag, ReadOrder::Relaxed(Scope::System)) == [0; 4] {
+            device::nanosleep(100);
+        }
+        device::global_write(data, [2; 4], WriteOrder::Weak);
+    }
+}
+
+#[test]
+fn a_race_between_grids_names_both_kernels() {
+    for seed in 0..16 {
+        let memory = Memory::new();
+        let addresses = ["data", "flag"].map(|name| memory.allocate(name, 4, 0));
+        addresses.iter().for_each(|&address| memory.write(address, &[0; 4]).unwrap());
+        let grid = |name: &str, writes| {
+            let launch = Launch::new(name, 1, 1, careless).arguments(&[addresses[0], addresses[1], writes]);
+            GridRun::new(&memory, launch, Options::check(seed)).unwrap()
+        };
+        let (mut reader, mut writer) = (grid("reader", 0), grid("writer", 1));
+        reader.step(4).unwrap();
+        writer.step(100).unwrap();
+        let fault = reader.step(1000).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Race);
+        let text = fault.to_string();
+        assert!(text.contains("kernel `reader`") && text.contains("of kernel `writer` on device 0"), "{text}");
+    }
+}
+
+#[test]
+fn a_launch_is_ordered_after_the_one_before() {
+    fn add_one(arguments: &[u64]) {
+        let at = arguments[0] + u64::from(device::block_index()[0] ^ arguments[1] as u32) * 4;
+        let value = u32::from_le_bytes(device::global_read(at, ReadOrder::ReadOnly));
+        device::global_write(at + 32, (value + 1).to_le_bytes(), WriteOrder::Weak);
+    }
+    let memory = Memory::new();
+    let data = memory.allocate("data", 4 * 32, 0);
+    memory.write(data, &[0; 32]).unwrap();
+    for launch in 0..3 {
+        let launch = Launch::new("add_one", 8, 1, add_one).arguments(&[data + launch * 32, launch]);
+        GridRun::new(&memory, launch, Options::check(7)).unwrap().run().unwrap();
+    }
+    assert!((24..32).all(|i| read_u32(&memory, data, i) == 3));
+}
+
+#[test]
+fn a_polled_grid_reports_that_it_is_blocked() {
+    let memory = Memory::new();
+    let (_, _, mut right) = ping_pong_pair(&memory, &Options::check(1));
+    let Progress::Blocked(on) = right.step(1_000_000).unwrap() else { panic!("it should poll") };
+    assert!((on.contains("nanosleep") || on.contains("polls memory")) && on.contains("grid.rs"), "{on}");
+}
+
+#[test]
+fn workers_share_atomics() {
+    fn count(arguments: &[u64]) {
+        device::atomic(Space::Global, arguments[0] + 4, AtomicOp::Add, 4, 1, 0, AtomicOrder::Relaxed, Scope::Device);
+        let one = u64::from(1f32.to_bits());
+        device::atomic(Space::Global, arguments[0], AtomicOp::AddF32, 4, one, 0, AtomicOrder::Relaxed, Scope::Device);
+    }
+    for options in [Options { workers: 4, ..Options::fast() }, Options::check(5)] {
+        let memory = Memory::new();
+        let data = memory.allocate("data", 8, 0);
+        memory.write(data, &[0; 8]).unwrap();
+        let launch = Launch::new("count", 40, 64, count).arguments(&[data]);
+        GridRun::new(&memory, launch, options).unwrap().run().unwrap();
+        assert_eq!(f32::from_bits(read_u32(&memory, data, 0)), 2560.0);
+        assert_eq!(read_u32(&memory, data, 1), 2560);
+    }
+}
+
+#[test]
+fn fast_blocks_that_wait_for_later_blocks_end() {
+    fn chain(arguments: &[u64]) {
+        let (block, blocks) = (device::block_index()[0], device::grid_dimensions()[0]);
+        let flag = |b: u32| arguments[0] + u64::from(b) * 4;
+        if block + 1 < blocks {
+            while device::global_read::<4>(flag(block + 1), ReadOrder::Acquire(Scope::Device)) == [0; 4] {
+                device::nanosleep(10);
+            }
+        }
+        device::global_write(flag(block), [1; 4], WriteOrder::Release(Scope::Device));
+    }
+    for options in [Options { workers: 1, ..Options::fast() }, Options { workers: 2, ..Options::fast() }, Options::check(0)] {
+        let memory = Memory::new();
+        let flags = memory.allocate("flags", 48, 0);
+        memory.write(flags, &[0; 48]).unwrap();
+        let launch = Launch::new("chain", 12, 1, chain).arguments(&[flags]);
+        GridRun::new(&memory, launch, options).unwrap().run().unwrap();
     }
 }

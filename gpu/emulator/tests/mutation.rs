@@ -1,0 +1,95 @@
+//! Mutation scores of small kernels: every broken synchronisation shows, and equivalents must be named.
+
+mod common;
+use common::*;
+use oxtile_emulator::mutation::{Change, Equivalent, Outcome, Score, Verdict, score};
+use oxtile_emulator::{Options, Space, device};
+
+const STAGES: u32 = 2;
+const TILE: u32 = 128;
+const TILES: u32 = 6;
+
+/// Warp 0 loads tiles in bulk, warp 1 adds one and stores them in bulk.
+fn pipeline(arguments: &[u64]) {
+    let full = |stage: u32| 2 * STAGES * TILE + stage * 16;
+    let empty = |stage: u32| full(stage) + 8;
+    if thread() == 0 {
+        for stage in 0..STAGES {
+            device::mbarrier_init(full(stage), 1);
+            device::mbarrier_init(empty(stage), 32);
+        }
+        device::fence_mbarrier_init();
+    }
+    device::barrier_sync(0, 64);
+    for tile in 0..TILES {
+        let (stage, parity) = (tile % STAGES, tile / STAGES % 2);
+        if thread() == 0 {
+            device::mbarrier_wait_parity(empty(stage), parity ^ 1);
+            device::mbarrier_arrive_expect_transaction(full(stage), TILE);
+            device::bulk_load(stage * TILE, arguments[0] + u64::from(tile * TILE), TILE, full(stage));
+        } else if thread() >= 32 {
+            let (lane, out) = (device::lane(), STAGES * TILE);
+            device::mbarrier_wait_parity(full(stage), parity);
+            let value = shared_load(stage * TILE + lane * 4);
+            device::mbarrier_arrive(empty(stage));
+            shared_store(out + lane * 4, value + 1);
+            device::fence_proxy_async(Space::Shared);
+            device::warp_sync(u32::MAX);
+            if lane == 0 {
+                device::bulk_store(arguments[1] + u64::from(tile * TILE), out, TILE);
+                device::bulk_commit();
+                device::bulk_wait(0, true);
+            }
+            device::warp_sync(u32::MAX);
+        }
+    }
+}
+
+fn outcome(job: &Job, options: &Options, right: impl Fn(usize) -> u32) -> Outcome {
+    match job.run(options.clone()) {
+        Err(fault) => Outcome::Faulted(fault),
+        Ok(report) => match job.output().iter().enumerate().find(|&(i, &v)| v != right(i)) {
+            Some((i, v)) => Outcome::WrongOutput(format!("word {i} is {v}")),
+            None => Outcome::Passed(report),
+        },
+    }
+}
+
+#[test]
+fn every_mutant_of_a_pipeline_is_reported() {
+    let run = |options: &Options| {
+        let job = Job::new("pipeline", 1, 64, TILES * TILE / 4, 2 * STAGES * (TILE + 8), pipeline);
+        outcome(&job, options, |i| i as u32 + 1)
+    };
+    let seeds: Vec<u64> = (0..12).collect();
+    let score: Score = score(run, &seeds, &[]).unwrap();
+    println!("pipeline: {score}");
+    assert!(score.mutants.len() >= 15, "{score}");
+    assert!(score.is_complete(), "{score}");
+    assert!(score.mutants.iter().all(|m| matches!(m.verdict, Verdict::Reported(_))), "{score}");
+}
+
+/// The last barrier does nothing.
+fn superfluous(arguments: &[u64]) {
+    shared_store(thread() * 4, load(arguments[0] + u64::from(thread()) * 4));
+    device::barrier_sync(0, 64);
+    store(arguments[1] + u64::from(thread()) * 4, shared_load((thread() ^ 32) * 4));
+    device::barrier_sync(1, 64);
+}
+
+#[test]
+fn a_superfluous_barrier_survives_unless_it_is_listed() {
+    let run = |options: &Options| outcome(&Job::new("superfluous", 1, 64, 64, 256, superfluous), options, |i| i as u32 ^ 32);
+    let survivors = score(run, &[1, 2, 3], &[]).unwrap();
+    assert_eq!(survivors.survivors().count(), 1, "{survivors}");
+    assert!(survivors.to_string().contains("survived 3 seeds: skip barrier_sync"), "{survivors}");
+    let last = Equivalent { matches: |m| m.change == Change::Skip, reason: "nothing follows the last barrier" };
+    let excused = score(run, &[1, 2, 3], &[last]).unwrap();
+    assert!(excused.is_complete() && excused.to_string().contains("1 equivalent"), "{excused}");
+}
+
+#[test]
+fn a_job_that_fails_unchanged_has_no_score() {
+    let run = |options: &Options| outcome(&Job::new("superfluous", 1, 64, 64, 256, superfluous), options, |_| 0);
+    assert!(score(run, &[1], &[]).unwrap_err().problem.contains("word 0 is 32"));
+}
