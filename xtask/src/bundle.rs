@@ -1,4 +1,4 @@
-//! `bundle`: one flat folder that runs on a GPU machine without Rust.
+//! `bundle`: one folder that runs on a GPU machine without Rust.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     if let Some(argument) = arguments.next()? {
         return Err(argument.unexpected().into());
     }
-    let kernels = kernels::ensure()?.out_dir;
+    let kernels = kernels::ensure()?;
     let folder = root().join("target/bundle");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
@@ -32,9 +32,13 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     for program in programs()? {
         copy(&program, &folder)?;
     }
-    for file in files(&kernels, &["json", "ptx", "cubin"])?.into_iter().chain(files(&root().join("benches/peers"), &["py"])?) {
-        copy(&file, &folder)?;
+    for build in &kernels {
+        // Where the programs look: `kernels/<package>` beside them.
+        let package = folder.join("kernels").join(build.out_dir.file_name().unwrap_or_default());
+        fs::create_dir_all(&package).with_context(|| format!("cannot create {}", package.display()))?;
+        files(&build.out_dir, &["json", "ptx", "cubin"])?.iter().try_for_each(|file| copy(file, &package))?;
     }
+    files(&root().join("benches/peers"), &["py"])?.iter().try_for_each(|file| copy(file, &folder))?;
     let script = folder.join("run.sh");
     fs::write(&script, include_str!("run.sh")).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
@@ -71,18 +75,23 @@ fn files(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
 fn copy(file: &Path, folder: &Path) -> Result<()> {
     let to = folder.join(file.file_name().unwrap_or_default());
     if to.exists() {
-        bail!("two files of the bundle are called {}; rename one, the folder is flat", to.display());
+        bail!("two files of the bundle are called {}; rename one", to.display());
     }
     fs::copy(file, &to).with_context(|| format!("cannot copy {} to {}", file.display(), to.display()))?;
     Ok(())
 }
 
-/// The size of a flat folder in bytes; an error that names the largest files where it is over the limit.
+/// The size of a folder in bytes; an error that names the largest files where it is over the limit.
 fn check_size(folder: &Path) -> Result<u64> {
-    let mut sizes: Vec<(u64, String)> = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        sizes.push((entry.metadata()?.len(), entry.file_name().to_string_lossy().into_owned()));
+    let (mut sizes, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => folders.push(entry.path()),
+                false => sizes.push((entry.metadata()?.len(), entry.file_name().to_string_lossy().into_owned())),
+            }
+        }
     }
     let size = sizes.iter().map(|(size, _)| size).sum();
     if size > LIMIT {

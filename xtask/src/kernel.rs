@@ -1,12 +1,12 @@
 //! `kernel NAME`: one kernel at a time, for whoever is writing it.
 
-use std::{collections::BTreeMap, process::ExitCode, thread, time::Duration};
+use std::{collections::BTreeMap, path::Path, process::ExitCode, thread, time::Duration};
 
 use anyhow::{Result, bail};
 use lexopt::{Arg, Parser, ValueExt};
-use oxtile_build::{Arch, Builder, CudaTools, Kernel, ratchet, sass::Listing, source_hash};
+use oxtile_build::{Arch, CudaTools, Kernel, ratchet, sass::Listing, source_hash};
 
-use crate::{machine, programs, root, say};
+use crate::{kernels, machine, programs, root, say};
 
 /// How often `--watch` looks at the sources.
 const WATCH_PERIOD: Duration = Duration::from_millis(400);
@@ -24,7 +24,7 @@ pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
     let options = options(arguments)?;
     let (_, tools) = machine::ready()?;
     loop {
-        let seen = source_hash(root().join("gpu"))?;
+        let seen = sources()?;
         let result = if options.emulate { emulate(&options) } else { report(&options, &tools).map(|()| ExitCode::SUCCESS) };
         if !options.watch {
             return result;
@@ -34,10 +34,19 @@ pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
         }
         say("waiting for an edit (control-C ends)");
         // A file that is being written may be unreadable for a moment.
-        while source_hash(root().join("gpu")).map_or(true, |now| now == seen) {
+        while sources().map_or(true, |now| now == seen) {
             thread::sleep(WATCH_PERIOD);
         }
     }
+}
+
+/// Changes when a source of any kernel does.
+fn sources() -> Result<[String; kernels::CRATES.len()]> {
+    let mut hashes = [const { String::new() }; kernels::CRATES.len()];
+    for (hash, folder) in hashes.iter_mut().zip(kernels::CRATES) {
+        *hash = source_hash(root().join(folder))?;
+    }
+    Ok(hashes)
 }
 
 fn options(arguments: &mut Parser) -> Result<Options> {
@@ -67,29 +76,33 @@ fn emulate(options: &Options) -> Result<ExitCode> {
 }
 
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {
-    let builder = || Builder::new(root().join("gpu")).arch(options.arch.clone()).on_step(say);
-    let shipped = builder().inspect()?;
-    let wanted = |kernel: &&Kernel| kernel.meta.name.starts_with(&options.name);
-    let Some(first) = shipped.kernels.iter().find(wanted) else {
-        let names: Vec<_> = shipped.kernels.iter().map(|kernel| kernel.meta.name.as_str()).collect();
-        bail!("no kernel begins with `{}`; there are: {}", options.name, names.join(", "));
-    };
-    // The figures are those of the shipped code; the listing, with its source lines, is of a build of its own.
-    let lines = builder().family(&first.meta.family).line_tables(true).inspect()?;
-    for kernel in shipped.kernels.iter().filter(wanted) {
-        figures(kernel)?;
-        if let Some(twin) = lines.kernels.iter().find(|twin| twin.meta.name == kernel.meta.name) {
-            hot_loop(&Listing::of(&twin.cubin, tools)?);
+    let mut names = Vec::new();
+    for folder in kernels::CRATES.map(|folder| root().join(folder)) {
+        let builder = || kernels::builder(&folder).arch(options.arch.clone());
+        let shipped = builder().inspect()?;
+        let wanted: Vec<&Kernel> = shipped.kernels.iter().filter(|kernel| kernel.meta.name.starts_with(&options.name)).collect();
+        let Some(first) = wanted.first() else {
+            names.extend(shipped.kernels.into_iter().map(|kernel| kernel.meta.name));
+            continue;
+        };
+        // The figures are those of the shipped code; the listing, with its source lines, is of a build of its own.
+        let lines = builder().family(&first.meta.family).line_tables(true).inspect()?;
+        for kernel in wanted {
+            figures(kernel, &folder.join("ratchet"))?;
+            if let Some(twin) = lines.kernels.iter().find(|twin| twin.meta.name == kernel.meta.name) {
+                hot_loop(&Listing::of(&twin.cubin, tools)?);
+            }
+            println!();
         }
-        println!();
+        shipped.findings.iter().filter(|finding| finding.kernel.starts_with(&options.name)).for_each(|finding| println!("MEND {finding}"));
+        return Ok(());
     }
-    shipped.findings.iter().filter(|finding| finding.kernel.starts_with(&options.name)).for_each(|finding| println!("MEND {finding}"));
-    Ok(())
+    bail!("no kernel begins with `{}`; there are: {}", options.name, names.join(", "))
 }
 
-fn figures(kernel: &Kernel) -> Result<()> {
+fn figures(kernel: &Kernel, ratchet: &Path) -> Result<()> {
     let Kernel { meta, arch, usage, operations, .. } = kernel;
-    let accepted = ratchet::accepted(&root().join("gpu/ratchet"), kernel)?;
+    let accepted = ratchet::accepted(ratchet, kernel)?;
     let beside = |accepted: Option<u32>| accepted.map_or("(not in the ratchet)".into(), |figure| format!("(ratchet {figure})"));
     let [x, y, z] = meta.threads;
     println!("{} on {arch}: {x}x{y}x{z} threads, {} bytes of shared memory", meta.name, meta.shared + usage.static_shared);

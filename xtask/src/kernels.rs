@@ -1,6 +1,6 @@
 //! `build-ptx`: compile the kernels, check them, print what they take.
 
-use std::{process::ExitCode, time::Instant};
+use std::{path::PathBuf, process::ExitCode, time::Instant};
 
 use anyhow::Result;
 use lexopt::{Arg, Parser, ValueExt};
@@ -8,41 +8,77 @@ use oxtile_build::{Arch, Build, Builder, Kernel};
 
 use crate::{machine, root, say};
 
-/// Options shared by the commands that compile kernels.
-fn builder(arguments: &mut Parser) -> Result<Builder<'static>> {
-    let mut builder = Builder::new(root().join("gpu")).on_step(say);
-    while let Some(argument) = arguments.next()? {
-        match argument {
-            Arg::Long("arch") => {
-                for name in arguments.value()?.string()?.split(',') {
-                    builder = builder.arch(name.trim().parse::<Arch>()?);
-                }
-            }
-            Arg::Long("family") => builder = builder.family(arguments.value()?.string()?),
-            Arg::Long("accept") => builder = builder.accept(true),
-            Arg::Long("checked") => builder = builder.checked(true),
-            other => return Err(other.unexpected().into()),
-        }
-    }
-    Ok(builder)
+/// The crates with kernels: those that are shipped, and those that hold the emulator to the GPU.
+pub const CRATES: [&str; 2] = ["gpu", "tests/conformance"];
+
+#[derive(Default)]
+struct Options {
+    archs: Vec<Arch>,
+    family: Option<String>,
+    crates: Vec<PathBuf>,
+    checked: bool,
+    accept: bool,
 }
 
-/// `build-ptx [--arch A,B] [--family F] [--accept]`.
+impl Options {
+    fn parse(arguments: &mut Parser) -> Result<Self> {
+        let mut options = Self::default();
+        while let Some(argument) = arguments.next()? {
+            match argument {
+                Arg::Long("arch") => {
+                    let names = arguments.value()?.string()?;
+                    options.archs = names.split(',').map(|name| name.trim().parse()).collect::<Result<_, _>>()?;
+                }
+                Arg::Long("family") => options.family = Some(arguments.value()?.string()?),
+                Arg::Long("crate") => options.crates.push(std::path::absolute(arguments.value()?)?),
+                Arg::Long("checked") => options.checked = true,
+                Arg::Long("accept") => options.accept = true,
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        if options.crates.is_empty() {
+            // A family is one of the shipped kernels' unless another crate is named.
+            let crates = if options.family.is_some() { &CRATES[..1] } else { &CRATES[..] };
+            options.crates = crates.iter().map(|folder| root().join(folder)).collect();
+        }
+        Ok(options)
+    }
+
+    fn builder(&self, folder: &PathBuf) -> Builder<'static> {
+        let mut builder = builder(folder).checked(self.checked).accept(self.accept && folder.join("ratchet").exists());
+        for arch in &self.archs {
+            builder = builder.arch(arch.clone());
+        }
+        match &self.family {
+            Some(family) => builder.family(family),
+            None => builder,
+        }
+    }
+}
+
+/// A build of the kernels of one crate that tells its steps.
+pub fn builder(folder: impl Into<PathBuf>) -> Builder<'static> {
+    Builder::new(folder).on_step(say)
+}
+
+/// `build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]`.
 pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
-    let builder = builder(arguments)?;
+    let options = Options::parse(arguments)?;
     machine::ready()?;
-    let start = Instant::now();
-    let seen = builder.inspect()?;
-    table(&seen);
-    let build = builder.build()?;
-    println!("{} kernels in {} ({:.1} s)", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
+    for folder in &options.crates {
+        let start = Instant::now();
+        // The table is printed even where the kernels may not be used: it is what one mends them by.
+        table(&options.builder(folder).inspect()?);
+        let build = options.builder(folder).build()?;
+        println!("{} kernels in {} ({:.1} s)\n", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles the kernels for the default architecture, if their sources changed.
-pub fn ensure() -> Result<Build> {
+/// Compiles all kernels for the default architecture, where their sources changed.
+pub fn ensure() -> Result<Vec<Build>> {
     machine::ready()?;
-    Ok(Builder::new(root().join("gpu")).on_step(say).build()?)
+    CRATES.iter().map(|folder| Ok(builder(root().join(folder)).build()?)).collect()
 }
 
 fn table(build: &Build) {

@@ -17,8 +17,8 @@ cargo xtask <command>
 
   setup                 make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
   doctor                say what is there, and the mend for what is not
-  build-ptx [--arch A,B] [--family F] [--checked] [--accept]
-                        compile the kernels to PTX and cubins and hold them to gpu/ratchet/;
+  build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]
+                        compile the kernels to PTX and cubins and hold them to the ratchet beside them;
                         --accept rewrites the ratchet, --checked keeps the bounds checks in
   kernel NAME [--arch A] [--watch] [--emulate --seed N]
                         figures against the ratchet and the machine code of the hot loop of the kernels

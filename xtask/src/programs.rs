@@ -33,8 +33,8 @@ pub fn cases(arguments: Vec<String>) -> Result<ExitCode> {
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.
 pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
     let arguments: Vec<_> = arguments.raw_args()?.collect();
-    let build = kernels::ensure()?;
-    status(program("oxtile-benches", "oxtile-benches", &["--release"]).env("OXTILE_KERNELS", build.out_dir).args(arguments))
+    kernels::ensure()?;
+    status(program("oxtile-benches", "oxtile-benches", &["--release"]).args(arguments))
 }
 
 /// `demo [--input FILE]`: quantizes a checkpoint to MXFP8, on the GPU if there is one, else on the emulator.
@@ -46,15 +46,11 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let kernels = kernels::ensure()?.out_dir;
+    kernels::ensure()?;
     let folder = root().join("target/demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");
-    let oxtile = || {
-        let mut oxtile = program("oxtile-cli", "oxtile", &[]);
-        oxtile.env("OXTILE_KERNELS", &kernels);
-        oxtile
-    };
+    let oxtile = || program("oxtile-cli", "oxtile", &[]);
     if input.is_none() {
         say(&format!("oxtile demo-checkpoint --seed {DEMO_SEED} --output {}", short(&made)));
         let made = status(oxtile().args(["demo-checkpoint", "--seed", DEMO_SEED, "--output"]).arg(&made))?;

@@ -3,7 +3,7 @@
 # Builds nothing. Leaves one file, results.txt, beside this script or where the first argument says.
 here=$(cd "$(dirname "$0")" && pwd)
 results=${1:-$here/results.txt}
-export OXTILE_KERNELS="$here" OXTILE_PEERS="$here" OXTILE_REQUIRE=cuda
+export OXTILE_KERNELS="$here/kernels" OXTILE_PEERS="$here" OXTILE_REQUIRE=cuda
 cd "$here" || exit 1
 : >"$results" || exit 1
 failures=0

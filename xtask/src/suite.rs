@@ -123,19 +123,10 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
         tally.step("cargo clippy", || succeeds(&mut cargo(&clippy)));
     }
-    let mut built = None;
-    tally.step("build-ptx", || Ok(built.insert(kernels::ensure()?).findings.is_empty()));
-    let with_kernels = |command: &mut Command| {
-        if let Some(build) = &built {
-            command.env("OXTILE_KERNELS", &build.out_dir);
-        }
-    };
-    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast", "--"]);
-    with_kernels(&mut tests);
-    tally.tests("cargo test", tests.args(&filter))?;
-    let mut cases = cargo(&["run", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests", "--"]);
-    with_kernels(&mut cases);
-    tally.tests("oxtile-tests", cases.args(&filter))?;
+    tally.step("build-ptx", || kernels::ensure().map(|_| true));
+    tally.tests("cargo test", cargo(&["test", "--workspace", "--no-fail-fast", "--"]).args(&filter))?;
+    let cases = ["run", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests", "--"];
+    tally.tests("oxtile-tests", cargo(&cases).args(&filter))?;
     Ok(tally.report())
 }
 

@@ -49,6 +49,11 @@ impl Project {
         })
     }
 
+    /// Where rustc's output and what was measured on it are kept.
+    pub fn folder_for_ptx(&self) -> PathBuf {
+        self.target.join("ptx").join(&self.package)
+    }
+
     /// The families of the crate: the first component below `src/` of every file that has a `#[kernel]`, without `.rs`.
     pub fn families(&self) -> Result<Vec<String>, Error> {
         let (root, mut families) = (self.folder.join("src"), BTreeSet::new());
@@ -114,12 +119,12 @@ impl Variant {
 
 /// Compiles one family for one architecture and returns the PTX as rustc writes it.
 pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, variant: Variant) -> Result<String, Error> {
-    let folder = project.target.join("ptx").join(&project.package);
+    let folder = project.folder_for_ptx();
     let output = folder.join(format!("{family}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
-    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(&folder);
+    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.target.join("ptx/cargo"));
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
     if variant.line_tables {
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);

@@ -22,11 +22,13 @@ pub struct Finding {
     pub arch: Option<Arch>,
     /// What is wrong and how to mend it.
     pub why: String,
+    /// Whether accepting the figures into the ratchet would settle it.
+    pub acceptable: bool,
 }
 
 impl Finding {
     pub(crate) fn new(kernel: &str, arch: Option<Arch>, why: String) -> Self {
-        Self { kernel: kernel.into(), arch, why }
+        Self { kernel: kernel.into(), arch, why, acceptable: false }
     }
 
     pub(crate) fn on(kernel: &Kernel, why: String) -> Self {
@@ -45,8 +47,12 @@ impl fmt::Display for Finding {
 
 /// All findings as one error text.
 pub(crate) fn describe(findings: &[Finding]) -> String {
-    let lines: Vec<String> = findings.iter().map(|finding| format!("  {finding}")).collect();
-    format!("the kernels compiled, but {} thing(s) must be mended:\n{}", findings.len(), lines.join("\n"))
+    let mut text = format!("the kernels compiled, but {} thing(s) must be mended:", findings.len());
+    findings.iter().for_each(|finding| text.push_str(&format!("\n  {finding}")));
+    if findings.iter().any(|finding| finding.acceptable) {
+        text.push_str("\n  where the new figures are meant, `cargo xtask build-ptx --accept` writes them into the ratchet");
+    }
+    text
 }
 
 /// Looks at one assembled kernel.

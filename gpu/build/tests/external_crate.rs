@@ -123,7 +123,7 @@ fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
     let meet = || Builder::new(&folder).family("meet");
     let out = tempfile::tempdir().unwrap();
     let stale = ratchet("meet", "[gone.sm_90a]\nregisters = 1\ninstructions = 1\n[gone.sm_80]\nregisters = 1\ninstructions = 1\n");
-    let text = findings(meet().ratchet(stale.path())).iter().map(Finding::to_string).collect::<Vec<_>>().join("\n");
+    let text = Error::Lint(findings(meet().ratchet(stale.path()))).to_string();
     assert!(text.contains("gone (sm_90a): ") && text.contains("family `meet` has it no longer"), "{text}");
     assert!(text.contains("meet (sm_90a): ") && text.contains("holds no figures of this kernel"), "{text}");
     assert!(text.contains("`cargo xtask build-ptx --accept`") && !text.contains("sm_80"), "{text}");
