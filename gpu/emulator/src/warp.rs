@@ -283,6 +283,19 @@ pub(crate) struct Gathering {
     fragments: Vec<(u32, *mut ())>,
 }
 
+impl Gathering {
+    /// Whether a thread that comes with `group` belongs here, or should: threads of both wait for each other.
+    fn concerns(&self, thread: &Thread, group: Group) -> bool {
+        let warp = thread.number & !31;
+        match (self.group, group) {
+            (Group::Warp(mine), Group::Warp(theirs)) => self.first == warp && mine & theirs != 0,
+            (Group::Warpgroup, Group::Warpgroup) => self.first == thread.number & !127,
+            (Group::Warp(mine), Group::Warpgroup) => self.first == warp && mine >> thread.lane() & 1 != 0,
+            (Group::Warpgroup, Group::Warp(theirs)) => self.fragments.iter().any(|f| f.0 & !31 == warp && theirs >> (f.0 % 32) & 1 != 0),
+        }
+    }
+}
+
 /// A rendezvous that computes over every thread's fragment.
 pub(crate) fn collective<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T]), site: Site) {
     let block = thread.block();
@@ -301,8 +314,7 @@ pub(crate) fn collective<T: 'static>(thread: &Thread, group: Group, fragment: &m
         Group::Warpgroup => (thread.number & !127, 128),
     };
     let mut gatherings = block.gatherings.borrow_mut();
-    let at =
-        gatherings.iter().position(|g| g.first == first && g.fragments.iter().all(|f| f.0 != thread.number) && overlaps(g.group, group));
+    let at = gatherings.iter().position(|gathering| gathering.concerns(thread, group));
     let at = at.unwrap_or_else(|| {
         gatherings.push(Gathering { group, first, kind: TypeId::of::<T>(), site, fragments: Vec::with_capacity(128) });
         gatherings.len() - 1
@@ -337,12 +349,5 @@ pub(crate) fn collective<T: 'static>(thread: &Thread, group: Group, fragment: &m
     compute(&mut fragments);
     for &(number, _) in gathered.fragments.iter().filter(|f| f.0 != thread.number) {
         block.make_ready(number);
-    }
-}
-
-fn overlaps(a: Group, b: Group) -> bool {
-    match (a, b) {
-        (Group::Warp(a), Group::Warp(b)) => a & b != 0,
-        _ => true,
     }
 }
