@@ -12,6 +12,7 @@ const BARRIERS: u32 = 16;
 pub(crate) struct Barrier {
     /// Threads that this phase waits for; zero between phases.
     expected: u32,
+    arrivals: u32,
     /// Threads that arrived, a mask a warp.
     arrived: [u32; 32],
     /// Of those, the ones that wait.
@@ -21,10 +22,6 @@ pub(crate) struct Barrier {
 }
 
 impl Barrier {
-    fn arrivals(&self) -> u32 {
-        self.arrived.iter().map(|mask| mask.count_ones()).sum()
-    }
-
     /// Lets all that wait go on, but for the thread that came last, which never stopped.
     fn open(&mut self, last: &Thread) {
         let block = last.block();
@@ -41,7 +38,7 @@ impl Barrier {
     }
 
     pub fn describe(&self, id: u32) -> String {
-        format!("barrier {id}, {} of {} threads arrived", self.arrivals(), self.expected)
+        format!("barrier {id}, {} of {} threads arrived", self.arrivals, self.expected)
     }
 }
 
@@ -75,13 +72,14 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     }
     barrier.expected = count;
     barrier.arrived[warp] |= bit;
+    barrier.arrivals += 1;
     if wait {
         barrier.waiting[warp] |= bit;
     }
     if let Some(detector) = thread.detector() {
         detector.release(thread.number, &mut barrier.knowledge);
     }
-    if barrier.arrivals() == count {
+    if barrier.arrivals == count {
         barrier.open(thread);
         block.worker().productive();
     } else if wait {

@@ -190,8 +190,13 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Suspended coroutines unwind here, while the threads they point to still exist.
-        self.coroutines.get_mut().clear();
+        // Suspended coroutines unwind here, while the threads they point to still exist. Their destructors may
+        // call device operations, which do nothing then.
+        for (thread, coroutine) in self.threads.iter().zip(self.coroutines.get_mut()) {
+            set_current(thread);
+            *coroutine = None;
+        }
+        set_current(ptr::null());
     }
 }
 

@@ -8,8 +8,9 @@ use crate::order::Space;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Nothing is known where there are no parts: a clock that is not used costs nothing.
 #[derive(Clone, Default)]
-pub(crate) struct Clock(Arc<Parts>);
+pub(crate) struct Clock(Option<Arc<Parts>>);
 
 #[derive(Clone, Default)]
 struct Parts {
@@ -22,16 +23,17 @@ struct Parts {
 impl Clock {
     /// A clock that knows all of these blocks.
     pub fn after(finished: &[Range<u32>]) -> Self {
-        Self(Arc::new(Parts { finished: finished.to_vec(), blocks: Vec::new() }))
+        Self(Some(Arc::new(Parts { finished: finished.to_vec(), blocks: Vec::new() })))
     }
 
     pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
-        self.time(block, slot) >= time || self.0.finished.iter().any(|range| range.contains(&block))
+        let finished = self.0.as_ref().map_or(&[][..], |parts| &parts.finished);
+        self.time(block, slot) >= time || finished.iter().any(|range| range.contains(&block))
     }
 
     /// The latest known time of a slot, zero if none.
     pub fn time(&self, block: u32, slot: u32) -> u32 {
-        let blocks = &self.0.blocks;
+        let Some(Parts { blocks, .. }) = self.0.as_deref() else { return 0 };
         let Ok(at) = blocks.binary_search_by_key(&block, |entry| entry.0) else { return 0 };
         blocks[at].1.get(slot as usize).copied().unwrap_or(0)
     }
@@ -41,7 +43,7 @@ impl Clock {
         if self.time(block, slot) >= time {
             return;
         }
-        let blocks = &mut Arc::make_mut(&mut self.0).blocks;
+        let blocks = &mut Arc::make_mut(self.0.get_or_insert_default()).blocks;
         let at = blocks.binary_search_by_key(&block, |entry| entry.0).unwrap_or_else(|at| {
             blocks.insert(at, (block, Arc::default()));
             at
@@ -55,41 +57,42 @@ impl Clock {
 
     /// Learns all that another clock knows.
     pub fn join(&mut self, other: &Self) {
-        if Arc::ptr_eq(&self.0, &other.0) {
-            return;
-        }
-        if self.0.blocks.is_empty() && covers(&other.0.finished, &self.0.finished) {
+        let Some(theirs) = &other.0 else { return };
+        let Some(ours) = &mut self.0 else {
             *self = other.clone();
             return;
+        };
+        if Arc::ptr_eq(ours, theirs) {
+            return;
         }
-        if !covers(&self.0.finished, &other.0.finished) {
-            Arc::make_mut(&mut self.0).finished.extend(other.0.finished.iter().cloned());
+        if !covers(&ours.finished, &theirs.finished) {
+            Arc::make_mut(ours).finished.extend(theirs.finished.iter().cloned());
         }
-        for (block, theirs) in &other.0.blocks {
-            self.join_block(*block, theirs);
+        for (block, times) in &theirs.blocks {
+            join_block(ours, *block, times);
         }
     }
+}
 
-    fn join_block(&mut self, block: u32, theirs: &Arc<Vec<u32>>) {
-        let found = self.0.blocks.binary_search_by_key(&block, |entry| entry.0);
-        if let Ok(at) = found {
-            let ours = &self.0.blocks[at].1;
-            let newer = |(slot, time): (usize, &u32)| ours.get(slot).is_none_or(|known| known < time);
-            if Arc::ptr_eq(ours, theirs) || !theirs.iter().enumerate().any(newer) {
-                return;
-            }
+fn join_block(parts: &mut Arc<Parts>, block: u32, theirs: &Arc<Vec<u32>>) {
+    let found = parts.blocks.binary_search_by_key(&block, |entry| entry.0);
+    if let Ok(at) = found {
+        let ours = &parts.blocks[at].1;
+        let newer = |(slot, time): (usize, &u32)| ours.get(slot).is_none_or(|known| known < time);
+        if Arc::ptr_eq(ours, theirs) || !theirs.iter().enumerate().any(newer) {
+            return;
         }
-        let blocks = &mut Arc::make_mut(&mut self.0).blocks;
-        match found {
-            Err(at) => blocks.insert(at, (block, Arc::clone(theirs))),
-            Ok(at) => {
-                let ours = Arc::make_mut(&mut blocks[at].1);
-                if ours.len() < theirs.len() {
-                    ours.resize(theirs.len(), 0);
-                }
-                for (our, their) in ours.iter_mut().zip(theirs.iter()) {
-                    *our = (*our).max(*their);
-                }
+    }
+    let blocks = &mut Arc::make_mut(parts).blocks;
+    match found {
+        Err(at) => blocks.insert(at, (block, Arc::clone(theirs))),
+        Ok(at) => {
+            let ours = Arc::make_mut(&mut blocks[at].1);
+            if ours.len() < theirs.len() {
+                ours.resize(theirs.len(), 0);
+            }
+            for (our, their) in ours.iter_mut().zip(theirs.iter()) {
+                *our = (*our).max(*their);
             }
         }
     }
