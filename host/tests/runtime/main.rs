@@ -3,4 +3,9 @@
 //! alone, under many seeds.
 
 mod buffers;
+mod faults;
+mod graphs;
+mod launches;
+mod library;
+mod streams;
 mod support;

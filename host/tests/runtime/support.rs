@@ -1,10 +1,11 @@
 //! What the tests share.
 
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
-use oxtile::runtime::{Buffer, EmulatedOptions, Loaded, Mode, Result, Runtime, Stream};
+use oxtile::runtime::Mode;
+use oxtile::{Buffer, EmulatedOptions, Loaded, Result, Runtime, Stream};
 
 /// The seeds that a property of the scheduler is shown under.
-pub const SEEDS: u64 = 32;
+pub const SEEDS: std::ops::Range<u64> = 0..32;
 
 /// The back end at hand.
 pub fn runtime() -> Runtime {
@@ -20,17 +21,47 @@ pub fn emulated(seed: u64, devices: u32) -> Runtime {
     Runtime::emulated_with(options).expect("valid options")
 }
 
-/// The stream of a runtime's first device.
+/// The back end at hand, and the emulator under every seed.
+pub fn everywhere() -> impl Iterator<Item = Runtime> {
+    std::iter::once(runtime()).chain(SEEDS.map(|seed| emulated(seed, 1)))
+}
+
+/// A new stream of a runtime's first device.
 pub fn stream(runtime: &Runtime) -> Stream {
     runtime.device(0).and_then(|device| device.stream()).expect("a stream")
 }
 
-/// Enqueues `target = source`, as a kernel.
-pub fn launch_copy(kernel: &Loaded<CopyWords>, stream: &Stream, source: &Buffer<u32>, target: &mut Buffer<u32>) -> Result<()> {
-    kernel.launch(stream, CopyWordsArgs { source: source.view(), target: target.view_mut() })
+/// `N` new streams of a runtime's first device.
+pub fn streams<const N: usize>(runtime: &Runtime) -> [Stream; N] {
+    std::array::from_fn(|_| stream(runtime))
 }
 
-/// `length` different numbers.
+/// `target = source` by a kernel.
+pub struct Copier(Loaded<CopyWords>);
+
+impl Copier {
+    pub fn new(runtime: &Runtime) -> Self {
+        Self(runtime.load().expect("the copy kernel"))
+    }
+
+    pub fn copy(&self, stream: &Stream, source: &Buffer<u32>, target: &mut Buffer<u32>) -> Result<()> {
+        self.0.launch(stream, CopyWordsArgs { source: source.view(), target: target.view_mut() })
+    }
+}
+
+/// `length` numbers that differ by place and salt.
 pub fn numbers(length: u32, salt: u32) -> Vec<u32> {
     (0..length).map(|i| i.wrapping_mul(0x9e37_79b9) ^ salt).collect()
+}
+
+/// A buffer of [`numbers`] and the numbers, with the copy to it done.
+pub fn filled(stream: &Stream, length: u32, salt: u32) -> (Buffer<u32>, Vec<u32>) {
+    let numbers = numbers(length, salt);
+    (Buffer::from_slice(stream, &numbers).expect("a buffer"), numbers)
+}
+
+/// The same memory again, whose uses the runtime does not connect with the first buffer's.
+pub fn alias(buffer: &Buffer<u32>) -> Buffer<u32> {
+    // SAFETY: the tests keep the first buffer while they use the alias, and order the two themselves.
+    unsafe { Buffer::borrow_raw(&buffer.device(), buffer.address(), buffer.len()) }.expect("an alias")
 }

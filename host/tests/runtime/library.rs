@@ -1,0 +1,97 @@
+//! Finding compiled kernels, and what is said when they are not there.
+
+use std::fs;
+use std::path::Path;
+
+use oxtile::kernels::copy::CopyWords;
+use oxtile::runtime::KernelLibrary;
+use oxtile::{Error, Kind, Runtime};
+use oxtile_tile::launch::{Kernel, KernelInfo};
+
+const HOPPER: (u32, u32) = (9, 0);
+
+fn info() -> KernelInfo {
+    KernelInfo { package: "some-kernels", source_hash: "abc", ..CopyWords::INFO }
+}
+
+/// A folder with a manifest of one kernel for these architectures.
+fn library(folder: &Path, source_hash: &str, kernel: &str, architectures: &[&str]) -> KernelLibrary {
+    let files: Vec<_> = architectures.iter().map(|a| format!(r#""{a}": {{"ptx": "{a}.ptx", "cubin": "{a}.cubin"}}"#)).collect();
+    let manifest = format!(
+        r#"{{"package": "some-kernels", "source_hash": "{source_hash}", "kernels": {{"{kernel}": {{"architectures": {{{}}}}}}}}}"#,
+        files.join(", ")
+    );
+    fs::create_dir(folder.join("some-kernels")).unwrap();
+    fs::write(folder.join("some-kernels/manifest.json"), manifest).unwrap();
+    KernelLibrary::new(vec![folder.to_owned()])
+}
+
+#[test]
+fn cubins_come_first_and_ptx_is_the_fallback() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "abc", "copy_words", &["sm_80", "sm_90a", "sm_100a"]);
+    let names = |capability| -> Vec<String> {
+        let images = library.find(&info(), capability).unwrap();
+        images.into_iter().map(|image| image.path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names(HOPPER), ["sm_90a.cubin", "sm_90a.ptx", "sm_80.ptx"]);
+    assert_eq!(names((8, 6)), ["sm_80.cubin", "sm_80.ptx"]);
+    assert_eq!(names((12, 0)), ["sm_80.ptx"]);
+}
+
+#[test]
+fn missing_kernels_say_what_to_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = KernelLibrary::new(vec![folder.path().to_owned()]).find(&info(), HOPPER).unwrap_err();
+    let expected = "no compiled kernels of `some-kernels` for `copy_words`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS (looked in ";
+    assert!(error.to_string().starts_with(expected), "{error}");
+    assert!(error.to_string().contains(&folder.path().display().to_string()), "{error}");
+}
+
+#[test]
+fn stale_kernels_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "old", "copy_words", &["sm_90a"]);
+    let error = library.find(&info(), HOPPER).unwrap_err();
+    assert!(matches!(error, Error::StaleKernels { .. }));
+    assert!(error.to_string().ends_with("built from sources old, this program from abc: run `cargo xtask build-ptx`"), "{error}");
+    // A program that knows no hash cannot tell.
+    assert!(library.find(&KernelInfo { source_hash: "", ..info() }, HOPPER).is_ok());
+}
+
+#[test]
+fn a_wrong_architecture_names_the_right_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "abc", "copy_words", &["sm_100a", "sm_90a"]);
+    let text = library.find(&info(), (8, 0)).unwrap_err().to_string();
+    let expected =
+        "kernel `copy_words` is compiled for sm_100a, sm_90a, none of which runs on sm_80: run `cargo xtask build-ptx --arch sm_80`";
+    assert_eq!(text, expected);
+    let text = library.find(&info(), (12, 0)).unwrap_err().to_string();
+    assert!(text.ends_with("--arch sm_120a`"), "{text}");
+}
+
+#[test]
+fn an_unknown_kernel_and_a_broken_manifest_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "abc", "other", &["sm_90a"]);
+    let error = library.find(&info(), HOPPER).unwrap_err();
+    assert!(error.to_string().ends_with("manifest.json has no kernel `copy_words`: run `cargo xtask build-ptx`"), "{error}");
+    fs::write(folder.path().join("some-kernels/manifest.json"), "{").unwrap();
+    let error = library.find(&info(), HOPPER).unwrap_err();
+    assert!(matches!(error, Error::KernelFile { .. }), "{error}");
+}
+
+#[test]
+fn auto_gives_a_reason() {
+    let choice = Runtime::auto().unwrap();
+    match (Runtime::cuda(), choice.runtime.kind()) {
+        (Ok(_), Kind::Cuda) => assert!(choice.reason.starts_with("CUDA: "), "{}", choice.reason),
+        (Ok(_), Kind::Emulated) => assert!(choice.reason.contains("build-ptx"), "{}", choice.reason),
+        (Err(error), kind) => {
+            assert_eq!(kind, Kind::Emulated);
+            assert_eq!(choice.reason, format!("the CPU emulator, since {error}"));
+            assert!(error.to_string().starts_with("CUDA is not available: "), "{error}");
+        }
+    }
+}
