@@ -31,15 +31,18 @@ fn main() {
     let output = memory.allocate("output", bytes, 0);
     memory.write(input, &vec![1; bytes as usize]).expect("inside the allocation");
     memory.write(output, &vec![0; bytes as usize]).expect("inside the allocation");
-    for workers in [1, 0] {
-        for _ in 0..3 {
-            let launch = Launch::new("speed", BLOCKS, THREADS, kernel).arguments(&[input, output]);
-            let start = Instant::now();
-            let run = GridRun::new(&memory, launch, Options { workers, ..Options::fast() }).expect("a valid launch");
-            run.run().expect("a correct kernel");
-            let seconds = start.elapsed().as_secs_f64();
-            let coroutines = f64::from(BLOCKS * THREADS);
-            println!("workers {workers}: {coroutines} coroutines in {seconds:.3} s, {:.0} ns each", seconds * 1e9 / coroutines);
-        }
+    let time = |what: &str, blocks: u32, options: Options| {
+        let launch = Launch::new("speed", blocks, THREADS, kernel).arguments(&[input, output]);
+        let start = Instant::now();
+        let run = GridRun::new(&memory, launch, options).expect("a valid launch");
+        run.run().expect("a correct kernel");
+        let seconds = start.elapsed().as_secs_f64();
+        let coroutines = f64::from(blocks * THREADS);
+        println!("{what}: {coroutines} coroutines in {seconds:.3} s, {:.0} ns each", seconds * 1e9 / coroutines);
+    };
+    for _ in 0..3 {
+        time("fast, one worker", BLOCKS, Options { workers: 1, ..Options::fast() });
+        time("fast, a worker a core", BLOCKS, Options::fast());
+        time("check", BLOCKS / 64, Options::check(1));
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{self, Ordering};
 #[inline(always)]
 fn locate(thread: &Thread, slot: usize, address: u64, bytes: u64, site: Site) -> (&Allocation, usize) {
     if !address.is_multiple_of(bytes) {
-        misaligned(thread, "global address", address, bytes, site);
+        misaligned_global(thread, address, bytes, site);
     }
     match thread.worker().locate(slot, address, bytes) {
         Some(allocation) => (allocation, (address - allocation.start) as usize),
@@ -33,16 +33,25 @@ fn missed(thread: &Thread, slot: usize, address: u64, bytes: u64, site: Site) ->
     thread.fail(kind, site, format!("{verb} {place}"), mend)
 }
 
+const MEND_ALIGNMENT: &str = "align the address to the size of the access, or use a narrower one";
+
 #[cold]
-fn misaligned(thread: &Thread, what: &str, address: u64, bytes: u64, site: Site) -> ! {
-    let mend = "align the address to the size of the access, or use a narrower one";
-    thread.fail(FaultKind::Misaligned, site, format!("{what} {address:#x} in an access of {bytes} bytes"), mend)
+fn misaligned_global(thread: &Thread, address: u64, bytes: u64, site: Site) -> ! {
+    let worker = thread.worker();
+    let place = worker.locate(READ, address, 1).map_or_else(|| worker.describe_miss(address, bytes).1, |a| worker.describe(a, address));
+    thread.fail(FaultKind::Misaligned, site, format!("an access of {bytes} bytes at {place}"), MEND_ALIGNMENT)
+}
+
+#[cold]
+fn misaligned_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
+    let message = format!("an access of {bytes} bytes at offset {offset} of the block's shared memory");
+    thread.fail(FaultKind::Misaligned, site, message, MEND_ALIGNMENT)
 }
 
 #[inline(always)]
 fn check_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) {
     if !offset.is_multiple_of(bytes) {
-        misaligned(thread, "shared offset", u64::from(offset), u64::from(bytes), site);
+        misaligned_shared(thread, offset, bytes, site);
     }
     if u64::from(offset) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
         beyond_shared(thread, offset, bytes, site);
@@ -231,7 +240,7 @@ fn preempt(thread: &Thread, strong: bool, site: Site) {
 }
 
 fn enter_cost(thread: &Thread, detector: &Detector, operation: Operation, access: &Access) {
-    let lanes = thread.block().warp(thread).alive.get().count_ones();
+    let lanes = (thread.block().threads.len() as u32 - (thread.number & !31)).min(32);
     let mut totals = thread.worker().totals.borrow_mut();
     detector.costs.borrow_mut().enter(&mut totals, thread.number, lanes, operation, access);
 }

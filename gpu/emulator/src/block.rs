@@ -2,12 +2,14 @@
 
 use crate::async_copy::{self, Transfer};
 use crate::barrier::Barrier;
+use crate::collective::Gathering;
+use crate::copy_group;
 use crate::detector::Detector;
 use crate::fault::{Coordinates, Fault};
 use crate::mbarrier::{self, Mbarrier};
 use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
-use crate::warp::{Gathering, Warp};
+use crate::warp::Warp;
 use crate::worker::Worker;
 use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult};
@@ -147,7 +149,7 @@ impl Block {
         thread.waiting.set(Waiting::Exited);
         self.alive.set(self.alive.get() - 1);
         self.warp(thread).exit(thread);
-        async_copy::check_waited(thread);
+        copy_group::check_waited(thread);
         self.worker().productive();
     }
 

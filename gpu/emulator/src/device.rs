@@ -9,7 +9,7 @@ use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
 use crate::thread::current;
 use crate::warp::Kind;
-use crate::{barrier, mbarrier, tensor_map, warp as warp_operation};
+use crate::{barrier, collective, copy_group, mbarrier, tensor_map};
 use std::panic::Location;
 
 /// This thread's index in its block (`%tid`).
@@ -159,7 +159,7 @@ pub fn match_any(mask: u32, value: u32) -> u32 {
 #[track_caller]
 #[inline]
 pub fn collective<T: 'static>(group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T])) {
-    warp_operation::collective(current(), group, fragment, compute, Location::caller());
+    collective::meet(current(), group, fragment, compute, Location::caller());
 }
 
 /// Makes an mbarrier of `count` arrivals a phase at a shared offset, a multiple of 8 (`mbarrier.init`).
@@ -222,14 +222,14 @@ pub fn copy_async(destination: u32, source: u64, bytes: u32, valid_bytes: u32) {
 #[track_caller]
 #[inline]
 pub fn copy_async_commit() {
-    async_copy::commit(current(), async_copy::Kind::Copy, Location::caller());
+    copy_group::commit(current(), copy_group::Kind::Copy, Location::caller());
 }
 
 /// Waits until at most `pending` of this thread's groups are in flight (`cp.async.wait_group`).
 #[track_caller]
 #[inline]
 pub fn copy_async_wait(pending: u32) {
-    async_copy::wait(current(), async_copy::Kind::Copy, pending, false, Location::caller());
+    copy_group::wait(current(), copy_group::Kind::Copy, pending, false, Location::caller());
 }
 
 /// Arrives at an mbarrier once this thread's `cp.async` so far are done (`cp.async.mbarrier.arrive.noinc`).
@@ -280,7 +280,7 @@ pub fn tensor_store<const R: usize>(map: u64, coordinates: [i32; R], source: u32
 #[track_caller]
 #[inline]
 pub fn bulk_commit() {
-    async_copy::commit(current(), async_copy::Kind::Bulk, Location::caller());
+    copy_group::commit(current(), copy_group::Kind::Bulk, Location::caller());
 }
 
 /// Waits until at most `pending` bulk groups are in flight; with `read_only` until their sources were read
@@ -288,7 +288,7 @@ pub fn bulk_commit() {
 #[track_caller]
 #[inline]
 pub fn bulk_wait(pending: u32, read_only: bool) {
-    async_copy::wait(current(), async_copy::Kind::Bulk, pending, read_only, Location::caller());
+    copy_group::wait(current(), copy_group::Kind::Bulk, pending, read_only, Location::caller());
 }
 
 /// `fence.acq_rel.scope`.

@@ -12,6 +12,8 @@ mod async_copy;
 mod barrier;
 mod block;
 mod clock;
+mod collective;
+mod copy_group;
 mod cost;
 mod detector;
 pub mod device;

@@ -209,7 +209,8 @@ pub(crate) fn update(
 /// Takes arrivals off the current phase.
 pub(crate) fn arrivals(m: &mut Mbarrier, count: u32) -> Result<(), String> {
     let left = m.pending.checked_sub(count);
-    m.pending = left.ok_or_else(|| format!("more than {} arrivals in phase {} of the mbarrier at {}", m.count, m.phase, m.offset))?;
+    m.pending = left
+        .ok_or_else(|| format!("one arrival too many in phase {1} of the mbarrier at {2}, which counts {0}", m.count, m.phase, m.offset))?;
     Ok(())
 }
 

@@ -84,15 +84,18 @@ impl Allocation {
     }
 
     /// The 8-byte words; the last may reach past `bytes`.
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the layout is a multiple of 8 bytes, zeroed at allocation, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.layout.size() / 8) }
     }
 
+    #[inline]
     pub fn is_freed(&self) -> bool {
         self.freed.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         address.checked_sub(self.start).is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
     }
