@@ -1,0 +1,141 @@
+"""The functions that the kernels are compared with, written with torch's own operations.
+
+Each peer is a class: it fills its buffers from the pattern, lists the launches of one graph (one a buffer set) and names
+the outputs of the first. Shapes, data and results are those of the Rust side.
+
+MXFP8: OCP Microscaling Formats 1.0; TransformerEngine common/util/ptx_arch_spec.cuh (e8m0_round_up), common/util/ptx.cuh
+(exp2f_rcp, exp2f), common/cast/mxfp8/quantize_mxfp8.cuh.
+"""
+
+import torch
+
+BLOCK = 32
+STEP = 104_729
+LARGEST = 448.0  # of E4M3
+
+
+def compile(function):
+    """Compiled for each shape it meets, not for any: the fastest that torch.compile makes of it."""
+    return torch.compile(function, dynamic=False)
+
+
+def fill(pattern, buffer, shape):
+    """Buffer number `buffer` of the pattern, as benches/src/pattern.rs fills it."""
+    count = 1
+    for length in shape:
+        count *= length
+    start = STEP * buffer % pattern.numel()
+    turned = torch.roll(pattern, -start)
+    return turned.repeat(-(-count // pattern.numel()))[:count].view(*shape).clone()
+
+
+def amax(x):
+    return x.abs().amax()
+
+
+def mxfp8_cast(x):
+    """[rows, columns] to E4M3 codes of that shape and E8M0 codes [rows, columns / 32]. No NaN in the input."""
+    rows, columns = x.shape
+    blocks = x.view(rows, columns // BLOCK, BLOCK).float()
+    scaled = blocks.abs().amax(-1) * (1.0 / LARGEST)
+    bits = scaled.view(torch.int32)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    rounds_up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
+    code = torch.where(exponent == 0xFF, 0xFE, exponent + rounds_up.to(torch.int32))
+    multiplier = torch.where(code == 0xFE, 0x00400000, (254 - code) << 23).view(torch.float32)
+    data = (blocks * multiplier.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return data.view(rows, columns), code.to(torch.uint8)
+
+
+def mxfp8_dequantize(data, scales):
+    """The inverse, rounded to bf16. No NaN scale."""
+    rows, columns = data.shape
+    code = scales.to(torch.int32)
+    scale = torch.where(code == 0, 0x00400000, code << 23).view(torch.float32)
+    wide = data.view(rows, columns // BLOCK, BLOCK).float() * scale.unsqueeze(-1)
+    return wide.to(torch.bfloat16).view(rows, columns)
+
+
+class Copy:
+    title = "torch copy_"
+
+    def __init__(self, pattern, dimensions, sets):
+        shape = [dimensions[0] // 2]
+        self.pairs = [(fill(pattern, set, shape), torch.empty(shape, dtype=pattern.dtype, device="cuda")) for set in range(sets)]
+        self.launches = [lambda source=source, target=target: target.copy_(source) for source, target in self.pairs]
+
+    def outputs(self, first):
+        return {"target": first}
+
+
+class AmaxCompiled:
+    title = "torch.compile(x.abs().amax())"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(amax)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x: compiled(x) for x in inputs]
+
+    def outputs(self, first):
+        return {"amax": first.float()}
+
+
+class MultiAmax:
+    def __init__(self, pattern, dimensions, sets):
+        count, shape = dimensions[0], dimensions[1:]
+        self.inputs = [[fill(pattern, set * count + tensor, shape) for tensor in range(count)] for set in range(sets)]
+        self.launches = [lambda tensors=tensors: self.all(tensors) for tensors in self.inputs]
+
+    def outputs(self, first):
+        return {"amax": torch.stack([value.float() for value in first])}
+
+
+class MultiAmaxCompiled(MultiAmax):
+    title = "torch.compile(x.abs().amax()), one call a tensor"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(amax)
+        self.all = lambda tensors: [compiled(tensor) for tensor in tensors]
+        super().__init__(pattern, dimensions, sets)
+
+
+class MultiAmaxForeach(MultiAmax):
+    title = "torch._foreach_norm(tensors, inf)"
+
+    def __init__(self, pattern, dimensions, sets):
+        self.all = lambda tensors: torch._foreach_norm(tensors, float("inf"))
+        super().__init__(pattern, dimensions, sets)
+
+
+class Mxfp8CastCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(mxfp8_cast)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x: compiled(x) for x in inputs]
+
+    def outputs(self, first):
+        return {"data": first[0], "scales": first[1]}
+
+
+class Mxfp8DequantizeCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(mxfp8_dequantize)
+        inputs = [mxfp8_cast(fill(pattern, set, dimensions)) for set in range(sets)]
+        self.launches = [lambda cast=cast: compiled(*cast) for cast in inputs]
+
+    def outputs(self, first):
+        return {"wide": first}
+
+
+PEERS = {
+    "copy": Copy,
+    "amax_compiled": AmaxCompiled,
+    "multi_amax_compiled": MultiAmaxCompiled,
+    "multi_amax_foreach": MultiAmaxForeach,
+    "mxfp8_cast_compiled": Mxfp8CastCompiled,
+    "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
+}

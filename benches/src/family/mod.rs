@@ -1,0 +1,17 @@
+//! The benchmarks, one file a kernel family.
+
+pub mod amax;
+pub mod copy;
+pub mod launch;
+pub mod mxfp8;
+mod raw_launch;
+
+use crate::bench::{Bench, Size};
+
+/// The families in the order they run. The copies come first: their rate is the ceiling of the others.
+pub const NAMES: [&str; 4] = [copy::FAMILY, amax::FAMILY, mxfp8::FAMILY, launch::FAMILY];
+
+/// Every benchmark that is measured by device events.
+pub fn device_benches(size: Size) -> Vec<Bench> {
+    [copy::benches(size), amax::benches(size), mxfp8::benches(size)].into_iter().flatten().collect()
+}

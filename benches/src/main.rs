@@ -1,0 +1,91 @@
+//! `oxtile-benches`: measures, writes raw results and prints tables.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, ensure};
+use lexopt::{Arg, Parser, ValueExt};
+use oxtile_benches::{
+    bench::Size,
+    render,
+    results::Document,
+    run::{self, Options, Outcome},
+};
+
+const USAGE: &str = "\
+Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches --render FILE.json...
+
+Times the kernels on the GPU, in turn with torch's implementations of the same functions.
+
+  FAMILY          copy, amax, mxfp8, launch; all of them without
+  --rounds N      rounds of each comparison, at least 30 (40)
+  --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family
+  --peers FOLDER  where server.py is (OXTILE_PEERS, beside this program, benches/peers)
+  --no-peers      the kernels alone
+  --seed N        of the data and the order of rounds (1)
+  --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
+  --render        prints the tables of results files
+
+The commit in the results is that of OXTILE_COMMIT or of the file `commit` beside this program.
+";
+
+struct Arguments {
+    options: Options,
+    json: Option<PathBuf>,
+    render: Vec<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match arguments().and_then(|arguments| arguments.map_or(Ok(()), |arguments| execute(&arguments))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command line; nothing if it asks for help, which is then printed.
+fn arguments() -> Result<Option<Arguments>> {
+    let options = Options { families: Vec::new(), rounds: 40, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
+    let mut arguments = Arguments { options, json: None, render: Vec::new() };
+    let options = &mut arguments.options;
+    let mut parser = Parser::from_env();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Arg::Value(family) => options.families.push(family.string()?),
+            Arg::Long("rounds") => options.rounds = parser.value()?.parse()?,
+            Arg::Long("json") => arguments.json = Some(parser.value()?.into()),
+            Arg::Long("peers") => options.peers_folder = Some(parser.value()?.into()),
+            Arg::Long("no-peers") => options.peers = false,
+            Arg::Long("seed") => options.seed = parser.value()?.parse()?,
+            Arg::Long("smoke") => options.size = Size::Smoke,
+            Arg::Long("render") => arguments.render.extend(parser.values()?.map(PathBuf::from)),
+            Arg::Short('h') | Arg::Long("help") => {
+                print!("{USAGE}");
+                return Ok(None);
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    options.peers &= options.size == Size::Full;
+    Ok(Some(arguments))
+}
+
+fn execute(arguments: &Arguments) -> Result<()> {
+    if !arguments.render.is_empty() {
+        for file in &arguments.render {
+            println!("{}", render::markdown(&Document::read(file)?));
+        }
+        return Ok(());
+    }
+    let Outcome { document, failures } = run::run(&arguments.options, &mut |what| eprintln!("{what}"))?;
+    if let Some(path) = &arguments.json {
+        for file in document.write(path)? {
+            eprintln!("wrote {}", file.display());
+        }
+    }
+    print!("{}", render::markdown(&document));
+    ensure!(failures.is_empty(), "{} benchmark(s) failed:\n{}", failures.len(), failures.join("\n"));
+    Ok(())
+}

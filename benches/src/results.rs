@@ -1,0 +1,244 @@
+//! The raw results, as they are committed in benches/results.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::{family, machine::Machine, peers::Check, rounds::Rounds, statistics::Quartiles};
+
+/// The version of the file's form.
+const FORM: u32 = 1;
+
+/// One run of the program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// The version of this form.
+    pub form: u32,
+    /// How the numbers were measured.
+    pub method: String,
+    /// The seed of the data and of the order of rounds.
+    pub seed: u64,
+    /// Where they were measured.
+    pub machine: Machine,
+    /// What was measured.
+    pub records: Vec<Record>,
+}
+
+/// One comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The kernel's family.
+    pub family: String,
+    /// The kernel with its instance.
+    pub kernel: String,
+    /// Its shape.
+    pub shape: String,
+    /// How the time was taken.
+    pub clock: Clock,
+    /// Bytes that one launch must move; 0 where bytes are not what counts.
+    pub bytes: u64,
+    /// Launches in the time of one round.
+    pub launches: u64,
+    /// The record whose rate is the ceiling, by [`Record::name`].
+    pub ceiling: Option<String>,
+    /// What was compared; the first is ours.
+    pub sides: Vec<SideRecord>,
+    /// The sides in the order they ran in, a list a round.
+    pub order: Vec<Vec<usize>>,
+    /// Peers that could not run, and why.
+    pub missing: Vec<Missing>,
+}
+
+/// How time is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Clock {
+    /// Between two events on the device.
+    DeviceEvents,
+    /// Around the calls, on the host.
+    Host,
+}
+
+/// One side of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SideRecord {
+    /// What it is.
+    pub label: String,
+    /// The time of each round.
+    pub milliseconds: Vec<f64>,
+    /// Whether a peer's outputs are the kernel's, byte for byte.
+    pub check: Option<Check>,
+}
+
+/// A peer that could not run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Missing {
+    /// The peer's name.
+    pub peer: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Record {
+    /// Kernel and shape.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.kernel, self.shape)
+    }
+
+    /// Takes the rounds in.
+    pub fn fill(&mut self, rounds: Rounds) {
+        self.order = rounds.order;
+        for (side, milliseconds) in self.sides.iter_mut().zip(rounds.milliseconds) {
+            side.milliseconds = milliseconds;
+        }
+    }
+
+    /// Seconds of one launch of a side.
+    pub fn seconds(&self, side: usize) -> Option<Quartiles> {
+        Quartiles::of(self.sides.get(side)?.milliseconds.iter().map(|ms| ms * 1e-3 / self.launches as f64))
+    }
+
+    /// Bytes a second of a side, at its median time.
+    pub fn rate(&self, side: usize) -> Option<f64> {
+        self.seconds(side).map(|time| self.bytes as f64 / time.median)
+    }
+
+    /// The time of a side over ours, round by round.
+    pub fn ratio(&self, side: usize) -> Option<Quartiles> {
+        self.pairs(side, |other, ours| other / ours)
+    }
+
+    /// Our seconds a launch less a side's, round by round.
+    pub fn excess(&self, side: usize) -> Option<Quartiles> {
+        self.pairs(side, |other, ours| (ours - other) * 1e-3 / self.launches as f64)
+    }
+
+    fn pairs(&self, side: usize, of: impl Fn(f64, f64) -> f64) -> Option<Quartiles> {
+        let (ours, other) = (self.sides.first()?, self.sides.get(side)?);
+        Quartiles::of(other.milliseconds.iter().zip(&ours.milliseconds).map(|(other, ours)| of(*other, *ours)))
+    }
+}
+
+impl Document {
+    /// A document with nothing in it yet.
+    pub fn new(method: String, seed: u64, machine: Machine) -> Self {
+        Self { form: FORM, method, seed, machine, records: Vec::new() }
+    }
+
+    /// Our share of the ceiling's rate: the rate of the fastest side of the copy that the record names.
+    pub fn share(&self, record: &Record, side: usize) -> Option<f64> {
+        let ceiling = record.ceiling.as_ref()?;
+        let copy = self.records.iter().find(|copy| copy.name() == *ceiling)?;
+        let best = (0..copy.sides.len()).filter_map(|side| copy.rate(side)).max_by(f64::total_cmp)?;
+        Some(record.rate(side)? / best)
+    }
+
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// The file cannot be read or has another form.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let document: Self = serde_json::from_str(&text).with_context(|| format!("{} is no results file", path.display()))?;
+        if document.form != FORM {
+            bail!("{} has form {}, this program reads form {FORM}: measure again", path.display(), document.form);
+        }
+        Ok(document)
+    }
+
+    /// Writes one file, if the path ends in `.json`, else a folder with `<family>.json` for each family, which holds
+    /// the copies that its shares refer to as well. Returns the files.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        if path.extension().is_some_and(|extension| extension == "json") {
+            return Ok(vec![self.write_file(path.to_owned())?]);
+        }
+        fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
+        let families = family::NAMES.iter().filter(|name| self.records.iter().any(|record| record.family == **name));
+        families.map(|name| self.of_family(name).write_file(path.join(format!("{name}.json")))).collect()
+    }
+
+    fn of_family(&self, family: &str) -> Self {
+        let own: Vec<&Record> = self.records.iter().filter(|record| record.family == family).collect();
+        let is_ceiling = |record: &Record| own.iter().any(|own| own.ceiling.as_deref() == Some(&record.name()));
+        let records = self.records.iter().filter(|record| record.family == family || is_ceiling(record)).cloned().collect();
+        Self { records, ..self.clone() }
+    }
+
+    fn write_file(&self, path: PathBuf) -> Result<PathBuf> {
+        let text = serde_json::to_string(self).context("the results are no JSON")?;
+        fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::machine::Readings;
+
+    /// A copy with two sides, and a kernel that takes half the time of its peer.
+    pub fn document() -> Document {
+        let machine = Machine {
+            device: "test device".into(),
+            commit: "unknown".into(),
+            peers: Err("not started".into()),
+            before: Readings::new(),
+            after: Readings::new(),
+        };
+        let mut document = Document::new("method".into(), 1, machine);
+        document.records = vec![
+            record("copy", "copy_words", 2_000, None, [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]),
+            record("amax", "amax", 1_000, Some("copy_words shape"), [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]),
+        ];
+        document
+    }
+
+    fn record(family: &str, kernel: &str, bytes: u64, ceiling: Option<&str>, times: [[f64; 3]; 2]) -> Record {
+        let side = |label: &str, times: [f64; 3]| SideRecord { label: label.into(), milliseconds: times.into(), check: None };
+        Record {
+            family: family.into(),
+            kernel: kernel.into(),
+            shape: "shape".into(),
+            clock: Clock::DeviceEvents,
+            bytes,
+            launches: 10,
+            ceiling: ceiling.map(str::to_owned),
+            sides: vec![side("oxtile", times[0]), side("peer", times[1])],
+            order: vec![vec![0, 1]; 3],
+            missing: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn derived_numbers() {
+        let document = document();
+        let amax = &document.records[1];
+        assert_eq!(amax.seconds(0).unwrap().median, 2e-4);
+        assert_eq!(amax.rate(0).unwrap(), 5e6);
+        assert_eq!(amax.ratio(1).unwrap().median, 2.0);
+        assert_eq!(amax.excess(1).unwrap().median, -2e-4);
+        // The copy's fastest side moves 2000 bytes in 0.1 ms.
+        assert!((document.share(amax, 0).unwrap() - 0.25).abs() < 1e-12);
+        assert_eq!(document.share(&document.records[0], 0), None);
+    }
+
+    #[test]
+    fn documents_survive_the_file_and_split_by_family() {
+        let folder = tempfile::tempdir().unwrap();
+        let document = document();
+        let file = document.write(&folder.path().join("all.json")).unwrap().remove(0);
+        assert_eq!(Document::read(&file).unwrap(), document);
+        let files = document.write(&folder.path().join("by_family")).unwrap();
+        let names: Vec<_> = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["copy.json", "amax.json"]);
+        assert_eq!(Document::read(&files[0]).unwrap().records.len(), 1);
+        assert_eq!(Document::read(&files[1]).unwrap().records.len(), 2);
+    }
+}

@@ -1,0 +1,214 @@
+//! A run: the chosen families, one benchmark after the other.
+
+use std::{cell::RefCell, collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context, Result, bail};
+use oxtile::runtime::Runtime;
+
+use crate::{
+    bench::{Bench, Gpu, Prepared, Replays, Size},
+    family::{self, launch},
+    machine::{self, Machine},
+    pattern::Pattern,
+    peers::{Check, PeerSide, Peers},
+    random::Random,
+    results::{Clock, Document, Missing, Record, SideRecord},
+    rounds::{self, Rounds, Side},
+};
+
+/// How few rounds still say something.
+pub const LEAST_ROUNDS: usize = 30;
+
+/// How the numbers are made; printed in every results file.
+const METHOD: &str = "Each side holds its own buffers in its own process, several sets so that no launch finds its input in \
+the L2 cache, filled with the same random normal values. The launches over the sets are captured in a CUDA graph. A round \
+times every side once, in random order: one replay that is not timed, an event, the replays, an event. Warm-up rounds are \
+not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
+must move over the median time, over the same of the faster copy in this file. Where the clock is the host's, it is read \
+around `launches` calls from an empty queue.";
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Families; none means all.
+    pub families: Vec<String>,
+    /// Rounds of each comparison.
+    pub rounds: usize,
+    /// The shapes.
+    pub size: Size,
+    /// Whether to run the peers.
+    pub peers: bool,
+    /// The folder of the peers' server, if it is not one of the usual ones.
+    pub peers_folder: Option<PathBuf>,
+    /// Of the data and the order of rounds.
+    pub seed: u64,
+}
+
+/// What a run leaves.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was measured.
+    pub document: Document,
+    /// The benchmarks that failed, and why. The others ran all the same.
+    pub failures: Vec<String>,
+}
+
+/// Runs the benchmarks; `progress` hears what is being done.
+///
+/// # Errors
+/// An unknown family, too few rounds, no GPU. A peer that fails is recorded in the document.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome> {
+    check(options)?;
+    let gpu = open(options)?;
+    let peers = match options.peers {
+        true => Peers::start(options.peers_folder.as_deref()).map_err(|error| format!("{error:#}")),
+        false => Err("not asked for".to_owned()),
+    };
+    if let (true, Err(why)) = (options.peers, &peers) {
+        progress(&format!("no peers: {why}"));
+    }
+    let machine = Machine {
+        device: gpu.device.name().to_owned(),
+        commit: machine::commit(),
+        peers: peers.as_ref().map(|peers| peers.versions.clone()).map_err(Clone::clone),
+        before: machine::readings(),
+        after: machine::Readings::new(),
+    };
+    let mut document = Document::new(METHOD.to_owned(), options.seed, machine);
+    let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), rounds: options.rounds, random: Random::new(!options.seed) };
+    let mut failures = Vec::new();
+    let mut keep = |name: &str, result: Result<Record>| match result {
+        Ok(record) => document.records.push(record),
+        Err(error) => failures.push(format!("{name}: {error:#}")),
+    };
+    for bench in chosen(options) {
+        progress(&bench.name());
+        keep(&bench.name(), runner.compare(&bench, progress));
+    }
+    if is_chosen(options, launch::FAMILY) {
+        progress(launch::FAMILY);
+        keep(launch::FAMILY, launch::measure(&runner.gpu, options.size, options.rounds, &mut runner.random));
+    }
+    document.machine.after = machine::readings();
+    Ok(Outcome { document, failures })
+}
+
+fn check(options: &Options) -> Result<()> {
+    if let Some(unknown) = options.families.iter().find(|family| !family::NAMES.contains(&family.as_str())) {
+        bail!("there is no family `{unknown}`: name some of {}", family::NAMES.join(", "));
+    }
+    if options.size == Size::Full && options.rounds < LEAST_ROUNDS {
+        bail!("{} rounds are too few for quartiles: ask for {LEAST_ROUNDS} or more", options.rounds);
+    }
+    Ok(())
+}
+
+fn open(options: &Options) -> Result<Gpu> {
+    let runtime = match options.size {
+        Size::Full => Runtime::cuda().context("the benchmarks need a GPU; --smoke runs them, tiny, on the emulator")?,
+        Size::Smoke => Runtime::emulated(1)?,
+    };
+    let device = runtime.device(0)?;
+    let pattern = Pattern::new(options.seed, options.size.pick(1 << 22, 1 << 10))?;
+    Ok(Gpu { stream: device.stream()?, device, runtime, pattern })
+}
+
+fn is_chosen(options: &Options, family: &str) -> bool {
+    options.families.is_empty() || options.families.iter().any(|chosen| chosen == family)
+}
+
+/// The benchmarks of the chosen families, and the copies that are their ceilings.
+fn chosen(options: &Options) -> Vec<Bench> {
+    let (mut benches, others): (Vec<_>, Vec<_>) =
+        family::device_benches(options.size).into_iter().partition(|bench| is_chosen(options, bench.family));
+    let is_ceiling = |copy: &Bench| benches.iter().any(|bench| bench.ceiling.as_deref() == Some(&copy.name()));
+    let mut ceilings: Vec<_> = others.into_iter().filter(is_ceiling).collect();
+    ceilings.append(&mut benches);
+    ceilings
+}
+
+struct Runner {
+    gpu: Gpu,
+    peers: Option<RefCell<Peers>>,
+    rounds: usize,
+    random: Random,
+}
+
+/// A peer that is ready for its rounds.
+struct ReadyPeer {
+    peer: &'static str,
+    title: String,
+    check: Check,
+}
+
+impl Runner {
+    fn compare(&mut self, bench: &Bench, progress: &mut dyn FnMut(&str)) -> Result<Record> {
+        let prepared = (bench.prepare)(&self.gpu)?;
+        let replays = bench.replays(self.gpu.runtime.kind());
+        let (mut ready, mut missing) = self.prepare_peers(bench, &prepared)?;
+        let mut measured = self.rounds(&prepared, replays, &ready);
+        if let (Err(error), false) = (&measured, ready.is_empty()) {
+            // It may have been a peer: then the kernel runs alone.
+            let why = format!("a round failed: {error:#}");
+            missing.extend(ready.drain(..).map(|peer| Missing { peer: peer.peer.to_owned(), why: why.clone() }));
+            measured = self.rounds(&prepared, replays, &[]);
+        }
+        if let Some(Err(error)) = self.peers.as_ref().map(|peers| peers.borrow_mut().release()) {
+            progress(&format!("the peers keep their memory: {error:#}"));
+        }
+        for Missing { peer, why } in &missing {
+            progress(&format!("peer {peer} did not run: {why}"));
+        }
+        let mut record = record(bench, replays, ready, missing);
+        record.fill(measured?);
+        Ok(record)
+    }
+
+    fn rounds(&mut self, prepared: &Prepared, replays: usize, ready: &[ReadyPeer]) -> Result<Rounds> {
+        let ours = Replays { label: "oxtile", stream: &self.gpu.stream, graph: &prepared.graph, count: replays };
+        let mut sides: Vec<Box<dyn Side + '_>> = vec![Box::new(ours)];
+        if let Some(peers) = &self.peers {
+            let side = |ready: &ReadyPeer| PeerSide { peers, peer: ready.peer, title: ready.title.clone(), replays };
+            sides.extend(ready.iter().map(|ready| Box::new(side(ready)) as Box<dyn Side>));
+        }
+        rounds::run(&mut sides, self.rounds, &mut self.random)
+    }
+
+    /// Prepares each peer and holds its outputs against the kernel's.
+    fn prepare_peers(&self, bench: &Bench, prepared: &Prepared) -> Result<(Vec<ReadyPeer>, Vec<Missing>)> {
+        let (mut ready, mut missing) = (Vec::new(), Vec::new());
+        let Some(peers) = &self.peers else { return Ok((ready, missing)) };
+        let mut files = BTreeMap::new();
+        for output in (prepared.outputs)(&self.gpu.stream)? {
+            files.insert(output.name, self.gpu.pattern.write(output.name, &output.bytes)?);
+        }
+        let mut peers = peers.borrow_mut();
+        for &peer in bench.peers {
+            let title = peers.prepare(peer, &bench.dimensions, bench.sets, &self.gpu.pattern.file());
+            let checked = title.and_then(|title| Ok(ReadyPeer { peer, title, check: peers.check(peer, &files)? }));
+            match checked {
+                Ok(peer) => ready.push(peer),
+                Err(error) => missing.push(Missing { peer: peer.to_owned(), why: format!("{error:#}") }),
+            }
+        }
+        Ok((ready, missing))
+    }
+}
+
+fn record(bench: &Bench, replays: usize, ready: Vec<ReadyPeer>, missing: Vec<Missing>) -> Record {
+    let side = |label: String, check| SideRecord { label, milliseconds: Vec::new(), check };
+    let mut sides = vec![side("oxtile".to_owned(), None)];
+    sides.extend(ready.into_iter().map(|peer| side(peer.title, Some(peer.check))));
+    Record {
+        family: bench.family.to_owned(),
+        kernel: bench.kernel.to_owned(),
+        shape: bench.shape.clone(),
+        clock: Clock::DeviceEvents,
+        bytes: bench.bytes,
+        launches: (replays * bench.sets) as u64,
+        ceiling: bench.ceiling.clone(),
+        sides,
+        order: Vec::new(),
+        missing,
+    }
+}
