@@ -23,7 +23,7 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     if let Some(argument) = arguments.next()? {
         return Err(argument.unexpected().into());
     }
-    let kernels = kernels::ensure()?;
+    let kernels = kernels::all()?;
     let folder = root().join("target/bundle");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;

@@ -75,8 +75,23 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles all kernels for the default architecture, where their sources changed.
-pub fn ensure() -> Result<Vec<Build>> {
+/// The shipped kernels for the default architecture; compiled where their sources changed.
+pub fn shipped() -> Result<Build> {
+    machine::ready()?;
+    Ok(builder(root().join(CRATES[0])).build()?)
+}
+
+/// Whether the shipped kernels that need no Hopper feature also pass on the other architectures. Writes no output folder.
+pub fn portable() -> Result<bool> {
+    let archs = ["sm_80", "sm_100a", "sm_120a"];
+    let builder = archs.iter().try_fold(builder(root().join(CRATES[0])), |builder, arch| anyhow::Ok(builder.arch(arch.parse()?)))?;
+    let findings = builder.inspect()?.findings;
+    findings.iter().for_each(|finding| eprintln!("  {finding}"));
+    Ok(findings.is_empty())
+}
+
+/// All kernels for the default architecture; compiled where their sources changed.
+pub fn all() -> Result<Vec<Build>> {
     machine::ready()?;
     CRATES.iter().map(|folder| Ok(builder(root().join(folder)).build()?)).collect()
 }

@@ -33,7 +33,7 @@ pub fn cases(arguments: Vec<String>) -> Result<ExitCode> {
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.
 pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
     let arguments: Vec<_> = arguments.raw_args()?.collect();
-    kernels::ensure()?;
+    kernels::shipped()?;
     status(program("oxtile-benches", "oxtile-benches", &["--release"]).args(arguments))
 }
 
@@ -46,7 +46,7 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
             other => return Err(other.unexpected().into()),
         }
     }
-    kernels::ensure()?;
+    kernels::shipped()?;
     let folder = root().join("target/demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");

@@ -123,7 +123,10 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
         tally.step("cargo clippy", || succeeds(&mut cargo(&clippy)));
     }
-    tally.step("build-ptx", || kernels::ensure().map(|_| true));
+    tally.step("build-ptx", || kernels::all().map(|_| true));
+    if filter.is_empty() {
+        tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
+    }
     tally.tests("cargo test", cargo(&["test", "--workspace", "--no-fail-fast", "--"]).args(&filter))?;
     let cases = ["run", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests", "--"];
     tally.tests("oxtile-tests", cargo(&cases).args(&filter))?;

@@ -87,10 +87,15 @@ impl Scope<'_> {
             return Ok(vec![Finding { acceptable: true, ..Finding::new(family, None, why) }]);
         }
         let mut findings = Vec::new();
+        // Accepting for one architecture does not oblige to the others.
+        let archs: BTreeSet<&Arch> = figures.values().flat_map(BTreeMap::keys).collect();
         for kernel in self.built(family) {
             match figures.get(&kernel.meta.name).and_then(|archs| archs.get(&kernel.arch)) {
                 Some(accepted) => findings.extend(accepted.compare(kernel, &path, notes)),
-                None => findings.push(Finding::on(kernel, format!("{place} holds no figures of this kernel"))),
+                None if archs.contains(&kernel.arch) => {
+                    findings.push(Finding::on(kernel, format!("{place} holds no figures of this kernel")));
+                }
+                None => {}
             }
         }
         for (name, arch) in figures.iter().flat_map(|(name, archs)| archs.keys().map(move |arch| (name, arch))) {

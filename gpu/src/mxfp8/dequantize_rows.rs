@@ -42,9 +42,10 @@ fn dequantize_tile<Q: Fp8, T: Wide>(data: &Global<Q>, scales: &Global<ue8m0>, ou
     let codes: [_; STEPS] = core::array::from_fn(|step| load_codes::<Q, T>(data, lane_element::<T>(tile, step)));
     let blocks = (warp_tile::<T>() / BLOCK) as u32;
     let scale = scales.load(tile / BLOCK + u64::from(thread::lane() % blocks)).to_f32();
-    for (step, codes) in codes.into_iter().enumerate() {
+    // By reference: an iterator that owns the array leaves it in local memory where the body is long (sm_80).
+    for (step, codes) in codes.iter().enumerate() {
         let of_block = warp::shuffle(scale, block_in_tile::<T>(step as u32));
-        output.store_vector(lane_element::<T>(tile, step), decode::<Q, T>(codes, of_block));
+        output.store_vector(lane_element::<T>(tile, step), decode::<Q, T>(*codes, of_block));
     }
 }
 
