@@ -1,0 +1,88 @@
+//! Cases times back ends.
+
+use std::sync::{Arc, OnceLock};
+
+use libtest_mimic::{Failed, Trial};
+use oxtile::{EmulatedOptions, Runtime};
+use oxtile_emulator::Mode;
+
+use crate::case::{Case, Outcome, Size};
+
+/// Every case on the emulator and on the GPU.
+pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
+    let cases: Vec<_> = cases.into_iter().map(Arc::new).collect();
+    let seeds = seeds();
+    eprintln!("emulator seeds: {seeds:?} (replay one with OXTILE_SEED)");
+    let emulated = cases.iter().map(|case| {
+        let (case, seeds) = (case.clone(), seeds.clone());
+        Trial::test(name("emulated", &case), move || failed(emulate(&case, &seeds)))
+    });
+    let missing = cuda().as_ref().err();
+    if let Some(reason) = missing {
+        eprintln!("cuda: {} cases skipped: {reason}", cases.len());
+    }
+    let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|v| v == "cuda");
+    let on_device = cases.iter().map(|case| {
+        let case = case.clone();
+        let trial = Trial::test(name("cuda", &case), move || match cuda() {
+            Ok(runtime) => failed((case.run)(runtime)),
+            Err(reason) => Err(format!("OXTILE_REQUIRE=cuda, but {reason}").into()),
+        });
+        trial.with_ignored_flag(missing.is_some() && !required)
+    });
+    emulated.chain(on_device).collect()
+}
+
+fn name(backend: &str, case: &Case) -> String {
+    let size = match case.size {
+        Size::Small => "small",
+        Size::Large => "large",
+    };
+    format!("{backend}::{size}::{}", case.name)
+}
+
+fn failed(outcome: Outcome) -> Result<(), Failed> {
+    outcome.map_err(Failed::from)
+}
+
+/// Checked under every seed and then fast; large cases fast alone.
+fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
+    let run = |mode, seed| {
+        let options = EmulatedOptions { mode, seed, ..EmulatedOptions::default() };
+        let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
+        (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))
+    };
+    if case.size == Size::Small {
+        seeds.iter().try_for_each(|&seed| run(Mode::Check, seed))?;
+    }
+    run(Mode::Fast, seeds[0])
+}
+
+/// The GPUs, opened once.
+fn cuda() -> &'static Result<Runtime, String> {
+    static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime::cuda().map_err(|error| error.to_string()))
+}
+
+/// What the GPU is, for the golden file's first line.
+pub fn device_line() -> String {
+    let device = cuda().as_ref().ok().and_then(|runtime| runtime.device(0).ok());
+    let name = device.map_or_else(|| "none".to_owned(), |device| device.name().to_owned());
+    format!("device {name}, commit {}", option_env!("OXTILE_COMMIT").unwrap_or("unknown"))
+}
+
+/// A few seeds that change with the commit, one that is asked for, or many.
+fn seeds() -> Vec<u64> {
+    if let Some(seed) = std::env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
+        return vec![seed];
+    }
+    let count = if long() { 64 } else { 3 };
+    let commit = option_env!("OXTILE_COMMIT").unwrap_or("working tree");
+    let start = commit.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    (0..count).map(|i| start.wrapping_add(i) % 1_000_000).collect()
+}
+
+/// Whether full sweeps were asked for.
+pub fn long() -> bool {
+    std::env::var("OXTILE_LONG").is_ok_and(|v| v == "1")
+}

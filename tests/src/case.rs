@@ -1,0 +1,54 @@
+//! What a case is, and how it compares.
+
+use std::fmt::Debug;
+
+use oxtile::{Runtime, Stream};
+
+/// How much work a case is: decides where it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// For the emulator with every check on, and for memcheck.
+    Small,
+    /// For the emulator's fast mode and the GPU.
+    Large,
+}
+
+/// What a case says when it fails.
+pub type Outcome = Result<(), String>;
+
+type Run = Box<dyn Fn(&Runtime) -> Outcome + Send + Sync>;
+
+/// One case, to be run on a runtime of any kind.
+pub struct Case {
+    pub name: String,
+    pub size: Size,
+    pub run: Run,
+}
+
+impl Case {
+    pub fn new(name: impl Into<String>, size: Size, run: impl Fn(&Runtime) -> Outcome + Send + Sync + 'static) -> Self {
+        Self { name: name.into(), size, run: Box::new(run) }
+    }
+}
+
+/// A stream on the first device.
+pub fn stream(runtime: &Runtime) -> Result<Stream, String> {
+    text(runtime.device(0))?.stream().map_err(|e| e.to_string())
+}
+
+/// An error as its text.
+pub fn text<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {
+    result.map_err(|e| e.to_string())
+}
+
+/// Fails at the first element that differs.
+pub fn equal<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> Outcome {
+    if found.len() != expected.len() {
+        return Err(format!("{what}: {} elements, expected {}", found.len(), expected.len()));
+    }
+    let differing = found.iter().zip(expected).filter(|(f, e)| f != e).count();
+    match found.iter().zip(expected).position(|(f, e)| f != e) {
+        None => Ok(()),
+        Some(i) => Err(format!("{what}[{i}] is {:x?}, expected {:x?} ({differing} of {} differ)", found[i], expected[i], found.len())),
+    }
+}

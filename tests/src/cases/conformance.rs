@@ -1,0 +1,204 @@
+//! Every operation of the DSL: the emulator's bytes against the GPU's, which are committed.
+
+use oxtile::{Buffer, HostElement, Runtime, Stream};
+use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, memory::*};
+use oxtile_tests::inputs::{Dtype, Random, Scenario};
+use oxtile_tile::launch::Kernel;
+
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+use crate::golden;
+
+type Bytes = Result<Vec<u8>, String>;
+
+pub fn cases() -> Vec<Case> {
+    let kernels: [(&str, fn(&Runtime, &Stream) -> Bytes); 18] = [
+        ("identity", identity),
+        ("loads_and_stores", loads_and_stores),
+        ("shared_memory", shared_memory),
+        ("atomics", atomics),
+        ("last_block", last_block),
+        ("message", message),
+        ("shuffles", shuffles),
+        ("votes", votes),
+        ("warp_reductions", warp_reductions),
+        ("block_maximum", block_maximum),
+        ("named_barriers", named_barriers),
+        ("copy_async_ring", copy_async_ring),
+        ("bulk_pipeline", bulk_pipeline),
+        ("bulk_store", bulk_store),
+        ("convert_from_f32", convert_from_f32),
+        ("convert_from_bytes", convert_from_bytes),
+        ("half_pairs", half_pairs),
+        ("arithmetic", arithmetic),
+    ];
+    kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
+}
+
+fn compare(runtime: &Runtime, name: &'static str, bytes: fn(&Runtime, &Stream) -> Bytes) -> Outcome {
+    let bytes = bytes(runtime, &stream(runtime)?)?;
+    if runtime.kind() == oxtile::Kind::Cuda && golden::recording() {
+        golden::record(name, bytes);
+        return Ok(());
+    }
+    let expected = golden::of(name)
+        .ok_or("the GPU's bytes are not committed: run this on a GPU with OXTILE_GOLDEN_OUT=FILE and copy FILE to tests/golden/gpu.bin")?;
+    equal(name, &bytes, expected)
+}
+
+/// The words that most kernels get.
+fn words(count: u32) -> Vec<u32> {
+    let mut random = Random::new(99);
+    (0..count).map(|_| random.bits() as u32).collect()
+}
+
+/// Buffers of an input and an output of poison, and what is left to do: launch.
+struct Run<'r> {
+    runtime: &'r Runtime,
+    stream: &'r Stream,
+}
+
+impl Run<'_> {
+    fn input<T: HostElement<Device = T>>(&self, values: &[T]) -> Result<Buffer<T>, String> {
+        text(Buffer::from_slice(self.stream, values))
+    }
+
+    fn output(&self, words: u32) -> Result<Buffer<u32>, String> {
+        self.input(&vec![0xa5a5_a5a5; words as usize])
+    }
+
+    fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Outcome {
+        text(text(self.runtime.load::<K>())?.launch(self.stream, args))
+    }
+
+    fn bytes(&self, output: &Buffer<u32>) -> Bytes {
+        Ok(text(output.to_vec(self.stream))?.into_iter().flat_map(u32::to_le_bytes).collect())
+    }
+}
+
+/// A kernel of one input and one output of words.
+macro_rules! one_to_one {
+    ($($function:ident: $kernel:ident, $args:ident, $input:expr => $words:expr;)*) => { $(
+        fn $function(runtime: &Runtime, stream: &Stream) -> Bytes {
+            let run = Run { runtime, stream };
+            let input = run.input(&$input)?;
+            let mut output = run.output($words)?;
+            run.launch::<$kernel>($args { input: input.view(), output: output.view_mut() })?;
+            run.bytes(&output)
+        }
+    )* };
+}
+
+one_to_one! {
+    shared_memory: SharedMemory, SharedMemoryArgs, words(THREADS) => 3 * THREADS;
+    shuffles: Shuffles, ShufflesArgs, words(THREADS) => SHUFFLE_WORDS * THREADS;
+    votes: Votes, VotesArgs, words(THREADS) => 4 * THREADS;
+    warp_reductions: WarpReductions, WarpReductionsArgs, words(THREADS) => 3 * THREADS;
+    block_maximum: BlockMaximum, BlockMaximumArgs, words(THREADS) => 2;
+    named_barriers: NamedBarriers, NamedBarriersArgs, words(THREADS) => 256;
+    copy_async_ring: CopyAsyncRing, CopyAsyncRingArgs, words(oxtile_conformance::copies::ROUNDS * STAGE as u32) => oxtile_conformance::copies::ROUNDS * THREADS;
+    bulk_pipeline: BulkPipeline, BulkPipelineArgs, words(oxtile_conformance::copies::ROUNDS * STAGE as u32) => oxtile_conformance::copies::ROUNDS * 96;
+    bulk_store: BulkStore, BulkStoreArgs, words(STAGE as u32) => 2 * STAGE as u32;
+    convert_from_f32: ConvertFromF32, ConvertFromF32Args, floats() => FROM_F32_WORDS * floats().len() as u32;
+    convert_from_bytes: ConvertFromBytes, ConvertFromBytesArgs, (0..=255).collect::<Vec<u8>>() => FROM_BYTES_WORDS * 256;
+    half_pairs: HalfPairs, HalfPairsArgs, half_words() => 3 * half_words().len() as u32;
+}
+
+/// Values of every exponent and all the specials, as f32 bits.
+fn floats() -> Vec<f32> {
+    let random = Scenario::ALL.into_iter().flat_map(|scenario| scenario.generate(Dtype::F32, 96, 7));
+    let edges = [0.0, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 6.0, 7.0, 0.25, 5e-324_f64 as f32];
+    let exact = (0..512_u32).map(|i| f32::from_bits(i << 23 | (i * 0x9e37) & 0x7f_ffff));
+    random.chain(edges).chain(edges.map(|x| -x)).chain(exact).collect()
+}
+
+/// Pairs of halves without NaN magnitudes' payloads in play: any finite code, zeros and infinities, and canonical NaN.
+fn half_words() -> Vec<u32> {
+    let mut random = Random::new(3);
+    let mut half = || match random.below(16) {
+        0 => 0x7fff,
+        1 => 0x8000,
+        2 => 0,
+        _ => (random.bits() as u16) & 0xbfff,
+    };
+    (0..1024).map(|_| u32::from(half()) | u32::from(half()) << 16).collect()
+}
+
+fn identity(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let mut output = run.output(BLOCKS * THREADS * 6)?;
+    run.launch::<Identity>(IdentityArgs { output: output.view_mut() })?;
+    run.bytes(&output)
+}
+
+fn loads_and_stores(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let all = words(THREADS * 4);
+    let bytes = run.input(&all.iter().take(THREADS as usize).map(|w| *w as u8).collect::<Vec<_>>())?;
+    let halves = run.input(&all.iter().take(2 * THREADS as usize).map(|w| *w as u16).collect::<Vec<_>>())?;
+    let longs = run.input(&all.iter().take(THREADS as usize).map(|w| u64::from(*w) * 0x1_0001_0001).collect::<Vec<_>>())?;
+    let words = run.input(&all)?;
+    let mut output = run.output(THREADS * 16)?;
+    run.launch::<LoadsAndStores>(LoadsAndStoresArgs {
+        bytes: bytes.view(),
+        halves: halves.view(),
+        words: words.view(),
+        longs: longs.view(),
+        output: output.view_mut(),
+    })?;
+    run.bytes(&output)
+}
+
+fn atomics(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let input = run.input(&words(BLOCKS * THREADS))?;
+    let (mut maximum, mut floats) = (run.input(&[0f32])?, run.input(&[0f32])?);
+    let (mut sums, mut longs) = (run.input(&[7u32])?, run.input(&[9u64])?);
+    run.launch::<Atomics>(AtomicsArgs {
+        input: input.view(),
+        maximum: maximum.view_mut(),
+        sums: sums.view_mut(),
+        longs: longs.view_mut(),
+        floats: floats.view_mut(),
+    })?;
+    let mut bytes = text(maximum.to_vec(stream))?[0].to_le_bytes().to_vec();
+    bytes.extend(text(sums.to_vec(stream))?[0].to_le_bytes());
+    bytes.extend(text(longs.to_vec(stream))?[0].to_le_bytes());
+    bytes.extend(text(floats.to_vec(stream))?[0].to_le_bytes());
+    Ok(bytes)
+}
+
+fn last_block(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let input = run.input(&words(BLOCKS * THREADS))?;
+    let (mut partial, mut ticket, mut output) = (run.output(BLOCKS)?, run.input(&[0u32])?, run.output(1)?);
+    run.launch::<LastBlock>(LastBlockArgs {
+        input: input.view(),
+        partial: partial.view_mut(),
+        ticket: ticket.view_mut(),
+        output: output.view_mut(),
+    })?;
+    run.bytes(&output)
+}
+
+fn message(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let input = run.input(&words(1))?;
+    let (mut mailbox, mut flag, mut output) = (run.output(1)?, run.input(&[0u32])?, run.output(1)?);
+    run.launch::<Message>(MessageArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        flag: flag.view_mut(),
+        output: output.view_mut(),
+    })?;
+    run.bytes(&output)
+}
+
+fn arithmetic(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let mut values = floats();
+    values.truncate(values.len() / 3 * 3);
+    let input = run.input(&values)?;
+    let mut output = run.input(&vec![0f32; values.len() / 3 * 4])?;
+    run.launch::<Arithmetic>(ArithmeticArgs { input: input.view(), output: output.view_mut() })?;
+    Ok(text(output.to_vec(stream))?.into_iter().flat_map(f32::to_le_bytes).collect())
+}

@@ -1,0 +1,30 @@
+//! The test binary: every case on every back end that is there.
+//!
+//! A case is a name, a size and a function of a [`Runtime`](oxtile::Runtime). Small cases run on the
+//! emulator with every check on, under several seeds; large ones in its fast mode; all of them on a GPU
+//! where there is one. Options are libtest's; the environment adds
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `OXTILE_REQUIRE=cuda` | a missing GPU is a failure, not a skip |
+//! | `OXTILE_SEED=N` | this one seed, to replay |
+//! | `OXTILE_LONG=1` | 64 seeds, full sweeps |
+//! | `OXTILE_GOLDEN_OUT=FILE` | write the GPU's bytes of the conformance kernels there, compare nothing |
+
+mod backend;
+mod case;
+mod cases;
+mod golden;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = libtest_mimic::Arguments::from_args();
+    let trials = backend::trials(cases::all());
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Err(error) = golden::finish(&backend::device_line()) {
+        eprintln!("OXTILE_GOLDEN_OUT: {error}");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
