@@ -1,0 +1,113 @@
+//! Rules of docs/style.md that the compiler does not know.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").to_owned()
+}
+
+/// Every Rust file of the workspace, by its path from the root.
+fn sources() -> Vec<(String, String)> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if path.is_dir() && !name.starts_with('.') && name != "target" {
+                walk(&path, found);
+            } else if name.ends_with(".rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    walk(&root(), &mut files);
+    assert!(files.len() > 50, "the walk found {} files: it looks in the wrong place", files.len());
+    let text = |path: PathBuf| {
+        let name = path.strip_prefix(root()).expect("below the root").to_string_lossy().into_owned();
+        (name, fs::read_to_string(&path).expect("a readable source file"))
+    };
+    files.into_iter().map(text).collect()
+}
+
+/// Lines of code that contain `what`, comments left out.
+fn lines_with(source: &str, what: &str) -> usize {
+    source.lines().filter(|line| !line.trim_start().starts_with("//") && line.contains(what)).count()
+}
+
+#[test]
+fn instructions_and_targets_stay_in_arch_and_in_the_macro() {
+    let allowed = |name: &str| {
+        name.starts_with("gpu/tile/src/arch/") || name.starts_with("gpu/macros/src/") || name == "tests/tests/tidy.rs"
+    };
+    // The features of the device compiler can only be named at the crate's root.
+    let mut strays: Vec<_> = sources().into_iter().filter(|(name, _)| !allowed(name) && name != "gpu/tile/src/lib.rs").collect();
+    strays.retain(|(name, source)| {
+        let in_fixture = name.starts_with("gpu/build/");
+        let found = ["asm!(", "link_name", "target_feature = ", "cfg(target_arch", "cfg_attr(target_arch"];
+        !in_fixture && found.iter().any(|what| lines_with(source, what) > 0)
+    });
+    let names: Vec<_> = strays.iter().map(|(name, _)| name).collect();
+    assert!(names.is_empty(), "device instructions or target switches outside gpu/tile/src/arch: {names:?}");
+}
+
+#[test]
+fn files_are_short() {
+    let long: Vec<_> = sources().into_iter().map(|(name, source)| (name, source.lines().count())).filter(|(_, lines)| *lines > 500).collect();
+    assert!(long.is_empty(), "split by noun: {long:?}");
+}
+
+#[test]
+fn libraries_do_not_print() {
+    let library = |name: &str| {
+        let of_library = ["gpu/src/", "gpu/tile/src/", "gpu/emulator/src/", "gpu/build/src/", "host/src/"];
+        of_library.iter().any(|folder| name.starts_with(folder)) && !name.contains("/bin/")
+    };
+    let prints: Vec<_> = sources()
+        .into_iter()
+        .filter(|(name, source)| library(name) && (lines_with(source, "println!(") > 0 || lines_with(source, "dbg!(") > 0))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(prints.is_empty(), "return it or use `tracing`: {prints:?}");
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let open: Vec<_> = sources()
+        .into_iter()
+        .filter(|(name, _)| name != "tests/tests/tidy.rs")
+        .filter(|(_, source)| ["todo!(", "unimplemented!(", "#[ignore"].iter().any(|what| lines_with(source, what) > 0))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(open.is_empty(), "finish or remove: {open:?}");
+}
+
+/// The registries list every `#[kernel]` of their crates.
+#[test]
+fn registries_are_complete() {
+    let all = sources();
+    for (folder, registry) in [("gpu/src/", oxtile_kernels::KERNELS), ("tests/conformance/src/", oxtile_conformance::KERNELS)] {
+        let listed: BTreeSet<_> = registry.iter().map(|family| family.name.to_owned()).collect();
+        let written: BTreeSet<_> = all.iter().filter(|(name, _)| name.starts_with(folder)).flat_map(|(_, s)| kernels_of(s)).collect();
+        assert!(!written.is_empty());
+        assert_eq!(listed, written, "{folder}lib.rs: KERNELS and the #[kernel] functions differ");
+        for info in registry.iter().flat_map(|family| family.instances) {
+            assert!(info.threads.is_multiple_of(32) && info.threads <= 1024, "{}: {} threads", info.name, info.threads);
+            assert!(info.shared_bytes <= 227 * 1024, "{}: {} bytes of shared memory", info.name, info.shared_bytes);
+        }
+    }
+}
+
+/// Names of the functions under `#[kernel]`.
+fn kernels_of(source: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut under_attribute = false;
+    for line in source.lines() {
+        under_attribute |= line.starts_with("#[kernel(");
+        if let Some(rest) = line.strip_prefix("pub fn ").filter(|_| under_attribute) {
+            names.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+            under_attribute = false;
+        }
+    }
+    names
+}
