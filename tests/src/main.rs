@@ -15,12 +15,13 @@ mod backend;
 mod case;
 mod cases;
 mod golden;
+mod mutation;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
-    let trials = backend::trials(cases::all());
+    let trials = backend::trials(cases::all()).into_iter().chain(mutation::trials()).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Err(error) = golden::finish(&backend::device_line()) {
         eprintln!("OXTILE_GOLDEN_OUT: {error}");

@@ -1,0 +1,214 @@
+//! Mutants of the shipped kernels and of the conformance kernels: each synchronisation site is skipped or
+//! miscounted in turn, and the emulator must report it. The score of each kernel is printed.
+
+use std::sync::Arc;
+
+use libtest_mimic::Trial;
+use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*};
+use oxtile_emulator::mutation::{self, Change, Equivalent, Outcome};
+use oxtile_emulator::{GridRun, Launch, Memory, Options};
+use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
+use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
+use oxtile_kernels::mxfp8::{Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
+use oxtile_tile::launch::{
+    ArgumentWords, DeviceLimits, DeviceTable, DeviceView, DeviceViewMut, Kernel, KernelArgs,
+};
+use oxtile_tile::num::{Pod, bf16, e4m3, ue8m0};
+
+/// Seeds after which a mutant that was not reported has survived.
+const SEEDS: u64 = 12;
+
+/// A kernel with its inputs, and the words it writes.
+struct Job {
+    name: &'static str,
+    run: fn(&Device) -> Result<Vec<u32>, Outcome>,
+    equivalents: &'static [Equivalent<'static>],
+}
+
+/// Waiting for more groups than needed is only slower.
+const STRICTER_WAIT: Equivalent<'static> = Equivalent {
+    matches: |mutation| mutation.site.operation.ends_with("_wait") && mutation.change == Change::CountDown,
+    reason: "waits for one group more than needed: slower, never wrong",
+};
+
+const JOBS: &[Job] = &[
+    Job { name: "copy_words", run: copy_words, equivalents: &[] },
+    Job { name: "amax", run: amax, equivalents: &[] },
+    Job { name: "multi_amax", run: multi_amax, equivalents: &[] },
+    Job { name: "mxfp8_cast_rows", run: mxfp8_cast_rows, equivalents: &[] },
+    Job { name: "mxfp8_dequantize_rows", run: mxfp8_dequantize_rows, equivalents: &[] },
+    Job { name: "shared_memory", run: shared_memory, equivalents: &[] },
+    Job { name: "block_maximum", run: block_maximum, equivalents: &[] },
+    Job { name: "named_barriers", run: named_barriers, equivalents: &[] },
+    Job { name: "copy_async_ring", run: copy_async_ring, equivalents: &[STRICTER_WAIT] },
+    Job { name: "bulk_pipeline", run: bulk_pipeline, equivalents: &[] },
+    Job { name: "bulk_store", run: bulk_store, equivalents: &[] },
+];
+
+/// One trial a kernel.
+pub fn trials() -> Vec<Trial> {
+    let trial = |job: &'static Job| Trial::test(format!("mutation::{}", job.name), move || score(job).map_err(Into::into));
+    JOBS.iter().map(trial).collect()
+}
+
+fn score(job: &Job) -> Result<(), String> {
+    let expected = match (job.run)(&Device::new(&Options::check(1))) {
+        Ok(words) => words,
+        Err(outcome) => return Err(format!("the unchanged kernel: {outcome:?}")),
+    };
+    let run = |options: &Options| {
+        let device = Device::new(options);
+        match (job.run)(&device) {
+            Ok(words) if words == expected => Outcome::Passed(device.report.take()),
+            Ok(_) => Outcome::WrongOutput("the output differs from the unchanged kernel's".to_owned()),
+            Err(outcome) => outcome,
+        }
+    };
+    let seeds: Vec<u64> = (1..=SEEDS).collect();
+    let score = mutation::score(run, &seeds, job.equivalents).map_err(|e| e.to_string())?;
+    eprintln!("mutation: {}: {score}", job.name);
+    if score.is_complete() { Ok(()) } else { Err(score.to_string()) }
+}
+
+/// Emulated memory without a runtime around it: launches run at once, with the mutant's options.
+struct Device {
+    memory: Arc<Memory>,
+    options: Options,
+    report: std::cell::RefCell<oxtile_emulator::Report>,
+}
+
+static OWNER: () = ();
+const LIMITS: DeviceLimits = DeviceLimits { multiprocessors: 1, shared_bytes_per_block: 227 * 1024 };
+
+/// Elements in emulated memory.
+struct Elements<T> {
+    address: u64,
+    length: u64,
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Pod> Elements<T> {
+    fn view(&self) -> DeviceView<'_, T> {
+        // SAFETY: the memory lives as long as the job's `Device`; the emulator checks every access.
+        unsafe { DeviceView::from_raw(self.address, self.length, &OWNER) }
+    }
+
+    fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        // SAFETY: as `view`; the exclusive borrow is the only view.
+        unsafe { DeviceViewMut::from_raw(self.address, self.length, &OWNER) }
+    }
+}
+
+impl Device {
+    fn new(options: &Options) -> Self {
+        Self { memory: Memory::new(), options: options.clone(), report: Default::default() }
+    }
+
+    /// Uploads 32-bit words, to be seen as elements of `T`.
+    fn upload<T: Pod>(&self, name: &str, words: &[u32]) -> Elements<T> {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let address = self.memory.allocate(name, bytes.len() as u64, 0);
+        self.memory.write(address, &bytes).expect("fresh memory");
+        Elements { address, length: (bytes.len() / size_of::<T>()) as u64, element: std::marker::PhantomData }
+    }
+
+    fn download<T>(&self, elements: &Elements<T>) -> Vec<u32> {
+        let mut bytes = vec![0; (elements.length * size_of::<T>() as u64) as usize];
+        self.memory.read(elements.address, &mut bytes).expect("live memory");
+        bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
+        let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
+        let mut words = ArgumentWords::new();
+        args.pack(&mut words);
+        let launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)
+            .arguments(words.as_slice())
+            .shared(K::INFO.shared_bytes);
+        let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
+        let report = run.run().map_err(Outcome::Faulted)?;
+        self.report.borrow_mut().merge(&report);
+        Ok(())
+    }
+}
+
+fn words(count: usize) -> Vec<u32> {
+    let mut random = oxtile_tests::inputs::Random::new(4);
+    (0..count).map(|_| random.bits() as u32 & 0x7f7f_7f7f).collect()
+}
+
+fn copy_words(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (source, mut target) = (device.upload("source", &words(5000)), device.upload("target", &[0; 5000]));
+    device.launch::<CopyWords>(CopyWordsArgs { source: source.view(), target: target.view_mut() })?;
+    Ok(device.download(&target))
+}
+
+fn amax(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, mut output) = (device.upload::<bf16>("input", &words(9000)), device.upload("output", &[0]));
+    device.launch::<Amax<bf16>>(AmaxArgs { input: input.view(), output: output.view_mut() })?;
+    Ok(device.download(&output))
+}
+
+/// More tensors than blocks, so that a block meets several.
+fn multi_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let tensors: Vec<Elements<bf16>> = [300, 9000, 20, 70, 100, 8200, 40, 50].map(|n| device.upload("tensor", &words(n))).into();
+    let entries = tensors.iter().flat_map(|t| [t.address as u32, (t.address >> 32) as u32, t.length as u32, 0]);
+    let entries: Elements<u64> = device.upload("tensors", &entries.collect::<Vec<_>>());
+    let mut first = vec![0u32, 0];
+    for tensor in &tensors {
+        first.extend([first[first.len() - 2] + oxtile_kernels::amax::tiles::<bf16>(tensor.length) as u32, 0]);
+    }
+    let first: Elements<u64> = device.upload("first_tiles", &first);
+    let slots: Vec<u32> = (0..8).flat_map(|i| [i, if i % 2 == 0 { 8 } else { NO_SLOT }]).collect();
+    let (slots, mut outputs) = (device.upload("slots", &slots), device.upload("outputs", &[0; 9]));
+    // SAFETY: the entries name live memory; nothing tracks owners here.
+    let table = unsafe { DeviceTable::from_raw(entries.view(), &[]) };
+    let args = MultiAmaxArgs { tensors: table, first_tiles: first.view(), slots: slots.view(), outputs: outputs.view_mut() };
+    device.launch::<MultiAmax<bf16>>(args)?;
+    Ok(device.download(&outputs))
+}
+
+fn mxfp8_cast_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let input: Elements<bf16> = device.upload("input", &words(1200));
+    let (mut data, mut scales) = (device.upload("data", &[0; 600]), device.upload("scales", &[0; 19]));
+    let mut trimmed = Elements::<ue8m0> { address: scales.address, length: 75, element: std::marker::PhantomData };
+    device.launch::<Mxfp8CastRows<bf16, e4m3>>(Mxfp8CastRowsArgs {
+        input: input.view(),
+        data: data.view_mut(),
+        scales: trimmed.view_mut(),
+    })?;
+    scales = Elements::<ue8m0> { length: 76, ..scales };
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+fn mxfp8_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scales) = (device.upload("data", &words(600)), device.upload("scales", &words(19)));
+    let trimmed = Elements::<ue8m0> { length: 75, ..scales };
+    let mut output = device.upload("output", &[0; 1200]);
+    device.launch::<Mxfp8DequantizeRows<e4m3, bf16>>(Mxfp8DequantizeRowsArgs {
+        data: data.view(),
+        scales: trimmed.view(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}
+
+/// A conformance kernel of one input and one output of words.
+macro_rules! one_to_one {
+    ($($function:ident: $kernel:ident, $args:ident, $input:expr => $output:expr;)*) => { $(
+        fn $function(device: &Device) -> Result<Vec<u32>, Outcome> {
+            let (input, mut output) = (device.upload("input", &words($input as usize)), device.upload("output", &vec![0; $output as usize]));
+            device.launch::<$kernel>($args { input: input.view(), output: output.view_mut() })?;
+            Ok(device.download(&output))
+        }
+    )* };
+}
+
+one_to_one! {
+    shared_memory: SharedMemory, SharedMemoryArgs, THREADS => 3 * THREADS;
+    block_maximum: BlockMaximum, BlockMaximumArgs, THREADS => 2;
+    named_barriers: NamedBarriers, NamedBarriersArgs, THREADS => 256;
+    copy_async_ring: CopyAsyncRing, CopyAsyncRingArgs, 6 * STAGE => 6 * THREADS;
+    bulk_pipeline: BulkPipeline, BulkPipelineArgs, 6 * STAGE => 6 * 96;
+    bulk_store: BulkStore, BulkStoreArgs, STAGE => 2 * STAGE;
+}
