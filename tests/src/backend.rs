@@ -47,8 +47,8 @@ fn failed(outcome: Outcome) -> Result<(), Failed> {
 
 /// Checked under every seed and then fast; large cases fast alone.
 fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
-    let run = |mode, seed| {
-        let options = EmulatedOptions { mode, seed, ..EmulatedOptions::default() };
+    let run = |mode, seed: u64| {
+        let options = EmulatedOptions { mode, seed: Some(seed), ..EmulatedOptions::default() };
         let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
         (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))
     };

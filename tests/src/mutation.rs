@@ -10,9 +10,7 @@ use oxtile_emulator::{GridRun, Launch, Memory, Options};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::mxfp8::{Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
-use oxtile_tile::launch::{
-    ArgumentWords, DeviceLimits, DeviceTable, DeviceView, DeviceViewMut, Kernel, KernelArgs,
-};
+use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceTable, DeviceView, DeviceViewMut, Kernel, KernelArgs};
 use oxtile_tile::num::{Pod, bf16, e4m3, ue8m0};
 
 /// Seeds after which a mutant that was not reported has survived.
@@ -122,9 +120,8 @@ impl Device {
         let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
         let mut words = ArgumentWords::new();
         args.pack(&mut words);
-        let launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)
-            .arguments(words.as_slice())
-            .shared(K::INFO.shared_bytes);
+        let launch =
+            Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate).arguments(words.as_slice()).shared(K::INFO.shared_bytes);
         let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
         let report = run.run().map_err(Outcome::Faulted)?;
         self.report.borrow_mut().merge(&report);

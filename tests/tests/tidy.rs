@@ -37,9 +37,8 @@ fn lines_with(source: &str, what: &str) -> usize {
 
 #[test]
 fn instructions_and_targets_stay_in_arch_and_in_the_macro() {
-    let allowed = |name: &str| {
-        name.starts_with("gpu/tile/src/arch/") || name.starts_with("gpu/macros/src/") || name == "tests/tests/tidy.rs"
-    };
+    let allowed =
+        |name: &str| name.starts_with("gpu/tile/src/arch/") || name.starts_with("gpu/macros/src/") || name == "tests/tests/tidy.rs";
     // The features of the device compiler can only be named at the crate's root.
     let mut strays: Vec<_> = sources().into_iter().filter(|(name, _)| !allowed(name) && name != "gpu/tile/src/lib.rs").collect();
     strays.retain(|(name, source)| {
@@ -53,7 +52,8 @@ fn instructions_and_targets_stay_in_arch_and_in_the_macro() {
 
 #[test]
 fn files_are_short() {
-    let long: Vec<_> = sources().into_iter().map(|(name, source)| (name, source.lines().count())).filter(|(_, lines)| *lines > 500).collect();
+    let long: Vec<_> =
+        sources().into_iter().map(|(name, source)| (name, source.lines().count())).filter(|(_, lines)| *lines > 500).collect();
     assert!(long.is_empty(), "split by noun: {long:?}");
 }
 

@@ -20,19 +20,17 @@ where
     MultiAmax<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
 {
     let name = T::DTYPE.name();
-    let scenarios = Scenario::ALL
-        .map(|s| Case::new(format!("amax::{name}::{s:?}"), Size::Small, move |r| single::<T>(r, s, 5000, 0)));
+    let scenarios = Scenario::ALL.map(|s| Case::new(format!("amax::{name}::{s:?}"), Size::Small, move |r| single::<T>(r, s, 5000, 0)));
     // Lengths around vectors and tiles, and starts off the 16-byte boundary.
     let lengths = [(0, 0), (1, 0), (7, 1), (33, 3), (16_384, 0), (20_000, 5)].map(|(length, start)| {
         let name = format!("amax::{name}::length_{length}_from_{start}");
         Case::new(name, Size::Small, move |r| single::<T>(r, Scenario::Exponents, length, start))
     });
     let large = Case::new(format!("amax::{name}::large"), Size::Large, |r| single::<T>(r, Scenario::Outlier, 3_000_017, 1));
-    let many = [0, 1, 3, 20].map(|tensors| {
-        Case::new(format!("multi_amax::{name}::{tensors}"), Size::Small, move |r| many::<T>(r, tensors, 6000))
-    });
-    let many_large = Case::new(format!("multi_amax::{name}::130_large"), Size::Large, |r| many::<T>(r, 130, 60_000));
-    scenarios.into_iter().chain(lengths).chain(many).chain([large, many_large]).collect()
+    let batches =
+        [0, 1, 3, 20].map(|tensors| Case::new(format!("multi_amax::{name}::{tensors}"), Size::Small, move |r| many::<T>(r, tensors, 6000)));
+    let batch_large = Case::new(format!("multi_amax::{name}::130_large"), Size::Large, |r| many::<T>(r, 130, 60_000));
+    scenarios.into_iter().chain(lengths).chain(batches).chain([large, batch_large]).collect()
 }
 
 fn single<T: TestElement>(runtime: &Runtime, scenario: Scenario, length: usize, start: usize) -> Outcome
@@ -80,8 +78,7 @@ where
     let slots = text(Buffer::from_slice(&stream, &slots))?;
     let mut outputs: Buffer<f32> = text(Buffer::zeros(&stream, tensors as u64 + 1))?;
     let kernel = text(runtime.load::<MultiAmax<T>>())?;
-    let args =
-        MultiAmaxArgs { tensors: table.view(), first_tiles: first_tiles.view(), slots: slots.view(), outputs: outputs.view_mut() };
+    let args = MultiAmaxArgs { tensors: table.view(), first_tiles: first_tiles.view(), slots: slots.view(), outputs: outputs.view_mut() };
     text(kernel.launch(&stream, args))?;
     let found: Vec<u32> = text(outputs.to_vec(&stream))?.into_iter().map(f32::to_bits).collect();
     equal("outputs", &found, &expected.into_iter().map(f32::to_bits).collect::<Vec<_>>())

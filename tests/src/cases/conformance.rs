@@ -4,6 +4,7 @@ use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, memory::*};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::Pod;
 
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 use crate::golden;
@@ -58,7 +59,7 @@ struct Run<'r> {
 }
 
 impl Run<'_> {
-    fn input<T: HostElement<Device = T>>(&self, values: &[T]) -> Result<Buffer<T>, String> {
+    fn input<T: HostElement<Device = T> + Pod>(&self, values: &[T]) -> Result<Buffer<T>, String> {
         text(Buffer::from_slice(self.stream, values))
     }
 
@@ -106,7 +107,8 @@ one_to_one! {
 /// Values of every exponent and all the specials, as f32 bits.
 fn floats() -> Vec<f32> {
     let random = Scenario::ALL.into_iter().flat_map(|scenario| scenario.generate(Dtype::F32, 96, 7));
-    let edges = [0.0, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 6.0, 7.0, 0.25, 5e-324_f64 as f32];
+    let edges =
+        [0.0, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, 448.0, 464.0, 57344.0, 65504.0, 65520.0, 6.0, 7.0, 0.25, 5e-324_f64 as f32];
     let exact = (0..512_u32).map(|i| f32::from_bits(i << 23 | (i * 0x9e37) & 0x7f_ffff));
     random.chain(edges).chain(edges.map(|x| -x)).chain(exact).collect()
 }

@@ -48,7 +48,6 @@ pub fn cases() -> Vec<Case> {
     instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect()
 }
 
-
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
     Mxfp8CastRows<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, T, Q>>,
