@@ -27,7 +27,7 @@ pub enum Error {
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),
     /// The device asked for.
-    #[error("--device {requested}: {error}{}", if *.requested == "cuda" { "; or use --device emulated" } else { "" })]
+    #[error("--device {requested}: {error}{}", if *.requested == "cuda" { " (--device emulated)" } else { "" })]
     Device {
         /// What was asked for.
         requested: &'static str,

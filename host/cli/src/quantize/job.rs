@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Elements that a device gets at a time: enough to fill it, few enough that memory stays small and Ctrl-C quick.
-const PIECE_ELEMENTS: u64 = 1 << 21;
+const PIECE_ELEMENTS: u64 = 1 << 20;
 
 /// Bytes of a passed-through tensor that are copied at a time.
 const COPY_BYTES: u64 = 8 << 20;

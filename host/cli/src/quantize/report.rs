@@ -35,7 +35,8 @@ pub struct DeviceChoice {
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.requested {
-            "auto" => write!(f, "{} (--device auto: {})", self.name, self.reason),
+            // The reason names the device.
+            "auto" => f.write_str(&self.reason),
             _ => f.write_str(&self.name),
         }
     }
