@@ -4,6 +4,7 @@
 //! access of each lane at a source line belongs to the n-th request of its warp there.
 
 use crate::detector::Access;
+use crate::thread::Site;
 use std::collections::{BTreeMap, HashMap};
 
 /// What one source line cost in memory requests.
@@ -81,43 +82,53 @@ impl Totals {
     }
 }
 
+/// A source line's constant in memory and what is done there: cheaper to look up than the line.
+type Place = (usize, Operation);
+
+/// The lanes that joined a request, as (address, bytes).
+struct Request {
+    site: Site,
+    lanes: Vec<(u64, u64)>,
+}
+
 /// Requests of a block that not all lanes have joined yet.
 #[derive(Default)]
 pub(crate) struct Costs {
-    counts: HashMap<(u32, Line), u32>,
-    open: HashMap<(u32, Line, u32), Vec<(u64, u64)>>,
+    counts: HashMap<(u32, Place), u32>,
+    open: HashMap<(u32, Place, u32), Request>,
 }
 
 impl Costs {
     /// Enters one lane's access; `lanes` of the warp are expected at the request.
     pub fn enter(&mut self, totals: &mut Totals, thread: u32, lanes: u32, operation: Operation, access: &Access) {
         let Access { address, bytes, site, .. } = *access;
-        let line = (site.file(), site.line(), site.column(), operation);
-        let count = self.counts.entry((thread, line)).or_default();
+        let place = (std::ptr::from_ref(site).addr(), operation);
+        let count = self.counts.entry((thread, place)).or_default();
         *count += 1;
-        let key = (thread / 32, line, *count);
-        let request = self.open.entry(key).or_default();
-        request.push((address, bytes));
-        if request.len() as u32 == lanes {
+        let key = (thread / 32, place, *count);
+        let request = self.open.entry(key).or_insert_with(|| Request { site, lanes: Vec::with_capacity(lanes as usize) });
+        request.lanes.push((address, bytes));
+        if request.lanes.len() as u32 == lanes {
             let request = self.open.remove(&key).expect("just entered");
-            add(totals, line, &request);
+            add(totals, operation, &request);
         }
     }
 
     /// Enters the requests that some lanes never joined.
     pub fn close(&mut self, totals: &mut Totals) {
-        for ((_, line, _), request) in self.open.drain() {
-            add(totals, line, &request);
+        for ((_, (_, operation), _), request) in self.open.drain() {
+            add(totals, operation, &request);
         }
     }
 }
 
-fn add(totals: &mut Totals, line: Line, request: &[(u64, u64)]) {
-    let (transactions, ideal) = match line.3 {
-        Operation::SharedRead | Operation::SharedWrite => wavefronts(request),
-        Operation::GlobalRead | Operation::GlobalWrite => sectors(request),
+fn add(totals: &mut Totals, operation: Operation, request: &Request) {
+    let Request { site, lanes } = request;
+    let (transactions, ideal) = match operation {
+        Operation::SharedRead | Operation::SharedWrite => wavefronts(lanes),
+        Operation::GlobalRead | Operation::GlobalWrite => sectors(lanes),
     };
-    let total = totals.0.entry(line).or_default();
+    let total = totals.0.entry((site.file(), site.line(), site.column(), operation)).or_default();
     total.requests += 1;
     total.transactions += transactions;
     total.ideal += ideal;

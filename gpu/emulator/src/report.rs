@@ -1,6 +1,7 @@
 //! What a run counted: steps, synchronisation sites, and the cost of memory lines.
 
 use crate::cost::LineCost;
+use crate::thread::Site;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -17,6 +18,12 @@ pub struct SyncSite {
     pub operation: String,
 }
 
+impl SyncSite {
+    pub(crate) fn new(operation: &str, site: Site) -> Self {
+        Self { file: site.file().to_owned(), line: site.line(), column: site.column(), operation: operation.to_owned() }
+    }
+}
+
 impl fmt::Display for SyncSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {}:{}:{}", self.operation, self.file, self.line, self.column)
@@ -30,6 +37,13 @@ pub struct SiteUse {
     pub visits: u64,
     /// The smallest count given to it, if it takes one.
     pub count: Option<u32>,
+}
+
+impl SiteUse {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.visits += other.visits;
+        self.count = self.count.min(other.count);
+    }
 }
 
 /// What a run counted. Costs and sites are those of check mode.
@@ -48,9 +62,7 @@ impl Report {
     pub fn merge(&mut self, other: &Self) {
         self.steps += other.steps;
         for (site, seen) in &other.sites {
-            let known = self.sites.entry(site.clone()).or_insert(SiteUse { visits: 0, count: seen.count });
-            known.visits += seen.visits;
-            known.count = known.count.min(seen.count);
+            self.sites.entry(site.clone()).and_modify(|known| known.add(seen)).or_insert(*seen);
         }
         for line in &other.lines {
             let same = |known: &&mut LineCost| (&known.file, known.line, known.operation) == (&line.file, line.line, line.operation);

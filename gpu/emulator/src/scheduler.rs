@@ -5,12 +5,12 @@ use crate::block::Block;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Mode, Policy, Progress};
 use crate::panic_hook;
-use crate::report::{Report, SyncSite};
+use crate::report::Report;
 #[cfg(unix)]
 use crate::stack_overflow;
 use crate::thread::{Stopped, Waiting, running, set_current};
 use crate::warp::lanes;
-use crate::worker::{SiteKey, Worker};
+use crate::worker::Worker;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -56,14 +56,7 @@ impl Scheduler {
     }
 
     pub fn report(&self) -> Report {
-        let sites = self.worker.sites.borrow();
-        let site =
-            |&(operation, file, line, column): &SiteKey| SyncSite { file: file.to_owned(), line, column, operation: operation.to_owned() };
-        Report {
-            steps: self.worker.steps.get(),
-            sites: sites.iter().map(|(key, &seen)| (site(key), seen)).collect(),
-            lines: self.worker.totals.borrow().lines(),
-        }
+        Report { steps: self.worker.steps.get(), sites: self.worker.sites(), lines: self.worker.totals.borrow().lines() }
     }
 
     /// Runs up to `budget` resumptions.

@@ -36,7 +36,9 @@ pub(crate) struct Record {
 #[derive(Clone, Default)]
 struct Cell {
     write: Option<Record>,
-    reads: Vec<Record>,
+    /// Reads since; most bytes have one at most, which needs no allocation.
+    read: Option<Record>,
+    more_reads: Vec<Record>,
 }
 
 /// Four bytes; one cell as long as they are accessed alike.
@@ -97,13 +99,17 @@ impl Shadow {
         scopes: &impl Scopes,
     ) -> Result<(), (Conflict, Record, u64)> {
         let judge = Judge { space, record, view, scopes };
-        let mut at = address;
-        while at < address + bytes {
-            let length = (4 - at % 4).min(address + bytes - at);
-            let page = self.pages.entry(at / PAGE_BYTES).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into());
-            let granule = &mut page[(at % PAGE_BYTES / 4) as usize];
-            judge.granule(granule, at % 4, length).map_err(|(conflict, other)| (conflict, other, at))?;
-            at += length;
+        let (mut at, end) = (address, address + bytes);
+        while at < end {
+            let number = at / PAGE_BYTES;
+            let page = self.pages.entry(number).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into());
+            let page_end = end.min((number + 1) * PAGE_BYTES);
+            while at < page_end {
+                let length = (4 - at % 4).min(page_end - at);
+                let granule = &mut page[(at % PAGE_BYTES / 4) as usize];
+                judge.granule(granule, at % 4, length).map_err(|(conflict, other)| (conflict, other, at))?;
+                at += length;
+            }
         }
         Ok(())
     }
@@ -142,22 +148,29 @@ impl<S: Scopes> Judge<'_, S> {
             self.judge(write)?;
         }
         if self.record.writes {
-            for read in &cell.reads {
+            for read in cell.read.iter().chain(&cell.more_reads) {
                 self.judge(read)?;
             }
-            cell.reads.clear();
+            cell.read = None;
+            cell.more_reads.clear();
             cell.write = Some(*self.record);
         } else {
-            // A read that happened before this one and is no stronger needs no keeping: who is ordered after
-            // this one is ordered after it.
-            let strong = matches!(self.record.manner, Manner::Strong(_));
-            cell.reads.retain(|old| {
-                let replaced = !strong || matches!(old.manner, Manner::Strong(_));
-                !(replaced && self.view.knows(old.block, old.slot, old.time)) || old.manner != self.record.manner
-            });
-            cell.reads.push(*self.record);
+            // Pruning at each doubling keeps the list within twice what it must hold, at constant cost a read.
+            if cell.more_reads.len().is_power_of_two() {
+                cell.more_reads.retain(|old| !self.replaces(old));
+            }
+            match &cell.read {
+                Some(old) if !self.replaces(old) => cell.more_reads.push(*self.record),
+                _ => cell.read = Some(*self.record),
+            }
         }
         Ok(())
+    }
+
+    /// A read like this one that happened before it needs no keeping: who is ordered after this one is ordered
+    /// after that.
+    fn replaces(&self, old: &Record) -> bool {
+        old.manner == self.record.manner && self.view.knows(old.block, old.slot, old.time)
     }
 
     fn judge(&self, old: &Record) -> Result<(), (Conflict, Record)> {

@@ -8,11 +8,11 @@ use crate::grid::{Grid, Mode};
 use crate::history::GridBlocks;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
-use crate::report::SiteUse;
+use crate::report::{SiteUse, SyncSite};
 use crate::stack::{PooledStack, StackPool};
 use crate::thread::Site;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ pub(crate) struct Worker {
     history: OnceCell<(Range<u32>, Knowledge)>,
     ended: Cell<bool>,
     pub totals: RefCell<Totals>,
-    pub sites: RefCell<HashMap<SiteKey, SiteUse>>,
+    sites: RefCell<HashMap<(usize, usize), Seen>>,
 }
-
-/// A synchronisation site, cheap to look up.
-pub(crate) type SiteKey = (&'static str, &'static str, u32, u32);
 
 /// Slots of the allocation cache.
 pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
+
+/// A synchronisation operation, where it stands and how it was used.
+type Seen = (&'static str, Site, SiteUse);
 
 impl Worker {
     pub fn new(grid: &Arc<Grid>) -> Self {
@@ -121,7 +121,9 @@ impl Worker {
             return None;
         }
         let mut sites = self.sites.borrow_mut();
-        let seen = sites.entry((operation, site.file(), site.line(), site.column())).or_insert(SiteUse { visits: 0, count });
+        // The addresses of the two constants are cheaper to look up than their contents.
+        let key = (std::ptr::from_ref(site).addr(), operation.as_ptr().addr());
+        let (_, _, seen) = sites.entry(key).or_insert((operation, site, SiteUse { visits: 0, count }));
         seen.visits += 1;
         seen.count = seen.count.min(count);
         let given = count.unwrap_or(0);
@@ -129,6 +131,15 @@ impl Worker {
             Some(mutation) if mutation.is_at(operation, site) => mutation.change.apply(given),
             _ => Some(given),
         }
+    }
+
+    /// The synchronisation sites seen so far.
+    pub fn sites(&self) -> BTreeMap<SyncSite, SiteUse> {
+        let mut sites: BTreeMap<SyncSite, SiteUse> = BTreeMap::new();
+        for (operation, site, seen) in self.sites.borrow().values() {
+            sites.entry(SyncSite::new(operation, site)).and_modify(|known| known.add(seen)).or_insert(*seen);
+        }
+        sites
     }
 
     #[inline(always)]
