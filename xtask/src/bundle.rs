@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lexopt::Parser;
 
-use crate::{kernels, root, say};
+use crate::{commit, kernels, root, say};
 
 /// What may travel to a GPU machine.
 const LIMIT: u64 = 48 << 20;
@@ -39,6 +39,8 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
         files(&build.out_dir, &["json", "ptx", "cubin"])?.iter().try_for_each(|file| copy(file, &package))?;
     }
     files(&root().join("benches/peers"), &["py"])?.iter().try_for_each(|file| copy(file, &folder))?;
+    let note = folder.join("commit");
+    fs::write(&note, commit()).with_context(|| format!("cannot write {}", note.display()))?;
     let script = folder.join("run.sh");
     fs::write(&script, include_str!("run.sh")).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
@@ -53,7 +55,7 @@ fn programs() -> Result<Vec<PathBuf>> {
     let target = root().join("target");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["build", "--release", "--quiet", "--config", "profile.release.strip=\"symbols\"", "--target-dir"]);
-    cargo.arg(&target);
+    cargo.arg(&target).env("OXTILE_COMMIT", commit());
     PROGRAMS.iter().for_each(|(package, binary)| _ = cargo.args(["--package", package, "--bin", binary]));
     if !cargo.status().context("cannot run cargo")?.success() {
         bail!("the programs of the bundle do not build");

@@ -70,9 +70,16 @@ fn options(arguments: &mut Parser) -> Result<Options> {
     Ok(options)
 }
 
+/// Runs the cases of the kernel's family; a conformance kernel has one of its own name.
 fn emulate(options: &Options) -> Result<ExitCode> {
-    let seed = options.seed.map(|seed| vec!["--seed".to_owned(), seed.to_string()]).unwrap_or_default();
-    programs::cases([vec![options.name.clone()], seed].concat())
+    let [shipped, conformance] = kernels::CRATES.map(|folder| kernels::builder(root().join(folder)).inspect());
+    let named = |kernel: &&Kernel| kernel.meta.name.starts_with(&options.name);
+    let filter = match (shipped?.kernels.iter().find(named), conformance?.kernels.iter().find(named)) {
+        (Some(kernel), _) => kernel.meta.family.clone(),
+        (None, Some(kernel)) => format!("conformance::{}", kernel.meta.name),
+        (None, None) => bail!("no kernel begins with `{}`; `cargo xtask build-ptx` lists them", options.name),
+    };
+    programs::emulated_cases(&filter, options.seed)
 }
 
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {

@@ -8,7 +8,7 @@ mod machine;
 mod programs;
 mod suite;
 
-use std::{env, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
 
@@ -66,6 +66,16 @@ fn run() -> Result<ExitCode> {
 fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().map(PathBuf::from).unwrap_or(here)
+}
+
+/// The commit of the working tree, marked where it has changes; `unknown` outside version control.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = std::process::Command::new("git").current_dir(root()).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());
+    git(&["rev-parse", "HEAD"]).map_or("unknown".into(), |commit| commit + if changed { "-changed" } else { "" })
 }
 
 /// Tells what is being done.

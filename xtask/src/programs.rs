@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::{Arg, Parser};
 
-use crate::{kernels, root, say};
+use crate::{commit, kernels, root, say};
 
 /// The seed of the checkpoint that `demo` makes.
 const DEMO_SEED: &str = "22700000";
@@ -17,6 +17,7 @@ const DEMO_SEED: &str = "22700000";
 fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root()).args(["run", "--quiet", "--package", package, "--bin", binary]).args(profile).arg("--");
+    cargo.env("OXTILE_COMMIT", commit());
     cargo
 }
 
@@ -25,9 +26,18 @@ fn status(command: &mut Command) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the case binary with these arguments, on the emulator.
-pub fn cases(arguments: Vec<String>) -> Result<ExitCode> {
-    status(program("oxtile-tests", "oxtile-tests", &[]).args(arguments))
+/// The case binary.
+pub fn cases() -> Command {
+    program("oxtile-tests", "oxtile-tests", &[])
+}
+
+/// Runs the cases with this in their name on the emulator, under one seed if it is given.
+pub fn emulated_cases(filter: &str, seed: Option<u64>) -> Result<ExitCode> {
+    let mut cases = cases();
+    if let Some(seed) = seed {
+        cases.env("OXTILE_SEED", seed.to_string());
+    }
+    status(cases.args([filter, "--skip", "cuda::", "--skip", "mutation::"]))
 }
 
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.

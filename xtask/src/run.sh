@@ -1,33 +1,43 @@
 #!/bin/sh
-# Runs on a GPU machine as it is: the tests on both back ends, memcheck over them, the benchmarks.
-# Builds nothing. Leaves one file, results.txt, beside this script or where the first argument says.
+# Runs on a GPU machine as it is: the cases on both back ends, memcheck, the GPU's bytes of the conformance kernels, the
+# benchmarks. Builds nothing. Leaves one file: results.tgz beside this script, or where the first argument says.
 here=$(cd "$(dirname "$0")" && pwd)
-results=${1:-$here/results.txt}
+archive=${1:-$here/results.tgz}
+results=$(mktemp -d) || exit 1
+trap 'rm -rf "$results"' EXIT
+log=$results/log.txt
 export OXTILE_KERNELS="$here/kernels" OXTILE_PEERS="$here" OXTILE_REQUIRE=cuda
+OXTILE_COMMIT=$(cat "$here/commit")
+export OXTILE_COMMIT
 cd "$here" || exit 1
-: >"$results" || exit 1
 failures=0
 
-# step NAME COMMAND...: its output goes to the results, framed by its name, status and time.
+# step NAME COMMAND...: its output goes to the log, framed by its name, status and time; the frame to the terminal too.
 step() {
     name=$1
     shift
-    printf '==== %s: %s\n' "$name" "$*" | tee -a "$results"
+    printf '==== %s: %s\n' "$name" "$*" | tee -a "$log"
     start=$(date +%s)
-    "$@" >>"$results" 2>&1
+    "$@" >>"$log" 2>&1
     status=$?
-    [ "$status" -eq 0 ] || failures=$((failures + 1))
-    printf '==== %s: status %s, %s s\n\n' "$name" "$status" "$(($(date +%s) - start))" | tee -a "$results"
+    if [ "$status" -ne 0 ]; then
+        failures=$((failures + 1))
+        tail -n 20 "$log"
+    fi
+    printf '==== %s: status %s, %s s\n\n' "$name" "$status" "$(($(date +%s) - start))" | tee -a "$log"
 }
 
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
-step tests ./oxtile-tests
+step cases ./oxtile-tests
+step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
-    step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests cuda
+    step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small
 else
-    printf '==== memcheck: NOT RUN, there is no compute-sanitizer in PATH\n\n' | tee -a "$results"
+    printf '==== memcheck: NOT RUN, there is no compute-sanitizer in PATH\n\n' | tee -a "$log"
     failures=$((failures + 1))
 fi
-step benches ./oxtile-benches
-printf '==== %s step(s) failed\n' "$failures" | tee -a "$results"
+step benches ./oxtile-benches --json "$results/benches.json"
+printf '==== %s step(s) failed\n' "$failures" | tee -a "$log"
+tar -czf "$archive" -C "$results" . || exit 1
+printf '%s\n' "$archive"
 [ "$failures" -eq 0 ]

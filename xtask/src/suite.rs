@@ -1,6 +1,7 @@
 //! `test`: everything that needs no GPU, one count at the end.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::Parser;
 
-use crate::{kernels, root};
+use crate::{kernels, programs, root};
 
 /// How many of the slowest are printed.
 const SLOWEST: usize = 10;
@@ -55,8 +56,6 @@ impl Tally {
             } else if let Some(summary) = line.strip_prefix("test result: ") {
                 self.add(summary);
                 self.times.push((start.elapsed(), program.clone()));
-            } else if let Some((seconds, case)) = case_time(&line) {
-                self.times.push((seconds, case));
             }
         }
         if !child.wait()?.success() && self.failed == before {
@@ -97,11 +96,10 @@ fn program_named(line: &str) -> Option<String> {
     Some(format!("{file}: {source}"))
 }
 
-/// The time of a case that tells it, as libtest writes it: `test NAME ... ok <1.234s>`.
+/// A line that the case binary leaves in the file `OXTILE_TIMES`: seconds, a tab, the name of the case.
 fn case_time(line: &str) -> Option<(Duration, String)> {
-    let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
-    let seconds = outcome.split_once('<')?.1.strip_suffix("s>")?.parse().ok()?;
-    Some((Duration::try_from_secs_f64(seconds).ok()?, name.into()))
+    let (seconds, name) = line.split_once('\t')?;
+    Some((Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?, name.into()))
 }
 
 fn cargo(arguments: &[&str]) -> Command {
@@ -128,8 +126,11 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
     }
     tally.tests("cargo test", cargo(&["test", "--workspace", "--no-fail-fast", "--"]).args(&filter))?;
-    let cases = ["run", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests", "--"];
-    tally.tests("oxtile-tests", cargo(&cases).args(&filter))?;
+    let times = root().join("target/case-times.tsv");
+    let _ = fs::remove_file(&times);
+    tally.tests("oxtile-tests", programs::cases().env("OXTILE_TIMES", &times).args(&filter))?;
+    let case_times = fs::read_to_string(&times).unwrap_or_default();
+    tally.times.extend(case_times.lines().filter_map(case_time));
     Ok(tally.report())
 }
 
@@ -150,8 +151,8 @@ mod tests {
         let line = "     Running unittests src/lib.rs (target/debug/deps/oxtile_build-0123456789abcdef)";
         assert_eq!(program_named(line).unwrap(), "oxtile_build: unittests src/lib.rs");
         assert_eq!(program_named("   Doc-tests oxtile").unwrap(), "doc tests of oxtile");
-        assert_eq!(case_time("test amax::f32 ... ok <1.500s>"), Some((Duration::from_millis(1500), "amax::f32".into())));
-        assert_eq!(case_time("test amax::f32 ... ok"), None);
+        assert_eq!(case_time("1.5\temulated::small::amax::f32"), Some((Duration::from_millis(1500), "emulated::small::amax::f32".into())));
+        assert_eq!(case_time("noise"), None);
     }
 
     #[test]

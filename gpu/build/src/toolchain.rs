@@ -86,29 +86,38 @@ impl Toolchain {
     /// Makes a compiler ready if none is: `rust-src` or the whole pinned toolchain by rustup, else, as root on Debian,
     /// its packages. `say` hears what is done.
     pub fn setup(say: &dyn Fn(&str)) -> Result<Self, Error> {
-        match Self::find() {
-            Ok(toolchain) if toolchain.is_pinned() || !tool::exists("rustup") || env::var_os(OVERRIDE).is_some() => return Ok(toolchain),
-            Err(error) if env::var_os(OVERRIDE).is_some() => return Err(error),
-            _ => {}
+        let found = Self::find();
+        if env::var_os(OVERRIDE).is_some() || found.as_ref().is_ok_and(|toolchain| toolchain.is_pinned() || !tool::exists("rustup")) {
+            return found;
         }
-        if tool::exists("rustup") {
-            say(&format!("rustup: installing rustc {PINNED_RELEASE} with rust-src"));
-            let arguments = ["toolchain", "install", PINNED_RELEASE, "--profile", "minimal", "--component", "rust-src", "--no-self-update"];
-            // rustup's stable may be the pinned release already; then only its sources are missing.
-            match stable_is_pinned() {
-                true => {
-                    tool::output("adding rust-src", Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", "stable"]))?
-                }
-                false => tool::output("installing the compiler", Command::new("rustup").args(arguments))?,
-            };
-        } else if tool::exists("apt-get") {
-            say("apt-get: installing rustc-web, cargo-web and rust-web-src");
-            tool::output("updating the package list", Command::new("apt-get").args(["update", "-qq"]))?;
-            let packages = ["install", "-y", "-qq", "rustc-web", "cargo-web", "rust-web-src"];
-            tool::output("installing the compiler (this needs root)", Command::new("apt-get").args(packages))?;
+        match (install(say), found) {
+            // Another release does as well, but for the ratchet.
+            (Err(error), Ok(other)) => {
+                say(&format!("rustc {PINNED_RELEASE} could not be installed, {} is used: {error}", other.version));
+                Ok(other)
+            }
+            (installed, _) => installed.and_then(|()| Self::find()),
         }
-        Self::find()
     }
+}
+
+/// Installs the pinned compiler with rustup, or the distribution's. Without either there is nothing to do.
+fn install(say: &dyn Fn(&str)) -> Result<(), Error> {
+    if tool::exists("rustup") {
+        say(&format!("rustup: installing rustc {PINNED_RELEASE} with rust-src"));
+        // rustup's stable may be the pinned release already; then only its sources are missing.
+        let arguments: &[&str] = match stable_is_pinned() {
+            true => &["component", "add", "rust-src", "--toolchain", "stable"],
+            false => &["toolchain", "install", PINNED_RELEASE, "--profile", "minimal", "--component", "rust-src", "--no-self-update"],
+        };
+        tool::output("installing the compiler", Command::new("rustup").args(arguments))?;
+    } else if tool::exists("apt-get") {
+        say("apt-get: installing rustc-web, cargo-web and rust-web-src");
+        tool::output("updating the package list (this needs root)", Command::new("apt-get").args(["update", "-qq"]))?;
+        let packages = ["install", "-y", "-qq", "rustc-web", "cargo-web", "rust-web-src"];
+        tool::output("installing the compiler (this needs root)", Command::new("apt-get").args(packages))?;
+    }
+    Ok(())
 }
 
 fn stable_is_pinned() -> bool {
