@@ -41,6 +41,12 @@ impl Size {
     }
 }
 
+/// Fills the buffers of a benchmark and captures its graph.
+pub type Prepare = dyn Fn(&Gpu) -> Result<Prepared>;
+
+/// Reads back what the first launch of a graph wrote.
+pub type ReadOutputs = dyn Fn(&Stream) -> Result<Vec<Output>>;
+
 /// One kernel at one shape.
 pub struct Bench {
     /// The kernel's family, one page and one results file each.
@@ -60,7 +66,7 @@ pub struct Bench {
     /// The implementations to compare with, as peers/server.py names them.
     pub peers: &'static [&'static str],
     /// Fills the buffers and captures the graph.
-    pub prepare: Box<dyn Fn(&Gpu) -> Result<Prepared>>,
+    pub prepare: Box<Prepare>,
 }
 
 impl Bench {
@@ -83,7 +89,7 @@ pub struct Prepared {
     /// One launch a buffer set.
     pub graph: Graph,
     /// Reads back what the first launch wrote.
-    pub outputs: Box<dyn Fn(&Stream) -> Result<Vec<Output>>>,
+    pub outputs: Box<ReadOutputs>,
 }
 
 /// One output of a kernel, for the peers to compare with theirs.

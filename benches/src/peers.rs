@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn the_server_is_asked_and_answers() {
-        let mut peers = serve(&format!(r#"[{HELLO}, '{{"ok": true, "milliseconds": 1.5}}', '{{"ok": false, "error": "no memory"}}']"#)).unwrap();
+        let mut peers =
+            serve(&format!(r#"[{HELLO}, '{{"ok": true, "milliseconds": 1.5}}', '{{"ok": false, "error": "no memory"}}']"#)).unwrap();
         assert_eq!(peers.versions.device, "H200");
         assert_eq!(peers.round("copy", 3).unwrap(), 1.5);
         assert_eq!(peers.release().unwrap_err().to_string(), "no memory");

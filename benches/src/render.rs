@@ -12,7 +12,8 @@ pub fn markdown(document: &Document) -> String {
     let mut text = heading(document);
     let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(|record| record.clock == Clock::DeviceEvents);
     if !device.is_empty() {
-        text += "\n| kernel | shape | us, median [quartiles] | TB/s | of the copy rate | peer | peer's us | peer's time / ours, by pairs |\n";
+        text +=
+            "\n| kernel | shape | us, median [quartiles] | TB/s | of the copy rate | peer | peer's us | peer's time / ours, by pairs |\n";
         text += "|---|---|---|---|---|---|---|---|\n";
         device.iter().for_each(|record| device_rows(&mut text, document, record));
     }

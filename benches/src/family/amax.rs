@@ -1,9 +1,8 @@
 //! The largest magnitude of one tensor and of many.
 
 use anyhow::Result;
-use oxtile::runtime::Buffer;
+use oxtile::{DeviceTable, runtime::Buffer};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT, tiles};
-use oxtile_tile::launch::DeviceTable;
 use oxtile_tile::num::bf16;
 
 use super::copy::ceiling;
@@ -66,49 +65,27 @@ fn many(size: Size) -> Bench {
     }
 }
 
-/// The tensors of one launch with their tables.
-struct Tensors {
-    tensors: Vec<Buffer<bf16>>,
-    entries: Buffer<u64>,
-    first_tiles: Buffer<u64>,
-    slots: Buffer<u32>,
-    outputs: Buffer<f32>,
-}
-
-impl Tensors {
-    /// `count` tensors of `elements`, the first filled as buffer number `first` of the pattern.
-    fn new(gpu: &Gpu, first: usize, count: usize, elements: u64) -> Result<Self> {
-        let stream = &gpu.stream;
-        let fill = |tensor| Buffer::from_slice(stream, &gpu.pattern.fill(first + tensor, elements));
-        let tensors: Vec<Buffer<bf16>> = (0..count).map(fill).collect::<Result<_, _>>()?;
-        let entries: Vec<u64> = tensors.iter().flat_map(|tensor| [tensor.address(), tensor.len()]).collect();
-        let first_tiles: Vec<u64> = (0..=count as u64).map(|tensor| tensor * tiles::<bf16>(elements)).collect();
-        let slots: Vec<u32> = (0..count as u32).flat_map(|tensor| [tensor, NO_SLOT]).collect();
-        Ok(Self {
-            entries: Buffer::from_slice(stream, &entries)?,
-            first_tiles: Buffer::from_slice(stream, &first_tiles)?,
-            slots: Buffer::from_slice(stream, &slots)?,
-            outputs: Buffer::uninitialised(stream, count as u64)?,
-            tensors,
-        })
-    }
-}
-
 fn prepare_many(gpu: &Gpu, count: usize, elements: u64, sets: usize) -> Result<Prepared> {
-    let mut sets: Vec<Tensors> = (0..sets).map(|set| Tensors::new(gpu, set * count, count, elements)).collect::<Result<_>>()?;
+    let stream = &gpu.stream;
+    let fill = |buffer| Buffer::from_slice(stream, &gpu.pattern.fill(buffer, elements));
+    let tensors: Vec<Buffer<bf16>> = (0..sets * count).map(fill).collect::<Result<_, _>>()?;
+    let views: Vec<_> = tensors.iter().map(Buffer::view).collect();
+    let tables: Vec<_> = views.chunks(count).map(|set| DeviceTable::new(stream, set)).collect::<Result<_, _>>()?;
+    let mut outputs: Vec<Buffer<f32>> = (0..sets).map(|_| Buffer::uninitialised(stream, count as u64)).collect::<Result<_, _>>()?;
+
+    let first_tiles: Vec<u64> = (0..=count as u64).map(|tensor| tensor * tiles::<bf16>(elements)).collect();
+    let first_tiles = Buffer::<u64>::from_slice(stream, &first_tiles)?;
+    let slots: Vec<u32> = (0..count as u32).flat_map(|tensor| [tensor, NO_SLOT]).collect();
+    let slots = Buffer::<u32>::from_slice(stream, &slots)?;
     let kernel = gpu.runtime.load::<MultiAmax<bf16>>()?;
     let graph = Prepared::capture(gpu, || {
-        sets.iter_mut().try_for_each(|set| {
-            set.outputs.fill_zero(&gpu.stream)?;
-            let views: Vec<_> = set.tensors.iter().map(Buffer::view).collect();
-            let members: Vec<_> = views.iter().map(|view| view.access("tensors")).collect();
-            // SAFETY: `entries` holds address and length of each of `tensors`, in order (`Tensors::new`), and `members` covers them.
-            let tensors = unsafe { DeviceTable::from_raw(set.entries.view(), &members) };
-            let (first_tiles, slots) = (set.first_tiles.view(), set.slots.view());
-            kernel.launch(&gpu.stream, MultiAmaxArgs { tensors, first_tiles, slots, outputs: set.outputs.view_mut() })
+        tables.iter().zip(&mut outputs).try_for_each(|(table, outputs)| {
+            outputs.fill_zero(stream)?;
+            let (tensors, first_tiles, slots) = (table.view(), first_tiles.view(), slots.view());
+            kernel.launch(stream, MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() })
         })
     })?;
-    Ok(Prepared::new(graph, move |stream| Ok(vec![amax_output(&sets[0].outputs.to_vec(stream)?)])))
+    Ok(Prepared::new(graph, move |stream| Ok(vec![amax_output(&outputs[0].to_vec(stream)?)])))
 }
 
 fn amax_output(values: &[f32]) -> Output {

@@ -50,9 +50,9 @@ fn prepare(gpu: &Gpu, bytes: u64, sets: usize) -> Result<Prepared> {
     }
     let kernel = gpu.runtime.load::<CopyWords>()?;
     let launches = |buffers: &mut Vec<(Buffer<u32>, Buffer<u32>)>| {
-        buffers.iter_mut().try_for_each(|(source, target)| {
-            kernel.launch(&gpu.stream, CopyWordsArgs { source: source.view(), target: target.view_mut() })
-        })
+        buffers
+            .iter_mut()
+            .try_for_each(|(source, target)| kernel.launch(&gpu.stream, CopyWordsArgs { source: source.view(), target: target.view_mut() }))
     };
     let graph = Prepared::capture(gpu, || launches(&mut buffers))?;
     Ok(Prepared::new(graph, move |stream| {

@@ -28,7 +28,13 @@ fn dequantize(size: Size, shape: Shape) -> Bench {
     bench(size, shape, "mxfp8_dequantize_rows e4m3", &["mxfp8_dequantize_compiled"], prepare_dequantize)
 }
 
-fn bench(size: Size, shape: Shape, kernel: &'static str, peers: &'static [&'static str], prepare: fn(&Gpu, Shape) -> Result<Prepared>) -> Bench {
+fn bench(
+    size: Size,
+    shape: Shape,
+    kernel: &'static str,
+    peers: &'static [&'static str],
+    prepare: fn(&Gpu, Shape) -> Result<Prepared>,
+) -> Bench {
     let (rows, columns, sets) = shape;
     let elements = rows * columns;
     // A bf16, a code and its part of a scale an element, in either direction.

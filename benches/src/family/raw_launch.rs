@@ -57,9 +57,8 @@ impl RawLaunch {
         let parameters = self.parameters.as_mut_ptr();
         // SAFETY: the function was loaded in the current context, the stream is of it, and `parameters` point to the
         // boxed words, which were packed for this kernel and live as long as they do.
-        let result = unsafe {
-            sys::cuLaunchKernel(self.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, ptr::null_mut())
-        };
+        let result =
+            unsafe { sys::cuLaunchKernel(self.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, ptr::null_mut()) };
         check("cuLaunchKernel", result)
     }
 }
