@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{names, run, small_checkpoint, stderr};
+use std::path::{Path, PathBuf};
+
+use common::{file, names, run, small_checkpoint, stderr};
 use serde_json::Value;
 
 /// What is printed, without the folder's name and without times, which no two runs share.
-fn stable_part(printed: &str, folder: &std::path::Path) -> String {
+fn stable_part(printed: &str, folder: &Path) -> String {
     let is_timed = |line: &str| line.contains(" F32 ") || line.contains(" F16 ") || line.contains(" BF16 ");
     let lines = printed.replace(&format!("{}/", folder.display()), "").lines().map(str::to_owned).collect::<Vec<_>>();
     let quantized_ends = lines.iter().position(|line| line.starts_with("Passed")).unwrap_or(lines.len());
@@ -58,6 +60,61 @@ fn a_small_file_through_the_whole_command() {
     assert_eq!(names(folder.path()), ["expected.safetensors", "out.safetensors", "small.safetensors"]);
     let bytes = |path| std::fs::read(path).expect("readable");
     assert!(bytes(&output) == bytes(&expected), "the emulator's bytes are those of the scalar quantizer");
+}
+
+/// Every kind of number: random bits have all exponents, NaN and infinities of both signs; then zeros, subnormals, extremes.
+fn extreme_checkpoint(folder: &Path) -> PathBuf {
+    const ELEMENTS: usize = 128 * 96;
+    let mut random = 1u64;
+    let mut bits = move || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random >> 32
+    };
+    let special = [0u32, 1 << 31, 1, 0x0040_0000, 0x7f7f_ffff, 0xff7f_ffff, 0x7f80_0000, 0x7fc0_0000, 0x0080_0000, 0x43e0_0000];
+    let special = special.iter().flat_map(|bits| [*bits; 32]);
+    let mut data: Vec<u8> = special.clone().flat_map(u32::to_le_bytes).collect();
+    data.extend((special.count()..ELEMENTS).flat_map(|_| (bits() as u32).to_le_bytes()));
+    data.extend((0..2 * ELEMENTS).flat_map(|_| (bits() as u16).to_le_bytes()));
+    let entry = |name: &str, begin: usize, bytes: usize| {
+        format!(r#""{name}":{{"dtype":"{name}","shape":[128,96],"data_offsets":[{begin},{}]}}"#, begin + bytes)
+    };
+    let (wide, half) = (ELEMENTS * 4, ELEMENTS * 2);
+    let header = format!("{{{},{},{}}}", entry("F32", 0, wide), entry("F16", wide, half), entry("BF16", wide + half, half));
+    let path = folder.join("extreme.safetensors");
+    std::fs::write(&path, file(&header, &data)).expect("a writable folder");
+    path
+}
+
+#[test]
+fn extreme_numbers_agree_with_the_definition() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (extreme_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    let done = run(&[&"quantize", &"--input", &input, &"--output", &output, &"--device", &"emulated"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let printed = String::from_utf8(done.stdout).expect("UTF-8");
+    assert!(printed.contains("infinite or NaN elements in the input"), "{printed}");
+    let expected = folder.path().join("expected.safetensors");
+    common::quantize(&input, &expected).expect("a valid checkpoint");
+    let bytes = |path| std::fs::read(path).expect("readable");
+    let differing = bytes(&output).iter().zip(bytes(&expected)).filter(|(a, b)| **a != *b).count();
+    assert_eq!((bytes(&output).len(), differing), (bytes(&expected).len(), 0), "bytes, and bytes that differ");
+}
+
+#[test]
+fn inspect_shows_the_formats_of_the_output() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    assert!(run(&[&"quantize", &"-i", &input, &"-o", &output, &"--device", &"emulated"]).status.success());
+    let inspected = run(&[&"inspect", &output]);
+    let printed = String::from_utf8(inspected.stdout).expect("UTF-8");
+    let words = |name: &str| {
+        let line = printed.lines().find(|line| line.split_whitespace().next() == Some(name));
+        line.unwrap_or_else(|| panic!("{printed}")).split_whitespace().skip(1).take(2).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(words("matrix"), "F8_E4M3 2x64");
+    assert_eq!(words("matrix_scale"), "F8_E8M0 2x2");
+    assert_eq!(words("matrix_amax"), "F32 1");
+    assert!(printed.contains("oxtile.format          mxfp8"), "{printed}");
 }
 
 #[test]

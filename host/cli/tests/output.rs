@@ -6,7 +6,7 @@ use std::{
     io::Write,
     os::unix::{fs::symlink, process::ExitStatusExt},
     path::Path,
-    process::Stdio,
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -244,19 +244,46 @@ fn signals_leave_nothing() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let output = folder.path().join("demo.safetensors");
         let mut child = oxtile().args(["demo-checkpoint", "--output"]).arg(&output).stdout(Stdio::null()).spawn().expect("the binary runs");
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while names(folder.path()).is_empty() {
-            assert!(Instant::now() < deadline, "the temporary file appears");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(names(folder.path())[0].ends_with(".partial"), "the file has a temporary name at first");
-        let id = libc::pid_t::try_from(child.id()).expect("a process id");
-        // SAFETY: `kill` touches no memory; the id is that of a child that has not been waited for.
-        assert_eq!(unsafe { libc::kill(id, signal) }, 0);
-        let status = child.wait().expect("the child ends");
-        assert_eq!(status.signal(), Some(signal), "it ends as the signal would have ended it: {status}");
+        interrupt(&mut child, folder.path(), signal);
         assert_eq!(names(folder.path()), [""; 0], "signal {signal}");
     }
+}
+
+#[test]
+fn an_interrupted_job_leaves_what_stood_there() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    // 64 Mi elements: seconds of work, so that the signal comes in the middle of it.
+    let header = r#"{"w":{"dtype":"BF16","shape":[65536,1024],"data_offsets":[0,134217728]}}"#;
+    std::fs::write(&input, file(header, &[])).expect("a writable folder");
+    let sparse = std::fs::OpenOptions::new().write(true).open(&input).expect("it is there");
+    sparse.set_len(8 + header.len() as u64 + 134_217_728).expect("a file with a hole");
+    std::fs::write(&output, "what stood there before").expect("a writable folder");
+    let mut child = oxtile()
+        .args(["quantize", "--device", "emulated", "-i"])
+        .arg(&input)
+        .arg("-o")
+        .arg(&output)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    interrupt(&mut child, folder.path(), libc::SIGINT);
+    assert_eq!(names(folder.path()), ["in", "out"]);
+    assert_eq!(std::fs::read(&output).expect("readable"), b"what stood there before");
+}
+
+/// Waits until a temporary file has appeared in the folder, and ends the process with a signal.
+fn interrupt(child: &mut Child, folder: &Path, signal: libc::c_int) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !names(folder).iter().any(|name| name.ends_with(".partial")) {
+        assert!(Instant::now() < deadline, "the temporary file appears");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let id = libc::pid_t::try_from(child.id()).expect("a process id");
+    // SAFETY: `kill` touches no memory; the id is that of a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+    let status = child.wait().expect("the child ends");
+    assert_eq!(status.signal(), Some(signal), "it ends as the signal would have ended it: {status}");
 }
 
 #[test]
