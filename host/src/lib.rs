@@ -1,6 +1,35 @@
-//! Low-precision quantization, attention and sharded GPU work on kernels written in Rust.
+//! Low-precision quantization on GPU kernels written in Rust, and the runtime that launches them on GPUs or on the CPU
+//! emulator.
+//!
+//! ```
+//! use oxtile::quantize::{Amax, Mxfp8};
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//!
+//! let weights = Buffer::from_slice(&stream, &[0.5_f32; 4 * 64])?;
+//! let mut amax = Buffer::zeros(&stream, 1)?;
+//! Amax::new(&runtime)?.run(&stream, weights.view(), &mut amax)?;
+//! let quantized = Mxfp8::<f32>::new(&runtime)?.quantize(&stream, weights.view(), [4, 64])?;
+//!
+//! assert_eq!(amax.to_vec(&stream)?, [0.5]);
+//! // 0.5 / 448, rounded up to a power of two: 2^-9, whose code is 127 - 9.
+//! assert!(quantized.scales.to_vec(&stream)?.iter().all(|scale| scale.to_bits() == 118));
+//! # Ok(()) }
+//! ```
+//!
+//! | noun | module |
+//! |---|---|
+//! | devices, streams, buffers, graphs | [`runtime`] |
+//! | shapes, tables of tensors | [`tensor`] |
+//! | formats | [`quantize`] |
+//! | ranks and collectives | [`comm`] |
 #![warn(missing_docs)]
 
+pub mod comm;
+pub mod quantize;
 pub mod runtime;
 pub mod tensor;
 

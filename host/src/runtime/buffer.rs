@@ -125,6 +125,11 @@ impl<T: Pod> Buffer<T> {
         &self.memory
     }
 
+    /// Fails unless work on the stream may use the buffer.
+    pub(crate) fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
+        self.memory.check_stream(&stream.0, what)
+    }
+
     /// Fills with zero bytes, in stream order.
     ///
     /// # Errors

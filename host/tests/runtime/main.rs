@@ -3,9 +3,11 @@
 //! alone, under many seeds.
 
 mod buffers;
+mod collectives;
 mod faults;
 mod graphs;
 mod launches;
 mod library;
+mod quantization;
 mod streams;
 mod support;

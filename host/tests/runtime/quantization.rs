@@ -1,0 +1,97 @@
+//! The host's side of quantization: shapes, alignment, what is loaded. The kernels' bits are shown elsewhere.
+
+use oxtile::num::{self, Float, e4m3};
+use oxtile::quantize::{Amax, MultiAmax, MultiAmaxPlan, Mxfp8, mxfp8};
+use oxtile::{Buffer, Error};
+
+use crate::support::{emulated, runtime, stream};
+
+/// Numbers that MXFP8 holds exactly: in each block of 32, codes of E4M3 times one power of two, 448 times it among them.
+fn exact(rows: u64, columns: u64) -> Vec<f32> {
+    let element = |row: u64, column: u64| {
+        let scale = ((row * 5 + column / 32 * 3) % 21) as i32 - 10;
+        let code = if column.is_multiple_of(32) { 0x7e } else { (row * 31 + column * 7) % 0x7f };
+        let sign = if column.is_multiple_of(3) { -1.0 } else { 1.0 };
+        sign * e4m3::from_bits(code as u8).to_f32() * 2_f32.powi(scale)
+    };
+    (0..rows).flat_map(|row| (0..columns).map(move |column| element(row, column))).collect()
+}
+
+#[test]
+fn what_mxfp8_holds_exactly_comes_back() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = Mxfp8::<f32>::new(&runtime).unwrap();
+    for shape in [[4, 64], [3, 40], [5, 1], [0, 64], [64, 0], [33, 32]] {
+        let values = exact(shape[0], shape[1]);
+        let input = Buffer::from_slice(&stream, &values).unwrap();
+        let tensor = casts.quantize(&stream, input.view(), shape).unwrap();
+        assert_eq!(tensor.scales.len(), shape[0] * shape[1].div_ceil(32));
+        let mut output = Buffer::zeros(&stream, input.len()).unwrap();
+        casts.dequantize(&stream, &tensor, output.view_mut()).unwrap();
+        assert_eq!(output.to_vec(&stream).unwrap(), values, "shape {shape:?}");
+    }
+}
+
+#[test]
+fn views_off_the_boundary_are_quantized_too() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = Mxfp8::<num::bf16>::new(&runtime).unwrap();
+    let values = exact(2, 64);
+    let shifted: Vec<_> = std::iter::once(9.0).chain(values.iter().copied()).map(half::bf16::from_f32).collect();
+    let input = Buffer::from_slice(&stream, &shifted).unwrap();
+    let tensor = casts.quantize(&stream, input.view().slice(1, 129), [2, 64]).unwrap();
+    let mut output = Buffer::zeros(&stream, 128).unwrap();
+    casts.dequantize(&stream, &tensor, output.view_mut()).unwrap();
+    let restored: Vec<half::bf16> = output.to_vec_as(&stream).unwrap();
+    assert_eq!(restored, shifted[1..]);
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_errors() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let casts = Mxfp8::<f32>::new(&runtime).unwrap();
+    let input = Buffer::zeros(&stream, 64).unwrap();
+    let error = casts.quantize(&stream, input.view(), [1, 65]).unwrap_err();
+    assert_eq!(error.to_string(), "Mxfp8::quantize_rows, input: 64 elements where 65 are needed");
+    assert!(matches!(casts.quantize(&stream, input.view(), [u64::MAX, 2]), Err(Error::Invalid { .. })));
+    assert_eq!(mxfp8::scale_count([3, 65]).unwrap(), 9);
+}
+
+#[test]
+fn an_amax_is_set_whatever_was_there() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let amax = Amax::<f32>::new(&runtime).unwrap();
+    let mut output = Buffer::from_slice(&stream, &[1e9_f32]).unwrap();
+    let input = Buffer::from_slice(&stream, &[1.0_f32, -7.5, f32::NAN, 3.0]).unwrap();
+    amax.run(&stream, input.view(), &mut output).unwrap();
+    assert_eq!(output.to_vec(&stream).unwrap(), [7.5]);
+    amax.run(&stream, input.view().slice(0, 0), &mut output).unwrap();
+    assert_eq!(output.to_vec(&stream).unwrap(), [0.0]);
+}
+
+#[test]
+fn many_tensors_raise_their_slots() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let kernel = MultiAmax::<f32>::new(&runtime).unwrap();
+    let tensors = [vec![1.0_f32, -2.0], vec![], vec![3.0; 5000], vec![-0.5]].map(|t| Buffer::from_slice(&stream, &t).unwrap());
+    let views = tensors.each_ref().map(Buffer::view);
+    let slots = [[Some(0), None], [Some(1), Some(4)], [Some(2), Some(4)], [None, Some(4)]];
+    let plan = MultiAmaxPlan::new(&stream, &views, &slots).unwrap();
+    let mut outputs = Buffer::from_slice(&stream, &[9.0_f32; 5]).unwrap();
+    for _ in 0..2 {
+        kernel.run(&stream, &plan, &mut outputs).unwrap();
+        assert_eq!(outputs.to_vec(&stream).unwrap(), [2.0, 0.0, 3.0, 0.0, 3.0]);
+    }
+    let mut short = Buffer::zeros(&stream, 4).unwrap();
+    let error = kernel.run(&stream, &plan, &mut short).unwrap_err();
+    assert_eq!(error.to_string(), "MultiAmax::run, outputs: 4 elements where 5 are needed");
+    assert!(matches!(MultiAmaxPlan::new(&stream, &views, &slots[1..]), Err(Error::Length { expected: 4, found: 3, .. })));
+    let none = MultiAmaxPlan::new(&stream, &[], &[]).unwrap();
+    kernel.run(&stream, &none, &mut outputs).unwrap();
+    assert_eq!(outputs.to_vec(&stream).unwrap(), [0.0; 5]);
+}
