@@ -108,7 +108,7 @@ class Server:
         import torch
 
         self.prepared.clear()
-        torch._dynamo.reset()
+        torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
         return {}

@@ -85,6 +85,9 @@ fn execute(arguments: &Arguments) -> Result<()> {
             eprintln!("wrote {}", file.display());
         }
     }
+    if arguments.options.size == Size::Smoke {
+        println!("A smoke run: the times are the emulator's and say nothing of a GPU.");
+    }
     print!("{}", render::markdown(&document));
     ensure!(failures.is_empty(), "{} benchmark(s) failed:\n{}", failures.len(), failures.join("\n"));
     Ok(())

@@ -179,6 +179,7 @@ impl Runner {
         let (mut ready, mut missing) = (Vec::new(), Vec::new());
         let Some(peers) = &self.peers else { return Ok((ready, missing)) };
         let mut files = BTreeMap::new();
+        prepared.graph.replay(&self.gpu.stream)?;
         for output in (prepared.outputs)(&self.gpu.stream)? {
             files.insert(output.name, self.gpu.pattern.write(output.name, &output.bytes)?);
         }
