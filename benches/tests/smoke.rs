@@ -45,3 +45,59 @@ fn what_cannot_be_run_is_said() {
     let error = run(&few, &mut |_| ()).unwrap_err().to_string();
     assert_eq!(error, "29 rounds are too few for quartiles: ask for 30 or more");
 }
+
+/// Stands in for torch: one peer cannot be prepared, one fails in its rounds, the others answer.
+const SERVER: &str = r#"
+import json, os, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    do, peer = request["do"], request.get("peer")
+    answer = {"ok": True}
+    if do == "hello":
+        answer |= {"torch": "0", "cuda": "0", "device": "none", "python": "3"}
+    elif do == "prepare":
+        assert os.path.getsize(request["pattern"]) > 0
+        answer |= {"title": "the peer of " + peer}
+        if peer == "multi_amax_foreach":
+            answer = {"ok": False, "error": "no such function"}
+    elif do == "check":
+        sizes = {name: os.path.getsize(path) for name, path in request["files"].items()}
+        answer |= {"equal": peer != "copy", "detail": str(sizes)}
+    elif do == "round":
+        answer |= {"milliseconds": 2.0 * request["replays"]}
+        if peer == "mxfp8_dequantize_compiled":
+            answer = {"ok": False, "error": "out of memory"}
+    print(json.dumps(answer), flush=True)
+"#;
+
+#[test]
+fn peers_are_compared_and_those_that_fail_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("server.py"), SERVER).unwrap();
+    let with_peers = Options { peers: true, peers_folder: Some(folder.path().to_owned()), ..options(&["amax", "mxfp8"]) };
+    let Outcome { document, failures } = run(&with_peers, &mut |_| ()).unwrap();
+    assert_eq!(failures, Vec::<String>::new());
+    let record = |kernel: &str| document.records.iter().find(|record| record.kernel == kernel).unwrap();
+    let labels = |kernel: &str| record(kernel).sides.iter().map(|side| side.label.clone()).collect::<Vec<_>>();
+
+    let copy = &record("copy_words").sides[1];
+    assert_eq!(copy.milliseconds, [2.0, 2.0]);
+    assert_eq!(copy.check.as_ref().unwrap().detail, "{'target': 36864}");
+    assert_eq!(labels("multi_amax"), ["oxtile", "the peer of multi_amax_compiled"]);
+    assert_eq!(record("multi_amax").missing[0].why, "no such function");
+    assert_eq!(labels("mxfp8_cast_rows e4m3"), ["oxtile", "the peer of mxfp8_cast_compiled"]);
+    assert_eq!(labels("mxfp8_dequantize_rows e4m3"), ["oxtile"]);
+    let why = &record("mxfp8_dequantize_rows e4m3").missing[0].why;
+    assert!(why.starts_with("a round failed: `the peer of mxfp8_dequantize_compiled`, round 0: out of memory"), "{why}");
+    let text = render::markdown(&document);
+    assert!(text.contains("- copy_words 36 KiB: the peer of copy computes something else: {'target': 36864}"), "{text}");
+}
+
+#[test]
+fn without_peers_the_kernels_run_alone() {
+    let nowhere = Options { peers: true, peers_folder: Some("/nowhere".into()), ..options(&["copy"]) };
+    let mut said = Vec::new();
+    let document = run(&nowhere, &mut |what| said.push(what.to_owned())).unwrap().document;
+    assert!(said[0].starts_with("no peers: there is no server.py in /nowhere"), "{said:?}");
+    assert!(document.machine.peers.is_err() && document.records.iter().all(|record| record.sides.len() == 1));
+}
