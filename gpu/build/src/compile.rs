@@ -123,7 +123,7 @@ pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &
     let output = folder.join(format!("{family}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
-    cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
+    cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
     cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.target.join("ptx/cargo"));
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
     if variant.line_tables {

@@ -29,7 +29,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A program ended with an error.
-    #[error("{what} failed ({command}):\n{output}")]
+    #[error("{what} failed\n{}\n  command: {command}", output.trim_end())]
     Failed {
         /// The step.
         what: String,

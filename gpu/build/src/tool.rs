@@ -22,7 +22,8 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<Output, Error> {
         return Ok(output);
     }
     let text = [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
-    Err(Error::Failed { what: what.into(), command: format!("{command:?}"), output: text })
+    let words = std::iter::once(command.get_program()).chain(command.get_args()).map(|word| word.to_string_lossy());
+    Err(Error::Failed { what: what.into(), command: words.collect::<Vec<_>>().join(" "), output: text })
 }
 
 /// The program of this name in PATH.

@@ -149,3 +149,15 @@ fn an_unknown_family_is_named_with_those_there_are() {
     let error = Builder::new(&folder).family("met").build().unwrap_err().to_string();
     assert!(error.contains("no family `met`; this crate has: duplicated, meet, spill, unresolved"), "{error}");
 }
+
+#[test]
+fn a_kernel_that_does_not_compile_is_shown_as_rustc_shows_it() {
+    let (_guard, folder) = external_crate();
+    let meet = folder.join("src/meet.rs");
+    let right = fs::read_to_string(&meet).unwrap();
+    fs::write(&meet, right.replace("helper::meet()", "helper::met()")).unwrap();
+    let error = Builder::new(&folder).family("meet").build();
+    fs::write(&meet, right).unwrap();
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("compiling family `meet` for sm_90a failed\nerror[E0425]: cannot find function `met`"), "{error}");
+}
