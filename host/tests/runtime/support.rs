@@ -65,3 +65,16 @@ pub fn alias(buffer: &Buffer<u32>) -> Buffer<u32> {
     // SAFETY: the tests keep the first buffer while they use the alias, and order the two themselves.
     unsafe { Buffer::borrow_raw(&buffer.device(), buffer.address(), buffer.len()) }.expect("an alias")
 }
+
+/// Everything may be shared among threads.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Runtime>();
+    shared::<Stream>();
+    shared::<oxtile::Event>();
+    shared::<oxtile::Graph>();
+    shared::<oxtile::Error>();
+    shared::<Buffer<u32>>();
+    shared::<oxtile::PinnedBuffer<u32>>();
+    shared::<Loaded<CopyWords>>();
+};

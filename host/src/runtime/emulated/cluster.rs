@@ -90,7 +90,8 @@ impl Cluster {
         lock(&self.state).push(stream.handle, operation)
     }
 
-    /// Runs operations of random streams until `done`; `None` from the queues then means that nothing can go on.
+    /// Runs operations of random streams until `done`. That nothing can go on ends all work, so that no copy stays queued
+    /// whose host memory the caller takes back.
     fn run_until(&self, done: impl Fn(&State) -> bool) -> Result<()> {
         let mut state = lock(&self.state);
         loop {
@@ -100,7 +101,7 @@ impl Cluster {
             }
             if !self.step(&mut state)? {
                 let why = "it waits for an event that nothing will record".to_owned();
-                return Err(Error::Invalid { what: "emulated stream", why });
+                return Err(state.poison(Error::Invalid { what: "emulated stream", why }, &self.memory));
             }
         }
     }
