@@ -32,7 +32,7 @@ pub enum Error {
         /// What was asked for.
         requested: &'static str,
         /// Why it is not to be had, and what to run.
-        error: oxtile::runtime::Error,
+        error: oxtile::Error,
     },
     /// Standard output.
     #[error("cannot write to standard output: {0}")]

@@ -72,7 +72,7 @@ fn mutants_are_read_or_refused() {
         inspected.unwrap_or_else(|error| panic!("seed {seed}: opened, but: {error}"));
         let data: u64 = checkpoint.tensors().iter().map(Tensor::bytes).sum();
         assert!(data < bytes.len() as u64, "seed {seed}: more data than bytes");
-        if read % 8 != 0 {
+        if read % 32 != 0 {
             continue;
         }
         if let Ok(outcome) = common::quantize(&mutant, &output) {
@@ -83,7 +83,7 @@ fn mutants_are_read_or_refused() {
         }
         assert_eq!(names(folder.path()), ["small.safetensors"], "seed {seed}");
     }
-    println!("{CASES} mutants: {read} read, {quantized} of every eighth of them quantized");
+    println!("{CASES} mutants: {read} read, {quantized} of every 32nd of them quantized");
     assert!(read > CASES / 50 && read < CASES / 2, "{read} of {CASES} mutants are valid: the mutations are too weak or too wild");
     assert!(quantized > 0, "no mutant reached the output");
 }

@@ -13,7 +13,7 @@ use std::{
 use common::oxtile;
 
 /// Tensors of the file and rows of each: 64 MiB of f32 a tensor.
-const TENSORS: u64 = 4;
+const TENSORS: u64 = 3;
 const ROWS: u64 = 16_384;
 const COLUMNS: u64 = 1024;
 const TENSOR_BYTES: u64 = ROWS * COLUMNS * 4;

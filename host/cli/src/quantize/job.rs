@@ -88,7 +88,7 @@ pub enum JobError {
 
 /// Quantizes the checkpoint at `input` into a new one at `output`.
 ///
-/// At most three pieces of [`PIECE_ELEMENTS`] elements (or of one row, where that is longer) are in memory at a time.
+/// At most three pieces of 2^20 elements (or of one row, where that is longer) are in memory at a time.
 ///
 /// # Errors
 /// If the input cannot be read or laid out, the device fails or the output cannot be written; no output is left then.

@@ -1,18 +1,13 @@
 //! The device behind the seam: Oxtile's kernels on a GPU or on the emulator.
 
 use oxtile::{
-    kernels::{
-        amax::{Amax, AmaxArgs},
-        magnitude::Magnitude,
-        mxfp8::{Mxfp8CastRows, Mxfp8CastRowsArgs},
-    },
+    Buffer, HostElement, Kind, Result, Runtime, Stream, kernels,
     num::{bf16, e4m3, f16, ue8m0},
-    runtime::{Buffer, HostElement, Kind, Loaded, Result, Runtime, Stream},
+    quantize::{Amax, Mxfp8, mxfp8::Mxfp8Number},
 };
-
 use oxtile_tile::launch::Kernel;
 
-use super::{BLOCK, DeviceError, Elements, Mxfp8Device, Mxfp8Output, report::DeviceChoice};
+use super::{DeviceError, Elements, Mxfp8Device, Mxfp8Output, report::DeviceChoice};
 use crate::{Error, arguments};
 
 /// The first device of a runtime, with the kernels of the job.
@@ -27,9 +22,9 @@ pub struct RuntimeDevice {
 
 /// The two kernels for one input type.
 #[derive(Debug)]
-struct Kernels<T: Magnitude> {
-    amax: Loaded<Amax<T>>,
-    cast: Loaded<Mxfp8CastRows<T, e4m3>>,
+struct Kernels<T: Mxfp8Number<e4m3>> {
+    amax: Amax<T>,
+    mxfp8: Mxfp8<T>,
 }
 
 impl RuntimeDevice {
@@ -73,37 +68,33 @@ impl Mxfp8Device for RuntimeDevice {
         self.name.clone()
     }
 
-    fn quantize(&mut self, _rows: usize, _columns: usize, input: Elements<'_>) -> std::result::Result<Mxfp8Output, DeviceError> {
-        // Rows are whole blocks and follow each other without a seam: the kernels see one run of blocks.
+    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> std::result::Result<Mxfp8Output, DeviceError> {
+        let shape = [rows as u64, columns as u64];
         let output = match input {
-            Elements::F32(input) => self.f32.run(&self.stream, input),
-            Elements::F16(input) => self.f16.run(&self.stream, input),
-            Elements::Bf16(input) => self.bf16.run(&self.stream, input),
+            Elements::F32(input) => self.f32.run(&self.stream, input, shape),
+            Elements::F16(input) => self.f16.run(&self.stream, input, shape),
+            Elements::Bf16(input) => self.bf16.run(&self.stream, input, shape),
         };
         output.map_err(DeviceError::new)
     }
 }
 
-impl<T: Magnitude> Kernels<T>
+impl<T: Mxfp8Number<e4m3>> Kernels<T>
 where
-    Amax<T>: for<'a> Kernel<Args<'a> = AmaxArgs<'a, T>>,
-    Mxfp8CastRows<T, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, T, e4m3>>,
+    kernels::amax::Amax<T>: for<'a> Kernel<Args<'a> = kernels::amax::AmaxArgs<'a, T>>,
 {
     fn load(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, mxfp8: Mxfp8::new(runtime)? })
     }
 
-    fn run<H: HostElement<Device = T>>(&self, stream: &Stream, input: &[H]) -> Result<Mxfp8Output> {
+    fn run<H: HostElement<Device = T>>(&self, stream: &Stream, input: &[H], shape: [u64; 2]) -> Result<Mxfp8Output> {
         let input = Buffer::<T>::from_slice(stream, input)?;
-        let mut amax = Buffer::<f32>::zeros(stream, 1)?;
-        let mut data = Buffer::<e4m3>::uninitialised(stream, input.len())?;
-        let mut scales = Buffer::<ue8m0>::uninitialised(stream, input.len() / BLOCK)?;
-        self.amax.launch(stream, AmaxArgs { input: input.view(), output: amax.view_mut() })?;
-        let cast = Mxfp8CastRowsArgs { input: input.view(), data: data.view_mut(), scales: scales.view_mut() };
-        self.cast.launch(stream, cast)?;
+        let mut amax = Buffer::uninitialised(stream, 1)?;
+        self.amax.run(stream, input.view(), &mut amax)?;
+        let quantized = self.mxfp8.quantize(stream, input.view(), shape)?;
         Ok(Mxfp8Output {
-            data: data.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
-            scales: scales.to_vec(stream)?.into_iter().map(ue8m0::to_bits).collect(),
+            data: quantized.data.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
+            scales: quantized.scales.to_vec(stream)?.into_iter().map(ue8m0::to_bits).collect(),
             amax: amax.to_vec(stream)?[0],
         })
     }
