@@ -286,5 +286,6 @@ impl Scheduler {
 impl Drop for Scheduler {
     fn drop(&mut self) {
         self.end();
+        self.worker.keep_stacks();
     }
 }

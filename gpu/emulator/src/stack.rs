@@ -1,6 +1,7 @@
 //! Pooled coroutine stacks.
 
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
+use std::cell::RefCell;
 use std::io;
 
 /// A stack whose top is displaced, so that the hot lines of a warp's stacks fall into different cache sets.
@@ -34,7 +35,15 @@ unsafe impl Stack for PooledStack {
     }
 }
 
-/// Stacks of one OS thread, used again and again.
+thread_local! {
+    /// Stacks of runs that ended on this OS thread, for the next run with stacks of the same size.
+    static IDLE: RefCell<Vec<StackPool>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Idle stacks of one size that an OS thread keeps; mapping one costs as much as thousands of switches.
+const MOST_IDLE: usize = 4096;
+
+/// The stacks of one run on one OS thread.
 pub(crate) struct StackPool {
     bytes: usize,
     made: usize,
@@ -42,8 +51,24 @@ pub(crate) struct StackPool {
 }
 
 impl StackPool {
+    /// A pool with what earlier runs left.
     pub fn new(bytes: usize) -> Self {
-        Self { bytes, made: 0, free: Vec::new() }
+        let left = IDLE.with_borrow_mut(|idle| idle.iter().position(|pool| pool.bytes == bytes).map(|at| idle.swap_remove(at)));
+        left.unwrap_or(Self { bytes, made: 0, free: Vec::new() })
+    }
+
+    /// Leaves the stacks to later runs.
+    pub fn keep(&mut self) {
+        let pool = Self { bytes: self.bytes, made: self.made, free: std::mem::take(&mut self.free) };
+        // A run that is dropped while its OS thread ends has nobody to leave them to.
+        let _ = IDLE.try_with(|idle| {
+            let mut idle = idle.borrow_mut();
+            match idle.iter_mut().find(|other| other.bytes == pool.bytes) {
+                Some(other) => other.free.extend(pool.free),
+                None => idle.push(pool),
+            }
+            idle.iter_mut().for_each(|pool| pool.free.truncate(MOST_IDLE));
+        });
     }
 
     pub fn take(&mut self) -> io::Result<PooledStack> {

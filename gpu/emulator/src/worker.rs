@@ -68,6 +68,11 @@ impl Worker {
         &self.grid
     }
 
+    /// Leaves the stacks to the next run on this OS thread.
+    pub fn keep_stacks(&self) {
+        self.stacks.borrow_mut().keep();
+    }
+
     pub fn memory(&self) -> &Memory {
         &self.grid.memory
     }
