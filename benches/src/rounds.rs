@@ -1,11 +1,22 @@
 //! The protocol: in each round every side is timed once, in random order.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 
 use crate::random::Random;
 
-/// Rounds that warm up and are not counted.
+/// Rounds that at least warm up.
 pub const WARM_UP: usize = 3;
+
+/// How long to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Rounds run uncounted for this long, until the clocks of an idle GPU have risen, and [`WARM_UP`] of them at least.
+    pub warm_up: Duration,
+    /// Rounds that count.
+    pub rounds: usize,
+}
 
 /// One of the things that are compared.
 pub trait Side {
@@ -28,25 +39,34 @@ pub struct Rounds {
     pub order: Vec<Vec<usize>>,
 }
 
-/// Warms up, then runs `rounds` rounds.
+/// Warms up, then runs the rounds.
 ///
 /// # Errors
 /// The first side that fails, named.
-pub fn run(sides: &mut [Box<dyn Side + '_>], rounds: usize, random: &mut Random) -> Result<Rounds> {
-    let mut result = Rounds { milliseconds: vec![Vec::with_capacity(rounds); sides.len()], order: Vec::new() };
-    for round in 0..WARM_UP + rounds {
+pub fn run(sides: &mut [Box<dyn Side + '_>], plan: Plan, random: &mut Random) -> Result<Rounds> {
+    let start = Instant::now();
+    let mut warm = 0;
+    while warm < WARM_UP || start.elapsed() < plan.warm_up {
+        round(sides, &random.order(sides.len())).context("warming up")?;
+        warm += 1;
+    }
+    let mut result = Rounds { milliseconds: vec![Vec::with_capacity(plan.rounds); sides.len()], order: Vec::new() };
+    for number in 0..plan.rounds {
         let order = random.order(sides.len());
-        for &side in &order {
-            let time = sides[side].round().with_context(|| format!("`{}`, round {round}", sides[side].label()))?;
-            if round >= WARM_UP {
-                result.milliseconds[side].push(time);
-            }
-        }
-        if round >= WARM_UP {
-            result.order.push(order);
-        }
+        let times = round(sides, &order).with_context(|| format!("round {number}"))?;
+        result.milliseconds.iter_mut().zip(times).for_each(|(of_side, time)| of_side.push(time));
+        result.order.push(order);
     }
     Ok(result)
+}
+
+/// The time of each side, run in this order.
+fn round(sides: &mut [Box<dyn Side + '_>], order: &[usize]) -> Result<Vec<f64>> {
+    let mut times = vec![0.0; sides.len()];
+    for &side in order {
+        times[side] = sides[side].round().with_context(|| format!("`{}`", sides[side].label()))?;
+    }
+    Ok(times)
 }
 
 #[cfg(test)]
@@ -69,7 +89,7 @@ mod tests {
     #[test]
     fn every_side_runs_once_a_round_and_warm_up_is_not_counted() {
         let mut sides: Vec<Box<dyn Side>> = vec![Box::new(Counter(0.0)), Box::new(Counter(100.0))];
-        let result = run(&mut sides, 30, &mut Random::new(5)).unwrap();
+        let result = run(&mut sides, Plan { warm_up: Duration::ZERO, rounds: 30 }, &mut Random::new(5)).unwrap();
         let first: Vec<f64> = (WARM_UP + 1..=WARM_UP + 30).map(|i| i as f64).collect();
         assert_eq!(result.milliseconds[0], first);
         assert_eq!(result.milliseconds[1], first.iter().map(|t| t + 100.0).collect::<Vec<_>>());

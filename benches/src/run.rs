@@ -1,6 +1,6 @@
 //! A run: the chosen families, one benchmark after the other.
 
-use std::{cell::RefCell, collections::BTreeMap, path::PathBuf};
+use std::{cell::RefCell, collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use oxtile::runtime::Runtime;
@@ -13,17 +13,20 @@ use crate::{
     peers::{Check, PeerSide, Peers},
     random::Random,
     results::{Clock, Document, Missing, Record, SideRecord},
-    rounds::{self, Rounds, Side},
+    rounds::{self, Plan, Rounds, Side},
 };
 
 /// How few rounds still say something.
 pub const LEAST_ROUNDS: usize = 30;
 
+/// Long enough for the clocks of an idle GPU to rise.
+const WARM_UP: Duration = Duration::from_millis(500);
+
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Each side holds its own buffers in its own process, several sets so that no launch finds its input in \
 the L2 cache, filled with the same random normal values. The launches over the sets are captured in a CUDA graph. A round \
-times every side once, in random order: one replay that is not timed, an event, the replays, an event. Warm-up rounds are \
-not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
+times every side once, in random order: one replay that is not timed, an event, the replays, an event. Half a second of \
+warm-up rounds is not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
 must move over the median time, over the same of the faster copy in this file. Where the clock is the host's, it is read \
 around `launches` calls from an empty queue.";
 
@@ -75,7 +78,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
         after: machine::Readings::new(),
     };
     let mut document = Document::new(METHOD.to_owned(), options.seed, machine);
-    let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), rounds: options.rounds, random: Random::new(!options.seed) };
+    let plan = Plan { warm_up: options.size.pick(WARM_UP, Duration::ZERO), rounds: options.rounds };
+    let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), plan, random: Random::new(!options.seed) };
     let mut failures = Vec::new();
     let mut keep = |name: &str, result: Result<Record>| match result {
         Ok(record) => document.records.push(record),
@@ -87,7 +91,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
     }
     if is_chosen(options, launch::FAMILY) {
         progress(launch::FAMILY);
-        keep(launch::FAMILY, launch::measure(&runner.gpu, options.size, options.rounds, &mut runner.random));
+        keep(launch::FAMILY, launch::measure(&runner.gpu, options.size, plan, &mut runner.random));
     }
     document.machine.after = machine::readings();
     Ok(Outcome { document, failures })
@@ -130,7 +134,7 @@ fn chosen(options: &Options) -> Vec<Bench> {
 struct Runner {
     gpu: Gpu,
     peers: Option<RefCell<Peers>>,
-    rounds: usize,
+    plan: Plan,
     random: Random,
 }
 
@@ -171,7 +175,7 @@ impl Runner {
             let side = |ready: &ReadyPeer| PeerSide { peers, peer: ready.peer, title: ready.title.clone(), replays };
             sides.extend(ready.iter().map(|ready| Box::new(side(ready)) as Box<dyn Side>));
         }
-        rounds::run(&mut sides, self.rounds, &mut self.random)
+        rounds::run(&mut sides, self.plan, &mut self.random)
     }
 
     /// Prepares each peer and holds its outputs against the kernel's.

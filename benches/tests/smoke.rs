@@ -88,7 +88,7 @@ fn peers_are_compared_and_those_that_fail_are_named() {
     assert_eq!(labels("mxfp8_cast_rows e4m3"), ["oxtile", "the peer of mxfp8_cast_compiled"]);
     assert_eq!(labels("mxfp8_dequantize_rows e4m3"), ["oxtile"]);
     let why = &record("mxfp8_dequantize_rows e4m3").missing[0].why;
-    assert!(why.starts_with("a round failed: `the peer of mxfp8_dequantize_compiled`, round 0: out of memory"), "{why}");
+    assert!(why.starts_with("a round failed: warming up: `the peer of mxfp8_dequantize_compiled`: out of memory"), "{why}");
     let text = render::markdown(&document);
     assert!(text.contains("- copy_words 36 KiB: the peer of copy computes something else: {'target': 36864}"), "{text}");
 }

@@ -12,7 +12,7 @@ use crate::{
     bench::{Gpu, Size},
     random::Random,
     results::{Clock, Record, SideRecord},
-    rounds::{self, Side},
+    rounds::{self, Plan, Side},
 };
 
 /// The family's name.
@@ -51,7 +51,7 @@ impl Side for Batch<'_> {
 ///
 /// # Errors
 /// What the launches give.
-pub fn measure(gpu: &Gpu, size: Size, rounds: usize, random: &mut Random) -> Result<Record> {
+pub fn measure(gpu: &Gpu, size: Size, plan: Plan, random: &mut Random) -> Result<Record> {
     let count = size.pick(200, 5);
     let mut pairs = Vec::new();
     for set in 0..3 {
@@ -81,7 +81,7 @@ pub fn measure(gpu: &Gpu, size: Size, rounds: usize, random: &mut Random) -> Res
             Ok(kernel.launch(&gpu.stream, CopyWordsArgs { source: load_source.view(), target: load_target.view_mut() })?)
         }),
     )));
-    let measured = rounds::run(&mut sides, rounds, random)?;
+    let measured = rounds::run(&mut sides, plan, random)?;
     let labels = sides.iter().map(|side| SideRecord { label: side.label().to_owned(), milliseconds: Vec::new(), check: None });
     let mut record = Record {
         family: FAMILY.to_owned(),
