@@ -6,6 +6,7 @@ use crate::collective::Gathering;
 use crate::copy_group;
 use crate::detector::Detector;
 use crate::fault::{Coordinates, Fault};
+use crate::grid::Launch;
 use crate::mbarrier::{self, Mbarrier};
 use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
@@ -17,11 +18,12 @@ use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ptr;
+use std::rc::Rc;
 
 type ThreadCoroutine = Coroutine<(), (), (), PooledStack>;
 
 pub(crate) struct Block {
-    worker: *const Worker,
+    worker: Rc<Worker>,
     pub index: [u32; 3],
     pub threads: Vec<Thread>,
     coroutines: UnsafeCell<Vec<Option<ThreadCoroutine>>>,
@@ -37,50 +39,46 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// A block whose threads have not begun. `worker` must outlive it and stay where it is.
-    pub fn new(worker: *const Worker, number: u64) -> Result<Box<Self>, Fault> {
-        // SAFETY: the caller's promise.
-        let worker_now = unsafe { &*worker };
-        let launch = &worker_now.grid().launch;
+    /// A block whose threads have not begun. It is shared, not boxed: its threads point back to it.
+    pub fn new(worker: &Rc<Worker>, number: u64) -> Result<Rc<Self>, Fault> {
+        let launch = &worker.grid().launch;
         let count = launch.threads();
-        let mut block = Box::new(Self {
-            worker,
-            index: unflatten(number, launch.grid),
-            threads: Vec::with_capacity(count as usize),
-            coroutines: UnsafeCell::new(Vec::with_capacity(count as usize)),
-            warps: (0..count.div_ceil(32)).map(|w| Warp::new((count - w * 32).min(32))).collect(),
-            shared: UnsafeCell::new(vec![0; (launch.shared_bytes as usize).div_ceil(8)]),
-            barriers: RefCell::new(Vec::new()),
-            mbarriers: RefCell::new(Vec::new()),
-            gatherings: RefCell::new(Vec::new()),
-            transfers: RefCell::new(Vec::new()),
-            alive: Cell::new(count),
-            detector: worker_now.detector(number),
-        });
-        let this: *const Self = &*block;
-        block.threads.extend((0..count).map(|n| Thread::new(this, n, unflatten(u64::from(n), launch.block))));
-        for thread in &block.threads {
-            let stack = worker_now.take_stack()?;
-            thread.stack_limit.set(stack.limit().get());
-            let thread: *const Thread = thread;
-            let body = launch.body;
-            let arguments: *const [u64] = &*launch.arguments;
-            let coroutine = Coroutine::with_stack(stack, move |yielder, ()| {
-                // SAFETY: threads and arguments outlive the coroutine, which the block drops first.
-                let (thread, arguments) = unsafe { (&*thread, &*arguments) };
-                thread.yielder.set(yielder);
-                body(arguments);
-            });
-            // SAFETY: nobody else has the vector while the block is made.
-            unsafe { (*block.coroutines.get()).push(Some(coroutine)) };
+        let stacks = (0..count).map(|_| worker.take_stack()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Rc::new_cyclic(|this| {
+            let thread = |n| Thread::new(this.as_ptr(), n, unflatten(u64::from(n), launch.block));
+            let threads: Vec<Thread> = (0..count).map(thread).collect();
+            let coroutines = threads.iter().zip(stacks).map(|(thread, stack)| Some(coroutine(launch, thread, stack))).collect();
+            Self {
+                worker: Rc::clone(worker),
+                index: unflatten(number, launch.grid),
+                threads,
+                coroutines: UnsafeCell::new(coroutines),
+                warps: (0..count.div_ceil(32)).map(|w| Warp::new((count - w * 32).min(32))).collect(),
+                shared: UnsafeCell::new(vec![0; (launch.shared_bytes as usize).div_ceil(8)]),
+                barriers: RefCell::new(Vec::new()),
+                mbarriers: RefCell::new(Vec::new()),
+                gatherings: RefCell::new(Vec::new()),
+                transfers: RefCell::new(Vec::new()),
+                alive: Cell::new(count),
+                detector: worker.detector(number),
+            }
+        }))
+    }
+
+    /// Unwinds the threads that have not ended. Their destructors may call device operations.
+    fn stop(&self) {
+        for (number, thread) in self.threads.iter().enumerate() {
+            // SAFETY: no coroutine runs, and the one taken out cannot reach the others.
+            let coroutine = unsafe { (&mut *self.coroutines.get())[number].take() };
+            set_current(thread);
+            drop(coroutine);
         }
-        Ok(block)
+        set_current(ptr::null());
     }
 
     #[inline(always)]
     pub fn worker(&self) -> &Worker {
-        // SAFETY: the promise made to `new`.
-        unsafe { &*self.worker }
+        &self.worker
     }
 
     #[inline(always)]
@@ -137,12 +135,12 @@ impl Block {
     }
 
     /// Every thread has ended: nothing asynchronous may be left.
-    pub fn finish(self: Box<Self>) -> Result<(), Fault> {
+    pub fn finish(&self) -> Result<(), Fault> {
         if let Some(detector) = &self.detector {
             detector.costs.borrow_mut().close(&mut self.worker().totals.borrow_mut());
         }
-        async_copy::finish(&self)?;
-        mbarrier::check_finished(&self)
+        async_copy::finish(self)?;
+        mbarrier::check_finished(self)
     }
 
     fn thread_ended(&self, thread: &Thread) {
@@ -192,14 +190,23 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Suspended coroutines unwind here, while the threads they point to still exist. Their destructors may
-        // call device operations, which do nothing then.
-        for (thread, coroutine) in self.threads.iter().zip(self.coroutines.get_mut()) {
-            set_current(thread);
-            *coroutine = None;
-        }
-        set_current(ptr::null());
+        self.stop();
     }
+}
+
+/// The coroutine of a thread, which must stay where it is as long as the coroutine exists.
+fn coroutine(launch: &Launch, thread: &Thread, stack: PooledStack) -> ThreadCoroutine {
+    thread.stack_limit.set(stack.limit().get());
+    let thread: *const Thread = thread;
+    let body = launch.body;
+    let arguments: *const [u64] = &*launch.arguments;
+    Coroutine::with_stack(stack, move |yielder, ()| {
+        // SAFETY: the block owns the coroutine and the threads, whose vector never grows, and through its worker
+        // the grid with the arguments; it drops the coroutine first.
+        let (thread, arguments) = unsafe { (&*thread, &*arguments) };
+        thread.yielder.set(yielder);
+        body(arguments);
+    })
 }
 
 pub(crate) fn unflatten(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {

@@ -14,15 +14,14 @@ use crate::worker::Worker;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// One OS thread's share of a launch.
 pub(crate) struct Scheduler {
-    /// Dropped before the worker that they point to.
-    #[expect(clippy::vec_box, reason = "the threads point to their block, which must stay where it is")]
-    blocks: Vec<Box<Block>>,
-    worker: Box<Worker>,
+    blocks: Vec<Rc<Block>>,
+    worker: Rc<Worker>,
     policy: Policy,
     /// Resumptions in a row that were mere polling.
     idle: u64,
@@ -33,7 +32,7 @@ impl Scheduler {
         panic_hook::install();
         #[cfg(unix)]
         stack_overflow::install();
-        let worker = Box::new(Worker::new(grid));
+        let worker = Rc::new(Worker::new(grid));
         let policy = match grid.options.policy {
             Policy::Seeded => match worker.random.below(4) {
                 0 => Policy::StarveProducer,
@@ -127,7 +126,7 @@ impl Scheduler {
 
     fn start_block(&mut self) -> Result<bool, Fault> {
         let Some(number) = self.grid().next_block() else { return Ok(false) };
-        let block = Block::new(&*self.worker, number)?;
+        let block = Block::new(&self.worker, number)?;
         self.blocks.push(block);
         Ok(true)
     }

@@ -103,7 +103,7 @@ impl Thread {
 
     #[inline(always)]
     pub fn block(&self) -> &Block {
-        // SAFETY: a block owns its threads and is not moved while they exist (it is boxed by `Block::new`).
+        // SAFETY: a block owns its threads, and an `Rc` holds it at this address from `Block::new` on.
         unsafe { &*self.block }
     }
 
