@@ -4,6 +4,26 @@
 //! allocates a [`Memory`], describes a [`Launch`] and runs it as a [`GridRun`], either fast (bounds checks
 //! only, blocks on a worker pool) or checked (one OS thread, seeded interleaving, every detector on).
 //!
+//! ```
+//! use oxtile_emulator::{GridRun, Launch, Memory, Options, ReadOrder, WriteOrder, device};
+//!
+//! fn double(arguments: &[u64]) {
+//!     let at = u64::from(device::block_index()[0] * 64 + device::thread_index()[0]) * 4;
+//!     let value = u32::from_le_bytes(device::global_read(arguments[0] + at, ReadOrder::ReadOnly));
+//!     device::global_write(arguments[1] + at, (2 * value).to_le_bytes(), WriteOrder::Weak);
+//! }
+//!
+//! let memory = Memory::new();
+//! let (input, output) = (memory.allocate("input", 1024, 0), memory.allocate("output", 1024, 0));
+//! memory.write(input, &[1; 1024])?;
+//! let launch = Launch::new("double", 4, 64, double).arguments(&[input, output]);
+//! GridRun::new(&memory, launch, Options::check(7))?.run()?;
+//! let mut result = [0; 1024];
+//! memory.read(output, &mut result)?;
+//! assert_eq!(result, [2; 1024]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The crate knows nothing of tiles or tensors: addresses, bytes, barriers and lanes are all it sees.
 #![warn(missing_docs)]
 

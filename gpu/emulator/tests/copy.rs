@@ -76,6 +76,48 @@ fn an_mbarrier_pipeline_is_silent() {
     silent(pipeline_job(|a| pipeline(a, Bug::None)), |out| assert!(out.iter().enumerate().all(|(i, &v)| v == i as u32 + 1)));
 }
 
+/// The same hand-shake by polling: `try_wait` may fail at any time.
+#[test]
+fn a_polling_consumer_is_silent() {
+    fn body(arguments: &[u64]) {
+        if thread() == 0 {
+            device::mbarrier_init(128, 1);
+            device::fence_mbarrier_init();
+        }
+        device::barrier_sync(0, 64);
+        if thread() == 0 {
+            device::mbarrier_arrive_expect_transaction(128, 128);
+            device::bulk_load(0, arguments[0], 128, 128);
+        } else if thread() >= 32 {
+            while !device::mbarrier_try_wait_parity(128, 0) {}
+            store(arguments[1] + u64::from(device::lane()) * 4, shared_load(device::lane() * 4));
+        }
+    }
+    silent(
+        || {
+            Job::new("poll", 2, 64, 32, 136, |a| {
+                if device::block_index()[0] == 0 {
+                    body(a)
+                }
+            })
+        },
+        |out| assert_eq!(out[31], 31),
+    );
+}
+
+/// A copy that nobody waits for, and one that completes on bytes that are no mbarrier.
+#[test]
+fn a_copy_needs_an_mbarrier_and_a_waiter() {
+    fn unwatched(arguments: &[u64]) {
+        device::mbarrier_init(128, 1);
+        device::fence_mbarrier_init();
+        device::mbarrier_arrive_expect_transaction(128, 128);
+        device::bulk_load(0, arguments[0], 128, 128);
+    }
+    reported(|| Job::new("unwatched", 1, 1, 32, 136, unwatched), FaultKind::InFlightAtExit);
+    reported(|| Job::new("nowhere", 1, 1, 32, 136, |a| device::bulk_load(0, a[0], 128, 128)), FaultKind::MbarrierMisuse);
+}
+
 #[test]
 fn a_broken_pipeline_is_reported() {
     let kinds = |body: fn(&[u64]), allowed: &[FaultKind]| {
