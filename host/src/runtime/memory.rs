@@ -183,3 +183,46 @@ impl Drop for Memory {
         Release { place: self.place, address: self.address, bytes: self.bytes, home, uses }.run();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Runtime, Stream};
+
+    /// Who waits for whom, in a sequence of uses `(stream, writes)`.
+    fn waits(uses: &[(usize, bool)]) -> Vec<Vec<usize>> {
+        let runtime = Runtime::emulated(1).unwrap();
+        let streams: Vec<Stream> = (0..3).map(|_| runtime.device(0).unwrap().stream().unwrap()).collect();
+        let number = |inner: &Arc<StreamInner>| streams.iter().position(|stream| stream.0.id == inner.id).unwrap();
+        let mut memory = Uses::default();
+        let mut one = |&(stream, writes): &(usize, bool)| {
+            let mut wait_for = Vec::new();
+            memory.add(&streams[stream].0, writes, &mut wait_for);
+            let mut numbers: Vec<_> = wait_for.iter().map(number).collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        uses.iter().map(&mut one).collect()
+    }
+
+    const READ: bool = false;
+    const WRITE: bool = true;
+
+    #[test]
+    fn one_stream_never_waits() {
+        let uses = [(0, WRITE), (0, READ), (0, WRITE), (0, WRITE), (0, READ), (0, READ)];
+        assert!(waits(&uses).iter().all(Vec::is_empty));
+    }
+
+    #[test]
+    fn readers_wait_for_the_writer_once_and_not_for_each_other() {
+        assert_eq!(waits(&[(0, WRITE), (1, READ), (2, READ), (1, READ), (0, READ)]), [vec![], vec![0], vec![0], vec![], vec![]]);
+    }
+
+    #[test]
+    fn a_writer_waits_for_all_that_used_the_memory_since_the_last_write() {
+        assert_eq!(waits(&[(0, WRITE), (1, READ), (2, WRITE), (0, WRITE)]), [vec![], vec![0], vec![0, 1], vec![2]]);
+        // Its own reads do not count, the other streams' do.
+        assert_eq!(waits(&[(0, READ), (1, READ), (0, WRITE), (0, WRITE)]), [vec![], vec![], vec![1], vec![]]);
+    }
+}
