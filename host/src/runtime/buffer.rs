@@ -12,7 +12,7 @@ use super::backend::{Copy, Direction};
 use super::device::Device;
 use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
-use super::memory::{Memory, Place, copy};
+use super::memory::{Memory, copy};
 use super::pinned::PinnedBuffer;
 use super::stream::Stream;
 
@@ -100,8 +100,7 @@ impl<T: Pod> Buffer<T> {
 
     /// The device that the memory belongs to.
     pub fn device(&self) -> Device {
-        let Place::Device(index) = self.memory.place else { unreachable!("a buffer is made of device memory alone") };
-        Device { runtime: Arc::clone(&self.memory.runtime), index }
+        Device { runtime: Arc::clone(&self.memory.runtime), index: self.memory.device }
     }
 
     /// The device address of the first element, to lend to another library; 0 for an empty buffer.

@@ -17,8 +17,8 @@ use super::stream::StreamInner;
 /// Where a piece of memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Device(u32),
-    /// Page-locked memory of the host.
+    Device,
+    /// Page-locked memory of the host, in reach of every device.
     Host,
 }
 
@@ -26,6 +26,8 @@ pub(crate) enum Place {
 pub(crate) struct Memory {
     pub runtime: Arc<Inner>,
     pub place: Place,
+    /// The device that it was allocated on or for.
+    pub device: u32,
     pub address: u64,
     pub bytes: u64,
     pub name: String,
@@ -72,30 +74,23 @@ impl Memory {
     /// Device memory whose allocation is the first work on it, done on `stream`.
     pub fn on_device(stream: &Arc<StreamInner>, address: u64, bytes: u64, name: &str) -> Arc<Self> {
         let uses = Uses { writer: Some(Arc::clone(stream)), readers: Vec::new() };
-        Self::new(&stream.runtime, Place::Device(stream.id.device), address, bytes, name, Some(stream), uses)
+        Self::owned(stream, Place::Device, address, bytes, name, uses)
     }
 
     /// Page-locked memory, in use by no stream yet.
     pub fn on_host(stream: &Arc<StreamInner>, address: u64, bytes: u64) -> Arc<Self> {
-        Self::new(&stream.runtime, Place::Host, address, bytes, "pinned", Some(stream), Uses::default())
+        Self::owned(stream, Place::Host, address, bytes, "pinned", Uses::default())
+    }
+
+    fn owned(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: &str, uses: Uses) -> Arc<Self> {
+        let (runtime, name, home) = (Arc::clone(&stream.runtime), name.to_owned(), Some(Arc::clone(stream)));
+        Arc::new(Self { runtime, place, device: stream.id.device, address, bytes, name, home, uses: Mutex::new(uses) })
     }
 
     /// Device memory of another library.
     pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64) -> Arc<Self> {
-        Self::new(runtime, Place::Device(device), address, bytes, "borrowed", None, Uses::default())
-    }
-
-    fn new(
-        runtime: &Arc<Inner>,
-        place: Place,
-        address: u64,
-        bytes: u64,
-        name: &str,
-        home: Option<&Arc<StreamInner>>,
-        uses: Uses,
-    ) -> Arc<Self> {
-        let (runtime, name, home) = (Arc::clone(runtime), name.to_owned(), home.cloned());
-        Arc::new(Self { runtime, place, address, bytes, name, home, uses: Mutex::new(uses) })
+        let (runtime, name, uses) = (Arc::clone(runtime), "borrowed".to_owned(), Mutex::default());
+        Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, uses })
     }
 
     /// Fails unless work on `stream` may use this memory.
@@ -107,12 +102,11 @@ impl Memory {
     }
 
     pub fn check_device(&self, stream: &StreamInner, what: impl FnOnce() -> String) -> Result<()> {
-        match self.place {
-            Place::Device(found) if found != stream.id.device => {
-                Err(Error::WrongDevice { what: what(), buffer: self.name.clone(), expected: stream.id.device, found })
-            }
-            _ => Ok(()),
+        let (expected, found) = (stream.id.device, self.device);
+        if self.place == Place::Host || expected == found {
+            return Ok(());
         }
+        Err(Error::WrongDevice { what: what(), buffer: self.name.clone(), expected, found })
     }
 
     /// Notes a use and names the streams that `stream` has to wait for. In a capture the uses inside it count; the
@@ -167,7 +161,7 @@ impl Release {
         let others: Vec<_> = self.uses.readers.iter().filter(|reader| reader.id != stream.id).cloned().collect();
         let backend = &stream.runtime.backend;
         let freed = stream.order_after(&others).and_then(|()| match self.place {
-            Place::Device(_) => backend.free(stream.id, self.address),
+            Place::Device => backend.free(stream.id, self.address),
             Place::Host => backend.free_host(stream.id, self.address, self.bytes),
         });
         if let Err(error) = freed {
