@@ -37,3 +37,8 @@ pub use oxtile_kernels as kernels;
 pub use oxtile_tile::num;
 pub use runtime::{Buffer, Device, EmulatedOptions, Error, Event, Graph, HostElement, Kind, Loaded, PinnedBuffer, Result, Runtime, Stream};
 pub use tensor::DeviceTable;
+
+/// The README's kernel is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
