@@ -2,9 +2,9 @@
 
 use std::panic::AssertUnwindSafe;
 
-use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
+use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
 
-use crate::support::{Copier, everywhere, filled, runtime, stream, streams};
+use crate::support::{Copier, SEEDS, alias, emulated, everywhere, filled, numbers, runtime, stream, streams};
 
 #[test]
 fn a_replay_does_the_work_again() {
@@ -23,7 +23,7 @@ fn a_replay_does_the_work_again() {
         graph.replay(&stream).unwrap();
         assert_eq!(target.to_vec(&stream).unwrap(), first);
         // A write on another stream comes before the replay, and the next after it.
-        let second = crate::support::numbers(2000, 2);
+        let second = numbers(2000, 2);
         source.copy_from_slice(&other, &second).unwrap();
         graph.replay(&stream).unwrap();
         source.fill_zero(&other).unwrap();
@@ -50,6 +50,32 @@ fn streams_of_a_graph_are_ordered_by_their_buffers() {
         assert_eq!(target.to_vec(&first).unwrap(), expected);
         assert_eq!(middle.to_vec(&second).unwrap(), vec![0; 2000]);
     }
+}
+
+/// Captures a write on one stream and a read through an alias on another, with or without an event between; replays it.
+fn race(runtime: &Runtime, ordered: bool) -> bool {
+    let [writer, reader] = streams(runtime);
+    let (new, expected) = filled(&writer, 64, 1);
+    let mut shared = Buffer::zeros(&writer, 64).unwrap();
+    let mut seen = Buffer::zeros(&reader, 64).unwrap();
+    let again = alias(&shared);
+    let graph = Graph::capture::<Error>(&[&writer, &reader], || {
+        shared.copy_from(&writer, &new)?;
+        if ordered {
+            reader.wait(&writer.record()?)?;
+        }
+        seen.copy_from(&reader, &again)
+    })
+    .unwrap();
+    graph.replay(&writer).unwrap();
+    seen.to_vec(&writer).unwrap() == expected
+}
+
+#[test]
+fn events_order_the_streams_of_a_graph() {
+    assert!(everywhere().all(|runtime| race(&runtime, true)));
+    let unordered: Vec<_> = SEEDS.map(|seed| race(&emulated(seed, 1), false)).collect();
+    assert!(unordered.contains(&false) && unordered.contains(&true), "{unordered:?}");
 }
 
 #[test]
@@ -86,7 +112,7 @@ fn what_cannot_be_captured_is_refused_and_the_capture_goes_on() {
             ("allocating a buffer", &|| Buffer::<u32>::uninitialised(&stream, 1).map(drop)),
             ("allocating page-locked memory", &|| PinnedBuffer::<u32>::zeros(&stream, 1).map(drop)),
             ("a copy of pageable host memory", &|| source.to_vec(&stream).map(drop)),
-            ("a copy from or to the host", &|| source_clone(&source).copy_from_pinned(&stream, &pinned)),
+            ("a copy from or to the host", &|| alias(&source).copy_from_pinned(&stream, &pinned)),
             ("the replay of a graph", &|| earlier.replay(&stream)),
             ("an event between captured and other work", &|| stream.wait(&outside)),
             ("an event between captured and other work", &|| other.wait(&inside)),
@@ -103,10 +129,6 @@ fn what_cannot_be_captured_is_refused_and_the_capture_goes_on() {
     .unwrap();
     graph.replay(&stream).unwrap();
     assert_eq!(target.to_vec(&stream).unwrap(), expected);
-}
-
-fn source_clone(buffer: &Buffer<u32>) -> Buffer<u32> {
-    crate::support::alias(buffer)
 }
 
 #[test]
