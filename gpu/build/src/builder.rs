@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
     /// Compiles and assembles, or takes the kernels of the last build of the same sources.
     fn measure(&self) -> Result<Measured, Error> {
         let name = format!("measured-{}.json", &hex_digest([self.asked().as_str()])[..16]);
-        let state = self.project.folder_for_ptx().join(name);
+        let state = self.project.folder_for_ptx(&self.toolchain).join(name);
         let key = self.key();
         let known = fs::read(&state).ok().and_then(|json| serde_json::from_slice::<Measured>(&json).ok());
         if let Some(known) = known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.cubin.exists())) {

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::{Arch, Error, Toolchain, recipe, tool};
+use crate::{Arch, Error, Toolchain, recipe, source_hash::hex_digest, tool};
 
 /// Set while rustc runs on a kernel crate, so that its own build script does not start the same build again.
 pub(crate) const NESTED: &str = "OXTILE_BUILD_NESTED";
@@ -49,9 +49,15 @@ impl Project {
         })
     }
 
-    /// Where rustc's output and what was measured on it are kept.
-    pub fn folder_for_ptx(&self) -> PathBuf {
-        self.target.join("ptx").join(&self.package)
+    /// The target directory of device code, which nothing else uses.
+    fn cargo_target(&self) -> PathBuf {
+        self.target.join("ptx/cargo")
+    }
+
+    /// Where rustc's output and what was measured on it are kept. It lies in cargo's target directory and is of one
+    /// compiler, since cargo compiles nothing again that it remembers having compiled.
+    pub fn folder_for_ptx(&self, toolchain: &Toolchain) -> PathBuf {
+        self.cargo_target().join("emitted").join(&self.package).join(&hex_digest([toolchain.version.as_str()])[..16])
     }
 
     /// The families of the crate: the first component below `src/` of every file that has a `#[kernel]`, without `.rs`.
@@ -119,12 +125,12 @@ impl Variant {
 
 /// Compiles one family for one architecture and returns the PTX as rustc writes it.
 pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, variant: Variant) -> Result<String, Error> {
-    let folder = project.folder_for_ptx();
+    let folder = project.folder_for_ptx(toolchain);
     let output = folder.join(format!("{family}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
-    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.target.join("ptx/cargo"));
+    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.cargo_target());
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
     if variant.line_tables {
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
