@@ -2,34 +2,29 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
 
 use super::backend::{FunctionId, KernelLaunch};
 use super::error::{Error, Result};
 use super::memory::Memory;
-use super::runtime::Inner;
+use super::runtime::{Functions, Inner};
 use super::stream::{Stream, StreamInner};
 
 /// A kernel instance, ready to be launched on every device of its runtime. Made by
-/// [`Runtime::load`](super::Runtime::load); keep it, since loading looks the kernel up.
+/// [`Runtime::load`](super::Runtime::load).
 pub struct Loaded<K> {
     runtime: Arc<Inner>,
     info: KernelInfo,
-    /// By device, loaded when first launched there.
-    functions: Box<[OnceLock<FunctionId>]>,
+    functions: Functions,
     kernel: PhantomData<fn() -> K>,
 }
 
 impl<K: Kernel> Loaded<K> {
     pub(crate) fn new(runtime: &Arc<Inner>) -> Result<Self> {
-        let functions = runtime.backend.devices().iter().map(|_| OnceLock::new()).collect();
-        let loaded = Self { runtime: Arc::clone(runtime), info: K::INFO, functions, kernel: PhantomData };
-        if let [first, ..] = runtime.backend.devices() {
-            runtime.library_check(&loaded.info, first)?;
-        }
-        Ok(loaded)
+        let functions = runtime.functions(&K::INFO)?;
+        Ok(Self { runtime: Arc::clone(runtime), info: K::INFO, functions, kernel: PhantomData })
     }
 
     /// Enqueues the kernel on the stream, with the grid that it derives from its arguments. A grid of no blocks

@@ -1,12 +1,13 @@
 //! The runtime: devices of one kind and the kernels for them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use oxtile_tile::launch::{Kernel, KernelInfo};
 
-use super::backend::{Backend, DeviceProperties};
+use super::backend::{Backend, DeviceProperties, FunctionId};
 use super::cuda;
 use super::device::Device;
 use super::emulated::{Cluster, EmulatedOptions};
@@ -47,7 +48,12 @@ pub(crate) struct Inner {
     pub backend: Arc<dyn Backend>,
     pub library: KernelLibrary,
     kind: Kind,
+    /// The kernels found so far, by package and entry: loading one again is a look-up.
+    kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
 }
+
+/// One kernel by device, loaded when first launched there.
+pub(crate) type Functions = Arc<[OnceLock<FunctionId>]>;
 
 impl Runtime {
     /// The machine's GPUs. Needs a driver (580 or newer, for CUDA 13) and no toolkit; kernels are looked for as
@@ -65,7 +71,7 @@ impl Runtime {
     /// As [`cuda`](Self::cuda).
     pub fn cuda_with(options: CudaOptions) -> Result<Self> {
         let library = KernelLibrary::new(options.kernels);
-        Ok(Self(Arc::new(Inner { backend: cuda::platform()?, library, kind: Kind::Cuda })))
+        Ok(Self::new(cuda::platform()?, library, Kind::Cuda))
     }
 
     /// `devices` virtual GPUs that run kernels fast, checking bounds alone.
@@ -81,8 +87,11 @@ impl Runtime {
     /// # Errors
     /// [`Error::Invalid`] for no devices or an `OXTILE_SEED` that is not a number.
     pub fn emulated_with(options: EmulatedOptions) -> Result<Self> {
-        let backend = Arc::new(Cluster::new(options)?);
-        Ok(Self(Arc::new(Inner { backend, library: KernelLibrary::default(), kind: Kind::Emulated })))
+        Ok(Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated))
+    }
+
+    fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Self {
+        Self(Arc::new(Inner { backend, library, kind, kernels: Mutex::default() }))
     }
 
     /// The GPUs if there are any and compiled kernels for them, else one virtual GPU.
@@ -120,7 +129,8 @@ impl Runtime {
         if index < count { Ok(Device { runtime: Arc::clone(&self.0), index }) } else { Err(Error::NoDevice { index, count }) }
     }
 
-    /// Makes a kernel instance ready to be launched.
+    /// Makes a kernel instance ready to be launched. The first time it is looked for on disk, again
+    /// in memory.
     ///
     /// # Errors
     /// On CUDA what [`KernelLibrary::find`] may give; on the emulator none.
@@ -134,12 +144,18 @@ impl Inner {
         &self.backend.devices()[device as usize]
     }
 
-    /// Fails early where a kernel cannot be found for a device.
-    pub fn library_check(&self, info: &KernelInfo, device: &DeviceProperties) -> Result<()> {
-        match self.kind {
-            Kind::Cuda => self.library.find(info, device.capability).map(drop),
-            Kind::Emulated => Ok(()),
+    /// The kernel by device; fails early where it cannot be found.
+    pub fn functions(&self, info: &KernelInfo) -> Result<Functions> {
+        let mut kernels = lock(&self.kernels);
+        if let Some(functions) = kernels.get(&(info.package, info.name)) {
+            return Ok(Arc::clone(functions));
         }
+        if let (Kind::Cuda, [device, ..]) = (self.kind, self.backend.devices()) {
+            self.library.find(info, device.capability)?;
+        }
+        let functions: Functions = self.backend.devices().iter().map(|_| OnceLock::new()).collect();
+        kernels.insert((info.package, info.name), Arc::clone(&functions));
+        Ok(functions)
     }
 }
 
