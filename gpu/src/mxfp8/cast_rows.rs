@@ -12,19 +12,22 @@ use oxtile_tile::prelude::*;
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
+/// Vectors of the wide type that a lane keeps in flight.
+const STEPS: usize = 4;
+
 /// Casts whole blocks: `data[i] = input[i] / scale`, one scale a block in `scales[i / 32]`.
 #[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_rows<T: Magnitude, Q: Fp8>(input: Global<T>, data: GlobalMut<Q>, scales: GlobalMut<ue8m0>) {
     let warp = u64::from(block::index()[0]) * u64::from(WARPS) + u64::from(thread::warp());
-    let tile = warp * warp_tile::<T>();
-    if tile + warp_tile::<T>() <= input.len() {
+    let tile = warp * warp_tile::<T>(STEPS);
+    if tile + warp_tile::<T>(STEPS) <= input.len() {
         cast_tile::<T, Q>(&input, &data, &scales, tile);
     } else {
         let mut start = tile;
         while start < input.len() {
             cast_step::<T, Q>(&input, &data, &scales, lane_element::<T>(start, 0));
-            start += warp_tile::<T>() / STEPS as u64;
+            start += warp_tile::<T>(1);
         }
     }
 }
@@ -36,7 +39,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastRowsArgs<'_, T, Q>, _: &DeviceLimi
     LaunchError::check_length("data", elements, args.data.len())?;
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
-    Grid::cover("input", elements, WARPS * warp_tile::<T>() as u32)
+    Grid::cover("input", elements, WARPS * warp_tile::<T>(STEPS) as u32)
 }
 
 /// A whole tile: all loads first, the scales last.

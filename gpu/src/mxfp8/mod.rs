@@ -26,15 +26,13 @@ pub const BLOCK: u64 = 32;
 /// Warps of a CUDA block; they share nothing.
 const WARPS: u32 = 8;
 const THREADS: u32 = WARPS * warp::LANES;
-/// Vectors of the wide type that a lane handles.
-const STEPS: usize = 4;
 
 /// CUDA blocks a multiprocessor: 1536 threads of 40 registers; at 8 the cast spills.
 const RESIDENT: u32 = 6;
 
-/// Elements of `T` that a warp handles: `STEPS` vectors of 16 bytes a lane.
-const fn warp_tile<T>() -> u64 {
-    STEPS as u64 * warp::LANES as u64 * 16 / size_of::<T>() as u64
+/// Elements of `T` that a warp handles in some steps: a vector of 16 bytes a lane and step.
+const fn warp_tile<T>(steps: usize) -> u64 {
+    steps as u64 * warp::LANES as u64 * 16 / size_of::<T>() as u64
 }
 
 /// Lanes whose vectors of `T` make up one block of elements.
