@@ -5,7 +5,8 @@
 //! and nothing waits in a destructor.
 //!
 //! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties
-//! in any order that streams and events allow, when somebody waits: a forgotten event shows under some seed.
+//! in any order that streams and events allow, when somebody waits: a forgotten event shows under some seed. Emulated
+//! kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
 
 mod backend;
 mod buffer;
