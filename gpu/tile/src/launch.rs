@@ -394,6 +394,55 @@ impl<T: crate::num::Pod> Parameter for crate::global::GlobalTable<T> {
     }
 }
 
+/// An encoded tensor map in device memory, lent to a kernel with the matrix behind it.
+pub struct DeviceTensorMap<'a, T, const ROWS: usize, const COLUMNS: usize> {
+    map: BufferAccess<'a>,
+    matrix: BufferAccess<'a>,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS, COLUMNS> {
+    /// Lends the map at `map`, of boxes of `ROWS` by `COLUMNS` of the matrix of `T` at `matrix`. Runtimes call this.
+    ///
+    /// # Safety
+    /// The map was encoded for that memory and such boxes, and lies at a multiple of 64.
+    pub const unsafe fn from_raw(map: BufferAccess<'a>, matrix: BufferAccess<'a>) -> Self {
+        Self { map, matrix, element: PhantomData }
+    }
+}
+
+macro_rules! tensor_map_parameter {
+    ($($map:ident $writes:literal)*) => { $(
+        impl<T: crate::num::Pod, const ROWS: usize, const COLUMNS: usize> Parameter for crate::tensor_map::$map<T, ROWS, COLUMNS> {
+            type Argument<'a> = DeviceTensorMap<'a, T, ROWS, COLUMNS>;
+            type First = *const u64;
+            type Second = ();
+
+            fn pack(argument: &Self::Argument<'_>, words: &mut ArgumentWords) {
+                words.push(argument.map.address);
+            }
+
+            fn access<'s>(argument: &'s Self::Argument<'_>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+                visit(BufferAccess { parameter, writes: false, ..argument.map });
+                visit(BufferAccess { parameter, writes: $writes, ..argument.matrix });
+            }
+
+            fn unpack(words: &mut WordReader<'_>) -> Self {
+                // SAFETY: the emulator checks that the bytes there are a map before it uses them.
+                unsafe { Self::from_raw(words.next_word()) }
+            }
+
+            #[inline(always)]
+            unsafe fn from_raw(first: *const u64, (): ()) -> Self {
+                // SAFETY: passed on to the caller.
+                unsafe { Self::from_raw(first as u64) }
+            }
+        }
+    )* };
+}
+
+tensor_map_parameter!(TensorMap false TensorMapMut true);
+
 /// The arguments of one launch.
 pub trait KernelArgs {
     /// Appends the words that the kernel's parameters are unpacked from, in order.

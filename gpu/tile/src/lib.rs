@@ -8,7 +8,7 @@
 //! | which thread, block, warp | [`thread`], [`block`], [`warp`] |
 //! | device memory | [`global`]: [`Global`](global::Global), [`GlobalMut`](global::GlobalMut) |
 //! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), `#[derive(SharedStorage)]` |
-//! | asynchronous copies | [`pipeline`] |
+//! | asynchronous copies | [`pipeline`], [`tensor_map`] |
 //! | number formats | [`num`] |
 //! | what the host must know | [`launch`] |
 //!
@@ -30,6 +30,7 @@ pub mod num;
 pub mod pipeline;
 pub mod shared;
 pub mod sync;
+pub mod tensor_map;
 pub mod thread;
 pub mod warp;
 

@@ -65,6 +65,12 @@ impl Mbarrier {
         unsafe { <Target as crate::arch::Mbarrier>::wait(self.address, parity) };
     }
 
+    /// Its shared address, for copies that complete on it.
+    #[inline(always)]
+    pub const fn address(self) -> u32 {
+        self.address
+    }
+
     /// Starts a bulk copy of the whole of `target` from element `start`; it completes its bytes here.
     ///
     /// One thread calls it. Start address and size are multiples of 16 bytes.

@@ -1,8 +1,11 @@
 //! `cp.async`, bulk copies and the mbarrier pipeline.
 
 use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
+use oxtile_tile::shared::SharedTile;
 use oxtile_tile::sync;
+use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use crate::THREADS;
 
@@ -122,4 +125,52 @@ fn store_grid(args: &BulkStoreArgs<'_>, _: &DeviceLimits) -> Result<Grid, Launch
     LaunchError::check_length("output", 2 * STAGE as u64, args.output.len())?;
     LaunchError::check_alignment("output", 16, args.output.address())?;
     Ok(Grid::x(1))
+}
+
+/// Rows and columns of the box.
+pub const BOX: [usize; 2] = [8, 32];
+
+#[derive(SharedStorage)]
+struct Boxes {
+    source: SharedTile<u32, 8, 32>,
+    target: SharedTile<u32, 8, 32>,
+    full: Mbarrier,
+}
+
+/// Loads one box a block by the copy engine, turns every word over and stores the box elsewhere. The last
+/// boxes hang over both edges of the matrix: zero inside, clipped outside.
+#[kernel(threads = THREADS, grid = boxes_grid, shared = Boxes, requires = sm_90a)]
+pub fn tensor_boxes(input: TensorMap<u32, 8, 32>, output: TensorMapMut<u32, 8, 32>, rows: u32, columns: u32) {
+    let (Boxes { source, target, full }, t) = (Boxes::claim(), thread::index());
+    let [x, y, _] = block::index();
+    let origin = [y * BOX[0] as u32, x * BOX[1] as u32];
+    if t == 0 {
+        full.init(1);
+        pipeline::publish_barriers();
+    }
+    block::sync();
+    if t == 0 {
+        full.arrive_expect(TensorMap::<u32, 8, 32>::BYTES);
+        input.load(source, origin, full);
+    }
+    full.wait(0);
+    let mut i = t;
+    while i < (BOX[0] * BOX[1]) as u32 {
+        let (row, column) = (i / BOX[1] as u32, i % BOX[1] as u32);
+        let outside = origin[0] + row >= rows || origin[1] + column >= columns;
+        let word = source.load(row, column);
+        target.store(row, column, if outside { word } else { !word });
+        i += THREADS;
+    }
+    sync::fence_proxy_async();
+    block::sync();
+    if t == 0 {
+        output.store(origin, target);
+        pipeline::commit_stores();
+        pipeline::wait_stores::<0>();
+    }
+}
+
+fn boxes_grid(args: &TensorBoxesArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::xy(args.columns.div_ceil(BOX[1] as u32), args.rows.div_ceil(BOX[0] as u32)))
 }

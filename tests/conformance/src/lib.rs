@@ -24,6 +24,7 @@ pub const KERNELS: &[KernelFamily] = &[
     copies::COPY_ASYNC_RING,
     copies::BULK_PIPELINE,
     copies::BULK_STORE,
+    copies::TENSOR_BOXES,
     exchange::SHUFFLES,
     exchange::VOTES,
     exchange::WARP_REDUCTIONS,
