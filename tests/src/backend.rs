@@ -7,6 +7,7 @@ use oxtile::{EmulatedOptions, Runtime};
 use oxtile_emulator::Mode;
 
 use crate::case::{Case, Outcome, Size};
+use crate::times::trial;
 
 /// Every case on the emulator and on the GPU.
 pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
@@ -15,7 +16,7 @@ pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     eprintln!("emulator seeds: {seeds:?} (replay one with OXTILE_SEED)");
     let emulated = cases.iter().map(|case| {
         let (case, seeds) = (case.clone(), seeds.clone());
-        Trial::test(name("emulated", &case), move || failed(emulate(&case, &seeds)))
+        trial(name("emulated", &case), move || failed(emulate(&case, &seeds)))
     });
     let missing = cuda().as_ref().err();
     if let Some(reason) = missing {
@@ -24,11 +25,11 @@ pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|v| v == "cuda");
     let on_device = cases.iter().map(|case| {
         let case = case.clone();
-        let trial = Trial::test(name("cuda", &case), move || match cuda() {
+        let on_gpu = trial(name("cuda", &case), move || match cuda() {
             Ok(runtime) => failed((case.run)(runtime)),
             Err(reason) => Err(format!("OXTILE_REQUIRE=cuda, but {reason}").into()),
         });
-        trial.with_ignored_flag(missing.is_some() && !required)
+        on_gpu.with_ignored_flag(missing.is_some() && !required)
     });
     emulated.chain(on_device).collect()
 }

@@ -6,12 +6,17 @@ use std::sync::Arc;
 use libtest_mimic::Trial;
 use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*};
 use oxtile_emulator::mutation::{self, Change, Equivalent, Outcome};
+use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{GridRun, Launch, Memory, Options};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::mxfp8::{Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
-use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceTable, DeviceView, DeviceViewMut, Kernel, KernelArgs};
+use oxtile_tile::launch::{
+    ArgumentWords, DeviceLimits, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut, Kernel, KernelArgs,
+};
 use oxtile_tile::num::{Pod, bf16, e4m3, ue8m0};
+
+use crate::times;
 
 /// Seeds after which a mutant that was not reported has survived.
 const SEEDS: u64 = 12;
@@ -41,12 +46,12 @@ const JOBS: &[Job] = &[
     Job { name: "copy_async_ring", run: copy_async_ring, equivalents: &[STRICTER_WAIT] },
     Job { name: "bulk_pipeline", run: bulk_pipeline, equivalents: &[] },
     Job { name: "bulk_store", run: bulk_store, equivalents: &[] },
+    Job { name: "tensor_boxes", run: tensor_boxes, equivalents: &[] },
 ];
 
 /// One trial a kernel.
 pub fn trials() -> Vec<Trial> {
-    let trial = |job: &'static Job| Trial::test(format!("mutation::{}", job.name), move || score(job).map_err(Into::into));
-    JOBS.iter().map(trial).collect()
+    JOBS.iter().map(|job| times::trial(format!("mutation::{}", job.name), || score(job).map_err(Into::into))).collect()
 }
 
 fn score(job: &Job) -> Result<(), String> {
@@ -187,6 +192,36 @@ fn mxfp8_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
         scales: trimmed.view(),
         output: output.view_mut(),
     })?;
+    Ok(device.download(&output))
+}
+
+fn tensor_boxes(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (rows, columns) = (19, 76);
+    let (input, output) = (device.upload::<u32>("input", &words(19 * 76)), device.upload::<u32>("output", &[0; 19 * 76]));
+    let map = |of: &Elements<u32>| {
+        let map = TensorMap {
+            address: of.address,
+            element_bytes: 4,
+            dimensions: vec![columns, rows],
+            strides: vec![columns * 4],
+            box_dimensions: vec![BOX[1] as u32, BOX[0] as u32],
+            swizzle: Swizzle::None,
+        };
+        let bytes = tensor_map::encode(&map).expect("a map within the limits");
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        device.upload::<u64>("map", &words)
+    };
+    let (source, target) = (map(&input), map(&output));
+    // SAFETY: the maps were encoded for these matrices and boxes; allocations are aligned to 256 bytes.
+    let args = unsafe {
+        TensorBoxesArgs {
+            input: DeviceTensorMap::from_raw(source.view().access("map"), input.view().access("matrix")),
+            output: DeviceTensorMapMut::from_raw(target.view().access("map"), output.view().access("matrix")),
+            rows: rows as u32,
+            columns: columns as u32,
+        }
+    };
+    device.launch::<TensorBoxes>(args)?;
     Ok(device.download(&output))
 }
 

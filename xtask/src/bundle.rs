@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
@@ -32,6 +32,7 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     for program in programs()? {
         copy(&program, &folder)?;
     }
+    fs::copy(runtime_tests()?, folder.join("runtime-tests")).context("cannot copy the tests of the runtime")?;
     for build in &kernels {
         // Where the programs look: `kernels/<package>` beside them.
         let package = folder.join("kernels").join(build.out_dir.file_name().unwrap_or_default());
@@ -61,6 +62,21 @@ fn programs() -> Result<Vec<PathBuf>> {
         bail!("the programs of the bundle do not build");
     }
     Ok(PROGRAMS.iter().map(|(_, binary)| target.join("release").join(binary)).collect())
+}
+
+/// Builds the runtime's own tests, which run on either back end, and returns the program's path: cargo names it, with a
+/// hash, in its messages.
+fn runtime_tests() -> Result<PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", "runtime"]);
+    cargo.args(["--config", "profile.release.strip=\"symbols\"", "--message-format", "json"]).stderr(Stdio::inherit());
+    let output = cargo.output().context("cannot run cargo")?;
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let executable = messages.lines().filter_map(|line| line.split_once("\"executable\":\"")?.1.split_once('"')).map(|(path, _)| path);
+    match executable.last() {
+        Some(path) if output.status.success() => Ok(path.into()),
+        _ => bail!("the tests of the runtime do not build"),
+    }
 }
 
 /// The files of a folder with one of these extensions; none if there is no such folder.

@@ -251,6 +251,12 @@ impl Worker {
         (FaultKind::OutOfBounds, text)
     }
 
+    /// The kernel's parameter that holds an address, else its allocation.
+    pub fn name_at(&self, address: u64) -> Option<String> {
+        let allocation = || self.grid.memory.find(address).map(|found| found.name);
+        self.tensor_name(address).map(str::to_owned).or_else(allocation)
+    }
+
     fn tensor_name(&self, address: u64) -> Option<&str> {
         let tensors = &self.grid.launch.tensors;
         tensors.iter().find(|t| address.wrapping_sub(t.address) < t.bytes).map(|t| &*t.name)

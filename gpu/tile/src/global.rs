@@ -118,7 +118,7 @@ impl<T: Pod> Global<T> {
     #[track_caller]
     fn element(&self, index: u64, count: u64) -> u64 {
         if Target::CHECKED && (index > self.length || self.length - index < count) {
-            Target::out_of_bounds(index + count - 1, self.length);
+            Target::out_of_bounds(self.address, index + count - 1, self.length);
         }
         self.address + index * size_of::<T>() as u64
     }

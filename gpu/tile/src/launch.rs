@@ -394,12 +394,15 @@ impl<T: crate::num::Pod> Parameter for crate::global::GlobalTable<T> {
     }
 }
 
-/// An encoded tensor map in device memory, lent to a kernel with the matrix behind it.
+/// An encoded tensor map in device memory, lent to a kernel for reading the matrix behind it.
 pub struct DeviceTensorMap<'a, T, const ROWS: usize, const COLUMNS: usize> {
     map: BufferAccess<'a>,
     matrix: BufferAccess<'a>,
     element: PhantomData<fn() -> T>,
 }
+
+/// An encoded tensor map in device memory, lent to a kernel for writing the matrix behind it.
+pub struct DeviceTensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize>(DeviceTensorMap<'a, T, ROWS, COLUMNS>);
 
 impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS, COLUMNS> {
     /// Lends the map at `map`, of boxes of `ROWS` by `COLUMNS` of the matrix of `T` at `matrix`. Runtimes call this.
@@ -409,22 +412,37 @@ impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS
     pub const unsafe fn from_raw(map: BufferAccess<'a>, matrix: BufferAccess<'a>) -> Self {
         Self { map, matrix, element: PhantomData }
     }
+
+    fn accesses(&self, parameter: &'static str, writes: bool, visit: &mut dyn FnMut(BufferAccess<'a>)) {
+        visit(BufferAccess { parameter, writes: false, ..self.map });
+        visit(BufferAccess { parameter, writes, ..self.matrix });
+    }
+}
+
+impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMapMut<'a, T, ROWS, COLUMNS> {
+    /// As [`DeviceTensorMap::from_raw`]. Runtimes call this.
+    ///
+    /// # Safety
+    /// As [`DeviceTensorMap::from_raw`], and no view of the matrix exists while this does.
+    pub const unsafe fn from_raw(map: BufferAccess<'a>, matrix: BufferAccess<'a>) -> Self {
+        // SAFETY: passed on to the caller.
+        Self(unsafe { DeviceTensorMap::from_raw(map, matrix) })
+    }
 }
 
 macro_rules! tensor_map_parameter {
-    ($($map:ident $writes:literal)*) => { $(
+    ($map:ident, $argument:ident, $writes:literal, |$lent:ident| $inner:expr) => {
         impl<T: crate::num::Pod, const ROWS: usize, const COLUMNS: usize> Parameter for crate::tensor_map::$map<T, ROWS, COLUMNS> {
-            type Argument<'a> = DeviceTensorMap<'a, T, ROWS, COLUMNS>;
+            type Argument<'a> = $argument<'a, T, ROWS, COLUMNS>;
             type First = *const u64;
             type Second = ();
 
-            fn pack(argument: &Self::Argument<'_>, words: &mut ArgumentWords) {
-                words.push(argument.map.address);
+            fn pack($lent: &Self::Argument<'_>, words: &mut ArgumentWords) {
+                words.push($inner.map.address);
             }
 
-            fn access<'s>(argument: &'s Self::Argument<'_>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
-                visit(BufferAccess { parameter, writes: false, ..argument.map });
-                visit(BufferAccess { parameter, writes: $writes, ..argument.matrix });
+            fn access<'s>($lent: &'s Self::Argument<'_>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+                $inner.accesses(parameter, $writes, &mut |access| visit(access));
             }
 
             fn unpack(words: &mut WordReader<'_>) -> Self {
@@ -438,10 +456,11 @@ macro_rules! tensor_map_parameter {
                 unsafe { Self::from_raw(first as u64) }
             }
         }
-    )* };
+    };
 }
 
-tensor_map_parameter!(TensorMap false TensorMapMut true);
+tensor_map_parameter!(TensorMap, DeviceTensorMap, false, |lent| lent);
+tensor_map_parameter!(TensorMapMut, DeviceTensorMapMut, true, |lent| lent.0);
 
 /// The arguments of one launch.
 pub trait KernelArgs {
@@ -514,7 +533,7 @@ impl<'a> WordReader<'a> {
 /// A type that a kernel may take: `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>` and plain numbers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a kernel parameter",
-    note = "kernels take `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>`, u32, u64, i32, i64 and f32"
+    note = "kernels take `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>`, `TensorMap`, `TensorMapMut`, u32, u64, i32, i64 and f32"
 )]
 pub trait Parameter: Sized {
     /// The host's side of it: a view or the number itself.

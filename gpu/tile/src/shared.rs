@@ -121,7 +121,7 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[track_caller]
     fn element(self, index: u32, count: u32) -> u32 {
         if Target::CHECKED && (index as usize > N || N - (index as usize) < count as usize) {
-            Target::out_of_bounds(u64::from(index) + u64::from(count) - 1, N as u64);
+            Target::out_of_bounds_shared(self.address, u64::from(index) + u64::from(count) - 1, N as u64);
         }
         self.address + index * size_of::<T>() as u32
     }
@@ -183,7 +183,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize> SharedTile<T, ROWS, COLUMN
     #[track_caller]
     fn element(self, row: u32, column: u32) -> u32 {
         if Target::CHECKED && (row as usize >= ROWS || column as usize >= COLUMNS) {
-            Target::out_of_bounds(u64::from(row) * COLUMNS as u64 + u64::from(column), (ROWS * COLUMNS) as u64);
+            Target::out_of_bounds_shared(self.address, u64::from(row) * COLUMNS as u64 + u64::from(column), (ROWS * COLUMNS) as u64);
         }
         self.address + (row * COLUMNS as u32 + column) * size_of::<T>() as u32
     }

@@ -79,6 +79,9 @@ pub(crate) trait Backend: Send + Sync {
     /// Frees host memory once the stream's work so far is done; does not wait for it.
     fn free_host(&self, stream: StreamId, address: u64, bytes: u64) -> Result<()>;
 
+    /// The 128 bytes of a tensor map, for device memory.
+    fn encode_tensor_map(&self, device: u32, map: &MatrixMap) -> Result<[u64; 16]>;
+
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()>;
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
 
@@ -90,6 +93,17 @@ pub(crate) trait Backend: Send + Sync {
     fn end_capture(&self, origin: StreamId) -> Result<GraphId>;
     fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()>;
     fn destroy_graph(&self, graph: GraphId);
+}
+
+/// A row-major matrix without gaps and the box that one bulk copy moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatrixMap {
+    pub address: u64,
+    pub element_bytes: u32,
+    pub rows: u64,
+    pub columns: u64,
+    pub box_rows: u32,
+    pub box_columns: u32,
 }
 
 /// A copy of bytes. Host addresses must stay valid until the copy is done.

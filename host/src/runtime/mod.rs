@@ -8,7 +8,7 @@
 //! in any order that streams and events allow, when somebody waits: a forgotten event shows under some seed. Emulated
 //! kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
 
-mod backend;
+pub(crate) mod backend;
 mod buffer;
 mod cuda;
 mod device;

@@ -1,7 +1,7 @@
 //! `cp.async`, bulk copies and the mbarrier pipeline.
 
-use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::pipeline::Mbarrier;
+use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
 use oxtile_tile::shared::SharedTile;
 use oxtile_tile::sync;

@@ -1,5 +1,6 @@
 //! Every operation of the DSL: the emulator's bytes against the GPU's, which are committed.
 
+use oxtile::tensor::{TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, memory::*};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
@@ -11,8 +12,11 @@ use crate::golden;
 
 type Bytes = Result<Vec<u8>, String>;
 
+/// Runs a kernel and returns what it wrote.
+type Written = fn(&Runtime, &Stream) -> Bytes;
+
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, fn(&Runtime, &Stream) -> Bytes); 18] = [
+    let kernels: [(&str, Written); 19] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -27,6 +31,7 @@ pub fn cases() -> Vec<Case> {
         ("copy_async_ring", copy_async_ring),
         ("bulk_pipeline", bulk_pipeline),
         ("bulk_store", bulk_store),
+        ("tensor_boxes", tensor_boxes),
         ("convert_from_f32", convert_from_f32),
         ("convert_from_bytes", convert_from_bytes),
         ("half_pairs", half_pairs),
@@ -35,7 +40,7 @@ pub fn cases() -> Vec<Case> {
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
 }
 
-fn compare(runtime: &Runtime, name: &'static str, bytes: fn(&Runtime, &Stream) -> Bytes) -> Outcome {
+fn compare(runtime: &Runtime, name: &'static str, bytes: Written) -> Outcome {
     let bytes = bytes(runtime, &stream(runtime)?)?;
     if runtime.kind() == oxtile::Kind::Cuda && golden::recording() {
         golden::record(name, bytes);
@@ -192,6 +197,20 @@ fn message(runtime: &Runtime, stream: &Stream) -> Bytes {
         flag: flag.view_mut(),
         output: output.view_mut(),
     })?;
+    run.bytes(&output)
+}
+
+/// A matrix that is no multiple of the box in either direction.
+fn tensor_boxes(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let (rows, columns) = (19, 76);
+    let run = Run { runtime, stream };
+    let (input, mut output) = (run.input(&words(rows * columns))?, run.output(rows * columns)?);
+    let shape = [u64::from(rows), u64::from(columns)];
+    let source = text(TensorMap::new(stream, input.view(), shape))?;
+    let view = output.view_mut();
+    let mut target = text(TensorMapMut::new(stream, &view, shape))?;
+    run.launch::<TensorBoxes>(TensorBoxesArgs { input: source.view(), output: target.view_mut(), rows, columns })?;
+    drop(target);
     run.bytes(&output)
 }
 

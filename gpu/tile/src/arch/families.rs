@@ -268,6 +268,8 @@ pub trait Control {
     fn sleep(nanoseconds: u32);
     /// Whether this build checks bounds on the device; always on the emulator.
     const CHECKED: bool;
-    /// Ends the kernel because element `index` of `length` was asked for.
-    fn out_of_bounds(index: u64, length: u64) -> !;
+    /// Ends the kernel because element `index` of a view of `length` at `address` was asked for.
+    fn out_of_bounds(address: u64, index: u64, length: u64) -> !;
+    /// Ends the kernel because element `index` of a shared array of `length` at `address` was asked for.
+    fn out_of_bounds_shared(address: u32, index: u64, length: u64) -> !;
 }

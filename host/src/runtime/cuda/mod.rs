@@ -5,5 +5,6 @@ mod driver;
 mod function;
 mod pinned;
 mod platform;
+mod tensor_map;
 
 pub(crate) use platform::platform;

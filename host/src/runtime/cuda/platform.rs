@@ -11,7 +11,9 @@ use super::context::Context;
 use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
-use crate::runtime::backend::{Backend, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::backend::{
+    Backend, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, MatrixMap, StreamId,
+};
 use crate::runtime::error::Result;
 use crate::runtime::library::KernelLibrary;
 
@@ -167,6 +169,11 @@ impl Backend for Platform {
         self.record(free, stream)?;
         self.pinned.give(address, bytes, free);
         Ok(())
+    }
+
+    fn encode_tensor_map(&self, device: u32, map: &MatrixMap) -> Result<[u64; 16]> {
+        self.enter(device)?;
+        super::tensor_map::encode(map)
     }
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()> {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{Launch, Memory, Mode, Options, TensorName};
 use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
 
 use super::operation::{Mark, Operation, allocate_host};
 use super::random::Random;
 use super::schedule::Queues;
-use crate::runtime::backend::{Backend, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::backend::{Backend, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, MatrixMap, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::memory_of;
@@ -275,6 +276,20 @@ impl Backend for Cluster {
         let operation = Operation::FreeHost { address, bytes };
         // After a fault nothing runs any more that could still use it.
         self.push(stream, operation.clone()).or_else(|_| operation.execute(&self.memory, Options::fast()))
+    }
+
+    fn encode_tensor_map(&self, _: u32, map: &MatrixMap) -> Result<[u64; 16]> {
+        let map = TensorMap {
+            address: map.address,
+            element_bytes: map.element_bytes,
+            dimensions: vec![map.columns, map.rows],
+            strides: vec![map.columns * u64::from(map.element_bytes)],
+            box_dimensions: vec![map.box_columns, map.box_rows],
+            swizzle: Swizzle::None,
+        };
+        let bytes = tensor_map::encode(&map).map_err(|error| Error::Invalid { what: "tensor map", why: error.to_string() })?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
     }
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()> {

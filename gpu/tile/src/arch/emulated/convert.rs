@@ -1,7 +1,5 @@
 //! Conversions on the emulator: all in software.
 
-extern crate std;
-
 use super::Emulated;
 use crate::arch::Convert;
 use crate::num::software as soft;

@@ -1,6 +1,8 @@
 //! The emulator's side: every operation goes to [`oxtile_emulator::device`], with the source line of
 //! the kernel that asked for it (`#[track_caller]` all the way up).
 
+extern crate std;
+
 mod convert;
 mod copy;
 mod memory;
@@ -66,10 +68,15 @@ impl Control for Emulated {
         device::nanosleep(nanoseconds);
     }
 
-    #[inline(never)]
     #[cold]
     #[track_caller]
-    fn out_of_bounds(index: u64, length: u64) -> ! {
-        device::out_of_bounds("the view", index, length)
+    fn out_of_bounds(address: u64, index: u64, length: u64) -> ! {
+        device::view_out_of_bounds(address, index, length)
+    }
+
+    #[cold]
+    #[track_caller]
+    fn out_of_bounds_shared(address: u32, index: u64, length: u64) -> ! {
+        device::out_of_bounds(&std::format!("the shared array at byte {address}"), index, length)
     }
 }

@@ -81,7 +81,12 @@ impl Control for Nvptx {
     }
 
     #[inline(always)]
-    fn out_of_bounds(_: u64, _: u64) -> ! {
+    fn out_of_bounds(_: u64, _: u64, _: u64) -> ! {
+        Self::trap()
+    }
+
+    #[inline(always)]
+    fn out_of_bounds_shared(_: u32, _: u64, _: u64) -> ! {
         Self::trap()
     }
 }
