@@ -1,6 +1,6 @@
 //! The GPU kernels of Oxtile. One family a file; each compiles to PTX and runs on the emulator.
 #![no_std]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod amax;
 pub mod copy;

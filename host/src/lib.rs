@@ -26,7 +26,7 @@
 //! | shapes, tables of tensors | [`tensor`] |
 //! | formats | [`quantize`] |
 //! | ranks and collectives | [`comm`] |
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod comm;
 pub mod quantize;

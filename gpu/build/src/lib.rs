@@ -18,7 +18,7 @@
 //! the result; [`manifest`] says what was built, for whoever loads it.
 //!
 //! With `default-features = false` only [`source_hash`] is left, for the build script of a kernel crate.
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod recipe;
 pub mod source_hash;

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! The crate knows nothing of tiles or tensors: addresses, bytes, barriers and lanes are all it sees.
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 mod access;
 mod async_copy;

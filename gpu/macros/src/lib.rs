@@ -9,7 +9,7 @@ use syn::parse_macro_input;
 
 /// Turns a function into a GPU kernel that also runs on the emulator.
 ///
-/// ```ignore
+/// ```text
 /// #[kernel(threads = 256, grid = grid)]
 /// #[instances(T = [bf16, f32])]
 /// pub fn scale<T: Float>(input: Global<T>, output: GlobalMut<T>, factor: f32) { /* ... */ }

@@ -15,7 +15,7 @@
 //! Loads and stores are bounds-checked on the emulator. On the device they are unchecked unless the
 //! kernels are built with `--checked` (docs/adr/0005-device-bounds.md).
 #![no_std]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx, core_intrinsics))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 

@@ -2,7 +2,7 @@
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod arguments;
 pub mod build;

@@ -6,7 +6,7 @@
 //!
 //! A kernel takes `input` words and writes `output` words, and runs as one block unless it says so.
 #![no_std]
-#![warn(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod convert;
 pub mod copies;
