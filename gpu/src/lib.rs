@@ -6,6 +6,7 @@ pub mod amax;
 pub mod copy;
 pub mod magnitude;
 pub mod mxfp8;
+pub mod nvfp4;
 
 use oxtile_tile::launch::KernelFamily;
 
@@ -18,4 +19,6 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_CAST_RAGGED_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS,
+    nvfp4::NVFP4_CAST_ROWS,
+    nvfp4::NVFP4_DEQUANTIZE_ROWS,
 ];

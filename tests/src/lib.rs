@@ -9,3 +9,6 @@ mod golden;
 #[cfg(test)]
 #[path = "../golden/mxfp8.rs"]
 mod golden_mxfp8;
+#[cfg(test)]
+#[path = "../golden/nvfp4.rs"]
+mod golden_nvfp4;

@@ -153,11 +153,16 @@ fn scaled_rounding_of_e2m1() {
 }
 
 #[test]
-fn eight_magnitudes_pack_in_order() {
+fn eight_scaled_magnitudes_pack_in_order() {
     use oxtile_tile::num::e2m1x8;
     let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].map(|y: f32| y * 256.0);
-    assert_eq!(e2m1x8::from_magnitudes(t).to_bits(), 0x7654_3210);
+    assert_eq!(e2m1x8::from_scaled(t, [0.0; 8]).to_bits(), 0x7654_3210);
+    assert_eq!(e2m1x8::from_scaled(t, [-0.0; 8]).to_bits(), 0xfedc_ba98);
     let mut reversed = t;
     reversed.reverse();
-    assert_eq!(e2m1x8::from_magnitudes(reversed).to_bits(), 0x0123_4567);
+    assert_eq!(e2m1x8::from_scaled(reversed, [1.0; 8]).to_bits(), 0x0123_4567);
+    for negative in 0..8 {
+        let signs = core::array::from_fn(|i| if i == negative { -3.0 } else { 3.0 });
+        assert_eq!(e2m1x8::from_scaled(t, signs).to_bits(), 0x7654_3210 | 8 << (4 * negative));
+    }
 }

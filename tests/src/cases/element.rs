@@ -5,6 +5,7 @@ use oxtile::{Buffer, HostElement, Stream};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tests::inputs::{Dtype, codes};
+use oxtile_tests::oracle::formats::{BF16, F16};
 use oxtile_tile::num::{bf16, f16};
 
 use crate::case::text;
@@ -51,3 +52,18 @@ macro_rules! half_element {
 
 half_element!(bf16, Bf16);
 half_element!(f16, F16);
+
+/// The bits of the value rounded to `T` by the oracle; one pattern for every NaN.
+pub fn rounded_bits<T: TestElement>(value: f32) -> u32 {
+    match T::DTYPE.name() {
+        _ if value.is_nan() => u32::MAX,
+        "f32" => value.to_bits(),
+        "f16" => F16.encode(f64::from(value)),
+        _ => BF16.encode(f64::from(value)),
+    }
+}
+
+/// The bits of a kernel's value, to be held against [`rounded_bits`].
+pub fn comparable_bits<T: TestElement>(value: T) -> u32 {
+    if value.to_f32().is_nan() { u32::MAX } else { value.bits() }
+}

@@ -5,9 +5,10 @@ mod conformance;
 mod copy;
 mod element;
 mod mxfp8;
+mod nvfp4;
 
 use crate::case::Case;
 
 pub fn all() -> Vec<Case> {
-    [copy::cases(), amax::cases(), mxfp8::cases(), conformance::cases()].into_iter().flatten().collect()
+    [copy::cases(), amax::cases(), mxfp8::cases(), nvfp4::cases(), conformance::cases()].into_iter().flatten().collect()
 }

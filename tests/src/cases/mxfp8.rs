@@ -3,12 +3,12 @@
 use oxtile::{Buffer, HostElement, Runtime};
 use oxtile_kernels::mxfp8::*;
 use oxtile_tests::inputs::{Random, Scenario};
-use oxtile_tests::oracle::formats::{BF16, E4M3, E5M2, F16, Format};
+use oxtile_tests::oracle::formats::{E4M3, E5M2, Format};
 use oxtile_tests::oracle::mxfp8::{Quantized, dequantize, quantize};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16, ue8m0};
 
-use super::element::TestElement;
+use super::element::{TestElement, comparable_bits, rounded_bits};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns. Whole blocks, then ragged ones; TransformerEngine's list among them.
@@ -120,18 +120,4 @@ where
     }
     let found: Vec<u32> = text(output.to_vec(&stream))?.into_iter().map(comparable_bits::<T>).collect();
     equal("output", &found, &expected)
-}
-
-/// The bits of the value rounded to `T` by the oracle; one pattern for every NaN.
-fn rounded_bits<T: TestElement>(value: f32) -> u32 {
-    match T::DTYPE.name() {
-        _ if value.is_nan() => u32::MAX,
-        "f32" => value.to_bits(),
-        "f16" => F16.encode(f64::from(value)),
-        _ => BF16.encode(f64::from(value)),
-    }
-}
-
-fn comparable_bits<T: TestElement>(value: T) -> u32 {
-    if value.to_f32().is_nan() { u32::MAX } else { value.bits() }
 }

@@ -8,3 +8,4 @@ mod agreement;
 pub mod amax;
 pub mod formats;
 pub mod mxfp8;
+pub mod nvfp4;

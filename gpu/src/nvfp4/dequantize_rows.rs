@@ -1,0 +1,70 @@
+//! NVFP4 back to wide numbers.
+//!
+//! Floor: 1/2 + 1/16 + 2 (bf16) bytes an element. The tensor is one run of blocks. In each of `STEPS` steps
+//! a lane takes half a block, so that a warp writes whole lines; its scale comes from a sector that the
+//! whole warp reads.
+
+use oxtile_tile::num::{Float, e2m1x2, e2m1x8, e4m3};
+use oxtile_tile::prelude::*;
+
+use super::*;
+use crate::mxfp8::Wide;
+
+const THREADS: u32 = 256;
+/// Elements of a lane and step: the codes of one register.
+const PART: u64 = 8;
+/// Steps of a thread. Writes outweigh reads, as they do in MXFP8's, where 2 were best.
+const STEPS: usize = 2;
+/// CUDA blocks a multiprocessor: 1536 threads of 40 registers.
+const RESIDENT: u32 = 6;
+
+/// `output[i] = data[i] * (scale * amax * fp32(1/2688))`, rounded to nearest even.
+#[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
+#[instances(T = [bf16, f16, f32])]
+pub fn nvfp4_dequantize_rows<T: Wide>(data: Global<e2m1x2>, scales: Global<e4m3>, amax: Global<f32>, output: GlobalMut<T>) {
+    let amax = amax.load(0);
+    let first = u64::from(block::index()[0]) * u64::from(THREADS) * STEPS as u64 + u64::from(thread::index());
+    let part = |step: usize| first + step as u64 * u64::from(THREADS);
+    let parts = output.len() / PART;
+    if part(STEPS - 1) < parts {
+        let loaded: [_; STEPS] = core::array::from_fn(|step| load_part(&data, &scales, part(step)));
+        for (step, loaded) in loaded.iter().enumerate() {
+            store_part(&output, part(step), *loaded, amax);
+        }
+    } else {
+        let mut part = first;
+        while part < parts {
+            store_part(&output, part, load_part(&data, &scales, part), amax);
+            part += u64::from(THREADS);
+        }
+    }
+}
+
+fn grid<T: Wide>(args: &Nvfp4DequantizeRowsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let elements = args.output.len();
+    LaunchError::check_multiple("output", BLOCK, elements)?;
+    LaunchError::check_alignment("output", 16, args.output.address())?;
+    LaunchError::check_length("data", elements / 2, args.data.len())?;
+    LaunchError::check_alignment("data", 4, args.data.address())?;
+    LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
+    LaunchError::check_length("amax", 1, args.amax.len())?;
+    Grid::cover("output", elements, THREADS * STEPS as u32 * PART as u32)
+}
+
+/// Eight codes and their scale.
+#[inline(always)]
+fn load_part(data: &Global<e2m1x2>, scales: &Global<e4m3>, part: u64) -> (e2m1x8, e4m3) {
+    (e2m1x8::from_bits(data.load_word(part * PART / 2)), scales.load(part * PART / BLOCK))
+}
+
+#[inline(always)]
+fn store_part<T: Wide>(output: &GlobalMut<T>, part: u64, (codes, scale): (e2m1x8, e4m3), amax: f32) {
+    const LARGEST_RECIPROCAL: f32 = 1.0 / LARGEST;
+    let factor = scale.to_f32() * amax * LARGEST_RECIPROCAL;
+    let [a, b, c, d, e, f, g, h] = codes.to_f32().map(|x| x * factor);
+    let (low, high) = ([a, b, c, d], [e, f, g, h]);
+    output.store_vector(part * PART, T::vector(low, high));
+    if (Vector::<T>::LANES as u64) < PART {
+        output.store_vector(part * PART + PART / 2, T::vector(high, low));
+    }
+}

@@ -1,0 +1,57 @@
+//! NVFP4: 4-bit E2M1 elements with one E4M3 scale for every 16 consecutive elements of a row and one
+//! f32 for the tensor.
+//!
+//! Formats and rules: TransformerEngine `common/cast/nvfp4/core_nvfp4.cuh`, `dequantize_nvfp4.cuh`. A tensor is
+//! `[rows, columns]`, `columns` a multiple of 16; the codes lie in pairs, the even element in the low
+//! nibble, `[rows, columns / 2]`; the scales are compact, `[rows, columns / 16]`, unpadded.
+//!
+//! With `amax` the largest magnitude of the tensor, every step rounded to `f32` in this order, nothing
+//! contracted or flushed:
+//!
+//! ```text
+//! encode     = min(2688 / amax, MAX)           1 where that is 0 or amax is; 2688 = 6 * 448
+//! scale      = e4m3(min(block_amax * (encode * fp32(1/6)), MAX))
+//! multiplier = min(1 / (scale * (1 / encode)), MAX)
+//! code       = e2m1(x * multiplier)            nearest, ties to even, saturating; NaN is +6
+//! value      = code * (scale * amax * fp32(1/2688))
+//! ```
+//!
+//! A NaN element reaches neither amax. A block whose scale rounds to 0 has the multiplier MAX: what is
+//! not nearly zero becomes +-6, and all of it decodes to 0.
+
+mod cast_rows;
+mod dequantize_rows;
+
+pub use cast_rows::{NVFP4_CAST_ROWS, Nvfp4CastRows, Nvfp4CastRowsArgs};
+pub use dequantize_rows::{NVFP4_DEQUANTIZE_ROWS, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+
+use oxtile_tile::num::{Float, e4m3, min};
+
+/// Elements that share a scale.
+pub const BLOCK: u64 = 16;
+
+/// Bytes that hold the codes of a block.
+pub const BLOCK_BYTES: u64 = BLOCK / 2;
+
+/// The largest element times the largest scale.
+const LARGEST: f32 = 6.0 * 448.0;
+
+/// The factor that takes a tensor whose largest magnitude is `amax` to the range of scales times codes.
+#[inline(always)]
+pub fn encode_scale(amax: f32) -> f32 {
+    let scale = min(LARGEST / amax, f32::MAX);
+    if amax == 0.0 || scale == 0.0 { 1.0 } else { scale }
+}
+
+/// The scale of a block whose largest magnitude is `amax`, NaN dropped.
+#[inline(always)]
+fn block_scale(amax: f32, encode_scale: f32) -> e4m3 {
+    const SIXTH: f32 = 1.0 / 6.0;
+    e4m3::from_f32(min(amax * (encode_scale * SIXTH), f32::MAX))
+}
+
+/// What the elements of a block are multiplied by before they are rounded.
+#[inline(always)]
+fn multiplier(scale: e4m3, encode_scale: f32) -> f32 {
+    min(1.0 / (scale.to_f32() * (1.0 / encode_scale)), f32::MAX)
+}
