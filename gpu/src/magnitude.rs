@@ -1,7 +1,7 @@
 //! Running maxima of magnitudes, one 32-bit register of elements at a time. Not a kernel: amax and
 //! the block formats share it.
 
-use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, f16, max, min};
+use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, f16, max};
 use oxtile_tile::prelude::Vector;
 
 /// An element whose largest magnitude can be found in the input type itself.
@@ -23,9 +23,6 @@ pub trait Magnitude: Float + Pod {
 
     /// The word that holds this element alone.
     fn to_word(self) -> u32;
-
-    /// The elements of `word`, with +Inf in the place of each NaN.
-    fn without_nan(word: u32) -> u32;
 }
 
 impl Magnitude for f32 {
@@ -49,11 +46,6 @@ impl Magnitude for f32 {
     #[inline(always)]
     fn to_word(self) -> u32 {
         self.to_bits()
-    }
-
-    #[inline(always)]
-    fn without_nan(word: u32) -> u32 {
-        min(f32::from_bits(word), f32::INFINITY).to_bits()
     }
 }
 
@@ -83,12 +75,6 @@ macro_rules! half_magnitude {
             #[inline(always)]
             fn to_word(self) -> u32 {
                 u32::from(self.to_bits())
-            }
-
-            #[inline(always)]
-            fn without_nan(word: u32) -> u32 {
-                type Pair = <$half as Half>::X2;
-                Pair::from_bits(word).min(Pair::new([$half::INFINITY; 2])).to_bits()
             }
         }
     )* };

@@ -9,26 +9,28 @@
 //! |---|---|
 //! | block | the table is written, and read |
 
-use oxtile_tile::num::{Pod, e2m1x2, e2m1x8, e4m3, min};
+use oxtile_tile::num::{Pod, e2m1, e2m1x2, e2m1x8, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
 const THREADS: u32 = 256;
-/// CUDA blocks a multiprocessor: 1536 threads of 40 registers.
-const RESIDENT: u32 = 6;
+/// CUDA blocks a multiprocessor: 2048 threads of 32 registers.
+const RESIDENT: u32 = 8;
 /// Codes of a scale that is neither negative nor NaN, and one more.
 const SCALES: usize = 128;
 /// Vectors that hold a block of the widest type.
 const VECTORS: usize = 4;
 const _: () = assert!(VECTORS as u64 * 16 == BLOCK * size_of::<f32>() as u64 && SCALES <= THREADS as usize);
 
-/// What a CUDA block shares.
+/// What follows from the tensor's amax.
 #[derive(SharedStorage)]
 struct Shared {
     /// The multiplier of each scale.
     multipliers: SharedArray<f32, SCALES>,
+    /// What a block's amax is multiplied by.
+    scale_factor: SharedArray<f32, 1>,
 }
 
 /// Casts blocks of a tensor whose largest magnitude is `amax[0]`: pairs of codes to `data`, one scale a block to `scales`.
@@ -38,17 +40,19 @@ pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: 
     let index = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
     // Threads beyond the last block load it too: no branch parts the loads from the table.
     let vectors = load_block(&input, index.min(scales.len() - 1));
-    let encode_scale = encode_scale(amax.load(0));
-    let multipliers = Shared::claim().multipliers;
+    let shared = Shared::claim();
     if thread::index() < SCALES as u32 {
-        let scale = e4m3::from_bits(thread::index() as u8);
-        multipliers.store(thread::index(), multiplier(scale, encode_scale));
+        shared.fill(encode_scale(amax.load(0)));
     }
     block::sync();
-    let scale = block_scale(amax_of::<T>(&vectors), encode_scale);
-    let multiplier = multipliers.load(u32::from(scale.to_bits()));
     if index < scales.len() {
-        data.store_pair(index * BLOCK_BYTES, [0, 8].map(|first| encode(&vectors, first, multiplier).to_bits()));
+        let scale = block_scale(amax_of(&vectors), shared.scale_factor.load(0));
+        let multiplier = shared.multipliers.load(u32::from(scale.to_bits()));
+        let codes = match [0, 8].map(|first| encode(&vectors, first, multiplier)) {
+            [Some(low), Some(high)] => [low, high].map(e2m1x8::to_bits),
+            _ => encode_saturating(&input, index, multiplier),
+        };
+        data.store_pair(index * BLOCK_BYTES, codes);
         scales.store(index, scale);
     }
 }
@@ -62,6 +66,18 @@ fn grid<T: Magnitude>(args: &Nvfp4CastRowsArgs<'_, T>, _: &DeviceLimits) -> Resu
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
     Grid::cover("input", elements, THREADS * BLOCK as u32)
+}
+
+impl Shared {
+    /// Written by the first `SCALES` threads, one scale each.
+    #[inline(always)]
+    fn fill(&self, encode_scale: f32) {
+        let index = thread::index();
+        self.multipliers.store(index, multiplier(e4m3::from_bits(index as u8), encode_scale));
+        if index == 0 {
+            self.scale_factor.store(0, scale_factor(encode_scale));
+        }
+    }
 }
 
 /// The vectors of a block; a 16-bit type has half as many, and zeros after them.
@@ -82,14 +98,27 @@ fn amax_of<T: Magnitude>(vectors: &[Vector<T>; VECTORS]) -> f32 {
     T::finish(running)
 }
 
-/// The codes of eight elements from `first` on.
+/// The codes of eight elements from `first` on, unless one is a NaN or saturates.
 #[inline(always)]
-fn encode<T: Magnitude>(vectors: &[Vector<T>; VECTORS], first: usize, multiplier: f32) -> e2m1x8 {
+fn encode<T: Magnitude>(vectors: &[Vector<T>; VECTORS], first: usize, multiplier: f32) -> Option<e2m1x8> {
     let lanes = Vector::<T>::LANES;
-    let x: [f32; 8] = core::array::from_fn(|i| {
-        let vector = vectors[(first + i) / lanes];
-        Vector::<T>::from_words(vector.words().map(T::without_nan)).lane((first + i) % lanes).to_f32()
-    });
-    // Two products: one by 256 times the multiplier would overflow where the tensor or the scale is tiny.
-    e2m1x8::from_scaled(x.map(|x| min(x.abs() * multiplier, 6.0) * 256.0), x)
+    let element = |i: usize| vectors[(first + i) / lanes].lane((first + i) % lanes).to_f32();
+    e2m1x8::from_f32_in_range(core::array::from_fn(|i| element(i) * multiplier))
+}
+
+/// The codes of a block, whatever is in it. A NaN, or a scale that was rounded down to one of the lowest, is
+/// rare: a loop that loads the elements again costs the others no registers.
+#[inline(always)]
+fn encode_saturating<T: Magnitude>(input: &Global<T>, block: u64, multiplier: f32) -> [u32; 2] {
+    let first = block * BLOCK;
+    // An end that the compiler does not know keeps it from unrolling.
+    let end = (first + BLOCK).min(input.len());
+    let mut codes = 0;
+    let mut element = first;
+    while element < end {
+        let code = e2m1::from_f32(input.load(element).to_f32() * multiplier);
+        codes |= u64::from(code.to_bits()) << (4 * (element - first));
+        element += 1;
+    }
+    [codes as u32, (codes >> 32) as u32]
 }

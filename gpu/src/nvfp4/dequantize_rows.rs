@@ -15,8 +15,8 @@ const THREADS: u32 = 256;
 const PART: u64 = 8;
 /// Steps of a thread. Writes outweigh reads, as they do in MXFP8's, where 2 were best.
 const STEPS: usize = 2;
-/// CUDA blocks a multiprocessor: 1536 threads of 40 registers.
-const RESIDENT: u32 = 6;
+/// CUDA blocks a multiprocessor: 2048 threads of 32 registers.
+const RESIDENT: u32 = 8;
 
 /// `output[i] = data[i] * (scale * amax * fp32(1/2688))`, rounded to nearest even.
 #[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]

@@ -43,11 +43,17 @@ pub fn encode_scale(amax: f32) -> f32 {
     if amax == 0.0 || scale == 0.0 { 1.0 } else { scale }
 }
 
+/// What the largest magnitude of a block is multiplied by to get its scale.
+#[inline(always)]
+fn scale_factor(encode_scale: f32) -> f32 {
+    const SIXTH: f32 = 1.0 / 6.0;
+    encode_scale * SIXTH
+}
+
 /// The scale of a block whose largest magnitude is `amax`, NaN dropped.
 #[inline(always)]
-fn block_scale(amax: f32, encode_scale: f32) -> e4m3 {
-    const SIXTH: f32 = 1.0 / 6.0;
-    e4m3::from_f32(min(amax * (encode_scale * SIXTH), f32::MAX))
+fn block_scale(amax: f32, scale_factor: f32) -> e4m3 {
+    e4m3::from_f32(min(amax * scale_factor, f32::MAX))
 }
 
 /// What the elements of a block are multiplied by before they are rounded.

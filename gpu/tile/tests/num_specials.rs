@@ -153,16 +153,22 @@ fn scaled_rounding_of_e2m1() {
 }
 
 #[test]
-fn eight_scaled_magnitudes_pack_in_order() {
+fn eight_values_in_range_pack_in_order() {
     use oxtile_tile::num::e2m1x8;
-    let t = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].map(|y: f32| y * 256.0);
-    assert_eq!(e2m1x8::from_scaled(t, [0.0; 8]).to_bits(), 0x7654_3210);
-    assert_eq!(e2m1x8::from_scaled(t, [-0.0; 8]).to_bits(), 0xfedc_ba98);
-    let mut reversed = t;
+    let codes = |x: [f32; 8]| e2m1x8::from_f32_in_range(x).map(e2m1x8::to_bits);
+    let x = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    assert_eq!(codes(x), Some(0x7654_3210));
+    assert_eq!(codes(x.map(|x| -x)), Some(0xfedc_ba98));
+    let mut reversed = x;
     reversed.reverse();
-    assert_eq!(e2m1x8::from_scaled(reversed, [1.0; 8]).to_bits(), 0x0123_4567);
-    for negative in 0..8 {
-        let signs = core::array::from_fn(|i| if i == negative { -3.0 } else { 3.0 });
-        assert_eq!(e2m1x8::from_scaled(t, signs).to_bits(), 0x7654_3210 | 8 << (4 * negative));
+    assert_eq!(codes(reversed), Some(0x0123_4567));
+    for i in 0..8 {
+        let with = |value: f32| core::array::from_fn(|j| if i == j { value } else { x[j] });
+        assert_eq!(codes(with(-x[i])), Some(0x7654_3210 | 8 << (4 * i)));
+        let below = 7f32.next_down();
+        assert_eq!(codes(with(below)), Some(0x7654_3210 | 7 << (4 * i)));
+        for too_large in [7.0, 1e9, f32::MAX, f32::INFINITY, f32::NAN] {
+            assert_eq!((codes(with(too_large)), codes(with(-too_large))), (None, None), "{too_large}");
+        }
     }
 }

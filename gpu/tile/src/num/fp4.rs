@@ -30,7 +30,7 @@ impl e2m1 {
     /// every such f32.
     ///
     /// The caller multiplies by its scale and by 256 at once, which rounds as the scale alone does. Encoded as E5M2
-    /// the result is exact and its byte is the code times two ([`e2m1x8::from_scaled`]). Why it is right: `T` has
+    /// the result is exact and its byte is the code times two ([`e2m1x8::from_f32_in_range`]). Why it is right: `T` has
     /// 22 bits more than `t`, so that `T - t * 2^-22` is rounded at two significant bits of `t`, and never below
     /// the step of the lowest binade since `T >= 384`; `T` is an even multiple of its unit at every tie. At
     /// `t = 7 * 256` and above the result leaves the grid.
@@ -129,16 +129,20 @@ impl e2m1x8 {
         values
     }
 
-    /// Eight codes from `t`, each 256 times the magnitude to encode and `0 <= t < 7 * 256`, and the signs of `signs`, by
-    /// [`e2m1::round_scaled`]: the fast way where the target has no E2M1 instruction.
+    /// As [`from_f32`](Self::from_f32) by [`e2m1::round_scaled`], the fast way where the target has no E2M1 instruction.
+    /// `None` where that does not serve: if one is a NaN or has a magnitude of 7 or more.
     #[inline(always)]
-    pub fn from_scaled(t: [f32; 8], signs: [f32; 8]) -> Self {
-        let round = |i: usize| f32::from_bits(e2m1::round_scaled(t[i]).to_bits() | signs[i].to_bits() & 0x8000_0000);
+    pub fn from_f32_in_range(x: [f32; 8]) -> Option<Self> {
+        let round = |i: usize| {
+            let magnitude = e2m1::round_scaled(x[i].abs() * 256.0);
+            f32::from_bits(magnitude.to_bits() | x[i].to_bits() & 0x8000_0000)
+        };
         let even = e5m2x4::from_f32([round(0), round(2), round(4), round(6)]).to_bits();
         let odd = e5m2x4::from_f32([round(1), round(3), round(5), round(7)]).to_bits();
-        // Each byte is the sign, three zeros, and the code times two, at most 14.
+        // Each byte is the sign, three zeros, and the code times two, at most 14. What is too large is 16 or more.
+        let fits = (even | odd) & 0x7070_7070 == 0;
         let even = even >> 1 & 0x0707_0707 | even >> 4 & 0x0808_0808;
         let odd = odd << 3 & 0x7070_7070 | odd & 0x8080_8080;
-        Self::from_bits(even | odd)
+        fits.then_some(Self::from_bits(even | odd))
     }
 }

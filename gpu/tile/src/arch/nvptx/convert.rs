@@ -135,7 +135,11 @@ impl Convert for Nvptx {
     #[inline(always)]
     #[cfg(not(any(target_feature = "sm_100a", target_feature = "sm_120a")))]
     fn f16x2_from_e2m1x2(x: u8) -> u32 {
-        pair16(soft::f16_from_e2m1(x), soft::f16_from_e2m1(x >> 4))
+        // The fields of a code in their places of an f16 are its value times 2^-14, the subnormal 0.5 too; the product
+        // with 2^14 is exact.
+        let codes = u32::from(x) | u32::from(x) << 12;
+        let fields = codes << 12 & 0x8000_8000 | codes << 9 & 0x0e00_0e00;
+        op!("mul.rn.f16x2 {0}, {1}, {2};" => reg32: u32; reg32 fields, reg32 0x7400_7400_u32)
     }
 
     #[inline(always)]
