@@ -72,8 +72,8 @@ fn runtime_tests() -> Result<PathBuf> {
     cargo.args(["--config", "profile.release.strip=\"symbols\"", "--message-format", "json"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot run cargo")?;
     let messages = String::from_utf8_lossy(&output.stdout);
-    let executable = messages.lines().filter_map(|line| line.split_once("\"executable\":\"")?.1.split_once('"')).map(|(path, _)| path);
-    match executable.last() {
+    let mut executable = messages.lines().filter_map(|line| line.split_once("\"executable\":\"")?.1.split_once('"')).map(|(path, _)| path);
+    match executable.next_back() {
         Some(path) if output.status.success() => Ok(path.into()),
         _ => bail!("the tests of the runtime do not build"),
     }

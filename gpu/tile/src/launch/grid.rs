@@ -1,0 +1,147 @@
+//! The grid of a launch, what it may depend on, and why there is none.
+
+use core::fmt;
+
+/// Blocks in x, y and z.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// At most 2^31 - 1.
+    pub x: u32,
+    /// At most 65535.
+    pub y: u32,
+    /// At most 65535.
+    pub z: u32,
+}
+
+impl Grid {
+    /// A grid of `x` blocks. Zero blocks is legal: the launch does nothing.
+    pub const fn x(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+
+    /// A grid of `x` by `y` blocks.
+    pub const fn xy(x: u32, y: u32) -> Self {
+        Self { x, y, z: 1 }
+    }
+
+    /// One block for every `per_block` of `items`.
+    ///
+    /// # Errors
+    /// More than 2^31 - 1 blocks; `argument` is named as the cause.
+    pub fn cover(argument: &'static str, items: u64, per_block: u32) -> Result<Self, LaunchError> {
+        let blocks = items.div_ceil(u64::from(per_block));
+        match i32::try_from(blocks) {
+            Ok(x) => Ok(Self::x(x.cast_unsigned())),
+            Err(_) => {
+                Err(LaunchError { argument, problem: Problem::TooLarge { found: items, limit: i32::MAX as u64 * u64::from(per_block) } })
+            }
+        }
+    }
+
+    /// The number of blocks.
+    pub const fn blocks(self) -> u64 {
+        self.x as u64 * self.y as u64 * self.z as u64
+    }
+}
+
+/// What a grid may depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Multiprocessors of the device.
+    pub multiprocessors: u32,
+    /// Dynamic shared memory a block may ask for, in bytes.
+    pub shared_bytes_per_block: u32,
+}
+
+/// An argument that does not fit its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaunchError {
+    /// The parameter's name.
+    pub argument: &'static str,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The view has the wrong number of elements.
+    Length {
+        /// How many the other arguments ask for.
+        expected: u64,
+        /// How many there are.
+        found: u64,
+    },
+    /// A count is not a multiple.
+    Multiple {
+        /// Of what it must be a multiple.
+        of: u64,
+        /// The count.
+        found: u64,
+    },
+    /// A count is over the kernel's limit.
+    TooLarge {
+        /// The count.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The address is not aligned.
+    Alignment {
+        /// The alignment in bytes.
+        bytes: u64,
+        /// The address.
+        address: u64,
+    },
+}
+
+impl LaunchError {
+    /// Fails unless `found` is `expected`.
+    ///
+    /// # Errors
+    /// [`Problem::Length`] for `argument`.
+    pub fn check_length(argument: &'static str, expected: u64, found: u64) -> Result<(), Self> {
+        if found == expected { Ok(()) } else { Err(Self { argument, problem: Problem::Length { expected, found } }) }
+    }
+
+    /// Fails unless `found` is a multiple of `of`.
+    ///
+    /// # Errors
+    /// [`Problem::Multiple`] for `argument`.
+    pub fn check_multiple(argument: &'static str, of: u64, found: u64) -> Result<(), Self> {
+        if found.is_multiple_of(of) { Ok(()) } else { Err(Self { argument, problem: Problem::Multiple { of, found } }) }
+    }
+
+    /// Fails if `found` is over `limit`.
+    ///
+    /// # Errors
+    /// [`Problem::TooLarge`] for `argument`.
+    pub fn check_limit(argument: &'static str, found: u64, limit: u64) -> Result<(), Self> {
+        if found <= limit { Ok(()) } else { Err(Self { argument, problem: Problem::TooLarge { found, limit } }) }
+    }
+
+    /// Fails unless `address` is a multiple of `bytes`.
+    ///
+    /// # Errors
+    /// [`Problem::Alignment`] for `argument`.
+    pub fn check_alignment(argument: &'static str, bytes: u64, address: u64) -> Result<(), Self> {
+        if address.is_multiple_of(bytes) { Ok(()) } else { Err(Self { argument, problem: Problem::Alignment { bytes, address } }) }
+    }
+}
+
+impl fmt::Display for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.argument;
+        match self.problem {
+            Problem::Length { expected, found } => write!(f, "`{name}` has {found} elements; the other arguments ask for {expected}"),
+            Problem::Multiple { of, found } => write!(f, "`{name}` counts {found}, which is not a multiple of {of}: pad it"),
+            Problem::TooLarge { found, limit } => write!(f, "`{name}` counts {found}; this kernel takes at most {limit}: split the call"),
+            Problem::Alignment { bytes, address } => {
+                write!(f, "`{name}` starts at {address:#x}, which is not {bytes}-byte aligned: start the view at an aligned element")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LaunchError {}

@@ -1,0 +1,219 @@
+//! Device memory as the host lends it to a kernel.
+
+use core::any::Any;
+use core::marker::PhantomData;
+
+/// The memory behind a view: an opaque cell of the runtime that lent it.
+pub type Owner<'a> = &'a (dyn Any + Send + Sync);
+
+/// How a kernel uses one buffer.
+#[derive(Clone, Copy)]
+pub struct BufferAccess<'a> {
+    /// The parameter's name.
+    pub parameter: &'static str,
+    /// The runtime's cell for the buffer.
+    pub owner: Owner<'a>,
+    /// The first byte.
+    pub address: u64,
+    /// Bytes from there.
+    pub bytes: u64,
+    /// Whether the kernel may write it.
+    pub writes: bool,
+}
+
+/// Device memory lent to a kernel for reading. Not dereferenceable on the host.
+pub struct DeviceView<'a, T> {
+    address: u64,
+    length: u64,
+    owner: Owner<'a>,
+    element: PhantomData<fn() -> T>,
+}
+
+/// Device memory lent to a kernel for reading and writing.
+pub struct DeviceViewMut<'a, T>(DeviceView<'a, T>);
+
+impl<T> Clone for DeviceView<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceView<'_, T> {}
+
+impl<'a, T> DeviceView<'a, T> {
+    /// Lends `length` elements at `address`. Runtimes call this; users get views from buffers.
+    ///
+    /// # Safety
+    /// `address` is aligned for `T` and the memory lives as long as `owner`, on every device that runs kernels on it.
+    pub const unsafe fn from_raw(address: u64, length: u64, owner: Owner<'a>) -> Self {
+        Self { address, length, owner, element: PhantomData }
+    }
+
+    /// The device address of the first element.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many elements.
+    pub const fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Elements `start..end`.
+    ///
+    /// # Panics
+    /// If the range leaves the view.
+    #[track_caller]
+    pub const fn slice(&self, start: u64, end: u64) -> Self {
+        assert!(start <= end && end <= self.length, "the range leaves the device view");
+        Self { address: self.address + start * size_of::<T>() as u64, length: end - start, owner: self.owner, element: PhantomData }
+    }
+
+    /// What a kernel that takes this view as `parameter` does with the memory.
+    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+        BufferAccess { parameter, owner: self.owner, address: self.address, bytes: self.length * size_of::<T>() as u64, writes: false }
+    }
+}
+
+impl<'a, T> DeviceViewMut<'a, T> {
+    /// Lends `length` elements at `address`. Runtimes call this; users get views from buffers.
+    ///
+    /// # Safety
+    /// As [`DeviceView::from_raw`], and no other view of this memory exists while this one does.
+    pub const unsafe fn from_raw(address: u64, length: u64, owner: Owner<'a>) -> Self {
+        // SAFETY: passed on to the caller.
+        Self(unsafe { DeviceView::from_raw(address, length, owner) })
+    }
+
+    /// The same memory for reading only.
+    pub const fn as_view(&self) -> &DeviceView<'a, T> {
+        &self.0
+    }
+
+    /// Elements `start..end`, while this view rests.
+    ///
+    /// # Panics
+    /// If the range leaves the view.
+    #[track_caller]
+    pub const fn slice_mut(&mut self, start: u64, end: u64) -> DeviceViewMut<'_, T> {
+        DeviceViewMut(self.0.slice(start, end))
+    }
+
+    /// What a kernel that takes this view as `parameter` does with the memory.
+    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+        BufferAccess { writes: true, ..self.0.access(parameter) }
+    }
+
+    /// The device address of the first element.
+    pub const fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    /// How many elements.
+    pub const fn len(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.length == 0
+    }
+}
+
+/// A table of views in device memory, lent to a kernel for reading.
+pub struct DeviceTable<'a, T> {
+    entries: DeviceView<'a, u64>,
+    members: &'a [BufferAccess<'a>],
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for DeviceTable<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceTable<'_, T> {}
+
+impl<'a, T> DeviceTable<'a, T> {
+    /// The device address of the table.
+    pub const fn address(&self) -> u64 {
+        self.entries.address
+    }
+
+    pub(super) fn accesses(&self, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'a>)) {
+        visit(self.entries.access(parameter));
+        for member in self.members {
+            visit(BufferAccess { parameter, ..*member });
+        }
+    }
+
+    /// Lends a table: `entries` holds address and length of each view, `members` the memory behind them.
+    /// Runtimes call this.
+    ///
+    /// # Safety
+    /// Each entry is a view of `T` that one of `members` covers, as [`DeviceView::from_raw`] demands.
+    pub const unsafe fn from_raw(entries: DeviceView<'a, u64>, members: &'a [BufferAccess<'a>]) -> Self {
+        Self { entries, members, element: PhantomData }
+    }
+
+    /// How many views.
+    pub const fn len(&self) -> u64 {
+        self.entries.length / 2
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+/// An encoded tensor map in device memory, lent to a kernel for reading the matrix behind it.
+pub struct DeviceTensorMap<'a, T, const ROWS: usize, const COLUMNS: usize> {
+    map: BufferAccess<'a>,
+    matrix: BufferAccess<'a>,
+    element: PhantomData<fn() -> T>,
+}
+
+/// An encoded tensor map in device memory, lent to a kernel for writing the matrix behind it.
+pub struct DeviceTensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize>(DeviceTensorMap<'a, T, ROWS, COLUMNS>);
+
+impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS, COLUMNS> {
+    /// Lends the map at `map`, of boxes of `ROWS` by `COLUMNS` of the matrix of `T` at `matrix`. Runtimes call this.
+    ///
+    /// # Safety
+    /// The map was encoded for that memory and such boxes, and lies at a multiple of 64.
+    pub const unsafe fn from_raw(map: BufferAccess<'a>, matrix: BufferAccess<'a>) -> Self {
+        Self { map, matrix, element: PhantomData }
+    }
+
+    /// The device address of the encoded map.
+    pub const fn address(&self) -> u64 {
+        self.map.address
+    }
+
+    pub(super) fn accesses(&self, parameter: &'static str, writes: bool, visit: &mut dyn FnMut(BufferAccess<'a>)) {
+        visit(BufferAccess { parameter, writes: false, ..self.map });
+        visit(BufferAccess { parameter, writes, ..self.matrix });
+    }
+}
+
+impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMapMut<'a, T, ROWS, COLUMNS> {
+    pub(super) const fn as_map(&self) -> &DeviceTensorMap<'a, T, ROWS, COLUMNS> {
+        &self.0
+    }
+
+    /// As [`DeviceTensorMap::from_raw`]. Runtimes call this.
+    ///
+    /// # Safety
+    /// As [`DeviceTensorMap::from_raw`], and no view of the matrix exists while this does.
+    pub const unsafe fn from_raw(map: BufferAccess<'a>, matrix: BufferAccess<'a>) -> Self {
+        // SAFETY: passed on to the caller.
+        Self(unsafe { DeviceTensorMap::from_raw(map, matrix) })
+    }
+}
