@@ -69,11 +69,10 @@ impl Float for ue8m0 {
     /// (TransformerEngine `exp2f`).
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f32::from_bits(match self.to_bits() {
-            0xff => 0x7fff_ffff,
-            0 => 0x0040_0000,
-            e => (e as u32) << 23,
-        })
+        // Selects, as in `reciprocal`.
+        let e = u32::from(self.to_bits());
+        let bits = if e == 0 { 0x0040_0000 } else { e << 23 };
+        f32::from_bits(if e == 0xff { 0x7fff_ffff } else { bits })
     }
 
     #[inline(always)]
