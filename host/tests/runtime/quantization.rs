@@ -1,7 +1,7 @@
 //! The host's side of quantization: shapes, alignment, what is loaded. The kernels' bits are shown elsewhere.
 
 use oxtile::num::{self, Float, e4m3};
-use oxtile::quantize::{Amax, MultiAmax, MultiAmaxPlan, Mxfp8, mxfp8};
+use oxtile::quantize::{Amax, MultiAmax, MultiAmaxPlan, Mxfp8, Nvfp4, mxfp8, nvfp4};
 use oxtile::{Buffer, Error};
 
 use crate::support::{emulated, runtime, stream};
@@ -58,6 +58,68 @@ fn shapes_that_do_not_fit_are_errors() {
     assert_eq!(error.to_string(), "Mxfp8::quantize_rows, input: 64 elements where 65 are needed");
     assert!(matches!(casts.quantize(&stream, input.view(), [u64::MAX, 2]), Err(Error::Invalid { .. })));
     assert_eq!(mxfp8::scale_count([3, 65]).unwrap(), 9);
+}
+
+/// Numbers that NVFP4 holds exactly: an amax of 2688, and in each block codes of E2M1 times one power of two, 6 times it among them.
+fn exact_fours(rows: u64, columns: u64) -> Vec<f32> {
+    let codes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let element = |row: u64, column: u64| {
+        if (row, column) == (0, 0) {
+            return -2688.0;
+        }
+        let scale = if row == 0 && column < 16 { 448.0 } else { 2_f32.powi(((row * 5 + column / 16 * 3) % 12) as i32 - 5) };
+        let code = if column.is_multiple_of(16) { 7 } else { (row + column * 3) % 8 };
+        scale * if column.is_multiple_of(3) { -codes[code as usize] } else { codes[code as usize] }
+    };
+    (0..rows).flat_map(|row| (0..columns).map(move |column| element(row, column))).collect()
+}
+
+#[test]
+fn what_nvfp4_holds_exactly_comes_back() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = Nvfp4::<f32>::new(&runtime).unwrap();
+    for shape in [[4, 64], [3, 48], [1, 16], [0, 64], [64, 0], [33, 32]] {
+        let values = exact_fours(shape[0], shape[1]);
+        let input = Buffer::from_slice(&stream, &values).unwrap();
+        let tensor = casts.quantize(&stream, input.view(), shape).unwrap();
+        assert_eq!((tensor.data.len(), tensor.scales.len()), (input.len() / 2, input.len() / 16));
+        assert_eq!(tensor.amax.to_vec(&stream).unwrap(), [if values.is_empty() { 0.0 } else { 2688.0 }]);
+        let mut output = Buffer::zeros(&stream, input.len()).unwrap();
+        casts.dequantize(&stream, &tensor, output.view_mut()).unwrap();
+        // 2688 * fp32(1/2688) is 1 within one rounding.
+        let restored = output.to_vec(&stream).unwrap();
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() * f32::EPSILON;
+        assert!(restored.len() == values.len() && restored.iter().zip(&values).all(close), "shape {shape:?}");
+    }
+}
+
+#[test]
+fn rows_of_a_tensor_are_quantized_with_its_amax() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = Nvfp4::<f32>::new(&runtime).unwrap();
+    let input = Buffer::from_slice(&stream, &exact_fours(6, 32)).unwrap();
+    let whole = casts.quantize(&stream, input.view(), [6, 32]).unwrap();
+    let (mut data, mut scales) = (Buffer::zeros(&stream, 48).unwrap(), Buffer::zeros(&stream, 6).unwrap());
+    let rows = input.view().slice(96, 192);
+    casts.quantize_rows(&stream, rows, [3, 32], whole.amax.view(), data.view_mut(), scales.view_mut()).unwrap();
+    assert_eq!(data.to_vec(&stream).unwrap(), whole.data.to_vec(&stream).unwrap()[48..]);
+    assert_eq!(scales.to_vec(&stream).unwrap(), whole.scales.to_vec(&stream).unwrap()[6..]);
+}
+
+#[test]
+fn rows_that_nvfp4_does_not_take_are_errors() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let casts = Nvfp4::<f32>::new(&runtime).unwrap();
+    let input = Buffer::zeros(&stream, 80).unwrap();
+    let error = casts.quantize(&stream, input.view(), [2, 40]).unwrap_err();
+    assert_eq!(error.to_string(), "nvfp4::scale_count, shape: 40 columns are not a multiple of 16: pad the rows");
+    let error = casts.quantize(&stream, input.view(), [1, 64]).unwrap_err();
+    assert_eq!(error.to_string(), "Nvfp4::quantize_rows, input: 80 elements where 64 are needed");
+    assert!(casts.quantize(&stream, input.view().slice(1, 65), [1, 64]).is_err(), "an input off the boundary");
+    assert_eq!(nvfp4::scale_count([3, 64]).unwrap(), 12);
 }
 
 #[test]

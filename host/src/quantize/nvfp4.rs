@@ -1,0 +1,164 @@
+//! NVFP4: 4-bit elements, one E4M3 scale for each 16 neighbours of a row and one f32 for the tensor.
+//!
+//! The format and its rounding are those of [`oxtile_kernels::nvfp4`] (as TransformerEngine computes it). A tensor is a
+//! row-major matrix `[rows, columns]` of whole blocks (of more dimensions: [`as_matrix`](crate::tensor::shape::as_matrix));
+//! its codes lie in pairs, `[rows, columns / 2]`, its scales are compact, `[rows, columns / 16]`.
+//!
+//! ```
+//! use oxtile::quantize::Nvfp4;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let casts = Nvfp4::<f32>::new(&runtime)?;
+//!
+//! let weights = Buffer::from_slice(&stream, &[[3.0_f32, -1.5, 0.7, 0.0]; 16].concat())?;
+//! let quantized = casts.quantize(&stream, weights.view(), [4, 16])?;
+//! let mut restored = Buffer::<f32>::uninitialised(&stream, 64)?;
+//! casts.dequantize(&stream, &quantized, restored.view_mut())?;
+//!
+//! assert_eq!(quantized.amax.to_vec(&stream)?, [3.0]);
+//! // 3 is 6 times the scale; -1.5 is -3 times it, and 0.7 is nearest to 1.5 times it.
+//! assert_eq!(quantized.data.to_vec(&stream)?[..2].iter().map(|pair| pair.to_bits()).collect::<Vec<_>>(), [0xd7, 0x03]);
+//! assert_eq!(restored.to_vec(&stream)?[..4], [3.0, -1.5, 0.75, 0.0]);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+
+use oxtile_kernels::amax::{self, AmaxArgs};
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::mxfp8::Wide;
+use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
+
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+pub use oxtile_kernels::nvfp4::encode_scale;
+
+/// A number type that is cast to and from NVFP4: `bf16`, `f16` and `f32`.
+pub trait Nvfp4Number: Magnitude + Wide {
+    /// The largest magnitude of a tensor.
+    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+    /// The cast.
+    type Cast: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
+    /// Its inverse.
+    type Dequantize: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
+}
+
+macro_rules! numbers {
+    ($($t:ty)*) => { $(
+        impl Nvfp4Number for $t {
+            type Amax = amax::Amax<$t>;
+            type Cast = Nvfp4CastRows<$t>;
+            type Dequantize = Nvfp4DequantizeRows<$t>;
+        }
+    )* };
+}
+numbers! { bf16 f16 f32 }
+
+/// The casts between `T` and NVFP4.
+pub struct Nvfp4<T: Nvfp4Number> {
+    amax: Loaded<T::Amax>,
+    cast: Loaded<T::Cast>,
+    dequantize: Loaded<T::Dequantize>,
+}
+
+/// A quantized matrix in device memory.
+#[derive(Debug)]
+pub struct Nvfp4Tensor {
+    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`.
+    pub data: Buffer<e2m1x2>,
+    /// The scales, `[rows, columns / 16]`.
+    pub scales: Buffer<e4m3>,
+    /// The largest magnitude of the tensor that the scales belong to, one element.
+    pub amax: Buffer<f32>,
+    /// Rows and columns.
+    pub shape: [u64; 2],
+}
+
+impl<T: Nvfp4Number> Nvfp4<T> {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, dequantize: runtime.load()? })
+    }
+
+    /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor> {
+        let mut tensor = Nvfp4Tensor {
+            data: Buffer::uninitialised(stream, numel(&shape)? / 2)?,
+            scales: Buffer::uninitialised(stream, scale_count(shape)?)?,
+            amax: Buffer::zeros(stream, 1)?,
+            shape,
+        };
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// Quantizes a matrix, or rows of one, whose amax, of one element, is on the device: its own, or that of a larger
+    /// tensor that it is a part of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless `columns` is a multiple of 16; [`Error::Length`] if a length does not match the shape; as
+    /// [`Loaded::launch`], also where `input` does not start at a multiple of 16 bytes or `data` of 8.
+    pub fn quantize_rows(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        amax: DeviceView<'_, f32>,
+        data: DeviceViewMut<'_, e2m1x2>,
+        scales: DeviceViewMut<'_, e4m3>,
+    ) -> Result<()> {
+        check_blocks("Nvfp4::quantize_rows, shape", shape)?;
+        check("Nvfp4::quantize_rows, input", numel(&shape)?, input.len())?;
+        self.cast.launch(stream, Nvfp4CastRowsArgs { input, amax, data, scales })
+    }
+
+    /// The matrix back in `T`, rounded to nearest even.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if a length does not match the shape; as [`Loaded::launch`], also where `output` does not start at
+    /// a multiple of 16 bytes.
+    pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4Tensor, output: DeviceViewMut<'_, T>) -> Result<()> {
+        check("Nvfp4::dequantize, output", numel(&tensor.shape)?, output.len())?;
+        let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
+        self.dequantize.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output })
+    }
+}
+
+/// How many scales a matrix has.
+///
+/// # Errors
+/// [`Error::Invalid`] unless rows are whole blocks; as [`numel`].
+pub fn scale_count([rows, columns]: [u64; 2]) -> Result<u64> {
+    check_blocks("nvfp4::scale_count, shape", [rows, columns])?;
+    numel(&[rows, columns / BLOCK])
+}
+
+fn check_blocks(what: &'static str, [_, columns]: [u64; 2]) -> Result<()> {
+    if columns.is_multiple_of(BLOCK) {
+        return Ok(());
+    }
+    Err(Error::Invalid { what, why: format!("{columns} columns are not a multiple of {BLOCK}: pad the rows") })
+}
+
+fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+impl<T: Nvfp4Number> fmt::Debug for Nvfp4<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4").field("cast", &self.cast).finish_non_exhaustive()
+    }
+}
