@@ -4,7 +4,7 @@ Each peer is a class: it fills its buffers from the pattern, lists the launches 
 the outputs of the first. Shapes, data and results are those of the Rust side.
 
 MXFP8: OCP Microscaling Formats 1.0; TransformerEngine common/util/ptx_arch_spec.cuh (e8m0_round_up), common/util/ptx.cuh
-(exp2f_rcp, exp2f), common/cast/mxfp8/quantize_mxfp8.cuh.
+(exp2f_rcp, exp2f), common/cast/mxfp8/quantize_mxfp8.cuh. NVFP4: common/cast/nvfp4/core_nvfp4.cuh, dequantize_nvfp4.cuh.
 """
 
 import torch
@@ -54,6 +54,37 @@ def mxfp8_dequantize(data, scales):
     scale = torch.where(code == 0, 0x00400000, code << 23).view(torch.float32)
     wide = data.view(rows, columns // BLOCK, BLOCK).float() * scale.unsqueeze(-1)
     return wide.to(torch.bfloat16).view(rows, columns)
+
+
+def exact_division(a, b):
+    """a / b rounded once: a compiled float32 division is an approximation, a float64 one is not."""
+    return (a / b.double()).float().clamp(max=torch.finfo(torch.float32).max)
+
+
+def nvfp4_cast(x, amax):
+    """[rows, columns] to pairs of E2M1 codes [rows, columns / 2] and E4M3 scales [rows, columns / 16]. No NaN, Inf or amax of 0."""
+    rows, columns = x.shape
+    blocks = x.view(rows, columns // 16, 16).float()
+    encode = exact_division(2688.0, amax)
+    scales = (blocks.abs().amax(-1) * (encode * (1.0 / 6.0))).clamp(max=LARGEST).to(torch.float8_e4m3fn)
+    multiplier = exact_division(1.0, scales.float() * exact_division(1.0, encode))
+    scaled = blocks * multiplier.unsqueeze(-1)
+    a = scaled.abs()
+    # Midpoints go to the even code: down from those that are not included.
+    code = (a > 0.25).to(torch.uint8) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0)
+    pairs = (code | torch.signbit(scaled).to(torch.uint8) << 3).view(rows, columns // 2, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4, scales
+
+
+def nvfp4_dequantize(data, scales, amax):
+    """The inverse, rounded to bf16."""
+    rows, pairs = data.shape
+    codes = torch.stack([data & 0xF, data >> 4], dim=-1).view(rows, pairs // 8, 16)
+    m = (codes & 7).float()
+    magnitude = torch.where(m <= 4, m * 0.5, torch.where(m == 7, 6.0, m - 2.0))
+    factor = scales.float() * amax * (1.0 / 2688.0)
+    wide = torch.where(codes > 7, -magnitude, magnitude) * factor.unsqueeze(-1)
+    return wide.to(torch.bfloat16).view(rows, 2 * pairs)
 
 
 class Copy:
@@ -131,6 +162,31 @@ class Mxfp8DequantizeCompiled:
         return {"wide": first}
 
 
+class Nvfp4CastCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(nvfp4_cast)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
+
+    def outputs(self, first):
+        return {"data": first[0], "scales": first[1]}
+
+
+class Nvfp4DequantizeCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(nvfp4_dequantize)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        casts = [(*nvfp4_cast(x, amax(x).float()), amax(x).float()) for x in inputs]
+        self.launches = [lambda cast=cast: compiled(*cast) for cast in casts]
+
+    def outputs(self, first):
+        return {"wide": first}
+
+
 PEERS = {
     "copy": Copy,
     "amax_compiled": AmaxCompiled,
@@ -138,4 +194,6 @@ PEERS = {
     "multi_amax_foreach": MultiAmaxForeach,
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
+    "nvfp4_cast_compiled": Nvfp4CastCompiled,
+    "nvfp4_dequantize_compiled": Nvfp4DequantizeCompiled,
 }

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_build::Arch;
 
-use crate::safetensors::Dtype;
+use crate::{quantize::Format, safetensors::Dtype};
 
 /// What the user asks for.
 #[derive(Debug, PartialEq)]
@@ -31,6 +31,8 @@ pub struct Quantize {
     pub input: PathBuf,
     /// The file to be made.
     pub output: PathBuf,
+    /// What the tensors are quantized to.
+    pub format: Format,
     /// Where it runs.
     pub device: Device,
     /// JSON instead of tables.
@@ -109,7 +111,7 @@ oxtile: low-precision checkpoints with GPU kernels written in Rust
 Usage: oxtile COMMAND [OPTIONS]
 
 Commands:
-  quantize         Quantize the matrices of a safetensors file to MXFP8
+  quantize         Quantize the matrices of a safetensors file to MXFP8 or NVFP4
   inspect          Show the tensors of a safetensors file and what their values are like
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
@@ -120,7 +122,7 @@ Options:
 ";
 
 const QUANTIZE_HELP: &str = "\
-Quantize the matrices of a safetensors file to MXFP8
+Quantize the matrices of a safetensors file to MXFP8 or NVFP4
 
 Usage: oxtile quantize --input FILE --output FILE [OPTIONS]
 
@@ -128,14 +130,20 @@ Options:
   -i, --input FILE     The checkpoint to read; F32, F16 and BF16 tensors are quantized
   -o, --output FILE    The checkpoint to write; it appears only when it is complete
       --format FORMAT  mxfp8 (the default): E4M3 elements, an E8M0 scale for every 32 of a row
+                       nvfp4: E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor
       --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
       --json           Print one JSON document instead of tables
   -h, --help           Show this
 
-A tensor NAME of two or more dimensions whose last is a multiple of 32 becomes
-  NAME        F8_E4M3  its shape                  the elements
-  NAME_scale  F8_E8M0  [product of others, K/32]  their scales, K being the last dimension
-  NAME_amax   F32      [1]                        its largest magnitude
+A tensor NAME of two or more dimensions, M the product of all but the last, K the last and a multiple of 32, becomes
+  NAME               F8_E4M3  its shape  the elements
+  NAME_scale         F8_E8M0  [M, K/32]  their scales
+  NAME_amax          F32      [1]        its largest magnitude
+or, with K a multiple of 16, in nvfp4
+  NAME_packed        U8       [M, K/2]   the elements in pairs, the even one in the low nibble
+  NAME_scale         F8_E4M3  [M, K/16]  their scales
+  NAME_global_scale  F32      [1]        what the tensor was multiplied by before: 6 * 448 / amax
+  NAME_amax          F32      [1]        its largest magnitude
 Every other tensor is copied as it is and listed with the reason.
 ";
 
@@ -225,7 +233,7 @@ fn unexpected(command: Option<&'static str>, word: &str) -> UsageError {
 
 fn parse_quantize(parser: &mut Parser) -> Result<Request, UsageError> {
     const COMMAND: Option<&str> = Some("quantize");
-    let (mut input, mut output, mut device, mut json) = (None, None, Device::Auto, false);
+    let (mut input, mut output, mut format, mut device, mut json) = (None, None, Format::Mxfp8, Device::Auto, false);
     while let Some(word) = next(parser, COMMAND)? {
         match word {
             Word::Help => return Ok(Request::Help(QUANTIZE_HELP)),
@@ -233,7 +241,7 @@ fn parse_quantize(parser: &mut Parser) -> Result<Request, UsageError> {
             Word::Flag(flag) => match flag.as_str() {
                 "input" => input = Some(path(parser, COMMAND)?),
                 "output" => output = Some(path(parser, COMMAND)?),
-                "format" => choice(parser, COMMAND, "--format", &[("mxfp8", ())])?,
+                "format" => format = choice(parser, COMMAND, "--format", &Format::ALL.map(|format| (format.name(), format)))?,
                 "device" => {
                     let devices = [Device::Auto, Device::Cuda, Device::Emulated];
                     device = choice(parser, COMMAND, "--device", &devices.map(|device| (device.name(), device)))?;
@@ -246,6 +254,7 @@ fn parse_quantize(parser: &mut Parser) -> Result<Request, UsageError> {
     Ok(Request::Quantize(Quantize {
         input: required(input, COMMAND, "--input FILE")?,
         output: required(output, COMMAND, "--output FILE")?,
+        format,
         device,
         json,
     }))
@@ -354,8 +363,8 @@ mod tests {
 
     #[test]
     fn every_option_reaches_its_command() {
-        let quantize = Quantize { input: "a".into(), output: "b".into(), device: Device::Emulated, json: true };
-        assert_eq!(words("quantize --input a -o b --format mxfp8 --device=emulated --json").expect("valid"), Request::Quantize(quantize));
+        let quantize = Quantize { input: "a".into(), output: "b".into(), format: Format::Nvfp4, device: Device::Emulated, json: true };
+        assert_eq!(words("quantize --input a -o b --format nvfp4 --device=emulated --json").expect("valid"), Request::Quantize(quantize));
         let inspect = Inspect { file: "a".into(), json: false };
         assert_eq!(words("inspect a").expect("valid"), Request::Inspect(inspect));
         let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };

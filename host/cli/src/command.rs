@@ -34,7 +34,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
 
 fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Error> {
     let (mut device, choice) = quantize::runtime::open(request.device)?;
-    let outcome = quantize::run(&request.input, &request.output, &mut device, &mut Progress::on_terminal())?;
+    let outcome = quantize::run(&request.input, &request.output, request.format, &mut device, &mut Progress::on_terminal())?;
     let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
     print_report(out, &report, request.json)
 }

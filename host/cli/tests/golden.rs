@@ -5,6 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{file, names, run, small_checkpoint, stderr};
+use oxtile_cli::quantize::Format;
 use serde_json::Value;
 
 /// What is printed, without the folder's name and without times, which no two runs share.
@@ -98,6 +99,38 @@ fn extreme_numbers_agree_with_the_definition() {
     let bytes = |path| std::fs::read(path).expect("readable");
     let differing = bytes(&output).iter().zip(bytes(&expected)).filter(|(a, b)| **a != *b).count();
     assert_eq!((bytes(&output).len(), differing), (bytes(&expected).len(), 0), "bytes, and bytes that differ");
+}
+
+#[test]
+fn nvfp4_agrees_with_the_definition() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for input in [small_checkpoint(folder.path()), extreme_checkpoint(folder.path())] {
+        let (output, expected) = (folder.path().join("out.safetensors"), folder.path().join("expected.safetensors"));
+        let done = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--format", &"nvfp4", &"--device", &"emulated"]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        common::quantize_to(Format::Nvfp4, &input, &expected).expect("a valid checkpoint");
+        let bytes = |path| std::fs::read(path).expect("readable");
+        let differing = bytes(&output).iter().zip(bytes(&expected)).filter(|(a, b)| **a != *b).count();
+        assert_eq!((bytes(&output).len(), differing), (bytes(&expected).len(), 0), "bytes, and bytes that differ");
+    }
+}
+
+#[test]
+fn nvfp4_says_what_it_did() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
+    let done = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--format", &"nvfp4", &"--device", &"emulated"]);
+    let printed = String::from_utf8(done.stdout).expect("UTF-8");
+    assert!(printed.contains("format  nvfp4: E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor"), "{printed}");
+    assert!(printed.contains("last dimension 3 is not a multiple of 16"), "{printed}");
+    let inspected = String::from_utf8(run(&[&"inspect", &output]).stdout).expect("UTF-8");
+    for line in
+        ["matrix_packed U8 2x32", "matrix_scale F8_E4M3 2x4", "matrix_global_scale F32 1", "matrix_amax F32 1", "brain_packed U8 2x16"]
+    {
+        let words = |printed: &str| printed.split_whitespace().take(3).collect::<Vec<_>>().join(" ");
+        assert!(inspected.lines().any(|printed| words(printed) == line), "{line}: {inspected}");
+    }
+    assert!(inspected.contains("oxtile.format          nvfp4"), "{inspected}");
 }
 
 #[test]

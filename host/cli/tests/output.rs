@@ -13,7 +13,7 @@ use std::{
 use common::{file, names, oxtile, run, small_checkpoint, stderr};
 use oxtile_cli::{
     progress::Progress,
-    quantize::{self, DeviceError, Elements, Mxfp8Device, Mxfp8Output},
+    quantize::{self, DeviceError, Elements, Format, QuantizeDevice, QuantizedRows, Scheme},
     safetensors::Checkpoint,
 };
 
@@ -87,22 +87,37 @@ fn misaligned_input_gives_the_same_output() {
 }
 
 /// Marks every element and every block by its place, which the test's tensor holds as its values.
+#[derive(Default)]
 struct Marking {
     calls: usize,
+    amax_calls: usize,
 }
 
-impl Mxfp8Device for Marking {
+impl QuantizeDevice for Marking {
     fn name(&self) -> String {
         "marking".into()
     }
 
-    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> Result<Mxfp8Output, DeviceError> {
+    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
+        let Elements::F32(input) = input else { panic!("the test's tensor is f32") };
+        self.amax_calls += 1;
+        Ok(input.iter().fold(0f32, |amax, x| amax.max(*x)))
+    }
+
+    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
         let Elements::F32(input) = input else { panic!("the test's tensor is f32") };
         assert_eq!(input.len(), rows * columns);
         self.calls += 1;
-        let data = input.iter().map(|&x| (x as u32 % 251) as u8).collect();
-        let scales = input.iter().step_by(32).map(|&x| (x as u32 / 32 % 241) as u8).collect();
-        Ok(Mxfp8Output { data, scales, amax: input.iter().fold(0f32, |amax, x| amax.max(*x)) })
+        let (block, step, amax) = match scheme {
+            Scheme::Mxfp8 => (32, 1, input.iter().fold(0f32, |amax, x| amax.max(*x))),
+            Scheme::Nvfp4 { amax } => {
+                assert!(input.iter().all(|&x| x <= amax) && amax == 6_720_095.0, "every piece gets the tensor's amax");
+                (16, 2, amax)
+            }
+        };
+        let data = input.iter().step_by(step).map(|&x| (x as u32 % 251) as u8).collect();
+        let scales = input.iter().step_by(block).map(|&x| (x as u32 / block as u32 % 241) as u8).collect();
+        Ok(QuantizedRows { data, scales, amax })
     }
 }
 
@@ -125,13 +140,22 @@ fn pieces_are_put_together_in_order() {
     data.extend((0..elements).flat_map(u32::to_le_bytes));
     std::fs::write(&input, file(&header, &data)).expect("a writable folder");
 
-    let mut device = Marking { calls: 0 };
-    quantize::run(&input, &output, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    let mut device = Marking::default();
+    quantize::run(&input, &output, Format::Mxfp8, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
     assert!(device.calls > 2, "the tensor takes several pieces, not {}", device.calls);
     assert!(tensor_bytes(&output, "w") == (0..elements).map(|i| (i % 251) as u8).collect::<Vec<_>>());
     assert!(tensor_bytes(&output, "w_scale") == (0..elements / 32).map(|i| (i % 241) as u8).collect::<Vec<_>>());
     assert_eq!(tensor_bytes(&output, "w_amax"), (elements as f32 - 1.0).to_le_bytes());
     assert!(tensor_bytes(&output, "ids") == tensor_bytes(&input, "ids"), "a long copy is whole");
+
+    let mut device = Marking::default();
+    quantize::run(&input, &output, Format::Nvfp4, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    assert_eq!((device.calls > 2, device.amax_calls), (true, device.calls), "the amax of all pieces comes before the first cast");
+    assert!(tensor_bytes(&output, "w_packed") == (0..elements).step_by(2).map(|i| (i % 251) as u8).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 16).map(|i| (i % 241) as u8).collect::<Vec<_>>());
+    let amax = elements as f32 - 1.0;
+    assert_eq!(tensor_bytes(&output, "w_amax"), amax.to_le_bytes());
+    assert_eq!(tensor_bytes(&output, "w_global_scale"), (2688.0 / amax).to_le_bytes());
 }
 
 #[test]
@@ -189,14 +213,18 @@ fn a_quantized_file_is_not_quantized_again() {
 }
 
 /// A device that fails, or misbehaves, at a call.
-struct Faulty(fn() -> Result<Mxfp8Output, DeviceError>);
+struct Faulty(fn() -> Result<QuantizedRows, DeviceError>);
 
-impl Mxfp8Device for Faulty {
+impl QuantizeDevice for Faulty {
     fn name(&self) -> String {
         "faulty".into()
     }
 
-    fn quantize(&mut self, _: usize, _: usize, _: Elements<'_>) -> Result<Mxfp8Output, DeviceError> {
+    fn amax(&mut self, _: Elements<'_>) -> Result<f32, DeviceError> {
+        (self.0)().map(|rows| rows.amax)
+    }
+
+    fn quantize(&mut self, _: Scheme, _: usize, _: usize, _: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
         (self.0)()
     }
 }
@@ -207,9 +235,9 @@ fn a_failing_device_leaves_nothing() {
     let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
     std::fs::write(&output, "what stood there before").expect("a writable folder");
     let fail = || Err(DeviceError::new("out of memory"));
-    let short = || Ok(Mxfp8Output { data: vec![0; 5], scales: vec![], amax: 0.0 });
-    for (device, reason) in [(Faulty(fail), "out of memory"), (Faulty(short), "returned 5 codes and 0 scales for 2x64")] {
-        let outcome = quantize::run(&input, &output, &mut { device }, &mut Progress::hidden());
+    let short = || Ok(QuantizedRows { data: vec![0; 5], scales: vec![], amax: 0.0 });
+    for (device, reason) in [(Faulty(fail), "out of memory"), (Faulty(short), "returned 5 bytes of codes and 0 scales for 2x64")] {
+        let outcome = quantize::run(&input, &output, Format::Mxfp8, &mut { device }, &mut Progress::hidden());
         let text = outcome.expect_err("a failure").to_string();
         assert!(text.contains("tensor `matrix` on device faulty") && text.contains(reason), "{text}");
         assert_eq!(names(folder.path()), ["out.safetensors", "small.safetensors"]);
@@ -222,17 +250,20 @@ fn an_input_that_changes_is_noticed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let input = small_checkpoint(folder.path());
     struct Meddler(std::path::PathBuf);
-    impl Mxfp8Device for Meddler {
+    impl QuantizeDevice for Meddler {
         fn name(&self) -> String {
             "meddler".into()
         }
-        fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> Result<Mxfp8Output, DeviceError> {
+        fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
+            common::Scalar.amax(input)
+        }
+        fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
             let mut file = std::fs::OpenOptions::new().append(true).open(&self.0).expect("it is there");
             file.write_all(b"more").expect("writable");
-            common::Scalar.quantize(rows, columns, input)
+            common::Scalar.quantize(scheme, rows, columns, input)
         }
     }
-    let outcome = quantize::run(&input, &folder.path().join("out"), &mut Meddler(input.clone()), &mut Progress::hidden());
+    let outcome = quantize::run(&input, &folder.path().join("out"), Format::Mxfp8, &mut Meddler(input.clone()), &mut Progress::hidden());
     let text = outcome.expect_err("a refusal").to_string();
     assert!(text.contains("changed while it was being read"), "{text}");
     assert_eq!(names(folder.path()), ["small.safetensors"]);

@@ -36,16 +36,18 @@ fn packages() -> Option<PathBuf> {
 #[test]
 fn python_reads_the_output() {
     let Some(packages) = packages() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let input = small_checkpoint(folder.path());
-    let (output, report) = (folder.path().join("out.safetensors"), folder.path().join("report.json"));
-    let quantized = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--device", &"emulated", &"--json"]);
-    assert!(quantized.status.success(), "{}", stderr(&quantized));
-    std::fs::write(&report, quantized.stdout).expect("a writable folder");
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/check_output.py");
-    let checked = Command::new("python3").env("PYTHONPATH", packages).arg(script).args([&input, &output, &report]).output();
-    let checked = checked.expect("python3 runs");
-    assert!(checked.status.success(), "{}", stderr(&checked));
-    let printed = String::from_utf8(checked.stdout).expect("UTF-8");
-    assert_eq!(printed.trim(), "3 tensors quantized, 5 passed through", "the script saw every tensor");
+    for format in ["mxfp8", "nvfp4"] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let input = small_checkpoint(folder.path());
+        let (output, report) = (folder.path().join("out.safetensors"), folder.path().join("report.json"));
+        let quantized = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--format", &format, &"--device", &"emulated", &"--json"]);
+        assert!(quantized.status.success(), "{}", stderr(&quantized));
+        std::fs::write(&report, quantized.stdout).expect("a writable folder");
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/check_output.py");
+        let checked = Command::new("python3").env("PYTHONPATH", &packages).arg(script).args([&input, &output, &report]).output();
+        let checked = checked.expect("python3 runs");
+        assert!(checked.status.success(), "{format}: {}", stderr(&checked));
+        let printed = String::from_utf8(checked.stdout).expect("UTF-8");
+        assert_eq!(printed.trim(), "3 tensors quantized, 5 passed through", "the script saw every tensor");
+    }
 }

@@ -4,28 +4,57 @@ use std::borrow::Cow;
 
 use half::{bf16, f16};
 
+use super::Format;
 use crate::safetensors::Dtype;
 
-/// Quantizes to MXFP8: E4M3 elements, one E8M0 scale for each 32 of them along a row.
-pub trait Mxfp8Device {
+/// How rows are quantized: a format, with what it needs to know of the whole tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scheme {
+    /// E4M3 elements, one E8M0 scale for each 32 of them along a row.
+    Mxfp8,
+    /// E2M1 elements in pairs, one E4M3 scale for each 16 of them along a row.
+    Nvfp4 {
+        /// The largest magnitude of the tensor that the rows are part of.
+        amax: f32,
+    },
+}
+
+impl Scheme {
+    /// The format.
+    pub const fn format(self) -> Format {
+        match self {
+            Self::Mxfp8 => Format::Mxfp8,
+            Self::Nvfp4 { .. } => Format::Nvfp4,
+        }
+    }
+}
+
+/// Quantizes rows of matrices.
+pub trait QuantizeDevice {
     /// What it is, for the report: `emulated`, `NVIDIA H200`.
     fn name(&self) -> String;
 
-    /// Quantizes a row-major matrix; `columns` is a multiple of 32.
+    /// The largest magnitude; NaN elements do not count.
     ///
     /// # Errors
     /// Whatever the device reports.
-    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> Result<Mxfp8Output, DeviceError>;
+    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError>;
+
+    /// Quantizes a row-major matrix; `columns` is a multiple of the format's block.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError>;
 }
 
 /// A quantized matrix.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mxfp8Output {
-    /// E4M3 codes, `[rows, columns]`.
+pub struct QuantizedRows {
+    /// Element codes, `[rows, columns]`; of NVFP4 in pairs, the even element in the low nibble, `[rows, columns / 2]`.
     pub data: Vec<u8>,
-    /// E8M0 codes, `[rows, columns / 32]`.
+    /// Scale codes, one a block.
     pub scales: Vec<u8>,
-    /// Largest magnitude of the input; NaN elements do not count.
+    /// MXFP8: largest magnitude of the input; NaN elements do not count. NVFP4: that of the scheme.
     pub amax: f32,
 }
 

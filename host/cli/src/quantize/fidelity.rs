@@ -2,16 +2,16 @@
 
 use std::sync::LazyLock;
 
-use super::{BLOCK, Elements};
+use super::{Elements, Format, QuantizedRows};
 
 /// Sums over a quantized tensor. Elements that are infinite or NaN count as such and enter no other sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fidelity {
     /// Elements seen.
     pub elements: u64,
-    /// Elements whose code is zero.
+    /// Elements that decode to zero.
     pub zeros: u64,
-    /// Elements clipped to the largest code: infinite ones, and those beyond 448 times their scale.
+    /// Elements clipped to the largest code: infinite ones, and those beyond 448 times their scale in MXFP8, 7 times in NVFP4.
     pub saturated: u64,
     /// Infinite and NaN elements of the input.
     pub non_finite: u64,
@@ -27,15 +27,15 @@ impl Fidelity {
         (self.signal > 0.0).then(|| 10.0 * (self.signal / self.noise).log10())
     }
 
-    /// Adds one piece: its input, its E4M3 codes and its E8M0 scales.
+    /// Adds one piece: its input and what the device made of it.
     ///
     /// # Panics
     /// If the numbers of elements, codes and scales do not belong together.
-    pub fn add_piece(&mut self, input: Elements<'_>, codes: &[u8], scales: &[u8]) {
+    pub fn add_piece(&mut self, format: Format, input: Elements<'_>, rows: &QuantizedRows) {
         match input {
-            Elements::F32(input) => self.add_blocks(input, codes, scales, |x| f64::from(*x)),
-            Elements::F16(input) => self.add_blocks(input, codes, scales, |x| f64::from(x.to_f32())),
-            Elements::Bf16(input) => self.add_blocks(input, codes, scales, |x| f64::from(x.to_f32())),
+            Elements::F32(input) => self.add_blocks(format, input, rows, |x| f64::from(*x)),
+            Elements::F16(input) => self.add_blocks(format, input, rows, |x| f64::from(x.to_f32())),
+            Elements::Bf16(input) => self.add_blocks(format, input, rows, |x| f64::from(x.to_f32())),
         }
     }
 
@@ -49,30 +49,59 @@ impl Fidelity {
         self.noise += other.noise;
     }
 
-    fn add_blocks<T>(&mut self, input: &[T], codes: &[u8], scales: &[u8], value: impl Fn(&T) -> f64) {
-        assert_eq!(input.len(), codes.len(), "a code an element");
-        assert_eq!(input.len(), scales.len() * BLOCK as usize, "a scale a block");
-        let decoded = &*E4M3;
-        let blocks = input.chunks_exact(BLOCK as usize).zip(codes.chunks_exact(BLOCK as usize));
-        for ((input, codes), &scale) in blocks.zip(scales) {
-            // The biased exponent of binary64 is the scale's plus the difference of the biases: exact for all 255 scales.
-            let scale = f64::from_bits((u64::from(scale) + 1023 - 127) << 52);
-            let mut block = Self { elements: BLOCK, ..Self::default() };
-            for (x, &code) in input.iter().zip(codes) {
-                let x = value(x);
-                block.zeros += u64::from(code & 0x7f == 0);
-                block.saturated += u64::from(x.abs() > E4M3_MAX * scale);
-                if x.is_finite() {
-                    block.signal += x * x;
-                    block.noise += (decoded[usize::from(code)] * scale - x).powi(2);
-                } else {
-                    block.non_finite += 1;
+    fn add_blocks<T>(&mut self, format: Format, input: &[T], rows: &QuantizedRows, value: impl Fn(&T) -> f64) {
+        let (block, code_bytes) = (format.block() as usize, format.data_bytes(format.block()) as usize);
+        assert_eq!(input.len(), rows.scales.len() * block, "a scale a block");
+        assert_eq!(rows.data.len(), rows.scales.len() * code_bytes, "a code an element");
+        let blocks = input.chunks_exact(block).zip(rows.data.chunks_exact(code_bytes));
+        for ((input, codes), &scale) in blocks.zip(&rows.scales) {
+            let mut sums = Self { elements: block as u64, ..Self::default() };
+            let input = input.iter().map(&value);
+            match format {
+                Format::Mxfp8 => {
+                    let (decoded, scale) = (&*E4M3, e8m0(scale));
+                    sums.add(input.zip(codes.iter().map(|&code| decoded[usize::from(code)] * scale)), E4M3_MAX * scale);
+                }
+                Format::Nvfp4 => {
+                    let factor = nvfp4_factor(scale, rows.amax);
+                    let codes = codes.iter().flat_map(|&pair| [pair & 0xf, pair >> 4]);
+                    let decoded = codes.map(|code| f64::from(E2M1[usize::from(code)] * factor));
+                    // What is rounded to 6 is not clipped yet; under a scale of 0 all is zero, and counted as such.
+                    let limit = if factor == 0.0 { f64::INFINITY } else { 7.0 * f64::from(factor) };
+                    sums.add(input.zip(decoded), limit);
                 }
             }
-            self.merge(&block);
+            self.merge(&sums);
+        }
+    }
+
+    /// Adds pairs of an input and its decoded code; inputs beyond `limit` were clipped.
+    fn add(&mut self, pairs: impl Iterator<Item = (f64, f64)>, limit: f64) {
+        for (x, decoded) in pairs {
+            self.zeros += u64::from(decoded == 0.0);
+            self.saturated += u64::from(x.is_infinite() || x.abs() > limit);
+            if x.is_finite() {
+                self.signal += x * x;
+                self.noise += (decoded - x).powi(2);
+            } else {
+                self.non_finite += 1;
+            }
         }
     }
 }
+
+/// The value of an E8M0 code: the biased exponent of binary64 is the code plus the difference of the biases, exact for all 255.
+fn e8m0(code: u8) -> f64 {
+    f64::from_bits((u64::from(code) + 1023 - 127) << 52)
+}
+
+/// What the E2M1 elements of a block are multiplied by, in f32 and in this order (TransformerEngine `dequantize_nvfp4.cuh`).
+fn nvfp4_factor(scale: u8, amax: f32) -> f32 {
+    E4M3[usize::from(scale)] as f32 * amax * (1.0 / 2688.0)
+}
+
+/// The value of each E2M1 code (OCP MX, table 5).
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The largest finite E4M3 number.
 const E4M3_MAX: f64 = 448.0;
@@ -94,6 +123,10 @@ pub(crate) static E4M3: LazyLock<[f64; 256]> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
+    fn mxfp8(data: &[u8], scales: &[u8]) -> QuantizedRows {
+        QuantizedRows { data: data.into(), scales: scales.into(), amax: f32::NAN }
+    }
+
     #[test]
     fn codes_decode_to_the_numbers_of_the_standard() {
         assert_eq!(E4M3[0x7e], E4M3_MAX);
@@ -112,7 +145,7 @@ mod tests {
         // 1 exactly; -3 as -2.75; 500 and infinity clipped to 448; NaN.
         codes[..5].copy_from_slice(&[0x38, 0xc3, 0x7e, 0x7e, 0x7f]);
         let mut fidelity = Fidelity::default();
-        fidelity.add_piece(Elements::F32(&input), &codes, &[127]);
+        fidelity.add_piece(Format::Mxfp8, Elements::F32(&input), &mxfp8(&codes, &[127]));
         assert_eq!(fidelity.zeros, 27);
         assert_eq!(fidelity.saturated, 2);
         assert_eq!(fidelity.non_finite, 2);
@@ -124,12 +157,32 @@ mod tests {
     fn extreme_scales_are_exact() {
         let mut fidelity = Fidelity::default();
         let tiny = [2f32.powi(-127); 32];
-        fidelity.add_piece(Elements::F32(&tiny), &[0x38; 32], &[0]);
+        fidelity.add_piece(Format::Mxfp8, Elements::F32(&tiny), &mxfp8(&[0x38; 32], &[0]));
         assert_eq!(fidelity.noise, 0.0);
         let huge = [2f32.powi(127); 32];
-        fidelity.add_piece(Elements::F32(&huge), &[0x38; 32], &[254]);
+        fidelity.add_piece(Format::Mxfp8, Elements::F32(&huge), &mxfp8(&[0x38; 32], &[254]));
         assert_eq!((fidelity.noise, fidelity.saturated), (0.0, 0));
         assert_eq!(fidelity.snr_db(), Some(f64::INFINITY));
         assert_eq!(Fidelity::default().snr_db(), None);
+    }
+
+    #[test]
+    fn nvfp4_sums_follow_their_definitions() {
+        let mut input = [0f32; 32];
+        input[..6].copy_from_slice(&[2688.0, -448.0, 300.0, f32::INFINITY, f32::NAN, 3200.0]);
+        input[16] = 1e-9;
+        let mut codes = [0u8; 16];
+        // 2688 as 6, -448 as -1 times 448; 300 as half of it; what is no number and 3200 as 6.
+        codes[..3].copy_from_slice(&[0xa7, 0x71, 0x77]);
+        // Under a scale of 0 whatever is not zero becomes 6, which decodes to 0.
+        codes[8] = 7;
+        let mut fidelity = Fidelity::default();
+        let rows = QuantizedRows { data: codes.into(), scales: vec![0x7e, 0], amax: 2688.0 };
+        fidelity.add_piece(Format::Nvfp4, Elements::F32(&input), &rows);
+        assert_eq!((fidelity.elements, fidelity.zeros, fidelity.saturated, fidelity.non_finite), (32, 26, 2, 2));
+        let signal = [2688.0, 448.0, 300.0, 3200.0].map(|x: f64| x * x).iter().sum::<f64>() + f64::from(1e-9f32).powi(2);
+        assert_eq!(fidelity.signal, signal);
+        let noise = (448f64 / 2.0 - 300.0).powi(2) + (3200f64 - 2688.0).powi(2);
+        assert!((fidelity.noise - noise).abs() < 1e-3 * noise, "{} {noise}", fidelity.noise);
     }
 }

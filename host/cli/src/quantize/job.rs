@@ -7,10 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use oxtile::quantize::nvfp4::encode_scale;
+
 use super::{
-    BLOCK, DeviceError, Fidelity, Mxfp8Device, Mxfp8Output, Plan, PlanError,
+    DeviceError, Fidelity, Format, Plan, PlanError, QuantizeDevice, QuantizedRows, Scheme,
     device::AlignedElements,
-    plan::{Action, Reason, amax_name, scale_name},
+    plan::{Action, Reason, amax_name, data_name, global_scale_name, scale_name},
 };
 use crate::{
     progress::Progress,
@@ -27,6 +29,8 @@ const COPY_BYTES: u64 = 8 << 20;
 /// What a job did.
 #[derive(Debug)]
 pub struct Outcome {
+    /// What the tensors were quantized to.
+    pub format: Format,
     /// What became of each tensor, in file order.
     pub tensors: Vec<TensorOutcome>,
     /// Size of the input in bytes.
@@ -92,13 +96,19 @@ pub enum JobError {
 ///
 /// # Errors
 /// If the input cannot be read or laid out, the device fails or the output cannot be written; no output is left then.
-pub fn run(input: &Path, output: &Path, device: &mut dyn Mxfp8Device, progress: &mut Progress) -> Result<Outcome, JobError> {
+pub fn run(
+    input: &Path,
+    output: &Path,
+    format: Format,
+    device: &mut dyn QuantizeDevice,
+    progress: &mut Progress,
+) -> Result<Outcome, JobError> {
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(input)?;
-    let plan = Plan::new(&checkpoint)?;
+    let plan = Plan::new(&checkpoint, format)?;
     let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
     let output_bytes = writer.bytes();
-    progress.expect(plan.actions.iter().map(|(tensor, _)| tensor.bytes()).sum());
+    progress.expect(plan.actions.iter().map(|(tensor, action)| tensor.bytes() * action.passes(format)).sum());
 
     let (send, receive) = sync_channel(1);
     let tensors = thread::scope(|scope| {
@@ -115,13 +125,13 @@ pub fn run(input: &Path, output: &Path, device: &mut dyn Mxfp8Device, progress: 
         writer.finish()?;
         Ok::<_, JobError>(outcomes(&plan, results, fidelity))
     })?;
-    Ok(Outcome { tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
+    Ok(Outcome { format, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
 }
 
 /// One step of the output, on its way from the device to the file.
 enum Step<'a> {
     /// A piece of the tensor at this index of the plan, and what the device made of it.
-    Quantized(usize, Window, Mxfp8Output),
+    Quantized(usize, Window, QuantizedRows),
     /// The tensor's amax over all pieces.
     Amax(&'a str, f32),
     /// A piece that is copied.
@@ -131,7 +141,7 @@ enum Step<'a> {
 /// The half that reads and keeps the device busy.
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
-    device: &'a mut dyn Mxfp8Device,
+    device: &'a mut dyn QuantizeDevice,
     progress: &'a mut Progress,
     sink: SyncSender<Step<'a>>,
 }
@@ -160,7 +170,7 @@ impl<'a> Source<'a> {
             self.progress.start(&tensor.name);
             results.push(match action {
                 Action::PassThrough(_) => self.copy(tensor).map(|()| None)?,
-                Action::Quantize { rows: _, columns } => Some(self.quantize(index, tensor, columns)?),
+                Action::Quantize { rows: _, columns } => Some(self.quantize(index, tensor, columns, plan.format)?),
             });
         }
         self.progress.clear();
@@ -176,15 +186,21 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    fn quantize(&mut self, index: usize, tensor: &'a Tensor, columns: u64) -> Result<(f32, Duration), Halt> {
-        let (mut amax, mut elapsed) = (0f32, Duration::ZERO);
+    fn quantize(&mut self, index: usize, tensor: &'a Tensor, columns: u64, format: Format) -> Result<(f32, Duration), Halt> {
         let row_bytes = columns * tensor.dtype.bits() / 8;
-        let piece_rows = (PIECE_ELEMENTS / columns).max(1);
-        for window in self.checkpoint.windows(tensor, piece_rows * row_bytes) {
+        let piece_bytes = (PIECE_ELEMENTS / columns).max(1) * row_bytes;
+        let (scheme, mut amax, mut elapsed) = match format {
+            Format::Mxfp8 => (Scheme::Mxfp8, 0f32, Duration::ZERO),
+            Format::Nvfp4 => {
+                let (amax, elapsed) = self.amax(tensor, piece_bytes)?;
+                (Scheme::Nvfp4 { amax }, amax, elapsed)
+            }
+        };
+        for window in self.checkpoint.windows(tensor, piece_bytes) {
             let window = window?;
             let rows = window.len() as u64 / row_bytes;
             let begin = Instant::now();
-            let output = self.quantize_piece(tensor, rows, columns, &window)?;
+            let output = self.quantize_piece(tensor, scheme, [rows, columns], &window)?;
             elapsed += begin.elapsed();
             // `f32::max` drops a NaN, as the kernel does.
             amax = amax.max(output.amax);
@@ -195,22 +211,49 @@ impl<'a> Source<'a> {
         Ok((amax, elapsed))
     }
 
-    fn quantize_piece(&mut self, tensor: &Tensor, rows: u64, columns: u64, window: &Window) -> Result<Mxfp8Output, JobError> {
-        let failed = |device: &dyn Mxfp8Device, error| JobError::Device { tensor: tensor.name.clone(), device: device.name(), error };
-        let elements = AlignedElements::new(tensor.dtype, window).expect("the plan quantizes f32, f16 and bf16");
-        let output = self.device.quantize(rows as usize, columns as usize, elements.elements());
-        let output = output.map_err(|error| failed(self.device, error))?;
-        let sizes = (output.data.len() as u64, output.scales.len() as u64);
-        if sizes != (rows * columns, rows * columns / BLOCK) {
-            let text = format!("returned {} codes and {} scales for {rows}x{columns} elements", sizes.0, sizes.1);
-            return Err(failed(self.device, DeviceError::new(text)));
+    /// The largest magnitude of a whole tensor, and the device's time for it.
+    fn amax(&mut self, tensor: &Tensor, piece_bytes: u64) -> Result<(f32, Duration), Halt> {
+        let (mut amax, mut elapsed) = (0f32, Duration::ZERO);
+        for window in self.checkpoint.windows(tensor, piece_bytes) {
+            let window = window?;
+            let begin = Instant::now();
+            let piece = self.device.amax(elements(tensor, &window).elements());
+            amax = amax.max(piece.map_err(|error| self.failed(tensor, error))?);
+            elapsed += begin.elapsed();
+            self.progress.advance(window.len() as u64);
+        }
+        Ok((amax, elapsed))
+    }
+
+    fn quantize_piece(
+        &mut self,
+        tensor: &Tensor,
+        scheme: Scheme,
+        [rows, columns]: [u64; 2],
+        window: &Window,
+    ) -> Result<QuantizedRows, JobError> {
+        let output = self.device.quantize(scheme, rows as usize, columns as usize, elements(tensor, window).elements());
+        let output = output.map_err(|error| self.failed(tensor, error))?;
+        let (format, sizes) = (scheme.format(), (output.data.len() as u64, output.scales.len() as u64));
+        if sizes != (format.data_bytes(rows * columns), rows * columns / format.block()) {
+            let text = format!("returned {} bytes of codes and {} scales for {rows}x{columns} elements", sizes.0, sizes.1);
+            return Err(self.failed(tensor, DeviceError::new(text)));
         }
         Ok(output)
+    }
+
+    fn failed(&self, tensor: &Tensor, error: DeviceError) -> JobError {
+        JobError::Device { tensor: tensor.name.clone(), device: self.device.name(), error }
     }
 
     fn send(&self, step: Step<'a>) -> Result<(), Halt> {
         self.sink.send(step).map_err(|_| Halt::SinkFailed)
     }
+}
+
+/// The elements of a piece of a tensor that is quantized.
+fn elements<'a>(tensor: &Tensor, window: &'a Window) -> AlignedElements<'a> {
+    AlignedElements::new(tensor.dtype, window).expect("the plan quantizes f32, f16 and bf16")
 }
 
 /// The half that measures and writes.
@@ -224,12 +267,16 @@ impl Sink {
         for step in steps {
             match step {
                 Step::Copy(name, window) => self.writer.append(name, &window)?,
-                Step::Amax(name, amax) => self.writer.append(&amax_name(name), &amax.to_le_bytes())?,
+                Step::Amax(name, amax) => {
+                    if plan.format == Format::Nvfp4 {
+                        self.writer.append(&global_scale_name(name), &encode_scale(amax).to_le_bytes())?;
+                    }
+                    self.writer.append(&amax_name(name), &amax.to_le_bytes())?;
+                }
                 Step::Quantized(index, window, output) => {
                     let tensor = plan.actions[index].0;
-                    let input = AlignedElements::new(tensor.dtype, &window).expect("the device took it");
-                    self.fidelity[index].add_piece(input.elements(), &output.data, &output.scales);
-                    self.writer.append(&tensor.name, &output.data)?;
+                    self.fidelity[index].add_piece(plan.format, elements(tensor, &window).elements(), &output);
+                    self.writer.append(&data_name(&tensor.name, plan.format), &output.data)?;
                     self.writer.append(&scale_name(&tensor.name), &output.scales)?;
                 }
             }

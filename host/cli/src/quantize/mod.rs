@@ -1,4 +1,4 @@
-//! `oxtile quantize`: a checkpoint in, the same checkpoint in MXFP8 out.
+//! `oxtile quantize`: a checkpoint in, the same checkpoint in a low-precision format out.
 //!
 //! [`plan`] decides what happens to each tensor, [`job`] streams the tensors through a [`device`] (in
 //! earnest the one of [`runtime`]) and into the output,
@@ -6,15 +6,14 @@
 
 pub mod device;
 pub mod fidelity;
+pub mod format;
 pub mod job;
 pub mod plan;
 pub mod report;
 pub mod runtime;
 
-pub use device::{DeviceError, Elements, Mxfp8Device, Mxfp8Output};
+pub use device::{DeviceError, Elements, QuantizeDevice, QuantizedRows, Scheme};
 pub use fidelity::Fidelity;
+pub use format::Format;
 pub use job::{Outcome, run};
 pub use plan::{Plan, PlanError};
-
-/// Elements that share one scale.
-pub const BLOCK: u64 = 32;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::BLOCK;
+use super::Format;
 use crate::{
     safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
     text::printable,
@@ -14,6 +14,8 @@ pub const FORMAT_KEY: &str = "oxtile.format";
 /// The job laid out: what is quantized, what is copied, what the output holds.
 #[derive(Debug)]
 pub struct Plan<'a> {
+    /// What the tensors are quantized to.
+    pub format: Format,
     /// An action a tensor, in file order.
     pub actions: Vec<(&'a Tensor, Action)>,
     /// The output's tensors.
@@ -29,7 +31,7 @@ pub enum Action {
     Quantize {
         /// Product of all dimensions but the last.
         rows: u64,
-        /// The last dimension, a multiple of [`BLOCK`].
+        /// The last dimension, a multiple of the format's block.
         columns: u64,
     },
     /// Copied as it is.
@@ -49,8 +51,13 @@ pub enum Reason {
     #[error("no elements")]
     Empty,
     /// Rows do not divide into blocks.
-    #[error("last dimension {0} is not a multiple of {BLOCK}")]
-    LastDimension(u64),
+    #[error("last dimension {columns} is not a multiple of {block}")]
+    LastDimension {
+        /// The last dimension.
+        columns: u64,
+        /// Elements a block.
+        block: u64,
+    },
 }
 
 /// A checkpoint whose quantized form cannot be laid out.
@@ -82,31 +89,32 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// If two output tensors would share a name, or the input is a quantized file.
-    pub fn new(checkpoint: &'a Checkpoint) -> Result<Self, PlanError> {
+    pub fn new(checkpoint: &'a Checkpoint, format: Format) -> Result<Self, PlanError> {
         if let Some(format) = checkpoint.metadata().get(FORMAT_KEY) {
             return Err(PlanError::AlreadyQuantized(format.clone()));
         }
-        let actions: Vec<_> = checkpoint.tensors().iter().map(|tensor| (tensor, Action::of(tensor))).collect();
-        let outputs: Vec<(TensorSpec, String)> = actions.iter().flat_map(|(tensor, action)| action.outputs(tensor)).collect();
+        let actions: Vec<_> = checkpoint.tensors().iter().map(|tensor| (tensor, Action::of(tensor, format))).collect();
+        let outputs: Vec<(TensorSpec, String)> = actions.iter().flat_map(|(tensor, action)| action.outputs(tensor, format)).collect();
         check_names(&outputs)?;
         let mut metadata = checkpoint.metadata().clone();
         metadata.extend([
-            (FORMAT_KEY.into(), "mxfp8".into()),
+            (FORMAT_KEY.into(), format.name().into()),
             ("oxtile.format_version".into(), "1".into()),
-            ("oxtile.block_size".into(), BLOCK.to_string()),
+            ("oxtile.block_size".into(), format.block().to_string()),
             ("oxtile.producer".into(), format!("oxtile {}", env!("CARGO_PKG_VERSION"))),
         ]);
-        Ok(Self { actions, outputs: outputs.into_iter().map(|(spec, _)| spec).collect(), metadata })
+        Ok(Self { format, actions, outputs: outputs.into_iter().map(|(spec, _)| spec).collect(), metadata })
     }
 }
 
 impl Action {
     /// The action for a tensor of this type and shape.
-    fn of(tensor: &Tensor) -> Self {
+    fn of(tensor: &Tensor, format: Format) -> Self {
+        let block = format.block();
         let reason = match (tensor.dtype, tensor.shape.as_slice()) {
             (Dtype::F32 | Dtype::F16 | Dtype::Bf16, [outer @ .., columns]) if !outer.is_empty() => match tensor.elements() {
                 0 => Reason::Empty,
-                _ if columns % BLOCK != 0 => Reason::LastDimension(*columns),
+                _ if columns % block != 0 => Reason::LastDimension { columns: *columns, block },
                 elements => return Self::Quantize { rows: elements / columns, columns: *columns },
             },
             (Dtype::F32 | Dtype::F16 | Dtype::Bf16, shape) => Reason::Dimensions(shape.len()),
@@ -115,8 +123,16 @@ impl Action {
         Self::PassThrough(reason)
     }
 
+    /// How often the tensor is read.
+    pub const fn passes(self, format: Format) -> u64 {
+        match self {
+            Self::Quantize { .. } => format.passes(),
+            Self::PassThrough(_) => 1,
+        }
+    }
+
     /// The tensors it writes, each with words for what it is.
-    fn outputs(self, tensor: &Tensor) -> Vec<(TensorSpec, String)> {
+    fn outputs(self, tensor: &Tensor, format: Format) -> Vec<(TensorSpec, String)> {
         let spec = |name: &str, dtype, shape| TensorSpec { name: name.into(), dtype, shape };
         let name = &tensor.name;
         let shown = printable(name);
@@ -124,16 +140,47 @@ impl Action {
             Self::PassThrough(_) => {
                 vec![(spec(name, tensor.dtype, tensor.shape.clone()), format!("the input's `{shown}`"))]
             }
-            Self::Quantize { rows, columns } => vec![
-                (spec(name, Dtype::F8E4M3, tensor.shape.clone()), format!("the input's `{shown}`, quantized")),
-                (spec(&scale_name(name), Dtype::F8E8M0, vec![rows, columns / BLOCK]), format!("the scales of `{shown}`")),
-                (spec(&amax_name(name), Dtype::F32, vec![1]), format!("the amax of `{shown}`")),
-            ],
+            Self::Quantize { rows, columns } => {
+                let scales = vec![rows, columns / format.block()];
+                let amax = (spec(&amax_name(name), Dtype::F32, vec![1]), format!("the amax of `{shown}`"));
+                let (data, scales_of) = (format!("the input's `{shown}`, quantized"), format!("the scales of `{shown}`"));
+                match format {
+                    Format::Mxfp8 => vec![
+                        (spec(name, Dtype::F8E4M3, tensor.shape.clone()), data),
+                        (spec(&scale_name(name), Dtype::F8E8M0, scales), scales_of),
+                        amax,
+                    ],
+                    Format::Nvfp4 => vec![
+                        (spec(&packed_name(name), Dtype::U8, vec![rows, columns / 2]), data),
+                        (spec(&scale_name(name), Dtype::F8E4M3, scales), scales_of),
+                        (spec(&global_scale_name(name), Dtype::F32, vec![1]), format!("the encode scale of `{shown}`")),
+                        amax,
+                    ],
+                }
+            }
         }
     }
 }
 
-/// Name of the tensor that holds the scales of `name`: F8_E8M0 `[rows, columns / 32]`.
+/// Name of the tensor that holds the codes of `name`.
+pub fn data_name(name: &str, format: Format) -> String {
+    match format {
+        Format::Mxfp8 => name.into(),
+        Format::Nvfp4 => packed_name(name),
+    }
+}
+
+/// Name of the tensor that holds the NVFP4 codes of `name`: U8 `[rows, columns / 2]`, the even element in the low nibble.
+fn packed_name(name: &str) -> String {
+    format!("{name}_packed")
+}
+
+/// Name of the tensor that holds what NVFP4 brings `name` to the range of its scales and codes with: F32 `[1]`.
+pub fn global_scale_name(name: &str) -> String {
+    format!("{name}_global_scale")
+}
+
+/// Name of the tensor that holds the scales of `name`: F8_E8M0 `[rows, columns / 32]`, or F8_E4M3 `[rows, columns / 16]`.
 pub fn scale_name(name: &str) -> String {
     format!("{name}_scale")
 }
@@ -158,7 +205,7 @@ mod tests {
     use super::*;
 
     fn action(dtype: Dtype, shape: &[u64]) -> Action {
-        Action::of(&Tensor { name: "t".into(), dtype, shape: shape.into(), range: 0..0 })
+        Action::of(&Tensor { name: "t".into(), dtype, shape: shape.into(), range: 0..0 }, Format::Mxfp8)
     }
 
     #[test]
@@ -166,6 +213,22 @@ mod tests {
         assert_eq!(action(Dtype::F32, &[7, 64]), Action::Quantize { rows: 7, columns: 64 });
         assert_eq!(action(Dtype::Bf16, &[2, 3, 5, 32]), Action::Quantize { rows: 30, columns: 32 });
         assert_eq!(action(Dtype::F16, &[1, 32]), Action::Quantize { rows: 1, columns: 32 });
+    }
+
+    #[test]
+    fn blocks_are_those_of_the_format() {
+        let tensor = Tensor { name: "t".into(), dtype: Dtype::F32, shape: vec![7, 48], range: 0..0 };
+        assert_eq!(Action::of(&tensor, Format::Nvfp4), Action::Quantize { rows: 7, columns: 48 });
+        assert_eq!(Action::of(&tensor, Format::Mxfp8), Action::PassThrough(Reason::LastDimension { columns: 48, block: 32 }));
+        let outputs = Action::of(&tensor, Format::Nvfp4).outputs(&tensor, Format::Nvfp4);
+        let names: Vec<_> = outputs.iter().map(|(spec, _)| (spec.name.as_str(), spec.dtype, spec.shape.as_slice())).collect();
+        let expected: [(&str, Dtype, &[u64]); 4] = [
+            ("t_packed", Dtype::U8, &[7, 24]),
+            ("t_scale", Dtype::F8E4M3, &[7, 3]),
+            ("t_global_scale", Dtype::F32, &[1]),
+            ("t_amax", Dtype::F32, &[1]),
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

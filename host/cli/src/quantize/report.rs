@@ -2,9 +2,9 @@
 
 use std::{fmt, path::Path};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::{Fidelity, Outcome, job::TensorResult};
+use super::{Fidelity, Format, Outcome, job::TensorResult};
 use crate::text::{Align, Table, bytes, count, percent, printable, seconds, shape, value};
 
 /// What a job did. Serialized, it is the document that `--json` prints; `schema` counts its incompatible changes.
@@ -15,7 +15,8 @@ pub struct Report<'a> {
     version: &'static str,
     input: String,
     output: String,
-    format: &'static str,
+    #[serde(serialize_with = "format_name")]
+    format: Format,
     device: DeviceChoice,
     tensors: Vec<TensorReport<'a>>,
     totals: Totals,
@@ -102,7 +103,7 @@ impl<'a> Report<'a> {
             version: env!("CARGO_PKG_VERSION"),
             input: input.display().to_string(),
             output: output.display().to_string(),
-            format: "mxfp8",
+            format: outcome.format,
             device,
             tensors: tensors.collect(),
             totals: Totals::new(outcome),
@@ -154,6 +155,10 @@ impl Totals {
     }
 }
 
+fn format_name<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(format.name())
+}
+
 /// JSON has no infinity.
 fn finite_snr(fidelity: &Fidelity) -> Option<f64> {
     fidelity.snr_db().filter(|snr| snr.is_finite())
@@ -163,7 +168,7 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "input   {}, {}", self.input, bytes(self.totals.input_bytes))?;
         writeln!(f, "output  {}, {}", self.output, bytes(self.totals.output_bytes))?;
-        writeln!(f, "format  {}: E4M3 elements, an E8M0 scale for every 32 of a row", self.format)?;
+        writeln!(f, "format  {}: {}", self.format.name(), self.format.description())?;
         writeln!(f, "device  {}", self.device)?;
         let (quantized, passed_through) = self.tables();
         if quantized.is_empty() {

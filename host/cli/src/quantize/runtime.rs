@@ -2,12 +2,16 @@
 
 use oxtile::{
     Buffer, HostElement, Kind, Result, Runtime, Stream, kernels,
-    num::{bf16, e4m3, f16, ue8m0},
-    quantize::{Amax, Mxfp8, mxfp8::Mxfp8Number},
+    num::{bf16, e2m1x2, e4m3, f16, ue8m0},
+    quantize::{
+        Amax, Mxfp8, Nvfp4,
+        mxfp8::Mxfp8Number,
+        nvfp4::{self, Nvfp4Number},
+    },
 };
 use oxtile_tile::launch::Kernel;
 
-use super::{DeviceError, Elements, Mxfp8Device, Mxfp8Output, report::DeviceChoice};
+use super::{DeviceError, Elements, QuantizeDevice, QuantizedRows, Scheme, report::DeviceChoice};
 use crate::{Error, arguments};
 
 /// The first device of a runtime, with the kernels of the job.
@@ -20,11 +24,12 @@ pub struct RuntimeDevice {
     bf16: Kernels<bf16>,
 }
 
-/// The two kernels for one input type.
+/// The kernels for one input type.
 #[derive(Debug)]
-struct Kernels<T: Mxfp8Number<e4m3>> {
+struct Kernels<T: Number> {
     amax: Amax<T>,
     mxfp8: Mxfp8<T>,
+    nvfp4: Nvfp4<T>,
 }
 
 impl RuntimeDevice {
@@ -63,39 +68,84 @@ pub fn open(requested: arguments::Device) -> std::result::Result<(RuntimeDevice,
     Ok((device, DeviceChoice { requested: requested.name(), name, reason }))
 }
 
-impl Mxfp8Device for RuntimeDevice {
+impl QuantizeDevice for RuntimeDevice {
     fn name(&self) -> String {
         self.name.clone()
     }
 
-    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> std::result::Result<Mxfp8Output, DeviceError> {
+    fn amax(&mut self, input: Elements<'_>) -> std::result::Result<f32, DeviceError> {
+        let amax = match input {
+            Elements::F32(input) => self.f32.amax(&self.stream, input),
+            Elements::F16(input) => self.f16.amax(&self.stream, input),
+            Elements::Bf16(input) => self.bf16.amax(&self.stream, input),
+        };
+        amax.map_err(DeviceError::new)
+    }
+
+    fn quantize(
+        &mut self,
+        scheme: Scheme,
+        rows: usize,
+        columns: usize,
+        input: Elements<'_>,
+    ) -> std::result::Result<QuantizedRows, DeviceError> {
         let shape = [rows as u64, columns as u64];
         let output = match input {
-            Elements::F32(input) => self.f32.run(&self.stream, input, shape),
-            Elements::F16(input) => self.f16.run(&self.stream, input, shape),
-            Elements::Bf16(input) => self.bf16.run(&self.stream, input, shape),
+            Elements::F32(input) => self.f32.quantize(&self.stream, scheme, input, shape),
+            Elements::F16(input) => self.f16.quantize(&self.stream, scheme, input, shape),
+            Elements::Bf16(input) => self.bf16.quantize(&self.stream, scheme, input, shape),
         };
         output.map_err(DeviceError::new)
     }
 }
 
-impl<T: Mxfp8Number<e4m3>> Kernels<T>
+impl<T: Number> Kernels<T>
 where
     kernels::amax::Amax<T>: for<'a> Kernel<Args<'a> = kernels::amax::AmaxArgs<'a, T>>,
 {
     fn load(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: Amax::new(runtime)?, mxfp8: Mxfp8::new(runtime)? })
+        Ok(Self { amax: Amax::new(runtime)?, mxfp8: Mxfp8::new(runtime)?, nvfp4: Nvfp4::new(runtime)? })
     }
 
-    fn run<H: HostElement<Device = T>>(&self, stream: &Stream, input: &[H], shape: [u64; 2]) -> Result<Mxfp8Output> {
+    fn amax<H: HostElement<Device = T>>(&self, stream: &Stream, input: &[H]) -> Result<f32> {
+        let (input, mut amax) = (Buffer::<T>::from_slice(stream, input)?, Buffer::uninitialised(stream, 1)?);
+        self.amax.run(stream, input.view(), &mut amax)?;
+        Ok(amax.to_vec(stream)?[0])
+    }
+
+    fn quantize<H: HostElement<Device = T>>(&self, stream: &Stream, scheme: Scheme, input: &[H], shape: [u64; 2]) -> Result<QuantizedRows> {
         let input = Buffer::<T>::from_slice(stream, input)?;
+        match scheme {
+            Scheme::Mxfp8 => self.mxfp8(stream, &input, shape),
+            Scheme::Nvfp4 { amax } => self.nvfp4(stream, &input, shape, amax),
+        }
+    }
+
+    fn mxfp8(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2]) -> Result<QuantizedRows> {
         let mut amax = Buffer::uninitialised(stream, 1)?;
         self.amax.run(stream, input.view(), &mut amax)?;
         let quantized = self.mxfp8.quantize(stream, input.view(), shape)?;
-        Ok(Mxfp8Output {
+        Ok(QuantizedRows {
             data: quantized.data.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
             scales: quantized.scales.to_vec(stream)?.into_iter().map(ue8m0::to_bits).collect(),
             amax: amax.to_vec(stream)?[0],
         })
     }
+
+    fn nvfp4(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2], amax: f32) -> Result<QuantizedRows> {
+        let tensor_amax = Buffer::from_slice(stream, &[amax])?;
+        let mut data = Buffer::uninitialised(stream, input.len() / 2)?;
+        let mut scales = Buffer::uninitialised(stream, nvfp4::scale_count(shape)?)?;
+        self.nvfp4.quantize_rows(stream, input.view(), shape, tensor_amax.view(), data.view_mut(), scales.view_mut())?;
+        Ok(QuantizedRows {
+            data: data.to_vec(stream)?.into_iter().map(e2m1x2::to_bits).collect(),
+            scales: scales.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
+            amax,
+        })
+    }
 }
+
+/// A number type that every format takes.
+trait Number: Mxfp8Number<e4m3> + Nvfp4Number {}
+
+impl<T: Mxfp8Number<e4m3> + Nvfp4Number> Number for T {}

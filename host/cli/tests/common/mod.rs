@@ -1,4 +1,4 @@
-//! What the tests of the command line share: files made by hand, a scalar MXFP8 quantizer, the binary.
+//! What the tests of the command line share: files made by hand, scalar quantizers, the binary.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 use oxtile_cli::{
     progress::Progress,
     quantize::{
-        self, DeviceError, Elements, Mxfp8Device, Mxfp8Output, Outcome,
+        self, DeviceError, Elements, Format, Outcome, QuantizeDevice, QuantizedRows, Scheme,
         job::JobError,
         report::{DeviceChoice, Report},
     },
@@ -46,9 +46,14 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Quantizes with the scalar quantizer.
+/// Quantizes to MXFP8 with the scalar quantizer.
 pub fn quantize(input: &Path, output: &Path) -> Result<Outcome, JobError> {
-    quantize::run(input, output, &mut Scalar, &mut Progress::hidden())
+    quantize_to(Format::Mxfp8, input, output)
+}
+
+/// Quantizes with the scalar quantizer.
+pub fn quantize_to(format: Format, input: &Path, output: &Path) -> Result<Outcome, JobError> {
+    quantize::run(input, output, format, &mut Scalar, &mut Progress::hidden())
 }
 
 /// Quantizes with the scalar quantizer and returns the JSON report.
@@ -81,32 +86,75 @@ pub fn small_checkpoint(folder: &Path) -> PathBuf {
     path
 }
 
-/// MXFP8 by its definition, one element at a time. It shares no code with the kernels.
+/// The formats by their definitions, one element at a time. It shares no code with the kernels.
 pub struct Scalar;
 
-impl Mxfp8Device for Scalar {
+impl QuantizeDevice for Scalar {
     fn name(&self) -> String {
         "scalar".into()
     }
 
-    fn quantize(&mut self, rows: usize, columns: usize, input: Elements<'_>) -> Result<Mxfp8Output, DeviceError> {
-        let input: Vec<f32> = match input {
-            Elements::F32(input) => input.to_vec(),
-            Elements::F16(input) => input.iter().map(|x| x.to_f32()).collect(),
-            Elements::Bf16(input) => input.iter().map(|x| x.to_f32()).collect(),
-        };
-        assert_eq!(input.len(), rows * columns, "the elements are a matrix");
-        assert_eq!(columns % 32, 0, "rows are whole blocks");
-        let (mut data, mut scales, mut amax) = (Vec::new(), Vec::new(), 0f32);
-        for block in input.chunks_exact(32) {
-            let block_amax = block.iter().fold(0f32, |amax, x| amax.max(x.abs()));
-            let scale = e8m0_round_up(block_amax * (1.0 / 448.0));
-            amax = amax.max(block_amax);
-            scales.push(scale);
-            data.extend(block.iter().map(|&x| e4m3(f64::from(x) * 2f64.powi(127 - i32::from(scale)))));
-        }
-        Ok(Mxfp8Output { data, scales, amax })
+    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
+        Ok(amax(&values(input)))
     }
+
+    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
+        let input = values(input);
+        assert_eq!(input.len(), rows * columns, "the elements are a matrix");
+        assert_eq!(columns % scheme.format().block() as usize, 0, "rows are whole blocks");
+        Ok(match scheme {
+            Scheme::Mxfp8 => mxfp8(&input),
+            Scheme::Nvfp4 { amax } => nvfp4(&input, amax),
+        })
+    }
+}
+
+fn values(input: Elements<'_>) -> Vec<f32> {
+    match input {
+        Elements::F32(input) => input.to_vec(),
+        Elements::F16(input) => input.iter().map(|x| x.to_f32()).collect(),
+        Elements::Bf16(input) => input.iter().map(|x| x.to_f32()).collect(),
+    }
+}
+
+fn amax(input: &[f32]) -> f32 {
+    input.iter().fold(0f32, |amax, x| amax.max(x.abs()))
+}
+
+fn mxfp8(input: &[f32]) -> QuantizedRows {
+    let (mut data, mut scales) = (Vec::new(), Vec::new());
+    for block in input.chunks_exact(32) {
+        let scale = e8m0_round_up(amax(block) * (1.0 / 448.0));
+        scales.push(scale);
+        data.extend(block.iter().map(|&x| e4m3(f64::from(x) * 2f64.powi(127 - i32::from(scale)))));
+    }
+    QuantizedRows { data, scales, amax: amax(input) }
+}
+
+/// TransformerEngine `core_nvfp4.cuh`; the amax is no NaN.
+fn nvfp4(input: &[f32], tensor_amax: f32) -> QuantizedRows {
+    let encode = match (2688.0 / tensor_amax).min(f32::MAX) {
+        encode if tensor_amax == 0.0 || encode == 0.0 => 1.0,
+        encode => encode,
+    };
+    let (mut data, mut scales) = (Vec::new(), Vec::new());
+    for block in input.chunks_exact(16) {
+        let scale = e4m3(f64::from((amax(block) * (encode * (1.0 / 6.0))).min(f32::MAX)));
+        let multiplier = (1.0 / (e4m3_magnitude(scale) as f32 * (1.0 / encode))).min(f32::MAX);
+        scales.push(scale);
+        data.extend(block.chunks_exact(2).map(|pair| e2m1(pair[0] * multiplier) | e2m1(pair[1] * multiplier) << 4));
+    }
+    QuantizedRows { data, scales, amax: tensor_amax }
+}
+
+/// The nearest E2M1 code, ties to the even one, saturating.
+fn e2m1(value: f32) -> u8 {
+    if value.is_nan() {
+        return 7;
+    }
+    let distance = |code: &u8| ([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(*code)] - value.abs().min(6.0)).abs();
+    let nearest = (0..8u8).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
+    nearest.expect("there are codes") | if value.is_sign_negative() { 8 } else { 0 }
 }
 
 /// The least power of two that is not below a non-negative number, between 2^-127 and 2^127, as an E8M0 code.
@@ -120,11 +168,15 @@ fn e4m3(value: f64) -> u8 {
     if value.is_nan() {
         return 0x7f;
     }
-    let magnitude = |code: u8| match (i32::from(code >> 3), f64::from(code & 7)) {
-        (0, mantissa) => mantissa * 2f64.powi(-9),
-        (exponent, mantissa) => (8.0 + mantissa) * 2f64.powi(exponent - 10),
-    };
-    let distance = |code: u8| (magnitude(code) - value.abs().min(448.0)).abs();
+    let distance = |code: u8| (e4m3_magnitude(code) - value.abs().min(448.0)).abs();
     let nearest = (0..=0x7eu8).min_by(|&a, &b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
     sign | nearest.expect("there are codes")
+}
+
+/// The value of a non-negative E4M3 code.
+fn e4m3_magnitude(code: u8) -> f64 {
+    match (i32::from(code >> 3), f64::from(code & 7)) {
+        (0, mantissa) => mantissa * 2f64.powi(-9),
+        (exponent, mantissa) => (8.0 + mantissa) * 2f64.powi(exponent - 10),
+    }
 }
