@@ -21,6 +21,9 @@ pub trait Magnitude: Float + Pod {
     /// The value of a running maximum, finite or +Inf, at least +0.
     fn finish(running: u32) -> f32;
 
+    /// The maximum of the elements at one place of their words, below [`PER_WORD`](Self::PER_WORD).
+    fn maximum_of(running: u32, place: usize) -> f32;
+
     /// The word that holds this element alone.
     fn to_word(self) -> u32;
 }
@@ -40,6 +43,11 @@ impl Magnitude for f32 {
 
     #[inline(always)]
     fn finish(running: u32) -> f32 {
+        f32::from_bits(running)
+    }
+
+    #[inline(always)]
+    fn maximum_of(running: u32, _: usize) -> f32 {
         f32::from_bits(running)
     }
 
@@ -70,6 +78,11 @@ macro_rules! half_magnitude {
             fn finish(running: u32) -> f32 {
                 let larger = Self::join(running, running >> 16);
                 $half::from_bits(larger as u16).to_f32()
+            }
+
+            #[inline(always)]
+            fn maximum_of(running: u32, place: usize) -> f32 {
+                $half::from_bits((running >> (16 * place)) as u16).to_f32()
             }
 
             #[inline(always)]

@@ -1,7 +1,7 @@
 //! Quantizes a random matrix to MXFP8 and back, on a GPU or on the emulator: `cargo run -p oxtile --example quantize`.
 
 use half::bf16;
-use oxtile::quantize::{Amax, Mxfp8};
+use oxtile::quantize::{Amax, Direction, Mxfp8};
 use oxtile::{Buffer, Result, Runtime, num};
 
 const SHAPE: [u64; 2] = [512, 1024];
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let input = Buffer::from_slice(&stream, &weights)?;
     let mut amax = Buffer::uninitialised(&stream, 1)?;
     amax_of.run(&stream, input.view(), &mut amax)?;
-    let quantized = mxfp8.quantize(&stream, input.view(), SHAPE)?;
+    let quantized = mxfp8.quantize(&stream, input.view(), SHAPE, Direction::Rows)?;
     let mut restored = Buffer::uninitialised(&stream, input.len())?;
     mxfp8.dequantize(&stream, &quantized, restored.view_mut())?;
 

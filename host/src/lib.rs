@@ -2,7 +2,7 @@
 //! emulator.
 //!
 //! ```
-//! use oxtile::quantize::{Amax, Mxfp8};
+//! use oxtile::quantize::{Amax, Direction, Mxfp8};
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
@@ -12,7 +12,7 @@
 //! let weights = Buffer::from_slice(&stream, &[0.5_f32; 4 * 64])?;
 //! let mut amax = Buffer::zeros(&stream, 1)?;
 //! Amax::new(&runtime)?.run(&stream, weights.view(), &mut amax)?;
-//! let quantized = Mxfp8::<f32>::new(&runtime)?.quantize(&stream, weights.view(), [4, 64])?;
+//! let quantized = Mxfp8::<f32>::new(&runtime)?.quantize(&stream, weights.view(), [4, 64], Direction::Rows)?;
 //!
 //! assert_eq!(amax.to_vec(&stream)?, [0.5]);
 //! // 0.5 / 448, rounded up to a power of two: 2^-9, whose code is 127 - 9.

@@ -10,7 +10,9 @@ use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{GridRun, Launch, Memory, Options};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
-use oxtile_kernels::mxfp8::{Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
+use oxtile_kernels::mxfp8::{
+    Mxfp8CastBoth, Mxfp8CastBothArgs, Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs,
+};
 use oxtile_kernels::nvfp4::{Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
 use oxtile_tile::launch::{
     ArgumentWords, DeviceLimits, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut, Kernel, KernelArgs,
@@ -40,6 +42,7 @@ const JOBS: &[Job] = &[
     Job { name: "amax", run: amax, equivalents: &[] },
     Job { name: "multi_amax", run: multi_amax, equivalents: &[] },
     Job { name: "mxfp8_cast_rows", run: mxfp8_cast_rows, equivalents: &[] },
+    Job { name: "mxfp8_cast_both", run: mxfp8_cast_both, equivalents: &[] },
     Job { name: "mxfp8_dequantize_rows", run: mxfp8_dequantize_rows, equivalents: &[] },
     Job { name: "nvfp4_cast_rows", run: nvfp4_cast_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
@@ -128,8 +131,9 @@ impl Device {
         let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
         let mut words = ArgumentWords::new();
         args.pack(&mut words);
-        let launch =
+        let mut launch =
             Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate).arguments(words.as_slice()).shared(K::INFO.shared_bytes);
+        launch.grid = [grid.x, grid.y, grid.z];
         let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
         let report = run.run().map_err(Outcome::Faulted)?;
         self.report.borrow_mut().merge(&report);
@@ -184,6 +188,22 @@ fn mxfp8_cast_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
     })?;
     scales = Elements::<ue8m0> { length: 76, ..scales };
     Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+/// 40 rows of 128: whole tiles, and tiles at an edge.
+fn mxfp8_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let input: Elements<bf16> = device.upload("input", &words(2560));
+    let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; 1280]), device.upload("row_scales", &[0; 40]));
+    let (mut column_data, mut column_scales) = (device.upload("column_data", &[0; 1280]), device.upload("column_scales", &[0; 64]));
+    device.launch::<Mxfp8CastBoth<bf16, e4m3>>(Mxfp8CastBothArgs {
+        input: input.view(),
+        row_data: row_data.view_mut(),
+        row_scales: row_scales.view_mut(),
+        column_data: column_data.view_mut(),
+        column_scales: column_scales.view_mut(),
+        columns: 128,
+    })?;
+    Ok([device.download(&row_data), device.download(&row_scales), device.download(&column_data), device.download(&column_scales)].concat())
 }
 
 fn mxfp8_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {

@@ -10,7 +10,6 @@ use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
 use super::*;
-use crate::magnitude::{Magnitude, of_vector};
 
 /// Vectors of the wide type that a lane keeps in flight.
 const STEPS: usize = 4;
@@ -46,9 +45,9 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastRowsArgs<'_, T, Q>, _: &DeviceLimi
 #[inline(always)]
 fn cast_tile<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, tile: u64) {
     let vectors: [_; STEPS] = core::array::from_fn(|step| input.load_vector(lane_element::<T>(tile, step)));
-    let codes: [_; STEPS] = core::array::from_fn(|step| block_scale::<T, Q>(vectors[step]));
+    let codes: [_; STEPS] = core::array::from_fn(|step| block_scale::<T, Q>(of_vector(vectors[step])));
     for step in 0..STEPS {
-        store_codes(data, lane_element::<T>(tile, step), vectors[step], codes[step]);
+        store_codes(data, lane_element::<T>(tile, step), vectors[step], [codes[step].reciprocal(); 8]);
     }
     // Of the lanes of a block, lane `step` stores the scale of their block in that step.
     let step = thread::lane() % lanes_a_block::<T>();
@@ -63,31 +62,11 @@ fn cast_tile<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scale
 fn cast_step<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, element: u64) {
     let inside = element < input.len();
     let vector = if inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
-    let code = block_scale::<T, Q>(vector);
+    let code = block_scale::<T, Q>(of_vector(vector));
     if inside {
-        store_codes(data, element, vector, code);
+        store_codes(data, element, vector, [code.reciprocal(); 8]);
         if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
             scales.store(element / BLOCK, code);
         }
     }
-}
-
-/// The scale of the block that this lane's vector is part of, agreed among its lanes.
-#[inline(always)]
-fn block_scale<T: Magnitude, Q: Fp8>(vector: Vector<T>) -> ue8m0 {
-    let mut running = of_vector(vector);
-    let mut flip = 1;
-    while flip < lanes_a_block::<T>() {
-        running = T::join(running, warp::shuffle_xor(running, flip));
-        flip *= 2;
-    }
-    scale_of::<Q>(T::finish(running))
-}
-
-/// `data[first..] = vector / scale`, rounded.
-#[inline(always)]
-fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Vector<T>, scale: ue8m0) {
-    let multiplier = scale.reciprocal();
-    let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * multiplier));
-    if Vector::<T>::LANES == 8 { data.store_pair(first, [four(0), four(4)]) } else { data.store_word(first, four(0)) }
 }

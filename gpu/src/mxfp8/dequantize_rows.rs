@@ -24,7 +24,7 @@ pub fn mxfp8_dequantize_rows<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue
         let mut element = lane_element::<T>(tile, 0);
         while element < data.len() {
             let codes = load_codes::<Q, T>(&data, element);
-            output.store_vector(element, decode::<Q, T>(codes, scales.load(element / BLOCK).to_f32()));
+            output.store_vector(element, decode::<Q, T>(codes, [scales.load(element / BLOCK).to_f32(); 8]));
             element += warp_tile::<T>(1);
         }
     }
@@ -49,17 +49,6 @@ fn dequantize_tile<Q: Fp8, T: Wide>(data: &Global<Q>, scales: &Global<ue8m0>, ou
     // By reference: an iterator that owns the array leaves it in local memory where the body is long (sm_80).
     for (step, codes) in codes.iter().enumerate() {
         let of_block = warp::shuffle(scale, block_in_tile::<T>(step as u32));
-        output.store_vector(lane_element::<T>(tile, step), decode::<Q, T>(*codes, of_block));
+        output.store_vector(lane_element::<T>(tile, step), decode::<Q, T>(*codes, [of_block; 8]));
     }
-}
-
-/// The codes of one output vector: 8, or 4 and nothing.
-#[inline(always)]
-fn load_codes<Q: Fp8, T: Wide>(data: &Global<Q>, first: u64) -> [u32; 2] {
-    if Vector::<T>::LANES == 8 { data.load_pair(first) } else { [data.load_word(first), 0] }
-}
-
-#[inline(always)]
-fn decode<Q: Fp8, T: Wide>([low, high]: [u32; 2], scale: f32) -> Vector<T> {
-    T::vector(Q::decode4(low).map(|x| x * scale), Q::decode4(high).map(|x| x * scale))
 }

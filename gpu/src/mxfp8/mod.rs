@@ -1,29 +1,42 @@
-//! MXFP8: 8-bit elements with one power-of-two scale for every 32 consecutive elements of a row.
+//! MXFP8: 8-bit elements with one power-of-two scale for every 32 consecutive elements of a row or of a column.
 //!
 //! Formats and rules: OCP Microscaling Formats 1.0; TransformerEngine `common/cast/mxfp8`. A tensor is
-//! `[rows, columns]`; the scales are compact, `[rows, ceil(columns / 32)]`, unpadded.
+//! `[rows, columns]` and so are its codes, in either direction; the scales are compact and unpadded,
+//! `[rows, ceil(columns / 32)]` rowwise and `[ceil(rows / 32), columns]` columnwise.
 //!
 //! With `amax` the block's largest magnitude and `max` the largest element code (448 or 57344),
 //! `scale = 2^e`, `e = ceil(log2(amax * fp32(1 / max)))` saturated to [-127, 127], and
 //! `code = rn_satfinite(x * 2^-e)`, all in `f32`, nothing contracted or flushed. A NaN element does not
 //! reach its block's amax and becomes a NaN code; an Inf gives the scale 2^127 and the largest code.
 
+mod cast_both;
+mod cast_columns;
 mod cast_rows;
+mod column_tile;
+mod dequantize_columns;
 mod dequantize_rows;
+mod ragged_columns;
 mod ragged_rows;
 
+pub use cast_both::{MXFP8_CAST_BOTH, Mxfp8CastBoth, Mxfp8CastBothArgs};
+pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArgs};
 pub use cast_rows::{MXFP8_CAST_ROWS, Mxfp8CastRows, Mxfp8CastRowsArgs};
+pub use dequantize_columns::{MXFP8_DEQUANTIZE_COLUMNS, Mxfp8DequantizeColumns, Mxfp8DequantizeColumnsArgs};
 pub use dequantize_rows::{MXFP8_DEQUANTIZE_ROWS, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
+pub use ragged_columns::{MXFP8_CAST_RAGGED_COLUMNS, Mxfp8CastRaggedColumns, Mxfp8CastRaggedColumnsArgs};
+pub use ragged_columns::{MXFP8_DEQUANTIZE_RAGGED_COLUMNS, Mxfp8DequantizeRaggedColumns, Mxfp8DequantizeRaggedColumnsArgs};
 pub use ragged_rows::{MXFP8_CAST_RAGGED_ROWS, Mxfp8CastRaggedRows, Mxfp8CastRaggedRowsArgs};
 pub use ragged_rows::{MXFP8_DEQUANTIZE_RAGGED_ROWS, Mxfp8DequantizeRaggedRows, Mxfp8DequantizeRaggedRowsArgs};
 
 use oxtile_tile::num::{Float, Fp8, Half, HalfPair, Pod, bf16, f16, ue8m0};
-use oxtile_tile::prelude::{Vector, thread, warp};
+use oxtile_tile::prelude::{Global, GlobalMut, Vector, thread, warp};
+
+use crate::magnitude::{Magnitude, of_vector};
 
 /// Elements that share a scale.
 pub const BLOCK: u64 = 32;
 
-/// Warps of a CUDA block; they share nothing.
+/// Warps of a CUDA block.
 const WARPS: u32 = 8;
 const THREADS: u32 = WARPS * warp::LANES;
 
@@ -57,6 +70,47 @@ fn block_in_tile<T>(step: u32) -> u32 {
 #[inline(always)]
 fn scale_of<Q: Fp8>(amax: f32) -> ue8m0 {
     ue8m0::from_magnitude(amax * Q::LARGEST_RECIPROCAL)
+}
+
+/// A block's scale beside its multiplier: eight codes alone would be packed into words before they are used.
+#[derive(Clone, Copy)]
+struct BlockScale {
+    code: ue8m0,
+    multiplier: f32,
+}
+
+/// The scale of the block that this lane's vector is part of, from its running maximum, agreed among the block's lanes.
+#[inline(always)]
+fn block_scale<T: Magnitude, Q: Fp8>(mut running: u32) -> ue8m0 {
+    let mut flip = 1;
+    while flip < lanes_a_block::<T>() {
+        running = T::join(running, warp::shuffle_xor(running, flip));
+        flip *= 2;
+    }
+    scale_of::<Q>(T::finish(running))
+}
+
+/// `data[first..] = vector * multipliers`, rounded; the four elements of an `f32` vector take the first four.
+#[inline(always)]
+fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Vector<T>, multipliers: [f32; 8]) {
+    let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * multipliers[from + i]));
+    if Vector::<T>::LANES == 8 { data.store_pair(first, [four(0), four(4)]) } else { data.store_word(first, four(0)) }
+}
+
+/// The codes of one vector of `T`: 8, or 4 and nothing.
+#[inline(always)]
+fn load_codes<Q: Fp8, T: Wide>(data: &Global<Q>, first: u64) -> [u32; 2] {
+    if Vector::<T>::LANES == 8 { data.load_pair(first) } else { [data.load_word(first), 0] }
+}
+
+/// The values of these codes times their scales, rounded to `T`.
+#[inline(always)]
+fn decode<Q: Fp8, T: Wide>([low, high]: [u32; 2], scales: [f32; 8]) -> Vector<T> {
+    let four = |codes, from: usize| {
+        let values = Q::decode4(codes);
+        core::array::from_fn(|i| values[i] * scales[from + i])
+    };
+    T::vector(four(low, 0), four(high, 4))
 }
 
 /// A wide number that 8-bit codes decode to.

@@ -7,7 +7,6 @@ use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
 use super::*;
-use crate::magnitude::Magnitude;
 
 /// Casts rows of `columns` elements; `scales` is `[rows, ceil(columns / 32)]`.
 #[kernel(threads = THREADS, grid = cast_grid)]

@@ -7,5 +7,5 @@ pub mod mxfp8;
 pub mod nvfp4;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
-pub use mxfp8::{Mxfp8, Mxfp8Tensor};
+pub use mxfp8::{Direction, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};

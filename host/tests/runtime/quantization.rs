@@ -1,7 +1,7 @@
 //! The host's side of quantization: shapes, alignment, what is loaded. The kernels' bits are shown elsewhere.
 
 use oxtile::num::{self, Float, e4m3};
-use oxtile::quantize::{Amax, MultiAmax, MultiAmaxPlan, Mxfp8, Nvfp4, mxfp8, nvfp4};
+use oxtile::quantize::{Amax, Direction, MultiAmax, MultiAmaxPlan, Mxfp8, Nvfp4, mxfp8, nvfp4};
 use oxtile::{Buffer, Error};
 
 use crate::support::{emulated, runtime, stream};
@@ -25,11 +25,34 @@ fn what_mxfp8_holds_exactly_comes_back() {
     for shape in [[4, 64], [3, 40], [5, 1], [0, 64], [64, 0], [33, 32]] {
         let values = exact(shape[0], shape[1]);
         let input = Buffer::from_slice(&stream, &values).unwrap();
-        let tensor = casts.quantize(&stream, input.view(), shape).unwrap();
+        let tensor = casts.quantize(&stream, input.view(), shape, Direction::Rows).unwrap();
         assert_eq!(tensor.scales.len(), shape[0] * shape[1].div_ceil(32));
         let mut output = Buffer::zeros(&stream, input.len()).unwrap();
         casts.dequantize(&stream, &tensor, output.view_mut()).unwrap();
         assert_eq!(output.to_vec(&stream).unwrap(), values, "shape {shape:?}");
+    }
+}
+
+/// What rows hold exactly, the columns of the transpose do.
+#[test]
+fn what_columns_hold_exactly_comes_back() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = Mxfp8::<f32>::new(&runtime).unwrap();
+    for [rows, columns] in [[64, 4], [40, 8], [33, 5], [0, 64], [64, 0]] {
+        let transposed = exact(columns, rows);
+        let values: Vec<f32> = (0..rows * columns).map(|i| transposed[(i % columns * rows + i / columns) as usize]).collect();
+        let input = Buffer::from_slice(&stream, &values).unwrap();
+        let pair = casts.quantize_both(&stream, input.view(), [rows, columns]).unwrap();
+        let alone = casts.quantize(&stream, input.view(), [rows, columns], Direction::Columns).unwrap();
+        let by_rows = casts.quantize(&stream, input.view(), [rows, columns], Direction::Rows).unwrap();
+        for (found, expected) in [(&pair.columns, &alone), (&pair.rows, &by_rows)] {
+            assert_eq!(found.data.to_vec(&stream).unwrap(), expected.data.to_vec(&stream).unwrap());
+            assert_eq!(found.scales.to_vec(&stream).unwrap(), expected.scales.to_vec(&stream).unwrap());
+        }
+        let mut output = Buffer::zeros(&stream, input.len()).unwrap();
+        casts.dequantize(&stream, &pair.columns, output.view_mut()).unwrap();
+        assert_eq!(output.to_vec(&stream).unwrap(), values, "shape {rows}x{columns}");
     }
 }
 
@@ -41,7 +64,7 @@ fn views_off_the_boundary_are_quantized_too() {
     let values = exact(2, 64);
     let shifted: Vec<_> = std::iter::once(9.0).chain(values.iter().copied()).map(half::bf16::from_f32).collect();
     let input = Buffer::from_slice(&stream, &shifted).unwrap();
-    let tensor = casts.quantize(&stream, input.view().slice(1, 129), [2, 64]).unwrap();
+    let tensor = casts.quantize(&stream, input.view().slice(1, 129), [2, 64], Direction::Rows).unwrap();
     let mut output = Buffer::zeros(&stream, 128).unwrap();
     casts.dequantize(&stream, &tensor, output.view_mut()).unwrap();
     let restored: Vec<half::bf16> = output.to_vec_as(&stream).unwrap();
@@ -54,10 +77,11 @@ fn shapes_that_do_not_fit_are_errors() {
     let stream = stream(&runtime);
     let casts = Mxfp8::<f32>::new(&runtime).unwrap();
     let input = Buffer::zeros(&stream, 64).unwrap();
-    let error = casts.quantize(&stream, input.view(), [1, 65]).unwrap_err();
+    let error = casts.quantize(&stream, input.view(), [1, 65], Direction::Rows).unwrap_err();
     assert_eq!(error.to_string(), "Mxfp8::quantize_rows, input: 64 elements where 65 are needed");
-    assert!(matches!(casts.quantize(&stream, input.view(), [u64::MAX, 2]), Err(Error::Invalid { .. })));
-    assert_eq!(mxfp8::scale_count([3, 65]).unwrap(), 9);
+    assert!(matches!(casts.quantize(&stream, input.view(), [u64::MAX, 2], Direction::Rows), Err(Error::Invalid { .. })));
+    assert_eq!(mxfp8::scale_count([3, 65], Direction::Rows).unwrap(), 9);
+    assert_eq!(mxfp8::scale_count([33, 65], Direction::Columns).unwrap(), 130);
 }
 
 /// Numbers that NVFP4 holds exactly: an amax of 2688, and in each block codes of E2M1 times one power of two, 6 times it among them.

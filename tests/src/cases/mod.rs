@@ -5,10 +5,14 @@ mod conformance;
 mod copy;
 mod element;
 mod mxfp8;
+mod mxfp8_columns;
 mod nvfp4;
 
 use crate::case::Case;
 
 pub fn all() -> Vec<Case> {
-    [copy::cases(), amax::cases(), mxfp8::cases(), nvfp4::cases(), conformance::cases()].into_iter().flatten().collect()
+    [copy::cases(), amax::cases(), mxfp8::cases(), mxfp8_columns::cases(), nvfp4::cases(), conformance::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

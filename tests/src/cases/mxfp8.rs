@@ -17,7 +17,7 @@ const SHAPES: [(usize, usize); 12] =
 const LARGE: [(usize, usize); 3] = [(993, 512), (256, 8192), (127, 4000)];
 
 /// An 8-bit format with the oracle's description of it.
-trait TestFp8: Fp8 + HostElement<Device = Self> {
+pub trait TestFp8: Fp8 + HostElement<Device = Self> {
     const FORMAT: &'static Format;
     fn code(self) -> u8;
     fn of_code(code: u8) -> Self;

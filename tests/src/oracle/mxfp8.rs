@@ -1,4 +1,4 @@
-//! Rowwise MXFP8: blocks of 32 along the last dimension, one power of two a block.
+//! MXFP8: blocks of 32 along the last dimension or, columnwise, along the first, one power of two a block.
 //!
 //! Formulas: TransformerEngine `common/cast/mxfp8/quantize_mxfp8.cuh`, OCP Microscaling Formats 1.0. With `max` the
 //! largest element value and all steps rounded to f32 as the formulas say,
@@ -15,12 +15,12 @@ use super::formats::{Format, e8m0};
 /// Elements that share a scale.
 pub const BLOCK: usize = 32;
 
-/// A tensor [M, K] in MXFP8.
+/// A tensor [M, K] in MXFP8, rowwise or columnwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantized {
     /// Element codes [M, K].
     pub data: Vec<u8>,
-    /// E8M0 codes [M, ceil(K / 32)], compact.
+    /// E8M0 codes [M, ceil(K / 32)] or, columnwise, [ceil(M / 32), K], compact.
     pub scales: Vec<u8>,
 }
 
@@ -52,6 +52,31 @@ pub fn dequantize(quantized: &Quantized, rows: usize, columns: usize, format: &F
         }
     }
     out
+}
+
+/// The columnwise cast of `x`, [rows, columns] row-major: 32 rows of one column share a scale, the last of them fewer.
+pub fn quantize_columns(x: &[f32], rows: usize, columns: usize, format: &Format) -> Quantized {
+    assert_eq!(x.len(), rows * columns);
+    let mut out = Quantized { data: vec![0; x.len()], scales: vec![0; rows.div_ceil(BLOCK) * columns] };
+    for first in (0..rows).step_by(BLOCK) {
+        for column in 0..columns {
+            let places: Vec<usize> = (first..rows.min(first + BLOCK)).map(|row| row * columns + column).collect();
+            let block: Vec<f32> = places.iter().map(|&place| x[place]).collect();
+            let scale = block_scale(&block, format);
+            out.scales[first / BLOCK * columns + column] = scale;
+            places.into_iter().zip(block).for_each(|(place, value)| out.data[place] = encode(value, scale, format));
+        }
+    }
+    out
+}
+
+/// The values of a columnwise cast, [rows, columns], in f32.
+pub fn dequantize_columns(quantized: &Quantized, rows: usize, columns: usize, format: &Format) -> Vec<f32> {
+    let value = |row: usize, column: usize| {
+        let scale = e8m0::decode(quantized.scales[row / BLOCK * columns + column]);
+        (format.decode(u32::from(quantized.data[row * columns + column])) * scale) as f32
+    };
+    (0..rows * columns).map(|i| value(i / columns, i % columns)).collect()
 }
 
 /// The E8M0 code of a block.
@@ -95,12 +120,29 @@ mod tests {
         }
     }
 
+    /// 33 rows of two columns by hand. 448 needs the scale 1 (code 127), 3.5 the scale 2^-7, and 896 the scale 2.
+    #[test]
+    fn columns_by_hand() {
+        let (mut x, mut data) = ([0.0; 66], [0; 66]);
+        (x[0], x[62], x[64]) = (448.0, -1.0, 896.0); // column 0: rows 0 and 31 share a block, row 32 has its own
+        (x[3], x[63], x[65]) = (3.5, 0.0, -0.0); // column 1: row 1, and zeros
+        (data[0], data[62], data[64]) = (0x7e, 0xb8, 0x7e);
+        (data[3], data[65]) = (0x7e, 0x80);
+        let expected = Quantized { data: data.to_vec(), scales: vec![127, 120, 128, 0] };
+        let found = quantize_columns(&x, 33, 2, &E4M3);
+        assert_eq!(found, expected);
+        assert_eq!(dequantize_columns(&found, 33, 2, &E4M3), x);
+    }
+
     #[test]
     fn empty_tensors() {
         for (rows, columns) in [(0, 32), (3, 0), (0, 0)] {
             let empty = quantize(&[], rows, columns, &E4M3);
             assert!(empty.data.is_empty() && empty.scales.is_empty());
             assert!(dequantize(&empty, rows, columns, &E4M3).is_empty());
+            let empty = quantize_columns(&[], rows, columns, &E4M3);
+            assert!(empty.data.is_empty() && empty.scales.is_empty());
+            assert!(dequantize_columns(&empty, rows, columns, &E4M3).is_empty());
         }
     }
 

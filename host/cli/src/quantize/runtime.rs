@@ -4,7 +4,7 @@ use oxtile::{
     Buffer, HostElement, Kind, Result, Runtime, Stream, kernels,
     num::{bf16, e2m1x2, e4m3, f16, ue8m0},
     quantize::{
-        Amax, Mxfp8, Nvfp4,
+        Amax, Direction, Mxfp8, Nvfp4,
         mxfp8::Mxfp8Number,
         nvfp4::{self, Nvfp4Number},
     },
@@ -124,7 +124,7 @@ where
     fn mxfp8(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2]) -> Result<QuantizedRows> {
         let mut amax = Buffer::uninitialised(stream, 1)?;
         self.amax.run(stream, input.view(), &mut amax)?;
-        let quantized = self.mxfp8.quantize(stream, input.view(), shape)?;
+        let quantized = self.mxfp8.quantize(stream, input.view(), shape, Direction::Rows)?;
         Ok(QuantizedRows {
             data: quantized.data.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
             scales: quantized.scales.to_vec(stream)?.into_iter().map(ue8m0::to_bits).collect(),

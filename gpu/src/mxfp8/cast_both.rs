@@ -1,0 +1,124 @@
+//! Rowwise and columnwise cast to MXFP8 in one pass over the input.
+//!
+//! Floor: 2 (bf16) + 2 + 2/32 bytes an element. The [tile](super::column_tile) of the columnwise cast: its lanes hold whole
+//! blocks of both directions. The input stays in registers; the scales of the columns are stored from
+//! there, those of the rows, two bytes a row and warp, meet in shared memory first.
+//!
+//! | barrier | waits for |
+//! |---|---|
+//! | `block::sync` | the row scales of all warps, before they are stored side by side |
+
+use oxtile_tile::num::{e4m3, e5m2};
+use oxtile_tile::prelude::*;
+
+use super::cast_columns::edge_scales;
+use super::column_tile::{ColumnTile, ROWS, ROWS_A_LANE, columns_a_block, raise, scales_of_columns, store_scales};
+use super::*;
+
+/// The row scales of a CUDA block, `[32, scales_a_row]`; `f32` needs half of it.
+type RowScales = SharedArray<ue8m0, { BLOCK as usize * scales_a_row::<bf16>() as usize }>;
+
+/// Where they meet.
+#[derive(SharedStorage)]
+struct Shared {
+    row_scales: RowScales,
+}
+
+/// Scales of a row in a CUDA block.
+const fn scales_a_row<T>() -> u32 {
+    columns_a_block::<T>() / BLOCK as u32
+}
+
+/// Casts rows of `columns` elements, whole vectors, in both directions: `row_data` and `column_data` have the shape of
+/// `input`, `row_scales` is `[rows, ceil(columns / 32)]`, `column_scales` `[ceil(rows / 32), columns]`.
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = 3)]
+#[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
+pub fn mxfp8_cast_both<T: Magnitude, Q: Fp8>(
+    input: Global<T>,
+    row_data: GlobalMut<Q>,
+    row_scales: GlobalMut<ue8m0>,
+    column_data: GlobalMut<Q>,
+    column_scales: GlobalMut<ue8m0>,
+    columns: u64,
+) {
+    let tile = ColumnTile::<T>::of_lane(columns);
+    let staged = Shared::claim().row_scales;
+    if tile.is_whole(input.len()) {
+        let vectors = tile.load(&input);
+        // Both maxima of a row at once, while its magnitudes are there.
+        let mut running = [0; 4];
+        let of_rows: [_; ROWS_A_LANE] = core::array::from_fn(|step| {
+            running = raise(running, vectors[step]);
+            of_vector(vectors[step])
+        });
+        let of_columns = scales_of_columns::<T, Q>(running);
+        if tile.row == 0 {
+            store_scales::<T>(&column_scales, tile.scale(), &of_columns);
+        }
+        let multipliers = of_columns.map(|scale| scale.multiplier);
+        for (step, vector) in vectors.iter().enumerate() {
+            let code = block_scale::<T, Q>(of_rows[step]);
+            stage(staged, &tile, step as u32, code);
+            let element = tile.element(step);
+            store_codes(&row_data, element, *vector, [code.reciprocal(); 8]);
+            store_codes(&column_data, element, *vector, multipliers);
+        }
+    } else {
+        let of_columns = edge_scales::<T, Q>(&input, &tile);
+        if tile.row == 0 && tile.is_inside(input.len()) {
+            store_scales::<T>(&column_scales, tile.scale(), &of_columns);
+        }
+        let multipliers = of_columns.map(|scale| scale.multiplier);
+        let mut step = 0;
+        tile.for_each_step(input.len(), |element, inside| {
+            let vector = if inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
+            let code = block_scale::<T, Q>(of_vector(vector));
+            stage(staged, &tile, step, code);
+            step += 1;
+            if inside {
+                store_codes(&row_data, element, vector, [code.reciprocal(); 8]);
+                store_codes(&column_data, element, vector, multipliers);
+            }
+        });
+    }
+    block::sync();
+    store_row_scales::<T>(&row_scales, staged, &tile, columns, input.len());
+}
+
+fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastBothArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let elements = args.input.len();
+    LaunchError::check_alignment("input", 16, args.input.address())?;
+    LaunchError::check_length("row_data", elements, args.row_data.len())?;
+    LaunchError::check_alignment("row_data", 8, args.row_data.address())?;
+    LaunchError::check_length("column_data", elements, args.column_data.len())?;
+    LaunchError::check_alignment("column_data", 8, args.column_data.address())?;
+    LaunchError::check_alignment("column_scales", 8, args.column_scales.address())?;
+    let grid = column_tile::grid::<T>("input", elements, args.columns, ("column_scales", args.column_scales.len()))?;
+    let rows = elements.checked_div(args.columns).unwrap_or(0);
+    LaunchError::check_length("row_scales", rows * args.columns.div_ceil(BLOCK), args.row_scales.len())?;
+    Ok(grid)
+}
+
+/// Puts the scale of the lane's block of one row where the CUDA block's meet.
+#[inline(always)]
+fn stage<T>(staged: RowScales, tile: &ColumnTile<T>, step: u32, code: ue8m0) {
+    if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
+        staged.store((step * ROWS + tile.row) * scales_a_row::<T>() + tile.vector / lanes_a_block::<T>(), code);
+    }
+}
+
+/// Stores the staged scales, those of a row side by side.
+#[inline(always)]
+fn store_row_scales<T>(scales: &GlobalMut<ue8m0>, staged: RowScales, tile: &ColumnTile<T>, columns: u64, length: u64) {
+    let blocks = columns.div_ceil(BLOCK);
+    let first = u64::from(block::index()[0]) * u64::from(scales_a_row::<T>());
+    let mut slot = thread::index();
+    while slot < BLOCK as u32 * scales_a_row::<T>() {
+        let row = tile.row_block * BLOCK + u64::from(slot / scales_a_row::<T>());
+        let block = first + u64::from(slot % scales_a_row::<T>());
+        if row * columns < length && block < blocks {
+            scales.store(row * blocks + block, staged.load(slot));
+        }
+        slot += THREADS;
+    }
+}
