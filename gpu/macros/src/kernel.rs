@@ -1,7 +1,7 @@
 //! `#[kernel]`.
 
-use proc_macro2::{Span, TokenStream};
-use quote::{format_ident, quote};
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::{Error, Expr, FnArg, Ident, ItemFn, Pat, Path, Result, ReturnType, Token, Type};
 
@@ -151,13 +151,16 @@ impl Expansion {
         let types: Vec<_> = self.parameters.iter().map(|p| &p.ty).collect();
         let docs = self.parameters.iter().map(|p| &p.doc);
         let doc = format!("The arguments of [`{}`].", self.marker);
+        let rest = self.unnamed_parameters();
         quote! {
             #[doc = #doc]
             #vis struct #args #impl_generics #clause {
                 #(#[doc = #docs] pub #names: <#types as ::oxtile_tile::launch::Parameter>::Argument<'a>,)*
+                #rest
             }
 
-            impl #impl_generics ::oxtile_tile::launch::KernelArgs for #args #type_generics #clause {
+            // SAFETY: one `Parameter` after the other, each of which packs what it names.
+            unsafe impl #impl_generics ::oxtile_tile::launch::KernelArgs for #args #type_generics #clause {
                 fn pack(&self, words: &mut ::oxtile_tile::launch::ArgumentWords) {
                     #(<#types as ::oxtile_tile::launch::Parameter>::pack(&self.#names, words);)*
                 }
@@ -167,6 +170,18 @@ impl Expansion {
                 }
             }
         }
+    }
+
+    /// The field for what no argument's type names: Rust wants every parameter of a struct used.
+    fn unnamed_parameters(&self) -> Option<TokenStream> {
+        let named: Vec<_> = self.parameters.iter().flat_map(|p| identifiers(p.ty.to_token_stream())).collect();
+        let types = self.function.sig.generics.type_params().map(|p| &p.ident);
+        let unnamed: Vec<_> = types.filter(|ident| !named.contains(ident)).collect();
+        let wanted = !unnamed.is_empty() || self.parameters.is_empty();
+        wanted.then(|| {
+            let doc = "Names the type parameters that no argument names: `PhantomData`.";
+            quote!(#[doc = #doc] pub marker: ::core::marker::PhantomData<fn(&'a ()) -> (#(#unnamed,)*)>,)
+        })
     }
 
     /// `impl Kernel` and the PTX entry of one instance, in a scope where the generic parameters are bound.
@@ -186,7 +201,8 @@ impl Expansion {
             const _: () = {
                 #(#bindings)*
 
-                impl ::oxtile_tile::launch::Kernel for #marker<#(#generics),*> {
+                // SAFETY: the entry, `emulate`, the arguments and the facts are made here of one signature.
+                unsafe impl ::oxtile_tile::launch::Kernel for #marker<#(#generics),*> {
                     const INFO: ::oxtile_tile::launch::KernelInfo = #info;
                     type Args<'a> = #args<'a, #(#generics),*>;
 
@@ -232,6 +248,7 @@ impl Expansion {
                 requires: #requires,
                 parameters: &[#(#names),*],
             }
+            .checked()
         }
     }
 
@@ -332,6 +349,16 @@ fn binding_argument(binding: &Binding) -> TokenStream {
         Binding::Type { parameter, .. } => quote!(#parameter),
         Binding::Const { parameter, .. } => quote!({ #parameter }),
     }
+}
+
+/// All identifiers of a type, at any depth.
+fn identifiers(tokens: TokenStream) -> Vec<Ident> {
+    let of_tree = |tree| match tree {
+        TokenTree::Ident(ident) => vec![ident],
+        TokenTree::Group(group) => identifiers(group.stream()),
+        TokenTree::Punct(_) | TokenTree::Literal(_) => Vec::new(),
+    };
+    tokens.into_iter().flat_map(of_tree).collect()
 }
 
 fn turbofish(generics: &[TokenStream]) -> TokenStream {

@@ -19,7 +19,8 @@ use syn::parse_macro_input;
 ///
 /// generates, beside the function itself,
 /// - `Scale<T>`, the type that names the kernel: `runtime.load::<Scale<bf16>>()`;
-/// - `ScaleArgs<'a, T>`, one public field a parameter, the host's side of it;
+/// - `ScaleArgs<'a, T>`, one public field a parameter, the host's side of it, and `marker: PhantomData` where the
+///   function has type parameters that no argument names;
 /// - `impl Kernel for Scale<bf16>` and every other listed instance;
 /// - `SCALE`, a `KernelFamily` that lists the instances, for the crate's registry;
 /// - for nvptx64, one `extern "ptx-kernel"` entry an instance (`scale__bf16`) and one comment line

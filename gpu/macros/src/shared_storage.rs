@@ -22,7 +22,10 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
             #[doc(hidden)]
             const #offset: u32 = (#end).next_multiple_of(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN);
         });
-        inits.push(quote!(#ident: <#ty as ::oxtile_tile::shared::SharedStorage>::at(offset + Self::#offset)));
+        inits.push(quote! {
+            // SAFETY: the caller vouches for the whole; `SIZE` counts this field at its offset, aligned.
+            #ident: unsafe { <#ty as ::oxtile_tile::shared::SharedStorage>::at(address + Self::#offset) }
+        });
         aligns.push(quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN));
         end = quote!(Self::#offset + <#ty as ::oxtile_tile::shared::SharedStorage>::SIZE);
     }
@@ -33,7 +36,9 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
             /// The block's arena, as this layout. Every thread gets the same addresses.
             #[inline(always)]
             pub fn claim() -> Self {
-                <Self as ::oxtile_tile::shared::SharedStorage>::at(::oxtile_tile::shared::arena())
+                // SAFETY: the arena starts here, 1024-byte aligned; that it has `SIZE` bytes, since the kernel says
+                // `shared = ...` of this layout, the emulator checks at every access.
+                unsafe { <Self as ::oxtile_tile::shared::SharedStorage>::at(::oxtile_tile::shared::arena()) }
             }
         }
 
@@ -42,7 +47,7 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
             const SIZE: u32 = (#end).next_multiple_of(<Self as ::oxtile_tile::shared::SharedStorage>::ALIGN);
 
             #[inline(always)]
-            fn at(offset: u32) -> Self {
+            unsafe fn at(address: u32) -> Self {
                 Self { #(#inits),* }
             }
         }

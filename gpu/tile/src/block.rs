@@ -45,8 +45,9 @@ impl SharedStorage for ReduceStorage {
     const ALIGN: u32 = <SharedArray<u32, 32> as SharedStorage>::ALIGN;
 
     #[inline(always)]
-    fn at(offset: u32) -> Self {
-        Self { partial: SharedArray::at(offset) }
+    unsafe fn at(address: u32) -> Self {
+        // SAFETY: passed on to the caller; this is that array.
+        Self { partial: unsafe { SharedArray::at(address) } }
     }
 }
 

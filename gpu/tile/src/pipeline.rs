@@ -26,7 +26,7 @@ impl SharedStorage for Mbarrier {
     const ALIGN: u32 = 8;
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address }
     }
 }
@@ -118,7 +118,7 @@ impl<S: SharedStorage, const STAGES: usize> SharedStorage for Pipeline<S, STAGES
     const ALIGN: u32 = crate::shared::max_align(&[S::ALIGN, Mbarrier::ALIGN]);
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address, stage: PhantomData }
     }
 }
@@ -154,17 +154,20 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
 
     #[inline(always)]
     fn memory(self, stage: u32) -> S {
-        S::at(self.address + stage * Self::STAGE)
+        // SAFETY: the ring lies in the arena and `SIZE` counts this stage.
+        unsafe { S::at(self.address + stage * Self::STAGE) }
     }
 
     #[inline(always)]
     fn full(self, stage: u32) -> Mbarrier {
-        Mbarrier::at(self.address + Self::FULL + stage * Mbarrier::SIZE)
+        // SAFETY: as `memory`; the barriers come after the stages.
+        unsafe { Mbarrier::at(self.address + Self::FULL + stage * Mbarrier::SIZE) }
     }
 
     #[inline(always)]
     fn empty(self, stage: u32) -> Mbarrier {
-        Mbarrier::at(self.address + Self::EMPTY + stage * Mbarrier::SIZE)
+        // SAFETY: as `full`.
+        unsafe { Mbarrier::at(self.address + Self::EMPTY + stage * Mbarrier::SIZE) }
     }
 }
 

@@ -16,7 +16,11 @@ pub trait SharedStorage: Sized {
     const ALIGN: u32;
 
     /// The piece at this shared address.
-    fn at(address: u32) -> Self;
+    ///
+    /// # Safety
+    /// [`SIZE`](Self::SIZE) bytes at `address`, a multiple of [`ALIGN`](Self::ALIGN), are in the block's arena, and only
+    /// handles of this type at this address name them while it is used.
+    unsafe fn at(address: u32) -> Self;
 }
 
 /// The shared address of the arena's first byte, 1024-byte aligned.
@@ -62,7 +66,7 @@ impl<T: Pod, const N: usize> SharedStorage for SharedArray<T, N> {
     const ALIGN: u32 = 16;
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address, element: PhantomData }
     }
 }
@@ -72,8 +76,9 @@ impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
     const ALIGN: u32 = S::ALIGN;
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
-        core::array::from_fn(|i| S::at(address + i as u32 * S::SIZE.next_multiple_of(S::ALIGN)))
+    unsafe fn at(address: u32) -> Self {
+        // SAFETY: the caller vouches for all pieces; they lie one after the other.
+        core::array::from_fn(|i| unsafe { S::at(address + i as u32 * S::SIZE.next_multiple_of(S::ALIGN)) })
     }
 }
 
@@ -151,7 +156,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize> SharedStorage for SharedTi
     const ALIGN: u32 = 128;
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address, element: PhantomData }
     }
 }

@@ -38,11 +38,7 @@ macro_rules! maps {
 
         impl<T: Pod, const ROWS: usize, const COLUMNS: usize> $map<T, ROWS, COLUMNS> {
             /// Bytes of a box: what an mbarrier is told to expect.
-            pub const BYTES: u32 = {
-                assert!(ROWS <= 256 && COLUMNS <= 256, "a box has at most 256 elements in each direction");
-                assert!(COLUMNS * size_of::<T>() % 16 == 0, "the rows of a box are multiples of 16 bytes");
-                (ROWS * COLUMNS * size_of::<T>()) as u32
-            };
+            pub const BYTES: u32 = box_bytes(ROWS, COLUMNS, size_of::<T>());
 
             /// The map encoded at `address`.
             ///
@@ -58,12 +54,21 @@ macro_rules! maps {
 
 maps!(TensorMap TensorMapMut);
 
+/// Bytes of a box that the copy engine can move without swizzle: then its rows have no span to stay within.
+/// CUDA driver API, `cuTensorMapEncodeTiled`, `boxDim`.
+const fn box_bytes(rows: usize, columns: usize, element_bytes: usize) -> u32 {
+    assert!(rows >= 1 && rows <= 256 && columns >= 1 && columns <= 256, "a box has 1 to 256 elements in each direction");
+    assert!((columns * element_bytes).is_multiple_of(16), "the rows of a box are multiples of 16 bytes");
+    (rows * columns * element_bytes) as u32
+}
+
 impl<T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMap<T, ROWS, COLUMNS> {
     /// Starts to load the box whose first element is at `row`, `column`; completes [`BYTES`](Self::BYTES) on
     /// `mbarrier`, boxes over the edge too.
     #[inline(always)]
     #[track_caller]
     pub fn load(&self, target: SharedTile<T, ROWS, COLUMNS>, [row, column]: [u32; 2], mbarrier: Mbarrier) {
+        const { assert!(Self::BYTES > 0) };
         // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
         unsafe { Target::load_tensor_2d(target.address(), self.address, [column, row], mbarrier.address()) };
     }
@@ -75,6 +80,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMapMut<T, ROWS, COLU
     #[inline(always)]
     #[track_caller]
     pub fn store(&self, [row, column]: [u32; 2], source: SharedTile<T, ROWS, COLUMNS>) {
+        const { assert!(Self::BYTES > 0) };
         // SAFETY: as `TensorMap::load`.
         unsafe { Target::store_tensor_2d(self.address, [column, row], source.address()) };
     }

@@ -57,17 +57,28 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMap<'a, T, ROWS,
 }
 
 impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMapMut<'a, T, ROWS, COLUMNS> {
-    /// As [`TensorMap::new`].
+    /// As [`TensorMap::new`]; takes the view, so that nothing else lends the matrix while the map is there:
+    ///
+    /// ```compile_fail,E0382
+    /// # use oxtile::{Buffer, Stream, tensor::TensorMapMut};
+    /// # fn twice(stream: &Stream, matrix: &mut Buffer<u32>) -> oxtile::Result<()> {
+    /// let view = matrix.view_mut();
+    /// let mut one = TensorMapMut::<_, 8, 32>::new(stream, view, [8, 32])?;
+    /// let other = TensorMapMut::<_, 8, 32>::new(stream, view, [8, 32])?;
+    /// # one.view_mut();
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`TensorMap::new`].
-    pub fn new(stream: &Stream, matrix: &'a DeviceViewMut<'a, T>, shape: [u64; 2]) -> Result<Self> {
+    pub fn new(stream: &Stream, matrix: DeviceViewMut<'a, T>, shape: [u64; 2]) -> Result<Self> {
         Ok(Self(TensorMap::encode(stream, matrix.address(), matrix.len(), shape, matrix.access("matrix"))?))
     }
 
     /// Lends the map to a kernel.
     pub fn view_mut(&mut self) -> DeviceTensorMapMut<'_, T, ROWS, COLUMNS> {
-        // SAFETY: as `TensorMap::view`; the view it was made from is borrowed for as long.
+        // SAFETY: as `TensorMap::view`; the map took the only view of the matrix.
         unsafe { DeviceTensorMapMut::from_raw(self.0.encoded.view().access("map"), self.0.matrix) }
     }
 }

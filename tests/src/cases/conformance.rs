@@ -207,8 +207,7 @@ fn tensor_boxes(runtime: &Runtime, stream: &Stream) -> Bytes {
     let (input, mut output) = (run.input(&words(rows * columns))?, run.output(rows * columns)?);
     let shape = [u64::from(rows), u64::from(columns)];
     let source = text(TensorMap::new(stream, input.view(), shape))?;
-    let view = output.view_mut();
-    let mut target = text(TensorMapMut::new(stream, &view, shape))?;
+    let mut target = text(TensorMapMut::new(stream, output.view_mut(), shape))?;
     run.launch::<TensorBoxes>(TensorBoxesArgs { input: source.view(), output: target.view_mut(), rows, columns })?;
     drop(target);
     run.bytes(&output)

@@ -14,11 +14,18 @@ pub use view::{BufferAccess, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, D
 pub use words::{ArgumentWords, WordReader};
 
 /// A kernel instance: what to load, what to pass, how many blocks. Implemented by `#[kernel]`.
+///
+/// # Safety
+/// A launch trusts this trait alone, so the implementor promises that
+/// - the entry [`INFO.name`](KernelInfo::name) of the package's PTX takes exactly the words that
+///   [`Args::pack`](KernelArgs::pack) appends, in that order and of those types;
+/// - [`emulate`](Self::emulate) reads the same words and runs the same function;
+/// - [`INFO`](Self::INFO) states what the entry was compiled for: its threads, cluster and shared memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a compiled kernel instance",
     note = "add its type parameters to the #[instances] of the kernel"
 )]
-pub trait Kernel {
+pub unsafe trait Kernel {
     /// The compile-time facts of this instance.
     const INFO: KernelInfo;
     /// The argument struct, one field a parameter.
@@ -59,6 +66,40 @@ pub struct KernelInfo {
     pub parameters: &'static [&'static str],
 }
 
+impl KernelInfo {
+    /// These facts, if a multiprocessor can hold such a block; `#[kernel]` asks at compile time. For the macro.
+    ///
+    /// Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0; a cluster of more
+    /// than 8 blocks is not portable.
+    ///
+    /// # Panics
+    /// If not, naming the option of `#[kernel]` that is wrong.
+    #[doc(hidden)]
+    pub const fn checked(self) -> Self {
+        assert!(
+            self.threads >= 32 && self.threads.is_multiple_of(32),
+            "`threads` must be a multiple of 32: a block is made of whole warps"
+        );
+        assert!(self.threads <= 1024, "`threads` must be at most 1024: the most that a block can have");
+        assert!(self.shared_bytes <= SHARED_BYTES, "`shared` must be at most 227 KiB: the most that a block can have");
+        assert!(self.cluster >= 1 && self.cluster <= 8, "`cluster` must be 1 to 8 blocks: larger ones are not portable");
+        assert!(self.min_blocks >= 1 && self.min_blocks <= 32, "`min_blocks` must be 1 to 32: the most that a multiprocessor holds");
+        assert!(
+            self.min_blocks * self.threads <= 2048,
+            "`min_blocks` times `threads` must be at most 2048: the threads of a multiprocessor"
+        );
+        // The driver keeps 1 KiB a block to itself.
+        assert!(
+            self.min_blocks * (self.shared_bytes + 1024) <= SHARED_BYTES + 1024,
+            "`min_blocks` times `shared`, and 1 KiB a block, must be at most 228 KiB: the shared memory of a multiprocessor"
+        );
+        self
+    }
+}
+
+/// Bytes of shared memory that one block can have.
+const SHARED_BYTES: u32 = 227 * 1024;
+
 /// All compiled instances of one kernel function.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelFamily {
@@ -68,8 +109,13 @@ pub struct KernelFamily {
     pub instances: &'static [KernelInfo],
 }
 
-/// The arguments of one launch.
-pub trait KernelArgs {
+/// The arguments of one launch. Implemented by `#[kernel]`.
+///
+/// # Safety
+/// The implementor promises that [`pack`](Self::pack) appends no address of memory that
+/// [`accesses`](Self::accesses) does not name, and that every access has the bounds and the `writes` of what the kernel
+/// does: a runtime orders and keeps alive what is named, and nothing else.
+pub unsafe trait KernelArgs {
     /// Appends the words that the kernel's parameters are unpacked from, in order.
     fn pack(&self, words: &mut ArgumentWords);
     /// Names every buffer that the kernel may touch.

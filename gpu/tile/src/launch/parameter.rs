@@ -11,7 +11,12 @@ use crate::tensor_map::{TensorMap, TensorMapMut};
     message = "`{Self}` cannot be a kernel parameter",
     note = "kernels take `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>`, `TensorMap`, `TensorMapMut`, u32, u64, i32, i64 and f32"
 )]
-pub trait Parameter: Sized {
+///
+/// # Safety
+/// The implementor promises that [`pack`](Self::pack) appends one word of the type [`First`](Self::First) and, unless it
+/// is `()`, one of the type [`Second`](Self::Second); that [`unpack`](Self::unpack) takes the same; and that
+/// [`access`](Self::access) names all memory behind them, as [`KernelArgs`](super::KernelArgs) demands.
+pub unsafe trait Parameter: Sized {
     /// The host's side of it: a view or the number itself.
     type Argument<'a>;
     /// The first PTX parameter.
@@ -34,7 +39,8 @@ pub trait Parameter: Sized {
 
 macro_rules! number_parameters {
     ($($number:ty => $to_word:expr, $from_word:expr;)*) => { $(
-        impl Parameter for $number {
+        // SAFETY: one word, which is no address.
+        unsafe impl Parameter for $number {
             type Argument<'a> = $number;
             type First = $number;
             type Second = ();
@@ -67,7 +73,8 @@ number_parameters! {
 
 macro_rules! view_parameter {
     ($parameter:ident, $view:ident, $pointer:ty) => {
-        impl<T: Pod> Parameter for $parameter<T> {
+        // SAFETY: an address and a length; `access` names that range.
+        unsafe impl<T: Pod> Parameter for $parameter<T> {
             type Argument<'a> = $view<'a, T>;
             type First = $pointer;
             type Second = u64;
@@ -99,7 +106,8 @@ macro_rules! view_parameter {
 view_parameter!(Global, DeviceView, *const T);
 view_parameter!(GlobalMut, DeviceViewMut, *mut T);
 
-impl<T: Pod> Parameter for GlobalTable<T> {
+// SAFETY: an address and a length; `accesses` names the table and every range in it.
+unsafe impl<T: Pod> Parameter for GlobalTable<T> {
     type Argument<'a> = DeviceTable<'a, T>;
     type First = *const u64;
     type Second = u64;
@@ -128,7 +136,8 @@ impl<T: Pod> Parameter for GlobalTable<T> {
 
 macro_rules! tensor_map_parameter {
     ($map:ident, $argument:ident, $writes:literal, |$lent:ident| $inner:expr) => {
-        impl<T: Pod, const ROWS: usize, const COLUMNS: usize> Parameter for $map<T, ROWS, COLUMNS> {
+        // SAFETY: one address; `accesses` names the map there and the matrix behind it.
+        unsafe impl<T: Pod, const ROWS: usize, const COLUMNS: usize> Parameter for $map<T, ROWS, COLUMNS> {
             type Argument<'a> = $argument<'a, T, ROWS, COLUMNS>;
             type First = *const u64;
             type Second = ();

@@ -90,9 +90,9 @@ impl<'a, T> DeviceViewMut<'a, T> {
         Self(unsafe { DeviceView::from_raw(address, length, owner) })
     }
 
-    /// The same memory for reading only.
-    pub const fn as_view(&self) -> &DeviceView<'a, T> {
-        &self.0
+    /// The same memory for reading only, while this view rests.
+    pub const fn as_view(&self) -> DeviceView<'_, T> {
+        self.0
     }
 
     /// Elements `start..end`, while this view rests.

@@ -1,0 +1,31 @@
+//! A type parameter that no argument names, and a kernel without arguments.
+use core::marker::PhantomData;
+
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::prelude::*;
+
+#[kernel(threads = 32, grid = limits_grid)]
+#[instances(T = [f32, bf16], U = [f32], N = [1, 2])]
+pub fn limits<T: Float, U: Float + oxtile_tile::num::Pod, const N: usize>(output: GlobalMut<U>) {
+    output.store(0, U::from_f32(T::MAX.to_f32()));
+}
+
+fn limits_grid<T: Float, U: Float + oxtile_tile::num::Pod, const N: usize>(_: &LimitsArgs<'_, T, U, N>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+#[kernel(threads = 32, grid = nothing_grid)]
+pub fn nothing() {}
+
+fn nothing_grid(_: &NothingArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+fn arguments(output: DeviceViewMut<'_, f32>) -> <Limits<bf16, f32, 2> as Kernel>::Args<'_> {
+    LimitsArgs { output, marker: PhantomData }
+}
+
+fn main() {
+    let _ = (arguments as fn(DeviceViewMut<'static, f32>) -> _, NothingArgs { marker: PhantomData });
+    assert_eq!(Limits::<bf16, f32, 2>::INFO.name, "limits__bf16__f32__n2");
+}
