@@ -70,8 +70,8 @@ impl<T: Pod> Global<T> {
     #[inline(always)]
     #[track_caller]
     pub fn load(&self, index: u64) -> T {
-        // SAFETY: `element` checked the index where this build checks; the maker vouched for the memory.
-        unsafe { Target::load_read_only(self.element(index, 1)) }
+        // SAFETY: `range` checked the index where this build checks; the maker vouched for the memory.
+        unsafe { Target::load_read_only(self.range(index, 1)) }
     }
 
     /// The 16 bytes that start at element `index`, whose address is a multiple of 16.
@@ -79,14 +79,14 @@ impl<T: Pod> Global<T> {
     #[track_caller]
     pub fn load_vector(&self, index: u64) -> Vector<T> {
         // SAFETY: as `load`.
-        Vector::from_words(unsafe { Target::load_read_only_vector(self.element(index, Vector::<T>::LANES as u64)) })
+        Vector::from_words(unsafe { Target::load_read_only_vector(self.range(index, Vector::<T>::LANES as u64)) })
     }
 
-    /// The device address of element `index`; an element past the end is allowed for an empty range.
+    /// The device address of element `index`, which is in the view.
     #[inline(always)]
     #[track_caller]
     pub fn address_of(&self, index: u64) -> u64 {
-        self.element(index, 1)
+        self.range(index, 1)
     }
 
     /// The 8 bytes that start at element `index`, whose address is a multiple of 8.
@@ -94,7 +94,7 @@ impl<T: Pod> Global<T> {
     #[track_caller]
     pub fn load_pair(&self, index: u64) -> [u32; 2] {
         // SAFETY: as `load`.
-        let pair: u64 = unsafe { Target::load_read_only(self.element(index, (8 / size_of::<T>()) as u64)) };
+        let pair: u64 = unsafe { Target::load_read_only(self.range(index, elements_of::<T>(8).into())) };
         [pair as u32, (pair >> 32) as u32]
     }
 
@@ -103,7 +103,7 @@ impl<T: Pod> Global<T> {
     #[track_caller]
     pub fn load_word(&self, index: u64) -> u32 {
         // SAFETY: as `load`.
-        unsafe { Target::load_read_only(self.element(index, (4 / size_of::<T>()) as u64)) }
+        unsafe { Target::load_read_only(self.range(index, elements_of::<T>(4).into())) }
     }
 
     /// Elements before the first that lies at a multiple of 16 bytes, at most all: from there on
@@ -114,14 +114,27 @@ impl<T: Pod> Global<T> {
         (bytes / size_of::<T>() as u64).min(self.length)
     }
 
+    /// The device address of `count` elements from `index` on, all in the view; none may stand at its end.
     #[inline(always)]
     #[track_caller]
-    fn element(&self, index: u64, count: u64) -> u64 {
+    pub(crate) fn range(&self, index: u64, count: u64) -> u64 {
         if Target::CHECKED && (index > self.length || self.length - index < count) {
-            Target::out_of_bounds(self.address, index + count - 1, self.length);
+            Target::out_of_bounds(self.address, index.saturating_add(count.saturating_sub(1)), self.length);
         }
         self.address + index * size_of::<T>() as u64
     }
+
+    /// An address that an asynchronous copy may name when it reads nothing, wherever its range would have been: the
+    /// 16 aligned bytes around the first element, which are of the same allocation.
+    #[inline(always)]
+    pub(crate) const fn address_of_nothing(&self) -> u64 {
+        self.address & !15
+    }
+}
+
+/// The elements that `bytes` touch.
+pub(crate) const fn elements_of<T>(bytes: u32) -> u32 {
+    bytes.div_ceil(size_of::<T>() as u32)
 }
 
 /// A table in device memory of views that nobody writes while the kernel runs: how one launch
@@ -202,7 +215,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn load(&self, index: u64) -> T {
         // SAFETY: as `Global::load`.
-        unsafe { <Target as GlobalMemory>::load(self.0.element(index, 1)) }
+        unsafe { <Target as GlobalMemory>::load(self.range(index, 1)) }
     }
 
     /// The 16 bytes that start at element `index`, whose address is a multiple of 16.
@@ -210,7 +223,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn load_vector(&self, index: u64) -> Vector<T> {
         // SAFETY: as `Global::load`.
-        Vector::from_words(unsafe { <Target as GlobalMemory>::load_vector(self.0.element(index, Vector::<T>::LANES as u64)) })
+        Vector::from_words(unsafe { <Target as GlobalMemory>::load_vector(self.range(index, Vector::<T>::LANES as u64)) })
     }
 
     /// Writes element `index`.
@@ -218,7 +231,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn store(&self, index: u64, value: T) {
         // SAFETY: as `Global::load`.
-        unsafe { <Target as GlobalMemory>::store(self.0.element(index, 1), value) };
+        unsafe { <Target as GlobalMemory>::store(self.range(index, 1), value) };
     }
 
     /// Writes the 4 bytes that start at element `index`, whose address is a multiple of 4.
@@ -226,7 +239,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn store_word(&self, index: u64, word: u32) {
         // SAFETY: as `Global::load`.
-        unsafe { <Target as GlobalMemory>::store(self.0.element(index, (4 / size_of::<T>()) as u64), word) };
+        unsafe { <Target as GlobalMemory>::store(self.range(index, elements_of::<T>(4).into()), word) };
     }
 
     /// Writes the 8 bytes that start at element `index`, whose address is a multiple of 8.
@@ -234,7 +247,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn store_pair(&self, index: u64, words: [u32; 2]) {
         // SAFETY: as `Global::load`.
-        unsafe { Target::store_pair(self.0.element(index, (8 / size_of::<T>()) as u64), words) };
+        unsafe { Target::store_pair(self.range(index, elements_of::<T>(8).into()), words) };
     }
 
     /// Writes the 16 bytes that start at element `index`, whose address is a multiple of 16.
@@ -242,14 +255,21 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn store_vector(&self, index: u64, value: Vector<T>) {
         // SAFETY: as `Global::load`.
-        unsafe { <Target as GlobalMemory>::store_vector(self.0.element(index, Vector::<T>::LANES as u64), value.words) };
+        unsafe { <Target as GlobalMemory>::store_vector(self.range(index, Vector::<T>::LANES as u64), value.words) };
     }
 
-    /// The device address of element `index`.
+    /// The device address of element `index`, which is in the view.
     #[inline(always)]
     #[track_caller]
     pub fn address_of(&self, index: u64) -> u64 {
-        self.0.element(index, 1)
+        self.range(index, 1)
+    }
+
+    /// As `Global::range`.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn range(&self, index: u64, count: u64) -> u64 {
+        self.0.range(index, count)
     }
 }
 

@@ -11,7 +11,7 @@
 use core::marker::PhantomData;
 
 use crate::arch::{AsyncCopy, BulkCopy, Fence, Mbarrier as _, Target};
-use crate::global::{Global, GlobalMut};
+use crate::global::{Global, GlobalMut, elements_of};
 use crate::num::Pod;
 use crate::shared::{SharedArray, SharedStorage};
 
@@ -65,6 +65,22 @@ impl Mbarrier {
         unsafe { <Target as crate::arch::Mbarrier>::wait(self.address, parity) };
     }
 
+    /// Whether the phase of this parity is complete, as [`wait`](Self::wait) but after a bounded time.
+    #[inline(always)]
+    #[track_caller]
+    pub fn try_wait(self, parity: u32) -> bool {
+        // SAFETY: as `arrive`.
+        unsafe { <Target as crate::arch::Mbarrier>::try_wait(self.address, parity) }
+    }
+
+    /// Gives its memory back for other use. One thread calls it, after the block has met behind the last wait.
+    #[inline(always)]
+    #[track_caller]
+    pub fn invalidate(self) {
+        // SAFETY: as `arrive`; that nobody waits is what the emulator checks.
+        unsafe { Target::invalidate(self.address) };
+    }
+
     /// Its shared address, for copies that complete on it.
     #[inline(always)]
     pub const fn address(self) -> u32 {
@@ -80,14 +96,13 @@ impl Mbarrier {
         self.load_part(target, source, start, N as u32);
     }
 
-    /// Starts a bulk copy of `count` elements; otherwise as [`load`](Self::load).
+    /// Starts a bulk copy of `count` elements, which both sides have; otherwise as [`load`](Self::load).
     #[inline(always)]
     #[track_caller]
     pub fn load_part<T: Pod, const N: usize>(self, target: SharedArray<T, N>, source: &Global<T>, start: u64, count: u32) {
-        // SAFETY: the handle's array is in the arena; the emulator checks the source range and that the bytes were announced.
-        unsafe {
-            <Target as BulkCopy>::load(target.address_of(0), source.address_of(start), count * size_of::<T>() as u32, self.address);
-        }
+        let (shared, global) = (target.range(0, count), source.range(start, count.into()));
+        // SAFETY: `range` checked both sides where this build checks; that the bytes were announced is what the emulator checks.
+        unsafe { <Target as BulkCopy>::load(shared, global, count * size_of::<T>() as u32, self.address) };
     }
 }
 
@@ -256,13 +271,36 @@ impl<S: Copy> Stage<S> {
     }
 }
 
-/// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async`); of
-/// them `valid` bytes are read, the rest becomes zero.
+/// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async.cg`); of
+/// them `valid` bytes are read, the rest becomes zero. Both sides lie at multiples of 16 bytes; with nothing to
+/// read, `start` may be anywhere.
 #[inline(always)]
 #[track_caller]
 pub fn copy_async<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64, valid: u32) {
-    // SAFETY: the handle's array is in the arena; the emulator checks both ranges.
-    unsafe { Target::copy_16(target.address_of(index), source.address_of(start), valid) };
+    let shared = target.range(index, elements_of::<T>(16));
+    let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
+    // SAFETY: `range` checked both sides where this build checks.
+    unsafe { Target::copy_16(shared, global, valid) };
+}
+
+/// Starts a copy of 4 bytes from element `start` to element `index` by this thread (`cp.async.ca`); both lie at
+/// multiples of 4 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_word<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64) {
+    let count = elements_of::<T>(4);
+    // SAFETY: as `copy_async`.
+    unsafe { Target::copy_4(target.range(index, count), source.range(start, count.into())) };
+}
+
+/// Starts a copy of 8 bytes from element `start` to element `index` by this thread (`cp.async.ca`); both lie at
+/// multiples of 8 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_pair<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64) {
+    let count = elements_of::<T>(8);
+    // SAFETY: as `copy_async`.
+    unsafe { Target::copy_8(target.range(index, count), source.range(start, count.into())) };
 }
 
 /// Closes a group of this thread's [`copy_async`].
@@ -279,13 +317,14 @@ pub fn wait_copies<const PENDING: u32>() {
     <Target as AsyncCopy>::wait::<PENDING>();
 }
 
-/// Starts a bulk copy of `count` elements of shared memory to device memory, by one thread. The shared
-/// memory was written before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
+/// Starts a bulk copy of the first `count` elements of shared memory to device memory, by one thread; both sides have
+/// them, at multiples of 16 bytes and in such a number. The shared memory was written before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
 #[inline(always)]
 #[track_caller]
 pub fn store_bulk<T: Pod, const N: usize>(target: &GlobalMut<T>, start: u64, source: SharedArray<T, N>, count: u32) {
-    // SAFETY: the handle's array is in the arena; the emulator checks the target range.
-    unsafe { <Target as BulkCopy>::store(target.address_of(start), source.address_of(0), count * size_of::<T>() as u32) };
+    let (global, shared) = (target.range(start, count.into()), source.range(0, count));
+    // SAFETY: `range` checked both sides where this build checks.
+    unsafe { <Target as BulkCopy>::store(global, shared, count * size_of::<T>() as u32) };
 }
 
 /// Closes a group of this thread's [`store_bulk`].

@@ -6,6 +6,7 @@
 use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
+use crate::global::elements_of;
 use crate::num::Pod;
 
 /// A piece of the arena.
@@ -87,8 +88,8 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[inline(always)]
     #[track_caller]
     pub fn load(self, index: u32) -> T {
-        // SAFETY: `element` checked the index where this build checks; the derive laid the array inside the arena.
-        unsafe { <Target as SharedMemory>::load(self.element(index, 1)) }
+        // SAFETY: `range` checked the index where this build checks; the derive laid the array inside the arena.
+        unsafe { <Target as SharedMemory>::load(self.range(index, 1)) }
     }
 
     /// Writes element `index`.
@@ -96,7 +97,7 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[track_caller]
     pub fn store(self, index: u32, value: T) {
         // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::store(self.element(index, 1), value) };
+        unsafe { <Target as SharedMemory>::store(self.range(index, 1), value) };
     }
 
     /// The 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
@@ -104,7 +105,7 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[track_caller]
     pub fn load_vector(self, index: u32) -> [u32; 4] {
         // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::load_vector(self.element(index, 16 / size_of::<T>() as u32)) }
+        unsafe { <Target as SharedMemory>::load_vector(self.range(index, elements_of::<T>(16))) }
     }
 
     /// Writes the 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
@@ -112,21 +113,22 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[track_caller]
     pub fn store_vector(self, index: u32, words: [u32; 4]) {
         // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::store_vector(self.element(index, 16 / size_of::<T>() as u32), words) };
+        unsafe { <Target as SharedMemory>::store_vector(self.range(index, elements_of::<T>(16)), words) };
     }
 
-    /// The shared address of element `index`, for copies.
+    /// The shared address of element `index`, which is in the array.
     #[inline(always)]
     #[track_caller]
     pub fn address_of(self, index: u32) -> u32 {
-        self.element(index, 1)
+        self.range(index, 1)
     }
 
+    /// The shared address of `count` elements from `index` on, all in the array.
     #[inline(always)]
     #[track_caller]
-    fn element(self, index: u32, count: u32) -> u32 {
+    pub(crate) fn range(self, index: u32, count: u32) -> u32 {
         if Target::CHECKED && (index as usize > N || N - (index as usize) < count as usize) {
-            Target::out_of_bounds_shared(self.address, u64::from(index) + u64::from(count) - 1, N as u64);
+            Target::out_of_bounds_shared(self.address, u64::from(index) + u64::from(count.saturating_sub(1)), N as u64);
         }
         self.address + index * size_of::<T>() as u32
     }

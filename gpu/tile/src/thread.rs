@@ -30,6 +30,14 @@ pub fn sleep(nanoseconds: u32) {
     Target::sleep(nanoseconds);
 }
 
+/// Nanoseconds on the device's clock, which ticks in steps of up to a microsecond; on the emulator a count of its steps.
+/// PTX `%globaltimer`.
+#[inline(always)]
+#[track_caller]
+pub fn timer() -> u64 {
+    Target::timer()
+}
+
 /// Ends the whole grid with an error.
 #[inline(always)]
 #[track_caller]

@@ -208,6 +208,11 @@ pub trait AsyncCopy {
     /// # Safety
     /// Both addresses are 4-byte aligned and there.
     unsafe fn copy_4(shared: u32, global: u64);
+    /// `cp.async.ca.shared.global 8`
+    ///
+    /// # Safety
+    /// Both addresses are 8-byte aligned and there.
+    unsafe fn copy_8(shared: u32, global: u64);
     /// `cp.async.commit_group`
     fn commit();
     /// `cp.async.wait_group PENDING`: at most `PENDING` groups of this thread are still under way.

@@ -73,25 +73,23 @@ impl Float for f32 {
     }
 }
 
-/// The parts that every number newtype has alike: bits in, bits out, `Debug`, `Element`.
-macro_rules! number {
-    ($(#[$doc:meta])* $name:ident($bits:ident), $width:literal bits) => {
+/// A newtype of an unsigned integer, every code of which is a value: bits in, bits out.
+macro_rules! coded {
+    ($(#[$doc:meta])* $name:ident($bits:ident)) => {
         $(#[$doc])*
-        ///
-        /// Equality compares codes: a NaN equals itself, and +0 differs from -0.
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
         #[repr(transparent)]
         pub struct $name($bits);
 
         impl $name {
-            /// The value with this code.
+            /// The value with this code; of a packed type, with these codes.
             #[inline(always)]
             pub const fn from_bits(bits: $bits) -> Self {
                 Self(bits)
             }
 
-            /// The code of the value.
+            /// The code of the value; of a packed type, the codes.
             #[inline(always)]
             pub const fn to_bits(self) -> $bits {
                 self.0
@@ -100,6 +98,18 @@ macro_rules! number {
 
         // SAFETY: a transparent newtype of an unsigned integer, of which every code is a value.
         unsafe impl $crate::num::Pod for $name {}
+    };
+}
+
+/// A number of a format: [`coded`] and an element of tensors.
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($bits:ident), $width:literal bits) => {
+        $crate::num::element::coded! {
+            $(#[$doc])*
+            ///
+            /// Equality compares codes: a NaN equals itself, and +0 differs from -0.
+            $name($bits)
+        }
 
         impl $crate::num::Element for $name {
             const NAME: &'static str = stringify!($name);
@@ -111,27 +121,14 @@ macro_rules! number {
 /// A packed vector of numbers in one register, first element in the low bits.
 macro_rules! packed {
     ($(#[$doc:meta])* $name:ident($bits:ident): [$scalar:ident; $lanes:literal], $lane_bits:ident) => {
-        $(#[$doc])*
-        ///
-        /// The first element is in the low bits. Equality compares codes.
-        #[allow(non_camel_case_types)]
-        #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-        #[repr(transparent)]
-        pub struct $name($bits);
+        $crate::num::element::coded! {
+            $(#[$doc])*
+            ///
+            /// The first element is in the low bits. Equality compares codes.
+            $name($bits)
+        }
 
         impl $name {
-            /// The vector with these codes.
-            #[inline(always)]
-            pub const fn from_bits(bits: $bits) -> Self {
-                Self(bits)
-            }
-
-            /// The codes of the vector.
-            #[inline(always)]
-            pub const fn to_bits(self) -> $bits {
-                self.0
-            }
-
             /// The vector of these elements, the first in the low bits.
             #[inline(always)]
             pub fn new(elements: [$scalar; $lanes]) -> Self {
@@ -158,9 +155,6 @@ macro_rules! packed {
             }
         }
 
-        // SAFETY: a transparent newtype of an unsigned integer, of which every code is a value.
-        unsafe impl $crate::num::Pod for $name {}
-
         impl core::fmt::Debug for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.debug_list().entries(self.elements()).finish()
@@ -180,4 +174,4 @@ macro_rules! debug_as_value {
     )* };
 }
 
-pub(super) use {debug_as_value, number, packed};
+pub(super) use {coded, debug_as_value, number, packed};

@@ -20,6 +20,12 @@ impl AsyncCopy for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    unsafe fn copy_8(shared: u32, global: u64) {
+        device::copy_async(shared, global, 8, 8);
+    }
+
+    #[inline(always)]
+    #[track_caller]
     fn commit() {
         device::copy_async_commit();
     }

@@ -21,6 +21,12 @@ impl AsyncCopy for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn copy_8(shared: u32, global: u64) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { asm!("cp.async.ca.shared.global [{0}], [{1}], 8;", in(reg32) shared, in(reg64) global, options(nostack)) };
+    }
+
+    #[inline(always)]
     fn commit() {
         // SAFETY: closes the group of this thread's copies.
         unsafe { asm!("cp.async.commit_group;", options(nostack)) };
