@@ -5,6 +5,7 @@ the outputs of the first. Shapes, data and results are those of the Rust side.
 
 MXFP8: OCP Microscaling Formats 1.0; TransformerEngine common/util/ptx_arch_spec.cuh (e8m0_round_up), common/util/ptx.cuh
 (exp2f_rcp, exp2f), common/cast/mxfp8/quantize_mxfp8.cuh. NVFP4: common/cast/nvfp4/core_nvfp4.cuh, dequantize_nvfp4.cuh.
+FP8: common/recipe/recipe_common.cuh.
 """
 
 import torch
@@ -85,6 +86,21 @@ def nvfp4_dequantize(data, scales, amax):
     factor = scales.float() * amax * (1.0 / 2688.0)
     wide = torch.where(codes > 7, -magnitude, magnitude) * factor.unsqueeze(-1)
     return wide.to(torch.bfloat16).view(rows, 2 * pairs)
+
+
+def fp8_cast(x, amax):
+    """E4M3 codes and the inverse of their one scale. No NaN or Inf in the input, no amax of 0."""
+    scale = exact_division(LARGEST, amax)
+    data = (x.float() * scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return data, exact_division(1.0, scale)
+
+
+def fp8_current_scaling(x):
+    return fp8_cast(x, x.abs().amax().float())
+
+
+def fp8_dequantize(data, inverse):
+    return (data.float() * inverse).to(torch.bfloat16)
 
 
 class Copy:
@@ -187,11 +203,45 @@ class Nvfp4DequantizeCompiled:
         return {"wide": first}
 
 
+class Fp8CurrentScalingCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(fp8_current_scaling)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x: compiled(x) for x in inputs]
+
+    def outputs(self, first):
+        return {"data": first[0], "scale_inverse": first[1]}
+
+
+class Fp8CastCompiled(Fp8CurrentScalingCompiled):
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(fp8_cast)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
+
+
+class Fp8DequantizeCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(fp8_dequantize)
+        inputs = [fp8_current_scaling(fill(pattern, set, dimensions)) for set in range(sets)]
+        self.launches = [lambda cast=cast: compiled(*cast) for cast in inputs]
+
+    def outputs(self, first):
+        return {"wide": first}
+
+
 PEERS = {
     "copy": Copy,
     "amax_compiled": AmaxCompiled,
     "multi_amax_compiled": MultiAmaxCompiled,
     "multi_amax_foreach": MultiAmaxForeach,
+    "fp8_current_scaling_compiled": Fp8CurrentScalingCompiled,
+    "fp8_cast_compiled": Fp8CastCompiled,
+    "fp8_dequantize_compiled": Fp8DequantizeCompiled,
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
     "nvfp4_cast_compiled": Nvfp4CastCompiled,

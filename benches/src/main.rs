@@ -17,7 +17,7 @@ Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | -
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
 
-  FAMILY          copy, amax, mxfp8, nvfp4, launch; all of them without
+  FAMILY          copy, amax, fp8, mxfp8, nvfp4, launch; all of them without
   --rounds N      rounds of each comparison, at least 30 (40)
   --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family
   --peers FOLDER  where server.py is (OXTILE_PEERS, beside this program, benches/peers)

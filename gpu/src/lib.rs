@@ -4,6 +4,7 @@
 
 pub mod amax;
 pub mod copy;
+pub mod fp8;
 pub mod magnitude;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -15,6 +16,9 @@ pub const KERNELS: &[KernelFamily] = &[
     amax::AMAX,
     amax::MULTI_AMAX,
     copy::COPY_WORDS,
+    fp8::FP8_CAST,
+    fp8::FP8_CAST_DELAYED,
+    fp8::FP8_DEQUANTIZE,
     mxfp8::MXFP8_CAST_ROWS,
     mxfp8::MXFP8_CAST_RAGGED_ROWS,
     mxfp8::MXFP8_CAST_COLUMNS,

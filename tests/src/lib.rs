@@ -7,6 +7,9 @@ pub mod oracle;
 #[path = "../golden/golden.rs"]
 mod golden;
 #[cfg(test)]
+#[path = "../golden/fp8.rs"]
+mod golden_fp8;
+#[cfg(test)]
 #[path = "../golden/mxfp8.rs"]
 mod golden_mxfp8;
 #[cfg(test)]

@@ -10,6 +10,7 @@ use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{GridRun, Launch, Memory, Options};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
+use oxtile_kernels::fp8::*;
 use oxtile_kernels::mxfp8::{
     Mxfp8CastBoth, Mxfp8CastBothArgs, Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs,
 };
@@ -41,6 +42,9 @@ const JOBS: &[Job] = &[
     Job { name: "copy_words", run: copy_words, equivalents: &[] },
     Job { name: "amax", run: amax, equivalents: &[] },
     Job { name: "multi_amax", run: multi_amax, equivalents: &[] },
+    Job { name: "fp8_cast", run: fp8_cast, equivalents: &[] },
+    Job { name: "fp8_cast_delayed", run: fp8_cast_delayed, equivalents: &[] },
+    Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
     Job { name: "mxfp8_cast_rows", run: mxfp8_cast_rows, equivalents: &[] },
     Job { name: "mxfp8_cast_both", run: mxfp8_cast_both, equivalents: &[] },
     Job { name: "mxfp8_dequantize_rows", run: mxfp8_dequantize_rows, equivalents: &[] },
@@ -175,6 +179,44 @@ fn multi_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
     let args = MultiAmaxArgs { tensors: table, first_tiles: first.view(), slots: slots.view(), outputs: outputs.view_mut() };
     device.launch::<MultiAmax<bf16>>(args)?;
     Ok(device.download(&outputs))
+}
+
+/// Two CUDA blocks, the second with an incomplete vector.
+fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(4610)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scale_inverse) = (device.upload("data", &[0; 2305]), device.upload("scale_inverse", &[0]));
+    device.launch::<Fp8Cast<bf16, e4m3>>(Fp8CastArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&scale_inverse)].concat())
+}
+
+fn fp8_cast_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, scale) = (device.upload::<bf16>("input", &words(4610)), device.upload("scale", &[3f32.to_bits()]));
+    let (mut data, mut amax) = (device.upload("data", &[0; 2305]), device.upload("amax", &[0]));
+    device.launch::<Fp8CastDelayed<bf16, e4m3>>(Fp8CastDelayedArgs {
+        input: input.view(),
+        scale: scale.view(),
+        data: data.view_mut(),
+        amax: amax.view_mut(),
+    })?;
+    Ok([device.download(&data), device.download(&amax)].concat())
+}
+
+fn fp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scale_inverse) = (device.upload("data", &words(1201)), device.upload("scale_inverse", &[3f32.to_bits()]));
+    let mut output = device.upload("output", &[0; 2402]);
+    device.launch::<Fp8Dequantize<e4m3, bf16>>(Fp8DequantizeArgs {
+        data: data.view(),
+        scale_inverse: scale_inverse.view(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
 }
 
 fn mxfp8_cast_rows(device: &Device) -> Result<Vec<u32>, Outcome> {

@@ -106,6 +106,12 @@ impl<T: Pod> Global<T> {
         unsafe { Target::load_read_only(self.range(index, elements_of::<T>(4).into())) }
     }
 
+    /// The device address that the view starts at, of an empty one too: what alignment is judged by.
+    #[inline(always)]
+    pub const fn start(&self) -> u64 {
+        self.address
+    }
+
     /// Elements before the first that lies at a multiple of 16 bytes, at most all: from there on
     /// vectors may be loaded.
     #[inline(always)]
@@ -256,6 +262,12 @@ impl<T: Pod> GlobalMut<T> {
     pub fn store_vector(&self, index: u64, value: Vector<T>) {
         // SAFETY: as `Global::load`.
         unsafe { <Target as GlobalMemory>::store_vector(self.range(index, Vector::<T>::LANES as u64), value.words) };
+    }
+
+    /// The device address that the view starts at, of an empty one too: what alignment is judged by.
+    #[inline(always)]
+    pub const fn start(&self) -> u64 {
+        self.0.address
     }
 
     /// The device address of element `index`, which is in the view.

@@ -1,0 +1,76 @@
+//! FP8: E4M3 or E5M2 elements whose scales are f32, one for a tensor.
+//!
+//! Rules: TransformerEngine `common/recipe/recipe_common.cuh`, `common/recipe/current_scaling.cu`. With `amax` the largest magnitude
+//! and `LARGEST` the largest element (448 or 57344), every step rounded to `f32`, nothing contracted or flushed:
+//!
+//! ```text
+//! scale   = LARGEST / max(amax, epsilon)       1 where that maximum is 0, Inf or NaN; the input type's
+//!                                              or f32's largest value where the quotient is Inf
+//! scale   = 2^floor(log2(scale))               if powers of two are asked for
+//! code    = rn_satfinite(x * scale)
+//! inverse = 1 / scale
+//! value   = code * inverse
+//! ```
+//!
+//! A NaN element does not reach `amax` and becomes a NaN code; beside an Inf the scale is 1 and the Inf becomes the
+//! largest code.
+
+mod cast;
+mod dequantize;
+mod run;
+
+pub use cast::{FP8_CAST, FP8_CAST_DELAYED, Fp8Cast, Fp8CastArgs, Fp8CastDelayed, Fp8CastDelayedArgs};
+pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
+
+use oxtile_tile::num::{Float, Fp8, Pod};
+use oxtile_tile::prelude::{Global, Vector};
+
+use crate::mxfp8::Wide;
+
+/// Threads of a CUDA block.
+const THREADS: u32 = 256;
+
+/// How a scale is made of an amax.
+#[derive(Clone, Copy)]
+struct ScaleRule {
+    /// A smaller amax counts as this.
+    epsilon: f32,
+    /// Whether the scale is rounded down to a power of two.
+    power_of_two: bool,
+    /// The scale where it would be Inf.
+    largest: f32,
+}
+
+impl ScaleRule {
+    /// The factor that takes a tensor or block with this amax to the range of `Q`.
+    #[inline(always)]
+    fn scale<Q: Fp8>(self, amax: f32) -> f32 {
+        // A NaN is not below epsilon.
+        let amax = if amax < self.epsilon { self.epsilon } else { amax };
+        let quotient = Q::LARGEST / amax;
+        let scale = if quotient == f32::INFINITY { self.largest } else { quotient };
+        let kept = if self.power_of_two { 0xff80_0000 } else { u32::MAX };
+        let is_usable = amax != 0.0 && amax.abs() < f32::INFINITY;
+        if is_usable { f32::from_bits(scale.to_bits() & kept) } else { 1.0 }
+    }
+}
+
+/// The codes of one vector of `T` times `scale`: eight, or four and nothing.
+#[inline(always)]
+fn encode<T: Float + Pod, Q: Fp8>(vector: Vector<T>, scale: f32) -> [u32; 2] {
+    let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * scale));
+    [four(0), if Vector::<T>::LANES == 8 { four(4) } else { 0 }]
+}
+
+/// The codes of one vector of `T`: eight, or four and nothing.
+#[inline(always)]
+fn load_codes<Q: Fp8, T: Pod>(data: &Global<Q>, first: u64) -> [u32; 2] {
+    if Vector::<T>::LANES == 8 { data.load_pair(first) } else { [data.load_word(first), 0] }
+}
+
+/// The values of these codes times `factor`, rounded to `T`.
+#[inline(always)]
+fn decode<Q: Fp8, T: Wide>([low, high]: [u32; 2], factor: f32) -> Vector<T> {
+    let four = |codes| Q::decode4(codes).map(|value| value * factor);
+    T::vector(four(low), four(high))
+}

@@ -1,0 +1,109 @@
+//! One scale for a tensor, from its own amax.
+
+use std::fmt;
+
+use oxtile_kernels::amax::AmaxArgs;
+use oxtile_kernels::fp8::{Fp8CastArgs, Fp8DequantizeArgs};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Fp8, e4m3};
+
+use super::{Fp8Number, ScaleOptions, check};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+
+/// The casts between `T` and FP8 elements `Q` with one scale for a tensor, which is made on the device of the tensor's amax.
+///
+/// A cast is two passes over the tensor, one for its amax. The host waits for neither.
+///
+/// ```
+/// use oxtile::quantize::{CurrentScaling, ScaleOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let stream = runtime.device(0)?.stream()?;
+/// let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default())?;
+///
+/// let activations = Buffer::from_slice(&stream, &[224.0_f32, -1.03, 0.0, 5.0])?;
+/// let quantized = casts.quantize(&stream, activations.view())?;
+/// let mut restored = Buffer::<f32>::uninitialised(&stream, 4)?;
+/// casts.dequantize(&stream, &quantized, restored.view_mut())?;
+///
+/// assert_eq!(quantized.scale_inverse.to_vec(&stream)?, [0.5]);
+/// assert_eq!(restored.to_vec(&stream)?, [224.0, -1.0, 0.0, 5.0]);
+/// # Ok(()) }
+/// ```
+pub struct CurrentScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
+    amax: Loaded<T::Amax>,
+    cast: Loaded<T::Cast>,
+    dequantize: Loaded<T::Dequantize>,
+    options: ScaleOptions,
+}
+
+/// A quantized tensor in device memory.
+#[derive(Debug)]
+pub struct Fp8Tensor<Q = e4m3> {
+    /// The codes, in the order of the input.
+    pub data: Buffer<Q>,
+    /// What codes are multiplied by, one element.
+    pub scale_inverse: Buffer<f32>,
+    /// The largest magnitude that the scale was made of, one element.
+    pub amax: Buffer<f32>,
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
+        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, dequantize: runtime.load()?, options })
+    }
+
+    /// Quantizes a tensor into new buffers: finds its amax, then casts.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
+        let mut tensor = Fp8Tensor {
+            data: Buffer::uninitialised(stream, input.len())?,
+            scale_inverse: Buffer::uninitialised(stream, 1)?,
+            amax: Buffer::zeros(stream, 1)?,
+        };
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.cast(stream, input, tensor.amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// Quantizes a tensor, or a part of one, whose amax, of one element, is on the device: its own, or that of a larger
+    /// tensor, agreed between ranks.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if a length does not match.
+    pub fn cast(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        amax: DeviceView<'_, f32>,
+        data: DeviceViewMut<'_, Q>,
+        scale_inverse: DeviceViewMut<'_, f32>,
+    ) -> Result<()> {
+        let ScaleOptions { epsilon, power_of_two } = self.options;
+        self.cast.launch(stream, Fp8CastArgs { input, amax, data, scale_inverse, epsilon, power_of_two: u32::from(power_of_two) })
+    }
+
+    /// The tensor back in `T`, each element its code times the inverse of the scale, rounded to nearest even.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless `output` is as long as the tensor; as [`Loaded::launch`].
+    pub fn dequantize(&self, stream: &Stream, tensor: &Fp8Tensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        check("CurrentScaling::dequantize, output", tensor.data.len(), output.len())?;
+        let (data, scale_inverse) = (tensor.data.view(), tensor.scale_inverse.view());
+        self.dequantize.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output })
+    }
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for CurrentScaling<T, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CurrentScaling").field("options", &self.options).finish_non_exhaustive()
+    }
+}

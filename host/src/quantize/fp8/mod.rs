@@ -1,0 +1,58 @@
+//! FP8: E4M3 or E5M2 elements with f32 scales.
+//!
+//! The formats and their rounding are those of [`oxtile_kernels::fp8`] (as TransformerEngine computes them). A scale is kept as
+//! what codes are multiplied by to get values, the inverse of what the input was multiplied by.
+//!
+//! | recipe | scales | from |
+//! |---|---|---|
+//! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast |
+
+mod current;
+
+pub use current::{CurrentScaling, Fp8Tensor};
+
+use oxtile_kernels::amax::{Amax, AmaxArgs};
+use oxtile_kernels::fp8::*;
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::mxfp8::Wide;
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
+
+use crate::runtime::{Error, Result};
+
+/// A number type that is cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
+pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
+    /// The largest magnitude of a tensor.
+    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+    /// The cast with a scale made of an amax.
+    type Cast: for<'a> Kernel<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
+    /// The cast with a given scale.
+    type CastDelayed: for<'a> Kernel<Args<'a> = Fp8CastDelayedArgs<'a, Self, Q>>;
+    /// The inverse of both.
+    type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
+}
+
+macro_rules! numbers {
+    ($($t:ty, $q:ty;)*) => { $(
+        impl Fp8Number<$q> for $t {
+            type Amax = Amax<$t>;
+            type Cast = Fp8Cast<$t, $q>;
+            type CastDelayed = Fp8CastDelayed<$t, $q>;
+            type Dequantize = Fp8Dequantize<$q, $t>;
+        }
+    )* };
+}
+numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
+
+/// How a scale follows from an amax. The default is neither floor nor rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ScaleOptions {
+    /// A smaller amax counts as this.
+    pub epsilon: f32,
+    /// Whether scales are powers of two: the factor for the input is rounded down to one.
+    pub power_of_two: bool,
+}
+
+fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
