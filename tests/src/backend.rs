@@ -69,7 +69,17 @@ fn cuda() -> &'static Result<Runtime, String> {
 pub fn device_line() -> String {
     let device = cuda().as_ref().ok().and_then(|runtime| runtime.device(0).ok());
     let name = device.map_or_else(|| "none".to_owned(), |device| device.name().to_owned());
-    format!("device {name}, commit {}", option_env!("OXTILE_COMMIT").unwrap_or("unknown"))
+    format!("device {name}, driver {}, commit {}", driver(), option_env!("OXTILE_COMMIT").unwrap_or("unknown"))
+}
+
+/// The release of the kernel module, such as 580.65.06: the first word of its line that is numbers and points.
+fn driver() -> String {
+    let line = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    release(&line).unwrap_or("unknown").to_owned()
+}
+
+fn release(line: &str) -> Option<&str> {
+    line.split_whitespace().find(|word| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
 /// A few seeds that change with the commit, one that is asked for, or many.

@@ -6,12 +6,30 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-static COMMITTED: LazyLock<BTreeMap<String, Vec<u8>>> = LazyLock::new(|| parse(include_bytes!("../golden/gpu.bin")).unwrap_or_default());
+static COMMITTED: LazyLock<BTreeMap<String, Vec<u8>>> =
+    LazyLock::new(|| parse(include_bytes!("../golden/gpu.bin")).expect("tests/golden/gpu.bin is as OXTILE_GOLDEN_OUT writes it"));
+static FIRST: Mutex<BTreeMap<&'static str, Vec<u8>>> = Mutex::new(BTreeMap::new());
 static RECORDED: Mutex<BTreeMap<&'static str, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
 /// The committed bytes of a kernel.
 pub fn of(kernel: &str) -> Option<&'static [u8]> {
     COMMITTED.get(kernel).map(Vec::as_slice)
+}
+
+/// Says which of these kernels have no committed bytes yet: nothing but their own runs is there to compare with.
+pub fn announce(kernels: &[&str]) {
+    let missing: Vec<_> = kernels.iter().filter(|kernel| of(kernel).is_none()).collect();
+    if !missing.is_empty() {
+        eprintln!(
+            "golden: no GPU's bytes yet for {missing:?}: their runs are compared with one another; run on a GPU with \
+             OXTILE_GOLDEN_OUT=FILE and copy FILE to tests/golden/gpu.bin"
+        );
+    }
+}
+
+/// The bytes of the first run of a kernel without committed ones: what every other run, on any back end, must give.
+pub fn first(kernel: &'static str, bytes: &[u8]) -> Vec<u8> {
+    FIRST.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_insert_with(|| bytes.to_vec()).clone()
 }
 
 /// Whether the GPU's bytes are to be written instead of compared.

@@ -51,6 +51,41 @@ fn ring_grid(args: &CopyAsyncRingArgs<'_>, _: &DeviceLimits) -> Result<Grid, Lau
 }
 
 #[derive(SharedStorage)]
+struct Widths {
+    words: SharedArray<u32, 128>,
+    pairs: SharedArray<u32, 256>,
+    quads: SharedArray<u32, STAGE>,
+}
+
+/// `cp.async` of 4, 8 and 16 bytes, of the last only the first 0 to 4 words; with none of them valid the source is far
+/// beyond the view. Seven words a thread, which reads its own copies alone.
+#[kernel(threads = THREADS, grid = widths_grid, shared = Widths)]
+pub fn copy_async_widths(input: Global<u32>, output: GlobalMut<u32>) {
+    let (Widths { words, pairs, quads }, t) = (Widths::claim(), thread::index());
+    quads.store_vector(4 * t, [!t; 4]);
+    pipeline::copy_async_word(words, t, &input, u64::from(5 * t % THREADS));
+    pipeline::copy_async_pair(pairs, 2 * t, &input, u64::from(2 * (3 * t % THREADS)));
+    let valid = t % 5 * 4;
+    let start = if valid == 0 { 1 << 40 } else { u64::from(4 * t) };
+    pipeline::copy_async(quads, 4 * t, &input, start, valid);
+    pipeline::commit_copies();
+    pipeline::wait_copies::<0>();
+    let first = u64::from(7 * t);
+    output.store(first, words.load(t));
+    output.store(first + 1, pairs.load(2 * t));
+    output.store(first + 2, pairs.load(2 * t + 1));
+    for (i, word) in quads.load_vector(4 * t).into_iter().enumerate() {
+        output.store(first + 3 + i as u64, word);
+    }
+}
+
+fn widths_grid(args: &CopyAsyncWidthsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", STAGE as u64, args.input.len())?;
+    LaunchError::check_length("output", u64::from(7 * THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+#[derive(SharedStorage)]
 struct Stages {
     ring: Pipeline<SharedArray<u32, STAGE>, 2>,
 }

@@ -1,7 +1,7 @@
-//! One small kernel for every operation of the DSL.
+//! Small kernels for every operation of the DSL; [`COVERED`] says which is where.
 //!
 //! Each runs on the emulator and on the GPU with the same input, and the bytes must be equal. The
-//! GPU's bytes are committed (`tests/conformance/golden`), so that a machine without one still holds
+//! GPU's bytes are committed (`tests/golden/gpu.bin`), so that a machine without one still holds
 //! the emulator to them. Where the two disagree the emulator is wrong.
 //!
 //! A kernel takes `input` words and writes `output` words, and runs as one block unless it says so.
@@ -10,9 +10,14 @@
 
 pub mod convert;
 pub mod copies;
+mod coverage;
 pub mod exchange;
+pub mod formats;
 pub mod memory;
+pub mod order;
+pub mod views;
 
+pub use coverage::COVERED;
 use oxtile_tile::launch::KernelFamily;
 
 /// Every kernel of this crate.
@@ -22,6 +27,7 @@ pub const KERNELS: &[KernelFamily] = &[
     convert::HALF_PAIRS,
     convert::ARITHMETIC,
     copies::COPY_ASYNC_RING,
+    copies::COPY_ASYNC_WIDTHS,
     copies::BULK_PIPELINE,
     copies::BULK_STORE,
     copies::TENSOR_BOXES,
@@ -30,12 +36,22 @@ pub const KERNELS: &[KernelFamily] = &[
     exchange::WARP_REDUCTIONS,
     exchange::BLOCK_MAXIMUM,
     exchange::NAMED_BARRIERS,
+    formats::SMALL_FORMATS,
+    formats::HALF_FORMATS,
     memory::IDENTITY,
     memory::LOADS_AND_STORES,
     memory::SHARED_MEMORY,
     memory::ATOMICS,
     memory::LAST_BLOCK,
     memory::MESSAGE,
+    order::FENCES,
+    order::WARP_ROUND,
+    order::CLOCK,
+    order::MBARRIER_PHASES,
+    views::ODD_VIEW,
+    views::LANES,
+    views::TABLE_SUMS,
+    views::PLACES,
 ];
 
 /// Threads of a block in these kernels.

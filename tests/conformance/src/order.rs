@@ -1,0 +1,152 @@
+//! Fences, the warp's barrier, mbarriers by hand, clocks.
+
+use oxtile_tile::pipeline::{self, Mbarrier};
+use oxtile_tile::prelude::*;
+use oxtile_tile::shared;
+
+use crate::THREADS;
+
+/// Rounds of [`fences`](fn@fences): one a scope.
+pub const SCOPES: u32 = 3;
+
+/// Fences around relaxed accesses, one scope a round: thread 0 sends a word, thread 64 waits for it (bounded).
+#[kernel(threads = THREADS, grid = fences_grid)]
+pub fn fences(input: Global<u32>, mailbox: GlobalMut<u32>, flags: GlobalMut<u32>, output: GlobalMut<u32>) {
+    let mail = Mail { input, mailbox, flags, output };
+    mail.send(0, sync::fence_block);
+    mail.send(1, sync::fence_device);
+    mail.send(2, sync::fence_system);
+}
+
+/// What [`fences`](fn@fences) sends a word through.
+struct Mail {
+    input: Global<u32>,
+    mailbox: GlobalMut<u32>,
+    flags: GlobalMut<u32>,
+    output: GlobalMut<u32>,
+}
+
+impl Mail {
+    #[inline(always)]
+    fn send(&self, round: u64, fence: impl Fn()) {
+        if thread::index() == 0 {
+            self.mailbox.store(round, self.input.load(round));
+            fence();
+            atomic::add_u32(&self.flags, round, 1);
+        }
+        if thread::index() == 64 {
+            let mut spins = 0;
+            while atomic::add_u32(&self.flags, round, 0) == 0 {
+                thread::sleep(100);
+                spins += 1;
+                if spins > 100_000 {
+                    thread::trap();
+                }
+            }
+            fence();
+            self.output.store(round, self.mailbox.load(round));
+        }
+    }
+}
+
+fn fences_grid(args: &FencesArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(SCOPES), args.input.len())?;
+    LaunchError::check_length("mailbox", u64::from(SCOPES), args.mailbox.len())?;
+    LaunchError::check_length("flags", u64::from(SCOPES), args.flags.len())?;
+    LaunchError::check_length("output", u64::from(SCOPES), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+#[derive(SharedStorage)]
+struct Cells {
+    cells: SharedArray<u32, 128>,
+}
+
+/// Lanes pass words round through shared memory, ordered by the warp's barrier alone.
+#[kernel(threads = THREADS, grid = round_grid, shared = Cells)]
+pub fn warp_round(input: Global<u32>, output: GlobalMut<u32>) {
+    let (cells, t) = (Cells::claim().cells, thread::index());
+    let mut word = input.load(u64::from(t));
+    for _ in 0..3 {
+        cells.store(t, word);
+        warp::sync();
+        word = cells.load(t / 32 * 32 + (t + 5) % 32).rotate_left(3);
+        warp::sync();
+    }
+    output.store(u64::from(t), word);
+}
+
+fn round_grid(args: &WarpRoundArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(THREADS), args.input.len())?;
+    LaunchError::check_length("output", u64::from(THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+/// Whether the clock goes on while each thread sleeps (bounded), and not back: one word a thread.
+#[kernel(threads = THREADS, grid = clock_grid)]
+pub fn clock(output: GlobalMut<u32>) {
+    let start = thread::timer();
+    let (mut now, mut spins) = (start, 0);
+    while now == start {
+        thread::sleep(100);
+        now = thread::timer();
+        spins += 1;
+        if spins > 100_000 {
+            thread::trap();
+        }
+    }
+    output.store(u64::from(thread::index()), u32::from(now > start));
+}
+
+fn clock_grid(args: &ClockArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("output", u64::from(THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+/// Words that [`mbarrier_phases`](fn@mbarrier_phases) copies, of an input twice as long.
+pub const PART: u32 = 96;
+
+#[derive(SharedStorage)]
+struct Parts {
+    cells: SharedArray<u32, 128>,
+    full: Mbarrier,
+}
+
+/// One mbarrier for all threads, asked before, during and after a phase, then given back and made anew for a part of
+/// an array: two words, then a word a thread.
+#[kernel(threads = THREADS, grid = phases_grid, shared = Parts, requires = sm_90a)]
+pub fn mbarrier_phases(input: Global<u32>, output: GlobalMut<u32>) {
+    let (Parts { cells, full }, t) = (Parts::claim(), thread::index());
+    if t == 0 {
+        full.init(THREADS);
+        pipeline::publish_barriers();
+        output.store(0, full.address() - shared::arena());
+        // A new mbarrier counts as having completed the phase of parity 1, which an answer may be late to say, and not
+        // that of parity 0.
+        while !full.try_wait(1) {}
+        output.store(1, u32::from(full.try_wait(0)));
+    }
+    cells.store(t, 0);
+    sync::fence_proxy_async();
+    block::sync();
+    full.arrive();
+    full.wait(0);
+    block::sync();
+    if t == 0 {
+        full.invalidate();
+        full.init(1);
+        pipeline::publish_barriers();
+        full.arrive_expect(PART * 4);
+        full.load_part(cells, &input, 8, PART);
+    }
+    block::sync();
+    while !full.try_wait(0) {}
+    output.store(u64::from(2 + t), cells.load(t));
+}
+
+fn phases_grid(args: &MbarrierPhasesArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(2 * PART), args.input.len())?;
+    LaunchError::check_alignment("input", 16, args.input.address())?;
+    LaunchError::check_length("output", u64::from(2 + THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
