@@ -84,7 +84,8 @@ def nvfp4_dequantize(data, scales, amax):
     m = (codes & 7).float()
     magnitude = torch.where(m <= 4, m * 0.5, torch.where(m == 7, 6.0, m - 2.0))
     factor = scales.float() * amax * (1.0 / 2688.0)
-    wide = torch.where(codes > 7, -magnitude, magnitude) * factor.unsqueeze(-1)
+    # Not -magnitude: compiled, that is 0 - magnitude, which has no -0.
+    wide = magnitude * torch.where(codes > 7, -1.0, 1.0) * factor.unsqueeze(-1)
     return wide.to(torch.bfloat16).view(rows, 2 * pairs)
 
 

@@ -1,7 +1,7 @@
 //! Running maxima of magnitudes, one 32-bit register of elements at a time. Not a kernel: amax and
 //! the block formats share it.
 
-use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, f16, max};
+use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, e2m1x8, f16, max};
 use oxtile_tile::prelude::Vector;
 
 /// An element whose largest magnitude can be found in the input type itself.
@@ -11,6 +11,9 @@ use oxtile_tile::prelude::Vector;
 pub trait Magnitude: Float + Pod {
     /// Elements a word.
     const PER_WORD: usize;
+
+    /// The magnitudes of the elements of a word.
+    fn magnitudes(word: u32) -> u32;
 
     /// The running maximum, raised by the elements of `word`.
     fn raise(running: u32, word: u32) -> u32;
@@ -26,14 +29,22 @@ pub trait Magnitude: Float + Pod {
 
     /// The word that holds this element alone.
     fn to_word(self) -> u32;
+
+    /// The signs of eight elements, each at the high bit of its E2M1 code's place, from the words that hold them.
+    fn signs(word: impl Fn(usize) -> u32) -> u32;
 }
 
 impl Magnitude for f32 {
     const PER_WORD: usize = 1;
 
     #[inline(always)]
+    fn magnitudes(word: u32) -> u32 {
+        word & 0x7fff_ffff
+    }
+
+    #[inline(always)]
     fn raise(running: u32, word: u32) -> u32 {
-        max(f32::from_bits(running), f32::from_bits(word & 0x7fff_ffff)).to_bits()
+        max(f32::from_bits(running), f32::from_bits(Self::magnitudes(word))).to_bits()
     }
 
     #[inline(always)]
@@ -55,6 +66,11 @@ impl Magnitude for f32 {
     fn to_word(self) -> u32 {
         self.to_bits()
     }
+
+    #[inline(always)]
+    fn signs(word: impl Fn(usize) -> u32) -> u32 {
+        e2m1x8::signs_of_singles(core::array::from_fn(word))
+    }
 }
 
 macro_rules! half_magnitude {
@@ -63,9 +79,14 @@ macro_rules! half_magnitude {
             const PER_WORD: usize = 2;
 
             #[inline(always)]
-            fn raise(running: u32, word: u32) -> u32 {
+            fn magnitudes(word: u32) -> u32 {
                 type Pair = <$half as Half>::X2;
-                Pair::from_bits(running).max(<Pair as HalfPair<$half>>::abs(Pair::from_bits(word))).to_bits()
+                <Pair as HalfPair<$half>>::abs(Pair::from_bits(word)).to_bits()
+            }
+
+            #[inline(always)]
+            fn raise(running: u32, word: u32) -> u32 {
+                Self::join(running, Self::magnitudes(word))
             }
 
             #[inline(always)]
@@ -88,6 +109,11 @@ macro_rules! half_magnitude {
             #[inline(always)]
             fn to_word(self) -> u32 {
                 u32::from(self.to_bits())
+            }
+
+            #[inline(always)]
+            fn signs(word: impl Fn(usize) -> u32) -> u32 {
+                e2m1x8::signs_of_halves(core::array::from_fn(word))
             }
         }
     )* };

@@ -9,15 +9,17 @@
 //! |---|---|
 //! | block | the table is written, and read |
 
-use oxtile_tile::num::{Pod, e2m1, e2m1x2, e2m1x8, e4m3};
+use oxtile_tile::num::{Pod, e2m1, e2m1x2, e2m1x8, e4m3, min};
 use oxtile_tile::prelude::*;
 
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
 const THREADS: u32 = 256;
-/// CUDA blocks a multiprocessor: 2048 threads of 32 registers.
-const RESIDENT: u32 = 8;
+/// CUDA blocks a multiprocessor: 2048 threads of 32 registers, or 1536 of 40 for `f32`, whose blocks take twice as many.
+const fn resident<T>() -> u32 {
+    if size_of::<T>() == 4 { 6 } else { 8 }
+}
 /// Codes of a scale that is neither negative nor NaN, and one more.
 const SCALES: usize = 128;
 /// Vectors that hold a block of the widest type.
@@ -29,12 +31,14 @@ const _: () = assert!(VECTORS as u64 * 16 == BLOCK * size_of::<f32>() as u64 && 
 struct Shared {
     /// The multiplier of each scale.
     multipliers: SharedArray<f32, SCALES>,
+    /// The multipliers times 256, as the rounding takes them; at most `MAX`.
+    scaled: SharedArray<f32, SCALES>,
     /// What a block's amax is multiplied by.
     scale_factor: SharedArray<f32, 1>,
 }
 
 /// Casts blocks of a tensor whose largest magnitude is `amax[0]`: pairs of codes to `data`, one scale a block to `scales`.
-#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: GlobalMut<e2m1x2>, scales: GlobalMut<e4m3>) {
     let index = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
@@ -46,11 +50,13 @@ pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: 
     }
     block::sync();
     if index < scales.len() {
-        let scale = block_scale(amax_of(&vectors), shared.scale_factor.load(0));
-        let multiplier = shared.multipliers.load(u32::from(scale.to_bits()));
+        let block_amax = amax_of(&vectors);
+        let scale = block_scale(block_amax, shared.scale_factor.load(0));
+        let multiplier = shared.scaled.load(u32::from(scale.to_bits()));
+        let exact = multiplier < f32::MAX || block_amax == 0.0;
         let codes = match [0, 8].map(|first| encode(&vectors, first, multiplier)) {
-            [Some(low), Some(high)] => [low, high].map(e2m1x8::to_bits),
-            _ => encode_saturating(&input, index, multiplier),
+            [Some(low), Some(high)] if exact => [low, high].map(e2m1x8::to_bits),
+            _ => encode_saturating(&input, index, shared.multipliers.load(u32::from(scale.to_bits()))),
         };
         data.store_pair(index * BLOCK_BYTES, codes);
         scales.store(index, scale);
@@ -73,7 +79,9 @@ impl Shared {
     #[inline(always)]
     fn fill(&self, encode_scale: f32) {
         let index = thread::index();
-        self.multipliers.store(index, multiplier(e4m3::from_bits(index as u8), encode_scale));
+        let multiplier = multiplier(e4m3::from_bits(index as u8), encode_scale);
+        self.multipliers.store(index, multiplier);
+        self.scaled.store(index, min(multiplier * 256.0, f32::MAX));
         if index == 0 {
             self.scale_factor.store(0, scale_factor(encode_scale));
         }
@@ -102,8 +110,10 @@ fn amax_of<T: Magnitude>(vectors: &[Vector<T>; VECTORS]) -> f32 {
 #[inline(always)]
 fn encode<T: Magnitude>(vectors: &[Vector<T>; VECTORS], first: usize, multiplier: f32) -> Option<e2m1x8> {
     let lanes = Vector::<T>::LANES;
-    let element = |i: usize| vectors[(first + i) / lanes].lane((first + i) % lanes).to_f32();
-    e2m1x8::from_f32_in_range(core::array::from_fn(|i| element(i) * multiplier))
+    let word = |i: usize| vectors[first / lanes + i / 4].words()[i % 4];
+    let magnitudes = |vector: usize| Vector::<T>::from_words(vectors[vector].words().map(T::magnitudes));
+    let scaled = |i: usize| magnitudes((first + i) / lanes).lane(i % lanes).to_f32() * multiplier;
+    e2m1x8::from_scaled(core::array::from_fn(scaled), T::signs(word))
 }
 
 /// The codes of a block, whatever is in it. A NaN, or a scale that was rounded down to one of the lowest, is

@@ -1,6 +1,8 @@
 //! The corners of `num`: NaN, Inf, signed zeros, maxima, the scale's table, `fma`.
 
-use oxtile_tile::num::{Element, Float, Fp8, HalfPair, bf16, bf16x2, e2m1, e4m3, e5m2, f16, f16x2, fma, max, min, software, ue8m0};
+use oxtile_tile::num::{
+    Element, Float, Fp8, HalfPair, bf16, bf16x2, e2m1, e4m3, e5m2, f16, f16x2, fma, max, min, permute_bytes, software, ue8m0,
+};
 
 const NAN: f32 = f32::NAN;
 const INF: f32 = f32::INFINITY;
@@ -153,9 +155,14 @@ fn scaled_rounding_of_e2m1() {
 }
 
 #[test]
-fn eight_values_in_range_pack_in_order() {
+fn eight_scaled_values_pack_in_order() {
     use oxtile_tile::num::e2m1x8;
-    let codes = |x: [f32; 8]| e2m1x8::from_f32_in_range(x).map(e2m1x8::to_bits);
+    let codes = |x: [f32; 8]| {
+        let signs = e2m1x8::signs_of_singles(x.map(f32::to_bits));
+        let halves = core::array::from_fn(|i| bf16x2::from_f32([x[2 * i], x[2 * i + 1]]).to_bits());
+        assert_eq!(e2m1x8::signs_of_halves(halves), signs);
+        e2m1x8::from_scaled(x.map(|x| x.abs() * 256.0), signs).map(e2m1x8::to_bits)
+    };
     let x = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     assert_eq!(codes(x), Some(0x7654_3210));
     assert_eq!(codes(x.map(|x| -x)), Some(0xfedc_ba98));
@@ -167,8 +174,19 @@ fn eight_values_in_range_pack_in_order() {
         assert_eq!(codes(with(-x[i])), Some(0x7654_3210 | 8 << (4 * i)));
         let below = 7f32.next_down();
         assert_eq!(codes(with(below)), Some(0x7654_3210 | 7 << (4 * i)));
-        for too_large in [7.0, 1e9, f32::MAX, f32::INFINITY, f32::NAN] {
+        for too_large in [7.0, 1e9, f32::MAX, f32::INFINITY] {
             assert_eq!((codes(with(too_large)), codes(with(-too_large))), (None, None), "{too_large}");
         }
+        assert_eq!(e2m1x8::from_scaled(with(f32::NAN).map(|x| x * 256.0), 0), None);
     }
+}
+
+#[test]
+fn bytes_permute_as_prmt_does() {
+    let (a, b) = (0x8312_7f01, 0xfe00_80ff);
+    assert_eq!(permute_bytes(a, b, 0x3210), a);
+    assert_eq!(permute_bytes(a, b, 0x7654), b);
+    assert_eq!(permute_bytes(a, b, 0x0736), 0x01fe_8300);
+    // Nibbles from the lowest: the signs of 0x7f, 0x83, 0x80 and 0x01.
+    assert_eq!(permute_bytes(a, b, 0x8db9), 0x00ff_ff00);
 }

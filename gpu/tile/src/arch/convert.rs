@@ -22,6 +22,16 @@ pub trait Convert {
     fn e4m3x2_from_f32(x: [f32; 2]) -> u16;
     /// `cvt.rn.satfinite.e5m2x2.f32`.
     fn e5m2x2_from_f32(x: [f32; 2]) -> u16;
+    /// Two of `cvt.rn.satfinite.e4m3x2.f32`, the first pair in the low half.
+    #[inline(always)]
+    fn e4m3x4_from_f32([a, b, c, d]: [f32; 4]) -> u32 {
+        u32::from(Self::e4m3x2_from_f32([a, b])) | u32::from(Self::e4m3x2_from_f32([c, d])) << 16
+    }
+    /// Two of `cvt.rn.satfinite.e5m2x2.f32`, the first pair in the low half.
+    #[inline(always)]
+    fn e5m2x4_from_f32([a, b, c, d]: [f32; 4]) -> u32 {
+        u32::from(Self::e5m2x2_from_f32([a, b])) | u32::from(Self::e5m2x2_from_f32([c, d])) << 16
+    }
     /// `cvt.rn.satfinite.e2m1x2.f32`.
     fn e2m1x2_from_f32(x: [f32; 2]) -> u8;
     /// `cvt.rp.satfinite.ue8m0x2.f32`, of magnitudes.
@@ -58,4 +68,8 @@ pub trait Convert {
     fn min(a: f32, b: f32) -> f32;
     /// `fma.rn.f32`.
     fn fma(a: f32, b: f32, c: f32) -> f32;
+
+    /// `prmt.b32`: byte `i` of the result is the byte of `b:a` that nibble `i` of the selector numbers, or its sign eight
+    /// times where the nibble has its high bit (PTX ISA 9.7.9.7).
+    fn permute_bytes(a: u32, b: u32, selector: u32) -> u32;
 }

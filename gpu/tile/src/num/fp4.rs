@@ -1,7 +1,7 @@
 //! The 4-bit element format E2M1, in pairs and in eights.
 
 use super::element::packed;
-use super::{Element, Float, e5m2x4, fma, max};
+use super::{Element, Float, e5m2x4, fma, max, permute_bytes};
 use crate::arch::{Convert, Target};
 
 /// FP4 with 2 exponent and 1 mantissa bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
@@ -30,7 +30,7 @@ impl e2m1 {
     /// every such f32.
     ///
     /// The caller multiplies by its scale and by 256 at once, which rounds as the scale alone does. Encoded as E5M2
-    /// the result is exact and its byte is the code times two ([`e2m1x8::from_f32_in_range`]). Why it is right: `T` has
+    /// the result is exact and its byte is the code times two ([`e2m1x8::from_scaled`]). Why it is right: `T` has
     /// 22 bits more than `t`, so that `T - t * 2^-22` is rounded at two significant bits of `t`, and never below
     /// the step of the lowest binade since `T >= 384`; `T` is an even multiple of its unit at every tie. At
     /// `t = 7 * 256` and above the result leaves the grid.
@@ -129,20 +129,40 @@ impl e2m1x8 {
         values
     }
 
-    /// As [`from_f32`](Self::from_f32) by [`e2m1::round_scaled`], the fast way where the target has no E2M1 instruction.
-    /// `None` where that does not serve: if one is a NaN or has a magnitude of 7 or more.
+    /// The codes of eight magnitudes times 256 with `signs` ([`signs_of_halves`](Self::signs_of_halves)), by
+    /// [`e2m1::round_scaled`]: the fast way where the target has no E2M1 instruction. `None` where that does not serve: if
+    /// one is a NaN or as large as `7 * 256`.
     #[inline(always)]
-    pub fn from_f32_in_range(x: [f32; 8]) -> Option<Self> {
-        let round = |i: usize| {
-            let magnitude = e2m1::round_scaled(x[i].abs() * 256.0);
-            f32::from_bits(magnitude.to_bits() | x[i].to_bits() & 0x8000_0000)
-        };
+    pub fn from_scaled(t: [f32; 8], signs: u32) -> Option<Self> {
+        let round = |i: usize| e2m1::round_scaled(t[i]);
         let even = e5m2x4::from_f32([round(0), round(2), round(4), round(6)]).to_bits();
         let odd = e5m2x4::from_f32([round(1), round(3), round(5), round(7)]).to_bits();
-        // Each byte is the sign, three zeros, and the code times two, at most 14. What is too large is 16 or more.
-        let fits = (even | odd) & 0x7070_7070 == 0;
-        let even = even >> 1 & 0x0707_0707 | even >> 4 & 0x0808_0808;
-        let odd = odd << 3 & 0x7070_7070 | odd & 0x8080_8080;
-        fits.then_some(Self::from_bits(even | odd))
+        // Each byte is a code times two, at most 14. What is too large, or a NaN, is 16 or more.
+        let fits = (even | odd) & 0xf0f0_f0f0 == 0;
+        fits.then_some(Self::from_bits((odd << 4 | even) >> 1 | signs))
+    }
+
+    /// The signs of eight 16-bit floats, each at the high bit of its code's place, from the four words that hold them.
+    #[inline(always)]
+    pub fn signs_of_halves([a, b, c, d]: [u32; 4]) -> u32 {
+        // The high bytes, those of the words' low halves before those of the high ones.
+        let (first, second) = (permute_bytes(a, b, 0x7351), permute_bytes(c, d, 0x7351));
+        Self::place_signs(permute_bytes(first, second, 0xdc98), permute_bytes(first, second, 0xfeba))
+    }
+
+    /// As [`signs_of_halves`](Self::signs_of_halves) of eight `f32` by their bits.
+    #[inline(always)]
+    pub fn signs_of_singles(x: [u32; 8]) -> u32 {
+        let bytes = |i: usize| {
+            let (low, high) = (permute_bytes(x[i], x[i + 2], 0x73), permute_bytes(x[i + 4], x[i + 6], 0x73));
+            permute_bytes(low, high, 0xdc98)
+        };
+        Self::place_signs(bytes(0), bytes(1))
+    }
+
+    /// From bytes of eight times the sign, of the elements with even and with odd places.
+    #[inline(always)]
+    fn place_signs(even: u32, odd: u32) -> u32 {
+        even & 0x0808_0808 | odd & 0x8080_8080
     }
 }

@@ -50,7 +50,7 @@ pub trait Fp8: Float + Pod {
 }
 
 macro_rules! fp8 {
-    ($t:ident, $x2:ident, $x4:ident, $largest:literal, $max:literal, $encode2:ident, $decode2:ident) => {
+    ($t:ident, $x2:ident, $x4:ident, $largest:literal, $max:literal, $encode2:ident, $encode4:ident, $decode2:ident) => {
         impl $t {
             /// The NaN that conversions give.
             pub const NAN: Self = Self::from_bits(0x7f);
@@ -105,9 +105,7 @@ macro_rules! fp8 {
             /// Rounds to nearest even, saturating at the largest finite value; NaN gives 0x7F.
             #[inline(always)]
             pub fn from_f32(x: [f32; 4]) -> Self {
-                let low = Target::$encode2([x[0], x[1]]) as u32;
-                let high = Target::$encode2([x[2], x[3]]) as u32;
-                Self::from_bits(low | high << 16)
+                Self::from_bits(Target::$encode4(x))
             }
 
             /// Exact values.
@@ -135,5 +133,5 @@ macro_rules! fp8 {
     };
 }
 
-fp8!(e4m3, e4m3x2, e4m3x4, 448.0, 0x7e, e4m3x2_from_f32, f16x2_from_e4m3x2);
-fp8!(e5m2, e5m2x2, e5m2x4, 57344.0, 0x7b, e5m2x2_from_f32, f16x2_from_e5m2x2);
+fp8!(e4m3, e4m3x2, e4m3x4, 448.0, 0x7e, e4m3x2_from_f32, e4m3x4_from_f32, f16x2_from_e4m3x2);
+fp8!(e5m2, e5m2x2, e5m2x4, 57344.0, 0x7b, e5m2x2_from_f32, e5m2x4_from_f32, f16x2_from_e5m2x2);

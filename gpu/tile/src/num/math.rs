@@ -1,4 +1,4 @@
-//! Scalar arithmetic whose bits are pinned: the same on every target.
+//! Scalar operations whose bits are pinned: the same on every target.
 
 use crate::arch::{Convert, Target};
 
@@ -18,4 +18,11 @@ pub fn max(a: f32, b: f32) -> f32 {
 #[inline(always)]
 pub fn min(a: f32, b: f32) -> f32 {
     Target::min(a, b)
+}
+
+/// Four of the eight bytes of `b:a`, those of `a` being numbers 0 to 3: byte `i` of the result is the one that nibble `i` of
+/// `selector` numbers, or eight times its sign where the nibble has its high bit (`prmt.b32`).
+#[inline(always)]
+pub fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    Target::permute_bytes(a, b, selector)
 }

@@ -164,6 +164,21 @@ pub fn map_halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
     f(a as u16, b as u16) as u32 | (f((a >> 16) as u16, (b >> 16) as u16) as u32) << 16
 }
 
+/// `prmt.b32` without a mode.
+#[inline(always)]
+pub const fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+    let bytes = (b as u64) << 32 | a as u64;
+    let (mut permuted, mut i) = (0, 0);
+    while i < 4 {
+        let nibble = selector >> (4 * i);
+        let byte = (bytes >> (8 * (nibble & 7))) as u8;
+        let byte = if nibble & 8 == 0 { byte } else { (byte as i8 >> 7) as u8 };
+        permuted |= (byte as u32) << (8 * i);
+        i += 1;
+    }
+    permuted
+}
+
 /// A key that orders the 16-bit codes of numbers as their values, -0 below +0.
 #[inline(always)]
 const fn order16(x: u16) -> u16 {

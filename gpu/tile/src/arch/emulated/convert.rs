@@ -145,4 +145,9 @@ impl Convert for Emulated {
     fn fma(a: f32, b: f32, c: f32) -> f32 {
         f32::mul_add(a, b, c)
     }
+
+    #[inline(always)]
+    fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+        soft::permute_bytes(a, b, selector)
+    }
 }

@@ -83,6 +83,24 @@ impl Convert for Nvptx {
     }
 
     #[inline(always)]
+    fn e4m3x4_from_f32([a, b, c, d]: [f32; 4]) -> u32 {
+        if !FP8 {
+            return pair16(Self::e4m3x2_from_f32([a, b]), Self::e4m3x2_from_f32([c, d]));
+        }
+        op!("{{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {2}, {1}; cvt.rn.satfinite.e4m3x2.f32 high, {4}, {3}; \
+             mov.b32 {0}, {{low, high}}; }}" => reg32: u32; reg32 a, reg32 b, reg32 c, reg32 d)
+    }
+
+    #[inline(always)]
+    fn e5m2x4_from_f32([a, b, c, d]: [f32; 4]) -> u32 {
+        if !FP8 {
+            return pair16(Self::e5m2x2_from_f32([a, b]), Self::e5m2x2_from_f32([c, d]));
+        }
+        op!("{{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, {2}, {1}; cvt.rn.satfinite.e5m2x2.f32 high, {4}, {3}; \
+             mov.b32 {0}, {{low, high}}; }}" => reg32: u32; reg32 a, reg32 b, reg32 c, reg32 d)
+    }
+
+    #[inline(always)]
     #[cfg(any(target_feature = "sm_100a", target_feature = "sm_120a"))]
     fn e2m1x2_from_f32([a, b]: [f32; 2]) -> u8 {
         op!("{{ .reg .b8 code; cvt.rn.satfinite.e2m1x2.f32 code, {2}, {1}; mov.b32 {0}, {{code, code, code, code}}; }}"
@@ -203,5 +221,10 @@ impl Convert for Nvptx {
     #[inline(always)]
     fn fma(a: f32, b: f32, c: f32) -> f32 {
         op!("fma.rn.f32 {0}, {1}, {2}, {3};" => reg32: f32; reg32 a, reg32 b, reg32 c)
+    }
+
+    #[inline(always)]
+    fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
+        op!("prmt.b32 {0}, {1}, {2}, {3};" => reg32: u32; reg32 a, reg32 b, reg32 selector)
     }
 }
