@@ -97,3 +97,13 @@ fn seeds() -> Vec<u64> {
 pub fn long() -> bool {
     std::env::var("OXTILE_LONG").is_ok_and(|v| v == "1")
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_driver_is_named_by_its_release() {
+        let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n";
+        assert_eq!(super::release(line), Some("580.65.06"));
+        assert_eq!(super::release(""), None);
+    }
+}

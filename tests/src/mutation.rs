@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use libtest_mimic::Trial;
-use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*};
+use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*, order::*};
 use oxtile_emulator::mutation::{self, Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{GridRun, Launch, Memory, Options};
@@ -56,6 +56,10 @@ const JOBS: &[Job] = &[
     Job { name: "copy_async_ring", run: copy_async_ring, equivalents: &[STRICTER_WAIT] },
     Job { name: "bulk_pipeline", run: bulk_pipeline, equivalents: &[] },
     Job { name: "bulk_store", run: bulk_store, equivalents: &[] },
+    Job { name: "copy_async_widths", run: copy_async_widths, equivalents: &[] },
+    Job { name: "warp_round", run: warp_round, equivalents: &[] },
+    Job { name: "mbarrier_phases", run: mbarrier_phases, equivalents: &[] },
+    Job { name: "fences", run: fences, equivalents: &[] },
     Job { name: "tensor_boxes", run: tensor_boxes, equivalents: &[] },
 ];
 
@@ -315,6 +319,18 @@ fn nvfp4_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok(device.download(&output))
 }
 
+fn fences(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let zeros = || device.upload("zeros", &[0; SCOPES as usize]);
+    let (input, mut mailbox, mut flags, mut output) = (device.upload("input", &words(SCOPES as usize)), zeros(), zeros(), zeros());
+    device.launch::<Fences>(FencesArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        flags: flags.view_mut(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}
+
 /// A conformance kernel of one input and one output of words.
 macro_rules! one_to_one {
     ($($function:ident: $kernel:ident, $args:ident, $input:expr => $output:expr;)*) => { $(
@@ -333,4 +349,7 @@ one_to_one! {
     copy_async_ring: CopyAsyncRing, CopyAsyncRingArgs, 6 * STAGE => 6 * THREADS;
     bulk_pipeline: BulkPipeline, BulkPipelineArgs, 6 * STAGE => 6 * 96;
     bulk_store: BulkStore, BulkStoreArgs, STAGE => 2 * STAGE;
+    copy_async_widths: CopyAsyncWidths, CopyAsyncWidthsArgs, STAGE => 7 * THREADS;
+    warp_round: WarpRound, WarpRoundArgs, THREADS => THREADS;
+    mbarrier_phases: MbarrierPhases, MbarrierPhasesArgs, 2 * PART => 1 + 2 * THREADS;
 }

@@ -13,9 +13,9 @@ pub const SCOPES: u32 = 3;
 #[kernel(threads = THREADS, grid = fences_grid)]
 pub fn fences(input: Global<u32>, mailbox: GlobalMut<u32>, flags: GlobalMut<u32>, output: GlobalMut<u32>) {
     let mail = Mail { input, mailbox, flags, output };
-    mail.send(0, sync::fence_block);
-    mail.send(1, sync::fence_device);
-    mail.send(2, sync::fence_system);
+    mail.send(0, || sync::fence_block());
+    mail.send(1, || sync::fence_device());
+    mail.send(2, || sync::fence_system());
 }
 
 /// What [`fences`](fn@fences) sends a word through.
@@ -112,25 +112,21 @@ struct Parts {
     full: Mbarrier,
 }
 
-/// One mbarrier for all threads, asked before, during and after a phase, then given back and made anew for a part of
-/// an array: two words, then a word a thread.
+/// One mbarrier orders the exchange of a word a thread, is given back, and made anew for a part of an array: its place
+/// and a word and an element a thread.
 #[kernel(threads = THREADS, grid = phases_grid, shared = Parts, requires = sm_90a)]
 pub fn mbarrier_phases(input: Global<u32>, output: GlobalMut<u32>) {
     let (Parts { cells, full }, t) = (Parts::claim(), thread::index());
     if t == 0 {
         full.init(THREADS);
-        pipeline::publish_barriers();
         output.store(0, full.address() - shared::arena());
-        // A new mbarrier counts as having completed the phase of parity 1, which an answer may be late to say, and not
-        // that of parity 0.
-        while !full.try_wait(1) {}
-        output.store(1, u32::from(full.try_wait(0)));
     }
-    cells.store(t, 0);
-    sync::fence_proxy_async();
     block::sync();
+    cells.store(t, input.load(u64::from(t)));
     full.arrive();
     full.wait(0);
+    output.store(u64::from(1 + t), cells.load((t + 37) % THREADS));
+    sync::fence_proxy_async();
     block::sync();
     if t == 0 {
         full.invalidate();
@@ -141,12 +137,12 @@ pub fn mbarrier_phases(input: Global<u32>, output: GlobalMut<u32>) {
     }
     block::sync();
     while !full.try_wait(0) {}
-    output.store(u64::from(2 + t), cells.load(t));
+    output.store(u64::from(1 + THREADS + t), cells.load(t));
 }
 
 fn phases_grid(args: &MbarrierPhasesArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("input", u64::from(2 * PART), args.input.len())?;
     LaunchError::check_alignment("input", 16, args.input.address())?;
-    LaunchError::check_length("output", u64::from(2 + THREADS), args.output.len())?;
+    LaunchError::check_length("output", u64::from(1 + 2 * THREADS), args.output.len())?;
     Ok(Grid::x(1))
 }

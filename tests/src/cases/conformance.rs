@@ -121,7 +121,7 @@ one_to_one! {
     small_formats: SmallFormats, SmallFormatsArgs, eights() => eights().len() as u32 / VALUES * SMALL_WORDS;
     half_formats: HalfFormats, HalfFormatsArgs, eights() => eights().len() as u32 / VALUES * HALF_WORDS;
     warp_round: WarpRound, WarpRoundArgs, words(THREADS) => THREADS;
-    mbarrier_phases: MbarrierPhases, MbarrierPhasesArgs, words(2 * PART) => 2 + THREADS;
+    mbarrier_phases: MbarrierPhases, MbarrierPhasesArgs, words(2 * PART) => 1 + 2 * THREADS;
 }
 
 /// Values of every exponent and all the specials, as f32 bits.
