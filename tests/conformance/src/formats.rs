@@ -1,6 +1,8 @@
 //! Packed number types and the methods of single ones, on whatever values the host sends.
 
-use oxtile_tile::num::{self, Fp8, Half, HalfPair, e2m1, e2m1x2, e2m1x8, e4m3, e4m3x2, e4m3x4, e5m2, e5m2x2, e5m2x4, ue8m0, ue8m0x2};
+use oxtile_tile::num::{
+    self, Fp8, Half, HalfPair, bf16x2, e2m1, e2m1x2, e2m1x8, e4m3, e4m3x2, e4m3x4, e5m2, e5m2x2, e5m2x4, ue8m0, ue8m0x2,
+};
 use oxtile_tile::prelude::*;
 
 use crate::THREADS;
@@ -8,7 +10,7 @@ use crate::THREADS;
 /// Values that a thread of these kernels takes.
 pub const VALUES: u32 = 8;
 /// Words a thread that [`small_formats`](fn@small_formats) writes.
-pub const SMALL_WORDS: u32 = 36;
+pub const SMALL_WORDS: u32 = 38;
 /// Words a thread that [`half_formats`](fn@half_formats) writes.
 pub const HALF_WORDS: u32 = 16;
 
@@ -62,7 +64,10 @@ pub fn small_formats(input: Global<f32>, output: GlobalMut<u32>) {
     let eight = e2m1x8::from_f32(x);
     words.put(e2m1x8::new(eight.elements()).to_bits());
     words.put(eight.to_f32().into_iter().fold(0.0, |sum, value| sum * 2.0 + value).to_bits());
-    words.put(e2m1x8::from_f32_in_range(x).map_or(0xdead_beef, e2m1x8::to_bits));
+    let signs = e2m1x8::signs_of_singles(x.map(f32::to_bits));
+    words.put(e2m1x8::from_scaled(x.map(|x| x.abs() * 256.0), signs).map_or(0xdead_beef, e2m1x8::to_bits));
+    words.put(e2m1x8::signs_of_halves(core::array::from_fn(|i| bf16x2::from_f32([x[2 * i], x[2 * i + 1]]).to_bits())));
+    words.put(num::permute_bytes(x[0].to_bits(), x[1].to_bits(), x[2].to_bits()));
     words.put_f32(e2m1::round_scaled(num::min(x[0].abs(), 1791.0)));
     let one = e2m1::from_bits(eight.to_bits() as u8);
     words.put(u32::from(one.to_bits()) | one.abs_bits() << 8 | u32::from(one.abs().to_bits()) << 16);
