@@ -5,6 +5,7 @@
 pub mod amax;
 pub mod copy;
 pub mod fp8;
+pub mod gemm;
 pub mod magnitude;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -19,6 +20,7 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,
     fp8::FP8_DEQUANTIZE,
+    gemm::GEMM,
     mxfp8::MXFP8_CAST_ROWS,
     mxfp8::MXFP8_CAST_RAGGED_ROWS,
     mxfp8::MXFP8_CAST_COLUMNS,

@@ -11,6 +11,7 @@ use crate::mbarrier::{self, Mbarrier};
 use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
 use crate::warp::Warp;
+use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult};
@@ -33,6 +34,7 @@ pub(crate) struct Block {
     pub mbarriers: RefCell<Vec<Mbarrier>>,
     pub gatherings: RefCell<Vec<Gathering>>,
     pub transfers: RefCell<Vec<Transfer>>,
+    pub wgmma: RefCell<wgmma::InFlight>,
     alive: Cell<u32>,
     /// In check mode.
     pub detector: Option<Box<Detector>>,
@@ -59,6 +61,7 @@ impl Block {
                 mbarriers: RefCell::new(Vec::new()),
                 gatherings: RefCell::new(Vec::new()),
                 transfers: RefCell::new(Vec::new()),
+                wgmma: RefCell::default(),
                 alive: Cell::new(count),
                 detector: worker.detector(number),
             }
@@ -148,6 +151,7 @@ impl Block {
         self.alive.set(self.alive.get() - 1);
         self.warp(thread).exit(thread);
         copy_group::check_waited(thread);
+        wgmma::check_waited(thread);
         self.worker().productive();
     }
 

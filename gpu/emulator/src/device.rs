@@ -9,6 +9,7 @@ use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
 use crate::thread::current;
 use crate::warp::Kind;
+use crate::wgmma::{self, Instruction, Left};
 use crate::{barrier, collective, copy_group, mbarrier, tensor_map};
 use std::panic::Location;
 
@@ -289,6 +290,49 @@ pub fn bulk_commit() {
 #[inline]
 pub fn bulk_wait(pending: u32, read_only: bool) {
     copy_group::wait(current(), copy_group::Kind::Bulk, pending, read_only, Location::caller());
+}
+
+/// Names accumulators of this thread's warpgroup, before the first multiplication into them.
+#[track_caller]
+#[inline]
+pub fn wgmma_ticket() -> u32 {
+    wgmma::ticket(current())
+}
+
+/// Orders register accesses before multiplications (`wgmma.fence`).
+#[track_caller]
+#[inline]
+pub fn wgmma_fence() {
+    wgmma::fence(current(), Location::caller());
+}
+
+/// Closes this warpgroup's group of multiplications (`wgmma.commit_group`).
+#[track_caller]
+#[inline]
+pub fn wgmma_commit() {
+    wgmma::commit(current(), Location::caller());
+}
+
+/// Waits until at most `pending` groups of multiplications are in flight (`wgmma.wait_group`).
+#[track_caller]
+#[inline]
+pub fn wgmma_wait(pending: u32) {
+    wgmma::wait(current(), pending, Location::caller());
+}
+
+/// Multiplies into the accumulators of a ticket, from `addends` on if they are new to it, from zero if there are none
+/// (`wgmma.mma_async`). The 128 threads of a warpgroup call it together. `right` is a matrix descriptor.
+#[track_caller]
+#[inline]
+pub fn wgmma_multiply(instruction: &Instruction, ticket: u32, left: Left, right: u64, addends: Option<&[f32]>) {
+    wgmma::multiply(current(), instruction, ticket, left, right, addends, Location::caller());
+}
+
+/// This thread's accumulators of a ticket, whose multiplications were waited for.
+#[track_caller]
+#[inline]
+pub fn wgmma_publish(ticket: u32, registers: &mut [f32]) {
+    wgmma::publish(current(), ticket, registers, Location::caller());
 }
 
 /// `fence.acq_rel.scope`.

@@ -55,6 +55,7 @@ mod stack_overflow;
 pub mod tensor_map;
 mod thread;
 mod warp;
+pub mod wgmma;
 mod worker;
 
 pub use cost::LineCost;

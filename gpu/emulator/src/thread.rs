@@ -2,6 +2,7 @@
 
 use crate::block::Block;
 use crate::fault::{Fault, FaultKind, Involved};
+use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::Yielder;
 use std::cell::Cell;
@@ -71,6 +72,8 @@ pub(crate) struct Thread {
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
+    /// Its matrix instructions.
+    pub wgmma: wgmma::Stream,
 }
 
 /// Payload of the unwinding that ends a run; the fault lies in the worker.
@@ -88,6 +91,7 @@ impl Thread {
             stack_limit: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
+            wgmma: wgmma::Stream::default(),
         }
     }
 

@@ -26,13 +26,19 @@ pub mod atomic;
 pub mod block;
 pub mod global;
 pub mod launch;
+pub mod layout;
+pub mod matrix;
 pub mod num;
 pub mod pipeline;
+pub mod register_tile;
+pub mod scheduler;
 pub mod shared;
+mod shared_tile;
 pub mod sync;
 pub mod tensor_map;
 pub mod thread;
 pub mod warp;
+pub mod warpgroup;
 
 pub use oxtile_macros::{SharedStorage, kernel};
 

@@ -9,6 +9,8 @@ use crate::arch::{Control, SharedMemory, Target};
 use crate::global::elements_of;
 use crate::num::Pod;
 
+pub use crate::shared_tile::{SharedTile, Tiles};
+
 /// A piece of the arena.
 pub trait SharedStorage: Sized {
     /// Bytes.
@@ -131,67 +133,5 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
             Target::out_of_bounds_shared(self.address, u64::from(index) + u64::from(count.saturating_sub(1)), N as u64);
         }
         self.address + index * size_of::<T>() as u32
-    }
-}
-
-/// A `ROWS` by `COLUMNS` matrix in shared memory, row by row, where the copy engine can put it.
-pub struct SharedTile<T, const ROWS: usize, const COLUMNS: usize> {
-    address: u32,
-    element: PhantomData<fn() -> T>,
-}
-
-impl<T, const ROWS: usize, const COLUMNS: usize> Clone for SharedTile<T, ROWS, COLUMNS> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T, const ROWS: usize, const COLUMNS: usize> Copy for SharedTile<T, ROWS, COLUMNS> {}
-
-impl<T: Pod, const ROWS: usize, const COLUMNS: usize> SharedStorage for SharedTile<T, ROWS, COLUMNS> {
-    const SIZE: u32 = {
-        assert!(ROWS * COLUMNS * size_of::<T>() <= 227 * 1024, "a block has at most 227 KiB of shared memory");
-        (ROWS * COLUMNS * size_of::<T>()) as u32
-    };
-    /// What `cp.async.bulk.tensor` asks of a box without swizzle.
-    const ALIGN: u32 = 128;
-
-    #[inline(always)]
-    unsafe fn at(address: u32) -> Self {
-        Self { address, element: PhantomData }
-    }
-}
-
-impl<T: Pod, const ROWS: usize, const COLUMNS: usize> SharedTile<T, ROWS, COLUMNS> {
-    /// The element at `row`, `column`.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load(self, row: u32, column: u32) -> T {
-        // SAFETY: `element` checked the place where this build checks; the derive laid the tile inside the arena.
-        unsafe { <Target as SharedMemory>::load(self.element(row, column)) }
-    }
-
-    /// Writes the element at `row`, `column`.
-    #[inline(always)]
-    #[track_caller]
-    pub fn store(self, row: u32, column: u32, value: T) {
-        // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::store(self.element(row, column), value) };
-    }
-
-    /// The shared address of the first element, for copies.
-    #[inline(always)]
-    pub const fn address(self) -> u32 {
-        self.address
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn element(self, row: u32, column: u32) -> u32 {
-        if Target::CHECKED && (row as usize >= ROWS || column as usize >= COLUMNS) {
-            Target::out_of_bounds_shared(self.address, u64::from(row) * COLUMNS as u64 + u64::from(column), (ROWS * COLUMNS) as u64);
-        }
-        self.address + (row * COLUMNS as u32 + column) * size_of::<T>() as u32
     }
 }

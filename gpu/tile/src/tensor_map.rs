@@ -4,41 +4,52 @@
 //! part of the type, so a copy into a tile of another shape does not compile. One thread starts a copy;
 //! elements beyond the matrix are zero when loaded and left out when stored. Needs sm_90.
 //!
-//! Rows of the matrix are multiples of 16 bytes, and so are rows of the box, of at most 256 elements each way.
+//! Rows of the matrix are multiples of 16 bytes, and so are rows of the box, of at most 256 elements each way. A
+//! swizzled tile takes one copy a panel. A tensor of `RANK` dimensions is cut in its last two; the others pick the
+//! matrix.
 
 use core::marker::PhantomData;
 
 use crate::arch::{BulkCopy, Target};
+use crate::layout::{Linear, Swizzle, TileLayout};
 use crate::num::Pod;
 use crate::pipeline::Mbarrier;
 use crate::shared::SharedTile;
 
-/// Boxes of `ROWS` by `COLUMNS` of a row-major matrix that nobody writes while the kernel runs.
-pub struct TensorMap<T, const ROWS: usize, const COLUMNS: usize> {
+/// Boxes of `ROWS` by `COLUMNS` of a tensor that nobody writes while the kernel runs.
+pub struct TensorMap<T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
     address: u64,
-    element: PhantomData<fn() -> T>,
+    element: PhantomData<fn() -> (T, S)>,
 }
 
-/// Boxes of `ROWS` by `COLUMNS` of a row-major matrix that the kernel writes.
-pub struct TensorMapMut<T, const ROWS: usize, const COLUMNS: usize> {
+/// Boxes of `ROWS` by `COLUMNS` of a tensor that the kernel writes.
+pub struct TensorMapMut<T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
     address: u64,
-    element: PhantomData<fn() -> T>,
+    element: PhantomData<fn() -> (T, S)>,
 }
 
 macro_rules! maps {
     ($($map:ident)*) => { $(
-        impl<T, const ROWS: usize, const COLUMNS: usize> Clone for $map<T, ROWS, COLUMNS> {
+        impl<T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> Clone for $map<T, ROWS, COLUMNS, S, RANK> {
             #[inline(always)]
             fn clone(&self) -> Self {
                 *self
             }
         }
 
-        impl<T, const ROWS: usize, const COLUMNS: usize> Copy for $map<T, ROWS, COLUMNS> {}
+        impl<T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> Copy for $map<T, ROWS, COLUMNS, S, RANK> {}
 
-        impl<T: Pod, const ROWS: usize, const COLUMNS: usize> $map<T, ROWS, COLUMNS> {
-            /// Bytes of a box: what an mbarrier is told to expect.
-            pub const BYTES: u32 = box_bytes(ROWS, COLUMNS, size_of::<T>());
+        impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> $map<T, ROWS, COLUMNS, S, RANK> {
+            /// Bytes of a tile: what an mbarrier is told to expect.
+            pub const BYTES: u32 = {
+                assert!(RANK >= 2 && RANK <= 5, "a tensor map has 2 to 5 dimensions");
+                Self::LAYOUT.panels() * box_bytes(ROWS, Self::PANEL_COLUMNS, size_of::<T>())
+            };
+
+            /// Columns of a panel of the tile, which one copy moves.
+            pub const PANEL_COLUMNS: usize = Self::LAYOUT.panel_row() as usize / size_of::<T>();
+
+            const LAYOUT: TileLayout = SharedTile::<T, ROWS, COLUMNS, S>::LAYOUT;
 
             /// The map encoded at `address`.
             ///
@@ -54,7 +65,7 @@ macro_rules! maps {
 
 maps!(TensorMap TensorMapMut);
 
-/// Bytes of a box that the copy engine can move without swizzle: then its rows have no span to stay within.
+/// Bytes of a box that the copy engine can move: a panel, whose rows are as wide as its swizzle.
 /// CUDA driver API, `cuTensorMapEncodeTiled`, `boxDim`.
 const fn box_bytes(rows: usize, columns: usize, element_bytes: usize) -> u32 {
     assert!(rows >= 1 && rows <= 256 && columns >= 1 && columns <= 256, "a box has 1 to 256 elements in each direction");
@@ -62,26 +73,45 @@ const fn box_bytes(rows: usize, columns: usize, element_bytes: usize) -> u32 {
     (rows * columns * element_bytes) as u32
 }
 
-impl<T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMap<T, ROWS, COLUMNS> {
-    /// Starts to load the box whose first element is at `row`, `column`; completes [`BYTES`](Self::BYTES) on
-    /// `mbarrier`, boxes over the edge too.
+/// The hardware's coordinates of a panel: innermost first.
+#[inline(always)]
+fn coordinates<const RANK: usize>(at: [u32; RANK], columns: u32) -> [u32; RANK] {
+    let mut reversed = at;
+    reversed.reverse();
+    reversed[0] += columns;
+    reversed
+}
+
+impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMap<T, ROWS, COLUMNS, S, RANK> {
+    /// Starts to load the box whose first element is at `at` (outermost index first: row and column come last);
+    /// completes [`BYTES`](Self::BYTES) on `mbarrier`, boxes over the edge too.
     #[inline(always)]
     #[track_caller]
-    pub fn load(&self, target: SharedTile<T, ROWS, COLUMNS>, [row, column]: [u32; 2], mbarrier: Mbarrier) {
+    pub fn load(&self, target: SharedTile<T, ROWS, COLUMNS, S>, at: [u32; RANK], mbarrier: Mbarrier) {
         const { assert!(Self::BYTES > 0) };
-        // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
-        unsafe { Target::load_tensor_2d(target.address(), self.address, [column, row], mbarrier.address()) };
+        let mut panel = 0;
+        while panel < Self::LAYOUT.panels() {
+            let (shared, columns) = (target.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
+            // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
+            unsafe { Target::load_tensor(shared, self.address, coordinates(at, columns), mbarrier.address()) };
+            panel += 1;
+        }
     }
 }
 
-impl<T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMapMut<T, ROWS, COLUMNS> {
-    /// Starts to store the box whose first element is at `row`, `column`, in this thread's bulk group. The tile
-    /// was written before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
+impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMapMut<T, ROWS, COLUMNS, S, RANK> {
+    /// Starts to store the box whose first element is at `at`, in this thread's bulk group. The tile was written before
+    /// a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
     #[inline(always)]
     #[track_caller]
-    pub fn store(&self, [row, column]: [u32; 2], source: SharedTile<T, ROWS, COLUMNS>) {
+    pub fn store(&self, at: [u32; RANK], source: SharedTile<T, ROWS, COLUMNS, S>) {
         const { assert!(Self::BYTES > 0) };
-        // SAFETY: as `TensorMap::load`.
-        unsafe { Target::store_tensor_2d(self.address, [column, row], source.address()) };
+        let mut panel = 0;
+        while panel < Self::LAYOUT.panels() {
+            let (shared, columns) = (source.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
+            // SAFETY: as `TensorMap::load`.
+            unsafe { Target::store_tensor(self.address, coordinates(at, columns), shared) };
+            panel += 1;
+        }
     }
 }

@@ -232,17 +232,17 @@ pub trait BulkCopy {
     /// # Safety
     /// As [`load`](Self::load); the source rests until the group is waited for.
     unsafe fn store(global: u64, shared: u32, bytes: u32);
-    /// `cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes`: one box of the
+    /// `cp.async.bulk.tensor.{2,3,4,5}d.shared::cluster.global.mbarrier::complete_tx::bytes`: one box of the
     /// tensor that the map at `map` describes, from `coordinates` (innermost first).
     ///
     /// # Safety
-    /// `map` is the address of an encoded tensor map, the box fits at `shared`, 128-byte aligned.
-    unsafe fn load_tensor_2d(shared: u32, map: u64, coordinates: [u32; 2], mbarrier: u32);
-    /// `cp.async.bulk.tensor.2d.global.shared::cta.bulk_group`
+    /// `map` is the address of an encoded tensor map of this rank, the box fits at `shared`, aligned as its swizzle asks.
+    unsafe fn load_tensor<const RANK: usize>(shared: u32, map: u64, coordinates: [u32; RANK], mbarrier: u32);
+    /// `cp.async.bulk.tensor.{2,3,4,5}d.global.shared::cta.bulk_group`
     ///
     /// # Safety
-    /// As [`load_tensor_2d`](Self::load_tensor_2d).
-    unsafe fn store_tensor_2d(map: u64, coordinates: [u32; 2], shared: u32);
+    /// As [`load_tensor`](Self::load_tensor).
+    unsafe fn store_tensor<const RANK: usize>(map: u64, coordinates: [u32; RANK], shared: u32);
     /// `cp.async.bulk.commit_group`
     fn commit();
     /// `cp.async.bulk.wait_group PENDING`

@@ -8,8 +8,10 @@
 //! together is an `llvm.nvvm.*` intrinsic, because `asm!` is not convergent and LLVM may copy it
 //! into the arms of a branch; single-thread and pure instructions are `asm!`.
 
+mod approximate;
 mod convert;
 mod families;
+mod matrix;
 
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
@@ -27,5 +29,7 @@ pub use emulated::Emulated;
 #[cfg(not(target_arch = "nvptx64"))]
 pub type Target = Emulated;
 
+pub use approximate::Approximate;
 pub use convert::Convert;
 pub use families::*;
+pub use matrix::*;

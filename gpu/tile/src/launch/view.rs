@@ -3,6 +3,8 @@
 use core::any::Any;
 use core::marker::PhantomData;
 
+use crate::layout::Linear;
+
 /// The memory behind a view: an opaque cell of the runtime that lent it.
 pub type Owner<'a> = &'a (dyn Any + Send + Sync);
 
@@ -174,16 +176,18 @@ impl<'a, T> DeviceTable<'a, T> {
 }
 
 /// An encoded tensor map in device memory, lent to a kernel for reading the matrix behind it.
-pub struct DeviceTensorMap<'a, T, const ROWS: usize, const COLUMNS: usize> {
+pub struct DeviceTensorMap<'a, T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
     map: BufferAccess<'a>,
     matrix: BufferAccess<'a>,
-    element: PhantomData<fn() -> T>,
+    element: PhantomData<fn() -> (T, S)>,
 }
 
 /// An encoded tensor map in device memory, lent to a kernel for writing the matrix behind it.
-pub struct DeviceTensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize>(DeviceTensorMap<'a, T, ROWS, COLUMNS>);
+pub struct DeviceTensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2>(
+    DeviceTensorMap<'a, T, ROWS, COLUMNS, S, RANK>,
+);
 
-impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS, COLUMNS> {
+impl<'a, T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> DeviceTensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
     /// Lends the map at `map`, of boxes of `ROWS` by `COLUMNS` of the matrix of `T` at `matrix`. Runtimes call this.
     ///
     /// # Safety
@@ -203,8 +207,8 @@ impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMap<'a, T, ROWS
     }
 }
 
-impl<'a, T, const ROWS: usize, const COLUMNS: usize> DeviceTensorMapMut<'a, T, ROWS, COLUMNS> {
-    pub(super) const fn as_map(&self) -> &DeviceTensorMap<'a, T, ROWS, COLUMNS> {
+impl<'a, T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> DeviceTensorMapMut<'a, T, ROWS, COLUMNS, S, RANK> {
+    pub(super) const fn as_map(&self) -> &DeviceTensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
         &self.0
     }
 

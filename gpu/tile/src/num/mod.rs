@@ -16,6 +16,7 @@
 //! Packed types hold their first element in the low bits. Any thread may call anything here on its own; nothing
 //! waits. Nothing is flushed to zero and nothing is contracted: a fused multiply-add is written [`fma`].
 
+mod approximate;
 mod element;
 mod fp4;
 mod fp8;
@@ -24,6 +25,7 @@ mod math;
 mod scale;
 pub mod software;
 
+pub use approximate::{exp2, log2, reciprocal};
 pub use element::{Element, Float, Pod};
 pub use fp4::{e2m1, e2m1x2, e2m1x8};
 pub use fp8::{Fp8, e4m3, e4m3x2, e4m3x4, e5m2, e5m2x2, e5m2x4};

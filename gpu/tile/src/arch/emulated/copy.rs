@@ -52,13 +52,13 @@ impl BulkCopy for Emulated {
 
     #[inline(always)]
     #[track_caller]
-    unsafe fn load_tensor_2d(shared: u32, map: u64, coordinates: [u32; 2], mbarrier: u32) {
+    unsafe fn load_tensor<const RANK: usize>(shared: u32, map: u64, coordinates: [u32; RANK], mbarrier: u32) {
         device::tensor_load(shared, map, coordinates.map(u32::cast_signed), mbarrier);
     }
 
     #[inline(always)]
     #[track_caller]
-    unsafe fn store_tensor_2d(map: u64, coordinates: [u32; 2], shared: u32) {
+    unsafe fn store_tensor<const RANK: usize>(map: u64, coordinates: [u32; RANK], shared: u32) {
         device::tensor_store(map, coordinates.map(u32::cast_signed), shared);
     }
 

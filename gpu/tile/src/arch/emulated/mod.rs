@@ -3,8 +3,10 @@
 
 extern crate std;
 
+mod approximate;
 mod convert;
 mod copy;
+mod matrix;
 mod memory;
 mod synchronise;
 

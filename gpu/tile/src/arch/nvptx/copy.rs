@@ -60,20 +60,41 @@ impl BulkCopy for Nvptx {
     }
 
     #[inline(always)]
-    unsafe fn load_tensor_2d(shared: u32, map: u64, [x, y]: [u32; 2], mbarrier: u32) {
-        // SAFETY: see above.
-        unsafe {
-            asm!("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}, {{{2}, {3}}}], [{4}];",
-                in(reg32) shared, in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) mbarrier, options(nostack));
+    unsafe fn load_tensor<const RANK: usize>(shared: u32, map: u64, at: [u32; RANK], mbarrier: u32) {
+        macro_rules! load {
+            ($form:literal, $coordinates:literal, [$($index:literal)*]) => {
+                // SAFETY: see above.
+                unsafe {
+                    asm!(concat!("cp.async.bulk.tensor.", $form, ".shared::cluster.global.mbarrier::complete_tx::bytes [{shared}], [{map}, {{",
+                            $coordinates, "}}], [{mbarrier}];"),
+                        $(in(reg32) at[$index],)* shared = in(reg32) shared, map = in(reg64) map, mbarrier = in(reg32) mbarrier, options(nostack))
+                }
+            };
+        }
+        match RANK {
+            2 => load!("2d", "{0}, {1}", [0 1]),
+            3 => load!("3d", "{0}, {1}, {2}", [0 1 2]),
+            4 => load!("4d", "{0}, {1}, {2}, {3}", [0 1 2 3]),
+            _ => load!("5d", "{0}, {1}, {2}, {3}, {4}", [0 1 2 3 4]),
         }
     }
 
     #[inline(always)]
-    unsafe fn store_tensor_2d(map: u64, [x, y]: [u32; 2], shared: u32) {
-        // SAFETY: see above.
-        unsafe {
-            asm!("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [{0}, {{{1}, {2}}}], [{3}];",
-                in(reg64) map, in(reg32) x, in(reg32) y, in(reg32) shared, options(nostack));
+    unsafe fn store_tensor<const RANK: usize>(map: u64, at: [u32; RANK], shared: u32) {
+        macro_rules! store {
+            ($form:literal, $coordinates:literal, [$($index:literal)*]) => {
+                // SAFETY: see above.
+                unsafe {
+                    asm!(concat!("cp.async.bulk.tensor.", $form, ".global.shared::cta.bulk_group [{map}, {{", $coordinates, "}}], [{shared}];"),
+                        $(in(reg32) at[$index],)* shared = in(reg32) shared, map = in(reg64) map, options(nostack))
+                }
+            };
+        }
+        match RANK {
+            2 => store!("2d", "{0}, {1}", [0 1]),
+            3 => store!("3d", "{0}, {1}, {2}", [0 1 2]),
+            4 => store!("4d", "{0}, {1}, {2}, {3}", [0 1 2 3]),
+            _ => store!("5d", "{0}, {1}, {2}, {3}, {4}", [0 1 2 3 4]),
         }
     }
 

@@ -26,4 +26,14 @@ unsafe extern "C" {
     pub fn reduce_max_u32(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.add"]
     pub fn reduce_add_u32(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.wgmma.fence.sync.aligned"]
+    pub fn wgmma_fence();
+    #[link_name = "llvm.nvvm.wgmma.commit_group.sync.aligned"]
+    pub fn wgmma_commit();
+    #[link_name = "llvm.nvvm.wgmma.wait_group.sync.aligned"]
+    pub fn wgmma_wait(pending: u64);
+    #[link_name = "llvm.nvvm.setmaxnreg.dec.sync.aligned.u32"]
+    pub fn registers_release(registers: u32);
+    #[link_name = "llvm.nvvm.setmaxnreg.inc.sync.aligned.u32"]
+    pub fn registers_claim(registers: u32);
 }

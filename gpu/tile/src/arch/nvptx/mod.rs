@@ -1,8 +1,10 @@
 //! The device side.
 
+mod approximate;
 mod convert;
 mod copy;
 mod intrinsics;
+mod matrix;
 mod memory;
 mod synchronise;
 

@@ -1,0 +1,441 @@
+//! Matrix multiplication by a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
+//!
+//! The bytes are read where the descriptors say, swizzle and all, and the registers have the hardware's fragments. An
+//! instruction's products are exact, summed in `f64`, added to the accumulator and rounded to `f32` once; hardware rounds
+//! in another way, which nobody documents.
+//!
+//! A warp's reads of shared memory are accesses of the asynchronous proxy that end at a wait of that warp for the
+//! instruction's group. Accumulators are kept from the first instruction until a thread takes them back, which is an
+//! error before such a wait.
+
+use crate::collective;
+use crate::detector::{Access, Detector};
+use crate::fault::FaultKind;
+use crate::order::Group;
+use crate::shadow::{Manner, Record};
+use crate::tensor_map::Swizzle;
+use crate::thread::{Site, Thread};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// Rows of every instruction.
+const ROWS: usize = 64;
+const THREADS: u32 = 128;
+
+/// What the elements of both operands are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// 8 bits: 4 of exponent, 3 of mantissa, no infinity.
+    E4m3,
+    /// 8 bits: 5 of exponent, 2 of mantissa.
+    E5m2,
+}
+
+impl Format {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::E4m3 | Self::E5m2 => 1,
+        }
+    }
+
+    /// Elements along K of an instruction: 32 bytes.
+    fn depth(self) -> usize {
+        32 / self.bytes() as usize
+    }
+
+    /// The value of a code.
+    fn decode(self, code: u16) -> f64 {
+        let small = |code: u16, exponents: u32, mantissas: u32| {
+            let (sign, rest) = (code >> (exponents + mantissas) & 1, u32::from(code) & ((1 << (exponents + mantissas)) - 1));
+            let (exponent, mantissa) = (rest >> mantissas, f64::from(rest & ((1 << mantissas) - 1)));
+            let bias = (1 << (exponents - 1)) - 1;
+            let unit = f64::from(1_u32 << mantissas);
+            let value = match exponent {
+                0 => mantissa / unit * 2_f64.powi(1 - bias),
+                e => (1.0 + mantissa / unit) * 2_f64.powi(e as i32 - bias),
+            };
+            if sign == 1 { -value } else { value }
+        };
+        match self {
+            Self::Bf16 => f32::from_bits(u32::from(code) << 16).into(),
+            Self::F16 | Self::E5m2 => {
+                let code = if self == Self::E5m2 { code << 8 } else { code };
+                match code & 0x7fff {
+                    0x7c00 if code >> 15 == 0 => f64::INFINITY,
+                    0x7c00 => f64::NEG_INFINITY,
+                    0x7c01.. => f64::NAN,
+                    _ => small(code, 5, 10),
+                }
+            }
+            Self::E4m3 if code & 0x7f == 0x7f => f64::NAN,
+            Self::E4m3 => small(code, 4, 3),
+        }
+    }
+}
+
+/// `wgmma.mma_async.m64nNkK.f32`, but for its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instruction {
+    /// N.
+    pub columns: u32,
+    /// Of both operands.
+    pub format: Format,
+    /// Whether the left operand's rows in shared memory lie along M.
+    pub left_mn_major: bool,
+    /// Whether the right operand's rows lie along N.
+    pub right_mn_major: bool,
+}
+
+/// A left operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// A matrix descriptor.
+    Shared(u64),
+    /// A thread's fragment.
+    Registers([u32; 4]),
+}
+
+/// What one thread has issued.
+#[derive(Default)]
+pub(crate) struct Stream {
+    fenced: Cell<bool>,
+    tickets: Cell<u32>,
+    issued: Cell<u32>,
+    /// Instructions issued before each commit.
+    commits: RefCell<Vec<u32>>,
+    /// Instructions that were waited for.
+    waited: Cell<u32>,
+    /// Where the last was issued.
+    site: Cell<Option<Site>>,
+}
+
+/// The accumulators of a warpgroup under one ticket.
+struct Accumulators {
+    /// Rows of `columns`.
+    values: Vec<f32>,
+    columns: usize,
+    /// The last instruction that writes them.
+    last: u32,
+    /// Threads that took theirs.
+    taken: u32,
+}
+
+/// Of a block: accumulators in flight by warpgroup and ticket, and each warp's agent in the detector.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    accumulators: BTreeMap<(u32, u32), Accumulators>,
+    slots: BTreeMap<u32, u32>,
+}
+
+impl InFlight {
+    fn slot(&mut self, detector: &Detector, warp: u32) -> u32 {
+        *self.slots.entry(warp).or_insert_with(|| detector.slot())
+    }
+}
+
+/// A matrix in shared memory, as a descriptor and an instruction describe it.
+struct Operand {
+    start: u32,
+    /// Between panels.
+    leading: u32,
+    /// Between atoms of eight rows.
+    stride: u32,
+    swizzle: Swizzle,
+    span: u32,
+    mn_major: bool,
+    bytes: u32,
+}
+
+impl Operand {
+    fn decode(descriptor: u64, mn_major: bool, format: Format) -> Result<Self, &'static str> {
+        let field = |shift: u32| ((descriptor >> shift & 0x3fff) << 4) as u32;
+        let (swizzle, span) = match descriptor >> 62 {
+            1 => (Swizzle::Bytes128, 128),
+            2 => (Swizzle::Bytes64, 64),
+            3 => (Swizzle::Bytes32, 32),
+            _ => return Err("operands without swizzle are not emulated"),
+        };
+        if descriptor >> 49 & 7 != 0 {
+            return Err("the base offset is not zero: align the tile to eight of its rows");
+        }
+        if mn_major && format.bytes() != 2 {
+            return Err("8-bit operands are K-major");
+        }
+        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle, span, mn_major, bytes: format.bytes() })
+    }
+
+    /// Where element (`mn`, `k`) lies.
+    fn address(&self, mn: u32, k: u32) -> u32 {
+        let (row, byte, panels) = match self.mn_major {
+            true => (k, mn * self.bytes % self.span, mn * self.bytes / self.span),
+            false => (mn, k * self.bytes, 0),
+        };
+        self.swizzle.apply(self.start + row % 8 * self.span + row / 8 * self.stride + panels * self.leading + byte)
+    }
+}
+
+fn fail(thread: &Thread, site: Site, message: impl Into<String>, mend: &'static str) -> ! {
+    thread.fail(FaultKind::MatrixMisuse, site, message.into(), mend)
+}
+
+/// `wgmma.fence`
+pub(crate) fn fence(thread: &Thread, site: Site) {
+    if thread.worker().performs("wgmma_fence", site) {
+        thread.wgmma.fenced.set(true);
+    }
+}
+
+/// `wgmma.commit_group`
+pub(crate) fn commit(thread: &Thread, site: Site) {
+    if thread.worker().performs("wgmma_commit", site) {
+        let stream = &thread.wgmma;
+        stream.commits.borrow_mut().push(stream.issued.get());
+        // Whatever follows may touch registers.
+        stream.fenced.set(false);
+    }
+}
+
+/// `wgmma.wait_group`
+pub(crate) fn wait(thread: &Thread, pending: u32, site: Site) {
+    let Some(pending) = thread.worker().synchronise("wgmma_wait", site, pending) else { return };
+    let stream = &thread.wgmma;
+    let commits = stream.commits.borrow();
+    let done = commits.len().checked_sub(1 + pending as usize).map_or(0, |last| commits[last]);
+    stream.waited.set(stream.waited.get().max(done));
+    if let (Some(detector), true) = (thread.detector(), done != 0) {
+        let slot = thread.block().wgmma.borrow_mut().slot(detector, thread.warp_number());
+        detector.thread(thread.number).borrow_mut().view.knowledge.learn_copy(detector.block, slot, done);
+    }
+}
+
+/// A new accumulator. All threads of a warpgroup number theirs alike.
+pub(crate) fn ticket(thread: &Thread) -> u32 {
+    let tickets = &thread.wgmma.tickets;
+    tickets.set(tickets.get() + 1);
+    tickets.get()
+}
+
+/// What a thread brings to an instruction.
+struct Part {
+    thread: *const Thread,
+    ticket: u32,
+    instruction: Instruction,
+    left: Left,
+    right: u64,
+    addends: Option<Vec<f32>>,
+}
+
+/// `wgmma.mma_async`
+pub(crate) fn multiply(
+    thread: &Thread,
+    instruction: &Instruction,
+    ticket: u32,
+    left: Left,
+    right: u64,
+    addends: Option<&[f32]>,
+    site: Site,
+) {
+    if thread.block().threads.len() as u32 - thread.number / THREADS * THREADS < THREADS {
+        fail(thread, site, "a warpgroup of fewer than 128 threads multiplies", "launch blocks of whole warpgroups");
+    }
+    let stream = &thread.wgmma;
+    if !stream.fenced.get() {
+        let mend = "call wgmma.fence before the first multiplication of each group";
+        fail(thread, site, "a multiplication whose registers were accessed since the last wgmma.fence", mend);
+    }
+    stream.issued.set(stream.issued.get() + 1);
+    stream.site.set(Some(site));
+    let continues = thread.block().wgmma.borrow().accumulators.contains_key(&(thread.number / THREADS, ticket));
+    let addends = if continues { None } else { addends.map(<[f32]>::to_vec) };
+    let mut part = Part { thread, ticket, instruction: *instruction, left, right, addends };
+    collective::meet(thread, Group::Warpgroup, &mut part, |parts| execute(thread, parts, continues, site), site);
+}
+
+fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) {
+    let Part { ticket, instruction, left, right, .. } = *parts[0];
+    let alike = |part: &&mut Part| {
+        let same_left = match (part.left, left) {
+            (Left::Shared(a), Left::Shared(b)) => a == b,
+            (Left::Registers(_), Left::Registers(_)) => true,
+            _ => false,
+        };
+        part.ticket == ticket && part.instruction == instruction && part.right == right && same_left
+    };
+    if !parts.iter().all(alike) {
+        let message = "threads of a warpgroup multiply different operands";
+        last.fail(FaultKind::Divergence, site, message.to_owned(), "give all 128 threads the same descriptors");
+    }
+    let (columns, depth) = (instruction.columns as usize, instruction.format.depth());
+    let decode = |descriptor, mn_major| match Operand::decode(descriptor, mn_major, instruction.format) {
+        Ok(operand) => operand,
+        Err(problem) => fail(last, site, problem, "take the descriptor of a tile's layout"),
+    };
+    let a = match left {
+        Left::Shared(descriptor) => {
+            let operand = decode(descriptor, instruction.left_mn_major);
+            for warp in 0..4 {
+                read(parts[warp * 32].thread, &operand, 16 * warp as u32..16 * warp as u32 + 16, depth as u32, site);
+            }
+            gather(last, &operand, ROWS, depth, instruction.format)
+        }
+        Left::Registers(_) => fragments(parts, instruction.format),
+    };
+    let operand = decode(right, instruction.right_mn_major);
+    for warp in 0..4 {
+        read(parts[warp * 32].thread, &operand, 0..instruction.columns, depth as u32, site);
+    }
+    let b = gather(last, &operand, columns, depth, instruction.format);
+    let mut in_flight = last.block().wgmma.borrow_mut();
+    let key = (last.number / THREADS, ticket);
+    if !continues {
+        let values = join(parts, columns);
+        in_flight.accumulators.insert(key, Accumulators { values, columns, last: 0, taken: 0 });
+    }
+    let accumulators = in_flight.accumulators.get_mut(&key).expect("it was there, or was just inserted");
+    accumulators.last = last.wgmma.issued.get();
+    accumulate(&mut accumulators.values, &a, &b, columns, depth);
+}
+
+/// Enters the reads of one warp into the detector, as any of its lanes sees them.
+fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth: u32, site: Site) {
+    // SAFETY: the pointer is that of a thread of this block, which lives as long as its coroutine is suspended or runs.
+    let first = unsafe { &*warp };
+    let block = first.block();
+    let mut chunks = Vec::new();
+    let per_chunk = 16 / operand.bytes;
+    match operand.mn_major {
+        true => (0..depth).for_each(|k| chunks.extend(mn.clone().step_by(per_chunk as usize).map(|mn| operand.address(mn, k)))),
+        false => mn.for_each(|mn| chunks.extend((0..depth).step_by(per_chunk as usize).map(|k| operand.address(mn, k)))),
+    }
+    chunks.sort_unstable();
+    if let Some(&beyond) = chunks.last().filter(|&&at| at + 16 > block.shared_bytes()) {
+        let message = format!("a matrix operand reaches byte {beyond} of the block's shared memory, which has {}", block.shared_bytes());
+        first.fail(FaultKind::OutOfBounds, site, message, "take the descriptor of a tile inside the shared memory");
+    }
+    let Some(detector) = &block.detector else { return };
+    let slot = block.wgmma.borrow_mut().slot(detector, first.warp_number());
+    let lane = block.worker().random.below(32) as u32;
+    let thread = &block.threads[(first.number + lane) as usize];
+    let view = {
+        let mut state = detector.thread(thread.number).borrow_mut();
+        let view = state.view.clone();
+        state.view.advance();
+        view
+    };
+    let time = first.wgmma.issued.get();
+    let record =
+        Record { block: detector.block, slot, time, thread: thread.number as u16, manner: Manner::Async, writes: false, site };
+    for run in chunks.chunk_by(|a, b| a + 16 == *b) {
+        let (address, bytes) = (u64::from(run[0]), 16 * run.len() as u64);
+        let access = Access { address, bytes, writes: false, reads: true, manner: Manner::Async, site };
+        thread.judge(detector.enter_shared(block.worker().memory(), &access, &record, &view), site);
+    }
+}
+
+/// The operand's elements, row by row of `depth`.
+fn gather(thread: &Thread, operand: &Operand, rows: usize, depth: usize, format: Format) -> Vec<f64> {
+    let shared = thread.block().shared();
+    let element = |mn: usize, k: usize| {
+        let at = operand.address(mn as u32, k as u32) as usize;
+        format.decode(match format.bytes() {
+            2 => u16::from_le_bytes([shared[at], shared[at + 1]]),
+            _ => shared[at].into(),
+        })
+    };
+    (0..rows).flat_map(|mn| (0..depth).map(move |k| (mn, k))).map(|(mn, k)| element(mn, k)).collect()
+}
+
+/// A left operand out of registers: word `i` holds row `lane / 4 + 8 (i % 2)`, bytes from `4 (lane % 4) + 16 (i / 2)` on.
+fn fragments(parts: &[&mut Part], format: Format) -> Vec<f64> {
+    let depth = format.depth();
+    let mut a = vec![0.0; ROWS * depth];
+    let bytes = format.bytes() as usize;
+    for (number, part) in parts.iter().enumerate() {
+        let Left::Registers(words) = part.left else { unreachable!("all parts are of one kind") };
+        for (i, word) in words.iter().enumerate() {
+            let row = number / 32 * 16 + number % 32 / 4 + 8 * (i % 2);
+            let first = (4 * (number % 4) + 16 * (i / 2)) / bytes;
+            for element in 0..4 / bytes {
+                let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
+                a[row * depth + first + element] = format.decode(code as u16);
+            }
+        }
+    }
+    a
+}
+
+/// Row and column of a thread's register.
+fn place(thread: usize, register: usize) -> (usize, usize) {
+    let row = thread / 32 * 16 + thread % 32 / 4 + 8 * (register / 2 % 2);
+    (row, 8 * (register / 4) + 2 * (thread % 4) + register % 2)
+}
+
+/// The matrix of all threads' accumulators, zero where there are none yet.
+fn join(parts: &[&mut Part], columns: usize) -> Vec<f32> {
+    let mut values = vec![0.0; ROWS * columns];
+    for (number, part) in parts.iter().enumerate() {
+        for (register, &value) in part.addends.iter().flatten().enumerate() {
+            let (row, column) = place(number, register);
+            values[row * columns + column] = value;
+        }
+    }
+    values
+}
+
+fn accumulate(values: &mut [f32], a: &[f64], b: &[f64], columns: usize, depth: usize) {
+    // Columns innermost, so that the loop is a vector's.
+    let turned: Vec<f64> = (0..depth).flat_map(|k| (0..columns).map(move |n| b[n * depth + k])).collect();
+    let mut sums = vec![0.0_f64; columns];
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+        sums.fill(0.0);
+        for (k, b) in turned.chunks_exact(columns).enumerate() {
+            let a = a[row * depth + k];
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum += a * b;
+            }
+        }
+        for (value, sum) in values.iter_mut().zip(&sums) {
+            *value = (f64::from(*value) + sum) as f32;
+        }
+    }
+}
+
+/// Hands a thread its accumulators back.
+pub(crate) fn publish(thread: &Thread, ticket: u32, registers: &mut [f32], site: Site) {
+    let mut in_flight = thread.block().wgmma.borrow_mut();
+    let key = (thread.number / THREADS, ticket);
+    let Some(found) = in_flight.accumulators.get_mut(&key) else {
+        drop(in_flight);
+        fail(thread, site, "accumulators that no multiplication wrote", "multiply before waiting");
+    };
+    if thread.wgmma.waited.get() < found.last {
+        drop(in_flight);
+        let mend = "commit the multiplications, and wait until their group is done";
+        fail(thread, site, "accumulators are read while multiplications into them are in flight", mend);
+    }
+    let number = (thread.number % THREADS) as usize;
+    for (register, value) in registers.iter_mut().enumerate() {
+        let (row, column) = place(number, register);
+        *value = found.values[row * found.columns + column];
+    }
+    found.taken += 1;
+    if found.taken == THREADS {
+        in_flight.accumulators.remove(&key);
+    }
+}
+
+/// A thread that ends must have waited for its multiplications.
+pub(crate) fn check_waited(thread: &Thread) {
+    let stream = &thread.wgmma;
+    if stream.waited.get() < stream.issued.get() {
+        let site = stream.site.get().expect("set with each instruction");
+        let message = "a thread ended without waiting for its multiplications".to_owned();
+        let mend = "commit them and wait for the group before the thread ends";
+        thread.worker().set_fault(thread.fault(FaultKind::InFlightAtExit, site, message, mend));
+    }
+}

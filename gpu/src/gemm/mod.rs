@@ -1,0 +1,186 @@
+//! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
+//!
+//! A block stays on its multiprocessor and computes one 128 by 256 tile of `D` after another. One thread keeps a ring
+//! of four stages of operands full by the copy engine; two warpgroups multiply, 64 rows each, with one group of
+//! multiplications in flight while they wait for the next stage. The finished tile leaves through shared memory, 128
+//! bytes of each row at a time, while the first stages of the next tile arrive.
+//!
+//! | barrier | between |
+//! |---|---|
+//! | ring | a stage is full; both warpgroups have read it |
+//! | warpgroup | its staging tile is written, and stored; it was stored, and may be written again |
+//!
+//! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are
+//! multiples of 16 bytes (what the copy engine can address); `M`, `N` and `K` are otherwise any: what hangs over an edge
+//! is loaded as zero and not stored. Accumulation is in `f32`.
+
+mod epilogue;
+
+pub use epilogue::Epilogue;
+
+use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::matrix::Operand;
+use oxtile_tile::num::{Pod, e4m3};
+use oxtile_tile::pipeline::{self, Mbarrier, Pipeline};
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{RegisterTile, StoredElement};
+use oxtile_tile::scheduler::PersistentTiles;
+use oxtile_tile::shared::{SharedTile, Tiles};
+use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
+use oxtile_tile::warpgroup::{self, Role, Roles};
+
+/// Rows of a warpgroup's part of a tile, and of every box that is copied.
+const PART: usize = 64;
+/// Rows and columns of a tile of `D`.
+pub const TILE: [usize; 2] = [2 * PART, 256];
+/// Stages of operands: 48 KiB each.
+const STAGES: usize = 4;
+/// Tile rows that blocks share operands in.
+const BAND: u32 = 16;
+
+type Team = Roles<2, 40, 232>;
+
+/// The operands of `DEPTH` elements of the sum: 128 bytes.
+#[derive(SharedStorage, Clone, Copy)]
+struct Stage<T: Pod, const DEPTH: usize> {
+    a: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, { TILE[0] / PART }>,
+    b: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, { TILE[1] / PART }>,
+}
+
+#[derive(SharedStorage)]
+struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
+    ring: Pipeline<Stage<T, DEPTH>, STAGES>,
+    /// Two for each warpgroup: one is written while the other is stored.
+    staging: Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 4>,
+}
+
+/// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `shape` is M, N, K.
+#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, requires = sm_90a)]
+#[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(T = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(T = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], M_MAJOR = [false], N_MAJOR = [false])]
+pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+    a: TensorMap<T, PART, DEPTH, Swizzle128>,
+    b: TensorMap<T, PART, DEPTH, Swizzle128>,
+    d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    old: GlobalMut<O>,
+    bias: Global<O>,
+    m: u32,
+    n: u32,
+    k: u32,
+    alpha: f32,
+    beta: f32,
+    gelu: u32,
+) {
+    let shared = Shared::<T, O, DEPTH, WIDTH>::claim();
+    if thread::index() == 0 {
+        shared.ring.init(Team::CONSUMER_WARPS);
+    }
+    block::sync();
+    let mut tiles = PersistentTiles::<BAND>::new(m.div_ceil(TILE[0] as u32), n.div_ceil(TILE[1] as u32));
+    let steps = k.div_ceil(DEPTH as u32);
+    match Team::role() {
+        Role::Idle => {}
+        Role::Producer => {
+            let mut ring = shared.ring.producer();
+            while let Some([row, column]) = tiles.next_tile() {
+                for step in 0..steps {
+                    let (stage, full) = ring.acquire(Stage::<T, DEPTH>::SIZE);
+                    load::<_, _, _, M_MAJOR>(&a, stage.a, row * TILE[0] as u32, step * DEPTH as u32, full);
+                    load::<_, _, _, N_MAJOR>(&b, stage.b, column * TILE[1] as u32, step * DEPTH as u32, full);
+                }
+            }
+        }
+        Role::Consumer(part) => {
+            let mut ring = shared.ring.consumer();
+            let epilogue = Epilogue { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
+            while let Some([row, column]) = tiles.next_tile() {
+                let mut stage = ring.wait();
+                let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&stage, part);
+                let mut product = RegisterTile::zero().multiply_add(left, right);
+                for _ in 1..steps {
+                    let next = ring.wait();
+                    let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&next, part);
+                    product = product.multiply_add(left, right);
+                    product.wait_earlier();
+                    stage.release();
+                    stage = next;
+                }
+                let mut tile = product.wait();
+                stage.release();
+                let origin = [row * TILE[0] as u32 + part * PART as u32, column * TILE[1] as u32];
+                epilogue.apply(&mut tile, origin);
+                store(&d, &tile, shared.staging, part, origin);
+            }
+            if warpgroup::is_leader() {
+                pipeline::wait_stores::<0>();
+            }
+        }
+    }
+}
+
+/// A warpgroup's rows of `A` and the columns of `B` in a stage.
+#[inline(always)]
+fn operands<T: MatrixElement, const DEPTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+    stage: &pipeline::Stage<Stage<T, DEPTH>>,
+    part: u32,
+) -> (Operand<T, PART, DEPTH, M_MAJOR>, Operand<T, { TILE[1] }, DEPTH, N_MAJOR>) {
+    let Stage { a, b } = stage.memory();
+    (Operand::of(a.tile(part)), Operand::stacked(b))
+}
+
+/// Starts to load the tiles of an operand that begin at `mn` and `k`.
+#[inline(always)]
+fn load<T: Pod, const DEPTH: usize, const COUNT: usize, const MN_MAJOR: bool>(
+    map: &TensorMap<T, PART, DEPTH, Swizzle128>,
+    tiles: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, COUNT>,
+    mn: u32,
+    k: u32,
+    full: Mbarrier,
+) {
+    for i in 0..COUNT as u32 {
+        let mn = mn + i * PART as u32;
+        map.load(tiles.tile(i), if MN_MAJOR { [k, mn] } else { [mn, k] }, full);
+    }
+}
+
+/// Stores a warpgroup's part of the result through its two staging tiles.
+#[inline(always)]
+fn store<O: StoredElement, const WIDTH: usize>(
+    d: &TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    tile: &RegisterTile<{ TILE[1] }>,
+    staging: Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 4>,
+    part: u32,
+    [row, column]: [u32; 2],
+) {
+    for first in (0..TILE[1]).step_by(WIDTH) {
+        let target = staging.tile(2 * part + (first / WIDTH % 2) as u32);
+        if warpgroup::is_leader() {
+            pipeline::wait_stores_read::<1>();
+        }
+        warpgroup::sync(part);
+        tile.store_columns(first, target);
+        sync::fence_proxy_async();
+        warpgroup::sync(part);
+        if warpgroup::is_leader() {
+            d.store([row, column + first as u32], target);
+            pipeline::commit_stores();
+        }
+    }
+}
+
+fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+    args: &GemmArgs<'_, T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>,
+    device: &DeviceLimits,
+) -> Result<Grid, LaunchError> {
+    const { assert!(DEPTH * size_of::<T>() == 128 && WIDTH * size_of::<O>() == 128, "boxes are 128 bytes wide") };
+    let (m, n) = (u64::from(args.m), u64::from(args.n));
+    LaunchError::check_length("old", m * n, args.old.len())?;
+    if !args.bias.is_empty() {
+        LaunchError::check_length("bias", n, args.bias.len())?;
+    }
+    let tiles = m.div_ceil(TILE[0] as u64) * n.div_ceil(TILE[1] as u64);
+    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+}

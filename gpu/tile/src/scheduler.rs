@@ -1,0 +1,38 @@
+//! Which tile of the output a block computes next.
+
+use crate::block;
+
+/// Tiles of a matrix, handed out to blocks that stay: block `i` of `n` takes tiles `i`, `i + n`, ...
+///
+/// Neighbours in time are neighbours in a band of `BAND` tile rows, column by column, so that blocks that run together
+/// share operands in the L2 cache.
+#[derive(Clone, Copy)]
+pub struct PersistentTiles<const BAND: u32> {
+    rows: u32,
+    columns: u32,
+    next: u32,
+}
+
+impl<const BAND: u32> PersistentTiles<BAND> {
+    /// The tiles of a matrix of `rows` by `columns` tiles.
+    #[inline(always)]
+    #[track_caller]
+    pub fn new(rows: u32, columns: u32) -> Self {
+        Self { rows, columns, next: block::index()[0] }
+    }
+
+    /// Row and column of the block's next tile, both counted in tiles.
+    #[inline(always)]
+    #[track_caller]
+    pub fn next_tile(&mut self) -> Option<[u32; 2]> {
+        if self.next >= self.rows * self.columns {
+            return None;
+        }
+        // No divisor is zero, as there is a tile; saying so keeps the check out.
+        let tiles_of_band = (BAND * self.columns).max(1);
+        let (band, inside) = (self.next / tiles_of_band, self.next % tiles_of_band);
+        let height = (self.rows - band * BAND).clamp(1, BAND);
+        self.next += block::count()[0];
+        Some([band * BAND + inside % height, inside / height])
+    }
+}

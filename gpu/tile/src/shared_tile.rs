@@ -1,0 +1,131 @@
+//! Matrices in shared memory.
+
+use core::marker::PhantomData;
+
+use crate::arch::{Control, SharedMemory, Target};
+use crate::layout::{ATOM_ROWS, Linear, Swizzle, SwizzleMode, TileLayout};
+use crate::num::Pod;
+use crate::shared::SharedStorage;
+
+/// A `ROWS` by `COLUMNS` matrix in shared memory, row by row in panels of the swizzle's span
+/// ([`layout`](crate::layout)), where the copy engine can put it and matrix instructions can read it.
+pub struct SharedTile<T, const ROWS: usize, const COLUMNS: usize, S = Linear> {
+    address: u32,
+    element: PhantomData<fn() -> (T, S)>,
+}
+
+impl<T, const ROWS: usize, const COLUMNS: usize, S> Clone for SharedTile<T, ROWS, COLUMNS, S> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const ROWS: usize, const COLUMNS: usize, S> Copy for SharedTile<T, ROWS, COLUMNS, S> {}
+
+impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedStorage for SharedTile<T, ROWS, COLUMNS, S> {
+    const SIZE: u32 = {
+        assert!(ROWS * COLUMNS * size_of::<T>() <= 227 * 1024, "a block has at most 227 KiB of shared memory");
+        let layout = Self::LAYOUT;
+        let swizzled = !matches!(layout.swizzle, SwizzleMode::None);
+        assert!(!swizzled || layout.row_bytes.is_multiple_of(layout.swizzle.span()), "a swizzled tile is whole panels wide");
+        assert!(!swizzled || layout.rows.is_multiple_of(ATOM_ROWS), "a swizzled tile has a multiple of 8 rows");
+        layout.rows * layout.row_bytes
+    };
+    const ALIGN: u32 = S::MODE.alignment();
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        Self { address, element: PhantomData }
+    }
+}
+
+impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, ROWS, COLUMNS, S> {
+    /// Where its bytes lie.
+    pub const LAYOUT: TileLayout = TileLayout { rows: ROWS as u32, row_bytes: (COLUMNS * size_of::<T>()) as u32, swizzle: S::MODE };
+
+    /// The element at `row`, `column`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(self, row: u32, column: u32) -> T {
+        // SAFETY: `address_of` checked the place where this build checks; the derive laid the tile inside the arena.
+        unsafe { <Target as SharedMemory>::load(self.address_of(row, column)) }
+    }
+
+    /// Writes the element at `row`, `column`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(self, row: u32, column: u32, value: T) {
+        // SAFETY: as `load`.
+        unsafe { <Target as SharedMemory>::store(self.address_of(row, column), value) };
+    }
+
+    /// Writes two 4-byte elements that start at `row`, `column`, an even one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_pair(self, row: u32, column: u32, values: [T; 2]) {
+        const { assert!(size_of::<T>() == 4, "a pair is two words") };
+        // SAFETY: as `load`; an even column is 8-byte aligned, and swizzles move 16 bytes together.
+        unsafe { <Target as SharedMemory>::store::<[T; 2]>(self.address_of(row, column), values) };
+    }
+
+    /// The shared address of the first element, for copies.
+    #[inline(always)]
+    pub const fn address(self) -> u32 {
+        self.address
+    }
+
+    /// The shared address of the element at `row`, `column`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn address_of(self, row: u32, column: u32) -> u32 {
+        if Target::CHECKED && (row as usize >= ROWS || column as usize >= COLUMNS) {
+            Target::out_of_bounds_shared(self.address, u64::from(row) * COLUMNS as u64 + u64::from(column), (ROWS * COLUMNS) as u64);
+        }
+        Self::LAYOUT.address(self.address, row, column * size_of::<T>() as u32)
+    }
+}
+
+/// `COUNT` tiles (or other pieces) one after the other. Unlike in an array, which one is meant may be known at run time
+/// only.
+pub struct Tiles<S, const COUNT: usize> {
+    address: u32,
+    piece: PhantomData<fn() -> S>,
+}
+
+impl<S, const COUNT: usize> Clone for Tiles<S, COUNT> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S, const COUNT: usize> Copy for Tiles<S, COUNT> {}
+
+impl<S: SharedStorage, const COUNT: usize> SharedStorage for Tiles<S, COUNT> {
+    const SIZE: u32 = <[S; COUNT] as SharedStorage>::SIZE;
+    const ALIGN: u32 = S::ALIGN;
+
+    #[inline(always)]
+    fn at(address: u32) -> Self {
+        Self { address, piece: PhantomData }
+    }
+}
+
+impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
+    /// Tile `index`, below `COUNT`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn tile(self, index: u32) -> S {
+        if Target::CHECKED && index >= COUNT as u32 {
+            Target::out_of_bounds_shared(self.address, index.into(), COUNT as u64);
+        }
+        S::at(self.address + index * S::SIZE.next_multiple_of(S::ALIGN))
+    }
+
+    /// The shared address of the first tile.
+    #[inline(always)]
+    pub const fn address(self) -> u32 {
+        self.address
+    }
+}
