@@ -25,10 +25,12 @@
 //! | devices, streams, buffers, graphs | [`runtime`] |
 //! | shapes, tables of tensors | [`tensor`] |
 //! | formats | [`quantize`] |
+//! | matrix multiplication | [`gemm`] |
 //! | ranks and collectives | [`comm`] |
 #![deny(missing_docs)]
 
 pub mod comm;
+pub mod gemm;
 pub mod quantize;
 pub mod runtime;
 pub mod tensor;

@@ -328,8 +328,7 @@ fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth:
         view
     };
     let time = first.wgmma.issued.get();
-    let record =
-        Record { block: detector.block, slot, time, thread: thread.number as u16, manner: Manner::Async, writes: false, site };
+    let record = Record { block: detector.block, slot, time, thread: thread.number as u16, manner: Manner::Async, writes: false, site };
     for run in chunks.chunk_by(|a, b| a + 16 == *b) {
         let (address, bytes) = (u64::from(run[0]), 16 * run.len() as u64);
         let access = Access { address, bytes, writes: false, reads: true, manner: Manner::Async, site };

@@ -35,7 +35,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedStorage 
     const ALIGN: u32 = S::MODE.alignment();
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address, element: PhantomData }
     }
 }
@@ -107,7 +107,7 @@ impl<S: SharedStorage, const COUNT: usize> SharedStorage for Tiles<S, COUNT> {
     const ALIGN: u32 = S::ALIGN;
 
     #[inline(always)]
-    fn at(address: u32) -> Self {
+    unsafe fn at(address: u32) -> Self {
         Self { address, piece: PhantomData }
     }
 }
@@ -120,7 +120,8 @@ impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
         if Target::CHECKED && index >= COUNT as u32 {
             Target::out_of_bounds_shared(self.address, index.into(), COUNT as u64);
         }
-        S::at(self.address + index * S::SIZE.next_multiple_of(S::ALIGN))
+        // SAFETY: whoever made this handle vouched for `COUNT` pieces one after the other.
+        unsafe { S::at(self.address + index * S::SIZE.next_multiple_of(S::ALIGN)) }
     }
 
     /// The shared address of the first tile.

@@ -67,7 +67,10 @@ impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSU
     };
 
     const FITS: () = {
-        assert!(PRODUCER >= 24 && PRODUCER.is_multiple_of(8) && CONSUMER.is_multiple_of(8) && CONSUMER <= 256, "setmaxnreg takes multiples of 8 from 24 to 256");
+        assert!(
+            PRODUCER >= 24 && PRODUCER.is_multiple_of(8) && CONSUMER.is_multiple_of(8) && CONSUMER <= 256,
+            "setmaxnreg takes multiples of 8 from 24 to 256"
+        );
         assert!(PRODUCER <= Self::AT_START && Self::AT_START <= CONSUMER, "the producer gives registers to the consumers");
         assert!(PRODUCER + CONSUMERS * CONSUMER <= (1 + CONSUMERS) * Self::AT_START, "consumers cannot claim more than the producer gives");
     };

@@ -4,6 +4,7 @@
 //! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
 
 use oxtile_tile::launch::{DeviceLimits, Grid, KernelArgs, KernelInfo};
+use oxtile_tile::layout::SwizzleMode;
 
 use super::error::Result;
 use super::library::KernelLibrary;
@@ -80,7 +81,7 @@ pub(crate) trait Backend: Send + Sync {
     fn free_host(&self, stream: StreamId, address: u64, bytes: u64) -> Result<()>;
 
     /// The 128 bytes of a tensor map, for device memory.
-    fn encode_tensor_map(&self, device: u32, map: &MatrixMap) -> Result<[u64; 16]>;
+    fn encode_tensor_map(&self, device: u32, map: &BoxMap) -> Result<[u64; 16]>;
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()>;
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
@@ -95,15 +96,15 @@ pub(crate) trait Backend: Send + Sync {
     fn destroy_graph(&self, graph: GraphId);
 }
 
-/// A row-major matrix without gaps and the box that one bulk copy moves.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MatrixMap {
+/// A tensor and the box that one bulk copy moves; dimensions innermost first, strides in bytes from the second on.
+#[derive(Clone, Debug)]
+pub(crate) struct BoxMap {
     pub address: u64,
     pub element_bytes: u32,
-    pub rows: u64,
-    pub columns: u64,
-    pub box_rows: u32,
-    pub box_columns: u32,
+    pub dimensions: Vec<u64>,
+    pub strides: Vec<u64>,
+    pub box_dimensions: Vec<u32>,
+    pub swizzle: SwizzleMode,
 }
 
 /// A copy of bytes. Host addresses must stay valid until the copy is done.

@@ -1,62 +1,123 @@
-//! Tensor maps: matrices that kernels copy box by box (TMA).
+//! Tensor maps: tensors that kernels copy box by box (TMA).
 
 use std::marker::PhantomData;
 
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
+use oxtile_tile::layout::{Linear, Swizzle};
 use oxtile_tile::num::Pod;
+use oxtile_tile::tensor_map;
 
-use crate::runtime::backend::MatrixMap;
+use crate::runtime::backend::BoxMap;
 use crate::runtime::{Buffer, Error, Result, Stream};
 
-/// Boxes of `ROWS` by `COLUMNS` of a matrix that kernels read. Borrows the matrix.
-pub struct TensorMap<'a, T, const ROWS: usize, const COLUMNS: usize> {
+/// Boxes of `ROWS` by `COLUMNS` of a tensor of `RANK` dimensions that kernels read, for tiles of swizzle `S`. Borrows the
+/// tensor.
+pub struct TensorMap<'a, T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
     encoded: Buffer<u64>,
-    matrix: BufferAccess<'a>,
-    element: PhantomData<fn() -> T>,
+    tensor: BufferAccess<'a>,
+    element: PhantomData<fn() -> (T, S)>,
 }
 
-/// Boxes of `ROWS` by `COLUMNS` of a matrix that kernels write. Borrows the matrix exclusively.
-pub struct TensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize>(TensorMap<'a, T, ROWS, COLUMNS>);
+/// Boxes of `ROWS` by `COLUMNS` of a tensor that kernels write. Borrows the tensor exclusively.
+pub struct TensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2>(
+    TensorMap<'a, T, ROWS, COLUMNS, S, RANK>,
+);
 
-impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMap<'a, T, ROWS, COLUMNS> {
-    /// Encodes a row-major matrix `[rows, columns]` and copies the map to the stream's device; waits for that copy.
-    ///
-    /// # Errors
-    /// [`Error::Length`] if the view is no such matrix; [`Error::Invalid`] or a driver error for what the copy engine
-    /// cannot do: an address or a row that is no multiple of 16 bytes, an empty matrix, a box over 256 elements.
-    pub fn new(stream: &Stream, matrix: DeviceView<'a, T>, shape: [u64; 2]) -> Result<Self> {
-        Self::encode(stream, matrix.address(), matrix.len(), shape, matrix.access("matrix"))
+/// Elements of each dimension, and from one element to the next in it: outermost first, 1 in the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided<const RANK: usize> {
+    /// Elements.
+    pub shape: [u64; RANK],
+    /// Strides in elements.
+    pub strides: [u64; RANK],
+}
+
+impl<const RANK: usize> Strided<RANK> {
+    /// A tensor without gaps.
+    pub fn dense(shape: [u64; RANK]) -> Self {
+        let mut strides = [1_u64; RANK];
+        for dimension in (1..RANK).rev() {
+            strides[dimension - 1] = strides[dimension].saturating_mul(shape[dimension]);
+        }
+        Self { shape, strides }
     }
 
-    fn encode(stream: &Stream, address: u64, len: u64, [rows, columns]: [u64; 2], matrix: BufferAccess<'a>) -> Result<Self> {
-        let expected = crate::tensor::shape::numel(&[rows, columns])?;
+    /// From the first element to behind the last; nothing if it is beyond counting.
+    fn extent(&self) -> Option<u64> {
+        let mut last = 0_u64;
+        for (&length, &stride) in self.shape.iter().zip(&self.strides) {
+            last = last.checked_add(length.checked_sub(1)?.checked_mul(stride)?)?;
+        }
+        last.checked_add(1)
+    }
+}
+
+impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
+    /// Encodes a tensor without gaps, its shape outermost first, and copies the map to the stream's device; waits for that
+    /// copy.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if the view is no such tensor; [`Error::Invalid`] or a driver error for what the copy engine
+    /// cannot do: an address or a stride that is no multiple of 16 bytes, an empty tensor, a box over 256 elements.
+    pub fn new(stream: &Stream, tensor: DeviceView<'a, T>, shape: [u64; RANK]) -> Result<Self> {
+        Self::dense(stream, tensor.len(), shape, tensor.access("tensor"))
+    }
+
+    /// The same for a part of a tensor, or for one whose dimensions lie in another order; the view may be longer.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn strided(stream: &Stream, tensor: DeviceView<'a, T>, layout: Strided<RANK>) -> Result<Self> {
+        Self::encode(stream, tensor.len(), layout, tensor.access("tensor"))
+    }
+
+    fn dense(stream: &Stream, len: u64, shape: [u64; RANK], tensor: BufferAccess<'a>) -> Result<Self> {
+        let expected = crate::tensor::shape::numel(&shape)?;
         if len != expected {
             return Err(Error::Length { what: "tensor map", expected, found: len });
         }
+        Self::encode(stream, len, Strided::dense(shape), tensor)
+    }
+
+    fn encode(stream: &Stream, len: u64, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         let refuse = |why: String| Err(Error::Invalid { what: "tensor map", why });
-        if expected == 0 {
-            return refuse("the matrix is empty: the copy engine has nothing to address, so launch nothing".to_owned());
+        if layout.shape.contains(&0) {
+            return refuse("the tensor is empty: the copy engine has nothing to address, so launch nothing".to_owned());
         }
-        let row_bytes = columns * size_of::<T>() as u64;
-        if !address.is_multiple_of(16) || !row_bytes.is_multiple_of(16) {
+        if layout.strides[RANK - 1] != 1 || layout.extent().is_none_or(|extent| extent > len) {
+            return refuse(format!("{layout:?} does not lie in a view of {len} elements with neighbours in the last dimension"));
+        }
+        let element_bytes = size_of::<T>() as u64;
+        let strides: Vec<u64> = layout.strides.iter().rev().skip(1).map(|stride| stride.saturating_mul(element_bytes)).collect();
+        if let Some(off) = [tensor.address].iter().chain(&strides).find(|bytes| !bytes.is_multiple_of(16)) {
             return refuse(format!(
-                "the matrix starts at {address:#x} with rows of {row_bytes} bytes: both must be multiples of 16, so pad the rows"
+                "the tensor starts at {:#x} with strides of {strides:?} bytes, of which {off} is no multiple of 16: pad the rows",
+                tensor.address
             ));
         }
-        let map =
-            MatrixMap { address, element_bytes: size_of::<T>() as u32, rows, columns, box_rows: ROWS as u32, box_columns: COLUMNS as u32 };
+        let mut box_dimensions = vec![1; RANK];
+        box_dimensions[0] = tensor_map::TensorMap::<T, ROWS, COLUMNS, S, RANK>::PANEL_COLUMNS as u32;
+        box_dimensions[1] = ROWS as u32;
+        let map = BoxMap {
+            address: tensor.address,
+            element_bytes: element_bytes as u32,
+            dimensions: layout.shape.iter().rev().copied().collect(),
+            strides,
+            box_dimensions,
+            swizzle: S::MODE,
+        };
         let words = stream.0.runtime.backend.encode_tensor_map(stream.0.id.device, &map)?;
-        Ok(Self { encoded: Buffer::from_slice(stream, &words)?, matrix, element: PhantomData })
+        Ok(Self { encoded: Buffer::from_slice(stream, &words)?, tensor, element: PhantomData })
     }
 
     /// Lends the map to a kernel.
-    pub fn view(&self) -> DeviceTensorMap<'_, T, ROWS, COLUMNS> {
-        // SAFETY: `encode` made the map of this matrix, which is borrowed; device allocations are 256-byte aligned.
-        unsafe { DeviceTensorMap::from_raw(self.encoded.view().access("map"), self.matrix) }
+    pub fn view(&self) -> DeviceTensorMap<'_, T, ROWS, COLUMNS, S, RANK> {
+        // SAFETY: `encode` made the map of this tensor, which is borrowed; device allocations are 256-byte aligned.
+        unsafe { DeviceTensorMap::from_raw(self.encoded.view().access("map"), self.tensor) }
     }
 }
 
-impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMapMut<'a, T, ROWS, COLUMNS> {
+impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMapMut<'a, T, ROWS, COLUMNS, S, RANK> {
     /// As [`TensorMap::new`]; takes the view, so that nothing else lends the matrix while the map is there:
     ///
     /// ```compile_fail,E0382
@@ -72,13 +133,21 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize> TensorMapMut<'a, T, RO
     ///
     /// # Errors
     /// As [`TensorMap::new`].
-    pub fn new(stream: &Stream, matrix: DeviceViewMut<'a, T>, shape: [u64; 2]) -> Result<Self> {
-        Ok(Self(TensorMap::encode(stream, matrix.address(), matrix.len(), shape, matrix.access("matrix"))?))
+    pub fn new(stream: &Stream, tensor: DeviceViewMut<'a, T>, shape: [u64; RANK]) -> Result<Self> {
+        Ok(Self(TensorMap::dense(stream, tensor.len(), shape, tensor.access("tensor"))?))
+    }
+
+    /// As [`TensorMap::strided`], with the view taken as [`new`](Self::new) does.
+    ///
+    /// # Errors
+    /// As [`TensorMap::new`].
+    pub fn strided(stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
+        Ok(Self(TensorMap::encode(stream, tensor.len(), layout, tensor.access("tensor"))?))
     }
 
     /// Lends the map to a kernel.
-    pub fn view_mut(&mut self) -> DeviceTensorMapMut<'_, T, ROWS, COLUMNS> {
-        // SAFETY: as `TensorMap::view`; the map took the only view of the matrix.
-        unsafe { DeviceTensorMapMut::from_raw(self.0.encoded.view().access("map"), self.0.matrix) }
+    pub fn view_mut(&mut self) -> DeviceTensorMapMut<'_, T, ROWS, COLUMNS, S, RANK> {
+        // SAFETY: as `TensorMap::view`; the map took the only view of the tensor.
+        unsafe { DeviceTensorMapMut::from_raw(self.0.encoded.view().access("map"), self.0.tensor) }
     }
 }

@@ -4,5 +4,5 @@ mod map;
 pub mod shape;
 mod table;
 
-pub use map::{TensorMap, TensorMapMut};
+pub use map::{Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;

@@ -5,6 +5,7 @@ mod conformance;
 mod copy;
 mod element;
 mod fp8;
+mod gemm;
 mod mxfp8;
 mod mxfp8_columns;
 mod nvfp4;
@@ -12,7 +13,16 @@ mod nvfp4;
 use crate::case::Case;
 
 pub fn all() -> Vec<Case> {
-    [copy::cases(), amax::cases(), fp8::cases(), mxfp8::cases(), mxfp8_columns::cases(), nvfp4::cases(), conformance::cases()]
+    [
+        copy::cases(),
+        amax::cases(),
+        fp8::cases(),
+        mxfp8::cases(),
+        mxfp8_columns::cases(),
+        nvfp4::cases(),
+        gemm::cases(),
+        conformance::cases(),
+    ]
         .into_iter()
         .flatten()
         .collect()

@@ -8,5 +8,6 @@ mod agreement;
 pub mod amax;
 pub mod formats;
 pub mod fp8;
+pub mod gemm;
 pub mod mxfp8;
 pub mod nvfp4;

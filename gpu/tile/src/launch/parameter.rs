@@ -3,8 +3,8 @@
 use super::view::{BufferAccess, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use super::words::{ArgumentWords, WordReader};
 use crate::global::{Global, GlobalMut, GlobalTable};
-use crate::num::Pod;
 use crate::layout::Swizzle;
+use crate::num::Pod;
 use crate::tensor_map::{TensorMap, TensorMapMut};
 
 /// A type that a kernel may take: `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>` and plain numbers.
@@ -138,7 +138,9 @@ unsafe impl<T: Pod> Parameter for GlobalTable<T> {
 macro_rules! tensor_map_parameter {
     ($map:ident, $argument:ident, $writes:literal, |$lent:ident| $inner:expr) => {
         // SAFETY: one address; `accesses` names the map there and the matrix behind it.
-        unsafe impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> Parameter for $map<T, ROWS, COLUMNS, S, RANK> {
+        unsafe impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> Parameter
+            for $map<T, ROWS, COLUMNS, S, RANK>
+        {
             type Argument<'a> = $argument<'a, T, ROWS, COLUMNS, S, RANK>;
             type First = *const u64;
             type Second = ();

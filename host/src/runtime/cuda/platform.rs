@@ -11,9 +11,7 @@ use super::context::Context;
 use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
-use crate::runtime::backend::{
-    Backend, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, MatrixMap, StreamId,
-};
+use crate::runtime::backend::{Backend, BoxMap, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::Result;
 use crate::runtime::library::KernelLibrary;
 
@@ -171,7 +169,7 @@ impl Backend for Platform {
         Ok(())
     }
 
-    fn encode_tensor_map(&self, device: u32, map: &MatrixMap) -> Result<[u64; 16]> {
+    fn encode_tensor_map(&self, device: u32, map: &BoxMap) -> Result<[u64; 16]> {
         self.enter(device)?;
         super::tensor_map::encode(map)
     }

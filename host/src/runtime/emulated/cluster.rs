@@ -7,11 +7,12 @@ use std::time::Instant;
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{Launch, Memory, Mode, Options, TensorName};
 use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
+use oxtile_tile::layout::SwizzleMode;
 
 use super::operation::{Mark, Operation, allocate_host};
 use super::random::Random;
 use super::schedule::Queues;
-use crate::runtime::backend::{Backend, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, MatrixMap, StreamId};
+use crate::runtime::backend::{Backend, BoxMap, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::memory_of;
@@ -278,14 +279,19 @@ impl Backend for Cluster {
         self.push(stream, operation.clone()).or_else(|_| operation.execute(&self.memory, Options::fast()))
     }
 
-    fn encode_tensor_map(&self, _: u32, map: &MatrixMap) -> Result<[u64; 16]> {
+    fn encode_tensor_map(&self, _: u32, map: &BoxMap) -> Result<[u64; 16]> {
         let map = TensorMap {
             address: map.address,
             element_bytes: map.element_bytes,
-            dimensions: vec![map.columns, map.rows],
-            strides: vec![map.columns * u64::from(map.element_bytes)],
-            box_dimensions: vec![map.box_columns, map.box_rows],
-            swizzle: Swizzle::None,
+            dimensions: map.dimensions.clone(),
+            strides: map.strides.clone(),
+            box_dimensions: map.box_dimensions.clone(),
+            swizzle: match map.swizzle {
+                SwizzleMode::None => Swizzle::None,
+                SwizzleMode::Bytes32 => Swizzle::Bytes32,
+                SwizzleMode::Bytes64 => Swizzle::Bytes64,
+                SwizzleMode::Bytes128 => Swizzle::Bytes128,
+            },
         };
         let bytes = tensor_map::encode(&map).map_err(|error| Error::Invalid { what: "tensor map", why: error.to_string() })?;
         let (words, _) = bytes.as_chunks::<8>();

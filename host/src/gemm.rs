@@ -1,0 +1,299 @@
+//! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
+//!
+//! `A` is `[m, k]`, `B` is `[k, n]`, `D` is `[m, n]`, all row-major without gaps; an operand may be stored as its
+//! transpose instead. Products are summed in `f32`.
+//!
+//! ```
+//! use oxtile::gemm::{Gemm, GemmConfig};
+//! use oxtile::num::bf16;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let config = GemmConfig { m: 16, n: 24, k: 8, ..GemmConfig::default() };
+//!
+//! let (a, b) = (vec![half::bf16::from_f32(0.5); 16 * 8], vec![half::bf16::from_f32(3.0); 8 * 24]);
+//! let (a, b) = (Buffer::from_slice(&stream, &a)?, Buffer::from_slice(&stream, &b)?);
+//! let mut d = Buffer::<f32>::zeros(&stream, 16 * 24)?;
+//! Gemm::<bf16, f32>::new(&runtime, config)?.run(&stream, a.view(), b.view(), None, d.view_mut())?;
+//!
+//! assert_eq!(d.to_vec(&stream)?[0], 12.0);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+
+use oxtile_kernels::gemm::{self, GemmArgs};
+use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::{Element, Pod, bf16, e4m3};
+use oxtile_tile::register_tile::StoredElement;
+
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+use crate::tensor::{TensorMap, TensorMapMut};
+
+/// What is computed. Made complete by `..GemmConfig::default()`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GemmConfig {
+    /// Rows of `A` and `D`.
+    pub m: u64,
+    /// Columns of `B` and `D`.
+    pub n: u64,
+    /// Columns of `A`, rows of `B`.
+    pub k: u64,
+    /// Whether `A` is stored as its transpose, `[k, m]`.
+    pub transpose_a: bool,
+    /// Whether `B` is stored as its transpose, `[n, k]`.
+    pub transpose_b: bool,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of `D` as it was; 0 leaves it unread.
+    pub beta: f32,
+    /// What comes last.
+    pub activation: Activation,
+}
+
+/// A function of every element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// None.
+    #[default]
+    Identity,
+    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    Gelu,
+}
+
+impl Default for GemmConfig {
+    fn default() -> Self {
+        Self { m: 0, n: 0, k: 0, transpose_a: false, transpose_b: false, alpha: 1.0, beta: 0.0, activation: Activation::Identity }
+    }
+}
+
+/// Which kernel a configuration takes, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The kernel's entry; empty where nothing is launched.
+    pub kernel: &'static str,
+    /// Why this one.
+    pub why: String,
+}
+
+/// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`.
+pub struct Gemm<T, O> {
+    config: GemmConfig,
+    instance: Option<Box<dyn Instance<T, O>>>,
+}
+
+/// A multiplication of given matrices, ready to be enqueued any number of times, in a graph's capture too.
+pub struct BoundGemm<'a>(Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>);
+
+impl GemmConfig {
+    /// The kernel for elements of `T` into `O`, which does not depend on the device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is none: the field is named, with what it may be.
+    pub fn choose<T: GemmElement<O>, O>(&self) -> Result<Choice> {
+        let refuse = |why: String| Err(Error::Invalid { what: "GemmConfig", why });
+        if let Some((field, size)) =
+            [("m", self.m), ("n", self.n), ("k", self.k)].into_iter().find(|(_, size)| i32::try_from(*size).is_err())
+        {
+            return refuse(format!("{field} is {size}: at most {}", i32::MAX));
+        }
+        if self.m == 0 || self.n == 0 {
+            return Ok(Choice { kernel: "", why: "the result is empty".to_owned() });
+        }
+        if self.k == 0 {
+            return refuse("k is 0: at least 1; an empty sum leaves nothing to multiply".to_owned());
+        }
+        let [m_major, n_major] = self.majors();
+        let rows = [
+            if m_major { ("m", "transpose_a", self.m, T::BYTES) } else { ("k", "no transpose_a", self.k, T::BYTES) },
+            if n_major { ("n", "no transpose_b", self.n, T::BYTES) } else { ("k", "transpose_b", self.k, T::BYTES) },
+            ("n", "the result's rows", self.n, size_of::<O>() as u64),
+        ];
+        if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
+            return refuse(format!("{field} is {size}: a multiple of {} with {of}, so that rows are multiples of 16 bytes", 16 / bytes));
+        }
+        match T::name(m_major, n_major) {
+            Some(kernel) => Ok(Choice { kernel, why: format!("128 by 256 tiles on wgmma, {}", Self::layout(m_major, n_major)) }),
+            None => refuse("8-bit operands lie along k: transpose_a must be false and transpose_b true".to_owned()),
+        }
+    }
+
+    /// Whether the operands' rows lie along `m` and `n` and not along `k`.
+    fn majors(&self) -> [bool; 2] {
+        [self.transpose_a, !self.transpose_b]
+    }
+
+    fn layout(m_major: bool, n_major: bool) -> &'static str {
+        match (m_major, n_major) {
+            (false, false) => "both operands along k",
+            (true, false) => "A along m",
+            (false, true) => "B along n",
+            (true, true) => "A along m, B along n",
+        }
+    }
+}
+
+impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
+    /// Checks the configuration and loads its kernel.
+    ///
+    /// # Errors
+    /// As [`GemmConfig::choose`] and [`Runtime::load`].
+    pub fn new(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
+        let [m_major, n_major] = config.majors();
+        let launches = !config.choose::<T, O>()?.kernel.is_empty();
+        Ok(Self { config, instance: launches.then(|| T::load(runtime, m_major, n_major)).transpose()? })
+    }
+
+    /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
+    ///
+    /// `bias` has one value a column.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if a view does not have the configuration's size; as [`TensorMap::new`].
+    pub fn bind<'a>(
+        &'a self,
+        stream: &Stream,
+        a: DeviceView<'a, T>,
+        b: DeviceView<'a, T>,
+        bias: Option<DeviceView<'a, O>>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<BoundGemm<'a>> {
+        let GemmConfig { m, n, k, .. } = self.config;
+        let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];
+        for (what, shape, found) in sizes {
+            check(what, numel(&shape)?, found)?;
+        }
+        if let Some(bias) = bias {
+            check("Gemm, bias", n, bias.len())?;
+        }
+        match &self.instance {
+            Some(instance) => instance.bind(stream, self.config, Matrices { a, b, bias, d }),
+            None => Ok(BoundGemm(Box::new(|_| Ok(())))),
+        }
+    }
+
+    /// Binds matrices and multiplies them once.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind) and [`BoundGemm::run`].
+    pub fn run(
+        &self,
+        stream: &Stream,
+        a: DeviceView<'_, T>,
+        b: DeviceView<'_, T>,
+        bias: Option<DeviceView<'_, O>>,
+        d: DeviceViewMut<'_, O>,
+    ) -> Result<()> {
+        self.bind(stream, a, b, bias, d)?.run(stream)
+    }
+}
+
+impl BoundGemm<'_> {
+    /// Enqueues the multiplication.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`].
+    pub fn run(&mut self, stream: &Stream) -> Result<()> {
+        (self.0)(stream)
+    }
+}
+
+/// An element of operands whose product is an `O`.
+pub trait GemmElement<O>: Pod {
+    /// Bytes of an element.
+    const BYTES: u64 = size_of::<Self>() as u64;
+
+    /// The entry for operands whose rows lie along `m` and `n`, or along `k`; none if there is none.
+    fn name(m_major: bool, n_major: bool) -> Option<&'static str>;
+
+    /// Loads it.
+    #[doc(hidden)]
+    fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, O>>>;
+}
+
+/// What is multiplied.
+#[doc(hidden)]
+pub struct Matrices<'a, T, O> {
+    a: DeviceView<'a, T>,
+    b: DeviceView<'a, T>,
+    bias: Option<DeviceView<'a, O>>,
+    d: DeviceViewMut<'a, O>,
+}
+
+/// A loaded kernel of any layout.
+#[doc(hidden)]
+pub trait Instance<T, O>: Send + Sync {
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>>;
+}
+
+impl<T, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool> Instance<T, O>
+    for Loaded<gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>>
+where
+    T: MatrixElement,
+    O: StoredElement,
+    gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: for<'a> Kernel<Args<'a> = GemmArgs<'a, T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>>,
+{
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
+        let GemmConfig { m, n, k, alpha, beta, activation, .. } = config;
+        let Matrices { a, b, bias, d } = matrices;
+        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, a, if M_MAJOR { [k, m] } else { [m, k] })?;
+        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, b, if N_MAJOR { [k, n] } else { [n, k] })?;
+        let (memory, length) = (d.access("old"), d.len());
+        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::new(stream, d, [m, n])?;
+        let gelu = u32::from(activation == Activation::Gelu);
+        Ok(BoundGemm(Box::new(move |stream| {
+            // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
+            // element of the matrix as it was before it stores that element, in the same warpgroup.
+            let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
+            // SAFETY: no elements.
+            let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
+            let [m, n, k] = [m, n, k].map(|size| size as u32);
+            let (a, b, d) = (a.view(), b.view(), d.view_mut());
+            self.launch(stream, GemmArgs { a, b, d, bias, old, m, n, k, alpha, beta, gelu })
+        })))
+    }
+}
+
+macro_rules! elements {
+    ($($t:ident $depth:literal, $o:ident $width:literal: $([$m_major:literal $n_major:literal])*;)*) => { $(
+        impl GemmElement<$o> for $t {
+            fn name(m_major: bool, n_major: bool) -> Option<&'static str> {
+                match [m_major, n_major] {
+                    $([$m_major, $n_major] => Some(<gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major> as Kernel>::INFO.name),)*
+                    #[allow(unreachable_patterns)]
+                    _ => None,
+                }
+            }
+
+            fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, $o>>> {
+                match [m_major, n_major] {
+                    $([$m_major, $n_major] => Ok(Box::new(runtime.load::<gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major>>()?)),)*
+                    #[allow(unreachable_patterns)]
+                    _ => Err(Error::Invalid { what: "Gemm", why: format!("{} has no kernel of this layout", $t::NAME) }),
+                }
+            }
+        }
+    )* };
+}
+
+elements! {
+    bf16 64, bf16 64: [false false] [false true] [true false] [true true];
+    bf16 64, f32 32: [false false] [false true] [true false] [true true];
+    e4m3 128, bf16 64: [false false];
+    e4m3 128, f32 32: [false false];
+}
+
+fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+impl<T, O> fmt::Debug for Gemm<T, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gemm").field("config", &self.config).finish_non_exhaustive()
+    }
+}

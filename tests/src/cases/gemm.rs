@@ -1,0 +1,206 @@
+//! Matrix multiplication against f64: bit for bit where every sum is exact, within a bound elsewhere.
+
+use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmElement};
+use oxtile::{Buffer, Error, HostElement, Runtime};
+use oxtile_tests::inputs::Random;
+use oxtile_tests::oracle::formats::{BF16, E4M3};
+use oxtile_tests::oracle::gemm::{Problem, gemm};
+use oxtile_tile::num::{Pod, bf16, e4m3};
+
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// One tile and parts of it, edges in every direction, several tiles for each block.
+const SMALL: [[usize; 3]; 5] = [[8, 8, 16], [128, 256, 64], [136, 264, 80], [1, 16, 208], [200, 304, 144]];
+const LARGE: [[usize; 3]; 2] = [[520, 1032, 1040], [777, 2048, 336]];
+
+/// What an element of a result must equal or be near to.
+struct Job {
+    problem: Problem,
+    bias: bool,
+    exact: bool,
+}
+
+/// Values of a small format, and what its tensor core loses.
+trait Operand: Pod + HostElement<Device = Self> {
+    /// Of the magnitudes, for an instruction.
+    const LOSS: f64;
+    fn encode(value: f32) -> Self;
+    fn round(value: f32) -> f32;
+}
+
+impl Operand for bf16 {
+    const LOSS: f64 = 1.0 / (1 << 22) as f64;
+    fn encode(value: f32) -> Self {
+        Self::from_bits(BF16.encode(value.into()) as u16)
+    }
+    fn round(value: f32) -> f32 {
+        BF16.round(value.into()) as f32
+    }
+}
+
+impl Operand for e4m3 {
+    const LOSS: f64 = 1.0 / (1 << 12) as f64;
+    fn encode(value: f32) -> Self {
+        Self::from_bits(E4M3.encode(value.into()) as u8)
+    }
+    fn round(value: f32) -> f32 {
+        E4M3.round(value.into()) as f32
+    }
+}
+
+trait Output: Pod + HostElement<Device = Self> + std::fmt::Debug {
+    /// Half a unit in the last place, relative.
+    const HALF_UNIT: f64;
+    fn encode(value: f32) -> Self;
+    fn value(self) -> f64;
+}
+
+impl Output for bf16 {
+    const HALF_UNIT: f64 = 1.0 / 256.0;
+    fn encode(value: f32) -> Self {
+        <Self as Operand>::encode(value)
+    }
+    fn value(self) -> f64 {
+        BF16.decode(self.to_bits().into())
+    }
+}
+
+impl Output for f32 {
+    const HALF_UNIT: f64 = 1.0 / (1 << 24) as f64;
+    fn encode(value: f32) -> Self {
+        value
+    }
+    fn value(self) -> f64 {
+        self.into()
+    }
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+        of_layout::<bf16, bf16>(&mut cases, "bf16", transposed);
+        of_layout::<bf16, f32>(&mut cases, "bf16_f32", transposed);
+    }
+    of_layout::<e4m3, bf16>(&mut cases, "e4m3", [false, true]);
+    of_layout::<e4m3, f32>(&mut cases, "e4m3_f32", [false, true]);
+    cases.push(Case::new("gemm::refused", Size::Small, refused));
+    cases.push(Case::new("gemm::empty", Size::Small, empty));
+    cases
+}
+
+fn of_layout<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
+    let layout = match transposed {
+        [false, false] => "nn",
+        [false, true] => "nt",
+        [true, false] => "tn",
+        [true, true] => "tt",
+    };
+    let sizes = SMALL.map(|shape| (shape, Size::Small)).into_iter().chain(LARGE.map(|shape| (shape, Size::Large)));
+    for (mut shape, size) in sizes {
+        if transposed[0] {
+            shape[0] = shape[0].next_multiple_of(8);
+        }
+        let [m, n, k] = shape;
+        let problem = Problem { shape, transposed, alpha: 1.0, beta: 0.0, gelu: false };
+        cases.push(Case::new(format!("gemm::{name}::{layout}::{m}x{n}x{k}"), size, move |r| {
+            check::<T, O>(r, &Job { problem, bias: false, exact: true })
+        }));
+    }
+    let problem = Problem { shape: [136, 264, 80], transposed, alpha: 0.5, beta: -2.0, gelu: false };
+    cases.push(Case::new(format!("gemm::{name}::{layout}::beta and bias"), Size::Small, move |r| {
+        check::<T, O>(r, &Job { problem, bias: true, exact: true })
+    }));
+    cases.push(Case::new(format!("gemm::{name}::{layout}::gelu"), Size::Small, move |r| {
+        check::<T, O>(r, &Job { problem: Problem { alpha: 0.1, beta: 0.0, gelu: true, ..problem }, bias: true, exact: false })
+    }));
+    let problem = Problem { shape: [256, 512, 512], transposed, alpha: 1.0, beta: 0.3, gelu: false };
+    cases.push(Case::new(format!("gemm::{name}::{layout}::normal"), Size::Large, move |r| {
+        check::<T, O>(r, &Job { problem, bias: false, exact: false })
+    }));
+}
+
+fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -> Outcome {
+    let (stream, problem) = (stream(runtime)?, &job.problem);
+    let [m, n, k] = problem.shape;
+    let mut random = Random::new((m * n * k) as u64);
+    // Small integers: no sum of their products is rounded, in whatever order.
+    let mut values = |count: usize| -> Vec<f32> {
+        (0..count).map(|_| if job.exact { random.below(5) as f32 - 2.0 } else { T::round(random.normal()) }).collect()
+    };
+    let (a, b) = (values(m * k), values(k * n));
+    let (old, bias) = (values(m * n), if job.bias { values(n) } else { Vec::new() });
+    let (old, bias): (Vec<O>, Vec<O>) = (old.into_iter().map(O::encode).collect(), bias.into_iter().map(O::encode).collect());
+    let plain = |values: &[O]| values.iter().map(|x| x.value() as f32).collect::<Vec<f32>>();
+    let expected = gemm(problem, &a, &b, &plain(&old), &plain(&bias));
+
+    let upload = |values: &[f32]| text(Buffer::from_slice(&stream, &values.iter().map(|&x| T::encode(x)).collect::<Vec<T>>()));
+    let (a, b) = (upload(&a)?, upload(&b)?);
+    let (bias, mut d) = (text(Buffer::from_slice(&stream, &bias))?, text(Buffer::from_slice(&stream, &old))?);
+    let config = GemmConfig {
+        m: m as u64,
+        n: n as u64,
+        k: k as u64,
+        transpose_a: problem.transposed[0],
+        transpose_b: problem.transposed[1],
+        alpha: problem.alpha as f32,
+        beta: problem.beta as f32,
+        activation: if problem.gelu { Activation::Gelu } else { Activation::Identity },
+    };
+    let gemm = text(Gemm::<T, O>::new(runtime, config))?;
+    text(gemm.run(&stream, a.view(), b.view(), job.bias.then(|| bias.view()), d.view_mut()))?;
+    let found = text(d.to_vec(&stream))?;
+
+    if job.exact {
+        let expected: Vec<f64> = expected.values.iter().map(|&x| O::encode(x as f32).value()).collect();
+        let found: Vec<f64> = found.into_iter().map(O::value).collect();
+        return equal("d", &found, &expected);
+    }
+    let instructions = k.div_ceil(32 / size_of::<T>()) as f64 + 1.0;
+    for (i, found) in found.into_iter().map(O::value).enumerate() {
+        let (value, magnitude) = (expected.values[i], expected.magnitudes[i]);
+        // GELU is nowhere steeper than 1.13, and is approximated within a few units of f32.
+        let bound = 1.2 * magnitude * (instructions * T::LOSS + 2f64.powi(-21)) + value.abs() * O::HALF_UNIT;
+        if !((found - value).abs() <= bound) {
+            return Err(format!("d[{}, {}] is {found}, expected {value} within {bound}", i / n, i % n));
+        }
+    }
+    Ok(())
+}
+
+fn refused(runtime: &Runtime) -> Outcome {
+    let good = GemmConfig { m: 8, n: 8, k: 8, ..GemmConfig::default() };
+    let expect = |config: GemmConfig, words: &[&str]| match Gemm::<bf16, bf16>::new(runtime, config) {
+        Err(error @ Error::Invalid { .. }) if words.iter().all(|word| error.to_string().contains(word)) => Ok(()),
+        Err(error) => Err(format!("{error}, where {words:?} are to be named")),
+        Ok(_) => Err(format!("{config:?} is not refused")),
+    };
+    expect(GemmConfig { k: 12, ..good }, &["k is 12", "multiple of 8"])?;
+    expect(GemmConfig { n: 9, ..good }, &["n is 9", "multiple of 8"])?;
+    expect(GemmConfig { m: 9, transpose_a: true, ..good }, &["m is 9", "transpose_a"])?;
+    expect(GemmConfig { k: 0, ..good }, &["k is 0"])?;
+    expect(GemmConfig { m: 1 << 31, ..good }, &["m is 2147483648", "at most"])?;
+    match good.choose::<e4m3, f32>() {
+        Err(error) if error.to_string().contains("transpose_b must be") || error.to_string().contains("multiple of 16") => {}
+        other => return Err(format!("{other:?}")),
+    }
+    let choice = text(GemmConfig { k: 64, n: 64, ..good }.choose::<bf16, f32>())?;
+    if !choice.kernel.starts_with("gemm__bf16") || !choice.why.contains("B along n") {
+        return Err(format!("{choice:?}"));
+    }
+    let stream = stream(runtime)?;
+    let gemm = text(Gemm::<bf16, f32>::new(runtime, good))?;
+    let (a, mut d) = (text(Buffer::<bf16>::zeros(&stream, 64))?, text(Buffer::<f32>::zeros(&stream, 63))?);
+    match gemm.run(&stream, a.view(), a.view(), None, d.view_mut()) {
+        Err(Error::Length { what: "Gemm, d", expected: 64, found: 63 }) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+fn empty(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let config = GemmConfig { m: 0, n: 16, k: 8, ..GemmConfig::default() };
+    let gemm = text(Gemm::<bf16, f32>::new(runtime, config))?;
+    let (a, b) = (text(Buffer::<bf16>::zeros(&stream, 0))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
+    let mut d = text(Buffer::<f32>::zeros(&stream, 0))?;
+    text(gemm.run(&stream, a.view(), b.view(), None, d.view_mut()))
+}
