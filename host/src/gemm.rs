@@ -88,7 +88,9 @@ pub struct Gemm<T, O> {
 }
 
 /// A multiplication of given matrices, ready to be enqueued any number of times, in a graph's capture too.
-pub struct BoundGemm<'a>(Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>);
+pub struct BoundGemm<'a>(Box<Launch<'a>>);
+
+type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl GemmConfig {
     /// The kernel for elements of `T` into `O`, which does not depend on the device.

@@ -61,6 +61,7 @@ struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(T = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], M_MAJOR = [false], N_MAJOR = [false])]
+#[expect(clippy::too_many_arguments, reason = "the operands of a GEMM")]
 pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
     a: TensorMap<T, PART, DEPTH, Swizzle128>,
     b: TensorMap<T, PART, DEPTH, Swizzle128>,
