@@ -160,7 +160,8 @@ fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -
         let (value, magnitude) = (expected.values[i], expected.magnitudes[i]);
         // GELU is nowhere steeper than 1.13, and is approximated within a few units of f32.
         let bound = 1.2 * magnitude * (instructions * T::LOSS + 2f64.powi(-21)) + value.abs() * O::HALF_UNIT;
-        if !((found - value).abs() <= bound) {
+        let error = (found - value).abs();
+        if error.is_nan() || error > bound {
             return Err(format!("d[{}, {}] is {found}, expected {value} within {bound}", i / n, i % n));
         }
     }

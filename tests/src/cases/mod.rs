@@ -23,7 +23,7 @@ pub fn all() -> Vec<Case> {
         gemm::cases(),
         conformance::cases(),
     ]
-        .into_iter()
-        .flatten()
-        .collect()
+    .into_iter()
+    .flatten()
+    .collect()
 }
