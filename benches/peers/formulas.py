@@ -34,27 +34,51 @@ def amax(x):
     return x.abs().amax()
 
 
-def mxfp8_cast(x):
-    """[rows, columns] to E4M3 codes of that shape and E8M0 codes [rows, columns / 32]. No NaN in the input."""
-    rows, columns = x.shape
-    blocks = x.view(rows, columns // BLOCK, BLOCK).float()
-    scaled = blocks.abs().amax(-1) * (1.0 / LARGEST)
+def mxfp8_blocks(blocks, dimension):
+    """Blocks along a dimension of 32 to E4M3 codes of that shape and E8M0 codes without the dimension. No NaN in the input."""
+    scaled = blocks.abs().amax(dimension) * (1.0 / LARGEST)
     bits = scaled.view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     rounds_up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
     code = torch.where(exponent == 0xFF, 0xFE, exponent + rounds_up.to(torch.int32))
     multiplier = torch.where(code == 0xFE, 0x00400000, (254 - code) << 23).view(torch.float32)
-    data = (blocks * multiplier.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return data.view(rows, columns), code.to(torch.uint8)
+    data = (blocks * multiplier.unsqueeze(dimension)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return data, code.to(torch.uint8)
+
+
+def mxfp8_cast(x):
+    """[rows, columns] to E4M3 codes of that shape and E8M0 codes [rows, columns / 32]."""
+    rows, columns = x.shape
+    data, scales = mxfp8_blocks(x.view(rows, columns // BLOCK, BLOCK).float(), 2)
+    return data.view(rows, columns), scales
+
+
+def mxfp8_cast_columns(x):
+    """[rows, columns] to E4M3 codes of that shape and E8M0 codes [rows / 32, columns]."""
+    rows, columns = x.shape
+    data, scales = mxfp8_blocks(x.view(rows // BLOCK, BLOCK, columns).float(), 1)
+    return data.view(rows, columns), scales
+
+
+def mxfp8_cast_both(x):
+    return *mxfp8_cast(x), *mxfp8_cast_columns(x)
+
+
+def mxfp8_values(data, scales):
+    """Codes times their scales, rounded to bf16. No NaN scale."""
+    code = scales.to(torch.int32)
+    scale = torch.where(code == 0, 0x00400000, code << 23).view(torch.float32)
+    return (data.float() * scale).to(torch.bfloat16)
 
 
 def mxfp8_dequantize(data, scales):
-    """The inverse, rounded to bf16. No NaN scale."""
     rows, columns = data.shape
-    code = scales.to(torch.int32)
-    scale = torch.where(code == 0, 0x00400000, code << 23).view(torch.float32)
-    wide = data.view(rows, columns // BLOCK, BLOCK).float() * scale.unsqueeze(-1)
-    return wide.to(torch.bfloat16).view(rows, columns)
+    return mxfp8_values(data.view(rows, columns // BLOCK, BLOCK), scales.unsqueeze(2)).view(rows, columns)
+
+
+def mxfp8_dequantize_columns(data, scales):
+    rows, columns = data.shape
+    return mxfp8_values(data.view(rows // BLOCK, BLOCK, columns), scales.unsqueeze(1)).view(rows, columns)
 
 
 def exact_division(a, b):
@@ -157,26 +181,42 @@ class MultiAmaxForeach(MultiAmax):
 
 class Mxfp8CastCompiled:
     title = "torch.compile, same formula"
+    cast = staticmethod(mxfp8_cast)
+    names = ("data", "scales")
 
     def __init__(self, pattern, dimensions, sets):
-        compiled = compile(mxfp8_cast)
+        compiled = compile(self.cast)
         inputs = [fill(pattern, set, dimensions) for set in range(sets)]
         self.launches = [lambda x=x: compiled(x) for x in inputs]
 
     def outputs(self, first):
-        return {"data": first[0], "scales": first[1]}
+        return dict(zip(self.names, first))
+
+
+class Mxfp8CastColumnsCompiled(Mxfp8CastCompiled):
+    cast = staticmethod(mxfp8_cast_columns)
+
+
+class Mxfp8CastBothCompiled(Mxfp8CastCompiled):
+    cast = staticmethod(mxfp8_cast_both)
+    names = ("row_data", "row_scales", "column_data", "column_scales")
 
 
 class Mxfp8DequantizeCompiled:
     title = "torch.compile, same formula"
+    cast, dequantize = staticmethod(mxfp8_cast), staticmethod(mxfp8_dequantize)
 
     def __init__(self, pattern, dimensions, sets):
-        compiled = compile(mxfp8_dequantize)
-        inputs = [mxfp8_cast(fill(pattern, set, dimensions)) for set in range(sets)]
+        compiled = compile(self.dequantize)
+        inputs = [self.cast(fill(pattern, set, dimensions)) for set in range(sets)]
         self.launches = [lambda cast=cast: compiled(*cast) for cast in inputs]
 
     def outputs(self, first):
         return {"wide": first}
+
+
+class Mxfp8DequantizeColumnsCompiled(Mxfp8DequantizeCompiled):
+    cast, dequantize = staticmethod(mxfp8_cast_columns), staticmethod(mxfp8_dequantize_columns)
 
 
 class Nvfp4CastCompiled:
@@ -244,7 +284,10 @@ PEERS = {
     "fp8_cast_compiled": Fp8CastCompiled,
     "fp8_dequantize_compiled": Fp8DequantizeCompiled,
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
+    "mxfp8_cast_columns_compiled": Mxfp8CastColumnsCompiled,
+    "mxfp8_cast_both_compiled": Mxfp8CastBothCompiled,
     "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
+    "mxfp8_dequantize_columns_compiled": Mxfp8DequantizeColumnsCompiled,
     "nvfp4_cast_compiled": Nvfp4CastCompiled,
     "nvfp4_dequantize_compiled": Nvfp4DequantizeCompiled,
 }

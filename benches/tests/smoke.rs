@@ -28,6 +28,7 @@ fn every_benchmark_runs() {
         assert_eq!(document.share(record, 0).is_some(), record.ceiling.is_some(), "{name}: its ceiling was not measured");
     }
     assert!(render::markdown(&document).contains("| mxfp8_cast_rows e4m3 | 64x256 bf16 |"));
+    assert!(render::markdown(&document).contains("| mxfp8_dequantize_columns e4m3 | 32x96 bf16 |"));
     assert!(render::markdown(&document).contains("| nvfp4_dequantize_rows | 3x96 bf16 |"));
 }
 
