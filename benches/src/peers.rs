@@ -33,9 +33,9 @@ pub struct Versions {
 /// Whether a peer computes what the kernel does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// All outputs have the same bytes.
+    /// All outputs have the same bytes, or are as near as the peer asks for.
     pub equal: bool,
-    /// Which bytes are not.
+    /// What differs.
     pub detail: String,
 }
 

@@ -1,0 +1,87 @@
+//! Matrix multiplication.
+
+use anyhow::Result;
+use oxtile::gemm::{BoundGemm, Gemm, GemmConfig, GemmElement};
+use oxtile::runtime::{Buffer, HostElement};
+use oxtile_tile::num::{Float, bf16, e4m3};
+
+use crate::bench::{Bench, Gpu, Output, Prepared, Size};
+
+/// The family's name.
+pub const FAMILY: &str = "gemm";
+
+/// M, N, K and buffer sets.
+type Shape = ([u64; 3], usize);
+
+/// The bf16 layouts, and e4m3, at large and small shapes.
+pub fn benches(size: Size) -> Vec<Bench> {
+    let shapes: [Shape; 3] =
+        size.pick([([8192; 3], 2), ([4096; 3], 4), ([16384, 2048, 4096], 2)], [([136, 264, 64], 2), ([8, 16, 32], 1), ([64, 128, 32], 1)]);
+    let [large, small, tall] = shapes;
+    vec![
+        bench::<bf16>("gemm bf16 nt", &["gemm_nt"], large),
+        bench::<bf16>("gemm bf16 nn", &["gemm_nn"], large),
+        bench::<bf16>("gemm bf16 tn", &["gemm_tn"], large),
+        bench::<bf16>("gemm bf16 nt", &["gemm_nt"], small),
+        bench::<bf16>("gemm bf16 nt", &["gemm_nt"], tall),
+        bench::<e4m3>("gemm e4m3 nt", &["gemm_e4m3"], large),
+    ]
+}
+
+/// An element made of the pattern's.
+trait Operand: GemmElement<bf16> + HostElement<Device = Self> {
+    fn of(value: half::bf16) -> Self;
+}
+
+impl Operand for bf16 {
+    fn of(value: half::bf16) -> Self {
+        Self::from_bits(value.to_bits())
+    }
+}
+
+impl Operand for e4m3 {
+    fn of(value: half::bf16) -> Self {
+        Self::from_f32(value.to_f32())
+    }
+}
+
+/// The name ends in how `A` and `B` are stored: as they are (`n`) or transposed (`t`).
+fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], ([m, n, k], sets): Shape) -> Bench {
+    let config = GemmConfig { m, n, k, transpose_a: kernel.ends_with("tn"), transpose_b: kernel.ends_with("nt"), ..GemmConfig::default() };
+    Bench {
+        family: FAMILY,
+        kernel,
+        shape: format!("{m}x{n}x{k}"),
+        dimensions: vec![m, n, k],
+        bytes: (m * k + k * n) * T::BYTES + m * n * size_of::<bf16>() as u64,
+        sets,
+        ceiling: None,
+        peers,
+        prepare: Box::new(move |gpu| prepare::<T>(gpu, config, sets)),
+    }
+}
+
+fn operand<T: Operand>(gpu: &Gpu, buffer: usize, count: u64) -> Result<Buffer<T>> {
+    let values: Vec<T> = gpu.pattern.fill(buffer, count).into_iter().map(T::of).collect();
+    Ok(Buffer::from_slice(&gpu.stream, &values)?)
+}
+
+fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: usize) -> Result<Prepared> {
+    let GemmConfig { m, n, k, .. } = config;
+    let gemm = Gemm::<T, bf16>::new(&gpu.runtime, config)?;
+    let operands = |set: usize| Ok((operand::<T>(gpu, 2 * set, m * k)?, operand::<T>(gpu, 2 * set + 1, k * n)?));
+    let inputs: Vec<(Buffer<T>, Buffer<T>)> = (0..sets).map(operands).collect::<Result<_>>()?;
+    let results = (0..sets).map(|_| Buffer::<bf16>::uninitialised(&gpu.stream, m * n));
+    let mut results: Vec<Buffer<bf16>> = results.collect::<oxtile::runtime::Result<_>>()?;
+    let graph = {
+        let mut bound: Vec<BoundGemm<'_>> = Vec::with_capacity(sets);
+        for ((a, b), d) in inputs.iter().zip(&mut results) {
+            bound.push(gemm.bind(&gpu.stream, a.view(), b.view(), None, d.view_mut())?);
+        }
+        Prepared::capture(gpu, || bound.iter_mut().try_for_each(|bound| bound.run(&gpu.stream)))?
+    };
+    Ok(Prepared::new(graph, move |stream| {
+        let d: Vec<half::bf16> = results[0].to_vec_as(stream)?;
+        Ok(vec![Output { name: "d", bytes: d.iter().flat_map(|value| value.to_le_bytes()).collect() }])
+    }))
+}
