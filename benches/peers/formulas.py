@@ -124,6 +124,15 @@ def fp8_current_scaling(x):
     return fp8_cast(x, x.abs().amax().float())
 
 
+def fp8_cast_transpose(x, amax):
+    data, _ = fp8_cast(x, amax)
+    return data, data.t().contiguous()
+
+
+def transpose(codes):
+    return codes.t().contiguous()
+
+
 def fp8_dequantize(data, inverse):
     return (data.float() * inverse).to(torch.bfloat16)
 
@@ -263,6 +272,38 @@ class Fp8CastCompiled(Fp8CurrentScalingCompiled):
         self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
 
 
+class Fp8CastTransposeCompiled:
+    title = "torch.compile, same formula"
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(fp8_cast_transpose)
+        inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+        self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
+
+    def outputs(self, first):
+        return {"data": first[0], "transposed": first[1]}
+
+
+class Fp8TransposeContiguous:
+    title = "torch codes.t().contiguous()"
+    transpose = staticmethod(transpose)
+
+    def __init__(self, pattern, dimensions, sets):
+        inputs = [fp8_current_scaling(fill(pattern, set, dimensions))[0].view(torch.uint8) for set in range(sets)]
+        self.launches = [lambda codes=codes: self.transpose(codes) for codes in inputs]
+
+    def outputs(self, first):
+        return {"transposed": first}
+
+
+class Fp8TransposeCompiled(Fp8TransposeContiguous):
+    title = "torch.compile(codes.t().contiguous())"
+
+    def __init__(self, pattern, dimensions, sets):
+        self.transpose = compile(transpose)
+        super().__init__(pattern, dimensions, sets)
+
+
 class Fp8DequantizeCompiled:
     title = "torch.compile, same formula"
 
@@ -334,6 +375,9 @@ PEERS = {
     "multi_amax_foreach": MultiAmaxForeach,
     "fp8_current_scaling_compiled": Fp8CurrentScalingCompiled,
     "fp8_cast_compiled": Fp8CastCompiled,
+    "fp8_cast_transpose_compiled": Fp8CastTransposeCompiled,
+    "fp8_transpose_contiguous": Fp8TransposeContiguous,
+    "fp8_transpose_compiled": Fp8TransposeCompiled,
     "fp8_dequantize_compiled": Fp8DequantizeCompiled,
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_cast_columns_compiled": Mxfp8CastColumnsCompiled,

@@ -44,6 +44,9 @@ const JOBS: &[Job] = &[
     Job { name: "multi_amax", run: multi_amax, equivalents: &[] },
     Job { name: "fp8_cast", run: fp8_cast, equivalents: &[] },
     Job { name: "fp8_cast_delayed", run: fp8_cast_delayed, equivalents: &[] },
+    Job { name: "fp8_cast_transpose", run: fp8_cast_transpose, equivalents: &[] },
+    Job { name: "fp8_cast_transpose_delayed", run: fp8_cast_transpose_delayed, equivalents: &[] },
+    Job { name: "fp8_transpose", run: fp8_transpose, equivalents: &[] },
     Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
     Job { name: "mxfp8_cast_rows", run: mxfp8_cast_rows, equivalents: &[] },
     Job { name: "mxfp8_cast_both", run: mxfp8_cast_both, equivalents: &[] },
@@ -210,6 +213,52 @@ fn fp8_cast_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
         amax: amax.view_mut(),
     })?;
     Ok([device.download(&data), device.download(&amax)].concat())
+}
+
+/// 160 rows of 144: four tiles, three of them at an edge.
+fn fp8_cast_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(160 * 72)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
+    let mut scale_inverse = device.upload("scale_inverse", &[0]);
+    device.launch::<Fp8CastTranspose<bf16, e4m3>>(Fp8CastTransposeArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        transposed: transposed.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        rows: 160,
+        columns: 144,
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&transposed)].concat())
+}
+
+fn fp8_cast_transpose_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, scale) = (device.upload::<bf16>("input", &words(160 * 72)), device.upload("scale", &[3f32.to_bits()]));
+    let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
+    let mut amax = device.upload("amax", &[0]);
+    device.launch::<Fp8CastTransposeDelayed<bf16, e4m3>>(Fp8CastTransposeDelayedArgs {
+        input: input.view(),
+        scale: scale.view(),
+        data: data.view_mut(),
+        transposed: transposed.view_mut(),
+        amax: amax.view_mut(),
+        rows: 160,
+        columns: 144,
+    })?;
+    Ok([device.download(&data), device.download(&transposed), device.download(&amax)].concat())
+}
+
+fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, mut transposed) = (device.upload::<e4m3>("data", &words(40 * 144)), device.upload("transposed", &[0; 40 * 144]));
+    device.launch::<Fp8Transpose<e4m3>>(Fp8TransposeArgs {
+        data: data.view(),
+        transposed: transposed.view_mut(),
+        rows: 160,
+        columns: 144,
+    })?;
+    Ok(device.download(&transposed))
 }
 
 fn fp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {

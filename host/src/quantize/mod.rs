@@ -8,6 +8,6 @@ pub mod mxfp8;
 pub mod nvfp4;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
-pub use fp8::{CurrentScaling, Fp8Tensor, ScaleOptions};
+pub use fp8::{CurrentScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
 pub use mxfp8::{Direction, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};

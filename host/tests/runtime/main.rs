@@ -5,6 +5,7 @@
 mod buffers;
 mod collectives;
 mod faults;
+mod fp8;
 mod graphs;
 mod launches;
 mod library;

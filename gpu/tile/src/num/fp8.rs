@@ -42,6 +42,12 @@ pub trait Fp8: Float + Pod {
     /// (TransformerEngine `common/utils.cuh`, `Quantized_Limits::max_norm_rcp`).
     const LARGEST_RECIPROCAL: f32 = 1.0 / Self::LARGEST;
 
+    /// The value with this code.
+    fn from_byte(code: u8) -> Self;
+
+    /// The code of the value.
+    fn to_byte(self) -> u8;
+
     /// Four codes from four values, the first in the low byte.
     fn encode4(x: [f32; 4]) -> u32;
 
@@ -119,6 +125,16 @@ macro_rules! fp8 {
 
         impl Fp8 for $t {
             const LARGEST: f32 = $largest;
+
+            #[inline(always)]
+            fn from_byte(code: u8) -> Self {
+                Self::from_bits(code)
+            }
+
+            #[inline(always)]
+            fn to_byte(self) -> u8 {
+                self.to_bits()
+            }
 
             #[inline(always)]
             fn encode4(x: [f32; 4]) -> u32 {

@@ -3,12 +3,13 @@
 use std::fmt;
 
 use oxtile_kernels::amax::AmaxArgs;
-use oxtile_kernels::fp8::{Fp8CastArgs, Fp8DequantizeArgs};
+use oxtile_kernels::fp8::{Fp8CastArgs, Fp8CastTransposeArgs, Fp8DequantizeArgs, Fp8TransposeArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
-use super::{Fp8Number, ScaleOptions, check};
+use super::{Fp8Number, ScaleOptions, check, has_whole_vectors};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
 
 /// The casts between `T` and FP8 elements `Q` with one scale for a tensor, which is made on the device of the tensor's amax.
 ///
@@ -35,6 +36,8 @@ use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 pub struct CurrentScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
     amax: Loaded<T::Amax>,
     cast: Loaded<T::Cast>,
+    cast_transpose: Loaded<T::CastTranspose>,
+    transpose: Loaded<T::Transpose>,
     dequantize: Loaded<T::Dequantize>,
     options: ScaleOptions,
 }
@@ -50,13 +53,37 @@ pub struct Fp8Tensor<Q = e4m3> {
     pub amax: Buffer<f32>,
 }
 
+/// A matrix quantized for products from both sides.
+#[derive(Debug)]
+pub struct Fp8Pair<Q = e4m3> {
+    /// The matrix, `[rows, columns]`.
+    pub tensor: Fp8Tensor<Q>,
+    /// The codes of its transpose, `[columns, rows]`, with the same scale.
+    pub transposed: Buffer<Q>,
+}
+
+impl<Q: Fp8> Fp8Tensor<Q> {
+    /// A tensor to be quantized into: codes uninitialised, the amax 0.
+    pub(super) fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
+        let (data, scale_inverse) = (Buffer::uninitialised(stream, elements)?, Buffer::uninitialised(stream, 1)?);
+        Ok(Self { data, scale_inverse, amax: Buffer::zeros(stream, 1)? })
+    }
+}
+
 impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, dequantize: runtime.load()?, options })
+        Ok(Self {
+            amax: runtime.load()?,
+            cast: runtime.load()?,
+            cast_transpose: runtime.load()?,
+            transpose: runtime.load()?,
+            dequantize: runtime.load()?,
+            options,
+        })
     }
 
     /// Quantizes a tensor into new buffers: finds its amax, then casts.
@@ -64,11 +91,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
-        let mut tensor = Fp8Tensor {
-            data: Buffer::uninitialised(stream, input.len())?,
-            scale_inverse: Buffer::uninitialised(stream, 1)?,
-            amax: Buffer::zeros(stream, 1)?,
-        };
+        let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
         self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
         self.cast(stream, input, tensor.amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())?;
         Ok(tensor)
@@ -89,6 +112,39 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     ) -> Result<()> {
         let ScaleOptions { epsilon, power_of_two } = self.options;
         self.cast.launch(stream, Fp8CastArgs { input, amax, data, scale_inverse, epsilon, power_of_two: u32::from(power_of_two) })
+    }
+
+    /// Quantizes a matrix and its transpose into new buffers: finds the amax, then casts both by one pass over rows of whole
+    /// 16-byte vectors at 16-byte aligned addresses; others are cast and then transposed.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`quantize`](Self::quantize).
+    pub fn quantize_both(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Fp8Pair<Q>> {
+        check("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
+        let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
+        let mut transposed = Buffer::uninitialised(stream, input.len())?;
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        let Fp8Tensor { data, scale_inverse, amax } = &mut tensor;
+        let (amax, view, scale_inverse) = (amax.view(), data.view_mut(), scale_inverse.view_mut());
+        if has_whole_vectors::<T>(shape, input.address(), view.address()) {
+            let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (shape, self.options);
+            let (transposed, power_of_two) = (transposed.view_mut(), u32::from(power_of_two));
+            let args = Fp8CastTransposeArgs { input, amax, data: view, transposed, scale_inverse, rows, columns, epsilon, power_of_two };
+            self.cast_transpose.launch(stream, args)?;
+        } else {
+            self.cast(stream, input, amax, view, scale_inverse)?;
+            self.transpose(stream, data.view(), shape, transposed.view_mut())?;
+        }
+        Ok(Fp8Pair { tensor, transposed })
+    }
+
+    /// The transpose of codes `[rows, columns]`. Multiples of 16 at 16-byte aligned addresses are moved in vectors.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if a length does not match.
+    pub fn transpose(&self, stream: &Stream, data: DeviceView<'_, Q>, shape: [u64; 2], transposed: DeviceViewMut<'_, Q>) -> Result<()> {
+        let [rows, columns] = shape;
+        self.transpose.launch(stream, Fp8TransposeArgs { data, transposed, rows, columns })
     }
 
     /// The tensor back in `T`, each element its code times the inverse of the scale, rounded to nearest even.

@@ -5,11 +5,11 @@
 //!
 //! | recipe | scales | from |
 //! |---|---|---|
-//! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast |
+//! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast; the transpose too |
 
 mod current;
 
-pub use current::{CurrentScaling, Fp8Tensor};
+pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
 
 use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::*;
@@ -28,7 +28,13 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
     type Cast: for<'a> Kernel<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
     /// The cast with a given scale.
     type CastDelayed: for<'a> Kernel<Args<'a> = Fp8CastDelayedArgs<'a, Self, Q>>;
-    /// The inverse of both.
+    /// The cast with a scale made of an amax, as it is and transposed, of rows of whole vectors.
+    type CastTranspose: for<'a> Kernel<Args<'a> = Fp8CastTransposeArgs<'a, Self, Q>>;
+    /// The cast with a given scale, as it is and transposed, of rows of whole vectors.
+    type CastTransposeDelayed: for<'a> Kernel<Args<'a> = Fp8CastTransposeDelayedArgs<'a, Self, Q>>;
+    /// The transpose of codes.
+    type Transpose: for<'a> Kernel<Args<'a> = Fp8TransposeArgs<'a, Q>>;
+    /// The inverse of the casts.
     type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
 }
 
@@ -38,6 +44,9 @@ macro_rules! numbers {
             type Amax = Amax<$t>;
             type Cast = Fp8Cast<$t, $q>;
             type CastDelayed = Fp8CastDelayed<$t, $q>;
+            type CastTranspose = Fp8CastTranspose<$t, $q>;
+            type CastTransposeDelayed = Fp8CastTransposeDelayed<$t, $q>;
+            type Transpose = Fp8Transpose<$q>;
             type Dequantize = Fp8Dequantize<$q, $t>;
         }
     )* };
@@ -51,6 +60,12 @@ pub struct ScaleOptions {
     pub epsilon: f32,
     /// Whether scales are powers of two: the factor for the input is rounded down to one.
     pub power_of_two: bool,
+}
+
+/// What the kernels that cast and transpose need of a matrix of `T`.
+fn has_whole_vectors<T>([_, columns]: [u64; 2], wide: u64, codes: u64) -> bool {
+    let vector = 16 / size_of::<T>() as u64;
+    columns.is_multiple_of(vector) && wide.is_multiple_of(16) && codes.is_multiple_of(vector)
 }
 
 fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {

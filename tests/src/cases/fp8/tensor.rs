@@ -8,8 +8,8 @@ use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::fp8::{Rule, decode, encode, scale};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
-use super::element::{TestElement, comparable_bits, rounded_bits};
-use super::mxfp8::TestFp8;
+use super::super::element::{TestElement, comparable_bits, rounded_bits};
+use super::super::mxfp8::TestFp8;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Lengths and starts: around vectors and the runs of CUDA blocks, off the 16-byte boundary, TransformerEngine's list, and nothing.

@@ -1,0 +1,130 @@
+//! Cast to FP8 with one scale for the tensor, as it is and transposed, in one pass over the input.
+//!
+//! Floor: 2 (bf16) + 1 + 1 bytes an element. A CUDA block loads its [tile](super::tile), stores the codes row by row from
+//! registers, and puts their transpose together in [shared memory](super::stage).
+//!
+//! | barrier | between |
+//! |---|---|
+//! | block | the transpose is written to shared memory, and read |
+//! | of `block::max_u32` (delayed) | the warps' maxima are written, and read |
+
+use oxtile_tile::block::ReduceStorage;
+use oxtile_tile::num::{e4m3, e5m2};
+use oxtile_tile::prelude::*;
+
+use super::stage::Stage;
+use super::tile::{LINES, Lines, Tile};
+use super::*;
+use crate::magnitude::{Magnitude, of_vector};
+
+/// CUDA blocks a multiprocessor: `f32` needs twice the registers.
+const fn resident<T>() -> u32 {
+    if size_of::<T>() == 4 { 2 } else { 4 }
+}
+
+/// The transpose of the tile.
+#[derive(SharedStorage)]
+struct Shared {
+    stage: Stage,
+}
+
+/// And where the warps' maxima meet.
+#[derive(SharedStorage)]
+struct SharedDelayed {
+    stage: Stage,
+    reduce: ReduceStorage,
+}
+
+/// Casts a matrix `[rows, columns]` of whole vectors a row as [`fp8_cast`](fn@super::fp8_cast) does, to `data`, and to `transposed`, `[columns, rows]`.
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
+#[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
+#[allow(clippy::too_many_arguments)]
+pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
+    input: Global<T>,
+    amax: Global<f32>,
+    data: GlobalMut<Q>,
+    transposed: GlobalMut<Q>,
+    scale_inverse: GlobalMut<f32>,
+    rows: u64,
+    columns: u64,
+    epsilon: f32,
+    power_of_two: u32,
+) {
+    let tile = Tile::<T>::of_block(rows, columns);
+    let lines = tile.load(&input);
+    let scale = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX }.scale::<Q>(amax.load(0));
+    let stage = Shared::claim().stage;
+    cast_lines(&tile, &lines, scale, &data, &stage);
+    if tile.first_row == 0 && tile.first_column == 0 && thread::index() == 0 {
+        scale_inverse.store(0, 1.0 / scale);
+    }
+    block::sync();
+    stage.store(&tile, &transposed);
+}
+
+fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("amax", 1, args.amax.len())?;
+    LaunchError::check_length("data", args.input.len(), args.data.len())?;
+    LaunchError::check_length("transposed", args.input.len(), args.transposed.len())?;
+    LaunchError::check_length("scale_inverse", 1, args.scale_inverse.len())?;
+    Tile::<T>::check_vectors(args.columns, ("input", args.input.address()), ("data", args.data.address()))?;
+    Tile::<T>::grid("input", args.input.len(), args.rows, args.columns)
+}
+
+/// Casts a matrix `[rows, columns]` of whole vectors a row as [`fp8_cast_delayed`](fn@super::fp8_cast_delayed) does, to `data`, and to `transposed`,
+/// `[columns, rows]`.
+#[kernel(threads = THREADS, grid = delayed_grid, shared = SharedDelayed, min_blocks = resident::<T>())]
+#[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
+pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
+    input: Global<T>,
+    scale: Global<f32>,
+    data: GlobalMut<Q>,
+    transposed: GlobalMut<Q>,
+    amax: GlobalMut<f32>,
+    rows: u64,
+    columns: u64,
+) {
+    let tile = Tile::<T>::of_block(rows, columns);
+    let lines = tile.load(&input);
+    let shared = SharedDelayed::claim();
+    cast_lines(&tile, &lines, scale.load(0), &data, &shared.stage);
+    let running = maximum(&lines);
+    // Its barrier is between the transpose's writes and reads too.
+    let largest = block::max_u32(T::finish(running).to_bits(), shared.reduce);
+    if thread::index() == 0 {
+        atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+    }
+    shared.stage.store(&tile, &transposed);
+}
+
+fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("scale", 1, args.scale.len())?;
+    LaunchError::check_length("data", args.input.len(), args.data.len())?;
+    LaunchError::check_length("transposed", args.input.len(), args.transposed.len())?;
+    LaunchError::check_length("amax", 1, args.amax.len())?;
+    Tile::<T>::check_vectors(args.columns, ("input", args.input.address()), ("data", args.data.address()))?;
+    Tile::<T>::grid("input", args.input.len(), args.rows, args.columns)
+}
+
+/// Stores the codes of the lane's part of a tile, and puts them into the transpose.
+#[inline(always)]
+fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32, data: &GlobalMut<Q>, stage: &Stage) {
+    Tile::<T>::for_each_step(|step| {
+        let codes: [_; LINES] = core::array::from_fn(|line| encode::<T, Q>(lines[step][line], scale));
+        for (line, codes) in codes.iter().enumerate() {
+            tile.store_codes(data, step, line, *codes);
+        }
+        stage.put(tile, step, codes);
+    });
+}
+
+/// The lane's running maximum of its part of a tile.
+#[inline(always)]
+fn maximum<T: Magnitude>(lines: &Lines<T>) -> u32 {
+    let mut running = 0;
+    Tile::<T>::for_each_step(|step| {
+        let [a, b, c, d] = lines[step].map(of_vector);
+        running = T::join(running, T::join(T::join(a, b), T::join(c, d)));
+    });
+    running
+}

@@ -1,0 +1,150 @@
+//! The tile of 128x128 elements of the kernels that transpose, or whose scales are those of 128 neighbours.
+//!
+//! A CUDA block takes one tile. A lane holds vectors of 4 rows below each other, so that the codes of one column in them make
+//! up one word of the transpose; the vectors of a row lie in neighbouring lanes.
+//!
+//! | type | vectors a row | groups of 4 rows a warp | steps |
+//! |---|---|---|---|
+//! | 8 bits | 8 | 4 | 1 |
+//! | 16 bits | 16 | 2 | 2 |
+//! | 32 bits | 32 | 1 | 4 |
+//!
+//! Rows are whole vectors at aligned addresses. What is outside the matrix is 0.
+
+use core::marker::PhantomData;
+
+use oxtile_tile::num::Pod;
+use oxtile_tile::prelude::*;
+
+use super::*;
+
+/// Rows and columns of a tile.
+pub const SIDE: u64 = 128;
+/// Rows that a lane holds below each other.
+pub(super) const LINES: usize = 4;
+/// Steps of the widest type.
+const STEPS: usize = 4;
+/// Groups of rows in a tile.
+const GROUPS: u32 = SIDE as u32 / LINES as u32;
+const WARPS: u32 = THREADS / warp::LANES;
+/// The last two dimensions of a grid are at most this.
+const GRID_LIMIT: u64 = 65_535;
+
+/// What a lane holds of a tile: a group of rows a step. Narrower types leave the last steps 0.
+pub(super) type Lines<T> = [[Vector<T>; LINES]; STEPS];
+
+/// A tile of a matrix `[rows, columns]` of `T`.
+pub(super) struct Tile<T> {
+    pub rows: u64,
+    pub columns: u64,
+    pub first_row: u64,
+    pub first_column: u64,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Tile<T> {
+    /// Elements of a lane in a row.
+    pub const LANES: u32 = 128 / T::BITS;
+    /// Groups of rows that a lane holds.
+    pub const STEPS: usize = (GROUPS / Self::GROUPS_A_STEP) as usize;
+    /// Lanes that hold a row.
+    pub const VECTORS: u32 = SIDE as u32 / Self::LANES;
+    const GROUPS_A_WARP: u32 = warp::LANES / Self::VECTORS;
+    const GROUPS_A_STEP: u32 = WARPS * Self::GROUPS_A_WARP;
+
+    /// The tile of this CUDA block: grid x walks along the rows.
+    #[inline(always)]
+    pub fn of_block(rows: u64, columns: u64) -> Self {
+        let [x, y, z] = block::index();
+        Self {
+            rows,
+            columns,
+            first_row: (u64::from(z) * u64::from(block::count()[1]) + u64::from(y)) * SIDE,
+            first_column: u64::from(x) * SIDE,
+            element: PhantomData,
+        }
+    }
+
+    /// Checks what the fast kernels need of a matrix and its codes, which are at these addresses.
+    pub fn check_vectors(columns: u64, wide: (&'static str, u64), codes: (&'static str, u64)) -> Result<(), LaunchError> {
+        LaunchError::check_multiple("columns", Self::LANES.into(), columns)?;
+        LaunchError::check_alignment(wide.0, 16, wide.1)?;
+        LaunchError::check_alignment(codes.0, Self::LANES.into(), codes.1)
+    }
+
+    /// One CUDA block a tile, at least one.
+    pub fn grid(tensor: &'static str, elements: u64, rows: u64, columns: u64) -> Result<Grid, LaunchError> {
+        LaunchError::check_length(tensor, rows.saturating_mul(columns), elements)?;
+        let across = Grid::cover("columns", columns.max(1), SIDE as u32)?;
+        let down = rows.max(1).div_ceil(SIDE);
+        LaunchError::check_limit("rows", down, GRID_LIMIT * GRID_LIMIT)?;
+        let z = down.div_ceil(GRID_LIMIT);
+        Ok(Grid { x: across.x, y: down.div_ceil(z) as u32, z: z as u32 })
+    }
+
+    /// Calls `body` with each step. An iterator over [`Lines`] would leave them in local memory.
+    #[inline(always)]
+    pub fn for_each_step(mut body: impl FnMut(usize)) {
+        let mut step = 0;
+        while step < Self::STEPS {
+            body(step);
+            step += 1;
+        }
+    }
+
+    /// The lane's group of rows in a step.
+    #[inline(always)]
+    pub fn group(&self, step: usize) -> u32 {
+        step as u32 * Self::GROUPS_A_STEP + thread::warp() * Self::GROUPS_A_WARP + thread::lane() / Self::VECTORS
+    }
+
+    /// The first of the lane's columns, counted from the tile's.
+    #[inline(always)]
+    pub fn column(&self) -> u32 {
+        thread::lane() % Self::VECTORS * Self::LANES
+    }
+
+    /// One of the lane's rows.
+    #[inline(always)]
+    pub fn row(&self, step: usize, line: usize) -> u64 {
+        self.first_row + u64::from(self.group(step) * LINES as u32) + line as u64
+    }
+
+    /// The lane's first element in one of its rows.
+    #[inline(always)]
+    pub fn element(&self, step: usize, line: usize) -> u64 {
+        self.row(step, line) * self.columns + self.first_column + u64::from(self.column())
+    }
+
+    /// Whether the lane's vector in one of its rows is in the matrix.
+    #[inline(always)]
+    pub fn is_inside(&self, step: usize, line: usize) -> bool {
+        self.row(step, line) < self.rows && self.first_column + u64::from(self.column()) < self.columns
+    }
+}
+
+impl<T: Element + Pod> Tile<T> {
+    /// The lane's part of the tile.
+    #[inline(always)]
+    pub fn load(&self, input: &Global<T>) -> Lines<T> {
+        let zero = Vector::from_words([0; 4]);
+        core::array::from_fn(|step| {
+            core::array::from_fn(|line| {
+                let inside = step < Self::STEPS && self.is_inside(step, line);
+                if inside { input.load_vector(self.element(step, line)) } else { zero }
+            })
+        })
+    }
+
+    /// Stores the codes of one of the lane's rows; of `f32` the first word alone.
+    #[inline(always)]
+    pub fn store_codes<Q: Fp8>(&self, data: &GlobalMut<Q>, step: usize, line: usize, codes: [u32; 2]) {
+        if self.is_inside(step, line) {
+            if Self::LANES == 8 {
+                data.store_pair(self.element(step, line), codes);
+            } else {
+                data.store_word(self.element(step, line), codes[0]);
+            }
+        }
+    }
+}

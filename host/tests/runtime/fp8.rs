@@ -1,0 +1,64 @@
+//! The host's side of FP8: shapes, alignment, what is loaded, what stays on the device. The kernels' bits are shown elsewhere.
+
+use oxtile::num::{Float, bf16, e4m3};
+use oxtile::quantize::{CurrentScaling, ScaleOptions};
+use oxtile::{Buffer, Error};
+
+use crate::support::{emulated, runtime, stream};
+
+/// Numbers that E4M3 holds exactly beside an amax of 224: half of its own.
+fn exact(elements: u64) -> Vec<f32> {
+    let element = |i: u64| if i == 0 { -224.0 } else { e4m3::from_bits((i * 31 % 0x7f) as u8).to_f32() / 2.0 };
+    (0..elements).map(element).collect()
+}
+
+#[test]
+fn what_current_scaling_holds_exactly_comes_back_and_transposed() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
+    for [rows, columns] in [[4, 64], [3, 40], [5, 1], [0, 64], [64, 0], [130, 17]] {
+        let values = exact(rows * columns);
+        let input = Buffer::from_slice(&stream, &values).unwrap();
+        let pair = casts.quantize_both(&stream, input.view(), [rows, columns]).unwrap();
+        let inverse = if values.is_empty() { 1.0 } else { 0.5 };
+        assert_eq!(pair.tensor.scale_inverse.to_vec(&stream).unwrap(), [inverse]);
+        let mut output = Buffer::zeros(&stream, input.len()).unwrap();
+        casts.dequantize(&stream, &pair.tensor, output.view_mut()).unwrap();
+        assert_eq!(output.to_vec(&stream).unwrap(), values, "shape {rows}x{columns}");
+        let (data, transposed) = (pair.tensor.data.to_vec(&stream).unwrap(), pair.transposed.to_vec(&stream).unwrap());
+        assert!((0..rows * columns).all(|i| transposed[(i % columns * rows + i / columns) as usize] == data[i as usize]));
+    }
+}
+
+#[test]
+fn both_ways_to_the_transpose_give_the_same() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let options = ScaleOptions { epsilon: 1e-3, power_of_two: true };
+    let casts = CurrentScaling::<bf16>::new(&runtime, options).unwrap();
+    let shifted: Vec<_> = std::iter::once(9.0).chain((0..48 * 64).map(|i| (i as f32).sin())).map(half::bf16::from_f32).collect();
+    let aligned = Buffer::<bf16>::from_slice(&stream, &shifted[1..]).unwrap();
+    let off = Buffer::<bf16>::from_slice(&stream, &shifted).unwrap();
+    let one = casts.quantize_both(&stream, aligned.view(), [48, 64]).unwrap();
+    let two = casts.quantize_both(&stream, off.view().slice(1, off.len()), [48, 64]).unwrap();
+    assert_eq!(one.tensor.data.to_vec(&stream).unwrap(), two.tensor.data.to_vec(&stream).unwrap());
+    assert_eq!(one.transposed.to_vec(&stream).unwrap(), two.transposed.to_vec(&stream).unwrap());
+    let inverse = one.tensor.scale_inverse.to_vec(&stream).unwrap()[0];
+    assert_eq!((inverse, inverse.to_bits() << 9), (2_f32.powi(-8), 0));
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_errors() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
+    let input = Buffer::zeros(&stream, 64).unwrap();
+    let error = casts.quantize_both(&stream, input.view(), [1, 65]).unwrap_err();
+    assert_eq!(error.to_string(), "CurrentScaling::quantize_both, input: 64 elements where 65 are needed");
+    assert!(matches!(casts.quantize_both(&stream, input.view(), [u64::MAX, 2]), Err(Error::Invalid { .. })));
+    let tensor = casts.quantize(&stream, input.view()).unwrap();
+    let mut short = Buffer::zeros(&stream, 63).unwrap();
+    let error = casts.dequantize(&stream, &tensor, short.view_mut()).unwrap_err();
+    assert_eq!(error.to_string(), "CurrentScaling::dequantize, output: 63 elements where 64 are needed");
+}
