@@ -15,12 +15,16 @@ const ALLOWED: &[(&str, &str)] = &[
     ("tensor_map::map::from_raw", "an entry makes its maps of its parameters"),
     ("shared::SharedStorage::at", "`claim` of every kernel with shared memory calls it"),
     ("shared::max_align", "the derive calls it at compile time"),
+    ("matrix::Left::issue", "every multiplication calls it"),
+    ("num::approximate::exp2", "approximated: the bits differ, and the cases of GEMM bound the error"),
+    ("num::approximate::log2", "approximated: the bits differ, and the cases of the kernels that use it bound the error"),
+    ("num::approximate::reciprocal", "approximated: the bits differ, and the cases of GEMM bound the error"),
     ("warp::Word::from_word", "every shuffle calls it"),
     ("warp::Word::to_word", "every shuffle calls it"),
 ];
 
 /// Parts of the DSL that are not operations of a kernel: instructions, what the host knows, what the emulator computes by.
-const NOT_OPERATIONS: [&str; 4] = ["arch/", "launch/", "num/software.rs", "lib.rs"];
+const NOT_OPERATIONS: [&str; 5] = ["arch/", "launch/", "layout.rs", "num/software.rs", "lib.rs"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")

@@ -27,26 +27,6 @@ pub const ROWS: usize = 64;
 /// Rows of which each thread holds a part.
 pub const THREAD_ROWS: usize = 2;
 
-/// A 64 by `COLUMNS` matrix of `f32`, over the 128 threads of a warpgroup.
-pub struct RegisterTile<const COLUMNS: usize>
-where
-    Columns<COLUMNS>: MatrixColumns,
-{
-    pub(crate) registers: <Columns<COLUMNS> as MatrixColumns>::Registers,
-}
-
-impl<const COLUMNS: usize> Clone for RegisterTile<COLUMNS>
-where
-    Columns<COLUMNS>: MatrixColumns,
-{
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<const COLUMNS: usize> Copy for RegisterTile<COLUMNS> where Columns<COLUMNS>: MatrixColumns {}
-
 /// One value for each of the two rows that a thread holds a part of.
 pub type Rows = [f32; THREAD_ROWS];
 
@@ -79,6 +59,26 @@ pub fn quad_sum(value: f32) -> f32 {
     let value = value + warp::shuffle_xor(value, 1);
     value + warp::shuffle_xor(value, 2)
 }
+
+/// A 64 by `COLUMNS` matrix of `f32`, over the 128 threads of a warpgroup.
+pub struct RegisterTile<const COLUMNS: usize>
+where
+    Columns<COLUMNS>: MatrixColumns,
+{
+    pub(crate) registers: <Columns<COLUMNS> as MatrixColumns>::Registers,
+}
+
+impl<const COLUMNS: usize> Clone for RegisterTile<COLUMNS>
+where
+    Columns<COLUMNS>: MatrixColumns,
+{
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<const COLUMNS: usize> Copy for RegisterTile<COLUMNS> where Columns<COLUMNS>: MatrixColumns {}
 
 impl<const COLUMNS: usize> RegisterTile<COLUMNS>
 where

@@ -13,8 +13,10 @@ pub mod copies;
 mod coverage;
 pub mod exchange;
 pub mod formats;
+pub mod matrix;
 pub mod memory;
 pub mod order;
+pub mod roles;
 pub mod views;
 
 pub use coverage::COVERED;
@@ -38,6 +40,9 @@ pub const KERNELS: &[KernelFamily] = &[
     exchange::NAMED_BARRIERS,
     formats::SMALL_FORMATS,
     formats::HALF_FORMATS,
+    matrix::MATRIX_LAYOUTS,
+    matrix::MATRIX_REGISTERS,
+    matrix::MATRIX_STACKS,
     memory::IDENTITY,
     memory::LOADS_AND_STORES,
     memory::SHARED_MEMORY,
@@ -48,6 +53,7 @@ pub const KERNELS: &[KernelFamily] = &[
     order::WARP_ROUND,
     order::CLOCK,
     order::MBARRIER_PHASES,
+    roles::TEAM_ROLES,
     views::ODD_VIEW,
     views::LANES,
     views::TABLE_SUMS,

@@ -2,7 +2,7 @@
 
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
-use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, formats::*, memory::*, order::*, views::*};
+use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, views::*};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::Pod;
@@ -16,7 +16,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 30] = [
+    let kernels: [(&str, Written); 34] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -47,6 +47,10 @@ pub fn cases() -> Vec<Case> {
         ("lanes", lanes),
         ("table_sums", table_sums),
         ("places", places),
+        ("matrix_layouts", matrix_layouts),
+        ("matrix_registers", matrix_registers),
+        ("matrix_stacks", matrix_stacks),
+        ("team_roles", team_roles),
     ];
     golden::announce(kernels.map(|(name, _)| name).as_slice());
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
@@ -105,6 +109,9 @@ macro_rules! one_to_one {
 }
 
 one_to_one! {
+    matrix_layouts: MatrixLayouts, MatrixLayoutsArgs, words(MATRIX_INPUT) => LAYOUTS_OUTPUT;
+    matrix_registers: MatrixRegisters, MatrixRegistersArgs, words(MATRIX_INPUT) => REGISTERS_OUTPUT;
+    matrix_stacks: MatrixStacks, MatrixStacksArgs, words(MATRIX_INPUT) => STACKS_OUTPUT;
     shared_memory: SharedMemory, SharedMemoryArgs, words(THREADS) => 3 * THREADS;
     shuffles: Shuffles, ShufflesArgs, words(THREADS) => SHUFFLE_WORDS * THREADS;
     votes: Votes, VotesArgs, words(THREADS) => 4 * THREADS;
@@ -153,6 +160,13 @@ fn half_words() -> Vec<u32> {
         _ => random.bits() as u16,
     };
     (0..1024).map(|_| u32::from(half()) | u32::from(half()) << 16).collect()
+}
+
+fn team_roles(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let mut output = run.output(ROLES_OUTPUT)?;
+    run.launch::<TeamRoles>(TeamRolesArgs { output: output.view_mut() })?;
+    run.bytes(&output)
 }
 
 fn identity(runtime: &Runtime, stream: &Stream) -> Bytes {
