@@ -44,3 +44,8 @@ pub use tensor::DeviceTable;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// So are those of the guide to matrix kernels.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/kernels.md")]
+struct MatrixKernels;
