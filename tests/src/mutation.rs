@@ -1,6 +1,8 @@
 //! Mutants of the shipped kernels and of the conformance kernels: each synchronisation site is skipped or
 //! miscounted in turn, and the emulator must report it. The score of each kernel is printed.
 
+mod gemm;
+
 use std::sync::Arc;
 
 use libtest_mimic::Trial;
@@ -53,6 +55,7 @@ const JOBS: &[Job] = &[
     Job { name: "mxfp8_dequantize_rows", run: mxfp8_dequantize_rows, equivalents: &[] },
     Job { name: "nvfp4_cast_rows", run: nvfp4_cast_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
+    Job { name: "gemm", run: gemm::gemm, equivalents: gemm::EQUIVALENTS },
     Job { name: "shared_memory", run: shared_memory, equivalents: &[] },
     Job { name: "block_maximum", run: block_maximum, equivalents: &[] },
     Job { name: "named_barriers", run: named_barriers, equivalents: &[] },

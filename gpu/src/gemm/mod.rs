@@ -106,11 +106,11 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                     let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&next, part);
                     product = product.multiply_add(left, right);
                     product.wait_earlier();
-                    stage.release();
+                    stage.release_after_wait();
                     stage = next;
                 }
                 let mut tile = product.wait();
-                stage.release();
+                stage.release_after_wait();
                 let origin = [row * TILE[0] as u32 + part * PART as u32, column * TILE[1] as u32];
                 epilogue.apply(&mut tile, origin);
                 store(&d, &tile, shared.staging, part, origin);

@@ -269,6 +269,15 @@ impl<S: Copy> Stage<S> {
         // SAFETY: the ring's own barrier, initialised before the block barrier that preceded its use.
         unsafe { Target::arrive_if(self.empty.address, crate::thread::lane() == 0) };
     }
+
+    /// Hands back a stage that only matrix instructions read, after the [wait](crate::matrix::InFlight) for them: the lanes
+    /// waited together, so they need not meet again. All lanes of the warp call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release_after_wait(self) {
+        // SAFETY: as `release`.
+        unsafe { Target::arrive_if(self.empty.address, crate::thread::lane() == 0) };
+    }
 }
 
 /// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async.cg`); of

@@ -1,0 +1,60 @@
+//! Mutants of the matrix multiplication.
+
+use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
+use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
+use oxtile_kernels::gemm::{Gemm, GemmArgs};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Pod, bf16};
+
+use super::{Device, Elements, OWNER, words};
+
+pub const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
+    matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
+    reason: "waits for one group more than needed: slower, never wrong",
+}];
+
+/// More steps than stages, and two tiles for one block, so that stages and staging tiles are used again.
+const SHAPE: [u64; 3] = [72, 264, 336];
+
+/// A map of boxes of 64 rows of 128 bytes.
+fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2]) -> Elements<u64> {
+    let element_bytes = size_of::<T>() as u32;
+    let map = TensorMap {
+        address: matrix.address,
+        element_bytes,
+        dimensions: vec![columns, rows],
+        strides: vec![columns * u64::from(element_bytes)],
+        box_dimensions: vec![128 / element_bytes, 64],
+        swizzle: Swizzle::Bytes128,
+    };
+    let bytes = tensor_map::encode(&map).expect("a map within the limits");
+    let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    device.upload("map", &words)
+}
+
+pub fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let [m, n, k] = SHAPE;
+    // Below 1, so that every place of the result counts.
+    let small = |count: u64| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
+    let (a, b) = (device.upload::<bf16>("a", &small(m * k)), device.upload::<bf16>("b", &small(n * k)));
+    let d = device.upload::<bf16>("d", &small(m * n));
+    let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));
+    // SAFETY: the maps were encoded for these matrices and boxes; the kernel reads the result as it was before it stores it.
+    let args = unsafe {
+        GemmArgs::<bf16, 64, bf16, 64, false, false> {
+            a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
+            b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
+            d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
+            old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
+            bias: DeviceView::from_raw(d.address, 0, &OWNER),
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            alpha: 1.0,
+            beta: 1.0,
+            gelu: 0,
+        }
+    };
+    device.launch::<Gemm<bf16, 64, bf16, 64, false, false>>(args)?;
+    Ok(device.download(&d))
+}
