@@ -188,6 +188,50 @@ class MultiAmaxForeach(MultiAmax):
         super().__init__(pattern, dimensions, sets)
 
 
+def interleave_rows(compact):
+    """[outer, blocks] to tiles of 128 by 4; both are whole tiles."""
+    outer, blocks = compact.shape
+    return compact.view(outer // 128, 4, 32, blocks // 4, 4).permute(0, 3, 2, 1, 4).contiguous()
+
+
+def interleave_columns(compact):
+    """[blocks, outer] to the same tiles."""
+    blocks, outer = compact.shape
+    return compact.view(blocks // 4, 4, outer // 128, 4, 32).permute(2, 0, 4, 3, 1).contiguous()
+
+
+def deinterleave_rows(tiles):
+    return tiles.permute(0, 3, 2, 1, 4).contiguous()
+
+
+def deinterleave_columns(tiles):
+    return tiles.permute(1, 4, 0, 3, 2).contiguous()
+
+
+class InterleaveCompiled:
+    """One of the permutations of bytes; `shape` makes its input's shape of outer and blocks."""
+
+    title = "torch.compile, same permutation"
+
+    def __init__(self, permutation, shape):
+        self.permutation, self.shape = permutation, shape
+
+    def __call__(self, pattern, dimensions, sets):
+        compiled = compile(self.permutation)
+        outer, blocks = dimensions
+        flat = [fill(pattern, set, [outer * blocks // 2]).view(torch.uint8) for set in range(sets)]
+        inputs = [scales.view(*self.shape(outer, blocks)) for scales in flat]
+        self.launches = [lambda x=x: compiled(x) for x in inputs]
+        return self
+
+    def outputs(self, first):
+        return {"scales": first}
+
+
+def tiles_of(outer, blocks):
+    return outer // 128, blocks // 4, 32, 4, 4
+
+
 class Mxfp8CastCompiled:
     title = "torch.compile, same formula"
     cast = staticmethod(mxfp8_cast)
@@ -379,6 +423,10 @@ PEERS = {
     "fp8_transpose_contiguous": Fp8TransposeContiguous,
     "fp8_transpose_compiled": Fp8TransposeCompiled,
     "fp8_dequantize_compiled": Fp8DequantizeCompiled,
+    "interleave_rows_compiled": InterleaveCompiled(interleave_rows, lambda outer, blocks: (outer, blocks)),
+    "interleave_columns_compiled": InterleaveCompiled(interleave_columns, lambda outer, blocks: (blocks, outer)),
+    "deinterleave_rows_compiled": InterleaveCompiled(deinterleave_rows, tiles_of),
+    "deinterleave_columns_compiled": InterleaveCompiled(deinterleave_columns, tiles_of),
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_cast_columns_compiled": Mxfp8CastColumnsCompiled,
     "mxfp8_cast_both_compiled": Mxfp8CastBothCompiled,

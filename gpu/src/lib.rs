@@ -6,6 +6,7 @@ pub mod amax;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;
+pub mod interleave;
 pub mod magnitude;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -24,6 +25,10 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_DEQUANTIZE,
     fp8::FP8_TRANSPOSE,
     gemm::GEMM,
+    interleave::INTERLEAVE_ROWS,
+    interleave::INTERLEAVE_COLUMNS,
+    interleave::DEINTERLEAVE_ROWS,
+    interleave::DEINTERLEAVE_COLUMNS,
     mxfp8::MXFP8_CAST_ROWS,
     mxfp8::MXFP8_CAST_RAGGED_ROWS,
     mxfp8::MXFP8_CAST_COLUMNS,

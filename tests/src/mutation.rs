@@ -13,6 +13,7 @@ use oxtile_emulator::{GridRun, Launch, Memory, Options};
 use oxtile_kernels::amax::{Amax, AmaxArgs, MultiAmax, MultiAmaxArgs, NO_SLOT};
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::interleave::*;
 use oxtile_kernels::mxfp8::{
     Mxfp8CastBoth, Mxfp8CastBothArgs, Mxfp8CastRows, Mxfp8CastRowsArgs, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs,
 };
@@ -56,6 +57,8 @@ const JOBS: &[Job] = &[
     Job { name: "nvfp4_cast_rows", run: nvfp4_cast_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
     Job { name: "gemm", run: gemm::gemm, equivalents: gemm::EQUIVALENTS },
+    Job { name: "interleave_rows", run: interleave_rows, equivalents: &[] },
+    Job { name: "interleave_columns", run: interleave_columns, equivalents: &[] },
     Job { name: "shared_memory", run: shared_memory, equivalents: &[] },
     Job { name: "block_maximum", run: block_maximum, equivalents: &[] },
     Job { name: "named_barriers", run: named_barriers, equivalents: &[] },
@@ -369,6 +372,40 @@ fn nvfp4_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
         output: output.view_mut(),
     })?;
     Ok(device.download(&output))
+}
+
+/// There and back, one tile and parts of others.
+fn interleave_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (outer, blocks) = (130, 6);
+    let compact = device.upload::<ue8m0>("compact", &words(195));
+    let (mut there, mut back) = (device.upload("interleaved", &[0; 512]), device.upload("back", &[0; 195]));
+    device.launch::<InterleaveRows<ue8m0>>(InterleaveRowsArgs { compact: compact.view(), interleaved: there.view_mut(), outer, blocks })?;
+    device.launch::<DeinterleaveRows<ue8m0>>(DeinterleaveRowsArgs {
+        interleaved: there.view(),
+        compact: back.view_mut(),
+        outer,
+        blocks,
+    })?;
+    Ok([device.download(&there), device.download(&back)].concat())
+}
+
+fn interleave_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (outer, blocks) = (130, 6);
+    let compact = device.upload::<ue8m0>("compact", &words(195));
+    let (mut there, mut back) = (device.upload("interleaved", &[0; 512]), device.upload("back", &[0; 195]));
+    device.launch::<InterleaveColumns<ue8m0>>(InterleaveColumnsArgs {
+        compact: compact.view(),
+        interleaved: there.view_mut(),
+        outer,
+        blocks,
+    })?;
+    device.launch::<DeinterleaveColumns<ue8m0>>(DeinterleaveColumnsArgs {
+        interleaved: there.view(),
+        compact: back.view_mut(),
+        outer,
+        blocks,
+    })?;
+    Ok([device.download(&there), device.download(&back)].concat())
 }
 
 fn fences(device: &Device) -> Result<Vec<u32>, Outcome> {

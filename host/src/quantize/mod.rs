@@ -4,10 +4,14 @@
 
 mod amax;
 pub mod fp8;
+mod interleave;
+pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{CurrentScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
+pub use interleave::{Interleave, InterleaveMxfp8};
+pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};

@@ -6,6 +6,7 @@ mod copy;
 mod element;
 mod fp8;
 mod gemm;
+mod interleave;
 mod mxfp8;
 mod mxfp8_columns;
 mod nvfp4;
@@ -20,6 +21,7 @@ pub fn all() -> Vec<Case> {
         mxfp8::cases(),
         mxfp8_columns::cases(),
         nvfp4::cases(),
+        interleave::cases(),
         gemm::cases(),
         conformance::cases(),
     ]

@@ -9,5 +9,6 @@ pub mod amax;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;
+pub mod interleave;
 pub mod mxfp8;
 pub mod nvfp4;

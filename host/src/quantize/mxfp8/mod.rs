@@ -2,7 +2,8 @@
 //!
 //! The format and its rounding are those of [`oxtile_kernels::mxfp8`] (OCP Microscaling Formats 1.0, as
 //! TransformerEngine computes it). A tensor is a row-major matrix `[rows, columns]` (of more dimensions:
-//! [`as_matrix`](crate::tensor::shape::as_matrix)); so are its codes, in either [`Direction`]. The scales are compact.
+//! [`as_matrix`](crate::tensor::shape::as_matrix)); so are its codes, in either [`Direction`]. The scales are compact;
+//! [`InterleaveMxfp8`](super::InterleaveMxfp8) changes that.
 //!
 //! ```
 //! use oxtile::quantize::{Direction, Mxfp8};
@@ -24,63 +25,20 @@
 //! # Ok(()) }
 //! ```
 
+mod number;
+mod tensor;
+
 use std::fmt;
 
-use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16, ue8m0};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+pub use number::Mxfp8Number;
+pub use tensor::{Direction, Mxfp8Pair, Mxfp8Tensor, interleaved_scale_count, scale_count};
+
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
-
-/// A number type that is cast to and from MXFP8 with elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait Mxfp8Number<Q: Fp8>: Magnitude + Wide {
-    /// The rowwise cast of whole blocks.
-    type CastRows: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, Self, Q>>;
-    /// The rowwise cast of any shape.
-    type CastRaggedRows: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsArgs<'a, Self, Q>>;
-    /// The columnwise cast of rows of whole vectors.
-    type CastColumns: for<'a> Kernel<Args<'a> = Mxfp8CastColumnsArgs<'a, Self, Q>>;
-    /// The columnwise cast of any shape.
-    type CastRaggedColumns: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedColumnsArgs<'a, Self, Q>>;
-    /// The cast in both directions of rows of whole vectors.
-    type CastBoth: for<'a> Kernel<Args<'a> = Mxfp8CastBothArgs<'a, Self, Q>>;
-    /// The inverse of the rowwise cast for whole blocks.
-    type DequantizeRows: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsArgs<'a, Q, Self>>;
-    /// The inverse of the rowwise cast for any shape.
-    type DequantizeRaggedRows: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsArgs<'a, Q, Self>>;
-    /// The inverse of the columnwise cast for rows of whole vectors.
-    type DequantizeColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsArgs<'a, Q, Self>>;
-    /// The inverse of the columnwise cast for any shape.
-    type DequantizeRaggedColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsArgs<'a, Q, Self>>;
-}
-
-macro_rules! numbers {
-    ($($t:ty, $q:ty;)*) => { $(
-        impl Mxfp8Number<$q> for $t {
-            type CastRows = Mxfp8CastRows<$t, $q>;
-            type CastRaggedRows = Mxfp8CastRaggedRows<$t, $q>;
-            type CastColumns = Mxfp8CastColumns<$t, $q>;
-            type CastRaggedColumns = Mxfp8CastRaggedColumns<$t, $q>;
-            type CastBoth = Mxfp8CastBoth<$t, $q>;
-            type DequantizeRows = Mxfp8DequantizeRows<$q, $t>;
-            type DequantizeRaggedRows = Mxfp8DequantizeRaggedRows<$q, $t>;
-            type DequantizeColumns = Mxfp8DequantizeColumns<$q, $t>;
-            type DequantizeRaggedColumns = Mxfp8DequantizeRaggedColumns<$q, $t>;
-        }
-    )* };
-}
-numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
-
-/// Along which dimension 32 elements share a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// Neighbours in a row; scales `[rows, ceil(columns / 32)]`.
-    Rows,
-    /// Neighbours in a column; scales `[ceil(rows / 32), columns]`.
-    Columns,
-}
 
 /// The casts between `T` and MXFP8 with elements `Q`.
 pub struct Mxfp8<T: Mxfp8Number<Q>, Q: Fp8 = e4m3> {
@@ -93,39 +51,6 @@ pub struct Mxfp8<T: Mxfp8Number<Q>, Q: Fp8 = e4m3> {
     dequantize_ragged_rows: Loaded<T::DequantizeRaggedRows>,
     dequantize_columns: Loaded<T::DequantizeColumns>,
     dequantize_ragged_columns: Loaded<T::DequantizeRaggedColumns>,
-}
-
-/// A quantized matrix in device memory.
-#[derive(Debug)]
-pub struct Mxfp8Tensor<Q = e4m3> {
-    /// The codes, `[rows, columns]`.
-    pub data: Buffer<Q>,
-    /// The scales; their shape is that of the direction.
-    pub scales: Buffer<ue8m0>,
-    /// Rows and columns.
-    pub shape: [u64; 2],
-    /// Which elements share a scale.
-    pub direction: Direction,
-}
-
-/// One matrix quantized in both directions.
-#[derive(Debug)]
-pub struct Mxfp8Pair<Q = e4m3> {
-    /// Rowwise.
-    pub rows: Mxfp8Tensor<Q>,
-    /// Columnwise.
-    pub columns: Mxfp8Tensor<Q>,
-}
-
-impl<Q: Fp8> Mxfp8Tensor<Q> {
-    /// A matrix to be quantized into, uninitialised.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`] and [`scale_count`].
-    pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
-        let data = Buffer::uninitialised(stream, numel(&shape)?)?;
-        Ok(Self { data, scales: Buffer::uninitialised(stream, scale_count(shape, direction)?)?, shape, direction })
-    }
 }
 
 impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
@@ -254,17 +179,6 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
             }
         }
     }
-}
-
-/// How many scales a matrix has in a direction.
-///
-/// # Errors
-/// As [`numel`].
-pub fn scale_count([rows, columns]: [u64; 2], direction: Direction) -> Result<u64> {
-    numel(&match direction {
-        Direction::Rows => [rows, columns.div_ceil(BLOCK)],
-        Direction::Columns => [rows.div_ceil(BLOCK), columns],
-    })
 }
 
 /// What the fast rowwise kernels need.

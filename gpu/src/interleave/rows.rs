@@ -1,0 +1,55 @@
+//! Scales that are compact as `[outer, blocks]`.
+//!
+//! A thread makes 16 bytes of a tile from four words, one of each quarter of its rows: eight threads read a whole sector of
+//! a row, and the threads of a tile write it without a gap.
+
+use oxtile_tile::num::{e4m3, ue8m0};
+use oxtile_tile::prelude::*;
+
+use super::*;
+
+/// Interleaves compact scales `[outer, blocks]`; the padding becomes 0.
+#[kernel(threads = THREADS, grid = interleave_grid)]
+#[instances(S = [ue8m0, e4m3])]
+pub fn interleave_rows<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, outer: u64, blocks: u64) {
+    let (tile, r) = tile_of_thread(outer, blocks);
+    if tile.exists() {
+        let words = [0, 1, 2, 3].map(|quarter| {
+            let i = tile.i + 32 * quarter + u64::from(r);
+            if i < outer { load_four(&compact, i, tile.j, blocks) } else { 0 }
+        });
+        interleaved.store_vector(tile.vector(r), Vector::from_words(words));
+    }
+}
+
+/// The inverse: compact scales `[outer, blocks]` from interleaved ones.
+#[kernel(threads = THREADS, grid = deinterleave_grid)]
+#[instances(S = [ue8m0, e4m3])]
+pub fn deinterleave_rows<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, outer: u64, blocks: u64) {
+    let (tile, r) = tile_of_thread(outer, blocks);
+    if tile.exists() {
+        let words = interleaved.load_vector(tile.vector(r)).words();
+        for (quarter, word) in words.iter().enumerate() {
+            let i = tile.i + 32 * quarter as u64 + u64::from(r);
+            if i < outer {
+                store_four(&compact, i, tile.j, blocks, *word);
+            }
+        }
+    }
+}
+
+/// Neighbouring threads take the same row of neighbouring tiles.
+#[inline(always)]
+fn tile_of_thread(outer: u64, blocks: u64) -> (Tile, u32) {
+    (Tile::of_block(thread::index() % TILES, outer, blocks), thread::index() / TILES)
+}
+
+fn interleave_grid<S: ScaleCode>(args: &InterleaveRowsArgs<'_, S>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let interleaved = ("interleaved", args.interleaved.len(), args.interleaved.address());
+    grid(("compact", args.compact.len()), interleaved, args.outer, args.blocks)
+}
+
+fn deinterleave_grid<S: ScaleCode>(args: &DeinterleaveRowsArgs<'_, S>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let interleaved = ("interleaved", args.interleaved.len(), args.interleaved.address());
+    grid(("compact", args.compact.len()), interleaved, args.outer, args.blocks)
+}

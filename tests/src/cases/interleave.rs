@@ -1,0 +1,81 @@
+//! Interleaved scales and their inverse against the oracle.
+
+use oxtile::{Buffer, HostElement, Runtime};
+use oxtile_kernels::interleave::*;
+use oxtile_tests::inputs::Random;
+use oxtile_tests::oracle::interleave::{interleave, length};
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{e4m3, ue8m0};
+
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// Outer indices and blocks: one tile, parts of tiles, rows off the word boundary, more than a CUDA block, nothing.
+const SHAPES: [(usize, usize); 9] = [(128, 4), (1, 1), (129, 5), (100, 8), (31, 35), (256, 33), (130, 2), (0, 4), (7, 0)];
+const LARGE: [(usize, usize); 3] = [(993, 16), (8192, 224), (4001, 125)];
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ((outer, blocks), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+        let case = |kernel, run: fn(&Runtime, usize, usize) -> Outcome| {
+            Case::new(format!("interleave::{kernel}::{outer}x{blocks}"), size, move |r| run(r, outer, blocks))
+        };
+        cases.push(case("rows::ue8m0", rows::<ue8m0>));
+        cases.push(case("rows::e4m3", rows::<e4m3>));
+        cases.push(case("columns::ue8m0", columns));
+    }
+    cases
+}
+
+/// Scales as the cases handle them.
+trait Code: ScaleCode + HostElement<Device = Self> {}
+
+impl<S: ScaleCode + HostElement<Device = S>> Code for S {}
+
+fn rows<S: Code>(runtime: &Runtime, outer: usize, blocks: usize) -> Outcome
+where
+    InterleaveRows<S>: for<'a> Kernel<Args<'a> = InterleaveRowsArgs<'a, S>>,
+    DeinterleaveRows<S>: for<'a> Kernel<Args<'a> = DeinterleaveRowsArgs<'a, S>>,
+{
+    let (stream, codes) = (stream(runtime)?, codes(outer * blocks));
+    let expected = interleave(outer, blocks, |i, j| codes[i * blocks + j]);
+    let compact = upload::<S>(runtime, &codes)?;
+    let mut there = upload::<S>(runtime, &vec![0xa5; length(outer, blocks)])?;
+    let mut back = upload::<S>(runtime, &vec![0xa5; codes.len()])?;
+    let (outer, blocks) = (outer as u64, blocks as u64);
+    let args = InterleaveRowsArgs { compact: compact.view(), interleaved: there.view_mut(), outer, blocks };
+    text(text(runtime.load::<InterleaveRows<S>>())?.launch(&stream, args))?;
+    equal("interleaved", &download(&there, &stream)?, &expected)?;
+    let args = DeinterleaveRowsArgs { interleaved: there.view(), compact: back.view_mut(), outer, blocks };
+    text(text(runtime.load::<DeinterleaveRows<S>>())?.launch(&stream, args))?;
+    equal("compact", &download(&back, &stream)?, &codes)
+}
+
+fn columns(runtime: &Runtime, outer: usize, blocks: usize) -> Outcome {
+    let (stream, codes) = (stream(runtime)?, codes(outer * blocks));
+    let expected = interleave(outer, blocks, |i, j| codes[j * outer + i]);
+    let compact = upload::<ue8m0>(runtime, &codes)?;
+    let mut there = upload::<ue8m0>(runtime, &vec![0xa5; length(outer, blocks)])?;
+    let mut back = upload::<ue8m0>(runtime, &vec![0xa5; codes.len()])?;
+    let (outer, blocks) = (outer as u64, blocks as u64);
+    let args = InterleaveColumnsArgs { compact: compact.view(), interleaved: there.view_mut(), outer, blocks };
+    text(text(runtime.load::<InterleaveColumns<ue8m0>>())?.launch(&stream, args))?;
+    equal("interleaved", &download(&there, &stream)?, &expected)?;
+    let args = DeinterleaveColumnsArgs { interleaved: there.view(), compact: back.view_mut(), outer, blocks };
+    text(text(runtime.load::<DeinterleaveColumns<ue8m0>>())?.launch(&stream, args))?;
+    equal("compact", &download(&back, &stream)?, &codes)
+}
+
+/// No zero among them: that is the padding.
+fn codes(count: usize) -> Vec<u8> {
+    let mut random = Random::new(11);
+    (0..count).map(|_| 1 + random.below(255) as u8).collect()
+}
+
+fn upload<S: Code>(runtime: &Runtime, codes: &[u8]) -> Result<Buffer<S>, String> {
+    let values: Vec<S> = codes.iter().map(|&code| S::from_code(code)).collect();
+    text(Buffer::from_slice(&stream(runtime)?, &values))
+}
+
+fn download<S: Code>(buffer: &Buffer<S>, stream: &oxtile::Stream) -> Result<Vec<u8>, String> {
+    Ok(text(buffer.to_vec(stream))?.into_iter().map(S::code).collect())
+}
