@@ -13,12 +13,21 @@ mod raw_launch;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 8] = [copy::FAMILY, amax::FAMILY, fp8::FAMILY, mxfp8::FAMILY, interleave::FAMILY, nvfp4::FAMILY, gemm::FAMILY, launch::FAMILY];
+pub const NAMES: [&str; 8] =
+    [copy::FAMILY, amax::FAMILY, fp8::FAMILY, mxfp8::FAMILY, interleave::FAMILY, nvfp4::FAMILY, gemm::FAMILY, launch::FAMILY];
 
 /// Every benchmark that is measured by device events.
 pub fn device_benches(size: Size) -> Vec<Bench> {
-    [copy::benches(size), amax::benches(size), fp8::benches(size), mxfp8::benches(size), interleave::benches(size), nvfp4::benches(size), gemm::benches(size)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        copy::benches(size),
+        amax::benches(size),
+        fp8::benches(size),
+        mxfp8::benches(size),
+        interleave::benches(size),
+        nvfp4::benches(size),
+        gemm::benches(size),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }

@@ -1,8 +1,9 @@
 //! Interleaved scales and their inverse against the oracle.
 
+use oxtile::quantize::{Direction, InterleaveMxfp8, Mxfp8};
 use oxtile::{Buffer, HostElement, Runtime};
 use oxtile_kernels::interleave::*;
-use oxtile_tests::inputs::Random;
+use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::interleave::{interleave, length};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{e4m3, ue8m0};
@@ -23,6 +24,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(case("rows::e4m3", rows::<e4m3>));
         cases.push(case("columns::ue8m0", columns));
     }
+    cases.push(Case::new("interleave::layouts::70x160", Size::Small, |r| layouts(r, 70, 160)));
     cases
 }
 
@@ -63,6 +65,24 @@ fn columns(runtime: &Runtime, outer: usize, blocks: usize) -> Outcome {
     let args = DeinterleaveColumnsArgs { interleaved: there.view(), compact: back.view_mut(), outer, blocks };
     text(text(runtime.load::<DeinterleaveColumns<ue8m0>>())?.launch(&stream, args))?;
     equal("compact", &download(&back, &stream)?, &codes)
+}
+
+/// The host types: there and back through both layouts and directions.
+fn layouts(runtime: &Runtime, rows: usize, columns: usize) -> Outcome {
+    let stream = stream(runtime)?;
+    let values = Scenario::Normal.generate(Dtype::F32, rows * columns, 3);
+    let input = text(Buffer::<f32>::from_slice(&stream, &values))?;
+    let (mxfp8, interleave) = (text(Mxfp8::<f32>::new(runtime))?, text(InterleaveMxfp8::new(runtime))?);
+    for direction in [Direction::Rows, Direction::Columns] {
+        let compact = text(mxfp8.quantize(&stream, input.view(), [rows as u64, columns as u64], direction))?;
+        let before = text(compact.scales.to_vec(&stream))?;
+        let there = text(interleave.interleave(&stream, compact))?;
+        let (outer, blocks) = if direction == Direction::Rows { (rows, columns.div_ceil(32)) } else { (columns, rows.div_ceil(32)) };
+        equal("interleaved", &[there.scales.len()], &[length(outer, blocks) as u64])?;
+        let back = text(interleave.compact(&stream, there))?;
+        equal("scales", &text(back.scales.to_vec(&stream))?, &before)?;
+    }
+    Ok(())
 }
 
 /// No zero among them: that is the padding.
