@@ -11,7 +11,9 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// One tile and parts of it, edges in every direction, several tiles for each block.
 const SMALL: [[usize; 3]; 5] = [[8, 8, 16], [128, 256, 64], [136, 264, 80], [1, 16, 208], [200, 304, 144]];
-const LARGE: [[usize; 3]; 2] = [[520, 1032, 1040], [777, 2048, 336]];
+const LARGE: [[usize; 3]; 1] = [[264, 1032, 520]];
+/// More tiles than a GPU has multiprocessors.
+const WAVES: [usize; 3] = [2056, 2064, 72];
 
 /// What an element of a result must equal or be near to.
 struct Job {
@@ -83,6 +85,9 @@ pub fn cases() -> Vec<Case> {
     }
     of_layout::<e4m3, bf16>(&mut cases, "e4m3", [false, true]);
     of_layout::<e4m3, f32>(&mut cases, "e4m3_f32", [false, true]);
+    let problem = Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false };
+    cases
+        .push(Case::new("gemm::bf16::nt::waves", Size::Large, move |r| check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true })));
     cases.push(Case::new("gemm::refused", Size::Small, refused));
     cases.push(Case::new("gemm::empty", Size::Small, empty));
     cases
