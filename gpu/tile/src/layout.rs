@@ -162,3 +162,121 @@ impl TileLayout {
         (bytes >> 4) as u64
     }
 }
+
+impl TileLayout {
+    /// How many of these shared-memory accesses of 4 bytes by one warp fall on the bank that most do: 1 is free of
+    /// conflicts. Accesses to one word are one.
+    pub fn bank_conflicts(addresses: &[u32]) -> u32 {
+        let bank = |address: u32| address / 4 % 32;
+        let is_first = |i: usize| addresses[..i].iter().all(|&other| other / 4 != addresses[i] / 4);
+        let on = |b: u32| (0..addresses.len()).filter(|&i| is_first(i) && bank(addresses[i]) == b).count() as u32;
+        (0..32).map(on).max().unwrap_or(0)
+    }
+}
+
+/// Prints the tile by 16-byte chunks: each line 128 bytes of shared memory, each entry `row.chunk` of the tile.
+impl core::fmt::Display for TileLayout {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let chunks = self.row_bytes / 16;
+        for line in 0..self.rows * self.row_bytes / 128 {
+            for slot in 0..8 {
+                let at = line * 128 + slot * 16;
+                let found = (0..self.rows * chunks).find(|i| self.address(0, i / chunks, i % chunks * 16) == at);
+                match found {
+                    Some(i) => write!(f, "{:>3}.{}", i / chunks, i % chunks)?,
+                    None => write!(f, "    -")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::string::ToString;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const SWIZZLES: [SwizzleMode; 3] = [SwizzleMode::Bytes32, SwizzleMode::Bytes64, SwizzleMode::Bytes128];
+
+    fn layouts() -> impl Iterator<Item = TileLayout> {
+        let sizes = [8, 16, 64, 72].into_iter().flat_map(|rows| [128, 256, 384].map(|row_bytes| (rows, row_bytes)));
+        sizes.flat_map(|(rows, row_bytes)| SWIZZLES.map(|swizzle| TileLayout { rows, row_bytes, swizzle }))
+    }
+
+    /// Where hardware finds a byte of an operand, from the fields of a descriptor (PTX ISA 9.7.15.5.1).
+    fn byte_of_operand(descriptor: u64, mode: SwizzleMode, mn_major: bool, mn_byte: u32, k_byte: u32, k_row: u32) -> u32 {
+        let field = |shift: u32| ((descriptor >> shift & 0x3fff) << 4) as u32;
+        let (start, leading, stride, span) = (field(0), field(16), field(32), mode.span());
+        let (row, byte, panel) = if mn_major { (k_row, mn_byte % span, mn_byte / span) } else { (mn_byte, k_byte, 0) };
+        mode.apply(start + row % 8 * span + row / 8 * stride + panel * leading + byte)
+    }
+
+    #[test]
+    fn a_tile_is_a_permutation_of_its_bytes() {
+        for layout in layouts() {
+            let mut seen = std::vec![false; (layout.rows * layout.row_bytes) as usize];
+            for (row, byte) in (0..layout.rows).flat_map(|row| (0..layout.row_bytes).map(move |byte| (row, byte))) {
+                let at = layout.address(4096, row, byte) - 4096;
+                assert!(!core::mem::replace(&mut seen[at as usize], true), "{layout:?}: two bytes at {at}");
+            }
+        }
+    }
+
+    /// What the copy engine writes by the tile's layout, an instruction reads by the descriptor: in either direction, at every
+    /// step, for elements of one byte and of two.
+    #[test]
+    fn descriptors_find_what_the_layout_placed() {
+        for layout in layouts() {
+            let start = 7 * 1024;
+            for step in 0..layout.row_bytes / 32 {
+                let part = layout.descriptor(start, false) + layout.step(step, 16, false);
+                for (row, byte) in (0..layout.rows).flat_map(|row| (0..32).map(move |byte| (row, byte))) {
+                    let read = byte_of_operand(part, layout.swizzle, false, row, byte, 0);
+                    assert_eq!(
+                        read,
+                        layout.address(start, row, step * 32 + byte),
+                        "{layout:?} along K, step {step}, row {row}, byte {byte}"
+                    );
+                }
+            }
+            for step in 0..layout.rows / 16 {
+                let part = layout.descriptor(start, true) + layout.step(step, 16, true);
+                for (row, byte) in (0..16).flat_map(|row| (0..layout.row_bytes).map(move |byte| (row, byte))) {
+                    let read = byte_of_operand(part, layout.swizzle, true, byte, 0, row);
+                    assert_eq!(
+                        read,
+                        layout.address(start, step * 16 + row, byte),
+                        "{layout:?} along MN, step {step}, row {row}, byte {byte}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_chunks_meet_all_banks() {
+        let column = |swizzle: SwizzleMode| {
+            let layout = TileLayout { rows: 8, row_bytes: 128, swizzle };
+            // The first chunks of eight rows, as `ldmatrix` reads them: a lane a word.
+            let addresses: Vec<u32> = (0..32).map(|lane| layout.address(0, lane / 4, lane % 4 * 4)).collect();
+            TileLayout::bank_conflicts(&addresses)
+        };
+        assert_eq!([SwizzleMode::None, SwizzleMode::Bytes32, SwizzleMode::Bytes64, SwizzleMode::Bytes128].map(column), [8, 1, 1, 1]);
+        assert_eq!(TileLayout::bank_conflicts(&[0, 128, 256, 4, 4]), 3);
+    }
+
+    #[test]
+    fn a_layout_prints_itself() {
+        let text = TileLayout { rows: 8, row_bytes: 128, swizzle: SwizzleMode::Bytes128 }.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "  0.0  0.1  0.2  0.3  0.4  0.5  0.6  0.7");
+        assert_eq!(lines[3], "  3.3  3.2  3.1  3.0  3.7  3.6  3.5  3.4");
+        let narrow = TileLayout { rows: 8, row_bytes: 32, swizzle: SwizzleMode::Bytes32 }.to_string();
+        assert_eq!(narrow.lines().nth(1), Some("  4.1  4.0  5.1  5.0  6.1  6.0  7.1  7.0"));
+    }
+}
