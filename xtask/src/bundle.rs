@@ -4,13 +4,13 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{ExitCode, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
 use lexopt::Parser;
 
-use crate::{commit, kernels, root, say};
+use crate::{cargo, commit, kernels, root, say, target};
 
 /// What may travel to a GPU machine.
 const LIMIT: u64 = 48 << 20;
@@ -24,7 +24,7 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
         return Err(argument.unexpected().into());
     }
     let kernels = kernels::all()?;
-    let folder = root().join("target/bundle");
+    let folder = target().join("bundle");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }
@@ -53,22 +53,19 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
 /// Builds the programs in release without symbols and returns their paths.
 fn programs() -> Result<Vec<PathBuf>> {
     say("cargo build --release of the test, benchmark and oxtile programs");
-    let target = root().join("target");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(root()).args(["build", "--release", "--quiet", "--config", "profile.release.strip=\"symbols\"", "--target-dir"]);
-    cargo.arg(&target).env("OXTILE_COMMIT", commit());
+    let mut cargo = cargo(["build", "--release", "--quiet", "--config", "profile.release.strip=\"symbols\""]);
+    cargo.env("OXTILE_COMMIT", commit());
     PROGRAMS.iter().for_each(|(package, binary)| _ = cargo.args(["--package", package, "--bin", binary]));
     if !cargo.status().context("cannot run cargo")?.success() {
         bail!("the programs of the bundle do not build");
     }
-    Ok(PROGRAMS.iter().map(|(_, binary)| target.join("release").join(binary)).collect())
+    Ok(PROGRAMS.iter().map(|(_, binary)| target().join("release").join(binary)).collect())
 }
 
 /// Builds the runtime's own tests, which run on either back end, and returns the program's path: cargo names it, with a
 /// hash, in its messages.
 fn runtime_tests() -> Result<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(root()).args(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", "runtime"]);
+    let mut cargo = cargo(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", "runtime"]);
     cargo.args(["--config", "profile.release.strip=\"symbols\"", "--message-format", "json"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot run cargo")?;
     let messages = String::from_utf8_lossy(&output.stdout);

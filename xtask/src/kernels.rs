@@ -45,10 +45,12 @@ impl Options {
     }
 
     fn builder(&self, folder: &PathBuf) -> Builder<'static> {
-        let mut builder = builder(folder).checked(self.checked).accept(self.accept && folder.join("ratchet").exists());
-        for arch in &self.archs {
-            builder = builder.arch(arch.clone());
-        }
+        // The ratchet is of the default architecture unless another is asked for, whatever GPU is here.
+        let builder = match self.archs.is_empty() && self.accept {
+            true => builder(folder),
+            false => for_archs(folder, &self.archs),
+        };
+        let builder = builder.checked(self.checked).accept(self.accept && folder.join("ratchet").exists());
         match &self.family {
             Some(family) => builder.family(family),
             None => builder,
@@ -61,6 +63,13 @@ pub fn builder(folder: impl Into<PathBuf>) -> Builder<'static> {
     Builder::new(folder).on_step(say)
 }
 
+/// A build for these architectures; without any, for the default one and that of the GPU in this machine.
+fn for_archs(folder: impl Into<PathBuf>, archs: &[Arch]) -> Builder<'static> {
+    let default = || Some(Arch::hopper()).into_iter().chain(machine::gpu_arch().filter(|arch| *arch != Arch::hopper()));
+    let archs = if archs.is_empty() { default().collect() } else { archs.to_vec() };
+    archs.into_iter().fold(builder(folder), Builder::arch)
+}
+
 /// `build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]`.
 pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
     let options = Options::parse(arguments)?;
@@ -70,30 +79,38 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
         // The table is printed even where the kernels may not be used: it is what one mends them by.
         table(&options.builder(folder).inspect()?);
         let build = options.builder(folder).build()?;
-        println!("{} kernels in {} ({:.1} s)\n", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
+        println!("{} kernels in {} ({:.1} s)", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
+        if let Some(kernels) = build.out_dir.parent().filter(|_| options.checked) {
+            println!("programs load them with OXTILE_KERNELS={}", kernels.display());
+        }
+        println!();
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The shipped kernels for the default architecture; compiled where their sources changed.
+/// The shipped kernels; compiled where their sources changed.
 pub fn shipped() -> Result<Build> {
     machine::ready()?;
-    Ok(builder(root().join(CRATES[0])).build()?)
+    Ok(for_archs(root().join(CRATES[0]), &[]).build()?)
 }
 
-/// Whether the shipped kernels that need no Hopper feature also pass on the other architectures. Writes no output folder.
+/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures. Writes no output folder.
 pub fn portable() -> Result<bool> {
-    let archs = ["sm_80", "sm_100a", "sm_120a"];
-    let builder = archs.iter().try_fold(builder(root().join(CRATES[0])), |builder, arch| anyhow::Ok(builder.arch(arch.parse()?)))?;
-    let findings = builder.inspect()?.findings;
-    findings.iter().for_each(|finding| eprintln!("  {finding}"));
-    Ok(findings.is_empty())
+    machine::ready()?;
+    let archs = ["sm_80", "sm_100a", "sm_120a"].map(str::parse).into_iter().collect::<Result<Vec<Arch>, _>>()?;
+    let mut passed = true;
+    for folder in CRATES {
+        let findings = for_archs(root().join(folder), &archs).inspect()?.findings;
+        findings.iter().for_each(|finding| eprintln!("  {finding}"));
+        passed &= findings.is_empty();
+    }
+    Ok(passed)
 }
 
-/// All kernels for the default architecture; compiled where their sources changed.
+/// All kernels; compiled where their sources changed.
 pub fn all() -> Result<Vec<Build>> {
     machine::ready()?;
-    CRATES.iter().map(|folder| Ok(builder(root().join(folder)).build()?)).collect()
+    CRATES.iter().map(|folder| Ok(for_archs(root().join(folder), &[]).build()?)).collect()
 }
 
 fn table(build: &Build) {

@@ -2,14 +2,15 @@
 
 use std::{path::Path, process::Command, process::ExitCode};
 
-use anyhow::Result;
-use oxtile_build::{CudaTools, Toolchain};
+use anyhow::{Result, ensure};
+use oxtile_build::{Arch, CudaTools, Toolchain};
 
-use crate::{root, say};
+use crate::{cargo, root, say};
 
 /// Makes the machine ready; does nothing where it is.
 pub fn setup() -> Result<ExitCode> {
     let (toolchain, tools) = ready()?;
+    components()?;
     println!("compiler  {} at {}", toolchain.version, toolchain.rustc.display());
     println!("ptxas     {} at {}", tools.release, tools.ptxas.display());
     Ok(ExitCode::SUCCESS)
@@ -18,6 +19,26 @@ pub fn setup() -> Result<ExitCode> {
 /// What the other commands need, installed if it is missing.
 pub fn ready() -> Result<(Toolchain, CudaTools)> {
     Ok((Toolchain::setup(&say)?, CudaTools::setup(&root(), &say)?))
+}
+
+/// Installs rustfmt and clippy where rustup's cargo lacks them. Another cargo has its own way to get them.
+pub fn components() -> Result<()> {
+    let absent: Vec<&str> = [("fmt", "rustfmt"), ("clippy", "clippy")]
+        .into_iter()
+        .filter(|(command, _)| !cargo([*command, "--version"]).output().is_ok_and(|output| output.status.success()))
+        .map(|(_, component)| component)
+        .collect();
+    // rustup's cargo says which toolchain it is of.
+    let Some(toolchain) = std::env::var_os("RUSTUP_TOOLCHAIN").filter(|_| !absent.is_empty()) else { return Ok(()) };
+    say(&format!("rustup: adding {}", absent.join(", ")));
+    let status = Command::new("rustup").args(["component", "add", "--toolchain"]).arg(&toolchain).args(&absent).status()?;
+    ensure!(status.success(), "rustup could not add {} to {}", absent.join(", "), toolchain.to_string_lossy());
+    Ok(())
+}
+
+/// The architecture of the first GPU, if there is one and kernels can be built for it.
+pub fn gpu_arch() -> Option<Arch> {
+    Arch::of_capability(nvidia_smi("compute_cap")?.lines().next()?)
 }
 
 /// Prints what was found, and how to mend what was not. Only what the build needs makes it fail.

@@ -8,17 +8,21 @@ mod machine;
 mod programs;
 mod suite;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
 
 use anyhow::{Result, bail};
 
 const HELP: &str = "\
 cargo xtask <command>
 
-  setup                 make this machine ready: the pinned compiler with rust-src, ptxas, nvdisasm
+  setup                 make this machine ready: the pinned compiler with rust-src, rustfmt, clippy, ptxas, nvdisasm
   doctor                say what is there, and the mend for what is not
   build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]
-                        compile the kernels to PTX and cubins and hold them to the ratchet beside them;
+                        compile the kernels to PTX and cubins, by default for sm_90a and the GPU that is
+                        here, and hold them to the ratchet beside them;
                         --accept rewrites the ratchet, --checked keeps the bounds checks in
   kernel NAME [--arch A] [--watch] [--emulate --seed N]
                         figures against the ratchet and the machine code of the hot loop of the kernels
@@ -26,7 +30,7 @@ cargo xtask <command>
   test                  format, clippy, build-ptx, every test that needs no GPU
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
-  bundle                everything a GPU machine needs, in target/bundle
+  bundle                everything a GPU machine needs, in bundle/ of the target directory
 ";
 
 fn main() -> ExitCode {
@@ -68,10 +72,25 @@ fn root() -> PathBuf {
     here.parent().map(PathBuf::from).unwrap_or(here)
 }
 
+/// Cargo's target directory, wherever `CARGO_TARGET_DIR` or a configuration file puts it: this program lies in
+/// `<target>/<profile>`.
+fn target() -> PathBuf {
+    let program = std::env::current_exe().ok();
+    program.as_deref().and_then(|program| program.ancestors().nth(2)).map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Cargo in the root of the workspace, with the target directory of this program.
+fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    // A relative CARGO_TARGET_DIR would mean another folder there.
+    cargo.current_dir(root()).args(arguments).env("CARGO_TARGET_DIR", target());
+    cargo
+}
+
 /// The commit of the working tree, marked where it has changes; `unknown` outside version control.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
-        let output = std::process::Command::new("git").current_dir(root()).args(arguments).output().ok()?;
+        let output = Command::new("git").current_dir(root()).args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| !changes.is_empty());

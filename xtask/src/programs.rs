@@ -8,16 +8,15 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::{Arg, Parser};
 
-use crate::{commit, kernels, root, say};
+use crate::{cargo, commit, kernels, root, say, target};
 
 /// The seed of the checkpoint that `demo` makes.
 const DEMO_SEED: &str = "22700000";
 
 /// `cargo run` of a program of the workspace.
 fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(root()).args(["run", "--quiet", "--package", package, "--bin", binary]).args(profile).arg("--");
-    cargo.env("OXTILE_COMMIT", commit());
+    let mut cargo = cargo(["run", "--quiet", "--package", package, "--bin", binary]);
+    cargo.args(profile).arg("--").env("OXTILE_COMMIT", commit());
     cargo
 }
 
@@ -57,7 +56,7 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
         }
     }
     kernels::shipped()?;
-    let folder = root().join("target/demo");
+    let folder = target().join("demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");
     let oxtile = || program("oxtile-cli", "oxtile", &[]);

@@ -17,6 +17,18 @@ impl Arch {
         Self("sm_90a".into())
     }
 
+    /// The architecture to build for a GPU of this compute capability, as nvidia-smi prints it (`9.0`): with its
+    /// architecture-specific instructions where it has any. `None` for what the pinned compiler and ptxas do not know.
+    pub fn of_capability(capability: &str) -> Option<Self> {
+        let digits = capability.trim().replace('.', "");
+        let suffix = match digits.as_str() {
+            "80" | "86" | "87" | "89" => "",
+            "90" | "100" | "103" | "120" | "121" => "a",
+            _ => return None,
+        };
+        Some(Self(format!("sm_{digits}{suffix}")))
+    }
+
     /// The name, `sm_90a`.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -68,6 +80,15 @@ mod tests {
         assert!(!arch("sm_100a").satisfies("sm_90a"));
         assert!(arch("sm_100a").satisfies("sm_90"));
         assert!(!arch("sm_80").satisfies("sm_90"));
+    }
+
+    #[test]
+    fn a_gpu_has_an_architecture() {
+        let of = |capability| Arch::of_capability(capability).map(|arch| arch.to_string());
+        assert_eq!(of("9.0\n").as_deref(), Some("sm_90a"));
+        assert_eq!(of("8.6").as_deref(), Some("sm_86"));
+        assert_eq!(of("12.0").as_deref(), Some("sm_120a"));
+        assert_eq!((of("7.5"), of("[N/A]")), (None, None));
     }
 
     #[test]

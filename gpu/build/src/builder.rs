@@ -100,13 +100,14 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Builds one family only. Kernels of other families stay in the manifest if the sources are still theirs.
+    /// Builds one family only. What else is in the manifest stays if it was made from the same sources by the same tools.
     pub fn family(mut self, family: impl Into<String>) -> Self {
         self.family = Some(family.into());
         self
     }
 
-    /// Where `manifest.json`, PTX and cubins go, instead of `target/oxtile/kernels/<package>`.
+    /// Where `manifest.json`, PTX and cubins go, instead of `target/oxtile/kernels/<package>` (`kernels-checked` for a checked build, which is
+    /// loaded with `OXTILE_KERNELS=target/oxtile/kernels-checked`).
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
@@ -229,7 +230,9 @@ impl<'a> Run<'a> {
         let state = self.project.folder_for_ptx(&self.toolchain).join(name);
         let key = self.key();
         let known = fs::read(&state).ok().and_then(|json| serde_json::from_slice::<Measured>(&json).ok());
-        if let Some(known) = known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.cubin.exists())) {
+        if let Some(known) =
+            known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.ptx.exists() && kernel.cubin.exists()))
+        {
             return Ok(known);
         }
         let (mut entries, mut unresolved) = (Vec::new(), Vec::new());
@@ -254,6 +257,9 @@ impl<'a> Run<'a> {
             }
         }
         (self.builder.say)(&format!("ptxas {}: {} kernels", self.tools.release, entries.len()));
+        if source_hash(&self.project.folder)? != self.source_hash {
+            return Err(Error::content(&self.project.folder, "a source changed while it was compiled; build again"));
+        }
         // Compiling may have written the lock file.
         let measured = Measured { key: self.key(), kernels: self.assemble(&entries)?, unresolved };
         let json = serde_json::to_string(&measured).map_err(|error| Error::content(&state, error))?;
@@ -274,8 +280,12 @@ impl<'a> Run<'a> {
 
     /// All that the measured figures depend on.
     fn key(&self) -> String {
-        let lock = fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default();
-        hex_digest([assemble::FORMAT, &self.source_hash, &lock, &self.asked()])
+        hex_digest([assemble::FORMAT, &self.source_hash, &self.lock(), &self.asked()])
+    }
+
+    /// The versions of the dependencies.
+    fn lock(&self) -> String {
+        fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default()
     }
 
     /// Assembles the entries on all cores.
@@ -345,7 +355,7 @@ impl<'a> Run<'a> {
     }
 
     fn out_dir(&self) -> PathBuf {
-        let default = || self.project.target.join("oxtile/kernels").join(self.project.package.clone() + self.variant().suffix());
+        let default = || self.project.target.join(format!("oxtile/kernels{}", self.variant().suffix())).join(&self.project.package);
         self.builder.out_dir.clone().unwrap_or_else(default)
     }
 
@@ -353,16 +363,18 @@ impl<'a> Run<'a> {
     fn write(&self, build: Build) -> Result<Build, Error> {
         let folder = &build.out_dir;
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-        let old = Manifest::read(folder).ok().filter(|old| old.source_hash == self.source_hash && self.builder.family.is_some());
         let mut manifest = Manifest {
             package: self.project.package.clone(),
             source_hash: self.source_hash.clone(),
+            dependencies: hex_digest([self.lock().as_str()]),
             compiler: self.toolchain.version.clone(),
             ptxas: self.tools.release.clone(),
             flags: self.variant().flags(),
-            kernels: old.map(|old| old.kernels).unwrap_or_default(),
+            kernels: Default::default(),
         };
-        manifest.kernels.retain(|_, entry| !self.families.contains(&entry.meta.family));
+        if let Ok(old) = Manifest::read(folder) {
+            manifest.keep(old, &self.families, &self.archs);
+        }
         for kernel in &build.kernels {
             manifest.add(kernel);
             copy(&kernel.ptx, &folder.join(kernel.file_name("ptx")))?;

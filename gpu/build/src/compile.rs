@@ -91,7 +91,8 @@ impl Project {
 
 /// Whether a source file has the attribute `#[kernel]`, `#[kernel(...)]` or a path that ends in it.
 fn has_kernel(source: &str) -> bool {
-    let attributes = source.lines().filter_map(|line| line.trim_start().strip_prefix("#["));
+    let code = source.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let attributes = code.flat_map(|line| line.split("#[").skip(1));
     let mut paths = attributes.map(|attribute| attribute.split(['(', ']']).next().unwrap_or_default().trim());
     paths.any(|path| path.rsplit("::").next() == Some("kernel"))
 }
@@ -159,7 +160,12 @@ mod tests {
 
     #[test]
     fn kernels_are_found_by_their_attribute() {
-        for source in ["#[kernel]\nfn f() {}", "  #[kernel(threads = 128)]", "#[oxtile_tile::kernel(requires = sm_90a)]"] {
+        for source in [
+            "#[kernel]\nfn f() {}",
+            "  #[kernel(threads = 128)]",
+            "#[oxtile_tile::kernel(requires = sm_90a)]",
+            "#[inline] #[kernel] fn f() {}",
+        ] {
             assert!(has_kernel(source), "{source}");
         }
         for source in ["// #[kernel]", "#[kernels]", "#[derive(kernel)]", "let kernel = 1;"] {

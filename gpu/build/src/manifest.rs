@@ -20,6 +20,9 @@ pub struct Manifest {
     pub package: String,
     /// [`source_hash`](crate::source_hash()) of the crate when it was built.
     pub source_hash: String,
+    /// A hash of `Cargo.lock`.
+    #[serde(default)]
+    pub dependencies: String,
     /// `rustc --version`.
     pub compiler: String,
     /// The release of ptxas.
@@ -66,6 +69,24 @@ impl Manifest {
         let text = serde_json::to_string_pretty(self).map_err(|error| Error::content(&path, error))?;
         fs::write(&new, text).map_err(Error::file("write", &new))?;
         fs::rename(&new, &path).map_err(Error::file("write", &path))
+    }
+
+    /// Takes over from an older manifest what was made as this one is, but for these families on these architectures,
+    /// which were built again.
+    pub(crate) fn keep(&mut self, old: Manifest, families: &[String], archs: &[Arch]) {
+        let made = |manifest: &Manifest| {
+            let Manifest { package, source_hash, dependencies, compiler, ptxas, flags, .. } = manifest.clone();
+            (package, source_hash, dependencies, compiler, ptxas, flags)
+        };
+        if made(&old) != made(self) {
+            return;
+        }
+        for (name, mut entry) in old.kernels {
+            entry.architectures.retain(|arch, _| !(families.contains(&entry.meta.family) && archs.contains(arch)));
+            if !entry.architectures.is_empty() {
+                self.kernels.insert(name, entry);
+            }
+        }
     }
 
     pub(crate) fn add(&mut self, kernel: &Kernel) {

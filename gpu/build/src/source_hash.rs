@@ -1,8 +1,8 @@
 //! One hash of everything a kernel crate's PTX is made from, so that stale PTX is noticed.
 //!
 //! The build writes it into the manifest; a kernel crate's build script compiles it into the program that will load the
-//! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, and the compiler's
-//! flags. Dependencies from a registry are covered by the version requirement in the manifest. Dependencies only the
+//! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, what these manifests
+//! inherit from their workspace, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies from a registry are covered by the version requirement in the manifest. Dependencies only the
 //! host has (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out.
 
 use std::{
@@ -62,6 +62,7 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
     let flags = [recipe::CODEGEN_FLAGS.join(" "), recipe::PROFILE.join(" "), recipe::CRATE_FLAGS.join(" ")];
     flags.iter().for_each(|flags| add(&mut hash, flags.as_bytes()));
     for (name, package) in packages(folder.as_ref())? {
+        add(&mut hash, inherited(&package)?.as_bytes());
         for path in files(&package)? {
             let content = read(&path)?;
             // The place of a file in its package, so that the hash is the same wherever the sources lie.
@@ -143,18 +144,41 @@ fn path_dependencies(manifest: &Table, folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// The folder of `name.workspace = true`, if the workspace gives a path for it.
 fn workspace_dependency(name: &str, folder: &Path) -> Result<Option<PathBuf>> {
+    let Some((root, workspace)) = workspace(folder)? else { return Ok(None) };
+    let dependency = workspace.get("dependencies").and_then(|dependencies| dependencies.get(name));
+    Ok(dependency.and_then(|dependency| dependency.get("path")?.as_str()).map(|path| root.join(path)))
+}
+
+/// The nearest workspace at or above a folder: where it is and its table.
+fn workspace(folder: &Path) -> Result<Option<(PathBuf, Value)>> {
     for root in folder.ancestors() {
         let path = root.join("Cargo.toml");
-        if !path.exists() {
-            continue;
-        }
-        let manifest = parse(&path)?;
-        if let Some(workspace) = manifest.get("workspace") {
-            let dependency = workspace.get("dependencies").and_then(|dependencies| dependencies.get(name));
-            return Ok(dependency.and_then(|dependency| dependency.get("path")?.as_str()).map(|path| root.join(path)));
+        if path.exists()
+            && let Some(workspace) = parse(&path)?.remove("workspace")
+        {
+            return Ok(Some((root.to_owned(), workspace)));
         }
     }
     Ok(None)
+}
+
+/// What a package takes from its workspace and changes its code: the edition, versions and features of dependencies.
+fn inherited(package: &Path) -> Result<String> {
+    let manifest = parse(&package.join("Cargo.toml"))?;
+    let is_inherited = |value: &Value| value.get("workspace").is_some();
+    let mut text = String::new();
+    let mut add = |table: &str, name: &str| -> Result<()> {
+        let workspace = workspace(package)?.and_then(|(_, workspace)| Some(format!("{:?}", workspace.get(table)?.get(name)?)));
+        text.push_str(&format!("{table}.{name} = {}\n", workspace.unwrap_or_default()));
+        Ok(())
+    };
+    if manifest.get("package").and_then(|package| package.get("edition")).is_some_and(is_inherited) {
+        add("package", "edition")?;
+    }
+    for (name, _) in manifest.get("dependencies").and_then(Value::as_table).into_iter().flatten().filter(|(_, value)| is_inherited(value)) {
+        add("dependencies", name)?;
+    }
+    Ok(text)
 }
 
 fn parse(path: &Path) -> Result<Table> {
@@ -175,7 +199,10 @@ fn files(package: &Path) -> Result<Vec<PathBuf>> {
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(&folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
         for entry in entries.map_err(|source| SourceHashError::Read { path: folder.clone(), source })? {
-            let path = entry.path();
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            if name.starts_with(['.', '#']) || name.ends_with('~') {
+                continue;
+            }
             if path.is_dir() { folders.push(path) } else { files.push(path) }
         }
     }

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use oxtile_build::{Builder, Error, Manifest, Toolchain, lint::Finding, source_hash};
+use oxtile_build::{Arch, Builder, Error, Manifest, Toolchain, lint::Finding, source_hash};
 
 /// One build at a time: they share a target directory, so that `core` is compiled once.
 static BUILD: Mutex<()> = Mutex::new(());
@@ -71,6 +71,35 @@ fn a_crate_outside_the_workspace_builds() {
     steps.borrow_mut().clear();
     builder.build().unwrap();
     assert!(steps.borrow().is_empty(), "nothing changed, but it did: {:?}", steps.borrow());
+}
+
+#[test]
+fn architectures_stand_side_by_side() {
+    let (_guard, folder) = external_crate();
+    let out = tempfile::tempdir().unwrap();
+    let meet = |arch: &str| Builder::new(&folder).family("meet").arch(arch.parse().unwrap()).out_dir(out.path()).build().unwrap();
+    let built = || Manifest::read(out.path()).unwrap().kernels["meet"].architectures.keys().map(Arch::to_string).collect::<Vec<_>>();
+    meet("sm_90a");
+    meet("sm_80");
+    assert_eq!(built(), ["sm_80", "sm_90a"]);
+    assert!(out.path().join("meet.sm_90a.cubin").exists());
+
+    // Kernels of other sources are nobody's.
+    let mut stale = Manifest::read(out.path()).unwrap();
+    stale.source_hash = "of other sources".into();
+    stale.write(out.path()).unwrap();
+    meet("sm_80");
+    assert_eq!(built(), ["sm_80"]);
+    assert!(!out.path().join("meet.sm_90a.cubin").exists());
+}
+
+#[test]
+fn a_checked_build_lies_where_a_program_can_be_told_to_look() {
+    let (_guard, folder) = external_crate();
+    let build = Builder::new(&folder).family("meet").checked(true).build().unwrap();
+    // OXTILE_KERNELS names the folder above; the loader looks for the package's name in it.
+    assert!(build.out_dir.ends_with("oxtile/kernels-checked/external-kernels"), "{}", build.out_dir.display());
+    assert_eq!(Manifest::read(&build.out_dir).unwrap().package, "external-kernels");
 }
 
 #[test]

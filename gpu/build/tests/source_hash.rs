@@ -46,8 +46,29 @@ fn it_covers_the_device_sources_only() {
     for place in ["emulator/src/lib.rs", "kernels/README.md", "Cargo.lock"] {
         assert!(!changes_with(place), "{place}");
     }
+    for place in ["kernels/src/.lib.rs.swp", "kernels/src/lib.rs~", "kernels/src/#lib.rs#"] {
+        write(&root.path().join(place), "what an editor leaves");
+        assert_eq!(hash(), before, "{place}");
+    }
     write(&root.path().join("kernels/src/more/one.rs"), "");
     assert_ne!(hash(), before);
+}
+
+#[test]
+fn it_covers_what_a_package_inherits() {
+    let root = workspace();
+    let (manifest, kernels) = (root.path().join("Cargo.toml"), root.path().join("kernels"));
+    let package = "[package]\nname = \"kernels\"\nedition.workspace = true\n[dependencies]\nhalf.workspace = true\n";
+    write(&kernels.join("Cargo.toml"), package);
+    let hash = |edition: &str, half: &str, other: &str| {
+        let dependencies = format!("[workspace.dependencies]\nhalf = {half}\nother = {other}\n");
+        write(&manifest, &format!("[workspace.package]\nedition = {edition}\n{dependencies}"));
+        source_hash(&kernels).unwrap()
+    };
+    let before = hash("'2024'", "'2'", "'1'");
+    assert_ne!(hash("'2021'", "'2'", "'1'"), before);
+    assert_ne!(hash("'2024'", "{ version = '2', features = ['serde'] }", "'1'"), before);
+    assert_eq!(hash("'2024'", "'2'", "'2'"), before, "a dependency of others");
 }
 
 #[test]

@@ -91,7 +91,7 @@ struct Stages {
 }
 
 /// Warp 0 fills a ring of two stages by bulk copies, the other three warps sum them.
-#[kernel(threads = THREADS, grid = pipeline_grid, shared = Stages, requires = sm_90a)]
+#[kernel(threads = THREADS, grid = pipeline_grid, shared = Stages, requires = sm_90)]
 pub fn bulk_pipeline(input: Global<u32>, output: GlobalMut<u32>) {
     let ring = Stages::claim().ring;
     if thread::index() == 0 {
@@ -135,7 +135,7 @@ struct Tile {
 }
 
 /// Writes a tile in shared memory and stores it by the copy engine, twice through the same memory.
-#[kernel(threads = THREADS, grid = store_grid, shared = Tile, requires = sm_90a)]
+#[kernel(threads = THREADS, grid = store_grid, shared = Tile, requires = sm_90)]
 pub fn bulk_store(input: Global<u32>, output: GlobalMut<u32>) {
     let (tile, t) = (Tile::claim().tile, thread::index());
     for round in 0..2 {
@@ -174,7 +174,7 @@ struct Boxes {
 
 /// Loads one box a block by the copy engine, turns every word over and stores the box elsewhere. The last
 /// boxes hang over both edges of the matrix: zero inside, clipped outside.
-#[kernel(threads = THREADS, grid = boxes_grid, shared = Boxes, requires = sm_90a)]
+#[kernel(threads = THREADS, grid = boxes_grid, shared = Boxes, requires = sm_90)]
 pub fn tensor_boxes(input: TensorMap<u32, 8, 32>, output: TensorMapMut<u32, 8, 32>, rows: u32, columns: u32) {
     let (Boxes { source, target, full }, t) = (Boxes::claim(), thread::index());
     let [x, y, _] = block::index();

@@ -114,7 +114,7 @@ struct Parts {
 
 /// One mbarrier orders the exchange of a word a thread, is given back, and made anew for a part of an array: its place
 /// and a word and an element a thread.
-#[kernel(threads = THREADS, grid = phases_grid, shared = Parts, requires = sm_90a)]
+#[kernel(threads = THREADS, grid = phases_grid, shared = Parts, requires = sm_90)]
 pub fn mbarrier_phases(input: Global<u32>, output: GlobalMut<u32>) {
     let (Parts { cells, full }, t) = (Parts::claim(), thread::index());
     if t == 0 {

@@ -5,6 +5,22 @@ use core::arch::asm;
 use super::Nvptx;
 use crate::arch::families::{AsyncCopy, BulkCopy};
 
+/// Where a bulk load puts its bytes: always in the block's own memory. Only PTX ISA 8.6 (sm_100 and later) has a name for
+/// that; before it, a block names itself as one of its cluster. ptxas pays for the older name on sm_120 with a check of the
+/// address, a call and a stack frame.
+#[cfg(target_feature = "sm_100")]
+macro_rules! own_block {
+    () => {
+        ".shared::cta"
+    };
+}
+#[cfg(not(target_feature = "sm_100"))]
+macro_rules! own_block {
+    () => {
+        ".shared::cluster"
+    };
+}
+
 impl AsyncCopy for Nvptx {
     #[inline(always)]
     unsafe fn copy_16(shared: u32, global: u64, valid: u32) {
@@ -45,7 +61,7 @@ impl BulkCopy for Nvptx {
     unsafe fn load(shared: u32, global: u64, bytes: u32, mbarrier: u32) {
         // SAFETY: see above.
         unsafe {
-            asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}], {2}, [{3}];",
+            asm!(concat!("cp.async.bulk", own_block!(), ".global.mbarrier::complete_tx::bytes [{0}], [{1}], {2}, [{3}];"),
                 in(reg32) shared, in(reg64) global, in(reg32) bytes, in(reg32) mbarrier, options(nostack));
         }
     }
@@ -65,7 +81,7 @@ impl BulkCopy for Nvptx {
             ($form:literal, $coordinates:literal, [$($index:literal)*]) => {
                 // SAFETY: see above.
                 unsafe {
-                    asm!(concat!("cp.async.bulk.tensor.", $form, ".shared::cluster.global.mbarrier::complete_tx::bytes [{shared}], [{map}, {{",
+                    asm!(concat!("cp.async.bulk.tensor.", $form, own_block!(), ".global.mbarrier::complete_tx::bytes [{shared}], [{map}, {{",
                             $coordinates, "}}], [{mbarrier}];"),
                         $(in(reg32) at[$index],)* shared = in(reg32) shared, map = in(reg64) map, mbarrier = in(reg32) mbarrier, options(nostack))
                 }
