@@ -2,8 +2,9 @@
 //!
 //! The build writes it into the manifest; a kernel crate's build script compiles it into the program that will load the
 //! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, what these manifests
-//! inherit from their workspace, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies from a registry are covered by the version requirement in the manifest. Dependencies only the
-//! host has (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out.
+//! inherit from their workspace, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies
+//! from a registry are covered by the version requirement in the manifest. Dependencies only the host has
+//! (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out.
 
 use std::{
     collections::BTreeMap,
