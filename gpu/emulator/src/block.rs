@@ -68,11 +68,12 @@ impl Block {
         }))
     }
 
-    /// Unwinds the threads that have not ended. Their destructors may call device operations.
+    /// Unwinds the threads that have not ended. Device operations of their destructors do nothing.
     fn stop(&self) {
         for (number, thread) in self.threads.iter().enumerate() {
             // SAFETY: no coroutine runs, and the one taken out cannot reach the others.
             let coroutine = unsafe { (&mut *self.coroutines.get())[number].take() };
+            thread.unwinding.set(true);
             set_current(thread);
             drop(coroutine);
         }

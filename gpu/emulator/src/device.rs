@@ -2,12 +2,15 @@
 //!
 //! Each must be called from a kernel body under a [`GridRun`](crate::GridRun); elsewhere it panics. A misuse
 //! ends the run with a [`Fault`](crate::Fault) that names the caller's source line.
+//!
+//! A run that ends early unwinds its threads, and their destructors may call these functions: they do nothing then.
+//! Reads and votes give zero, shuffles and reductions the caller's value, a test of an mbarrier succeeds.
 
 use crate::access;
 use crate::async_copy::{self, Direction};
 use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
-use crate::thread::current;
+use crate::thread::{acting, current};
 use crate::warp::Kind;
 use crate::wgmma::{self, Instruction, Left};
 use crate::{barrier, collective, copy_group, mbarrier, tensor_map};
@@ -66,28 +69,32 @@ pub fn step_clock() -> u64 {
 #[track_caller]
 #[inline]
 pub fn global_read<const N: usize>(address: u64, order: ReadOrder) -> [u8; N] {
-    access::global_read(current(), address, order, Location::caller())
+    let Some(thread) = acting() else { return [0; N] };
+    access::global_read(thread, address, order, Location::caller())
 }
 
 /// Stores `N` (1, 2, 4, 8, 16 or 32) bytes at a global address that is a multiple of `N` (`st.global`).
 #[track_caller]
 #[inline]
 pub fn global_write<const N: usize>(address: u64, value: [u8; N], order: WriteOrder) {
-    access::global_write(current(), address, value, order, Location::caller());
+    let Some(thread) = acting() else { return };
+    access::global_write(thread, address, value, order, Location::caller());
 }
 
 /// Loads `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`ld.shared`).
 #[track_caller]
 #[inline]
 pub fn shared_read<const N: usize>(offset: u32) -> [u8; N] {
-    access::shared_read(current(), offset, Location::caller())
+    let Some(thread) = acting() else { return [0; N] };
+    access::shared_read(thread, offset, Location::caller())
 }
 
 /// Stores `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`st.shared`).
 #[track_caller]
 #[inline]
 pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
-    access::shared_write(current(), offset, value, Location::caller());
+    let Some(thread) = acting() else { return };
+    access::shared_write(thread, offset, value, Location::caller());
 }
 
 /// Reads, modifies and writes `width` (4 or 8) bytes in one step; returns what was there (`atom`).
@@ -95,28 +102,31 @@ pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
 #[expect(clippy::too_many_arguments, reason = "the operands of `atom`")]
 #[inline]
 pub fn atomic(space: Space, address: u64, op: AtomicOp, width: u8, operand: u64, compare: u64, order: AtomicOrder, scope: Scope) -> u64 {
-    access::atomic(current(), space, address, &access::Atomic { op, width, operand, compare, order, scope }, Location::caller())
+    let Some(thread) = acting() else { return 0 };
+    access::atomic(thread, space, address, &access::Atomic { op, width, operand, compare, order, scope }, Location::caller())
 }
 
 /// Waits until `threads` (a multiple of 32) threads arrived at named barrier `id` (0..16) (`barrier.sync`).
 #[track_caller]
 #[inline]
 pub fn barrier_sync(id: u32, threads: u32) {
-    barrier::meet(current(), id, threads, true, Location::caller());
+    let Some(thread) = acting() else { return };
+    barrier::meet(thread, id, threads, true, Location::caller());
 }
 
 /// Arrives at named barrier `id` and goes on (`barrier.arrive`).
 #[track_caller]
 #[inline]
 pub fn barrier_arrive(id: u32, threads: u32) {
-    barrier::meet(current(), id, threads, false, Location::caller());
+    let Some(thread) = acting() else { return };
+    barrier::meet(thread, id, threads, false, Location::caller());
 }
 
 /// Waits for the lanes of `mask` and orders their memory accesses (`bar.warp.sync`).
 #[track_caller]
 #[inline]
 pub fn warp_sync(mask: u32) {
-    let thread = current();
+    let Some(thread) = acting() else { return };
     if thread.worker().performs("warp_sync", Location::caller()) {
         thread.block().warp(thread).meet(thread, mask, Kind::Sync, 0, 0, Location::caller());
     }
@@ -126,7 +136,7 @@ pub fn warp_sync(mask: u32) {
 #[track_caller]
 #[inline]
 pub fn shuffle(mask: u32, mode: ShuffleMode, value: u32, lane_argument: u32, clamp: u32) -> u32 {
-    let thread = current();
+    let Some(thread) = acting() else { return value };
     let argument = lane_argument & 31 | clamp << 8;
     thread.block().warp(thread).meet(thread, mask, Kind::Shuffle(mode), value, argument, Location::caller())
 }
@@ -135,7 +145,7 @@ pub fn shuffle(mask: u32, mode: ShuffleMode, value: u32, lane_argument: u32, cla
 #[track_caller]
 #[inline]
 pub fn vote(mask: u32, mode: VoteMode, predicate: bool) -> u32 {
-    let thread = current();
+    let Some(thread) = acting() else { return 0 };
     thread.block().warp(thread).meet(thread, mask, Kind::Vote(mode), u32::from(predicate), 0, Location::caller())
 }
 
@@ -143,7 +153,7 @@ pub fn vote(mask: u32, mode: VoteMode, predicate: bool) -> u32 {
 #[track_caller]
 #[inline]
 pub fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
-    let thread = current();
+    let Some(thread) = acting() else { return value };
     thread.block().warp(thread).meet(thread, mask, Kind::Reduce(op), value, 0, Location::caller())
 }
 
@@ -151,7 +161,7 @@ pub fn reduce(mask: u32, op: ReduceOp, value: u32) -> u32 {
 #[track_caller]
 #[inline]
 pub fn match_any(mask: u32, value: u32) -> u32 {
-    let thread = current();
+    let Some(thread) = acting() else { return 0 };
     thread.block().warp(thread).meet(thread, mask, Kind::MatchAny, value, 0, Location::caller())
 }
 
@@ -160,84 +170,96 @@ pub fn match_any(mask: u32, value: u32) -> u32 {
 #[track_caller]
 #[inline]
 pub fn collective<T: 'static>(group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T])) {
-    collective::meet(current(), group, fragment, compute, Location::caller());
+    let Some(thread) = acting() else { return };
+    collective::meet(thread, group, fragment, compute, Location::caller());
 }
 
 /// Makes an mbarrier of `count` arrivals a phase at a shared offset, a multiple of 8 (`mbarrier.init`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_init(offset: u32, count: u32) {
-    mbarrier::init(current(), offset, count, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::init(thread, offset, count, Location::caller());
 }
 
 /// Ends an mbarrier; its bytes are plain memory again (`mbarrier.inval`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_invalidate(offset: u32) {
-    mbarrier::invalidate(current(), offset, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::invalidate(thread, offset, Location::caller());
 }
 
 /// Arrives once at the current phase (`mbarrier.arrive`, release at block scope).
 #[track_caller]
 #[inline]
 pub fn mbarrier_arrive(offset: u32) {
-    mbarrier::arrive(current(), offset, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::arrive(thread, offset, Location::caller());
 }
 
 /// Announces `bytes` of asynchronous copies and arrives (`mbarrier.arrive.expect_tx`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_arrive_expect_transaction(offset: u32, bytes: u32) {
-    mbarrier::expect(current(), offset, bytes, true, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::expect(thread, offset, bytes, true, Location::caller());
 }
 
 /// Announces `bytes` of asynchronous copies without arriving (`mbarrier.expect_tx`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_expect_transaction(offset: u32, bytes: u32) {
-    mbarrier::expect(current(), offset, bytes, false, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::expect(thread, offset, bytes, false, Location::caller());
 }
 
 /// Whether the phase of `parity` is complete; acquires if so (`mbarrier.try_wait.parity`).
 #[track_caller]
 #[inline]
 pub fn mbarrier_try_wait_parity(offset: u32, parity: u32) -> bool {
-    mbarrier::poll(current(), offset, parity, Location::caller())
+    let Some(thread) = acting() else { return true };
+    mbarrier::poll(thread, offset, parity, Location::caller())
 }
 
 /// Waits until the phase of `parity` is complete and acquires.
 #[track_caller]
 #[inline]
 pub fn mbarrier_wait_parity(offset: u32, parity: u32) {
-    mbarrier::wait(current(), offset, parity, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::wait(thread, offset, parity, Location::caller());
 }
 
 /// Queues a copy of `bytes` (4, 8 or 16), of which `valid_bytes` are read and the rest zero (`cp.async`).
 #[track_caller]
 #[inline]
 pub fn copy_async(destination: u32, source: u64, bytes: u32, valid_bytes: u32) {
-    async_copy::copy_async(current(), destination, source, bytes, valid_bytes, Location::caller());
+    let Some(thread) = acting() else { return };
+    async_copy::copy_async(thread, destination, source, bytes, valid_bytes, Location::caller());
 }
 
 /// Closes this thread's group of `cp.async` (`cp.async.commit_group`).
 #[track_caller]
 #[inline]
 pub fn copy_async_commit() {
-    copy_group::commit(current(), copy_group::Kind::Copy, Location::caller());
+    let Some(thread) = acting() else { return };
+    copy_group::commit(thread, copy_group::Kind::Copy, Location::caller());
 }
 
 /// Waits until at most `pending` of this thread's groups are in flight (`cp.async.wait_group`).
 #[track_caller]
 #[inline]
 pub fn copy_async_wait(pending: u32) {
-    copy_group::wait(current(), copy_group::Kind::Copy, pending, false, Location::caller());
+    let Some(thread) = acting() else { return };
+    copy_group::wait(thread, copy_group::Kind::Copy, pending, false, Location::caller());
 }
 
 /// Arrives at an mbarrier once this thread's `cp.async` so far are done (`cp.async.mbarrier.arrive.noinc`).
 #[track_caller]
 #[inline]
 pub fn copy_async_mbarrier_arrive(offset: u32) {
-    async_copy::arrive(current(), offset, Location::caller());
+    let Some(thread) = acting() else { return };
+    async_copy::arrive(thread, offset, Location::caller());
 }
 
 /// Queues a bulk copy from global to shared memory; completes `bytes` on the mbarrier
@@ -245,21 +267,24 @@ pub fn copy_async_mbarrier_arrive(offset: u32) {
 #[track_caller]
 #[inline]
 pub fn bulk_load(destination: u32, source: u64, bytes: u32, mbarrier: u32) {
-    async_copy::bulk(current(), Direction::Load, destination, source, bytes, Some(mbarrier), Location::caller());
+    let Some(thread) = acting() else { return };
+    async_copy::bulk(thread, Direction::Load, destination, source, bytes, Some(mbarrier), Location::caller());
 }
 
 /// Queues a bulk copy from shared to global memory in this thread's bulk group (`cp.async.bulk.global.shared::cta`).
 #[track_caller]
 #[inline]
 pub fn bulk_store(destination: u64, source: u32, bytes: u32) {
-    async_copy::bulk(current(), Direction::Store, source, destination, bytes, None, Location::caller());
+    let Some(thread) = acting() else { return };
+    async_copy::bulk(thread, Direction::Store, source, destination, bytes, None, Location::caller());
 }
 
 /// Queues a bulk sum of `f32` into global memory (`cp.reduce.async.bulk.add.f32`).
 #[track_caller]
 #[inline]
 pub fn bulk_reduce_add_f32(destination: u64, source: u32, bytes: u32) {
-    async_copy::bulk(current(), Direction::ReduceAddF32, source, destination, bytes, None, Location::caller());
+    let Some(thread) = acting() else { return };
+    async_copy::bulk(thread, Direction::ReduceAddF32, source, destination, bytes, None, Location::caller());
 }
 
 /// Queues a tiled copy of one box to shared memory; elements out of range are zero (`cp.async.bulk.tensor`).
@@ -267,21 +292,24 @@ pub fn bulk_reduce_add_f32(destination: u64, source: u32, bytes: u32) {
 #[track_caller]
 #[inline]
 pub fn tensor_load<const R: usize>(destination: u32, map: u64, coordinates: [i32; R], mbarrier: u32) {
-    tensor_map::copy(current(), Direction::Load, destination, map, &coordinates, Some(mbarrier), Location::caller());
+    let Some(thread) = acting() else { return };
+    tensor_map::copy(thread, Direction::Load, destination, map, &coordinates, Some(mbarrier), Location::caller());
 }
 
 /// Queues a tiled copy of one box to global memory; elements out of range are not written.
 #[track_caller]
 #[inline]
 pub fn tensor_store<const R: usize>(map: u64, coordinates: [i32; R], source: u32) {
-    tensor_map::copy(current(), Direction::Store, source, map, &coordinates, None, Location::caller());
+    let Some(thread) = acting() else { return };
+    tensor_map::copy(thread, Direction::Store, source, map, &coordinates, None, Location::caller());
 }
 
 /// Closes this thread's bulk group (`cp.async.bulk.commit_group`).
 #[track_caller]
 #[inline]
 pub fn bulk_commit() {
-    copy_group::commit(current(), copy_group::Kind::Bulk, Location::caller());
+    let Some(thread) = acting() else { return };
+    copy_group::commit(thread, copy_group::Kind::Bulk, Location::caller());
 }
 
 /// Waits until at most `pending` bulk groups are in flight; with `read_only` until their sources were read
@@ -289,35 +317,40 @@ pub fn bulk_commit() {
 #[track_caller]
 #[inline]
 pub fn bulk_wait(pending: u32, read_only: bool) {
-    copy_group::wait(current(), copy_group::Kind::Bulk, pending, read_only, Location::caller());
+    let Some(thread) = acting() else { return };
+    copy_group::wait(thread, copy_group::Kind::Bulk, pending, read_only, Location::caller());
 }
 
 /// Names accumulators of this thread's warpgroup, before the first multiplication into them.
 #[track_caller]
 #[inline]
 pub fn wgmma_ticket() -> u32 {
-    wgmma::ticket(current())
+    let Some(thread) = acting() else { return 0 };
+    wgmma::ticket(thread)
 }
 
 /// Orders register accesses before multiplications (`wgmma.fence`).
 #[track_caller]
 #[inline]
 pub fn wgmma_fence() {
-    wgmma::fence(current(), Location::caller());
+    let Some(thread) = acting() else { return };
+    wgmma::fence(thread, Location::caller());
 }
 
 /// Closes this warpgroup's group of multiplications (`wgmma.commit_group`).
 #[track_caller]
 #[inline]
 pub fn wgmma_commit() {
-    wgmma::commit(current(), Location::caller());
+    let Some(thread) = acting() else { return };
+    wgmma::commit(thread, Location::caller());
 }
 
 /// Waits until at most `pending` groups of multiplications are in flight (`wgmma.wait_group`).
 #[track_caller]
 #[inline]
 pub fn wgmma_wait(pending: u32) {
-    wgmma::wait(current(), pending, Location::caller());
+    let Some(thread) = acting() else { return };
+    wgmma::wait(thread, pending, Location::caller());
 }
 
 /// Multiplies into the accumulators of a ticket, from `addends` on if they are new to it, from zero if there are none
@@ -325,42 +358,48 @@ pub fn wgmma_wait(pending: u32) {
 #[track_caller]
 #[inline]
 pub fn wgmma_multiply(instruction: &Instruction, ticket: u32, left: Left, right: u64, addends: Option<&[f32]>) {
-    wgmma::multiply(current(), instruction, ticket, left, right, addends, Location::caller());
+    let Some(thread) = acting() else { return };
+    wgmma::multiply(thread, instruction, ticket, left, right, addends, Location::caller());
 }
 
 /// This thread's accumulators of a ticket, whose multiplications were waited for.
 #[track_caller]
 #[inline]
 pub fn wgmma_publish(ticket: u32, registers: &mut [f32]) {
-    wgmma::publish(current(), ticket, registers, Location::caller());
+    let Some(thread) = acting() else { return };
+    wgmma::publish(thread, ticket, registers, Location::caller());
 }
 
 /// `fence.acq_rel.scope`.
 #[track_caller]
 #[inline]
 pub fn fence(scope: Scope) {
-    access::fence(current(), scope, Location::caller());
+    let Some(thread) = acting() else { return };
+    access::fence(thread, scope, Location::caller());
 }
 
 /// `fence.proxy.async.{shared::cta, global}`: orders generic accesses before later asynchronous ones.
 #[track_caller]
 #[inline]
 pub fn fence_proxy_async(space: Space) {
-    access::fence_proxy_async(current(), space, Location::caller());
+    let Some(thread) = acting() else { return };
+    access::fence_proxy_async(thread, space, Location::caller());
 }
 
 /// `fence.mbarrier_init.release.cluster`: makes initialised mbarriers visible to the asynchronous proxy.
 #[track_caller]
 #[inline]
 pub fn fence_mbarrier_init() {
-    mbarrier::fence_init(current(), Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::fence_init(thread, Location::caller());
 }
 
 /// Sleeps for about `nanoseconds` of emulated time (`nanosleep`).
 #[track_caller]
 #[inline]
 pub fn nanosleep(nanoseconds: u32) {
-    access::nanosleep(current(), nanoseconds, Location::caller());
+    let Some(thread) = acting() else { return };
+    access::nanosleep(thread, nanoseconds, Location::caller());
 }
 
 /// Ends the run with a trap fault (`trap`).
@@ -391,7 +430,7 @@ pub fn view_out_of_bounds(address: u64, index: u64, length: u64) -> ! {
 #[track_caller]
 #[inline]
 pub fn assume(condition: bool, message: &str) {
-    if !condition {
-        current().fail(FaultKind::Assumption, Location::caller(), message.to_owned(), "");
+    if !condition && let Some(thread) = acting() {
+        thread.fail(FaultKind::Assumption, Location::caller(), message.to_owned(), "");
     }
 }

@@ -16,9 +16,8 @@ pub(crate) fn install() {
     ONCE.call_once(|| {
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if running().is_none() {
-                return previous(info);
-            }
+            let Some(thread) = running() else { return previous(info) };
+            thread.unwinding.set(true);
             let message = info.payload_as_str().unwrap_or("the kernel panicked").to_owned();
             let place = info.location().map(ToString::to_string).unwrap_or_default();
             LAST.set(Some((message, place)));

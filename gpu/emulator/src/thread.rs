@@ -74,6 +74,8 @@ pub(crate) struct Thread {
     pub bulk_groups: Cell<u32>,
     /// Its matrix instructions.
     pub wgmma: wgmma::Stream,
+    /// The run has ended, and only destructors of this thread run.
+    pub unwinding: Cell<bool>,
 }
 
 /// Payload of the unwinding that ends a run; the fault lies in the worker.
@@ -92,6 +94,7 @@ impl Thread {
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
             wgmma: wgmma::Stream::default(),
+            unwinding: Cell::new(false),
         }
     }
 
@@ -153,6 +156,7 @@ impl Thread {
     #[cold]
     pub fn stop(&self, fault: Fault) -> ! {
         self.worker().set_fault(fault);
+        self.unwinding.set(true);
         std::panic::resume_unwind(Box::new(Stopped))
     }
 }
@@ -168,6 +172,15 @@ pub(crate) fn current<'a>() -> &'a Thread {
     // SAFETY: `resume` of the block set it to a thread of a block that lives as long as its coroutine runs,
     // and the caller is that coroutine.
     unsafe { &*thread }
+}
+
+/// The thread now running, unless it is being unwound. To raise a fault or to suspend would abort the process then, so
+/// that operations of destructors must do nothing.
+#[inline(always)]
+#[track_caller]
+pub(crate) fn acting<'a>() -> Option<&'a Thread> {
+    let thread = current();
+    (!thread.unwinding.get()).then_some(thread)
 }
 
 /// The thread now running, if any.

@@ -111,20 +111,16 @@ impl Worker {
     /// Notes a synchronisation operation and applies the mutation: the count to use, or nothing to skip it.
     #[inline(always)]
     pub fn synchronise(&self, operation: &'static str, site: Site, count: u32) -> Option<u32> {
-        if self.checked || std::thread::panicking() { self.mutate(operation, site, Some(count)) } else { Some(count) }
+        if self.checked { self.mutate(operation, site, Some(count)) } else { Some(count) }
     }
 
     /// The same for an operation without a count: whether to do it.
     #[inline(always)]
     pub fn performs(&self, operation: &'static str, site: Site) -> bool {
-        !(self.checked || std::thread::panicking()) || self.mutate(operation, site, None).is_some()
+        !self.checked || self.mutate(operation, site, None).is_some()
     }
 
     fn mutate(&self, operation: &'static str, site: Site, count: Option<u32>) -> Option<u32> {
-        if std::thread::panicking() {
-            // A destructor of a thread that is being stopped: it must neither wait nor change anything.
-            return None;
-        }
         let mut sites = self.sites.borrow_mut();
         // The addresses of the two constants are cheaper to look up than their contents.
         let key = (std::ptr::from_ref(site).addr(), operation.as_ptr().addr());

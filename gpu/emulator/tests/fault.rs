@@ -282,25 +282,3 @@ fn a_seed_replays_to_the_same_report() {
     let steps: std::collections::BTreeSet<u64> = (0..8).map(|seed| right().run(Options::check(seed)).unwrap().steps).collect();
     assert!(steps.len() > 1, "seeds do not change the interleaving");
 }
-
-/// Destructors of a stopped kernel may call device operations: they do nothing.
-#[test]
-fn destructors_of_a_stopped_kernel_are_harmless() {
-    struct Release;
-    impl Drop for Release {
-        fn drop(&mut self) {
-            device::mbarrier_arrive(0);
-            device::mbarrier_wait_parity(0, 0);
-            device::barrier_sync(0, 64);
-        }
-    }
-    fn body(_: &[u64]) {
-        let _release = Release;
-        if thread() == 40 {
-            device::trap();
-        }
-        device::barrier_sync(1, 64);
-    }
-    reported(job(body), FaultKind::Trap);
-    assert_eq!(job(body)().run(Options::fast()).unwrap_err().kind, FaultKind::Trap);
-}
