@@ -83,18 +83,20 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
     let mut tiles = PersistentTiles::<BAND>::new(m.div_ceil(TILE[0] as u32), n.div_ceil(TILE[1] as u32));
     let steps = k.div_ceil(DEPTH as u32);
     match Team::role() {
-        Role::Idle => {}
-        Role::Producer => {
-            let mut ring = shared.ring.producer();
-            while let Some([row, column]) = tiles.next_tile() {
-                for step in 0..steps {
-                    let (stage, full) = ring.acquire(Stage::<T, DEPTH>::SIZE);
-                    load::<_, _, _, M_MAJOR>(&a, stage.a, row * TILE[0] as u32, step * DEPTH as u32, full);
-                    load::<_, _, _, N_MAJOR>(&b, stage.b, column * TILE[1] as u32, step * DEPTH as u32, full);
+        Role::Producer(role) => {
+            if role.begin() {
+                let mut ring = shared.ring.producer();
+                while let Some([row, column]) = tiles.next_tile() {
+                    for step in 0..steps {
+                        let (stage, full) = ring.acquire(Stage::<T, DEPTH>::SIZE);
+                        load::<_, _, _, M_MAJOR>(&a, stage.a, row * TILE[0] as u32, step * DEPTH as u32, full);
+                        load::<_, _, _, N_MAJOR>(&b, stage.b, column * TILE[1] as u32, step * DEPTH as u32, full);
+                    }
                 }
             }
         }
-        Role::Consumer(part) => {
+        Role::Consumer(role) => {
+            let part = role.begin();
             let mut ring = shared.ring.consumer();
             let epilogue = Epilogue { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
             while let Some([row, column]) = tiles.next_tile() {

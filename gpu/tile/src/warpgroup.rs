@@ -32,15 +32,43 @@ pub fn sync(index: u32) {
     Target::sync(FIRST_BARRIER + index, THREADS);
 }
 
-/// What a thread does in a kernel of [`Roles`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+/// What a warpgroup does in a kernel of [`Roles`]. Each arm of the `match` begins with `begin`, so that the compiler
+/// knows how many registers the arm has.
+pub enum Role<const PRODUCER: u32, const CONSUMER: u32> {
     /// It fills the pipeline.
-    Producer,
-    /// It is a neighbour of the producer and has nothing to do.
-    Idle,
-    /// It is in the consumer of this number, from 0 on.
-    Consumer(u32),
+    Producer(ProducerRole<PRODUCER>),
+    /// It drains the pipeline.
+    Consumer(ConsumerRole<CONSUMER>),
+}
+
+/// The role of the warpgroup that fills the pipeline.
+#[must_use = "a producer that does not begin keeps its registers"]
+pub struct ProducerRole<const REGISTERS: u32>(());
+
+/// The role of a warpgroup that drains the pipeline.
+#[must_use = "a consumer that does not begin claims no registers"]
+pub struct ConsumerRole<const REGISTERS: u32> {
+    number: u32,
+}
+
+impl<const REGISTERS: u32> ProducerRole<REGISTERS> {
+    /// Gives registers away; true in the one thread that fills the pipeline. All threads of the warpgroup call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn begin(self) -> bool {
+        Target::release::<REGISTERS>();
+        thread::index() == 0
+    }
+}
+
+impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {
+    /// Waits for the registers; returns the consumer's number, from 0 on. All threads of the warpgroup call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn begin(self) -> u32 {
+        Target::claim::<REGISTERS>();
+        self.number
+    }
 }
 
 /// One warpgroup that fills a pipeline and `CONSUMERS` that multiply, with the registers that a thread of either has.
@@ -75,17 +103,14 @@ impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSU
         assert!(PRODUCER + CONSUMERS * CONSUMER <= (1 + CONSUMERS) * Self::AT_START, "consumers cannot claim more than the producer gives");
     };
 
-    /// The calling thread's role, once its registers are moved. All threads of the block call it.
+    /// The calling warpgroup's role.
     #[inline(always)]
     #[track_caller]
-    pub fn role() -> Role {
+    pub fn role() -> Role<PRODUCER, CONSUMER> {
         let () = Self::FITS;
-        let warpgroup = index();
-        if warpgroup != 0 {
-            Target::claim::<CONSUMER>();
-            return Role::Consumer(warpgroup - 1);
+        match index() {
+            0 => Role::Producer(ProducerRole(())),
+            warpgroup => Role::Consumer(ConsumerRole { number: warpgroup - 1 }),
         }
-        Target::release::<PRODUCER>();
-        if thread::index() == 0 { Role::Producer } else { Role::Idle }
     }
 }

@@ -210,6 +210,8 @@ pub const COVERED: &[(&str, &[&str])] = &[
             "scheduler::PersistentTiles::next_tile",
             "warpgroup::index",
             "warpgroup::is_leader",
+            "warpgroup::ConsumerRole::begin",
+            "warpgroup::ProducerRole::begin",
             "warpgroup::Roles::role",
             "warpgroup::sync",
         ],

@@ -19,9 +19,9 @@ pub fn team_roles(output: GlobalMut<u32>) {
     let mut tiles = PersistentTiles::<2>::new(ROLE_TILES[0], ROLE_TILES[1]);
     let all = ROLE_TILES[0] * ROLE_TILES[1];
     let word = match Team::role() {
-        Role::Producer => 1,
-        Role::Idle => 2,
-        Role::Consumer(consumer) => {
+        Role::Producer(role) => 2 - u32::from(role.begin()),
+        Role::Consumer(role) => {
+            let consumer = role.begin();
             let mut order = 0;
             while let Some([row, column]) = tiles.next_tile() {
                 if warpgroup::is_leader() {
