@@ -61,7 +61,8 @@ fn amax_grid<T: Magnitude>(args: &AmaxArgs<'_, T>, device: &DeviceLimits) -> Res
 /// Raises `outputs[slots[2 i]]` and `outputs[slots[2 i + 1]]` to the largest magnitude in tensor `i`.
 ///
 /// `first_tiles[i]` is the number of tiles ([`tiles`]) of all tensors before `i`, with the total at
-/// the end: `tensors.len() + 1` values. A slot may be [`NO_SLOT`], and two tensors may share one.
+/// the end: `tensors.len() + 1` values. A slot may be [`NO_SLOT`] or another that is not in
+/// `outputs`, which raises nothing; two tensors may share one.
 ///
 /// Each block takes an equal run of consecutive tiles and raises the slots once a tensor it meets.
 #[kernel(threads = THREADS, grid = multi_amax_grid, shared = Shared, min_blocks = RESIDENT)]
@@ -83,7 +84,8 @@ pub fn multi_amax<T: Magnitude>(tensors: GlobalTable<T>, first_tiles: Global<u64
         let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
         if thread::index() < 2 {
             let slot = slots.load(2 * tensor + u64::from(thread::index()));
-            if slot != NO_SLOT {
+            // The host cannot check a table on the device: a slot that is not there is none.
+            if u64::from(slot) < outputs.len() && slot != NO_SLOT {
                 atomic::max_non_negative(&outputs, u64::from(slot), f32::from_bits(largest));
             }
         }

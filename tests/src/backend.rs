@@ -62,7 +62,11 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
 /// The GPUs, opened once.
 fn cuda() -> &'static Result<Runtime, String> {
     static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
-    RUNTIME.get_or_init(|| Runtime::cuda().map_err(|error| error.to_string()))
+    RUNTIME.get_or_init(|| {
+        let runtime = Runtime::cuda().map_err(|error| error.to_string())?;
+        runtime.check_kernels()?;
+        Ok(runtime)
+    })
 }
 
 /// What the GPU is, for the golden file's first line.

@@ -27,8 +27,11 @@ where
     /// Sets `output`, of one element, to the largest magnitude in `input`.
     ///
     /// # Errors
-    /// As [`Loaded::launch`].
+    /// [`Error::Length`] unless `output` has one element; as [`Loaded::launch`]. The output is then as it was.
     pub fn run(&self, stream: &Stream, input: DeviceView<'_, T>, output: &mut Buffer<f32>) -> Result<()> {
+        if output.len() != 1 {
+            return Err(Error::Length { what: "Amax::run, output", expected: 1, found: output.len() });
+        }
         output.fill_zero(stream)?;
         self.0.launch(stream, kernel::AmaxArgs { input, output: output.view_mut() })
     }

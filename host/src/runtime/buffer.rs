@@ -135,6 +135,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
     pub fn fill_zero(&mut self, stream: &Stream) -> Result<()> {
         self.memory.check_stream(&stream.0, "Buffer::fill_zero")?;
+        let _enqueue = stream.0.runtime.enqueue();
         let mut wait_for = Vec::new();
         self.memory.add_use(&stream.0, true, &mut wait_for);
         stream.0.order_after(&wait_for)?;

@@ -51,6 +51,14 @@ pub enum Error {
         /// Which argument, and why.
         error: LaunchError,
     },
+    /// A launch asks for more than the device has. Nothing was enqueued.
+    #[error("kernel `{kernel}`: {what}")]
+    Limit {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// What it asks for, what there is, and how to mend it.
+        what: String,
+    },
     /// A view was lent by another runtime.
     #[error(
         "kernel `{kernel}`: `{parameter}` was not lent by the runtime of the stream: allocate it there (a clone of a Runtime is the same runtime)"
@@ -149,6 +157,23 @@ pub enum Error {
         /// The source hash compiled into the program.
         expected: String,
         /// The one in the manifest.
+        found: String,
+    },
+    /// The compiled kernel has other launch facts than this program's.
+    #[error(
+        "kernel `{kernel}` in {} has {what} {found}, this program expects {expected}: build both from the same sources with `cargo xtask build-ptx`",
+        manifest.display()
+    )]
+    KernelMismatch {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The manifest.
+        manifest: PathBuf,
+        /// Which fact: threads, cluster, shared bytes or parameters.
+        what: &'static str,
+        /// The program's.
+        expected: String,
+        /// The manifest's.
         found: String,
     },
     /// The kernel was not compiled for the device's architecture.

@@ -49,6 +49,7 @@ impl Graph {
             return Err(Error::Invalid { what: "Graph::replay", why });
         }
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
+        let _enqueue = self.runtime.enqueue_alone();
         let mut wait_for = Vec::new();
         for (memory, writes) in &self.memory {
             memory.add_use(stream, *writes, &mut wait_for);
@@ -179,4 +180,33 @@ impl Drop for Session {
 
 fn invalid(why: &str) -> Error {
     Error::Invalid { what: "Graph::capture", why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::runtime::{Buffer, Runtime};
+
+    #[test]
+    fn a_replay_waits_for_work_that_is_being_enqueued() {
+        let runtime = Runtime::emulated(1).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        let mut buffer = Buffer::<u32>::zeros(&stream, 4).unwrap();
+        let graph = Graph::capture(&[&stream], || buffer.fill_zero(&stream)).unwrap();
+        let replayed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let enqueue = runtime.0.enqueue();
+            scope.spawn(|| {
+                graph.replay(&stream).unwrap();
+                replayed.store(true, Ordering::Release);
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!replayed.load(Ordering::Acquire), "the replay came between a use and its work");
+            drop(enqueue);
+        });
+        assert!(replayed.load(Ordering::Acquire));
+    }
 }

@@ -1,6 +1,6 @@
 //! Where compiled kernels are found.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,12 @@ struct Manifest {
 
 #[derive(Deserialize)]
 struct Entry {
+    threads: [u32; 3],
+    cluster: u32,
+    #[serde(rename = "shared")]
+    shared_bytes: u32,
+    #[serde(rename = "params")]
+    parameters: Vec<String>,
     architectures: BTreeMap<String, Files>,
 }
 
@@ -69,17 +75,31 @@ impl KernelLibrary {
         folders
     }
 
-    /// Whether any package's kernels are there.
-    pub fn has_any(&self) -> bool {
+    /// Whether there is any kernel that runs on a device of this compute capability; if not, why.
+    ///
+    /// # Errors
+    /// A sentence with the command that mends it, for a person who did not ask for one kernel in particular.
+    pub fn check_any(&self, capability: (u32, u32)) -> Result<(), String> {
         let packages = self.folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-        packages.into_iter().any(|package| package.path().join("manifest.json").is_file())
+        let manifests: Vec<_> = packages.filter_map(|package| Manifest::read(&package.path().join("manifest.json")).ok()).collect();
+        let entries = || manifests.iter().flat_map(|manifest| manifest.kernels.values());
+        if entries().any(|entry| !entry.images(Path::new(""), capability).is_empty()) {
+            return Ok(());
+        }
+        let found: BTreeSet<_> = entries().flat_map(|entry| entry.architectures.keys().map(String::as_str)).collect();
+        let mend = format!("run `cargo xtask build-ptx --arch {}`", wanted(capability));
+        if found.is_empty() {
+            return Err(format!("there are no compiled kernels: {mend}"));
+        }
+        let found = Vec::from_iter(found).join(", ");
+        Err(format!("the compiled kernels are for {found}, none of which runs on sm_{}: {mend}", number(capability)))
     }
 
     /// The images of a kernel that run on a device of this compute capability, best first: cubins, then PTX.
     ///
     /// # Errors
-    /// [`Error::NoKernels`], [`Error::KernelFile`], [`Error::StaleKernels`], [`Error::UnknownKernel`] and
-    /// [`Error::WrongArchitecture`], each with the command that mends it.
+    /// [`Error::NoKernels`], [`Error::KernelFile`], [`Error::StaleKernels`], [`Error::UnknownKernel`],
+    /// [`Error::KernelMismatch`] and [`Error::WrongArchitecture`], each with the command that mends it.
     pub fn find(&self, info: &KernelInfo, capability: (u32, u32)) -> Result<Vec<KernelImage>> {
         let folders = self.folders();
         let Some(folder) = folders.iter().map(|f| f.join(info.package)).find(|f| f.join("manifest.json").is_file()) else {
@@ -94,6 +114,7 @@ impl KernelLibrary {
         let Some(entry) = manifest.kernels.get(info.name) else {
             return Err(Error::UnknownKernel { kernel: info.name, manifest: path });
         };
+        entry.check(info, &path)?;
         let images = entry.images(&folder, capability);
         if images.is_empty() { Err(wrong_architecture(info, entry, capability)) } else { Ok(images) }
     }
@@ -108,6 +129,23 @@ impl Manifest {
 }
 
 impl Entry {
+    /// Fails unless the kernel was compiled with the launch facts that this program has of it: ADR 6.
+    fn check(&self, info: &KernelInfo, manifest: &Path) -> Result<()> {
+        let numbers = [
+            ("threads", info.threads, self.threads[0]),
+            ("cluster", info.cluster, self.cluster),
+            ("shared", info.shared_bytes, self.shared_bytes),
+        ];
+        let numbers = numbers.map(|(what, expected, found)| (what, expected.to_string(), found.to_string()));
+        let parameters = ("parameters", info.parameters.join(", "), self.parameters.join(", "));
+        match numbers.into_iter().chain([parameters]).find(|(_, expected, found)| expected != found) {
+            None => Ok(()),
+            Some((what, expected, found)) => {
+                Err(Error::KernelMismatch { kernel: info.name, manifest: manifest.to_owned(), what, expected, found })
+            }
+        }
+    }
+
     fn images(&self, folder: &Path, capability: (u32, u32)) -> Vec<KernelImage> {
         let mut architectures: Vec<_> =
             self.architectures.iter().filter_map(|(name, files)| Some((Architecture::parse(name)?, files))).collect();
@@ -120,11 +158,19 @@ impl Entry {
     }
 }
 
-fn wrong_architecture(info: &KernelInfo, entry: &Entry, (major, minor): (u32, u32)) -> Error {
-    let device = major * 10 + minor;
-    let suffix = if major >= 9 { "a" } else { "" };
+fn wrong_architecture(info: &KernelInfo, entry: &Entry, capability: (u32, u32)) -> Error {
     let found = entry.architectures.keys().cloned().collect();
-    Error::WrongArchitecture { kernel: info.name, device, wanted: format!("sm_{device}{suffix}"), found }
+    Error::WrongArchitecture { kernel: info.name, device: number(capability), wanted: wanted(capability), found }
+}
+
+/// 90 for 9.0.
+const fn number((major, minor): (u32, u32)) -> u32 {
+    major * 10 + minor
+}
+
+/// The architecture to build for, for a device of this compute capability.
+fn wanted(capability: (u32, u32)) -> String {
+    format!("sm_{}{}", number(capability), if capability.0 >= 9 { "a" } else { "" })
 }
 
 /// `sm_90a` and its like. CUDA C++ Programming Guide, "Compute Capabilities", feature set compiler targets.
@@ -156,14 +202,14 @@ impl Architecture {
 
     fn cubin_runs_on(self, (major, minor): (u32, u32)) -> bool {
         match self.variant {
-            Variant::Exact => self.number == major * 10 + minor,
+            Variant::Exact => self.number == number((major, minor)),
             Variant::Family | Variant::Portable => self.number / 10 == major && self.number % 10 <= minor,
         }
     }
 
     fn ptx_runs_on(self, capability: (u32, u32)) -> bool {
         match self.variant {
-            Variant::Portable => self.number <= capability.0 * 10 + capability.1,
+            Variant::Portable => self.number <= number(capability),
             Variant::Exact | Variant::Family => self.cubin_runs_on(capability),
         }
     }

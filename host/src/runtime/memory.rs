@@ -4,8 +4,10 @@
 //! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
 //! it. One stream alone never waits for itself, so that code with a single stream records no events.
 //!
-//! Rust's borrows make the bookkeeping exact without a lock around the enqueue: what writes holds a `&mut` borrow of
-//! the buffer from the view to the end of the call, so no other use can come in between.
+//! Between the note of a use and the enqueue of its work no other use of the memory may come. Of launches and copies
+//! Rust's borrows keep that: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A
+//! graph's replay borrows nothing, so it alone excludes all else of its runtime meanwhile
+//! ([`Inner::enqueue_alone`]); the others share that lock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -129,6 +131,7 @@ impl Memory {
 
 /// Enqueues a copy in order with the other uses of both ends; `None` is pageable host memory.
 pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Memory>>, source: Option<&Arc<Memory>>) -> Result<()> {
+    let _enqueue = stream.runtime.enqueue();
     let mut wait_for = Vec::new();
     if let Some(memory) = source {
         memory.add_use(stream, false, &mut wait_for);

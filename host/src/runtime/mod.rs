@@ -18,6 +18,7 @@ mod error;
 mod event;
 mod graph;
 mod library;
+mod limits;
 mod memory;
 mod module;
 mod pinned;

@@ -8,6 +8,7 @@ use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
 
 use super::backend::{FunctionId, KernelLaunch};
 use super::error::{Error, Result};
+use super::limits;
 use super::memory::Memory;
 use super::runtime::{Functions, Inner};
 use super::stream::{Stream, StreamInner};
@@ -31,7 +32,7 @@ impl<K: Kernel> Loaded<K> {
     /// enqueues nothing. Waits for nobody; the kernel waits for earlier work on the same buffers, on whatever stream.
     ///
     /// # Errors
-    /// [`Error::Argument`], [`Error::ForeignMemory`] and [`Error::WrongDevice`] before anything is enqueued; then what
+    /// [`Error::Argument`], [`Error::ForeignMemory`], [`Error::WrongDevice`] and [`Error::Limit`] before anything is enqueued; then what
     /// loading the kernel on a new device may give; then driver errors. What goes wrong in the kernel itself is
     /// reported by [`Stream::synchronize`].
     pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
@@ -46,7 +47,9 @@ impl<K: Kernel> Loaded<K> {
         if grid.blocks() == 0 {
             return Ok(());
         }
+        limits::check(&self.info, grid, &limits)?;
         let function = self.function(device)?;
+        let _enqueue = self.runtime.enqueue();
         order(stream, &args)?;
         self.runtime.backend.launch(stream.id, &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args: &args })
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use oxtile_tile::launch::{Kernel, KernelInfo};
 
@@ -48,6 +48,9 @@ pub(crate) struct Inner {
     pub backend: Arc<dyn Backend>,
     pub library: KernelLibrary,
     kind: Kind,
+    /// Held from the note of a use of memory to the enqueue of the work: shared by work that borrows what it uses, alone
+    /// by a graph's replay, whose buffers others may use meanwhile.
+    enqueue: RwLock<()>,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
     kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
 }
@@ -91,23 +94,36 @@ impl Runtime {
     }
 
     fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Self {
-        Self(Arc::new(Inner { backend, library, kind, kernels: Mutex::default() }))
+        Self(Arc::new(Inner { backend, library, kind, enqueue: RwLock::default(), kernels: Mutex::default() }))
     }
 
-    /// The GPUs if there are any and compiled kernels for them, else one virtual GPU.
+    /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.
     ///
     /// # Errors
     /// As [`emulated_with`](Self::emulated_with); a GPU that is not usable is a reason, not an error.
     pub fn auto() -> Result<Choice> {
         let without_cuda = match Self::cuda() {
-            Ok(runtime) if runtime.0.library.has_any() => {
-                let reason = format!("CUDA: {}", runtime.0.properties(0).name);
-                return Ok(Choice { runtime, reason });
-            }
-            Ok(_) => "there are GPUs but no compiled kernels: run `cargo xtask build-ptx`".to_owned(),
+            Ok(runtime) => match runtime.check_kernels() {
+                Ok(()) => {
+                    let reason = format!("CUDA: {}", runtime.0.properties(0).name);
+                    return Ok(Choice { runtime, reason });
+                }
+                Err(why) => format!("there is a GPU, {}, but {why}", runtime.0.properties(0).name),
+            },
             Err(error) => error.to_string(),
         };
         Ok(Choice { runtime: Self::emulated(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
+    }
+
+    /// Whether there are any compiled kernels that run on the first device; virtual GPUs need none.
+    ///
+    /// # Errors
+    /// A sentence that says what was found instead, and the command that mends it.
+    pub fn check_kernels(&self) -> Result<(), String> {
+        match self.kind() {
+            Kind::Cuda => self.0.library.check_any(self.0.properties(0).capability),
+            Kind::Emulated => Ok(()),
+        }
     }
 
     /// Which devices these are.
@@ -142,6 +158,16 @@ impl Runtime {
 impl Inner {
     pub fn properties(&self, device: u32) -> &DeviceProperties {
         &self.backend.devices()[device as usize]
+    }
+
+    /// For work that borrows the memory it uses, until it is enqueued.
+    pub fn enqueue(&self) -> RwLockReadGuard<'_, ()> {
+        self.enqueue.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For work on memory that others may use at the same time, until it is enqueued.
+    pub fn enqueue_alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.enqueue.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The kernel by device; fails early where it cannot be found.

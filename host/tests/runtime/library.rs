@@ -16,9 +16,18 @@ fn info() -> KernelInfo {
 
 /// A folder with a manifest of one kernel for these architectures.
 fn library(folder: &Path, source_hash: &str, kernel: &str, architectures: &[&str]) -> KernelLibrary {
+    library_of(folder, source_hash, kernel, architectures, &CopyWords::INFO)
+}
+
+/// As [`library`], with the launch facts of another kernel.
+fn library_of(folder: &Path, source_hash: &str, kernel: &str, architectures: &[&str], facts: &KernelInfo) -> KernelLibrary {
     let files: Vec<_> = architectures.iter().map(|a| format!(r#""{a}": {{"ptx": "{a}.ptx", "cubin": "{a}.cubin"}}"#)).collect();
+    let launch = format!(
+        r#""threads": [{}, 1, 1], "cluster": {}, "shared": {}, "params": {:?}"#,
+        facts.threads, facts.cluster, facts.shared_bytes, facts.parameters
+    );
     let manifest = format!(
-        r#"{{"package": "some-kernels", "source_hash": "{source_hash}", "kernels": {{"{kernel}": {{"architectures": {{{}}}}}}}}}"#,
+        r#"{{"package": "some-kernels", "source_hash": "{source_hash}", "kernels": {{"{kernel}": {{{launch}, "architectures": {{{}}}}}}}}}"#,
         files.join(", ")
     );
     fs::create_dir(folder.join("some-kernels")).unwrap();
@@ -69,6 +78,37 @@ fn a_wrong_architecture_names_the_right_one() {
     assert_eq!(text, expected);
     let text = library.find(&info(), (12, 0)).unwrap_err().to_string();
     assert!(text.ends_with("--arch sm_120a`"), "{text}");
+}
+
+#[test]
+fn other_launch_facts_are_an_error() {
+    let facts = [
+        ("threads", KernelInfo { threads: 64, ..CopyWords::INFO }),
+        ("cluster", KernelInfo { cluster: 2, ..CopyWords::INFO }),
+        ("shared", KernelInfo { shared_bytes: 1234, ..CopyWords::INFO }),
+        ("parameters", KernelInfo { parameters: &["target", "source"], ..CopyWords::INFO }),
+    ];
+    for (name, facts) in facts {
+        let folder = tempfile::tempdir().unwrap();
+        let library = library_of(folder.path(), "abc", "copy_words", &["sm_90a"], &facts);
+        let error = library.find(&info(), HOPPER).unwrap_err();
+        assert!(matches!(error, Error::KernelMismatch { what, .. } if what == name), "{error}");
+        assert!(error.to_string().contains("cargo xtask build-ptx"), "{error}");
+        if name == "threads" {
+            let expected = format!("has threads 64, this program expects {}", CopyWords::INFO.threads);
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn whether_any_kernel_runs_on_a_device_is_said_with_the_mend() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "abc", "copy_words", &["sm_90a"]);
+    library.check_any(HOPPER).unwrap();
+    let why = library.check_any((7, 5)).unwrap_err();
+    assert!(why.starts_with("the compiled kernels are for ") && why.contains("sm_90a"), "{why}");
+    assert!(why.ends_with("none of which runs on sm_75: run `cargo xtask build-ptx --arch sm_75`"), "{why}");
 }
 
 #[test]

@@ -181,3 +181,29 @@ fn many_tensors_raise_their_slots() {
     kernel.run(&stream, &none, &mut outputs).unwrap();
     assert_eq!(outputs.to_vec(&stream).unwrap(), [0.0; 5]);
 }
+
+#[test]
+fn an_amax_of_the_wrong_length_is_refused_and_loses_nothing() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let input = Buffer::from_slice(&stream, &[1.0_f32, -3.0]).unwrap();
+    let mut output = Buffer::from_slice(&stream, &[5.0_f32, 7.0]).unwrap();
+    let error = Amax::<f32>::new(&runtime).unwrap().run(&stream, input.view(), &mut output).unwrap_err();
+    assert_eq!(error.to_string(), "Amax::run, output: 2 elements where 1 are needed");
+    assert_eq!(output.to_vec(&stream).unwrap(), [5.0, 7.0]);
+}
+
+#[test]
+fn a_slot_that_is_not_there_raises_nothing() {
+    use oxtile::kernels::amax::{self, MultiAmaxArgs};
+    use oxtile::tensor::DeviceTable;
+    let runtime = emulated(1, 1);
+    let stream = stream(&runtime);
+    let input = Buffer::from_slice(&stream, &[1.0_f32, -3.0]).unwrap();
+    let (tensors, first_tiles) = (DeviceTable::new(&stream, &[input.view()]).unwrap(), Buffer::from_slice(&stream, &[0_u64, 1]).unwrap());
+    let slots = Buffer::from_slice(&stream, &[1_u32, 9]).unwrap();
+    let mut outputs = Buffer::<f32>::zeros(&stream, 2).unwrap();
+    let args = MultiAmaxArgs { tensors: tensors.view(), first_tiles: first_tiles.view(), slots: slots.view(), outputs: outputs.view_mut() };
+    runtime.load::<amax::MultiAmax<f32>>().unwrap().launch(&stream, args).unwrap();
+    assert_eq!(outputs.to_vec(&stream).unwrap(), [0.0, 3.0]);
+}
