@@ -1,6 +1,10 @@
 //! Cases times back ends.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    env, fs,
+    process::Command,
+    sync::{Arc, OnceLock},
+};
 
 use libtest_mimic::{Failed, Trial};
 use oxtile::{EmulatedOptions, Runtime};
@@ -22,7 +26,7 @@ pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     if let Some(reason) = missing {
         eprintln!("cuda: {} cases skipped: {reason}", cases.len());
     }
-    let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|v| v == "cuda");
+    let required = env::var("OXTILE_REQUIRE").is_ok_and(|v| v == "cuda");
     let on_device = cases.iter().map(|case| {
         let case = case.clone();
         let on_gpu = trial(name("cuda", &case), move || match cuda() {
@@ -73,12 +77,12 @@ fn cuda() -> &'static Result<Runtime, String> {
 pub fn device_line() -> String {
     let device = cuda().as_ref().ok().and_then(|runtime| runtime.device(0).ok());
     let name = device.map_or_else(|| "none".to_owned(), |device| device.name().to_owned());
-    format!("device {name}, driver {}, commit {}", driver(), option_env!("OXTILE_COMMIT").unwrap_or("unknown"))
+    format!("device {name}, driver {}, commit {}", driver(), commit().unwrap_or_else(|| "unknown".into()))
 }
 
 /// The release of the kernel module, such as 580.65.06: the first word of its line that is numbers and points.
 fn driver() -> String {
-    let line = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let line = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     release(&line).unwrap_or("unknown").to_owned()
 }
 
@@ -88,18 +92,30 @@ fn release(line: &str) -> Option<&str> {
 
 /// A few seeds that change with the commit, one that is asked for, or many.
 fn seeds() -> Vec<u64> {
-    if let Some(seed) = std::env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
+    if let Some(seed) = env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
         return vec![seed];
     }
     let count = if long() { 64 } else { 3 };
-    let commit = option_env!("OXTILE_COMMIT").unwrap_or("working tree");
+    let commit = commit().unwrap_or_else(|| "working tree".into());
     let start = commit.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     (0..count).map(|i| start.wrapping_add(i) % 1_000_000).collect()
 }
 
+/// The commit: `OXTILE_COMMIT`, else the file `commit` beside the executable, else that of the checkout this was built in.
+/// None is compiled in: it would be stale after the next commit, or have all of this compiled again.
+fn commit() -> Option<String> {
+    let beside = || fs::read_to_string(env::current_exe().ok()?.with_file_name("commit")).ok();
+    let checkout = || {
+        let head = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output().ok()?;
+        String::from_utf8(head.stdout).ok().filter(|_| head.status.success())
+    };
+    let commit = env::var("OXTILE_COMMIT").ok().or_else(beside).or_else(checkout)?;
+    Some(commit.trim().to_owned()).filter(|commit| !commit.is_empty())
+}
+
 /// Whether full sweeps were asked for.
 pub fn long() -> bool {
-    std::env::var("OXTILE_LONG").is_ok_and(|v| v == "1")
+    env::var("OXTILE_LONG").is_ok_and(|v| v == "1")
 }
 
 #[cfg(test)]

@@ -54,7 +54,6 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
 fn programs() -> Result<Vec<PathBuf>> {
     say("cargo build --release of the test, benchmark and oxtile programs");
     let mut cargo = cargo(["build", "--release", "--quiet", "--config", "profile.release.strip=\"symbols\""]);
-    cargo.env("OXTILE_COMMIT", commit());
     PROGRAMS.iter().for_each(|(package, binary)| _ = cargo.args(["--package", package, "--bin", binary]));
     if !cargo.status().context("cannot run cargo")?.success() {
         bail!("the programs of the bundle do not build");

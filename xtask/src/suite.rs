@@ -22,6 +22,8 @@ struct Tally {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// Why, one line for each program that skips some.
+    reasons: Vec<String>,
     times: Vec<(Duration, String)>,
 }
 
@@ -57,6 +59,8 @@ impl Tally {
             } else if let Some(summary) = line.strip_prefix("test result: ") {
                 self.add(summary);
                 self.times.push((start.elapsed(), program.clone()));
+            } else if line.contains(" skipped: ") {
+                self.reasons.push(line);
             }
         }
         if !child.wait()?.success() && self.failed == before {
@@ -80,6 +84,7 @@ impl Tally {
         for (time, name) in self.times.iter().take(SLOWEST) {
             println!("{:8.2} s  {name}", time.as_secs_f64());
         }
+        self.reasons.iter().for_each(|reason| println!("\n{reason}"));
         println!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
         if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
@@ -160,5 +165,13 @@ mod tests {
         let mut tally = Tally::default();
         tally.tests("sh", Command::new("sh").args(["-c", "echo test result: ok. 2 passed; exit 3"])).unwrap();
         assert_eq!((tally.passed, tally.failed), (2, 1));
+    }
+
+    #[test]
+    fn what_is_skipped_is_counted_and_says_why() {
+        let mut tally = Tally::default();
+        let program = "echo python: 1 test skipped: no network >&2; echo test result: ok. 2 passed\\; 0 failed\\; 1 ignored";
+        tally.tests("sh", Command::new("sh").args(["-c", program])).unwrap();
+        assert_eq!((tally.skipped, &tally.reasons[..]), (1, &["python: 1 test skipped: no network".to_owned()][..]));
     }
 }
