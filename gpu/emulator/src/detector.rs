@@ -4,7 +4,8 @@ use crate::clock::{Knowledge, View};
 use crate::cost::Costs;
 use crate::fault::{Coordinates, Fault, FaultKind, Involved};
 use crate::history::{Grids, Release, Releases};
-use crate::memory::{Allocation, bit_ranges};
+use crate::initialisation::bit_ranges;
+use crate::memory::Allocation;
 use crate::order::{Scope, Space};
 use crate::shadow::{Conflict, Manner, Record, Scopes, Shadow};
 use crate::thread::{Site, Thread};
@@ -174,7 +175,7 @@ impl Detector {
         view: &View,
     ) -> Result<(), Bad> {
         let offset = access.address - allocation.start;
-        if let (true, Some(at)) = (access.reads, allocation.first_uninitialised(offset, access.bytes)) {
+        if let (true, Some(at)) = (access.reads, allocation.initialisation.first_missing(offset, access.bytes)) {
             let place = worker.describe(allocation, access.address);
             let message = format!("a read of {} bytes at {place}; byte {at} of it was never written", access.bytes);
             let mend = "fill the tensor before the launch, or let the kernel write it first";

@@ -40,6 +40,7 @@ pub mod device;
 mod fault;
 mod grid;
 mod history;
+mod initialisation;
 mod mbarrier;
 mod memory;
 pub mod mutation;

@@ -1,6 +1,7 @@
 //! Emulated device memory: named allocations whose device addresses are host addresses.
 
 use crate::history::History;
+use crate::initialisation::Initialisation;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What `cudaMalloc` guarantees.
 const ALIGNMENT: usize = 256;
+/// Bytes that a copy handles at once.
+const PIECE: usize = 1 << 20;
 
 /// Where a device address lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,10 +55,7 @@ pub(crate) struct Allocation {
     words: NonNull<AtomicU64>,
     layout: Layout,
     freed: AtomicBool,
-    /// A kernel in fast mode may have written it: initialisation is no longer tracked.
-    pub assumed_initialised: AtomicBool,
-    /// One bit a byte, set when the host or a checked kernel writes it.
-    initialised: Box<[AtomicU64]>,
+    pub initialisation: Initialisation,
 }
 
 // SAFETY: `words` points at atomics owned by this allocation, freed only when the last owner drops it.
@@ -69,7 +69,6 @@ impl Allocation {
         let layout = Layout::from_size_align(size.next_multiple_of(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX");
         // SAFETY: the layout's size is not zero.
         let Some(words) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        let bits = (0..size.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Self {
             name: name.to_owned(),
             device,
@@ -78,8 +77,7 @@ impl Allocation {
             words: words.cast(),
             layout,
             freed: AtomicBool::new(false),
-            assumed_initialised: AtomicBool::new(false),
-            initialised: bits,
+            initialisation: Initialisation::new(size),
         }
     }
 
@@ -99,23 +97,6 @@ impl Allocation {
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         address.checked_sub(self.start).is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
     }
-
-    pub fn set_initialised(&self, offset: u64, bytes: u64) {
-        for (word, mask) in bit_ranges(offset, bytes) {
-            self.initialised[word].fetch_or(mask, Ordering::Relaxed);
-        }
-    }
-
-    /// The first byte of the range that nobody wrote.
-    pub fn first_uninitialised(&self, offset: u64, bytes: u64) -> Option<u64> {
-        if self.assumed_initialised.load(Ordering::Relaxed) {
-            return None;
-        }
-        bit_ranges(offset, bytes).find_map(|(word, mask)| {
-            let missing = mask & !self.initialised[word].load(Ordering::Relaxed);
-            (missing != 0).then(|| word as u64 * 64 + u64::from(missing.trailing_zeros()))
-        })
-    }
 }
 
 impl Drop for Allocation {
@@ -123,17 +104,6 @@ impl Drop for Allocation {
         // SAFETY: allocated in `new` with this layout; nobody else owns it.
         unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
     }
-}
-
-/// Splits a byte range into (word of 64 bits, mask).
-pub(crate) fn bit_ranges(offset: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
-    let end = offset + bytes;
-    (offset / 64..end.div_ceil(64)).map(move |word| {
-        let low = offset.saturating_sub(word * 64).min(64);
-        let high = (end - word * 64).min(64);
-        let ones = if high - low == 64 { u64::MAX } else { ((1 << (high - low)) - 1) << low };
-        (word as usize, ones)
-    })
 }
 
 /// Loads `N` bytes at a byte offset that is a multiple of `N`.
@@ -277,7 +247,7 @@ impl Memory {
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
         write_bytes(allocation.words(), offset as usize, bytes);
-        allocation.set_initialised(offset, bytes.len() as u64);
+        allocation.initialisation.set(offset, bytes.len() as u64);
         Ok(())
     }
 
@@ -288,10 +258,22 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies bytes between ranges that do not overlap. Bytes that nobody wrote stay uninitialised where they arrive.
+    pub fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<(), MemoryError> {
+        let ((from, start), (to, end)) = (self.checked(source, bytes)?, self.checked(target, bytes)?);
+        for at in (0..bytes).step_by(PIECE) {
+            let mut piece = vec![0; (bytes - at).min(PIECE as u64) as usize];
+            read_bytes(from.words(), (start + at) as usize, &mut piece);
+            write_bytes(to.words(), (end + at) as usize, &piece);
+        }
+        to.initialisation.copy(end, &from.initialisation, start, bytes);
+        Ok(())
+    }
+
     /// Whether every byte of the range was written by the host or a kernel.
     pub fn is_initialised(&self, address: u64, bytes: u64) -> Result<bool, MemoryError> {
         let (allocation, offset) = self.checked(address, bytes)?;
-        Ok(allocation.first_uninitialised(offset, bytes).is_none())
+        Ok(allocation.initialisation.first_missing(offset, bytes).is_none())
     }
 
     /// The live allocation that an address lies in.

@@ -16,7 +16,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 pub(crate) struct Worker {
     grid: Arc<Grid>,
@@ -219,9 +218,9 @@ impl Worker {
     pub fn written(&self, allocation: &Allocation, offset: u64, bytes: u64) {
         self.productive();
         if self.checked {
-            allocation.set_initialised(offset, bytes);
-        } else if !allocation.assumed_initialised.load(Ordering::Relaxed) {
-            allocation.assumed_initialised.store(true, Ordering::Relaxed);
+            allocation.initialisation.set(offset, bytes);
+        } else {
+            allocation.initialisation.assume();
         }
     }
 

@@ -40,6 +40,28 @@ fn uninitialised_and_freed_global_memory_is_found() {
     assert_eq!(memory.free(scratch), Err(MemoryError::NotAllocated { address: scratch }));
 }
 
+/// A copy between device buffers initialises nothing.
+#[test]
+fn copied_bytes_are_as_initialised_as_their_source() {
+    let memory = Memory::new();
+    let [source, target] = ["source", "target"].map(|name| memory.allocate(name, 64, 0));
+    memory.write(source, &[1; 32]).unwrap();
+    memory.write(target, &[2; 64]).unwrap();
+    memory.copy(target + 8, source + 4, 56).unwrap();
+    let launch = |offset| Launch::new("reader", 1, 1, |a| _ = load(a[0])).arguments(&[target + offset]);
+    let run = |offset| GridRun::new(&memory, launch(offset), Options::default()).unwrap().run();
+    for initialised in [0, 4, 8, 32] {
+        run(initialised).unwrap();
+    }
+    let fault = run(36).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised);
+    assert!(fault.to_string().contains("offset 36 of `target`"), "{fault}");
+    let mut bytes = [0; 64];
+    memory.read(target, &mut bytes).unwrap();
+    assert_eq!(bytes, *[[2; 8].as_slice(), &[1; 28], &[0; 28]].concat());
+    assert!(memory.copy(target + 32, source, 40).is_err());
+}
+
 #[test]
 fn tensors_are_named_by_their_parameters() {
     let mut job = Job::new("named", 1, 1, 4, 0, |a| store(a[1] + 16, 1));

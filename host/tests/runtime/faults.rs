@@ -4,7 +4,7 @@ use oxtile::runtime::FaultKind;
 use oxtile::{Buffer, Error};
 use oxtile_tile::prelude::*;
 
-use crate::support::{emulated, stream};
+use crate::support::{Copier, emulated, stream};
 
 /// Writes one element beyond the end.
 #[kernel(threads = 32, grid = one_block)]
@@ -33,4 +33,18 @@ fn a_fault_is_reported_where_somebody_waits_and_ends_all_work() {
     assert_eq!(stream.synchronize().unwrap_err().to_string(), text);
     assert_eq!(target.fill_zero(&stream).unwrap_err().to_string(), text);
     assert_eq!(Buffer::<u32>::zeros(&stream, 1).unwrap_err().to_string(), text);
+}
+
+/// A copy between buffers does not make what nobody wrote readable.
+#[test]
+fn a_copy_of_unwritten_memory_is_unwritten() {
+    let runtime = emulated(1, 1);
+    let stream = stream(&runtime);
+    let source = Buffer::<u32>::uninitialised(&stream, 32).unwrap();
+    let [mut copied, mut target] = ["copied", "target"].map(|name| Buffer::named(&stream, name, 32).unwrap());
+    copied.copy_from(&stream, &source).unwrap();
+    Copier::new(&runtime).copy(&stream, &copied, &mut target).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    let Error::Fault(fault) = &error else { panic!("{error}") };
+    assert_eq!(fault.kind, FaultKind::Uninitialised, "{error}");
 }

@@ -87,26 +87,20 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
             // SAFETY: as above, and nobody else reads it until the copy is done.
             memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
         }
-        Direction::DeviceToDevice => pieces(bytes as u64).try_for_each(|(offset, length)| {
-            let mut piece = vec![0; length];
-            memory.read(copy.source + offset, &mut piece)?;
-            memory.write(copy.target + offset, &piece)
-        }),
+        Direction::DeviceToDevice => memory.copy(copy.target, copy.source, copy.bytes),
     }
     .map_err(misuse)
 }
 
 fn fill(memory: &Memory, address: u64, byte: u8, bytes: u64) -> Result<()> {
     let piece = vec![byte; bytes.min(PIECE) as usize];
-    pieces(bytes).try_for_each(|(offset, length)| memory.write(address + offset, &piece[..length])).map_err(misuse)
+    let mut offsets = (0..bytes).step_by(PIECE as usize);
+    let write = |offset: u64| memory.write(address + offset, &piece[..(bytes - offset).min(PIECE) as usize]);
+    offsets.try_for_each(write).map_err(misuse)
 }
 
-/// Bytes that a copy or fill handles at once.
+/// Bytes that a fill handles at once.
 const PIECE: u64 = 1 << 20;
-
-fn pieces(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
-    (0..bytes.div_ceil(PIECE)).map(move |i| (i * PIECE, (bytes - i * PIECE).min(PIECE) as usize))
-}
 
 /// The emulator's memory disagrees with the runtime's bookkeeping.
 pub(super) fn misuse(error: MemoryError) -> Error {
