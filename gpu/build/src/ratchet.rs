@@ -19,7 +19,7 @@ pub struct Accepted {
     /// Machine instructions: no more than these.
     pub instructions: u32,
     /// Collective and tensor operations in the PTX: exactly these.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub operations: BTreeMap<String, u32>,
 }
 
@@ -53,6 +53,19 @@ fn read(path: &Path) -> Result<Family, Error> {
     toml::from_str(&text).map_err(|error| Error::content(path, error))
 }
 
+/// One line for each kernel and architecture, so that a difference shows its kernel.
+fn lines(figures: &Family) -> Result<String, toml::ser::Error> {
+    let mut text = String::new();
+    for (kernel, archs) in figures {
+        for (arch, accepted) in archs {
+            text.push_str(&format!("{kernel}.{arch} = "));
+            accepted.serialize(toml::ser::ValueSerializer::new(&mut text))?;
+            text.push('\n');
+        }
+    }
+    Ok(text)
+}
+
 impl Scope<'_> {
     fn built(&self, family: &str) -> impl Iterator<Item = &Kernel> {
         self.kernels.iter().filter(move |kernel| kernel.meta.family == family)
@@ -69,9 +82,9 @@ impl Scope<'_> {
                 figures.entry(kernel.meta.name.clone()).or_default().insert(kernel.arch.clone(), Accepted::of(kernel));
             }
             figures.retain(|_, archs| !archs.is_empty());
-            let table = toml::to_string(&figures).map_err(|error| Error::content(&path, error))?;
+            let lines = lines(&figures).map_err(|error| Error::content(&path, error))?;
             let [rustc, ptxas] = [recipe::PINNED_RELEASE, recipe::PINNED_PTXAS];
-            let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `cargo xtask build-ptx --accept` rewrites it.\n\n{table}");
+            let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `cargo xtask build-ptx --accept` rewrites it.\n\n{lines}");
             fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
         Ok(())

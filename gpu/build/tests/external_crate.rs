@@ -163,12 +163,19 @@ fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
 
     let file = stale.path().join("meet.toml");
     let accepted = fs::read_to_string(&file).unwrap();
-    assert!(accepted.contains("gone.sm_80") && !accepted.contains("gone.sm_90a"), "{accepted}");
-    let registers = format!("registers = {}\n", build.kernels[0].usage.registers);
-    fs::write(&file, accepted.replace(&registers, "registers = 2\n")).unwrap();
+    let registers = format!("registers = {},", build.kernels[0].usage.registers);
+    let [heading, "", "gone.sm_80 = { registers = 1, instructions = 1 }", meet_line] = &accepted.lines().collect::<Vec<_>>()[..] else {
+        panic!("{accepted}")
+    };
+    assert!(heading.starts_with("# Accepted with rustc 1.95.0"), "{heading}");
+    assert!(
+        meet_line.starts_with(&format!("meet.sm_90a = {{ {registers} ")) && meet_line.ends_with(", operations = { bar = 1 } }"),
+        "{accepted}"
+    );
+    fs::write(&file, accepted.replace(&registers, "registers = 2,")).unwrap();
     let found = findings(meet().ratchet(stale.path()));
     assert!(found[0].why.contains("accepts no more than 2"), "{found:?}");
-    fs::write(&file, accepted.replace(&registers, "registers = 99\n")).unwrap();
+    fs::write(&file, accepted.replace(&registers, "registers = 99,")).unwrap();
     assert!(meet().ratchet(stale.path()).inspect().unwrap().notes[0].contains("better: meet on sm_90a: 99 -> "));
 }
 
