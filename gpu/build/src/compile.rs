@@ -131,6 +131,8 @@ pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
+    // By content, as the source hash is: a file that was copied with its time may be new and look old.
+    cargo.arg("-Zchecksum-freshness");
     cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.cargo_target());
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
     if variant.line_tables {

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
 };
 
 use oxtile_build::{Arch, Builder, Error, Manifest, Toolchain, lint::Finding, source_hash};
@@ -177,6 +178,29 @@ fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
     assert!(found[0].why.contains("accepts no more than 2"), "{found:?}");
     fs::write(&file, accepted.replace(&registers, "registers = 99,")).unwrap();
     assert!(meet().ratchet(stale.path()).inspect().unwrap().notes[0].contains("better: meet on sm_90a: 99 -> "));
+}
+
+/// Edits a source and gives it a time long past, as tools do that copy files with their times.
+fn edit_in_the_past(path: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(path, text.replace(from, to)).unwrap();
+    let past = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::options().write(true).open(path).unwrap().set_modified(past).unwrap();
+}
+
+#[test]
+fn sources_with_old_times_are_compiled() {
+    let (_guard, folder) = external_crate();
+    let barriers = || Builder::new(&folder).family("meet").inspect().unwrap().kernels[0].operations["bar"];
+    assert_eq!(barriers(), 1);
+    // In the dependency and in the crate itself; the next test lays both out anew.
+    let once = "oxtile_tile::block::sync();";
+    edit_in_the_past(&folder.join("../helper/src/lib.rs"), once, &once.repeat(2));
+    assert_eq!(barriers(), 2);
+    let once = "helper::meet();";
+    edit_in_the_past(&folder.join("src/meet.rs"), once, &once.repeat(2));
+    assert_eq!(barriers(), 4);
 }
 
 #[test]
