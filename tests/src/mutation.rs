@@ -148,8 +148,10 @@ impl Device {
         let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
         let mut words = ArgumentWords::new();
         args.pack(&mut words);
-        let mut launch =
-            Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate).arguments(words.as_slice()).shared(K::INFO.shared_bytes);
+        let mut launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)
+            .arguments(words.as_slice())
+            .shared(K::INFO.shared_bytes)
+            .cluster(K::INFO.cluster);
         launch.grid = [grid.x, grid.y, grid.z];
         let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
         let report = run.run().map_err(Outcome::Faulted)?;

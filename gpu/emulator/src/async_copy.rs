@@ -192,11 +192,15 @@ fn add_f32(words: &[std::sync::atomic::AtomicU64], offset: usize, bytes: &[u8]) 
 
 /// Queues a copy; in fast mode it is done when this returns.
 pub(crate) fn issue(thread: &Thread, direction: Direction, pieces: Vec<Piece>, completion: Completion, site: Site) {
-    let block = thread.block();
+    issue_to(thread, thread.block(), direction, pieces, completion, site);
+}
+
+/// Queues a copy whose shared memory and mbarrier are those of a block of the thread's cluster.
+pub(crate) fn issue_to(thread: &Thread, block: &Block, direction: Direction, pieces: Vec<Piece>, completion: Completion, site: Site) {
     for piece in &pieces {
         check_piece(thread, direction, piece, site);
     }
-    let order = thread.detector().map(|detector| Order::new(thread, detector, completion, site));
+    let order = thread.detector().map(|detector| Order::new(thread, detector, block, completion, site));
     let mut transfer =
         Transfer { thread: thread.number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new(), order };
     if block.worker().is_checked() {

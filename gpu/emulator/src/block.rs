@@ -2,6 +2,7 @@
 
 use crate::async_copy::{self, Transfer};
 use crate::barrier::Barrier;
+use crate::cluster::Cluster;
 use crate::collective::Gathering;
 use crate::copy_group;
 use crate::detector::Detector;
@@ -26,6 +27,9 @@ type ThreadCoroutine = Coroutine<(), (), (), PooledStack>;
 pub(crate) struct Block {
     worker: Rc<Worker>,
     pub index: [u32; 3],
+    pub cluster: Rc<Cluster>,
+    /// Its number in the cluster.
+    pub rank: u32,
     pub threads: Vec<Thread>,
     coroutines: UnsafeCell<Vec<Option<ThreadCoroutine>>>,
     pub warps: Vec<Warp>,
@@ -42,7 +46,7 @@ pub(crate) struct Block {
 
 impl Block {
     /// A block whose threads have not begun. It is shared, not boxed: its threads point back to it.
-    pub fn new(worker: &Rc<Worker>, number: u64) -> Result<Rc<Self>, Fault> {
+    pub fn new(worker: &Rc<Worker>, number: u64, cluster: &Rc<Cluster>, rank: u32) -> Result<Rc<Self>, Fault> {
         let launch = &worker.grid().launch;
         let count = launch.threads();
         let stacks = (0..count).map(|_| worker.take_stack()).collect::<Result<Vec<_>, _>>()?;
@@ -53,6 +57,8 @@ impl Block {
             Self {
                 worker: Rc::clone(worker),
                 index: unflatten(number, launch.grid),
+                cluster: Rc::clone(cluster),
+                rank,
                 threads,
                 coroutines: UnsafeCell::new(coroutines),
                 warps: (0..count.div_ceil(32)).map(|w| Warp::new((count - w * 32).min(32))).collect(),
@@ -177,6 +183,7 @@ impl Block {
             Waiting::Turn => "polls memory".to_owned(),
             Waiting::Rendezvous { mask } => self.warp(thread).describe(mask),
             Waiting::Warpgroup => "a collective of its warpgroup".to_owned(),
+            Waiting::Cluster => "the barrier of its cluster".to_owned(),
             Waiting::Barrier { id } => self.barriers.borrow()[id as usize].describe(id),
             Waiting::Mbarrier { offset, parity } => self.describe_mbarrier("waits on", offset, parity),
             Waiting::Poll { offset, parity } => self.describe_mbarrier("polls", offset, parity),

@@ -1,6 +1,7 @@
 //! Groups of asynchronous copies: what a thread commits and waits for, and what it knows afterwards.
 
 use crate::async_copy::{Completion, is_held};
+use crate::block::Block;
 use crate::clock::View;
 use crate::detector::{Detector, Stream, ThreadState};
 use crate::fault::FaultKind;
@@ -23,9 +24,9 @@ pub(crate) enum Kind {
 
 impl Order {
     /// Orders a copy after all that its thread knows now; what the thread does later is not part of that.
-    pub fn new(thread: &Thread, detector: &Detector, completion: Completion, site: Site) -> Self {
+    pub fn new(thread: &Thread, detector: &Detector, target: &Block, completion: Completion, site: Site) -> Self {
         let agents = match completion {
-            Completion::Bytes { mbarrier, .. } => [mbarrier::expect_copy(thread, detector, mbarrier, site); 2],
+            Completion::Bytes { mbarrier, .. } => [mbarrier::expect_copy(thread, detector, target, mbarrier, site); 2],
             Completion::CopyGroup(_) => issued(thread, detector, Kind::Copy, 1, site),
             Completion::BulkGroup(_) => issued(thread, detector, Kind::Bulk, 1, site),
             Completion::Arrival { .. } => issued(thread, detector, Kind::Copy, 0, site),

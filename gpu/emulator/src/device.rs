@@ -13,7 +13,7 @@ use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, Shu
 use crate::thread::{acting, current};
 use crate::warp::Kind;
 use crate::wgmma::{self, Instruction, Left};
-use crate::{barrier, collective, copy_group, mbarrier, tensor_map};
+use crate::{barrier, cluster, collective, copy_group, mbarrier, tensor_map};
 use std::panic::Location;
 
 /// This thread's index in its block (`%tid`).
@@ -42,6 +42,21 @@ pub fn block_dimensions() -> [u32; 3] {
 #[inline]
 pub fn grid_dimensions() -> [u32; 3] {
     current().worker().grid().launch.grid
+}
+
+/// This block's number in its cluster (`%cluster_ctarank`).
+#[track_caller]
+#[inline]
+pub fn cluster_rank() -> u32 {
+    current().block().rank
+}
+
+/// Waits for all threads of the cluster and orders their accesses (`barrier.cluster.arrive.release`,
+/// `barrier.cluster.wait.acquire`).
+#[track_caller]
+#[inline]
+pub fn cluster_sync() {
+    cluster::sync(current(), Location::caller());
 }
 
 /// This thread's lane in its warp (`%laneid`).
@@ -198,6 +213,14 @@ pub fn mbarrier_arrive(offset: u32) {
     mbarrier::arrive(thread, offset, Location::caller());
 }
 
+/// Arrives once at the mbarrier at the same offset of the block of `rank` in this cluster
+/// (`mapa`, `mbarrier.arrive.shared::cluster`).
+#[track_caller]
+#[inline]
+pub fn mbarrier_arrive_remote(offset: u32, rank: u32) {
+    mbarrier::arrive_remote(current(), offset, rank, Location::caller());
+}
+
 /// Announces `bytes` of asynchronous copies and arrives (`mbarrier.arrive.expect_tx`).
 #[track_caller]
 #[inline]
@@ -294,6 +317,14 @@ pub fn bulk_reduce_add_f32(destination: u64, source: u32, bytes: u32) {
 pub fn tensor_load<const R: usize>(destination: u32, map: u64, coordinates: [i32; R], mbarrier: u32) {
     let Some(thread) = acting() else { return };
     tensor_map::copy(thread, Direction::Load, destination, map, &coordinates, Some(mbarrier), Location::caller());
+}
+
+/// Queues a tiled copy of one box to the same shared memory of every block of the cluster that `blocks` has a bit for; each
+/// copy completes on the mbarrier of its own block (`cp.async.bulk.tensor...multicast::cluster`).
+#[track_caller]
+#[inline]
+pub fn tensor_load_multicast<const R: usize>(destination: u32, map: u64, coordinates: [i32; R], mbarrier: u32, blocks: u16) {
+    tensor_map::multicast(current(), destination, map, &coordinates, mbarrier, blocks, Location::caller());
 }
 
 /// Queues a tiled copy of one box to global memory; elements out of range are not written.

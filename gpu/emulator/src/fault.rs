@@ -27,6 +27,8 @@ pub enum FaultKind {
     MbarrierMisuse,
     /// An asynchronous copy used against its rules.
     AsyncMisuse,
+    /// Another block of the cluster used against the rules.
+    ClusterMisuse,
     /// A warpgroup's matrix instruction used against its rules.
     MatrixMisuse,
     /// A thread or block ended with asynchronous work in flight.
@@ -60,6 +62,7 @@ impl fmt::Display for FaultKind {
             Self::BarrierMisuse => "barrier misuse",
             Self::MbarrierMisuse => "mbarrier misuse",
             Self::AsyncMisuse => "asynchronous copy misuse",
+            Self::ClusterMisuse => "cluster misuse",
             Self::MatrixMisuse => "matrix instruction misuse",
             Self::InFlightAtExit => "work in flight at exit",
             Self::Deadlock => "deadlock",

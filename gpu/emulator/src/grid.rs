@@ -28,7 +28,7 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block in each dimension.
     pub block: [u32; 3],
-    /// Blocks of a cluster in each dimension.
+    /// Blocks of a cluster in each dimension; they run at the same time.
     pub cluster: [u32; 3],
     /// Bytes of shared memory a block.
     pub shared_bytes: u32,
@@ -67,6 +67,12 @@ impl Launch {
     /// The same launch with this much shared memory a block.
     pub fn shared(mut self, bytes: u32) -> Self {
         self.shared_bytes = bytes;
+        self
+    }
+
+    /// The same launch with clusters of so many blocks in x.
+    pub fn cluster(mut self, blocks: u32) -> Self {
+        self.cluster = [blocks, 1, 1];
         self
     }
 
@@ -174,8 +180,9 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    pub fn next_block(&self) -> Option<u64> {
-        let next = self.next_block.fetch_add(1, Ordering::Relaxed);
+    /// The first block of the next cluster.
+    pub fn next_cluster(&self) -> Option<u64> {
+        let next = self.next_block.fetch_add(self.launch.cluster[0].into(), Ordering::Relaxed);
         (next < self.launch.blocks()).then_some(next)
     }
 
@@ -272,6 +279,8 @@ fn validate(launch: &Launch) -> Result<(), Fault> {
         "a block has more than 1024 threads"
     } else if launch.shared_bytes > 227 << 10 {
         "a block has more than 227 KiB of shared memory"
+    } else if launch.cluster[1..] != [1, 1] || !(1..=8).contains(&launch.cluster[0]) || !launch.grid[0].is_multiple_of(launch.cluster[0]) {
+        "a cluster is not of 1 to 8 blocks in x, of which the grid has a multiple"
     } else {
         return Ok(());
     };
@@ -279,7 +288,10 @@ fn validate(launch: &Launch) -> Result<(), Fault> {
         kind: FaultKind::Launch,
         kernel: launch.kernel.clone(),
         thread: None,
-        message: format!("{problem}: grid {:?}, block {:?}, {} shared bytes", launch.grid, launch.block, launch.shared_bytes),
+        message: format!(
+            "{problem}: grid {:?}, cluster {:?}, block {:?}, {} shared bytes",
+            launch.grid, launch.cluster, launch.block, launch.shared_bytes
+        ),
         involved: Vec::new(),
         mend: "launch nothing for an empty problem, and keep to the limits of compute capability 9.0",
     })

@@ -32,6 +32,7 @@ mod async_copy;
 mod barrier;
 mod block;
 mod clock;
+mod cluster;
 mod collective;
 mod copy_group;
 mod cost;

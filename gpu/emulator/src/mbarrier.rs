@@ -2,6 +2,7 @@
 
 use crate::block::Block;
 use crate::clock::Knowledge;
+use crate::cluster;
 use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::order::Space;
@@ -23,6 +24,8 @@ pub(crate) struct Mbarrier {
     phase: u64,
     waiters: Vec<u32>,
     initialised_at: Site,
+    /// The block whose shared memory it lies in, as the detector numbers it.
+    home: u32,
     /// Its agent in the detector, for the copies that complete on it: their time is the phase, counted from one.
     slot: u32,
     /// The initialising thread and its time.
@@ -48,7 +51,7 @@ impl Mbarrier {
     /// Its initialisation must be ordered before this use.
     fn check_visible(&self, thread: &Thread, detector: &Detector, site: Site) {
         let (by, time) = self.initialised_by;
-        if !detector.thread(thread.number).borrow().view.knows(detector.block, by, time) {
+        if !detector.thread(thread.number).borrow().view.knows(self.home, by, time) {
             let mut fault = thread.fault(
                 FaultKind::Race,
                 site,
@@ -94,14 +97,14 @@ pub(crate) fn fence_init(thread: &Thread, site: Site) {
 }
 
 /// Enters a copy that will complete on an mbarrier; returns its agent and time.
-pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, offset: u32, site: Site) -> (u32, u32) {
-    let mut mbarriers = thread.block().mbarriers.borrow_mut();
+pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, target: &Block, offset: u32, site: Site) -> (u32, u32) {
+    let mut mbarriers = target.mbarriers.borrow_mut();
     let Some(m) = mbarriers.iter_mut().find(|m| m.offset == offset) else {
         thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT);
     };
     m.check_visible(thread, detector, site);
     let (by, time) = m.initialised_by;
-    let fenced = m.fenced || detector.thread(thread.number).borrow().view.knows_fenced(Space::Shared, detector.block, by, time);
+    let fenced = m.fenced || detector.thread(thread.number).borrow().view.knows_fenced(Space::Shared, m.home, by, time);
     if !fenced {
         let mut fault = thread.fault(
             FaultKind::MissingProxyFence,
@@ -156,6 +159,7 @@ pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
         phase: 0,
         waiters: Vec::new(),
         initialised_at: site,
+        home: detector.map_or(0, |detector| detector.block),
         slot: detector.map_or(0, Detector::slot),
         initialised_by: (thread.number, detector.map_or(0, |d| d.thread(thread.number).borrow_mut().view.advance())),
         fenced: false,
@@ -226,7 +230,14 @@ pub(crate) fn transaction(m: &mut Mbarrier, bytes: i64) -> Result<(), String> {
 /// Arrives once.
 pub(crate) fn arrive(thread: &Thread, offset: u32, site: Site) {
     if let Some(count) = thread.worker().synchronise("mbarrier_arrive", site, 1) {
-        update_by(thread, offset, 0, count, site);
+        update_by(thread, thread.block(), offset, 0, count, site);
+    }
+}
+
+/// Arrives once at the mbarrier at the same place of another block of the cluster.
+pub(crate) fn arrive_remote(thread: &Thread, offset: u32, rank: u32, site: Site) {
+    if let Some(count) = thread.worker().synchronise("mbarrier_arrive_remote", site, 1) {
+        update_by(thread, &cluster::peer(thread, rank, site), offset, 0, count, site);
     }
 }
 
@@ -234,12 +245,12 @@ pub(crate) fn arrive(thread: &Thread, offset: u32, site: Site) {
 pub(crate) fn expect(thread: &Thread, offset: u32, bytes: u32, arrives: bool, site: Site) {
     let operation = if arrives { "mbarrier_arrive_expect_transaction" } else { "mbarrier_expect_transaction" };
     if let Some(bytes) = thread.worker().synchronise(operation, site, bytes) {
-        update_by(thread, offset, bytes, u32::from(arrives), site);
+        update_by(thread, thread.block(), offset, bytes, u32::from(arrives), site);
     }
 }
 
-fn update_by(thread: &Thread, offset: u32, bytes: u32, count: u32, site: Site) {
-    let result = update(thread.block(), offset, |m| {
+fn update_by(thread: &Thread, target: &Block, offset: u32, bytes: u32, count: u32, site: Site) {
+    let result = update(target, offset, |m| {
         if let (Some(detector), true) = (thread.detector(), count != 0) {
             m.check_visible(thread, detector, site);
             detector.release(thread.number, &mut m.gathering);

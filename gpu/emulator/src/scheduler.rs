@@ -2,6 +2,7 @@
 
 use crate::async_copy;
 use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Mode, Policy, Progress};
 use crate::panic_hook;
@@ -120,14 +121,19 @@ impl Scheduler {
             Mode::Fast => 1,
             Mode::Check => self.grid().options.resident_blocks.max(1),
         };
-        while self.blocks.len() < wanted && self.start_block()? {}
+        while self.blocks.len() < wanted && self.start_cluster()? {}
         Ok(!self.blocks.is_empty())
     }
 
-    fn start_block(&mut self) -> Result<bool, Fault> {
-        let Some(number) = self.grid().next_block() else { return Ok(false) };
-        let block = Block::new(&self.worker, number)?;
-        self.blocks.push(block);
+    /// Blocks of a cluster start together.
+    fn start_cluster(&mut self) -> Result<bool, Fault> {
+        let Some(first) = self.grid().next_cluster() else { return Ok(false) };
+        let cluster = Rc::new(Cluster::default());
+        for rank in 0..self.grid().launch.cluster[0] {
+            let block = Block::new(&self.worker, first + u64::from(rank), &cluster, rank)?;
+            cluster.join(&block);
+            self.blocks.push(block);
+        }
         Ok(true)
     }
 
@@ -219,7 +225,7 @@ impl Scheduler {
         if ready != 0 && self.idle < 256 + 8 * u64::from(ready) {
             return Ok(None);
         }
-        if self.grid().blocks_left() && self.blocks.len() < self.grid().options.resident_blocks && self.start_block()? {
+        if self.grid().blocks_left() && self.blocks.len() < self.grid().options.resident_blocks && self.start_cluster()? {
             self.idle = 0;
             return Ok(None);
         }

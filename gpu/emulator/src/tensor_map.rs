@@ -1,6 +1,7 @@
 //! Tensor maps: the 128-byte descriptors of tiled bulk copies (TMA).
 
 use crate::async_copy::{self, Completion, Direction, Piece};
+use crate::cluster;
 use crate::fault::FaultKind;
 use crate::memory;
 use crate::thread::{Site, Thread};
@@ -181,6 +182,29 @@ fn push_merged(pieces: &mut Vec<Piece>, next: Piece) {
 
 /// Queues the copy of a box.
 pub(crate) fn copy(thread: &Thread, direction: Direction, shared: u32, map: u64, coordinates: &[i32], mbarrier: Option<u32>, site: Site) {
+    let (pieces, completion) = plan(thread, direction, shared, map, coordinates, mbarrier, site);
+    async_copy::issue(thread, direction, pieces, completion, site);
+}
+
+/// Queues the copy of a box to the same place in every block of the cluster that `blocks` has a bit for.
+pub(crate) fn multicast(thread: &Thread, shared: u32, map: u64, coordinates: &[i32], mbarrier: u32, blocks: u16, site: Site) {
+    let (pieces, completion) = plan(thread, Direction::Load, shared, map, coordinates, Some(mbarrier), site);
+    for rank in (0..16).filter(|rank| blocks >> rank & 1 == 1) {
+        let target = cluster::peer(thread, rank, site);
+        async_copy::issue_to(thread, &target, Direction::Load, pieces.clone(), completion, site);
+    }
+}
+
+/// The pieces of a box, and how their completion is observed.
+fn plan(
+    thread: &Thread,
+    direction: Direction,
+    shared: u32,
+    map: u64,
+    coordinates: &[i32],
+    mbarrier: Option<u32>,
+    site: Site,
+) -> (Vec<Piece>, Completion) {
     let fail = |message: String, mend: &'static str| -> ! { thread.fail(FaultKind::AsyncMisuse, site, message, mend) };
     if !map.is_multiple_of(64) {
         fail(format!("a tensor map at {map:#x}"), "place it at a multiple of 64");
@@ -212,6 +236,5 @@ pub(crate) fn copy(thread: &Thread, direction: Direction, shared: u32, map: u64,
         Some(mbarrier) => Completion::Bytes { mbarrier, bytes },
         None => Completion::BulkGroup(thread.bulk_groups.get()),
     };
-    let pieces = map.pieces(coordinates, shared, direction != Direction::Load);
-    async_copy::issue(thread, direction, pieces, completion, site);
+    (map.pieces(coordinates, shared, direction != Direction::Load), completion)
 }

@@ -29,6 +29,8 @@ pub(crate) enum Waiting {
     },
     /// The other threads of its warpgroup.
     Warpgroup,
+    /// The other threads of its cluster.
+    Cluster,
     Barrier {
         id: u32,
     },

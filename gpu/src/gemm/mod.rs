@@ -1,13 +1,15 @@
 //! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
 //!
-//! A block stays on its multiprocessor and computes one 128 by 256 tile of `D` after another. One thread keeps a ring
-//! of four stages of operands full by the copy engine; two warpgroups multiply, 64 rows each, with one group of
-//! multiplications in flight while they wait for the next stage. The finished tile leaves through shared memory, 128
-//! bytes of each row at a time, while the first stages of the next tile arrive.
+//! A cluster of two blocks stays on its multiprocessors and computes one 256 by 256 tile of `D` after another, each block
+//! 128 rows. In each, one thread keeps a ring of four stages of operands full by the copy engine: its rows of `A`, and
+//! half of the columns of `B` for both blocks. Two warpgroups multiply, 64 rows each, with one group of multiplications
+//! in flight while they wait for the next stage. The finished tile leaves through shared memory, 128 bytes of each row at
+//! a time, while the first stages of the next tile arrive.
 //!
 //! | barrier | between |
 //! |---|---|
-//! | ring | a stage is full; both warpgroups have read it |
+//! | ring | a stage is full; all four warpgroups of the cluster have read it |
+//! | cluster | the rings are ready; nobody arrives at them any more |
 //! | warpgroup | its staging tile is written, and stored; it was stored, and may be written again |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are
@@ -19,10 +21,11 @@ mod epilogue;
 pub use epilogue::Epilogue;
 
 use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::cluster;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::matrix::Operand;
 use oxtile_tile::num::{Pod, e4m3};
-use oxtile_tile::pipeline::{self, Mbarrier, Pipeline};
+use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use oxtile_tile::scheduler::PersistentTiles;
@@ -32,12 +35,17 @@ use oxtile_tile::warpgroup::{self, Role, Roles};
 
 /// Rows of a warpgroup's part of a tile, and of every box that is copied.
 const PART: usize = 64;
-/// Rows and columns of a tile of `D`.
+/// Rows and columns of a block's tile of `D`.
 pub const TILE: [usize; 2] = [2 * PART, 256];
+/// Blocks that share `B`, one above the other.
+const CLUSTER: u32 = 2;
+/// Boxes of `B` that a block loads for the cluster.
+const SHARE: u32 = TILE[1] as u32 / PART as u32 / CLUSTER;
+const EVERY_BLOCK: u16 = (1 << CLUSTER) - 1;
 /// Stages of operands: 48 KiB each.
 const STAGES: usize = 4;
-/// Tile rows that blocks share operands in.
-const BAND: u32 = 16;
+/// Rows of clusters' tiles that run together.
+const BAND: u32 = 8;
 
 type Team = Roles<2, 40, 232>;
 
@@ -56,7 +64,7 @@ struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
 }
 
 /// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `shape` is M, N, K.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, requires = sm_90a)]
+#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], M_MAJOR = [false], N_MAJOR = [false])]
@@ -77,10 +85,11 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
 ) {
     let shared = Shared::<T, O, DEPTH, WIDTH>::claim();
     if thread::index() == 0 {
-        shared.ring.init(Team::CONSUMER_WARPS);
+        shared.ring.init(CLUSTER * Team::CONSUMER_WARPS);
     }
-    block::sync();
-    let mut tiles = PersistentTiles::<BAND>::new(m.div_ceil(TILE[0] as u32), n.div_ceil(TILE[1] as u32));
+    cluster::sync();
+    let rank = cluster::rank();
+    let mut tiles = PersistentTiles::<BAND>::of_clusters::<CLUSTER>(m.div_ceil(CLUSTER * TILE[0] as u32), n.div_ceil(TILE[1] as u32));
     let steps = k.div_ceil(DEPTH as u32);
     match Team::role() {
         Role::Producer(role) => {
@@ -89,8 +98,15 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                 while let Some([row, column]) = tiles.next_tile() {
                     for step in 0..steps {
                         let (stage, full) = ring.acquire(Stage::<T, DEPTH>::SIZE);
-                        load::<_, _, _, M_MAJOR>(&a, stage.a, row * TILE[0] as u32, step * DEPTH as u32, full);
-                        load::<_, _, _, N_MAJOR>(&b, stage.b, column * TILE[1] as u32, step * DEPTH as u32, full);
+                        let k = step * DEPTH as u32;
+                        for part in 0..TILE[0] as u32 / PART as u32 {
+                            let m = (row * CLUSTER + rank) * TILE[0] as u32 + part * PART as u32;
+                            a.load(stage.a.tile(part), if M_MAJOR { [k, m] } else { [m, k] }, full);
+                        }
+                        for part in rank * SHARE..(rank + 1) * SHARE {
+                            let n = column * TILE[1] as u32 + part * PART as u32;
+                            b.load_multicast(stage.b.tile(part), if N_MAJOR { [k, n] } else { [n, k] }, full, EVERY_BLOCK);
+                        }
                     }
                 }
             }
@@ -108,12 +124,12 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                     let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&next, part);
                     product = product.multiply_add(left, right);
                     product.wait_earlier();
-                    stage.release_after_wait();
+                    stage.release_to_cluster::<CLUSTER>();
                     stage = next;
                 }
                 let mut tile = product.wait();
-                stage.release_after_wait();
-                let origin = [row * TILE[0] as u32 + part * PART as u32, column * TILE[1] as u32];
+                stage.release_to_cluster::<CLUSTER>();
+                let origin = [(row * CLUSTER + rank) * TILE[0] as u32 + part * PART as u32, column * TILE[1] as u32];
                 epilogue.apply(&mut tile, origin);
                 store(&d, &tile, shared.staging, part, origin);
             }
@@ -122,6 +138,7 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
             }
         }
     }
+    cluster::sync();
 }
 
 /// A warpgroup's rows of `A` and the columns of `B` in a stage.
@@ -132,21 +149,6 @@ fn operands<T: MatrixElement, const DEPTH: usize, const M_MAJOR: bool, const N_M
 ) -> (Operand<T, PART, DEPTH, M_MAJOR>, Operand<T, { TILE[1] }, DEPTH, N_MAJOR>) {
     let Stage { a, b } = stage.memory();
     (Operand::of(a.tile(part)), Operand::stacked(b))
-}
-
-/// Starts to load the tiles of an operand that begin at `mn` and `k`.
-#[inline(always)]
-fn load<T: Pod, const DEPTH: usize, const COUNT: usize, const MN_MAJOR: bool>(
-    map: &TensorMap<T, PART, DEPTH, Swizzle128>,
-    tiles: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, COUNT>,
-    mn: u32,
-    k: u32,
-    full: Mbarrier,
-) {
-    for i in 0..COUNT as u32 {
-        let mn = mn + i * PART as u32;
-        map.load(tiles.tile(i), if MN_MAJOR { [k, mn] } else { [mn, k] }, full);
-    }
 }
 
 /// Stores a warpgroup's part of the result through its two staging tiles.
@@ -184,6 +186,7 @@ fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usi
     if !args.bias.is_empty() {
         LaunchError::check_length("bias", n, args.bias.len())?;
     }
-    let tiles = m.div_ceil(TILE[0] as u64) * n.div_ceil(TILE[1] as u64);
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+    let tiles = m.div_ceil(u64::from(CLUSTER) * TILE[0] as u64) * n.div_ceil(TILE[1] as u64);
+    let clusters = (device.multiprocessors / CLUSTER).max(1);
+    Ok(Grid::x(CLUSTER * tiles.min(u64::from(clusters)) as u32))
 }

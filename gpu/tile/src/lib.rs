@@ -24,6 +24,7 @@ extern crate self as oxtile_tile;
 pub mod arch;
 pub mod atomic;
 pub mod block;
+pub mod cluster;
 pub mod global;
 pub mod launch;
 pub mod layout;

@@ -10,7 +10,7 @@
 
 use core::marker::PhantomData;
 
-use crate::arch::{AsyncCopy, BulkCopy, Fence, Mbarrier as _, Target};
+use crate::arch::{AsyncCopy, BulkCopy, Cluster, Fence, Mbarrier as _, Target};
 use crate::global::{Global, GlobalMut, elements_of};
 use crate::num::Pod;
 use crate::shared::{SharedArray, SharedStorage};
@@ -277,6 +277,17 @@ impl<S: Copy> Stage<S> {
     pub fn release_after_wait(self) {
         // SAFETY: as `release`.
         unsafe { Target::arrive_if(self.empty.address, crate::thread::lane() == 0) };
+    }
+
+    /// The same in every block of a cluster of `BLOCKS`, whose producers each fill a part of the stage. The barriers were
+    /// [readied](Pipeline::init) for the consumer warps of all blocks.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release_to_cluster<const BLOCKS: u32>(self) {
+        const { assert!(BLOCKS <= crate::warp::LANES, "one lane arrives for each block") };
+        let lane = crate::thread::lane();
+        // SAFETY: as `release`, in every block; none ends before the cluster's last barrier.
+        unsafe { Target::arrive_remote_if(self.empty.address, lane, lane < BLOCKS) };
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::block;
 
-/// Tiles of a matrix, handed out to blocks that stay: block `i` of `n` takes tiles `i`, `i + n`, ...
+/// Tiles of a matrix, handed out to blocks, or clusters of blocks, that stay: number `i` of `n` takes tiles `i`, `i + n`, ...
 ///
 /// Neighbours in time are neighbours in a band of `BAND` tile rows, column by column, so that blocks that run together
 /// share operands in the L2 cache.
@@ -11,6 +11,7 @@ pub struct PersistentTiles<const BAND: u32> {
     rows: u32,
     columns: u32,
     next: u32,
+    stride: u32,
 }
 
 impl<const BAND: u32> PersistentTiles<BAND> {
@@ -18,10 +19,17 @@ impl<const BAND: u32> PersistentTiles<BAND> {
     #[inline(always)]
     #[track_caller]
     pub fn new(rows: u32, columns: u32) -> Self {
-        Self { rows, columns, next: block::index()[0] }
+        Self::of_clusters::<1>(rows, columns)
     }
 
-    /// Row and column of the block's next tile, both counted in tiles.
+    /// The same for clusters of `BLOCKS` blocks, which share a tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn of_clusters<const BLOCKS: u32>(rows: u32, columns: u32) -> Self {
+        Self { rows, columns, next: block::index()[0] / BLOCKS, stride: block::count()[0] / BLOCKS }
+    }
+
+    /// Row and column of the next tile, both counted in tiles.
     #[inline(always)]
     #[track_caller]
     pub fn next_tile(&mut self) -> Option<[u32; 2]> {
@@ -32,7 +40,7 @@ impl<const BAND: u32> PersistentTiles<BAND> {
         let tiles_of_band = (BAND * self.columns).max(1);
         let (band, inside) = (self.next / tiles_of_band, self.next % tiles_of_band);
         let height = (self.rows - band * BAND).clamp(1, BAND);
-        self.next += block::count()[0];
+        self.next += self.stride;
         Some([band * BAND + inside % height, inside / height])
     }
 }

@@ -10,7 +10,7 @@
 
 use core::marker::PhantomData;
 
-use crate::arch::{BulkCopy, Target};
+use crate::arch::{BulkCopy, Cluster, Target};
 use crate::layout::{Linear, Swizzle, TileLayout};
 use crate::num::Pod;
 use crate::pipeline::Mbarrier;
@@ -94,6 +94,21 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: us
             let (shared, columns) = (target.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
             // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
             unsafe { Target::load_tensor(shared, self.address, coordinates(at, columns), mbarrier.address()) };
+            panel += 1;
+        }
+    }
+
+    /// The same into the tile at this place in every block of the cluster that `blocks` has a bit for; each completes the
+    /// bytes on its own mbarrier, at the place of this one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_multicast(&self, target: SharedTile<T, ROWS, COLUMNS, S>, at: [u32; RANK], mbarrier: Mbarrier, blocks: u16) {
+        const { assert!(Self::BYTES > 0) };
+        let mut panel = 0;
+        while panel < Self::LAYOUT.panels() {
+            let (shared, columns) = (target.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
+            // SAFETY: as `load`; blocks of one kernel have one layout of shared memory.
+            unsafe { Target::load_tensor_multicast(shared, self.address, coordinates(at, columns), mbarrier.address(), blocks) };
             panel += 1;
         }
     }

@@ -9,6 +9,7 @@
 //! into the arms of a branch; single-thread and pure instructions are `asm!`.
 
 mod approximate;
+mod cluster;
 mod convert;
 mod families;
 mod matrix;
@@ -30,6 +31,7 @@ pub use emulated::Emulated;
 pub type Target = Emulated;
 
 pub use approximate::Approximate;
+pub use cluster::Cluster;
 pub use convert::Convert;
 pub use families::*;
 pub use matrix::*;

@@ -4,6 +4,7 @@
 extern crate std;
 
 mod approximate;
+mod cluster;
 mod convert;
 mod copy;
 mod matrix;

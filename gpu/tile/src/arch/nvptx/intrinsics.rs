@@ -26,6 +26,10 @@ unsafe extern "C" {
     pub fn reduce_max_u32(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.add"]
     pub fn reduce_add_u32(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.barrier.cluster.arrive.aligned"]
+    pub fn cluster_arrive();
+    #[link_name = "llvm.nvvm.barrier.cluster.wait.aligned"]
+    pub fn cluster_wait();
     #[link_name = "llvm.nvvm.wgmma.fence.sync.aligned"]
     pub fn wgmma_fence();
     #[link_name = "llvm.nvvm.wgmma.commit_group.sync.aligned"]

@@ -1,6 +1,7 @@
 //! The device side.
 
 mod approximate;
+mod cluster;
 mod convert;
 mod copy;
 mod intrinsics;

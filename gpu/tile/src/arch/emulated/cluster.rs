@@ -1,0 +1,34 @@
+//! Clusters of blocks.
+
+use oxtile_emulator::device;
+
+use super::Emulated;
+use crate::arch::Cluster;
+
+impl Cluster for Emulated {
+    #[inline(always)]
+    #[track_caller]
+    fn rank() -> u32 {
+        device::cluster_rank()
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn sync() {
+        device::cluster_sync();
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn arrive_remote_if(address: u32, rank: u32, predicate: bool) {
+        if predicate {
+            device::mbarrier_arrive_remote(address, rank);
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_tensor_multicast<const RANK: usize>(shared: u32, map: u64, coordinates: [u32; RANK], mbarrier: u32, blocks: u16) {
+        device::tensor_load_multicast(shared, map, coordinates.map(u32::cast_signed), mbarrier, blocks);
+    }
+}
