@@ -11,7 +11,7 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// One tile and parts of it, edges in every direction, several tiles for each block.
 const SMALL: [[usize; 3]; 5] = [[8, 8, 16], [128, 256, 64], [136, 264, 80], [1, 16, 208], [200, 304, 144]];
-const LARGE: [[usize; 3]; 1] = [[264, 1032, 520]];
+const LARGE: [[usize; 3]; 1] = [[264, 1032, 528]];
 /// More tiles than a GPU has multiprocessors.
 const WAVES: [usize; 3] = [2056, 2064, 72];
 
