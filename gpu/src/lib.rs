@@ -24,6 +24,7 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_CAST_TRANSPOSE_DELAYED,
     fp8::FP8_DEQUANTIZE,
     fp8::FP8_TRANSPOSE,
+    fp8::FP8_UPDATE_SCALES,
     gemm::GEMM,
     interleave::INTERLEAVE_ROWS,
     interleave::INTERLEAVE_COLUMNS,

@@ -50,6 +50,7 @@ const JOBS: &[Job] = &[
     Job { name: "fp8_cast_transpose", run: fp8_cast_transpose, equivalents: &[] },
     Job { name: "fp8_cast_transpose_delayed", run: fp8_cast_transpose_delayed, equivalents: &[] },
     Job { name: "fp8_transpose", run: fp8_transpose, equivalents: &[] },
+    Job { name: "fp8_update_scales", run: fp8_update_scales, equivalents: &[] },
     Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
     Job { name: "mxfp8_cast_rows", run: mxfp8_cast_rows, equivalents: &[] },
     Job { name: "mxfp8_cast_both", run: mxfp8_cast_both, equivalents: &[] },
@@ -214,10 +215,12 @@ fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn fp8_cast_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (input, scale) = (device.upload::<bf16>("input", &words(4610)), device.upload("scale", &[3f32.to_bits()]));
     let (mut data, mut amax) = (device.upload("data", &[0; 2305]), device.upload("amax", &[0]));
+    let mut scale_inverse = device.upload("scale_inverse", &[0]);
     device.launch::<Fp8CastDelayed<bf16, e4m3>>(Fp8CastDelayedArgs {
         input: input.view(),
         scale: scale.view(),
         data: data.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
         amax: amax.view_mut(),
     })?;
     Ok([device.download(&data), device.download(&amax)].concat())
@@ -245,12 +248,13 @@ fn fp8_cast_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn fp8_cast_transpose_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (input, scale) = (device.upload::<bf16>("input", &words(160 * 72)), device.upload("scale", &[3f32.to_bits()]));
     let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
-    let mut amax = device.upload("amax", &[0]);
+    let (mut scale_inverse, mut amax) = (device.upload("scale_inverse", &[0]), device.upload("amax", &[0]));
     device.launch::<Fp8CastTransposeDelayed<bf16, e4m3>>(Fp8CastTransposeDelayedArgs {
         input: input.view(),
         scale: scale.view(),
         data: data.view_mut(),
         transposed: transposed.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
         amax: amax.view_mut(),
         rows: 160,
         columns: 144,
@@ -267,6 +271,23 @@ fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
         columns: 144,
     })?;
     Ok(device.download(&transposed))
+}
+
+/// Histories of 70 steps, so that a warp meets rows that another one rolls, of 3 tensors.
+fn fp8_update_scales(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let entries: Vec<u32> = (1..=210).map(|i| (i as f32).to_bits()).collect();
+    let (mut history, agreed) = (device.upload("history", &entries), device.upload("agreed", &[0; 0]));
+    let (mut scales, mut scale_inverses) = (device.upload("scales", &[0; 3]), device.upload("scale_inverses", &[0; 3]));
+    device.launch::<Fp8UpdateScales>(Fp8UpdateScalesArgs {
+        history: history.view_mut(),
+        agreed: agreed.view(),
+        scales: scales.view_mut(),
+        scale_inverses: scale_inverses.view_mut(),
+        length: 70,
+        scaled_largest: 448.0,
+        most_recent: 0,
+    })?;
+    Ok([device.download(&history), device.download(&scales), device.download(&scale_inverses)].concat())
 }
 
 fn fp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {

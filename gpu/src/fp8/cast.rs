@@ -56,22 +56,32 @@ fn cast_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastArgs<'_, T, Q>, _: &DeviceLimit
     Grid::cover("input", args.input.len().max(1), Run::<T, STEPS>::ELEMENTS)
 }
 
-/// `data[i] = input[i] * scale[0]`; raises `amax[0]` to the largest magnitude in `input`.
+/// `data[i] = input[i] * scale[0]`, `scale_inverse[0] = 1 / scale[0]`; raises `amax[0]` to the largest magnitude in `input`.
 #[kernel(threads = THREADS, grid = delayed_grid, shared = Shared, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-pub fn fp8_cast_delayed<T: Magnitude, Q: Fp8>(input: Global<T>, scale: Global<f32>, data: GlobalMut<Q>, amax: GlobalMut<f32>) {
+pub fn fp8_cast_delayed<T: Magnitude, Q: Fp8>(
+    input: Global<T>,
+    scale: Global<f32>,
+    data: GlobalMut<Q>,
+    scale_inverse: GlobalMut<f32>,
+    amax: GlobalMut<f32>,
+) {
     let running = cast_run(&input, &data, || scale.load(0));
     let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
     if thread::index() == 0 {
         atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+        if block::index()[0] == 0 {
+            scale_inverse.store(0, 1.0 / scale.load(0));
+        }
     }
 }
 
 fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastDelayedArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("scale", 1, args.scale.len())?;
     LaunchError::check_length("data", args.input.len(), args.data.len())?;
+    LaunchError::check_length("scale_inverse", 1, args.scale_inverse.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    Grid::cover("input", args.input.len(), Run::<T, STEPS>::ELEMENTS)
+    Grid::cover("input", args.input.len().max(1), Run::<T, STEPS>::ELEMENTS)
 }
 
 /// Casts this CUDA block's run; returns the thread's running maximum of it.

@@ -55,7 +55,7 @@ pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
     let scale = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX }.scale::<Q>(amax.load(0));
     let stage = Shared::claim().stage;
     cast_lines(&tile, &lines, scale, &data, &stage);
-    if tile.first_row == 0 && tile.first_column == 0 && thread::index() == 0 {
+    if tile.is_first() && thread::index() == 0 {
         scale_inverse.store(0, 1.0 / scale);
     }
     block::sync();
@@ -75,11 +75,13 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeArgs<'_, T, Q>, _: &DeviceL
 /// `[columns, rows]`.
 #[kernel(threads = THREADS, grid = delayed_grid, shared = SharedDelayed, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
+#[allow(clippy::too_many_arguments)]
 pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
     input: Global<T>,
     scale: Global<f32>,
     data: GlobalMut<Q>,
     transposed: GlobalMut<Q>,
+    scale_inverse: GlobalMut<f32>,
     amax: GlobalMut<f32>,
     rows: u64,
     columns: u64,
@@ -93,6 +95,9 @@ pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
     let largest = block::max_u32(T::finish(running).to_bits(), shared.reduce);
     if thread::index() == 0 {
         atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+        if tile.is_first() {
+            scale_inverse.store(0, 1.0 / scale.load(0));
+        }
     }
     shared.stage.store(&tile, &transposed);
 }
@@ -101,6 +106,7 @@ fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, 
     LaunchError::check_length("scale", 1, args.scale.len())?;
     LaunchError::check_length("data", args.input.len(), args.data.len())?;
     LaunchError::check_length("transposed", args.input.len(), args.transposed.len())?;
+    LaunchError::check_length("scale_inverse", 1, args.scale_inverse.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
     Tile::<T>::check_vectors(args.columns, ("input", args.input.address()), ("data", args.data.address()))?;
     Tile::<T>::grid("input", args.input.len(), args.rows, args.columns)

@@ -22,12 +22,14 @@ mod run;
 mod stage;
 mod tile;
 mod transpose;
+mod update_scales;
 
 pub use cast::{FP8_CAST, FP8_CAST_DELAYED, Fp8Cast, Fp8CastArgs, Fp8CastDelayed, Fp8CastDelayedArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
 pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
 pub use transpose::{FP8_TRANSPOSE, Fp8Transpose, Fp8TransposeArgs};
+pub use update_scales::{FP8_UPDATE_SCALES, Fp8UpdateScales, Fp8UpdateScalesArgs};
 
 use oxtile_tile::num::{Float, Fp8, Pod};
 use oxtile_tile::prelude::{Global, Vector};

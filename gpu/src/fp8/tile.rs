@@ -82,6 +82,12 @@ impl<T: Element> Tile<T> {
         Ok(Grid { x: across.x, y: down.div_ceil(z) as u32, z: z as u32 })
     }
 
+    /// Whether it is the matrix's first.
+    #[inline(always)]
+    pub fn is_first(&self) -> bool {
+        self.first_row == 0 && self.first_column == 0
+    }
+
     /// Calls `body` with each step. An iterator over [`Lines`] would leave them in local memory.
     #[inline(always)]
     pub fn for_each_step(mut body: impl FnMut(usize)) {

@@ -10,7 +10,7 @@ pub mod mxfp8;
 pub mod nvfp4;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
-pub use fp8::{CurrentScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
+pub use fp8::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, Mxfp8, Mxfp8Pair, Mxfp8Tensor};

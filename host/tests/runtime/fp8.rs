@@ -1,7 +1,7 @@
 //! The host's side of FP8: shapes, alignment, what is loaded, what stays on the device. The kernels' bits are shown elsewhere.
 
 use oxtile::num::{Float, bf16, e4m3};
-use oxtile::quantize::{CurrentScaling, ScaleOptions};
+use oxtile::quantize::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, ScaleOptions};
 use oxtile::{Buffer, Error};
 
 use crate::support::{emulated, runtime, stream};
@@ -61,4 +61,31 @@ fn lengths_that_do_not_fit_are_errors() {
     let mut short = Buffer::zeros(&stream, 63).unwrap();
     let error = casts.dequantize(&stream, &tensor, short.view_mut()).unwrap_err();
     assert_eq!(error.to_string(), "CurrentScaling::dequantize, output: 63 elements where 64 are needed");
+}
+
+#[test]
+fn delayed_scales_follow_the_amaxes_of_earlier_steps() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = DelayedScaling::<f32>::new(&runtime, AmaxAlgorithm::Max, 1).unwrap();
+    let mut scales = DelayedScales::new(&stream, 3, 2).unwrap();
+    for (step, (value, expected)) in [(7.0_f32, 32.0_f32), (14.0, 16.0), (7.0, 16.0), (3.5, 32.0)].into_iter().enumerate() {
+        let input = Buffer::from_slice(&stream, &[0.5, -value, 1.0, 0.0]).unwrap();
+        let before = scales.scales().to_vec(&stream).unwrap()[1];
+        let shape = if step % 2 == 0 { [1, 4] } else { [4, 1] };
+        let pair = casts.quantize_both(&stream, &mut scales, 1, input.view(), shape).unwrap();
+        assert_eq!(pair.tensor.scale_inverse.to_vec(&stream).unwrap(), [1.0 / before]);
+        assert_eq!(pair.tensor.data.to_vec(&stream).unwrap()[1].to_f32(), -value * before);
+        assert_eq!(pair.transposed.to_vec(&stream).unwrap(), pair.tensor.data.to_vec(&stream).unwrap());
+        casts.update(&stream, &mut scales, None).unwrap();
+        // A history of two: the 14 is there for two steps.
+        assert_eq!(scales.scales().to_vec(&stream).unwrap(), [1.0, expected, 1.0], "step {step}");
+    }
+    let agreed = Buffer::from_slice(&stream, &[0.0_f32, 56.0, 0.0]).unwrap();
+    casts.update(&stream, &mut scales, Some(agreed.view())).unwrap();
+    assert_eq!(scales.scale_inverses().to_vec(&stream).unwrap(), [1.0, 0.25, 1.0]);
+    let input = Buffer::zeros(&stream, 4).unwrap();
+    let error = casts.quantize(&stream, &mut scales, 3, input.view()).unwrap_err();
+    assert!(error.to_string().contains("there is no tensor 3: the scales are those of 3"), "{error}");
+    assert!(matches!(DelayedScales::new(&stream, 3, 0), Err(Error::Invalid { .. })));
 }

@@ -86,6 +86,33 @@ pub fn dequantize(quantized: &Quantized, [rows, columns]: [usize; 2], block: [us
     (0..rows * columns).map(|i| decode(&quantized.data[i..=i], inverse(i), format)[0]).collect()
 }
 
+/// A tensor under delayed scaling: its amaxes, the first that of the step at hand, then from the oldest to the newest.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delayed {
+    /// At least one.
+    pub history: Vec<f32>,
+    /// What elements are multiplied by.
+    pub scale: f32,
+}
+
+impl Delayed {
+    /// The end of a step, in which the ranks agreed on an amax of `agreed`, or 0 if they did not. `scaled_largest` is what the amax is to
+    /// become; without `most_recent` the amax is the largest of the history.
+    pub fn update(&mut self, agreed: f32, scaled_largest: f32, most_recent: bool) {
+        let latest = if agreed == 0.0 { self.history[0] } else { agreed };
+        if latest == 0.0 {
+            return;
+        }
+        self.history.remove(0);
+        self.history.push(latest);
+        let amax = if most_recent { latest } else { amax(&self.history) };
+        self.history[0] = 0.0;
+        if amax.is_finite() && amax > 0.0 {
+            self.scale = (scaled_largest / amax).min(f32::MAX);
+        }
+    }
+}
+
 /// The transpose of a matrix [rows, columns].
 pub fn transpose<T: Copy>(x: &[T], [rows, columns]: [usize; 2]) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| x[row * columns + column])).collect()
@@ -139,6 +166,22 @@ mod tests {
         assert_eq!(scale(1e-38, &E4M3, Rule { largest: 65504.0, power_of_two: true, ..PLAIN }), 32768.0);
         assert_eq!(scale(0.0, &E5M2, Rule { epsilon: 2.0, ..PLAIN }), 28672.0);
         assert_eq!(scale(3.0, &E4M3, Rule { power_of_two: true, ..PLAIN }), 128.0);
+    }
+
+    #[test]
+    fn delayed_steps_by_hand() {
+        let mut tensor = Delayed { history: vec![4.0, 1.0, 2.0], scale: 1.0 };
+        tensor.update(0.0, 448.0, false);
+        // The 1 of three steps ago has left; 4 is the newest.
+        assert_eq!(tensor, Delayed { history: vec![0.0, 2.0, 4.0], scale: 112.0 });
+        tensor.update(0.0, 448.0, false);
+        assert_eq!(tensor, Delayed { history: vec![0.0, 2.0, 4.0], scale: 112.0 });
+        tensor.update(7.0, 448.0, true);
+        assert_eq!(tensor, Delayed { history: vec![0.0, 4.0, 7.0], scale: 64.0 });
+        tensor.update(f32::INFINITY, 448.0, false);
+        assert_eq!(tensor, Delayed { history: vec![0.0, 7.0, f32::INFINITY], scale: 64.0 });
+        tensor.update(1e-39, 448.0, true);
+        assert_eq!(tensor.scale, f32::MAX);
     }
 
     #[test]

@@ -49,8 +49,6 @@ pub struct Fp8Tensor<Q = e4m3> {
     pub data: Buffer<Q>,
     /// What codes are multiplied by, one element.
     pub scale_inverse: Buffer<f32>,
-    /// The largest magnitude that the scale was made of, one element.
-    pub amax: Buffer<f32>,
 }
 
 /// A matrix quantized for products from both sides.
@@ -63,10 +61,9 @@ pub struct Fp8Pair<Q = e4m3> {
 }
 
 impl<Q: Fp8> Fp8Tensor<Q> {
-    /// A tensor to be quantized into: codes uninitialised, the amax 0.
+    /// A tensor to be quantized into.
     pub(super) fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
-        let (data, scale_inverse) = (Buffer::uninitialised(stream, elements)?, Buffer::uninitialised(stream, 1)?);
-        Ok(Self { data, scale_inverse, amax: Buffer::zeros(stream, 1)? })
+        Ok(Self { data: Buffer::uninitialised(stream, elements)?, scale_inverse: Buffer::uninitialised(stream, 1)? })
     }
 }
 
@@ -92,8 +89,9 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
         let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
-        self.cast(stream, input, tensor.amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())?;
+        let mut amax = Buffer::zeros(stream, 1)?;
+        self.amax.launch(stream, AmaxArgs { input, output: amax.view_mut() })?;
+        self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())?;
         Ok(tensor)
     }
 
@@ -123,8 +121,9 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         check("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
         let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
         let mut transposed = Buffer::uninitialised(stream, input.len())?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
-        let Fp8Tensor { data, scale_inverse, amax } = &mut tensor;
+        let mut amax = Buffer::zeros(stream, 1)?;
+        self.amax.launch(stream, AmaxArgs { input, output: amax.view_mut() })?;
+        let Fp8Tensor { data, scale_inverse } = &mut tensor;
         let (amax, view, scale_inverse) = (amax.view(), data.view_mut(), scale_inverse.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {
             let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (shape, self.options);

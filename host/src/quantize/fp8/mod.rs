@@ -6,10 +6,13 @@
 //! | recipe | scales | from |
 //! |---|---|---|
 //! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast; the transpose too |
+//! | [`DelayedScaling`] | one a tensor | amaxes of earlier steps; the cast records the step's in its one pass |
 
 mod current;
+mod delayed;
 
 pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
+pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 
 use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::*;

@@ -2,9 +2,10 @@
 
 mod tensor;
 mod transpose;
+mod update_scales;
 
 use crate::case::Case;
 
 pub fn cases() -> Vec<Case> {
-    [tensor::cases(), transpose::cases()].into_iter().flatten().collect()
+    [tensor::cases(), transpose::cases(), update_scales::cases()].into_iter().flatten().collect()
 }

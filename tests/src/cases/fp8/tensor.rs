@@ -94,15 +94,18 @@ fn cast_delayed<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, values: 
     for before in [0.0, 1e3_f32] {
         let mut data = text(Buffer::from_slice(&stream, &vec![Q::of_code(0xa5); expected.len()]))?;
         let mut raised = text(Buffer::from_slice(&stream, &[before]))?;
+        let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;
         let args = Fp8CastDelayedArgs {
             input: input.view().slice(start as u64, values.len() as u64),
             scale: scale.view(),
             data: data.view_mut(),
+            scale_inverse: inverse.view_mut(),
             amax: raised.view_mut(),
         };
         text(text(r.load::<T::CastDelayed>())?.launch(&stream, args))?;
         let data: Vec<u8> = text(data.to_vec(&stream))?.into_iter().map(Q::code).collect();
         equal("data", &data, &expected)?;
+        equal("inverse of the scale", &text(inverse.to_vec(&stream))?, &[1.0 / factor])?;
         equal("amax", &text(raised.to_vec(&stream))?, &[before.max(amax(&values[start..]))])?;
     }
     Ok(())

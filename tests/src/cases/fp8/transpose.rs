@@ -86,17 +86,20 @@ fn cast_delayed<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario
     let poison = vec![Q::of_code(0xa5); values.len()];
     let (mut data, mut turned) = (text(Buffer::from_slice(&stream, &poison))?, text(Buffer::from_slice(&stream, &poison))?);
     let mut raised = text(Buffer::from_slice(&stream, &[0.5_f32]))?;
+    let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;
     let args = Fp8CastTransposeDelayedArgs {
         input: input.view(),
         scale: scale.view(),
         data: data.view_mut(),
         transposed: turned.view_mut(),
+        scale_inverse: inverse.view_mut(),
         amax: raised.view_mut(),
         rows: shape[0] as u64,
         columns: shape[1] as u64,
     };
     text(text(r.load::<T::CastTransposeDelayed>())?.launch(&stream, args))?;
     let expected = encode(&values, factor, Q::FORMAT);
+    equal("inverse of the scale", &text(inverse.to_vec(&stream))?, &[1.0 / factor])?;
     equal("amax", &text(raised.to_vec(&stream))?, &[amax(&values).max(0.5)])?;
     equal("data", &codes(text(data.to_vec(&stream))?), &expected)?;
     equal("transposed", &codes(text(turned.to_vec(&stream))?), &transpose(&expected, shape))
