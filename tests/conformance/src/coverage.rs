@@ -216,4 +216,14 @@ pub const COVERED: &[(&str, &[&str])] = &[
             "warpgroup::sync",
         ],
     ),
+    (
+        "cluster_share",
+        &[
+            "cluster::rank",
+            "cluster::sync",
+            "pipeline::Stage::release_to_cluster",
+            "scheduler::PersistentTiles::of_clusters",
+            "tensor_map::TensorMap::load_multicast",
+        ],
+    ),
 ];

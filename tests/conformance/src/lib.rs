@@ -8,6 +8,7 @@
 #![no_std]
 #![deny(missing_docs)]
 
+pub mod cluster;
 pub mod convert;
 pub mod copies;
 mod coverage;
@@ -24,6 +25,7 @@ use oxtile_tile::launch::KernelFamily;
 
 /// Every kernel of this crate.
 pub const KERNELS: &[KernelFamily] = &[
+    cluster::CLUSTER_SHARE,
     convert::CONVERT_FROM_F32,
     convert::CONVERT_FROM_BYTES,
     convert::HALF_PAIRS,

@@ -2,7 +2,9 @@
 
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
-use oxtile_conformance::{THREADS, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, views::*};
+use oxtile_conformance::{
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, views::*,
+};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::Pod;
@@ -16,7 +18,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 34] = [
+    let kernels: [(&str, Written); 35] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -51,6 +53,7 @@ pub fn cases() -> Vec<Case> {
         ("matrix_registers", matrix_registers),
         ("matrix_stacks", matrix_stacks),
         ("team_roles", team_roles),
+        ("cluster_share", cluster_share),
     ];
     golden::announce(kernels.map(|(name, _)| name).as_slice());
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
@@ -160,6 +163,15 @@ fn half_words() -> Vec<u32> {
         _ => random.bits() as u16,
     };
     (0..1024).map(|_| u32::from(half()) | u32::from(half()) << 16).collect()
+}
+
+fn cluster_share(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let [rows, columns] = CLUSTER_INPUT;
+    let (input, mut output) = (run.input(&words(rows * columns))?, run.output(CLUSTER_OUTPUT)?);
+    let map = text(TensorMap::new(stream, input.view(), [u64::from(rows), u64::from(columns)]))?;
+    run.launch::<ClusterShare>(ClusterShareArgs { input: map.view(), output: output.view_mut() })?;
+    run.bytes(&output)
 }
 
 fn team_roles(runtime: &Runtime, stream: &Stream) -> Bytes {
