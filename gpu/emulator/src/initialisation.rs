@@ -81,15 +81,15 @@ mod tests {
     #[test]
     fn a_copy_takes_each_bytes_state_along() {
         const BYTES: u64 = 300;
-        let written = |byte: u64| byte % 3 == 0 || byte % 7 == 2;
+        let written = |byte: u64| byte.is_multiple_of(3) || byte % 7 == 2;
         let cuts = [0, 1, 5, 63, 64, 65, 100, 128, 130];
         for (from, to, bytes) in cuts.iter().flat_map(|&a| cuts.iter().flat_map(move |&b| cuts.map(|c| (a, b, c)))) {
             let (source, target) = (Initialisation::new(BYTES as usize), Initialisation::new(BYTES as usize));
             (0..BYTES).filter(|&byte| written(byte)).for_each(|byte| source.set(byte, 1));
-            (0..BYTES).filter(|byte| byte % 2 == 0).for_each(|byte| target.set(byte, 1));
+            (0..BYTES).filter(|byte| byte.is_multiple_of(2)).for_each(|byte| target.set(byte, 1));
             target.copy(to, &source, from, bytes);
             for byte in 0..BYTES {
-                let expected = if (to..to + bytes).contains(&byte) { written(byte - to + from) } else { byte % 2 == 0 };
+                let expected = if (to..to + bytes).contains(&byte) { written(byte - to + from) } else { byte.is_multiple_of(2) };
                 assert_eq!(target.first_missing(byte, 1).is_none(), expected, "byte {byte} of a copy from {from} to {to} of {bytes}");
             }
         }

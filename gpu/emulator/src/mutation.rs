@@ -1,5 +1,5 @@
 //! Mutants of a kernel: one synchronisation site skipped, or its count shifted by one. A good kernel has no
-//! site that can be broken unnoticed; a good emulator notices.
+//! site that can be broken unnoticed; a good emulator notices, whether the output shows it or not.
 
 use crate::fault::Fault;
 use crate::grid::Options;
@@ -80,11 +80,11 @@ pub struct Equivalent<'a> {
 /// What became of one mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The emulator reported this fault.
+    /// The emulator reported this fault under one seed at least.
     Reported(String),
-    /// Nothing was reported, but the output is wrong.
+    /// Nothing is reported under any seed, but the output is wrong under one.
     WrongOutput(String),
-    /// It passes, and is listed as equivalent for this reason.
+    /// It passes under every seed, and is listed as equivalent for this reason.
     Equivalent(String),
     /// It passes under every seed.
     Survived,
@@ -114,14 +114,15 @@ impl Score {
         self.mutants.iter().filter(|mutant| pick(&mutant.verdict)).count()
     }
 
-    /// Mutants that nobody noticed and nobody excused.
-    pub fn survivors(&self) -> impl Iterator<Item = &Mutant> {
-        self.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::Survived))
+    /// Mutants that the emulator let pass and nobody excused: those whose output is wrong, and those that survived.
+    pub fn unreported(&self) -> impl Iterator<Item = &Mutant> {
+        self.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::WrongOutput(_) | Verdict::Survived))
     }
 
-    /// Whether every mutant is reported by the emulator, shows in the output, or is listed as equivalent.
+    /// Whether every mutant is reported by the emulator or listed as equivalent. A wrong output is not enough: whoever
+    /// debugs a kernel has no right one to compare with.
     pub fn is_complete(&self) -> bool {
-        self.survivors().next().is_none()
+        self.unreported().next().is_none()
     }
 }
 
@@ -130,12 +131,14 @@ impl fmt::Display for Score {
         let reported = self.count(|v| matches!(v, Verdict::Reported(_)));
         let wrong = self.count(|v| matches!(v, Verdict::WrongOutput(_)));
         let equivalent = self.count(|v| matches!(v, Verdict::Equivalent(_)));
-        write!(f, "{} mutants, {reported} reported, {equivalent} equivalent", self.mutants.len())?;
-        if wrong != 0 {
-            write!(f, ", {wrong} by wrong output alone")?;
-        }
-        for Mutant { mutation, seeds, .. } in self.survivors() {
-            write!(f, "\n  survived {seeds} seeds: {mutation}")?;
+        let survived = self.count(|v| matches!(v, Verdict::Survived));
+        write!(f, "{} mutants: {reported} reported, {wrong} by a wrong output alone, ", self.mutants.len())?;
+        write!(f, "{equivalent} equivalent, {survived} survived")?;
+        for Mutant { mutation, verdict, seeds } in self.unreported() {
+            match verdict {
+                Verdict::WrongOutput(problem) => write!(f, "\n  by a wrong output alone, {seeds} seeds: {mutation}: {problem}")?,
+                _ => write!(f, "\n  survived {seeds} seeds: {mutation}")?,
+            }
         }
         Ok(())
     }
@@ -151,7 +154,8 @@ pub struct BaselineFailure {
     pub problem: String,
 }
 
-/// Runs a job unchanged under every seed, then each mutant until a seed gives it away.
+/// Runs a job unchanged under every seed, then each mutant until the emulator reports it. A mutant whose output is wrong
+/// runs under the seeds that are left, which may show a report.
 ///
 /// `run` must use the options for each of its launches, merge their reports, and check its output. A mutant
 /// that loops is ended by the step limit, some times the steps of the unchanged job.
@@ -175,16 +179,16 @@ pub fn score(run: impl Fn(&Options) -> Outcome, seeds: &[u64], equivalents: &[Eq
         ..Options::check(seed)
     };
     let judge = |mutation: Mutation| {
-        let (verdict, seeds) = seeds
-            .iter()
-            .enumerate()
-            .find_map(|(tried, &seed)| match run(&options(seed, mutation.clone())) {
-                Outcome::Passed(_) => None,
-                Outcome::WrongOutput(problem) => Some((Verdict::WrongOutput(problem), tried + 1)),
-                Outcome::Faulted(fault) => Some((Verdict::Reported(fault.to_string()), tried + 1)),
-            })
-            .unwrap_or_else(|| (excuse(&mutation, equivalents), seeds.len()));
-        Mutant { mutation, verdict, seeds }
+        let mut wrong = None;
+        for (tried, &seed) in seeds.iter().enumerate() {
+            match run(&options(seed, mutation.clone())) {
+                Outcome::Passed(_) => {}
+                Outcome::WrongOutput(problem) => _ = wrong.get_or_insert(problem),
+                Outcome::Faulted(fault) => return Mutant { mutation, verdict: Verdict::Reported(fault.to_string()), seeds: tried + 1 },
+            }
+        }
+        let verdict = wrong.map_or_else(|| excuse(&mutation, equivalents), Verdict::WrongOutput);
+        Mutant { mutation, verdict, seeds: seeds.len() }
     };
     Ok(Score { mutants: mutants(&baseline).map(judge).collect() })
 }

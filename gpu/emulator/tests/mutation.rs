@@ -66,7 +66,7 @@ fn every_mutant_of_a_pipeline_is_reported() {
     println!("pipeline: {score}");
     assert!(score.mutants.len() >= 15, "{score}");
     assert!(score.is_complete(), "{score}");
-    assert!(score.mutants.iter().all(|m| matches!(m.verdict, Verdict::Reported(_))), "{score}");
+    assert!(score.to_string().ends_with(" reported, 0 by a wrong output alone, 0 equivalent, 0 survived"), "{score}");
 }
 
 /// The last barrier does nothing.
@@ -81,11 +81,45 @@ fn superfluous(arguments: &[u64]) {
 fn a_superfluous_barrier_survives_unless_it_is_listed() {
     let run = |options: &Options| outcome(&Job::new("superfluous", 1, 64, 64, 256, superfluous), options, |i| i as u32 ^ 32);
     let survivors = score(run, &[1, 2, 3], &[]).unwrap();
-    assert_eq!(survivors.survivors().count(), 1, "{survivors}");
-    assert!(survivors.to_string().contains("survived 3 seeds: skip barrier_sync"), "{survivors}");
+    assert_eq!(survivors.unreported().count(), 1, "{survivors}");
+    assert!(!survivors.is_complete() && survivors.to_string().contains("survived 3 seeds: skip barrier_sync"), "{survivors}");
     let last = Equivalent { matches: |m| m.change == Change::Skip, reason: "nothing follows the last barrier" };
     let excused = score(run, &[1, 2, 3], &[last]).unwrap();
     assert!(excused.is_complete() && excused.to_string().contains("1 equivalent"), "{excused}");
+}
+
+/// One thread asks whether a phase is over before it has ended.
+fn early_test(arguments: &[u64]) {
+    device::mbarrier_init(0, 1);
+    let over = device::mbarrier_try_wait_parity(0, 0);
+    device::mbarrier_arrive(0);
+    device::mbarrier_wait_parity(0, 0);
+    store(arguments[1], u32::from(over));
+}
+
+#[test]
+fn a_wrong_output_is_no_report() {
+    let run = |options: &Options| outcome(&Job::new("early_test", 1, 1, 1, 8, early_test), options, |_| 0);
+    let score = score(run, &[1, 2, 3], &[]).unwrap();
+    let skipped = score.mutants.iter().find(|m| m.mutation.site.operation == "mbarrier_try_wait_parity").unwrap();
+    assert_eq!((&skipped.verdict, skipped.seeds), (&Verdict::WrongOutput("word 0 is 1".to_owned()), 3));
+    assert!(!score.is_complete());
+    let text = score.to_string();
+    assert!(text.contains(" 1 by a wrong output alone, "), "{text}");
+    assert!(text.contains("alone, 3 seeds: skip mbarrier_try_wait_parity at gpu/emulator/tests/mutation.rs"), "{text}");
+}
+
+/// Odd seeds show a wrong output, even ones a report: the report counts.
+#[test]
+fn a_report_of_a_later_seed_counts() {
+    let run = |options: &Options| match (&options.mutation, options.seed % 2) {
+        (Some(_), 1) => Outcome::WrongOutput("shown first".to_owned()),
+        _ => outcome(&Job::new("superfluous", 1, 64, 64, 256, superfluous), options, |i| i as u32 ^ 32),
+    };
+    let score = score(run, &[1, 2], &[]).unwrap();
+    let (reported, rest): (Vec<_>, Vec<_>) = score.mutants.iter().partition(|m| matches!(m.verdict, Verdict::Reported(_)));
+    assert!(!reported.is_empty() && reported.iter().all(|m| m.seeds == 2), "{score}");
+    assert!(rest.iter().all(|m| m.mutation.change == Change::Skip), "{score}");
 }
 
 #[test]
