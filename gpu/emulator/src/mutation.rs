@@ -128,6 +128,9 @@ impl Score {
 
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.mutants.is_empty() {
+            return f.write_str("no synchronisation, no mutants");
+        }
         let reported = self.count(|v| matches!(v, Verdict::Reported(_)));
         let wrong = self.count(|v| matches!(v, Verdict::WrongOutput(_)));
         let equivalent = self.count(|v| matches!(v, Verdict::Equivalent(_)));

@@ -6,9 +6,12 @@ use oxtile_kernels::gemm::{Gemm, GemmArgs};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16};
 
-use super::{Device, Elements, OWNER, words};
+use super::Job;
+use super::device::{Device, Elements, OWNER, words};
 
-pub const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
+pub const JOBS: &[Job] = &[Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS }];
+
+const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
     reason: "waits for one group more than needed: slower, never wrong",
 }];
@@ -32,7 +35,7 @@ fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2])
     device.upload("map", &words)
 }
 
-pub fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
+fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [m, n, k] = SHAPE;
     // Below 1, so that every place of the result counts.
     let small = |count: u64| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();

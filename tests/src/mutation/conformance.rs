@@ -1,0 +1,94 @@
+//! Mutants of the conformance kernels that synchronise.
+
+use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*, order::*};
+use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
+use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+
+use super::Job;
+use super::device::{Device, Elements, words};
+
+/// Waiting for more groups than needed is only slower.
+const STRICTER_WAIT: Equivalent<'static> = Equivalent {
+    matches: |mutation| mutation.site.operation.ends_with("_wait") && mutation.change == Change::CountDown,
+    reason: "waits for one group more than needed: slower, never wrong",
+};
+
+pub const JOBS: &[Job] = &[
+    Job { name: "shared_memory", run: shared_memory, equivalents: &[] },
+    Job { name: "block_maximum", run: block_maximum, equivalents: &[] },
+    Job { name: "named_barriers", run: named_barriers, equivalents: &[] },
+    Job { name: "copy_async_ring", run: copy_async_ring, equivalents: &[STRICTER_WAIT] },
+    Job { name: "bulk_pipeline", run: bulk_pipeline, equivalents: &[] },
+    Job { name: "bulk_store", run: bulk_store, equivalents: &[] },
+    Job { name: "copy_async_widths", run: copy_async_widths, equivalents: &[] },
+    Job { name: "warp_round", run: warp_round, equivalents: &[] },
+    Job { name: "mbarrier_phases", run: mbarrier_phases, equivalents: &[] },
+    Job { name: "fences", run: fences, equivalents: &[] },
+    Job { name: "tensor_boxes", run: tensor_boxes, equivalents: &[] },
+];
+
+fn fences(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let zeros = || device.upload("zeros", &[0; SCOPES as usize]);
+    let (input, mut mailbox, mut flags, mut output) = (device.upload("input", &words(SCOPES as usize)), zeros(), zeros(), zeros());
+    device.launch::<Fences>(FencesArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        flags: flags.view_mut(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}
+
+fn tensor_boxes(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (rows, columns) = (19, 76);
+    let (input, output) = (device.upload::<u32>("input", &words(19 * 76)), device.upload::<u32>("output", &[0; 19 * 76]));
+    let map = |of: &Elements<u32>| {
+        let map = TensorMap {
+            address: of.address,
+            element_bytes: 4,
+            dimensions: vec![columns, rows],
+            strides: vec![columns * 4],
+            box_dimensions: vec![BOX[1] as u32, BOX[0] as u32],
+            swizzle: Swizzle::None,
+        };
+        let bytes = tensor_map::encode(&map).expect("a map within the limits");
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        device.upload::<u64>("map", &words)
+    };
+    let (source, target) = (map(&input), map(&output));
+    // SAFETY: the maps were encoded for these matrices and boxes; allocations are aligned to 256 bytes.
+    let args = unsafe {
+        TensorBoxesArgs {
+            input: DeviceTensorMap::from_raw(source.view().access("map"), input.view().access("matrix")),
+            output: DeviceTensorMapMut::from_raw(target.view().access("map"), output.view().access("matrix")),
+            rows: rows as u32,
+            columns: columns as u32,
+        }
+    };
+    device.launch::<TensorBoxes>(args)?;
+    Ok(device.download(&output))
+}
+
+/// A conformance kernel of one input and one output of words.
+macro_rules! one_to_one {
+    ($($function:ident: $kernel:ident, $args:ident, $input:expr => $output:expr;)*) => { $(
+        fn $function(device: &Device) -> Result<Vec<u32>, Outcome> {
+            let (input, mut output) = (device.upload("input", &words($input as usize)), device.upload("output", &vec![0; $output as usize]));
+            device.launch::<$kernel>($args { input: input.view(), output: output.view_mut() })?;
+            Ok(device.download(&output))
+        }
+    )* };
+}
+
+one_to_one! {
+    shared_memory: SharedMemory, SharedMemoryArgs, THREADS => 3 * THREADS;
+    block_maximum: BlockMaximum, BlockMaximumArgs, THREADS => 2;
+    named_barriers: NamedBarriers, NamedBarriersArgs, THREADS => 256;
+    copy_async_ring: CopyAsyncRing, CopyAsyncRingArgs, 6 * STAGE => 6 * THREADS;
+    bulk_pipeline: BulkPipeline, BulkPipelineArgs, 6 * STAGE => 6 * 96;
+    bulk_store: BulkStore, BulkStoreArgs, STAGE => 2 * STAGE;
+    copy_async_widths: CopyAsyncWidths, CopyAsyncWidthsArgs, STAGE => 7 * THREADS;
+    warp_round: WarpRound, WarpRoundArgs, THREADS => THREADS;
+    mbarrier_phases: MbarrierPhases, MbarrierPhasesArgs, 2 * PART => 1 + 2 * THREADS;
+}

@@ -1,0 +1,82 @@
+//! Emulated memory for the jobs, and launches on it.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use oxtile_emulator::mutation::Outcome;
+use oxtile_emulator::{GridRun, Launch, Memory, Options, Report};
+use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceView, DeviceViewMut, Kernel, KernelArgs};
+use oxtile_tile::num::Pod;
+
+pub static OWNER: () = ();
+const LIMITS: DeviceLimits = DeviceLimits { multiprocessors: 1, shared_bytes_per_block: 227 * 1024 };
+
+/// Elements in emulated memory.
+pub struct Elements<T> {
+    pub address: u64,
+    pub length: u64,
+    pub element: std::marker::PhantomData<T>,
+}
+
+impl<T: Pod> Elements<T> {
+    pub fn view(&self) -> DeviceView<'_, T> {
+        // SAFETY: the memory lives as long as the job's `Device`; the emulator checks every access.
+        unsafe { DeviceView::from_raw(self.address, self.length, &OWNER) }
+    }
+
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        // SAFETY: as `view`; the exclusive borrow is the only view.
+        unsafe { DeviceViewMut::from_raw(self.address, self.length, &OWNER) }
+    }
+}
+
+/// Emulated memory without a runtime around it: launches run at once, with the mutant's options.
+pub struct Device {
+    memory: Arc<Memory>,
+    options: Options,
+    pub report: RefCell<Report>,
+    /// Names of the kernels launched so far.
+    pub launched: RefCell<BTreeSet<&'static str>>,
+}
+
+impl Device {
+    pub fn new(options: &Options) -> Self {
+        Self { memory: Memory::new(), options: options.clone(), report: RefCell::default(), launched: RefCell::default() }
+    }
+
+    /// Uploads 32-bit words, to be seen as elements of `T`.
+    pub fn upload<T: Pod>(&self, name: &str, words: &[u32]) -> Elements<T> {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let address = self.memory.allocate(name, bytes.len() as u64, 0);
+        self.memory.write(address, &bytes).expect("fresh memory");
+        Elements { address, length: (bytes.len() / size_of::<T>()) as u64, element: std::marker::PhantomData }
+    }
+
+    pub fn download<T>(&self, elements: &Elements<T>) -> Vec<u32> {
+        let mut bytes = vec![0; (elements.length * size_of::<T>() as u64) as usize];
+        self.memory.read(elements.address, &mut bytes).expect("live memory");
+        bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+
+    pub fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
+        self.launched.borrow_mut().insert(K::INFO.name);
+        let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
+        let mut words = ArgumentWords::new();
+        args.pack(&mut words);
+        let mut launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)
+            .arguments(words.as_slice())
+            .shared(K::INFO.shared_bytes)
+            .cluster(K::INFO.cluster);
+        launch.grid = [grid.x, grid.y, grid.z];
+        let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
+        let report = run.run().map_err(Outcome::Faulted)?;
+        self.report.borrow_mut().merge(&report);
+        Ok(())
+    }
+}
+
+pub fn words(count: usize) -> Vec<u32> {
+    let mut random = oxtile_tests::inputs::Random::new(4);
+    (0..count).map(|_| random.bits() as u32 & 0x7f7f_7f7f).collect()
+}

@@ -1,0 +1,122 @@
+//! Mutants of the casts with one scale a tensor.
+
+use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::fp8::*;
+use oxtile_tile::num::{bf16, e4m3};
+
+use super::Job;
+use super::device::{Device, words};
+
+pub const JOBS: &[Job] = &[
+    Job { name: "fp8_cast", run: fp8_cast, equivalents: &[] },
+    Job { name: "fp8_cast_delayed", run: fp8_cast_delayed, equivalents: &[] },
+    Job { name: "fp8_cast_transpose", run: fp8_cast_transpose, equivalents: &[] },
+    Job { name: "fp8_cast_transpose_delayed", run: fp8_cast_transpose_delayed, equivalents: &[] },
+    Job { name: "fp8_transpose", run: fp8_transpose, equivalents: &[] },
+    Job { name: "fp8_update_scales", run: fp8_update_scales, equivalents: &[] },
+    Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
+];
+
+/// Two CUDA blocks, the second with an incomplete vector.
+fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(4610)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scale_inverse) = (device.upload("data", &[0; 2305]), device.upload("scale_inverse", &[0]));
+    device.launch::<Fp8Cast<bf16, e4m3>>(Fp8CastArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&scale_inverse)].concat())
+}
+
+fn fp8_cast_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, scale) = (device.upload::<bf16>("input", &words(4610)), device.upload("scale", &[3f32.to_bits()]));
+    let (mut data, mut amax) = (device.upload("data", &[0; 2305]), device.upload("amax", &[0]));
+    let mut scale_inverse = device.upload("scale_inverse", &[0]);
+    device.launch::<Fp8CastDelayed<bf16, e4m3>>(Fp8CastDelayedArgs {
+        input: input.view(),
+        scale: scale.view(),
+        data: data.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        amax: amax.view_mut(),
+    })?;
+    Ok([device.download(&data), device.download(&amax)].concat())
+}
+
+/// 160 rows of 144: four tiles, three of them at an edge.
+fn fp8_cast_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(160 * 72)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
+    let mut scale_inverse = device.upload("scale_inverse", &[0]);
+    device.launch::<Fp8CastTranspose<bf16, e4m3>>(Fp8CastTransposeArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        transposed: transposed.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        rows: 160,
+        columns: 144,
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&transposed)].concat())
+}
+
+fn fp8_cast_transpose_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, scale) = (device.upload::<bf16>("input", &words(160 * 72)), device.upload("scale", &[3f32.to_bits()]));
+    let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
+    let (mut scale_inverse, mut amax) = (device.upload("scale_inverse", &[0]), device.upload("amax", &[0]));
+    device.launch::<Fp8CastTransposeDelayed<bf16, e4m3>>(Fp8CastTransposeDelayedArgs {
+        input: input.view(),
+        scale: scale.view(),
+        data: data.view_mut(),
+        transposed: transposed.view_mut(),
+        scale_inverse: scale_inverse.view_mut(),
+        amax: amax.view_mut(),
+        rows: 160,
+        columns: 144,
+    })?;
+    Ok([device.download(&data), device.download(&transposed), device.download(&amax)].concat())
+}
+
+fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, mut transposed) = (device.upload::<e4m3>("data", &words(40 * 144)), device.upload("transposed", &[0; 40 * 144]));
+    device.launch::<Fp8Transpose<e4m3>>(Fp8TransposeArgs {
+        data: data.view(),
+        transposed: transposed.view_mut(),
+        rows: 160,
+        columns: 144,
+    })?;
+    Ok(device.download(&transposed))
+}
+
+/// Histories of 70 steps, so that a warp meets rows that another one rolls, of 3 tensors.
+fn fp8_update_scales(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let entries: Vec<u32> = (1..=210).map(|i| (i as f32).to_bits()).collect();
+    let (mut history, agreed) = (device.upload("history", &entries), device.upload("agreed", &[0; 0]));
+    let (mut scales, mut scale_inverses) = (device.upload("scales", &[0; 3]), device.upload("scale_inverses", &[0; 3]));
+    device.launch::<Fp8UpdateScales>(Fp8UpdateScalesArgs {
+        history: history.view_mut(),
+        agreed: agreed.view(),
+        scales: scales.view_mut(),
+        scale_inverses: scale_inverses.view_mut(),
+        length: 70,
+        scaled_largest: 448.0,
+        most_recent: 0,
+    })?;
+    Ok([device.download(&history), device.download(&scales), device.download(&scale_inverses)].concat())
+}
+
+fn fp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scale_inverse) = (device.upload("data", &words(1201)), device.upload("scale_inverse", &[3f32.to_bits()]));
+    let mut output = device.upload("output", &[0; 2402]);
+    device.launch::<Fp8Dequantize<e4m3, bf16>>(Fp8DequantizeArgs {
+        data: data.view(),
+        scale_inverse: scale_inverse.view(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}

@@ -1,0 +1,47 @@
+//! Mutants of the layouts of scales.
+
+use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::interleave::*;
+use oxtile_tile::num::ue8m0;
+
+use super::Job;
+use super::device::{Device, words};
+
+pub const JOBS: &[Job] = &[
+    Job { name: "interleave_rows", run: interleave_rows, equivalents: &[] },
+    Job { name: "interleave_columns", run: interleave_columns, equivalents: &[] },
+];
+
+/// There and back, one tile and parts of others.
+fn interleave_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (outer, blocks) = (130, 6);
+    let compact = device.upload::<ue8m0>("compact", &words(195));
+    let (mut there, mut back) = (device.upload("interleaved", &[0; 512]), device.upload("back", &[0; 195]));
+    device.launch::<InterleaveRows<ue8m0>>(InterleaveRowsArgs { compact: compact.view(), interleaved: there.view_mut(), outer, blocks })?;
+    device.launch::<DeinterleaveRows<ue8m0>>(DeinterleaveRowsArgs {
+        interleaved: there.view(),
+        compact: back.view_mut(),
+        outer,
+        blocks,
+    })?;
+    Ok([device.download(&there), device.download(&back)].concat())
+}
+
+fn interleave_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (outer, blocks) = (130, 6);
+    let compact = device.upload::<ue8m0>("compact", &words(195));
+    let (mut there, mut back) = (device.upload("interleaved", &[0; 512]), device.upload("back", &[0; 195]));
+    device.launch::<InterleaveColumns<ue8m0>>(InterleaveColumnsArgs {
+        compact: compact.view(),
+        interleaved: there.view_mut(),
+        outer,
+        blocks,
+    })?;
+    device.launch::<DeinterleaveColumns<ue8m0>>(DeinterleaveColumnsArgs {
+        interleaved: there.view(),
+        compact: back.view_mut(),
+        outer,
+        blocks,
+    })?;
+    Ok([device.download(&there), device.download(&back)].concat())
+}
