@@ -56,7 +56,8 @@ pub fn cluster_rank() -> u32 {
 #[track_caller]
 #[inline]
 pub fn cluster_sync() {
-    cluster::sync(current(), Location::caller());
+    let Some(thread) = acting() else { return };
+    cluster::sync(thread, Location::caller());
 }
 
 /// This thread's lane in its warp (`%laneid`).
@@ -218,7 +219,8 @@ pub fn mbarrier_arrive(offset: u32) {
 #[track_caller]
 #[inline]
 pub fn mbarrier_arrive_remote(offset: u32, rank: u32) {
-    mbarrier::arrive_remote(current(), offset, rank, Location::caller());
+    let Some(thread) = acting() else { return };
+    mbarrier::arrive_remote(thread, offset, rank, Location::caller());
 }
 
 /// Announces `bytes` of asynchronous copies and arrives (`mbarrier.arrive.expect_tx`).
@@ -324,7 +326,8 @@ pub fn tensor_load<const R: usize>(destination: u32, map: u64, coordinates: [i32
 #[track_caller]
 #[inline]
 pub fn tensor_load_multicast<const R: usize>(destination: u32, map: u64, coordinates: [i32; R], mbarrier: u32, blocks: u16) {
-    tensor_map::multicast(current(), destination, map, &coordinates, mbarrier, blocks, Location::caller());
+    let Some(thread) = acting() else { return };
+    tensor_map::multicast(thread, destination, map, &coordinates, mbarrier, blocks, Location::caller());
 }
 
 /// Queues a tiled copy of one box to global memory; elements out of range are not written.

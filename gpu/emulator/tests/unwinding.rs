@@ -111,6 +111,8 @@ fn wait(_: &[u64]) {
     device::mbarrier_init(0, 1);
     device::fence_mbarrier_init();
     device::mbarrier_arrive(0);
+    device::mbarrier_arrive_remote(0, 7);
+    device::cluster_sync();
     device::mbarrier_arrive_expect_transaction(0, 16);
     device::mbarrier_expect_transaction(0, 16);
     device::mbarrier_wait_parity(0, 0);
@@ -139,6 +141,7 @@ fn copy(arguments: &[u64]) {
     device::bulk_store(arguments[1], 0, 16);
     device::bulk_reduce_add_f32(arguments[1], 0, 16);
     device::tensor_load(0, arguments[0], [0, 0], 64);
+    device::tensor_load_multicast(0, arguments[0], [0, 0], 64, 3);
     device::tensor_store(arguments[0], [0, 0], 0);
     device::bulk_commit();
     device::bulk_wait(0, true);
