@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use lexopt::Parser;
-use oxtile_build::cuda_tools::OVERRIDE as CUDA_BIN;
 
 use crate::{cargo, kernels, machine, programs, target};
 
@@ -116,7 +115,7 @@ fn succeeds(command: &mut Command) -> Result<bool> {
 pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     let filter: Vec<_> = arguments.raw_args()?.collect();
     let mut tally = Tally::default();
-    let (_, tools) = machine::ready()?;
+    machine::ready()?;
     if filter.is_empty() {
         machine::components()?;
         tally.step("cargo fmt --check", || succeeds(&mut cargo(["fmt", "--all", "--check"])));
@@ -128,8 +127,6 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         tally.step("cargo clippy", || succeeds(&mut cargo(clippy)));
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast", "--"]);
-    // Tests that build kernels below a target directory elsewhere would not find the tools beside this checkout.
-    tests.env(CUDA_BIN, tools.ptxas.parent().unwrap_or(&tools.ptxas));
     tally.tests("cargo test", tests.args(&filter))?;
     let times = target().join("case-times.tsv");
     let _ = fs::remove_file(&times);

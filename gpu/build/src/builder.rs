@@ -143,7 +143,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Assembles with these tools instead of those that [`CudaTools::find`] finds from the crate's workspace.
+    /// Assembles with these tools instead of those that [`CudaTools::find`] finds from the crate's workspace or from here.
     pub fn tools(mut self, tools: CudaTools) -> Self {
         self.tools = Some(tools);
         self

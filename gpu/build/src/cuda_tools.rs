@@ -29,19 +29,20 @@ pub struct CudaTools {
 }
 
 impl CudaTools {
-    /// Finds the tools: the folder in `OXTILE_CUDA_BIN`, else `.oxtile/cuda` in `start` or a folder above it, else the
-    /// toolkit of `CUDA_HOME` or `CUDA_PATH`, `/usr/local/cuda`, `PATH`.
+    /// Finds the tools: the folder in `OXTILE_CUDA_BIN`, else `.oxtile/cuda` in `start` or a folder above it or in
+    /// the working directory or a folder above that, else the toolkit of `CUDA_HOME` or `CUDA_PATH`, `/usr/local/cuda`, `PATH`.
     pub fn find(start: &Path) -> Result<Self, Error> {
         if let Some(bin) = env::var_os(OVERRIDE) {
             return Self::at(Path::new(&bin));
         }
         let start = std::path::absolute(start).map_err(Error::file("resolve", start))?;
-        let own = start.ancestors().map(|folder| folder.join(".oxtile/cuda").join(BIN));
+        let here = env::current_dir().unwrap_or_default();
+        let own = start.ancestors().chain(here.ancestors()).map(|folder| folder.join(".oxtile/cuda").join(BIN));
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin"));
         let path = tool::in_path("ptxas").and_then(|ptxas| Some(ptxas.parent()?.to_owned()));
         let mut folders = own.chain(toolkits).chain([PathBuf::from("/usr/local/cuda/bin")]).chain(path);
         folders.find_map(|bin| Self::at(&bin).ok()).ok_or_else(|| Error::Missing {
-            what: "no ptxas and nvdisasm (looked in .oxtile/cuda, CUDA_HOME, /usr/local/cuda and PATH)".into(),
+            what: "no ptxas and nvdisasm (looked in .oxtile/cuda here and above, in CUDA_HOME, /usr/local/cuda and PATH)".into(),
             mend: format!(
                 "run `cargo xtask setup` in an Oxtile checkout, or `python3 -m pip install --no-deps --target .oxtile/cuda {}`, \
                  or name the folder that holds them in {OVERRIDE}",

@@ -31,7 +31,7 @@ pub mod negate {
 
 #[test]
 fn a_crate_outside_the_workspace_builds() {
-    // Below the target directory, where the CUDA tools of this checkout are found, and where what is compiled is kept.
+    // Below the target directory, where what is compiled is kept.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("external-command");
     let dsl = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gpu/tile").canonicalize().expect("the DSL is there");
     let manifest = format!(
