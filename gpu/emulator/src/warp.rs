@@ -27,26 +27,19 @@ impl Kind {
     }
 }
 
-/// Lanes gathered so far for one operation; free while `arrived` is zero.
+/// Lanes gathered so far for one operation.
 struct Rendezvous {
+    /// The lane that came first.
+    opener: u8,
     mask: Cell<u32>,
     arrived: Cell<u32>,
     kind: Cell<Kind>,
     site: Cell<Option<Site>>,
-    values: [Cell<u32>; 32],
-    arguments: [Cell<u32>; 32],
 }
 
 impl Rendezvous {
-    fn new() -> Self {
-        Self {
-            mask: Cell::new(0),
-            arrived: Cell::new(0),
-            kind: Cell::new(Kind::Sync),
-            site: Cell::new(None),
-            values: [const { Cell::new(0) }; 32],
-            arguments: [const { Cell::new(0) }; 32],
-        }
+    fn new(opener: usize) -> Self {
+        Self { opener: opener as u8, mask: Cell::new(0), arrived: Cell::new(0), kind: Cell::new(Kind::Sync), site: Cell::new(None) }
     }
 }
 
@@ -55,9 +48,14 @@ pub(crate) struct Warp {
     pub ready: Cell<u32>,
     /// Lanes that have not ended.
     pub alive: Cell<u32>,
-    /// Disjoint masks may be in flight at once; four divergent groups are more than kernels have.
-    rendezvous: [Rendezvous; 4],
-    /// A lane reads its result before it can arrive anywhere else, so one array serves all.
+    /// Lanes that wait in a rendezvous, and the lane that opened it, whose number it has.
+    waiting: Cell<u32>,
+    opener: [Cell<u8>; 32],
+    rendezvous: [Rendezvous; 32],
+    /// What each lane brought to its operation.
+    values: [Cell<u32>; 32],
+    arguments: [Cell<u32>; 32],
+    /// What it takes: a lane reads its result before it can arrive anywhere else.
     results: [Cell<u32>; 32],
 }
 
@@ -67,25 +65,32 @@ impl Warp {
         Self {
             ready: Cell::new(all),
             alive: Cell::new(all),
-            rendezvous: std::array::from_fn(|_| Rendezvous::new()),
+            waiting: Cell::new(0),
+            opener: [const { Cell::new(0) }; 32],
+            rendezvous: std::array::from_fn(Rendezvous::new),
+            values: [const { Cell::new(0) }; 32],
+            arguments: [const { Cell::new(0) }; 32],
             results: [const { Cell::new(0) }; 32],
         }
+    }
+
+    /// What a waiting lane waits in.
+    #[inline(always)]
+    fn of(&self, lane: usize) -> &Rendezvous {
+        &self.rendezvous[usize::from(self.opener[lane].get())]
     }
 
     pub fn exit(&self, thread: &Thread) {
         let bit = 1 << thread.lane();
         self.alive.set(self.alive.get() & !bit);
-        for slot in &self.rendezvous {
-            if slot.arrived.get() != 0 && slot.mask.get() & bit != 0 {
-                let site = slot.site.get().expect("set with the first arrival");
-                let fault = exited(thread, slot.kind.get(), slot.mask.get(), bit, site);
-                thread.worker().set_fault(fault);
-            }
+        if let Some(slot) = lanes(self.waiting.get()).map(|lane| self.of(lane)).find(|slot| slot.mask.get() & bit != 0) {
+            let site = slot.site.get().expect("set with the first arrival");
+            thread.worker().set_fault(exited(thread, slot.kind.get(), slot.mask.get(), bit, site));
         }
     }
 
     pub fn describe(&self, mask: u32) -> String {
-        match self.rendezvous.iter().find(|slot| slot.arrived.get() != 0 && slot.mask.get() == mask) {
+        match lanes(self.waiting.get() & mask).map(|lane| self.of(lane)).find(|slot| slot.mask.get() == mask) {
             Some(slot) => {
                 let missing = mask & !slot.arrived.get();
                 format!("{} of mask {mask:#010x}, lanes {missing:#010x} missing", slot.kind.get().name())
@@ -94,7 +99,7 @@ impl Warp {
         }
     }
 
-    /// The slot that this lane joins or opens.
+    /// The rendezvous that this lane joins or opens. Masks in flight may overlap: lanes of one may first meet in another.
     #[inline(always)]
     fn slot(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) -> &Rendezvous {
         let bit = 1 << thread.lane();
@@ -109,19 +114,19 @@ impl Warp {
         if mask & !self.alive.get() != 0 {
             thread.stop(exited(thread, kind, mask, mask & !self.alive.get(), site));
         }
-        let mut free = None;
-        for slot in &self.rendezvous {
-            if slot.arrived.get() == 0 {
-                free = free.or(Some(slot));
-            } else if slot.mask.get() & mask != 0 {
-                if slot.mask.get() != mask || slot.kind.get() != kind || !same(slot.site.get(), site) {
-                    diverged(thread, slot, mask, kind, site);
-                }
+        for lane in lanes(self.waiting.get() & mask) {
+            let slot = self.of(lane);
+            if slot.mask.get() == mask && slot.kind.get() == kind && same(slot.site.get(), site) {
                 return slot;
             }
+            // A lane that this one is about to wait for waits for this one elsewhere.
+            if slot.mask.get() & bit != 0 {
+                diverged(thread, slot, mask, kind, site);
+            }
         }
-        let slot = free.expect("four disjoint masks of four lanes at most are in flight");
+        let slot = &self.rendezvous[thread.lane() as usize];
         slot.mask.set(mask);
+        slot.arrived.set(0);
         slot.kind.set(kind);
         slot.site.set(Some(site));
         slot
@@ -132,21 +137,22 @@ impl Warp {
     pub fn meet(&self, thread: &Thread, mask: u32, kind: Kind, value: u32, argument: u32, site: Site) -> u32 {
         let lane = thread.lane() as usize;
         let slot = self.slot(thread, mask, kind, site);
-        slot.values[lane].set(value);
-        slot.arguments[lane].set(argument);
+        self.values[lane].set(value);
+        self.arguments[lane].set(argument);
         slot.arrived.set(slot.arrived.get() | 1 << lane);
         if slot.arrived.get() == mask {
-            self.complete(thread, slot, kind, site);
-            slot.arrived.set(0);
+            self.complete(thread, mask, kind, site);
+            self.waiting.set(self.waiting.get() & !mask);
             self.ready.set(self.ready.get() | mask & !(1 << lane));
         } else {
+            self.waiting.set(self.waiting.get() | 1 << lane);
+            self.opener[lane].set(slot.opener);
             thread.suspend(Waiting::Rendezvous { mask }, site);
         }
         self.results[lane].get()
     }
 
-    fn complete(&self, thread: &Thread, slot: &Rendezvous, kind: Kind, site: Site) {
-        let mask = slot.mask.get();
+    fn complete(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) {
         match kind {
             Kind::Sync => {
                 if let Some(detector) = thread.detector() {
@@ -154,15 +160,15 @@ impl Warp {
                     detector.meet(lanes(mask).map(|lane| first + lane as u32));
                 }
             }
-            Kind::Shuffle(mode) => self.shuffle(thread, slot, mode, site),
-            Kind::Vote(mode) => self.all(mask, vote(mask, mode, |lane| slot.values[lane].get() != 0)),
+            Kind::Shuffle(mode) => self.shuffle(thread, mask, mode, site),
+            Kind::Vote(mode) => self.all(mask, vote(mask, mode, |lane| self.values[lane].get() != 0)),
             Kind::Reduce(op) => {
-                let total = lanes(mask).map(|lane| slot.values[lane].get()).reduce(|a, b| combine(op, a, b));
+                let total = lanes(mask).map(|lane| self.values[lane].get()).reduce(|a, b| combine(op, a, b));
                 self.all(mask, total.expect("a mask names its caller"));
             }
             Kind::MatchAny => {
                 for lane in lanes(mask) {
-                    let equal = lanes(mask).filter(|&other| slot.values[other].get() == slot.values[lane].get());
+                    let equal = lanes(mask).filter(|&other| self.values[other].get() == self.values[lane].get());
                     self.results[lane].set(equal.fold(0, |bits, other| bits | 1 << other));
                 }
             }
@@ -173,10 +179,9 @@ impl Warp {
         lanes(mask).for_each(|lane| self.results[lane].set(value));
     }
 
-    fn shuffle(&self, thread: &Thread, slot: &Rendezvous, mode: ShuffleMode, site: Site) {
-        let mask = slot.mask.get();
+    fn shuffle(&self, thread: &Thread, mask: u32, mode: ShuffleMode, site: Site) {
         for lane in lanes(mask) {
-            let argument = slot.arguments[lane].get();
+            let argument = self.arguments[lane].get();
             let source = shuffle_source(mode, lane as u32, argument & 31, argument >> 8);
             if mask >> source & 1 == 0 {
                 thread.fail(
@@ -186,7 +191,7 @@ impl Warp {
                     "name the source lane in the mask, or clamp the shuffle to the lanes that take part",
                 );
             }
-            self.results[lane].set(slot.values[source as usize].get());
+            self.results[lane].set(self.values[source as usize].get());
         }
     }
 }
