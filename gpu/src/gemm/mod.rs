@@ -16,54 +16,49 @@
 //! multiples of 16 bytes (what the copy engine can address); `M`, `N` and `K` are otherwise any: what hangs over an edge
 //! is loaded as zero and not stored. Accumulation is in `f32`.
 
-mod epilogue;
+mod fusion;
+mod stage;
 
-pub use epilogue::Epilogue;
+use fusion::Fusion;
+use stage::Stage;
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::cluster;
+use oxtile_tile::epilogue;
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::matrix::Operand;
 use oxtile_tile::num::{Pod, e4m3};
-use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::pipeline::Pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use oxtile_tile::scheduler::PersistentTiles;
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
-use oxtile_tile::warpgroup::{self, Role, Roles};
+use oxtile_tile::warpgroup::{Role, Roles};
 
 /// Rows of a warpgroup's part of a tile, and of every box that is copied.
 const PART: usize = 64;
-/// Rows and columns of a block's tile of `D`.
-pub const TILE: [usize; 2] = [2 * PART, 256];
-/// Blocks that share `B`, one above the other.
-const CLUSTER: u32 = 2;
-/// Boxes of `B` that a block loads for the cluster.
-const SHARE: u32 = TILE[1] as u32 / PART as u32 / CLUSTER;
-const EVERY_BLOCK: u16 = (1 << CLUSTER) - 1;
+/// Rows of a block's tile of `D`.
+pub const ROWS: u32 = 128;
+/// Columns of a tile of `D`.
+pub const COLUMNS: usize = 256;
 /// Stages of operands: 48 KiB each.
 const STAGES: usize = 4;
+/// Blocks that share `B`, one above the other.
+const CLUSTER: u32 = 2;
 /// Rows of clusters' tiles that run together.
 const BAND: u32 = 8;
 
 type Team = Roles<2, 40, 232>;
 
-/// The operands of `DEPTH` elements of the sum: 128 bytes.
-#[derive(SharedStorage, Clone, Copy)]
-struct Stage<T: Pod, const DEPTH: usize> {
-    a: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, { TILE[0] / PART }>,
-    b: Tiles<SharedTile<T, PART, DEPTH, Swizzle128>, { TILE[1] / PART }>,
-}
-
 #[derive(SharedStorage)]
 struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
     ring: Pipeline<Stage<T, DEPTH>, STAGES>,
     /// Two for each warpgroup: one is written while the other is stored.
-    staging: Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 4>,
+    staging: Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, 2>,
 }
 
-/// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `shape` is M, N, K.
+/// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `beta` is not 0; `bias` has `n`
+/// elements or none.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
@@ -89,7 +84,7 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
     }
     cluster::sync();
     let rank = cluster::rank();
-    let mut tiles = PersistentTiles::<BAND>::of_clusters::<CLUSTER>(m.div_ceil(CLUSTER * TILE[0] as u32), n.div_ceil(TILE[1] as u32));
+    let mut tiles = PersistentTiles::<BAND>::of_clusters::<CLUSTER>(m.div_ceil(CLUSTER * ROWS), n.div_ceil(COLUMNS as u32));
     let steps = k.div_ceil(DEPTH as u32);
     match Team::role() {
         Role::Producer(role) => {
@@ -98,15 +93,8 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                 while let Some([row, column]) = tiles.next_tile() {
                     for step in 0..steps {
                         let (stage, full) = ring.acquire(Stage::<T, DEPTH>::SIZE);
-                        let k = step * DEPTH as u32;
-                        for part in 0..TILE[0] as u32 / PART as u32 {
-                            let m = (row * CLUSTER + rank) * TILE[0] as u32 + part * PART as u32;
-                            a.load(stage.a.tile(part), if M_MAJOR { [k, m] } else { [m, k] }, full);
-                        }
-                        for part in rank * SHARE..(rank + 1) * SHARE {
-                            let n = column * TILE[1] as u32 + part * PART as u32;
-                            b.load_multicast(stage.b.tile(part), if N_MAJOR { [k, n] } else { [n, k] }, full, EVERY_BLOCK);
-                        }
+                        let origin = [(row * CLUSTER + rank) * ROWS, column * COLUMNS as u32, step * DEPTH as u32];
+                        stage.load::<M_MAJOR, N_MAJOR>([&a, &b], origin, rank, full);
                     }
                 }
             }
@@ -114,14 +102,14 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
         Role::Consumer(role) => {
             let part = role.begin();
             let mut ring = shared.ring.consumer();
-            let epilogue = Epilogue { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
+            let fusion = Fusion { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
             while let Some([row, column]) = tiles.next_tile() {
                 let mut stage = ring.wait();
-                let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&stage, part);
+                let (left, right) = stage.memory().operands::<M_MAJOR, N_MAJOR>(part);
                 let mut product = RegisterTile::zero().multiply_add(left, right);
                 for _ in 1..steps {
                     let next = ring.wait();
-                    let (left, right) = operands::<_, _, M_MAJOR, N_MAJOR>(&next, part);
+                    let (left, right) = next.memory().operands::<M_MAJOR, N_MAJOR>(part);
                     product = product.multiply_add(left, right);
                     product.wait_earlier();
                     stage.release_to_cluster::<CLUSTER>();
@@ -129,51 +117,14 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                 }
                 let mut tile = product.wait();
                 stage.release_to_cluster::<CLUSTER>();
-                let origin = [(row * CLUSTER + rank) * TILE[0] as u32 + part * PART as u32, column * TILE[1] as u32];
-                epilogue.apply(&mut tile, origin);
-                store(&d, &tile, shared.staging, part, origin);
+                let origin = [(row * CLUSTER + rank) * ROWS + part * PART as u32, column * COLUMNS as u32];
+                fusion.apply(&mut tile, origin);
+                epilogue::store(&d, origin, &tile, shared.staging.tile(part), part);
             }
-            if warpgroup::is_leader() {
-                pipeline::wait_stores::<0>();
-            }
+            epilogue::finish();
         }
     }
     cluster::sync();
-}
-
-/// A warpgroup's rows of `A` and the columns of `B` in a stage.
-#[inline(always)]
-fn operands<T: MatrixElement, const DEPTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
-    stage: &pipeline::Stage<Stage<T, DEPTH>>,
-    part: u32,
-) -> (Operand<T, PART, DEPTH, M_MAJOR>, Operand<T, { TILE[1] }, DEPTH, N_MAJOR>) {
-    let Stage { a, b } = stage.memory();
-    (Operand::of(a.tile(part)), Operand::stacked(b))
-}
-
-/// Stores a warpgroup's part of the result through its two staging tiles.
-#[inline(always)]
-fn store<O: StoredElement, const WIDTH: usize>(
-    d: &TensorMapMut<O, PART, WIDTH, Swizzle128>,
-    tile: &RegisterTile<{ TILE[1] }>,
-    staging: Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 4>,
-    part: u32,
-    [row, column]: [u32; 2],
-) {
-    for first in (0..TILE[1]).step_by(WIDTH) {
-        let target = staging.tile(2 * part + (first / WIDTH % 2) as u32);
-        if warpgroup::is_leader() {
-            pipeline::wait_stores_read::<1>();
-        }
-        warpgroup::sync(part);
-        tile.store_columns(first, target);
-        sync::fence_proxy_async();
-        warpgroup::sync(part);
-        if warpgroup::is_leader() {
-            d.store([row, column + first as u32], target);
-            pipeline::commit_stores();
-        }
-    }
 }
 
 fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
@@ -186,7 +137,7 @@ fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usi
     if !args.bias.is_empty() {
         LaunchError::check_length("bias", n, args.bias.len())?;
     }
-    let tiles = m.div_ceil(u64::from(CLUSTER) * TILE[0] as u64) * n.div_ceil(TILE[1] as u64);
+    let tiles = m.div_ceil(u64::from(CLUSTER * ROWS)) * n.div_ceil(COLUMNS as u64);
     let clusters = (device.multiprocessors / CLUSTER).max(1);
     Ok(Grid::x(CLUSTER * tiles.min(u64::from(clusters)) as u32))
 }

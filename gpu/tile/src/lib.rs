@@ -25,6 +25,7 @@ pub mod arch;
 pub mod atomic;
 pub mod block;
 pub mod cluster;
+pub mod epilogue;
 pub mod global;
 pub mod launch;
 pub mod layout;

@@ -1,12 +1,14 @@
-//! What happens to a product before it is stored.
+//! What is fused behind a product, before it is stored.
 
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile};
 
+use super::COLUMNS;
+
 /// `alpha x + beta old + bias`, then GELU.
 #[derive(Clone, Copy)]
-pub struct Epilogue<O> {
+pub struct Fusion<O> {
     /// The matrix as it was, read if `beta` is not zero.
     pub old: GlobalMut<O>,
     /// One value a column, or none.
@@ -21,10 +23,10 @@ pub struct Epilogue<O> {
     pub gelu: bool,
 }
 
-impl<O: Float + Pod> Epilogue<O> {
+impl<O: Float + Pod> Fusion<O> {
     /// Applies it to a tile whose first element is at `origin`.
     #[inline(always)]
-    pub fn apply(&self, tile: &mut RegisterTile<256>, [row, column]: [u32; 2]) {
+    pub fn apply(&self, tile: &mut RegisterTile<COLUMNS>, [row, column]: [u32; 2]) {
         let Self { old, bias, shape: [rows, columns], alpha, beta, gelu } = *self;
         if alpha != 1.0 {
             tile.map(|x| alpha * x);

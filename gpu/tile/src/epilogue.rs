@@ -1,0 +1,52 @@
+//! How a result leaves: from registers through shared memory to device memory, by the copy engine.
+
+use crate::layout::Swizzle;
+use crate::register_tile::{ROWS, RegisterTile, StoredElement};
+use crate::shared::{SharedTile, Tiles};
+use crate::tensor_map::TensorMapMut;
+use crate::{arch, pipeline, sync, warpgroup};
+
+/// Starts to store a warpgroup's tile of which the first element belongs at `at`, `WIDTH` columns at a time, in turn
+/// through two tiles of shared memory: one is written while the other is stored. What lies over the matrix's edge is
+/// left out.
+///
+/// All threads of warpgroup `number`, as [`warpgroup::sync`] numbers it, call it. The stores are bulk groups of the
+/// warpgroup's first thread, which waits for them before the kernel ends ([`finish`]).
+#[inline(always)]
+#[track_caller]
+pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swizzle>(
+    map: &TensorMapMut<T, ROWS, WIDTH, S>,
+    [row, column]: [u32; 2],
+    tile: &RegisterTile<COLUMNS>,
+    staging: Tiles<SharedTile<T, ROWS, WIDTH, S>, 2>,
+    number: u32,
+) where
+    arch::Columns<COLUMNS>: arch::MatrixColumns,
+{
+    const { assert!(COLUMNS.is_multiple_of(WIDTH), "the tile is stored in whole parts") };
+    let mut first = 0;
+    while first < COLUMNS {
+        let target = staging.tile((first / WIDTH % 2) as u32);
+        if warpgroup::is_leader() {
+            pipeline::wait_stores_read::<1>();
+        }
+        warpgroup::sync(number);
+        tile.store_columns(first, target);
+        sync::fence_proxy_async();
+        warpgroup::sync(number);
+        if warpgroup::is_leader() {
+            map.store([row, column + first as u32], target);
+            pipeline::commit_stores();
+        }
+        first += WIDTH;
+    }
+}
+
+/// Waits for what the calling warpgroup stored.
+#[inline(always)]
+#[track_caller]
+pub fn finish() {
+    if warpgroup::is_leader() {
+        pipeline::wait_stores::<0>();
+    }
+}
