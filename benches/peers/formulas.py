@@ -255,6 +255,56 @@ class Mxfp8CastBothCompiled(Mxfp8CastCompiled):
     names = ("row_data", "row_scales", "column_data", "column_scales")
 
 
+def mxfp8_interleaved(x):
+    data, scales = mxfp8_cast(x)
+    return data, interleave_rows(scales)
+
+
+def mxfp8_gelu(x):
+    return mxfp8_cast(torch.nn.functional.gelu(x.float(), approximate="tanh").to(torch.bfloat16))
+
+
+def mxfp8_swiglu(x):
+    half = x.shape[1] // 2
+    act, gate = x[:, :half].float(), x[:, half:].float()
+    return mxfp8_cast((torch.nn.functional.silu(act) * gate).to(torch.bfloat16))
+
+
+def mxfp8_gelu_backward(x, gradient):
+    """Both directions and the gradient of the bias."""
+    x, k = x.float(), 0.79788456
+    t = torch.tanh(k * x * (1 + 0.044715 * x * x))
+    slope = 0.5 * x * (1 - t * t) * (k + 0.1070322243 * x * x) + 0.5 * (1 + t)
+    result = (gradient.float() * slope).to(torch.bfloat16)
+    return *mxfp8_cast_both(result), result.sum(0, dtype=torch.float32).to(torch.bfloat16)
+
+
+class Mxfp8InterleavedCompiled(Mxfp8CastCompiled):
+    cast = staticmethod(mxfp8_interleaved)
+    names = ("row_data", "row_scales")
+
+
+class Mxfp8GeluCompiled(Mxfp8InterleavedCompiled):
+    cast = staticmethod(mxfp8_gelu)
+
+
+class Mxfp8SwigluCompiled(Mxfp8InterleavedCompiled):
+    cast = staticmethod(mxfp8_swiglu)
+
+    def __init__(self, pattern, dimensions, sets):
+        rows, columns = dimensions
+        super().__init__(pattern, [rows, 2 * columns], sets)
+
+
+class Mxfp8GeluBackwardCompiled(Mxfp8CastBothCompiled):
+    """Its fifth output, the bias gradient, depends on the order of the sums and is not compared."""
+
+    def __init__(self, pattern, dimensions, sets):
+        compiled = compile(mxfp8_gelu_backward)
+        operands = [(fill(pattern, set, dimensions), fill(pattern, sets + set, dimensions)) for set in range(sets)]
+        self.launches = [lambda x=x, gradient=gradient: compiled(x, gradient) for x, gradient in operands]
+
+
 class Mxfp8DequantizeCompiled:
     title = "torch.compile, same formula"
     cast, dequantize = staticmethod(mxfp8_cast), staticmethod(mxfp8_dequantize)
@@ -430,6 +480,10 @@ PEERS = {
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_cast_columns_compiled": Mxfp8CastColumnsCompiled,
     "mxfp8_cast_both_compiled": Mxfp8CastBothCompiled,
+    "mxfp8_interleaved_compiled": Mxfp8InterleavedCompiled,
+    "mxfp8_gelu_compiled": Mxfp8GeluCompiled,
+    "mxfp8_gelu_backward_compiled": Mxfp8GeluBackwardCompiled,
+    "mxfp8_swiglu_compiled": Mxfp8SwigluCompiled,
     "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
     "mxfp8_dequantize_columns_compiled": Mxfp8DequantizeColumnsCompiled,
     "nvfp4_cast_compiled": Nvfp4CastCompiled,

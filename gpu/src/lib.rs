@@ -2,7 +2,9 @@
 #![no_std]
 #![deny(missing_docs)]
 
+pub mod activation;
 pub mod amax;
+pub mod column_sums;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;
@@ -15,8 +17,10 @@ use oxtile_tile::launch::KernelFamily;
 
 /// Every kernel of this crate. A test holds it against the sources.
 pub const KERNELS: &[KernelFamily] = &[
+    activation::ACTIVATE,
     amax::AMAX,
     amax::MULTI_AMAX,
+    column_sums::COLUMN_SUMS,
     copy::COPY_WORDS,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,
@@ -35,6 +39,7 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_CAST_COLUMNS,
     mxfp8::MXFP8_CAST_RAGGED_COLUMNS,
     mxfp8::MXFP8_CAST_BOTH,
+    mxfp8::MXFP8_CAST_FUSED,
     mxfp8::MXFP8_DEQUANTIZE_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_COLUMNS,

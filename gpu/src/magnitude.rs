@@ -21,6 +21,9 @@ pub trait Magnitude: Float + Pod {
     /// The larger of two running maxima.
     fn join(a: u32, b: u32) -> u32;
 
+    /// The largest place of a running maximum, at every place.
+    fn spread(running: u32) -> u32;
+
     /// The value of a running maximum, finite or +Inf, at least +0.
     fn finish(running: u32) -> f32;
 
@@ -50,6 +53,11 @@ impl Magnitude for f32 {
     #[inline(always)]
     fn join(a: u32, b: u32) -> u32 {
         a.max(b)
+    }
+
+    #[inline(always)]
+    fn spread(running: u32) -> u32 {
+        running
     }
 
     #[inline(always)]
@@ -93,6 +101,11 @@ macro_rules! half_magnitude {
             fn join(a: u32, b: u32) -> u32 {
                 type Pair = <$half as Half>::X2;
                 Pair::from_bits(a).max(Pair::from_bits(b)).to_bits()
+            }
+
+            #[inline(always)]
+            fn spread(running: u32) -> u32 {
+                Self::join(running, running.rotate_right(16))
             }
 
             #[inline(always)]

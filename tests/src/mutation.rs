@@ -9,6 +9,7 @@ mod fp8;
 mod gemm;
 mod interleave;
 mod mxfp8;
+mod mxfp8_fused;
 mod nvfp4;
 
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ struct Job {
 }
 
 /// The jobs of each family of shipped kernels.
-const SHIPPED: &[&[Job]] = &[amax::JOBS, copy::JOBS, fp8::JOBS, gemm::JOBS, interleave::JOBS, mxfp8::JOBS, nvfp4::JOBS];
+const SHIPPED: &[&[Job]] = &[amax::JOBS, copy::JOBS, fp8::JOBS, gemm::JOBS, interleave::JOBS, mxfp8::JOBS, mxfp8_fused::JOBS, nvfp4::JOBS];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.
 pub fn trials() -> Vec<Trial> {

@@ -7,14 +7,24 @@ pub mod gemm;
 pub mod interleave;
 pub mod launch;
 pub mod mxfp8;
+pub mod mxfp8_fused;
 pub mod nvfp4;
 mod raw_launch;
 
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 8] =
-    [copy::FAMILY, amax::FAMILY, fp8::FAMILY, mxfp8::FAMILY, interleave::FAMILY, nvfp4::FAMILY, gemm::FAMILY, launch::FAMILY];
+pub const NAMES: [&str; 9] = [
+    copy::FAMILY,
+    amax::FAMILY,
+    fp8::FAMILY,
+    mxfp8::FAMILY,
+    mxfp8_fused::FAMILY,
+    interleave::FAMILY,
+    nvfp4::FAMILY,
+    gemm::FAMILY,
+    launch::FAMILY,
+];
 
 /// Every benchmark that is measured by device events.
 pub fn device_benches(size: Size) -> Vec<Bench> {
@@ -23,6 +33,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         amax::benches(size),
         fp8::benches(size),
         mxfp8::benches(size),
+        mxfp8_fused::benches(size),
         interleave::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),

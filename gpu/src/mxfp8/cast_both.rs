@@ -12,21 +12,14 @@ use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
 use super::cast_columns::edge_scales;
-use super::column_tile::{ColumnTile, ROWS, ROWS_A_LANE, columns_a_block, raise, scales_of_columns, store_scales};
+use super::column_tile::{ColumnTile, ROWS_A_LANE, raise, scales_of_columns, store_scales};
+use super::row_scales::{RowScales, scales_a_row, stage};
 use super::*;
 
-/// The row scales of a CUDA block, `[32, scales_a_row]`; `f32` needs half of it.
-type RowScales = SharedArray<ue8m0, { BLOCK as usize * scales_a_row::<bf16>() as usize }>;
-
-/// Where they meet.
+/// Where the row scales meet.
 #[derive(SharedStorage)]
 struct Shared {
     row_scales: RowScales,
-}
-
-/// Scales of a row in a CUDA block.
-const fn scales_a_row<T>() -> u32 {
-    columns_a_block::<T>() / BLOCK as u32
 }
 
 /// Casts rows of `columns` elements, whole vectors, in both directions: `row_data` and `column_data` have the shape of
@@ -97,14 +90,6 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastBothArgs<'_, T, Q>, _: &DeviceLimi
     let rows = elements.checked_div(args.columns).unwrap_or(0);
     LaunchError::check_length("row_scales", rows * args.columns.div_ceil(BLOCK), args.row_scales.len())?;
     Ok(grid)
-}
-
-/// Puts the scale of the lane's block of one row where the CUDA block's meet.
-#[inline(always)]
-fn stage<T>(staged: RowScales, tile: &ColumnTile<T>, step: u32, code: ue8m0) {
-    if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
-        staged.store((step * ROWS + tile.row) * scales_a_row::<T>() + tile.vector / lanes_a_block::<T>(), code);
-    }
 }
 
 /// Stores the staged scales, those of a row side by side.

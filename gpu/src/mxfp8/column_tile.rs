@@ -149,9 +149,11 @@ pub(super) fn grid<T>(tensor: &'static str, elements: u64, columns: u64, scales:
     let row_blocks = row_blocks(tensor, elements, columns)?;
     LaunchError::check_multiple("columns", 16 / size_of::<T>() as u64, columns)?;
     LaunchError::check_length(scales.0, row_blocks * columns, scales.1)?;
-    if row_blocks == 0 {
-        return Ok(Grid::x(0));
-    }
+    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(tensor, row_blocks, columns) }
+}
+
+/// The grid over so many blocks of 32 rows, at least one.
+pub(super) fn grid_of_blocks<T>(tensor: &'static str, row_blocks: u64, columns: u64) -> Result<Grid, LaunchError> {
     let groups = Grid::cover("columns", columns, columns_a_block::<T>())?;
     LaunchError::check_limit(tensor, row_blocks, GRID_LIMIT * GRID_LIMIT)?;
     let z = row_blocks.div_ceil(GRID_LIMIT);

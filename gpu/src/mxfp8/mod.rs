@@ -11,15 +11,19 @@
 
 mod cast_both;
 mod cast_columns;
+mod cast_fused;
 mod cast_rows;
 mod column_tile;
 mod dequantize_columns;
 mod dequantize_rows;
 mod ragged_columns;
 mod ragged_rows;
+mod row_scales;
+mod wide;
 
 pub use cast_both::{MXFP8_CAST_BOTH, Mxfp8CastBoth, Mxfp8CastBothArgs};
 pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArgs};
+pub use cast_fused::{INTERLEAVED_SCALES, MXFP8_CAST_FUSED, Mxfp8CastFused, Mxfp8CastFusedArgs, SQUARE_BLOCKS};
 pub use cast_rows::{MXFP8_CAST_ROWS, Mxfp8CastRows, Mxfp8CastRowsArgs};
 pub use dequantize_columns::{MXFP8_DEQUANTIZE_COLUMNS, Mxfp8DequantizeColumns, Mxfp8DequantizeColumnsArgs};
 pub use dequantize_rows::{MXFP8_DEQUANTIZE_ROWS, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
@@ -28,7 +32,9 @@ pub use ragged_columns::{MXFP8_DEQUANTIZE_RAGGED_COLUMNS, Mxfp8DequantizeRaggedC
 pub use ragged_rows::{MXFP8_CAST_RAGGED_ROWS, Mxfp8CastRaggedRows, Mxfp8CastRaggedRowsArgs};
 pub use ragged_rows::{MXFP8_DEQUANTIZE_RAGGED_ROWS, Mxfp8DequantizeRaggedRows, Mxfp8DequantizeRaggedRowsArgs};
 
-use oxtile_tile::num::{Float, Fp8, Half, HalfPair, Pod, bf16, f16, ue8m0};
+pub use wide::Wide;
+
+use oxtile_tile::num::{Fp8, Pod, ue8m0};
 use oxtile_tile::prelude::{Global, GlobalMut, Vector, thread, warp};
 
 use crate::magnitude::{Magnitude, of_vector};
@@ -112,30 +118,3 @@ fn decode<Q: Fp8, T: Wide>([low, high]: [u32; 2], scales: [f32; 8]) -> Vector<T>
     };
     T::vector(four(low, 0), four(high, 4))
 }
-
-/// A wide number that 8-bit codes decode to.
-pub trait Wide: Float + Pod {
-    /// One vector of these values, rounded to nearest even: eight of a 16-bit type, else the first four.
-    fn vector(low: [f32; 4], high: [f32; 4]) -> Vector<Self>;
-}
-
-impl Wide for f32 {
-    #[inline(always)]
-    fn vector(low: [f32; 4], _: [f32; 4]) -> Vector<Self> {
-        Vector::from_words(low.map(f32::to_bits))
-    }
-}
-
-macro_rules! wide_half {
-    ($($half:ident)*) => { $(
-        impl Wide for $half {
-            #[inline(always)]
-            fn vector([a, b, c, d]: [f32; 4], [e, f, g, h]: [f32; 4]) -> Vector<Self> {
-                let pair = |x: [f32; 2]| <<$half as Half>::X2 as HalfPair<$half>>::from_f32(x).to_bits();
-                Vector::from_words([pair([a, b]), pair([c, d]), pair([e, f]), pair([g, h])])
-            }
-        }
-    )* };
-}
-
-wide_half!(bf16 f16);

@@ -13,5 +13,5 @@ pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};
-pub use mxfp8::{Direction, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
+pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};

@@ -1,5 +1,6 @@
 //! All cases, a family of kernels a file.
 
+mod activation;
 mod amax;
 mod conformance;
 mod copy;
@@ -8,7 +9,9 @@ mod fp8;
 mod gemm;
 mod interleave;
 mod mxfp8;
+mod mxfp8_bias;
 mod mxfp8_columns;
+mod mxfp8_fused;
 mod nvfp4;
 
 use crate::case::Case;
@@ -20,7 +23,10 @@ pub fn all() -> Vec<Case> {
         fp8::cases(),
         mxfp8::cases(),
         mxfp8_columns::cases(),
+        mxfp8_fused::cases(),
+        mxfp8_bias::cases(),
         nvfp4::cases(),
+        activation::cases(),
         interleave::cases(),
         gemm::cases(),
         conformance::cases(),

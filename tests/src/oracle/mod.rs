@@ -3,6 +3,7 @@
 //! Nothing here uses `oxtile_tile::num`. The oracles themselves are held to `tests/golden`, which numpy and
 //! ml_dtypes made.
 
+pub mod activation;
 #[cfg(test)]
 mod agreement;
 pub mod amax;

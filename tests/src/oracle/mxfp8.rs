@@ -79,6 +79,23 @@ pub fn dequantize_columns(quantized: &Quantized, rows: usize, columns: usize, fo
     (0..rows * columns).map(|i| value(i / columns, i % columns)).collect()
 }
 
+/// The casts along rows and along columns where 32 by 32 elements share a scale: one of both in either direction, and the
+/// same data.
+pub fn quantize_squares(x: &[f32], rows: usize, columns: usize, format: &Format) -> [Quantized; 2] {
+    let (row_blocks, column_blocks) = (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK));
+    let square = |i: usize, j: usize| {
+        let places = (i * BLOCK..rows.min((i + 1) * BLOCK))
+            .flat_map(|row| (j * BLOCK..columns.min((j + 1) * BLOCK)).map(move |c| row * columns + c));
+        block_scale(&places.map(|place| x[place]).collect::<Vec<_>>(), format)
+    };
+    let scales: Vec<u8> = (0..row_blocks * column_blocks).map(|at| square(at / column_blocks, at % column_blocks)).collect();
+    let scale = |row: usize, column: usize| scales[row / BLOCK * column_blocks + column / BLOCK];
+    let data: Vec<u8> = (0..x.len()).map(|at| encode(x[at], scale(at / columns, at % columns), format)).collect();
+    let by_rows = (0..rows * column_blocks).map(|at| scale(at / column_blocks, at % column_blocks * BLOCK)).collect();
+    let by_columns = (0..row_blocks * columns).map(|at| scale(at / columns * BLOCK, at % columns)).collect();
+    [Quantized { data: data.clone(), scales: by_rows }, Quantized { data, scales: by_columns }]
+}
+
 /// The E8M0 code of a block.
 pub fn block_scale(block: &[f32], format: &Format) -> u8 {
     let reciprocal = (1.0 / format.largest()) as f32;

@@ -1,0 +1,155 @@
+//! MXFP8 (E4M3) casts fused with activations, bias gradients and scale layouts.
+
+use std::marker::PhantomData;
+
+use anyhow::Result;
+use oxtile::runtime::Buffer;
+use oxtile_kernels::activation::*;
+use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
+use oxtile_kernels::interleave::interleaved_len;
+use oxtile_kernels::mxfp8::*;
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{bf16, e4m3, ue8m0};
+
+use super::copy::ceiling;
+use crate::bench::{Bench, Gpu, Output, Prepared, Size};
+
+/// The family's name.
+pub const FAMILY: &str = "mxfp8_fused";
+
+/// Rows and columns of the result, and buffer sets.
+type Shape = (u64, u64, usize);
+
+/// What is written.
+#[derive(Clone, Copy)]
+struct Wanted {
+    rows: bool,
+    columns: bool,
+    bias_gradient: bool,
+    options: u32,
+}
+
+const ROWS: Wanted = Wanted { rows: true, columns: false, bias_gradient: false, options: 0 };
+const BOTH: Wanted = Wanted { columns: true, ..ROWS };
+
+/// All at a large and a small shape.
+pub fn benches(size: Size) -> Vec<Bench> {
+    let shapes: [Shape; 2] = size.pick([(16384, 8192, 4), (4096, 4096, 12)], [(128, 256, 2), (128, 128, 3)]);
+    let of_shape = |shape| {
+        let interleaved = Wanted { options: INTERLEAVED_SCALES, ..ROWS };
+        let both_interleaved = Wanted { options: INTERLEAVED_SCALES, ..BOTH };
+        let square = Wanted { options: SQUARE_BLOCKS, ..BOTH };
+        let bias = Wanted { bias_gradient: true, ..BOTH };
+        [
+            bench::<Identity>(size, shape, "mxfp8_cast_fused rows, interleaved", &["mxfp8_interleaved_compiled"], interleaved),
+            bench::<Identity>(size, shape, "mxfp8_cast_fused both, interleaved", &[], both_interleaved),
+            bench::<Identity>(size, shape, "mxfp8_cast_fused both, square", &[], square),
+            bench::<Forward<Gelu>>(size, shape, "mxfp8_cast_fused gelu, rows", &["mxfp8_gelu_compiled"], ROWS),
+            bench::<Backward<Gelu>>(size, shape, "mxfp8_cast_fused gelu backward with bias, both", &["mxfp8_gelu_backward_compiled"], bias),
+            bench::<GatedForward<Silu>>(size, shape, "mxfp8_cast_fused swiglu, rows", &["mxfp8_swiglu_compiled"], ROWS),
+            bench::<GatedBackward<Silu>>(size, shape, "mxfp8_cast_fused swiglu backward, both", &[], BOTH),
+        ]
+    };
+    shapes.into_iter().flat_map(of_shape).collect()
+}
+
+fn bench<O: Operation>(size: Size, shape: Shape, kernel: &'static str, peers: &'static [&'static str], wanted: Wanted) -> Bench
+where
+    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+{
+    let (rows, columns, sets) = shape;
+    let casts = u64::from(wanted.rows) + u64::from(wanted.columns);
+    // Operands once, and for each cast a code and its part of a scale an element; partial sums are the kernel's own affair.
+    let operands = 2 * rows * (O::input_columns(columns) + O::gradient_columns(columns));
+    let bytes = operands + casts * (rows * columns + rows * columns / BLOCK);
+    Bench {
+        family: FAMILY,
+        kernel,
+        shape: format!("{rows}x{columns} bf16"),
+        dimensions: vec![rows, columns],
+        bytes,
+        sets,
+        ceiling: ceiling(size, bytes),
+        peers,
+        prepare: Box::new(move |gpu| prepare::<O>(gpu, shape, wanted)),
+    }
+}
+
+/// The operands and what is made of them; empty where it is not wanted.
+struct Set {
+    input: Buffer<bf16>,
+    gradient: Buffer<bf16>,
+    rows: (Buffer<e4m3>, Buffer<ue8m0>),
+    columns: (Buffer<e4m3>, Buffer<ue8m0>),
+    partial_sums: Buffer<f32>,
+    bias_gradient: Buffer<bf16>,
+    nothing: Buffer<f32>,
+    nothing_mut: Buffer<f32>,
+}
+
+fn set<O: Operation>(gpu: &Gpu, (rows, columns, sets): Shape, wanted: Wanted, number: usize) -> Result<Set> {
+    let stream = &gpu.stream;
+    let scales = |outer, blocks| if wanted.options & INTERLEAVED_SCALES != 0 { interleaved_len(outer, blocks) } else { outer * blocks };
+    let cast = |is_wanted: bool, scales: u64| {
+        let (data, scales) = if is_wanted { (rows * columns, scales) } else { (0, 0) };
+        anyhow::Ok((Buffer::uninitialised(stream, data)?, Buffer::uninitialised(stream, scales)?))
+    };
+    let of_bias = |count: u64| if wanted.bias_gradient { count } else { 0 };
+    Ok(Set {
+        input: Buffer::from_slice(stream, &gpu.pattern.fill(number, rows * O::input_columns(columns)))?,
+        gradient: Buffer::from_slice(stream, &gpu.pattern.fill(sets + number, rows * O::gradient_columns(columns)))?,
+        rows: cast(wanted.rows, scales(rows, columns / BLOCK))?,
+        columns: cast(wanted.columns, scales(columns, rows / BLOCK))?,
+        partial_sums: Buffer::uninitialised(stream, of_bias(rows / BLOCK * columns))?,
+        bias_gradient: Buffer::uninitialised(stream, of_bias(columns))?,
+        nothing: Buffer::uninitialised(stream, 0)?,
+        nothing_mut: Buffer::uninitialised(stream, 0)?,
+    })
+}
+
+fn prepare<O: Operation>(gpu: &Gpu, shape: Shape, wanted: Wanted) -> Result<Prepared>
+where
+    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+{
+    let (rows, columns, sets) = shape;
+    let mut sets = (0..sets).map(|number| set::<O>(gpu, shape, wanted, number)).collect::<Result<Vec<_>>>()?;
+    let (cast, sums) = (gpu.runtime.load::<Mxfp8CastFused<O, bf16, e4m3>>()?, gpu.runtime.load::<ColumnSums<bf16>>()?);
+    let graph = Prepared::capture(gpu, || {
+        sets.iter_mut().try_for_each(|set| {
+            cast.launch(
+                &gpu.stream,
+                Mxfp8CastFusedArgs {
+                    input: set.input.view(),
+                    gradient: set.gradient.view(),
+                    row_data: set.rows.0.view_mut(),
+                    row_scales: set.rows.1.view_mut(),
+                    column_data: set.columns.0.view_mut(),
+                    column_scales: set.columns.1.view_mut(),
+                    partial_sums: set.partial_sums.view_mut(),
+                    amax: set.nothing_mut.view_mut(),
+                    skip: set.nothing.view(),
+                    rows,
+                    columns,
+                    options: wanted.options,
+                    marker: PhantomData,
+                },
+            )?;
+            if wanted.bias_gradient {
+                let args = ColumnSumsArgs { matrix: set.partial_sums.view(), output: set.bias_gradient.view_mut() };
+                sums.launch(&gpu.stream, args)?;
+            }
+            Ok(())
+        })
+    })?;
+    Ok(Prepared::new(graph, move |stream| {
+        let mut outputs = Vec::new();
+        let casts = [(&sets[0].rows, "row_data", "row_scales"), (&sets[0].columns, "column_data", "column_scales")];
+        for ((codes, of_blocks), data, scales) in casts.into_iter().filter(|(cast, ..)| !cast.0.is_empty()) {
+            let codes = codes.to_vec(stream)?;
+            outputs.push(Output { name: data, bytes: codes.iter().map(|code| code.to_bits()).collect() });
+            let codes = of_blocks.to_vec(stream)?;
+            outputs.push(Output { name: scales, bytes: codes.iter().map(|code| code.to_bits()).collect() });
+        }
+        Ok(outputs)
+    }))
+}

@@ -1,0 +1,298 @@
+//! Activations and their derivatives, fused with casts or alone.
+//!
+//! Formulas: TransformerEngine `common/util/math.h`, computed in `f32`; `(1 + tanh(u)) / 2` is `1 / (1 + exp(-2 u))`, which loses
+//! nothing where the activation is small. Rounded to `bf16` the results are within one unit in the last place of the
+//! formulas' values. `exp2` and `reciprocal` are the approximate ones of the device.
+//!
+//! Floor of the kernel: each operand read once, the result written once.
+
+use core::marker::PhantomData;
+
+use oxtile_tile::num::{Pod, exp2, fma, max, reciprocal};
+use oxtile_tile::prelude::*;
+
+use crate::mxfp8::Wide;
+
+const THREADS: u32 = 256;
+
+/// A function of one number, with its derivative.
+pub trait Activation: 'static {
+    /// The function.
+    fn value(x: f32) -> f32;
+    /// Its derivative.
+    fn slope(x: f32) -> f32;
+}
+
+/// `x (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
+#[derive(Debug)]
+pub struct Gelu;
+/// `x / (1 + exp(-x))`.
+#[derive(Debug)]
+pub struct Silu;
+/// `x / (1 + exp(-1.702 x))`.
+#[derive(Debug)]
+pub struct QuickGelu;
+/// `max(x, 0)`.
+#[derive(Debug)]
+pub struct Relu;
+/// `max(x, 0)^2`.
+#[derive(Debug)]
+pub struct SquaredRelu;
+
+impl Activation for Gelu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        x * sigmoid(gelu_argument(x))
+    }
+
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        // d/dx of the sigmoid's argument: 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
+        let inner = fma(0.214_064_45 * x, x, 1.595_769);
+        product_slope(x * inner, sigmoid(gelu_argument(x)))
+    }
+}
+
+impl Activation for Silu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        x * sigmoid(x)
+    }
+
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        product_slope(x, sigmoid(x))
+    }
+}
+
+impl Activation for QuickGelu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        x * sigmoid(1.702 * x)
+    }
+
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        product_slope(1.702 * x, sigmoid(1.702 * x))
+    }
+}
+
+impl Activation for Relu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        max(x, 0.0)
+    }
+
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        if x > 0.0 { 1.0 } else { 0.0 }
+    }
+}
+
+impl Activation for SquaredRelu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        max(x, 0.0) * max(x, 0.0)
+    }
+
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        2.0 * max(x, 0.0)
+    }
+}
+
+/// `1 / (1 + exp(-x))`.
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    reciprocal(1.0 + exp2(-core::f32::consts::LOG2_E * x))
+}
+
+/// `2 sqrt(2 / pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+fn gelu_argument(x: f32) -> f32 {
+    1.595_769 * x * fma(0.044_715 * x, x, 1.0)
+}
+
+/// The derivative of `x s(u)`, given `x du/dx` and the sigmoid `s`: `s + x du/dx s (1 - s)`, whose last term is 0 where `s` is 0
+/// or 1, however large the first factor.
+#[inline(always)]
+fn product_slope(factor: f32, s: f32) -> f32 {
+    let curve = s * (1.0 - s);
+    if curve == 0.0 { s } else { fma(factor, curve, s) }
+}
+
+/// What is done to a tensor before it is cast or stored: row by row, one vector of the result at a time, in `f32`.
+pub trait Operation: 'static {
+    /// Columns of `input` for `columns` of the result.
+    fn input_columns(columns: u64) -> u64;
+    /// Columns of `gradient`.
+    fn gradient_columns(columns: u64) -> u64;
+    /// The vector of the result at this place: as many numbers as a vector of `T` has elements, the rest 0.
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8];
+}
+
+/// What an operation reads.
+pub struct Operands<T> {
+    /// The tensor that the activation is, or was, applied to.
+    pub input: Global<T>,
+    /// The gradient of the result, empty in the forward operations.
+    pub gradient: Global<T>,
+    /// Columns of the result.
+    pub columns: u64,
+}
+
+/// The input itself.
+#[derive(Debug)]
+pub struct Identity;
+/// `A(input)`.
+pub struct Forward<A>(PhantomData<A>);
+/// `gradient * A'(input)`.
+pub struct Backward<A>(PhantomData<A>);
+/// `A(input[:, ..columns]) * input[:, columns..]`: the gated linear units, GLU, SwiGLU, GeGLU and so on.
+pub struct GatedForward<A>(PhantomData<A>);
+/// The gradients of [`GatedForward`] by both halves of its input, side by side.
+pub struct GatedBackward<A>(PhantomData<A>);
+
+impl Operation for Identity {
+    fn input_columns(columns: u64) -> u64 {
+        columns
+    }
+
+    fn gradient_columns(_: u64) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
+        load(&operands.input, row * operands.columns + column)
+    }
+}
+
+impl<A: Activation> Operation for Forward<A> {
+    fn input_columns(columns: u64) -> u64 {
+        columns
+    }
+
+    fn gradient_columns(_: u64) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
+        load(&operands.input, row * operands.columns + column).map(A::value)
+    }
+}
+
+impl<A: Activation> Operation for Backward<A> {
+    fn input_columns(columns: u64) -> u64 {
+        columns
+    }
+
+    fn gradient_columns(columns: u64) -> u64 {
+        columns
+    }
+
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
+        let element = row * operands.columns + column;
+        let (gradient, x) = (load(&operands.gradient, element), load(&operands.input, element));
+        core::array::from_fn(|i| gradient[i] * A::slope(x[i]))
+    }
+}
+
+impl<A: Activation> Operation for GatedForward<A> {
+    fn input_columns(columns: u64) -> u64 {
+        2 * columns
+    }
+
+    fn gradient_columns(_: u64) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
+        let element = row * 2 * operands.columns + column;
+        let (x, gate) = (load(&operands.input, element), load(&operands.input, element + operands.columns));
+        core::array::from_fn(|i| A::value(x[i]) * gate[i])
+    }
+}
+
+impl<A: Activation> Operation for GatedBackward<A> {
+    fn input_columns(columns: u64) -> u64 {
+        columns
+    }
+
+    fn gradient_columns(columns: u64) -> u64 {
+        columns / 2
+    }
+
+    /// The neighbouring CUDA blocks that read the same operands for the other half find them in the L2 cache.
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
+        let half = operands.columns / 2;
+        let of_gate = column >= half;
+        let within = if of_gate { column - half } else { column };
+        let element = row * operands.columns + within;
+        let gradient = load(&operands.gradient, row * half + within);
+        let x = load(&operands.input, element);
+        if of_gate {
+            core::array::from_fn(|i| gradient[i] * A::value(x[i]))
+        } else {
+            let gate = load(&operands.input, element + half);
+            core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i]))
+        }
+    }
+}
+
+/// One vector in `f32`.
+#[inline(always)]
+fn load<T: Float + Pod>(tensor: &Global<T>, element: u64) -> [f32; 8] {
+    let vector = tensor.load_vector(element);
+    core::array::from_fn(|i| if i < Vector::<T>::LANES { vector.lane(i).to_f32() } else { 0.0 })
+}
+
+/// Writes the result of an operation, `[rows, columns]`, rounded to nearest even. Rows of all tensors are whole vectors.
+#[kernel(threads = THREADS, grid = grid)]
+#[instances(O = [
+    Forward<Gelu>, Forward<Silu>, Forward<QuickGelu>, Forward<Relu>, Forward<SquaredRelu>,
+    Backward<Gelu>, Backward<Silu>, Backward<QuickGelu>, Backward<Relu>, Backward<SquaredRelu>,
+    GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
+    GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
+], T = [bf16])]
+pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Global<T>, output: GlobalMut<T>, columns: u64) {
+    let [row, group, _] = block::index();
+    let column = u64::from(group * THREADS + thread::index()) * Vector::<T>::LANES as u64;
+    if column < columns {
+        let [a, b, c, d, e, f, g, h] = O::values(&Operands { input, gradient, columns }, u64::from(row), column);
+        output.store_vector(u64::from(row) * columns + column, T::vector([a, b, c, d], [e, f, g, h]));
+    }
+}
+
+fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let (elements, columns) = (args.output.len(), args.columns);
+    let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
+    LaunchError::check_alignment("output", 16, args.output.address())?;
+    let groups = Grid::cover("columns", columns, THREADS * Vector::<T>::LANES as u32)?.x;
+    LaunchError::check_limit("columns", groups.into(), 65_535)?;
+    LaunchError::check_limit("output", rows, i32::MAX as u64)?;
+    Ok(if elements == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
+}
+
+/// Checks the operands of an operation whose result has these elements in rows of `columns`; gives the rows.
+pub(crate) fn check_operands<O: Operation, T: Pod>(
+    input: &DeviceView<'_, T>,
+    gradient: &DeviceView<'_, T>,
+    result: (&'static str, u64),
+    columns: u64,
+) -> Result<u64, LaunchError> {
+    LaunchError::check_multiple(result.0, columns, result.1)?;
+    let rows = result.1.checked_div(columns).unwrap_or(0);
+    let vector = Vector::<T>::LANES as u64;
+    for (name, view, of) in [("input", input, O::input_columns(columns)), ("gradient", gradient, O::gradient_columns(columns))] {
+        LaunchError::check_multiple("columns", vector, of)?;
+        LaunchError::check_length(name, rows * of, view.len())?;
+        LaunchError::check_alignment(name, 16, view.address())?;
+    }
+    LaunchError::check_multiple("columns", vector, columns)?;
+    Ok(rows)
+}

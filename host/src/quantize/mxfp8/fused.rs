@@ -1,0 +1,163 @@
+//! The MXFP8 cast fused with what stands around it in a model.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use oxtile_kernels::activation::Operation;
+use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::mxfp8::*;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
+
+use super::Mxfp8Tensor;
+use super::tensor::Direction;
+use crate::quantize::layout::Layout;
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+/// Casts the result of an operation `O`, such as [`Identity`](oxtile_kernels::activation::Identity) or
+/// [`Backward<Gelu>`](oxtile_kernels::activation::Backward), by one pass over its operands. Rows are whole 16-byte vectors.
+pub struct FusedMxfp8<O: Operation, T: Magnitude + Wide = bf16, Q: Fp8 = e4m3> {
+    cast: Loaded<Mxfp8CastFused<O, T, Q>>,
+    sums: Loaded<ColumnSums<T>>,
+}
+
+/// What a fused cast reads.
+#[derive(Clone, Copy)]
+pub struct FusedInput<'a, T> {
+    /// What the activation is, or was, applied to.
+    pub input: DeviceView<'a, T>,
+    /// The gradient of its result, in backward operations.
+    pub gradient: Option<DeviceView<'a, T>>,
+    /// Rows and columns of the result.
+    pub shape: [u64; 2],
+    /// Whether 32 by 32 elements share a scale, so that both directions have the same codes.
+    pub square_blocks: bool,
+    /// One element in device memory: where it is 1, nothing is written but an amax of 0.
+    pub skip: Option<DeviceView<'a, f32>>,
+}
+
+/// What a fused cast writes: what is wanted. Tensors are of the result's shape, both directions in one layout.
+#[derive(Debug)]
+pub struct FusedOutput<'a, T, Q, L> {
+    /// The cast along rows.
+    pub rows: Option<&'a mut Mxfp8Tensor<Q, L>>,
+    /// The cast along columns.
+    pub columns: Option<&'a mut Mxfp8Tensor<Q, L>>,
+    /// The sums of the result's columns, one a column: the gradient of a bias. They are those of the values that are cast.
+    pub bias_gradient: Option<&'a mut Buffer<T>>,
+    /// One element: the largest magnitude of the result.
+    pub amax: Option<&'a mut Buffer<f32>>,
+}
+
+impl<T, Q, L> Default for FusedOutput<'_, T, Q, L> {
+    fn default() -> Self {
+        Self { rows: None, columns: None, bias_gradient: None, amax: None }
+    }
+}
+
+impl<O: Operation, T: Magnitude + Wide, Q: Fp8> FusedMxfp8<O, T, Q>
+where
+    Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
+    ColumnSums<T>: for<'a> Kernel<Args<'a> = ColumnSumsArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { cast: runtime.load()?, sums: runtime.load()? })
+    }
+
+    /// Enqueues the cast, and the addition of the partial sums of a bias gradient.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a tensor of another shape or direction, and for a bias gradient that might be skipped;
+    /// [`Error::Length`] for a bias gradient of other than one element a column; as [`Loaded::launch`].
+    pub fn run<L: Layout>(&self, stream: &Stream, input: FusedInput<'_, T>, output: FusedOutput<'_, T, Q, L>) -> Result<()> {
+        let FusedInput { input, gradient, shape: [rows, columns], square_blocks, skip } = input;
+        let FusedOutput { rows: by_rows, columns: by_columns, mut bias_gradient, mut amax } = output;
+        if bias_gradient.is_some() && skip.is_some() {
+            return Err(invalid("a bias gradient cannot be skipped: leave `skip` or `bias_gradient` out".to_owned()));
+        }
+        if let Some(found) = bias_gradient.as_ref().map(|sums| sums.len()).filter(|found| *found != columns) {
+            return Err(Error::Length { what: "FusedMxfp8::run, bias_gradient", expected: columns, found });
+        }
+        if let Some(amax) = &mut amax {
+            amax.fill_zero(stream)?;
+        }
+        let partial_count = if bias_gradient.is_some() { numel(&[rows.div_ceil(BLOCK), columns])? } else { 0 };
+        let mut partial_sums = Buffer::uninitialised(stream, partial_count)?;
+        let (mut no_rows, mut no_columns) = (Empty::new(stream)?, Empty::new(stream)?);
+        let (mut no_amax, no_skip, no_gradient) = (empty(stream)?, empty(stream)?, empty(stream)?);
+        let (row_data, row_scales) = views(by_rows, &mut no_rows, [rows, columns], Direction::Rows)?;
+        let (column_data, column_scales) = views(by_columns, &mut no_columns, [rows, columns], Direction::Columns)?;
+        let options = [(square_blocks, SQUARE_BLOCKS), (L::IS_INTERLEAVED, INTERLEAVED_SCALES)];
+        let args = Mxfp8CastFusedArgs {
+            input,
+            gradient: gradient.unwrap_or_else(|| no_gradient.view()),
+            row_data,
+            row_scales,
+            column_data,
+            column_scales,
+            partial_sums: partial_sums.view_mut(),
+            amax: amax.unwrap_or(&mut no_amax).view_mut(),
+            skip: skip.unwrap_or_else(|| no_skip.view()),
+            rows,
+            columns,
+            options: options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum(),
+            marker: PhantomData,
+        };
+        self.cast.launch(stream, args)?;
+        match &mut bias_gradient {
+            Some(sums) => self.sums.launch(stream, ColumnSumsArgs { matrix: partial_sums.view(), output: sums.view_mut() }),
+            None => Ok(()),
+        }
+    }
+}
+
+type Views<'a, Q> = (DeviceViewMut<'a, Q>, DeviceViewMut<'a, ue8m0>);
+
+/// Codes and scales of a tensor of that shape and direction, or nothing.
+fn views<'a, Q: Fp8, L>(
+    tensor: Option<&'a mut Mxfp8Tensor<Q, L>>,
+    otherwise: &'a mut Empty<Q>,
+    shape: [u64; 2],
+    direction: Direction,
+) -> Result<Views<'a, Q>> {
+    match tensor {
+        None => Ok((otherwise.data.view_mut(), otherwise.scales.view_mut())),
+        Some(tensor) if tensor.shape == shape && tensor.direction == direction => Ok((tensor.data.view_mut(), tensor.scales.view_mut())),
+        Some(tensor) => Err(invalid(format!(
+            "a tensor of {:?} along {:?} where one of {shape:?} along {direction:?} goes",
+            tensor.shape, tensor.direction
+        ))),
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid { what: "FusedMxfp8::run", why }
+}
+
+/// A direction that is not wanted.
+struct Empty<Q> {
+    data: Buffer<Q>,
+    scales: Buffer<ue8m0>,
+}
+
+impl<Q: Fp8> Empty<Q> {
+    fn new(stream: &Stream) -> Result<Self> {
+        Ok(Self { data: empty(stream)?, scales: empty(stream)? })
+    }
+}
+
+fn empty<T: Pod>(stream: &Stream) -> Result<Buffer<T>> {
+    Buffer::uninitialised(stream, 0)
+}
+
+impl<O: Operation, T: Magnitude + Wide, Q: Fp8> fmt::Debug for FusedMxfp8<O, T, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FusedMxfp8").field("cast", &self.cast).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! The gradient of a bias beside a backward cast, by the host types.
+
+use oxtile::quantize::{Direction, FusedInput, FusedMxfp8, FusedOutput, Interleaved, Mxfp8Tensor};
+use oxtile::{Buffer, Error, Runtime};
+use oxtile_kernels::activation::{Backward, Identity, Relu};
+use oxtile_tests::inputs::{Dtype, Scenario};
+use oxtile_tests::oracle::amax::amax;
+use oxtile_tile::num::{Float, bf16, e4m3};
+
+use super::element::TestElement;
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// Rows and columns: fewer rows than a warp's, more partial sums than warps, nothing.
+const SHAPES: [([usize; 2], Size); 4] =
+    [([3, 64], Size::Small), ([70, 136], Size::Small), ([0, 64], Size::Small), ([2100, 264], Size::Large)];
+
+pub fn cases() -> Vec<Case> {
+    let case = |([rows, columns], size): ([usize; 2], Size)| {
+        Case::new(format!("mxfp8::bias_gradient::{rows}x{columns}"), size, move |runtime| run(runtime, [rows, columns]))
+    };
+    let mut cases: Vec<_> = SHAPES.map(case).into();
+    cases.push(Case::new("mxfp8::fused::refusals", Size::Small, refusals));
+    cases
+}
+
+/// With ReLU, whose results are exact.
+fn run(runtime: &Runtime, [rows, columns]: [usize; 2]) -> Outcome {
+    let stream = stream(runtime)?;
+    let x = Scenario::Normal.generate(Dtype::Bf16, rows * columns, 3);
+    let g = Scenario::Normal.generate(Dtype::Bf16, rows * columns, 4);
+    let (input, gradient) = (bf16::upload(&stream, &x)?, bf16::upload(&stream, &g)?);
+    let values: Vec<f32> = x.iter().zip(&g).map(|(x, g)| if *x > 0.0 { *g } else { 0.0 }).collect();
+    let shape = [rows as u64, columns as u64];
+
+    let mut tensor = text(Mxfp8Tensor::<e4m3, Interleaved>::uninitialised(&stream, shape, Direction::Columns))?;
+    let mut sums = text(Buffer::from_slice(&stream, &bf16::encode(&vec![7.0; columns])))?;
+    let mut largest = text(Buffer::<f32>::from_slice(&stream, &[7.0_f32]))?;
+    let fused = text(FusedMxfp8::<Backward<Relu>>::new(runtime))?;
+    let from = FusedInput { input: input.view(), gradient: Some(gradient.view()), shape, square_blocks: false, skip: None };
+    let to = FusedOutput { columns: Some(&mut tensor), bias_gradient: Some(&mut sums), amax: Some(&mut largest), rows: None };
+    text(fused.run(&stream, from, to))?;
+
+    equal("amax", &text(largest.to_vec(&stream))?, &[amax(&values)])?;
+    let found: Vec<bf16> = text(sums.to_vec(&stream))?;
+    for (column, found) in found.into_iter().enumerate() {
+        let of_column = || (0..rows).map(|row| f64::from(values[row * columns + column]));
+        let (sum, size) = (of_column().sum::<f64>(), of_column().map(f64::abs).sum::<f64>());
+        let tolerance = sum.abs() * 2f64.powi(-8) + size * 2f64.powi(-20);
+        if (f64::from(found.to_f32()) - sum).abs() > tolerance {
+            return Err(format!("the sum of column {column} is {found:?}, expected {sum} within {tolerance}"));
+        }
+    }
+    Ok(())
+}
+
+/// What cannot be done is an error before the launch.
+fn refusals(runtime: &Runtime) -> Outcome {
+    let (stream, shape) = (stream(runtime)?, [32, 64]);
+    let input = bf16::upload(&stream, &[1.0; 32 * 64])?;
+    let skip = text(Buffer::<f32>::from_slice(&stream, &[1.0_f32]))?;
+    let fused = text(FusedMxfp8::<Identity>::new(runtime))?;
+    let from = FusedInput { input: input.view(), gradient: None, shape, square_blocks: false, skip: None };
+    let mut sums = text(Buffer::<bf16>::uninitialised(&stream, 64))?;
+    let mut tensor = text(Mxfp8Tensor::<e4m3>::uninitialised(&stream, shape, Direction::Rows))?;
+
+    let skipping = FusedInput { skip: Some(skip.view()), ..from };
+    let refused =
+        fused.run(&stream, skipping, FusedOutput { bias_gradient: Some(&mut sums), rows: Some(&mut tensor), ..Default::default() });
+    expect(refused, "a bias gradient cannot be skipped")?;
+    let refused = fused.run(&stream, from, FusedOutput { columns: Some(&mut tensor), ..Default::default() });
+    expect(refused, "a tensor of [32, 64] along Rows where one of [32, 64] along Columns goes")?;
+    let without_gradient = text(FusedMxfp8::<Backward<Relu>>::new(runtime))?;
+    let refused = without_gradient.run(&stream, from, FusedOutput { rows: Some(&mut tensor), ..Default::default() });
+    expect(refused, "`gradient` has 0 elements; the other arguments ask for 2048")
+}
+
+fn expect(refused: Result<(), Error>, words: &str) -> Outcome {
+    match refused {
+        Err(error) if error.to_string().contains(words) => Ok(()),
+        other => Err(format!("expected an error with {words:?}, got {other:?}")),
+    }
+}

@@ -1,0 +1,207 @@
+//! The MXFP8 cast with what stands around it: each output against the oracle, bit for bit; sums within their rounding.
+
+use std::marker::PhantomData;
+
+use oxtile::{Buffer, HostElement, Runtime, Stream};
+use oxtile_kernels::activation::{Identity, Operation};
+use oxtile_kernels::mxfp8::*;
+use oxtile_tests::inputs::Scenario;
+use oxtile_tests::oracle::amax::amax;
+use oxtile_tests::oracle::interleave::interleave;
+use oxtile_tests::oracle::mxfp8::{quantize, quantize_columns, quantize_squares};
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16, ue8m0};
+
+use super::element::TestElement;
+use super::mxfp8::TestFp8;
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// Rows and columns: ends of tiles and of squares in both dimensions, more than a CUDA block, nothing.
+const SHAPES: [(usize, usize); 7] = [(1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
+const LARGE: [(usize, usize); 2] = [(993, 512), (256, 4128)];
+const OPTIONS: [(&str, u32); 4] = [
+    ("plain", 0),
+    ("square", SQUARE_BLOCKS),
+    ("interleaved", INTERLEAVED_SCALES),
+    ("square_interleaved", SQUARE_BLOCKS | INTERLEAVED_SCALES),
+];
+
+/// What to ask the kernel for.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub shape: [usize; 2],
+    pub options: u32,
+    pub rows: bool,
+    pub columns: bool,
+    /// Sums and the amax.
+    pub extras: bool,
+    pub skip: Option<f32>,
+}
+
+impl Wanted {
+    fn all(shape: [usize; 2], options: u32) -> Self {
+        Self { shape, options, rows: true, columns: true, extras: true, skip: None }
+    }
+}
+
+pub fn cases() -> Vec<Case> {
+    macro_rules! instances {
+        ($($t:ty, $q:ty;)*) => { [$(of_types::<$t, $q>()),*] };
+    }
+    instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect()
+}
+
+fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
+where
+    Mxfp8CastFused<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, Identity, T, Q>>,
+{
+    let name = format!("mxfp8::cast_fused::{}::{}", T::DTYPE.name(), Q::NAME);
+    let case = |what: String, size, scenario, wanted: Wanted| {
+        Case::new(format!("{name}::{what}"), size, move |runtime| {
+            let [rows, columns] = wanted.shape;
+            let values = Scenario::generate(scenario, T::DTYPE, rows * columns, 3);
+            let input = T::upload(&stream(runtime)?, &values)?;
+            check::<Identity, T, Q>(runtime, &input, &empty(runtime)?, &values, wanted)
+        })
+    };
+    let mut cases = Vec::new();
+    for scenario in Scenario::ALL {
+        cases.push(case(format!("{scenario:?}"), Size::Small, scenario, Wanted::all([45, 72], 0)));
+        cases.push(case(format!("square::{scenario:?}"), Size::Small, scenario, Wanted::all([45, 72], SQUARE_BLOCKS)));
+    }
+    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+        // All options once for each width of the input.
+        let options = if matches!((T::DTYPE.name(), Q::NAME), ("bf16", "e4m3") | ("f32", "e5m2")) { &OPTIONS[..] } else { &OPTIONS[3..] };
+        for &(what, options) in options {
+            cases.push(case(format!("{what}::{rows}x{columns}"), size, Scenario::Normal, Wanted::all([rows, columns], options)));
+        }
+    }
+    let some = Wanted { extras: false, ..Wanted::all([70, 136], INTERLEAVED_SCALES) };
+    cases.push(case("rows_alone".into(), Size::Small, Scenario::Normal, Wanted { columns: false, ..some }));
+    cases.push(case("columns_alone".into(), Size::Small, Scenario::Normal, Wanted { rows: false, ..some }));
+    cases.push(case("not_skipped".into(), Size::Small, Scenario::Normal, Wanted { skip: Some(0.0), ..some }));
+    cases.push(case("skipped".into(), Size::Small, Scenario::Normal, Wanted { skip: Some(1.0), ..Wanted::all([70, 136], 0) }));
+    cases
+}
+
+/// Runs the kernel; `values` are those that are cast.
+pub fn check<O: Operation, T: TestElement, Q: TestFp8>(
+    runtime: &Runtime,
+    input: &Buffer<T>,
+    gradient: &Buffer<T>,
+    values: &[f32],
+    wanted: Wanted,
+) -> Outcome
+where
+    Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
+{
+    let stream = stream(runtime)?;
+    let Wanted { shape: [rows, columns], options, .. } = wanted;
+    let expected = Expected::of::<Q>(values, wanted);
+    let mut row_data = poisoned(&stream, expected.rows[0].len(), Q::of_code(0xa5))?;
+    let mut row_scales = poisoned(&stream, expected.rows[1].len(), ue8m0::from_bits(0xa5))?;
+    let mut column_data = poisoned(&stream, expected.columns[0].len(), Q::of_code(0xa5))?;
+    let mut column_scales = poisoned(&stream, expected.columns[1].len(), ue8m0::from_bits(0xa5))?;
+    let mut sums = poisoned(&stream, expected.sums.len(), 7.0f32)?;
+    let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
+    let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
+    let args = Mxfp8CastFusedArgs {
+        input: input.view(),
+        gradient: gradient.view(),
+        row_data: row_data.view_mut(),
+        row_scales: row_scales.view_mut(),
+        column_data: column_data.view_mut(),
+        column_scales: column_scales.view_mut(),
+        partial_sums: sums.view_mut(),
+        amax: amax.view_mut(),
+        skip: skip.view(),
+        rows: rows as u64,
+        columns: columns as u64,
+        options,
+        marker: PhantomData,
+    };
+    text(text(runtime.load::<Mxfp8CastFused<O, T, Q>>())?.launch(&stream, args))?;
+    equal("row scales", &codes(&row_scales, &stream, ue8m0::to_bits)?, &expected.rows[1])?;
+    equal("row data", &codes(&row_data, &stream, Q::code)?, &expected.rows[0])?;
+    equal("column scales", &codes(&column_scales, &stream, ue8m0::to_bits)?, &expected.columns[1])?;
+    equal("column data", &codes(&column_data, &stream, Q::code)?, &expected.columns[0])?;
+    equal("amax", &text(amax.to_vec(&stream))?, &expected.amax)?;
+    near("sums", &text(sums.to_vec(&stream))?, &expected.sums)
+}
+
+/// What the kernel must write: data and scales of each direction, nothing of one that is not wanted.
+struct Expected {
+    rows: [Vec<u8>; 2],
+    columns: [Vec<u8>; 2],
+    /// Each with how far off it may be.
+    sums: Vec<(f64, f64)>,
+    amax: Vec<f32>,
+}
+
+impl Expected {
+    fn of<Q: TestFp8>(x: &[f32], wanted: Wanted) -> Self {
+        let [rows, columns] = wanted.shape;
+        let (row_blocks, column_blocks) = (rows.div_ceil(32), columns.div_ceil(32));
+        let [mut by_rows, mut by_columns] = if wanted.options & SQUARE_BLOCKS != 0 {
+            quantize_squares(x, rows, columns, Q::FORMAT)
+        } else {
+            [quantize(x, rows, columns, Q::FORMAT), quantize_columns(x, rows, columns, Q::FORMAT)]
+        };
+        if wanted.options & INTERLEAVED_SCALES != 0 {
+            by_rows.scales = interleave(rows, column_blocks, |i, j| by_rows.scales[i * column_blocks + j]);
+            by_columns.scales = interleave(columns, row_blocks, |i, j| by_columns.scales[j * columns + i]);
+        }
+        let sum = |at: usize| {
+            let (block, column) = (at / columns, at % columns);
+            let of_rows = (block * 32..rows.min(block * 32 + 32)).map(|row| f64::from(x[row * columns + column]));
+            of_rows.fold((0.0, 0.0), |(sum, size), value| (sum + value, size + value.abs() * 2f64.powi(-20)))
+        };
+        let extras = if wanted.extras { row_blocks * columns } else { 0 };
+        // No launch raises the amax of nothing, and none does that is skipped.
+        let largest = if wanted.extras { vec![amax(x)] } else { Vec::new() };
+        let expected = Self {
+            rows: if wanted.rows { [by_rows.data, by_rows.scales] } else { Default::default() },
+            columns: if wanted.columns { [by_columns.data, by_columns.scales] } else { Default::default() },
+            sums: (0..extras).map(sum).collect(),
+            amax: largest,
+        };
+        if wanted.skip == Some(1.0) { expected.poisoned() } else { expected }
+    }
+
+    /// What was there before the launch.
+    fn poisoned(self) -> Self {
+        let poison = |codes: Vec<u8>| vec![0xa5; codes.len()];
+        Self {
+            rows: self.rows.map(poison),
+            columns: self.columns.map(poison),
+            sums: vec![(7.0, 0.0); self.sums.len()],
+            amax: vec![0.0; self.amax.len()],
+        }
+    }
+}
+
+fn near(what: &str, found: &[f32], expected: &[(f64, f64)]) -> Outcome {
+    equal(&format!("how many {what}"), &[found.len()], &[expected.len()])?;
+    for (i, (&found, &(sum, tolerance))) in found.iter().zip(expected).enumerate() {
+        let found = f64::from(found);
+        // Near the end of f32 a sum may be Inf or NaN, by its order.
+        let is_wild = !sum.is_finite() || tolerance > 1e31;
+        if is_wild || (found - sum).abs() <= tolerance {
+            continue;
+        }
+        return Err(format!("{what}[{i}] is {found}, expected {sum} within {tolerance}"));
+    }
+    Ok(())
+}
+
+pub fn empty<T: Pod>(runtime: &Runtime) -> Result<Buffer<T>, String> {
+    text(Buffer::uninitialised(&stream(runtime)?, 0))
+}
+
+fn poisoned<T: Pod + HostElement<Device = T>>(stream: &Stream, length: usize, value: T) -> Result<Buffer<T>, String> {
+    text(Buffer::from_slice(stream, &vec![value; length]))
+}
+
+fn codes<T: Pod + HostElement<Device = T>>(buffer: &Buffer<T>, stream: &Stream, code: fn(T) -> u8) -> Result<Vec<u8>, String> {
+    Ok(text(buffer.to_vec(stream))?.into_iter().map(code).collect())
+}

@@ -1,0 +1,74 @@
+//! Mutants of the fused MXFP8 cast, of the sums beside it and of activations alone.
+
+use std::marker::PhantomData;
+
+use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::activation::{Activate, ActivateArgs, Forward, Identity, Relu};
+use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
+use oxtile_kernels::mxfp8::{INTERLEAVED_SCALES, Mxfp8CastFused, Mxfp8CastFusedArgs};
+use oxtile_tile::num::{bf16, e4m3};
+
+use super::Job;
+use super::device::{Device, words};
+
+pub const JOBS: &[Job] = &[
+    Job { name: "mxfp8_cast_fused", run: cast_fused, equivalents: &[] },
+    Job { name: "column_sums", run: column_sums, equivalents: &[] },
+    Job { name: "activate", run: activate, equivalents: &[] },
+];
+
+/// Two rows that end within a CUDA block.
+fn activate(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, nothing) = (device.upload::<bf16>("input", &words(80)), device.upload("gradient", &[]));
+    let mut output = device.upload("output", &[0; 80]);
+    device.launch::<Activate<Forward<Relu>, bf16>>(ActivateArgs {
+        input: input.view(),
+        gradient: nothing.view(),
+        output: output.view_mut(),
+        columns: 80,
+        marker: PhantomData,
+    })?;
+    Ok(device.download(&output))
+}
+
+/// More rows than warps, and columns that end within a warp.
+fn column_sums(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (matrix, mut output) = (device.upload::<f32>("matrix", &words(70 * 40)), device.upload("output", &[0; 40]));
+    device.launch::<ColumnSums<f32>>(ColumnSumsArgs { matrix: matrix.view(), output: output.view_mut() })?;
+    Ok(device.download(&output))
+}
+
+/// Twice, since either barrier orders the other's accesses too: with row scales, and with columns and the amax.
+fn cast_fused(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let [rows, columns] = [20, 128];
+    let input = device.upload::<bf16>("input", &words(rows * columns / 2));
+    let (nothing, no_skip) = (device.upload("gradient", &[]), device.upload("skip", &[]));
+    let mut outputs = Vec::new();
+    for by_rows in [true, false] {
+        let words_of = |is_wanted: bool, count| vec![0; if is_wanted { count } else { 0 }];
+        let mut row_data = device.upload("row_data", &words_of(by_rows, rows * columns / 4));
+        let mut row_scales = device.upload("row_scales", &words_of(by_rows, 128));
+        let mut column_data = device.upload("column_data", &words_of(!by_rows, rows * columns / 4));
+        let mut column_scales = device.upload("column_scales", &words_of(!by_rows, 128));
+        let mut amax = device.upload("amax", &words_of(!by_rows, 1));
+        let mut partial_sums = device.upload("partial_sums", &words_of(!by_rows, columns));
+        device.launch::<Mxfp8CastFused<Identity, bf16, e4m3>>(Mxfp8CastFusedArgs {
+            input: input.view(),
+            gradient: nothing.view(),
+            row_data: row_data.view_mut(),
+            row_scales: row_scales.view_mut(),
+            column_data: column_data.view_mut(),
+            column_scales: column_scales.view_mut(),
+            partial_sums: partial_sums.view_mut(),
+            amax: amax.view_mut(),
+            skip: no_skip.view(),
+            rows: rows as u64,
+            columns: columns as u64,
+            options: INTERLEAVED_SCALES,
+            marker: PhantomData,
+        })?;
+        outputs.extend([device.download(&row_data), device.download(&row_scales), device.download(&column_data)]);
+        outputs.extend([device.download(&column_scales), device.download(&amax), device.download(&partial_sums)]);
+    }
+    Ok(outputs.concat())
+}
