@@ -18,7 +18,7 @@ use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
 /// CUDA blocks a multiprocessor: `f32` needs twice the registers.
-const fn resident<T>() -> u32 {
+pub(super) const fn resident<T>() -> u32 {
     if size_of::<T>() == 4 { 2 } else { 4 }
 }
 
@@ -114,7 +114,7 @@ fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, 
 
 /// Stores the codes of the lane's part of a tile, and puts them into the transpose.
 #[inline(always)]
-fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32, data: &GlobalMut<Q>, stage: &Stage) {
+pub(super) fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32, data: &GlobalMut<Q>, stage: &Stage) {
     Tile::<T>::for_each_step(|step| {
         let codes: [_; LINES] = core::array::from_fn(|line| encode::<T, Q>(lines[step][line], scale));
         for (line, codes) in codes.iter().enumerate() {
@@ -126,7 +126,7 @@ fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32
 
 /// The lane's running maximum of its part of a tile.
 #[inline(always)]
-fn maximum<T: Magnitude>(lines: &Lines<T>) -> u32 {
+pub(super) fn maximum<T: Magnitude>(lines: &Lines<T>) -> u32 {
     let mut running = 0;
     Tile::<T>::for_each_step(|step| {
         let [a, b, c, d] = lines[step].map(of_vector);

@@ -1,4 +1,4 @@
-//! FP8: E4M3 or E5M2 elements whose scales are f32, one for a tensor.
+//! FP8: E4M3 or E5M2 elements whose scales are f32, one for a tensor, for 128 neighbours of a row, or for a 128x128 square.
 //!
 //! Rules: TransformerEngine `common/recipe/recipe_common.cuh`, `common/recipe/current_scaling.cu`. With `amax` the largest magnitude
 //! and `LARGEST` the largest element (448 or 57344), every step rounded to `f32`, nothing contracted or flushed:
@@ -16,8 +16,11 @@
 //! largest code.
 
 mod cast;
+mod cast_row_blocks;
+mod cast_squares;
 mod cast_transpose;
 mod dequantize;
+mod dequantize_blocks;
 mod run;
 mod stage;
 mod tile;
@@ -25,9 +28,13 @@ mod transpose;
 mod update_scales;
 
 pub use cast::{FP8_CAST, FP8_CAST_DELAYED, Fp8Cast, Fp8CastArgs, Fp8CastDelayed, Fp8CastDelayedArgs};
+pub use cast_row_blocks::{FP8_CAST_ROW_BLOCKS, Fp8CastRowBlocks, Fp8CastRowBlocksArgs};
+pub use cast_squares::{FP8_CAST_SQUARES, Fp8CastSquares, Fp8CastSquaresArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
 pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
+pub use dequantize_blocks::{FP8_DEQUANTIZE_BLOCKS, Fp8DequantizeBlocks, Fp8DequantizeBlocksArgs};
+pub use tile::SIDE;
 pub use transpose::{FP8_TRANSPOSE, Fp8Transpose, Fp8TransposeArgs};
 pub use update_scales::{FP8_UPDATE_SCALES, Fp8UpdateScales, Fp8UpdateScalesArgs};
 
@@ -64,10 +71,22 @@ impl ScaleRule {
     }
 }
 
+/// Elements of a row of so many scales: rows start at multiples of 16 bytes.
+#[inline(always)]
+pub const fn row_of_scales(scales: u64) -> u64 {
+    scales.next_multiple_of(4)
+}
+
 /// The codes of one vector of `T` times `scale`: eight, or four and nothing.
 #[inline(always)]
 fn encode<T: Float + Pod, Q: Fp8>(vector: Vector<T>, scale: f32) -> [u32; 2] {
-    let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * scale));
+    encode_by::<T, Q>(vector, [scale; 8])
+}
+
+/// The codes of one vector of `T` times these scales, of which the four elements of `f32` take the first four.
+#[inline(always)]
+fn encode_by<T: Float + Pod, Q: Fp8>(vector: Vector<T>, scales: [f32; 8]) -> [u32; 2] {
+    let four = |from: usize| Q::encode4(core::array::from_fn(|i| vector.lane(from + i).to_f32() * scales[from + i]));
     [four(0), if Vector::<T>::LANES == 8 { four(4) } else { 0 }]
 }
 

@@ -26,7 +26,8 @@ pub(super) const LINES: usize = 4;
 const STEPS: usize = 4;
 /// Groups of rows in a tile.
 const GROUPS: u32 = SIDE as u32 / LINES as u32;
-const WARPS: u32 = THREADS / warp::LANES;
+/// Warps of a CUDA block.
+pub(super) const WARPS: u32 = THREADS / warp::LANES;
 /// The last two dimensions of a grid are at most this.
 const GRID_LIMIT: u64 = 65_535;
 
@@ -80,6 +81,12 @@ impl<T: Element> Tile<T> {
         LaunchError::check_limit("rows", down, GRID_LIMIT * GRID_LIMIT)?;
         let z = down.div_ceil(GRID_LIMIT);
         Ok(Grid { x: across.x, y: down.div_ceil(z) as u32, z: z as u32 })
+    }
+
+    /// Whether the matrix has nothing.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0 || self.columns == 0
     }
 
     /// Whether it is the matrix's first.

@@ -10,7 +10,10 @@ pub mod mxfp8;
 pub mod nvfp4;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
-pub use fp8::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
+pub use fp8::{
+    AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, ScaleBlock,
+    ScaleOptions,
+};
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};

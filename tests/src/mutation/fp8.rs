@@ -1,4 +1,4 @@
-//! Mutants of the casts with one scale a tensor.
+//! Mutants of the FP8 kernels.
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::fp8::*;
@@ -13,6 +13,9 @@ pub const JOBS: &[Job] = &[
     Job { name: "fp8_cast_transpose", run: fp8_cast_transpose, equivalents: &[] },
     Job { name: "fp8_cast_transpose_delayed", run: fp8_cast_transpose_delayed, equivalents: &[] },
     Job { name: "fp8_transpose", run: fp8_transpose, equivalents: &[] },
+    Job { name: "fp8_cast_squares", run: fp8_cast_squares, equivalents: &[] },
+    Job { name: "fp8_cast_row_blocks", run: fp8_cast_row_blocks, equivalents: &[] },
+    Job { name: "fp8_dequantize_blocks", run: fp8_dequantize_blocks, equivalents: &[] },
     Job { name: "fp8_update_scales", run: fp8_update_scales, equivalents: &[] },
     Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
 ];
@@ -91,6 +94,52 @@ fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
         columns: 144,
     })?;
     Ok(device.download(&transposed))
+}
+
+/// A matrix of 160 rows of 144, four tiles, cast to blocks or squares.
+macro_rules! fp8_cast_blocks {
+    ($($function:ident: $kernel:ident, $args:ident;)*) => { $(
+        fn $function(device: &Device) -> Result<Vec<u32>, Outcome> {
+            let input = device.upload::<bf16>("input", &words(160 * 72));
+            let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
+            let (mut of_rows, mut of_columns) = (device.upload("scale_inverses", &[0; 320]), device.upload("transposed_scale_inverses", &[0; 288]));
+            let squares = stringify!($kernel) == "Fp8CastSquares";
+            (of_rows.length, of_columns.length) = if squares { (8, 8) } else { (320, 288) };
+            device.launch::<$kernel<bf16, e4m3>>($args {
+                input: input.view(),
+                data: data.view_mut(),
+                scale_inverses: of_rows.view_mut(),
+                transposed: transposed.view_mut(),
+                transposed_scale_inverses: of_columns.view_mut(),
+                rows: 160,
+                columns: 144,
+                epsilon: 0.0,
+                power_of_two: 0,
+            })?;
+            Ok([device.download(&data), device.download(&transposed), device.download(&of_rows), device.download(&of_columns)].concat())
+        }
+    )* };
+}
+
+fp8_cast_blocks! {
+    fp8_cast_squares: Fp8CastSquares, Fp8CastSquaresArgs;
+    fp8_cast_row_blocks: Fp8CastRowBlocks, Fp8CastRowBlocksArgs;
+}
+
+fn fp8_dequantize_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scale_inverses) = (device.upload("data", &words(40 * 144)), device.upload("scale_inverses", &words(8)));
+    let mut output = device.upload("output", &[0; 80 * 144]);
+    device.launch::<Fp8DequantizeBlocks<e4m3, bf16>>(Fp8DequantizeBlocksArgs {
+        data: data.view(),
+        scale_inverses: scale_inverses.view(),
+        output: output.view_mut(),
+        rows: 160,
+        columns: 144,
+        row_shift: 7,
+        row_stride: 4,
+        block_stride: 1,
+    })?;
+    Ok(device.download(&output))
 }
 
 /// Histories of 70 steps, so that a warp meets rows that another one rolls, of 3 tensors.

@@ -7,10 +7,13 @@
 //! |---|---|---|
 //! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast; the transpose too |
 //! | [`DelayedScaling`] | one a tensor | amaxes of earlier steps; the cast records the step's in its one pass |
+//! | [`BlockScaling`] | one for 128 neighbours of a row, or for a 128x128 square | their amax, in one pass; the transpose too |
 
+mod block;
 mod current;
 mod delayed;
 
+pub use block::{BlockScaling, Fp8BlockTensor, ScaleBlock, scale_count};
 pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 
@@ -37,7 +40,13 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
     type CastTransposeDelayed: for<'a> Kernel<Args<'a> = Fp8CastTransposeDelayedArgs<'a, Self, Q>>;
     /// The transpose of codes.
     type Transpose: for<'a> Kernel<Args<'a> = Fp8TransposeArgs<'a, Q>>;
-    /// The inverse of the casts.
+    /// The cast with one scale for 128 neighbours of a row.
+    type CastRowBlocks: for<'a> Kernel<Args<'a> = Fp8CastRowBlocksArgs<'a, Self, Q>>;
+    /// The cast with one scale for a 128x128 square.
+    type CastSquares: for<'a> Kernel<Args<'a> = Fp8CastSquaresArgs<'a, Self, Q>>;
+    /// The inverse of both.
+    type DequantizeBlocks: for<'a> Kernel<Args<'a> = Fp8DequantizeBlocksArgs<'a, Q, Self>>;
+    /// The inverse of the casts with one scale.
     type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
 }
 
@@ -50,6 +59,9 @@ macro_rules! numbers {
             type CastTranspose = Fp8CastTranspose<$t, $q>;
             type CastTransposeDelayed = Fp8CastTransposeDelayed<$t, $q>;
             type Transpose = Fp8Transpose<$q>;
+            type CastRowBlocks = Fp8CastRowBlocks<$t, $q>;
+            type CastSquares = Fp8CastSquares<$t, $q>;
+            type DequantizeBlocks = Fp8DequantizeBlocks<$q, $t>;
             type Dequantize = Fp8Dequantize<$q, $t>;
         }
     )* };

@@ -1,5 +1,6 @@
 //! FP8.
 
+mod blocks;
 mod tensor;
 mod transpose;
 mod update_scales;
@@ -7,5 +8,5 @@ mod update_scales;
 use crate::case::Case;
 
 pub fn cases() -> Vec<Case> {
-    [tensor::cases(), transpose::cases(), update_scales::cases()].into_iter().flatten().collect()
+    [tensor::cases(), blocks::cases(), transpose::cases(), update_scales::cases()].into_iter().flatten().collect()
 }

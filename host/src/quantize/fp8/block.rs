@@ -1,0 +1,166 @@
+//! One scale for 128 neighbours of a row, or for a 128x128 square.
+
+use std::fmt;
+
+use oxtile_kernels::fp8::{Fp8CastRowBlocksArgs, Fp8CastSquaresArgs, Fp8DequantizeBlocksArgs, SIDE, row_of_scales};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Fp8, e4m3};
+
+use super::{Fp8Number, ScaleOptions, check};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+/// Which elements of a matrix share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ScaleBlock {
+    /// 128 neighbours of a row. The scales are `[ceil(columns / 128), rows]`, each line filled up to a multiple of 4.
+    Row,
+    /// A square of 128x128. The scales are `[ceil(rows / 128), ceil(columns / 128)]`, each line filled up to a multiple of 4.
+    Square,
+}
+
+/// The casts between `T` and FP8 elements `Q` with one scale a block, in one pass over the input. Scales lie as in
+/// TransformerEngine's `Float8BlockQuantizer`; what fills up their lines is 0.
+///
+/// Rows are whole 16-byte vectors of `T` at 16-byte aligned addresses: multiples of 8 elements, of `f32` of 4.
+///
+/// ```
+/// use oxtile::quantize::{BlockScaling, ScaleBlock, ScaleOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let stream = runtime.device(0)?.stream()?;
+/// let casts = BlockScaling::<f32>::new(&runtime, ScaleOptions::default())?;
+///
+/// let activations = Buffer::from_slice(&stream, &[[224.0_f32; 128], [7.0; 128]].concat())?;
+/// let [rows, columns] = casts.quantize_both(&stream, activations.view(), [1, 256], ScaleBlock::Row)?;
+/// assert_eq!(rows.scale_inverses.to_vec(&stream)?, [0.5, 0.0, 0.0, 0.0, 1.0 / 64.0, 0.0, 0.0, 0.0]);
+/// // Rows of the transpose have one element each.
+/// assert_eq!((columns.shape, columns.scale_inverses.len()), ([256, 1], 256));
+/// # Ok(()) }
+/// ```
+pub struct BlockScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
+    row_blocks: Loaded<T::CastRowBlocks>,
+    squares: Loaded<T::CastSquares>,
+    dequantize: Loaded<T::DequantizeBlocks>,
+    options: ScaleOptions,
+}
+
+/// A quantized matrix in device memory.
+#[derive(Debug)]
+pub struct Fp8BlockTensor<Q = e4m3> {
+    /// The codes, `[rows, columns]`.
+    pub data: Buffer<Q>,
+    /// What codes are multiplied by; their shape is that of the block.
+    pub scale_inverses: Buffer<f32>,
+    /// Rows and columns of the codes.
+    pub shape: [u64; 2],
+    /// Which elements share a scale.
+    pub block: ScaleBlock,
+}
+
+impl<Q: Fp8> Fp8BlockTensor<Q> {
+    /// A matrix to be quantized into.
+    fn new(stream: &Stream, shape: [u64; 2], block: ScaleBlock) -> Result<Self> {
+        let (data, scales) = (numel(&shape)?, scale_count(shape, block)?);
+        Ok(Self { data: Buffer::uninitialised(stream, data)?, scale_inverses: Buffer::zeros(stream, scales)?, shape, block })
+    }
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
+        Ok(Self { row_blocks: runtime.load()?, squares: runtime.load()?, dequantize: runtime.load()?, options })
+    }
+
+    /// Quantizes a matrix into new buffers.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`Loaded::launch`], also for rows that are not whole
+    /// vectors.
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], block: ScaleBlock) -> Result<Fp8BlockTensor<Q>> {
+        let mut tensor = Fp8BlockTensor::new(stream, shape, block)?;
+        let (mut no_data, mut no_scales) = (Buffer::uninitialised(stream, 0)?, Buffer::uninitialised(stream, 0)?);
+        self.cast(stream, input, &mut tensor, no_data.view_mut(), no_scales.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// Quantizes a matrix, and its transpose, into new buffers by one pass. Of squares both have the same codes and scales; of row
+    /// blocks the transpose has its own, for 128 neighbours of a column of the matrix.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize).
+    pub fn quantize_both(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        [rows, columns]: [u64; 2],
+        block: ScaleBlock,
+    ) -> Result<[Fp8BlockTensor<Q>; 2]> {
+        let mut tensor = Fp8BlockTensor::new(stream, [rows, columns], block)?;
+        let mut transpose = Fp8BlockTensor::new(stream, [columns, rows], block)?;
+        self.cast(stream, input, &mut tensor, transpose.data.view_mut(), transpose.scale_inverses.view_mut())?;
+        Ok([tensor, transpose])
+    }
+
+    fn cast(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        tensor: &mut Fp8BlockTensor<Q>,
+        transposed: DeviceViewMut<'_, Q>,
+        transposed_scale_inverses: DeviceViewMut<'_, f32>,
+    ) -> Result<()> {
+        let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (tensor.shape, self.options);
+        check("BlockScaling::quantize, input", numel(&tensor.shape)?, input.len())?;
+        let (data, scale_inverses, power_of_two) = (tensor.data.view_mut(), tensor.scale_inverses.view_mut(), u32::from(power_of_two));
+        macro_rules! arguments {
+            ($args:ident) => {
+                $args { input, data, scale_inverses, transposed, transposed_scale_inverses, rows, columns, epsilon, power_of_two }
+            };
+        }
+        match tensor.block {
+            ScaleBlock::Row => self.row_blocks.launch(stream, arguments!(Fp8CastRowBlocksArgs)),
+            ScaleBlock::Square => self.squares.launch(stream, arguments!(Fp8CastSquaresArgs)),
+        }
+    }
+
+    /// The matrix back in `T`, each element its code times the inverse of its scale, rounded to nearest even; of a transpose, the
+    /// transposed matrix.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless `output` is as long as the matrix; as [`Loaded::launch`], also for rows that are
+    /// not whole vectors.
+    pub fn dequantize(&self, stream: &Stream, tensor: &Fp8BlockTensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        let [rows, columns] = tensor.shape;
+        check("BlockScaling::dequantize, output", numel(&tensor.shape)?, output.len())?;
+        let (row_shift, row_stride, block_stride) = match tensor.block {
+            ScaleBlock::Row => (0, 1, row_of_scales(rows)),
+            ScaleBlock::Square => (SIDE.trailing_zeros(), row_of_scales(columns.div_ceil(SIDE)), 1),
+        };
+        let (data, scale_inverses) = (tensor.data.view(), tensor.scale_inverses.view());
+        let args = Fp8DequantizeBlocksArgs { data, scale_inverses, output, rows, columns, row_shift, row_stride, block_stride };
+        self.dequantize.launch(stream, args)
+    }
+}
+
+/// How many scales a matrix has, those that fill up lines included.
+///
+/// # Errors
+/// As [`numel`].
+pub fn scale_count([rows, columns]: [u64; 2], block: ScaleBlock) -> Result<u64> {
+    numel(&match block {
+        ScaleBlock::Row => [columns.div_ceil(SIDE), row_of_scales(rows)],
+        ScaleBlock::Square => [rows.div_ceil(SIDE), row_of_scales(columns.div_ceil(SIDE))],
+    })
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for BlockScaling<T, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockScaling").field("options", &self.options).finish_non_exhaustive()
+    }
+}
