@@ -1,9 +1,14 @@
 //! The command line, parsed.
 
+mod help;
+
 use std::{ffi::OsString, path::PathBuf};
 
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_build::Arch;
+
+pub use help::HELP;
+use help::{BUILD_HELP, COMPARE_HELP, DEMO_HELP, DEQUANTIZE_HELP, INSPECT_HELP, QUANTIZE_HELP};
 
 use crate::{quantize::Format, safetensors::Dtype};
 
@@ -16,8 +21,12 @@ pub enum Request {
     Version,
     /// Quantize a checkpoint.
     Quantize(Quantize),
+    /// Turn a quantized file back into numbers.
+    Dequantize(Dequantize),
     /// Show what is in a file.
     Inspect(Inspect),
+    /// Say how far apart two files are.
+    Compare(Compare),
     /// Compile kernels.
     Build(Build),
     /// Make a checkpoint to try things on.
@@ -39,6 +48,32 @@ pub struct Quantize {
     pub json: bool,
 }
 
+/// `oxtile dequantize`.
+#[derive(Debug, PartialEq)]
+pub struct Dequantize {
+    /// The quantized file.
+    pub input: PathBuf,
+    /// The file to be made.
+    pub output: PathBuf,
+    /// Type of the restored tensors.
+    pub dtype: Dtype,
+    /// Where it runs.
+    pub device: Device,
+    /// JSON instead of tables.
+    pub json: bool,
+}
+
+/// `oxtile compare`.
+#[derive(Debug, PartialEq)]
+pub struct Compare {
+    /// The file that counts as right.
+    pub reference: PathBuf,
+    /// The file that is measured against it.
+    pub other: PathBuf,
+    /// JSON instead of tables.
+    pub json: bool,
+}
+
 /// `--device`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Device {
@@ -51,6 +86,10 @@ pub enum Device {
 }
 
 impl Device {
+    /// Every choice, by its name.
+    const CHOICES: [(&'static str, Self); 3] =
+        [(Self::Auto.name(), Self::Auto), (Self::Cuda.name(), Self::Cuda), (Self::Emulated.name(), Self::Emulated)];
+
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -96,6 +135,9 @@ pub struct DemoCheckpoint {
     pub dtype: Dtype,
 }
 
+/// The types of wide numbers, by their names on the command line.
+const WIDE: [(&str, Dtype); 3] = [("f32", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)];
+
 /// A command line that makes no sense.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; `oxtile {}--help` shows the usage", .command.map_or(String::new(), |command| format!("{command} ")))]
@@ -103,87 +145,6 @@ pub struct UsageError {
     command: Option<&'static str>,
     reason: String,
 }
-
-/// The help of `oxtile` itself.
-pub const HELP: &str = "\
-oxtile: low-precision checkpoints with GPU kernels written in Rust
-
-Usage: oxtile COMMAND [OPTIONS]
-
-Commands:
-  quantize         Quantize the matrices of a safetensors file to MXFP8 or NVFP4
-  inspect          Show the tensors of a safetensors file and what their values are like
-  build            Compile the kernels of a Rust crate for the GPU
-  demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
-
-Options:
-  -h, --help       Show this, or with a command that command's options
-  -V, --version    Show the version
-";
-
-const QUANTIZE_HELP: &str = "\
-Quantize the matrices of a safetensors file to MXFP8 or NVFP4
-
-Usage: oxtile quantize --input FILE --output FILE [OPTIONS]
-
-Options:
-  -i, --input FILE     The checkpoint to read; F32, F16 and BF16 tensors are quantized
-  -o, --output FILE    The checkpoint to write; it appears only when it is complete
-      --format FORMAT  mxfp8 (the default): E4M3 elements, an E8M0 scale for every 32 of a row
-                       nvfp4: E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor
-      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
-      --json           Print one JSON document instead of tables
-  -h, --help           Show this
-
-A tensor NAME of two or more dimensions, M the product of all but the last, K the last and a multiple of 32, becomes
-  NAME               F8_E4M3  its shape  the elements
-  NAME_scale         F8_E8M0  [M, K/32]  their scales
-  NAME_amax          F32      [1]        its largest magnitude
-or, with K a multiple of 16, in nvfp4
-  NAME_packed        U8       [M, K/2]   the elements in pairs, the even one in the low nibble
-  NAME_scale         F8_E4M3  [M, K/16]  their scales
-  NAME_global_scale  F32      [1]        what the tensor was multiplied by before: 6 * 448 / amax
-  NAME_amax          F32      [1]        its largest magnitude
-Every other tensor is copied as it is and listed with the reason.
-";
-
-const INSPECT_HELP: &str = "\
-Show the tensors of a safetensors file and what their values are like
-
-Usage: oxtile inspect FILE [OPTIONS]
-
-Options:
-      --json  Print one JSON document instead of tables
-  -h, --help  Show this
-";
-
-const BUILD_HELP: &str = "\
-Compile the kernels of a Rust crate for the GPU, check them and assemble them
-
-Usage: oxtile build --manifest-path FILE [OPTIONS]
-
-Options:
-      --manifest-path FILE  Cargo.toml of the crate that holds the kernels
-      --arch ARCH,...       Architectures by ptxas's names (default sm_90a)
-      --family FAMILY       Build the kernels of one family alone
-      --out-dir FOLDER      Where manifest.json, PTX and cubins go
-                            (default target/oxtile/kernels/PACKAGE)
-      --checked             Compile bounds checks in
-  -h, --help                Show this
-";
-
-const DEMO_HELP: &str = "\
-Make a checkpoint to try things on: the tensors of a 22.7 M-parameter BERT encoder
-(6 layers, width 384, vocabulary 30522), with values from a seed
-
-Usage: oxtile demo-checkpoint --output FILE [OPTIONS]
-
-Options:
-  -o, --output FILE  The checkpoint to write
-      --seed SEED    A number (default 0); the same seed makes the same file
-      --dtype DTYPE  f32 (the default), bf16 or f16
-  -h, --help         Show this
-";
 
 /// Parses a command line without the program's name.
 ///
@@ -199,7 +160,9 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
     };
     match command.to_str() {
         Some("quantize") => parse_quantize(&mut parser),
+        Some("dequantize") => parse_dequantize(&mut parser),
         Some("inspect") => parse_inspect(&mut parser),
+        Some("compare") => parse_compare(&mut parser),
         Some("build") => parse_build(&mut parser),
         Some("demo-checkpoint") => parse_demo(&mut parser),
         Some("help") => Ok(Request::Help(HELP)),
@@ -242,10 +205,7 @@ fn parse_quantize(parser: &mut Parser) -> Result<Request, UsageError> {
                 "input" => input = Some(path(parser, COMMAND)?),
                 "output" => output = Some(path(parser, COMMAND)?),
                 "format" => format = choice(parser, COMMAND, "--format", &Format::ALL.map(|format| (format.name(), format)))?,
-                "device" => {
-                    let devices = [Device::Auto, Device::Cuda, Device::Emulated];
-                    device = choice(parser, COMMAND, "--device", &devices.map(|device| (device.name(), device)))?;
-                }
+                "device" => device = choice(parser, COMMAND, "--device", &Device::CHOICES)?,
                 "json" => json = true,
                 other => return Err(unexpected(COMMAND, &format!("--{other}"))),
             },
@@ -258,6 +218,49 @@ fn parse_quantize(parser: &mut Parser) -> Result<Request, UsageError> {
         device,
         json,
     }))
+}
+
+fn parse_dequantize(parser: &mut Parser) -> Result<Request, UsageError> {
+    const COMMAND: Option<&str> = Some("dequantize");
+    let (mut input, mut output, mut dtype, mut device, mut json) = (None, None, Dtype::F32, Device::Auto, false);
+    while let Some(word) = next(parser, COMMAND)? {
+        match word {
+            Word::Help => return Ok(Request::Help(DEQUANTIZE_HELP)),
+            Word::Value(value) => return Err(unexpected(COMMAND, &value.to_string_lossy())),
+            Word::Flag(flag) => match flag.as_str() {
+                "input" => input = Some(path(parser, COMMAND)?),
+                "output" => output = Some(path(parser, COMMAND)?),
+                "dtype" => dtype = choice(parser, COMMAND, "--dtype", &WIDE)?,
+                "device" => device = choice(parser, COMMAND, "--device", &Device::CHOICES)?,
+                "json" => json = true,
+                other => return Err(unexpected(COMMAND, &format!("--{other}"))),
+            },
+        }
+    }
+    Ok(Request::Dequantize(Dequantize {
+        input: required(input, COMMAND, "--input FILE")?,
+        output: required(output, COMMAND, "--output FILE")?,
+        dtype,
+        device,
+        json,
+    }))
+}
+
+fn parse_compare(parser: &mut Parser) -> Result<Request, UsageError> {
+    const COMMAND: Option<&str> = Some("compare");
+    let (mut files, mut json) = (Vec::new(), false);
+    while let Some(word) = next(parser, COMMAND)? {
+        match word {
+            Word::Help => return Ok(Request::Help(COMPARE_HELP)),
+            Word::Value(file) if files.len() < 2 => files.push(PathBuf::from(file)),
+            Word::Value(value) => return Err(unexpected(COMMAND, &value.to_string_lossy())),
+            Word::Flag(flag) if flag == "json" => json = true,
+            Word::Flag(flag) => return Err(unexpected(COMMAND, &format!("--{flag}"))),
+        }
+    }
+    let mut files = files.into_iter();
+    let reference = required(files.next(), COMMAND, "REFERENCE")?;
+    Ok(Request::Compare(Compare { reference, other: required(files.next(), COMMAND, "OTHER")?, json }))
 }
 
 fn parse_inspect(parser: &mut Parser) -> Result<Request, UsageError> {
@@ -314,10 +317,7 @@ fn parse_demo(parser: &mut Parser) -> Result<Request, UsageError> {
                     seed = value.map_err(|error| UsageError { command: COMMAND, reason: format!("--seed: {error}") })?;
                 }
                 "output" => output = Some(path(parser, COMMAND)?),
-                "dtype" => {
-                    let dtypes = [("f32", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)];
-                    dtype = choice(parser, COMMAND, "--dtype", &dtypes)?;
-                }
+                "dtype" => dtype = choice(parser, COMMAND, "--dtype", &WIDE)?,
                 other => return Err(unexpected(COMMAND, &format!("--{other}"))),
             },
         }
@@ -365,6 +365,11 @@ mod tests {
     fn every_option_reaches_its_command() {
         let quantize = Quantize { input: "a".into(), output: "b".into(), format: Format::Nvfp4, device: Device::Emulated, json: true };
         assert_eq!(words("quantize --input a -o b --format nvfp4 --device=emulated --json").expect("valid"), Request::Quantize(quantize));
+        let dequantize = Dequantize { input: "a".into(), output: "b".into(), dtype: Dtype::Bf16, device: Device::Cuda, json: true };
+        let line = "dequantize -i a --output b --dtype bf16 --device cuda --json";
+        assert_eq!(words(line).expect("valid"), Request::Dequantize(dequantize));
+        let compare = Compare { reference: "a".into(), other: "b".into(), json: true };
+        assert_eq!(words("compare a --json b").expect("valid"), Request::Compare(compare));
         let inspect = Inspect { file: "a".into(), json: false };
         assert_eq!(words("inspect a").expect("valid"), Request::Inspect(inspect));
         let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };
@@ -378,7 +383,18 @@ mod tests {
         };
         let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
         assert_eq!(words(line).expect("valid"), Request::Build(build));
-        for line in ["", "--help", "-h", "help", "quantize --help", "inspect -h", "build --help", "demo-checkpoint --help"] {
+        for line in [
+            "",
+            "--help",
+            "-h",
+            "help",
+            "quantize --help",
+            "dequantize -h",
+            "compare --help",
+            "inspect -h",
+            "build --help",
+            "demo-checkpoint --help",
+        ] {
             assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
         }
         assert_eq!(words("-V").expect("valid"), Request::Version);
@@ -391,6 +407,9 @@ mod tests {
         assert!(refusal("quantize --input").contains("--input"));
         assert!(refusal("quantize --device tpu").contains("--device \"tpu\" is none of: auto, cuda, emulated"));
         assert!(refusal("quantize --format int4").contains("none of: mxfp8"));
+        assert!(refusal("dequantize --input a --output b --dtype f64").contains("none of: f32, bf16, f16"));
+        assert!(refusal("compare a").contains("OTHER is missing"));
+        assert!(refusal("compare a b c").contains("\"c\""));
         assert!(refusal("inspect a b").contains("\"b\""));
         assert!(refusal("inspect --jsno a").contains("--jsno"));
         assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));

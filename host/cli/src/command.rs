@@ -7,7 +7,9 @@ use serde::Serialize;
 use crate::{
     Error,
     arguments::{self, Request},
-    build, demo,
+    build,
+    compare::Comparison,
+    demo, dequantize,
     inspect::Inspection,
     progress::Progress,
     quantize,
@@ -23,6 +25,11 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         Request::Help(text) => print(out, text),
         Request::Version => print(out, &format!("oxtile {}\n", env!("CARGO_PKG_VERSION"))),
         Request::Quantize(request) => quantize(&request, out),
+        Request::Dequantize(request) => dequantize(&request, out),
+        Request::Compare(request) => {
+            let comparison = Comparison::of(&request.reference, &request.other, &mut Progress::on_terminal())?;
+            print_report(out, &comparison, request.json)
+        }
         Request::Inspect(request) => {
             let inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
             print_report(out, &inspection, request.json)
@@ -37,6 +44,12 @@ fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Er
     let outcome = quantize::run(&request.input, &request.output, request.format, &mut device, &mut Progress::on_terminal())?;
     let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
     print_report(out, &report, request.json)
+}
+
+fn dequantize(request: &arguments::Dequantize, out: &mut dyn Write) -> Result<(), Error> {
+    let (mut device, choice) = quantize::runtime::open(request.device)?;
+    let outcome = dequantize::run(&request.input, &request.output, request.dtype, &mut device, &mut Progress::on_terminal())?;
+    print_report(out, &dequantize::Report::new(&request.input, &request.output, request.dtype, choice, outcome), request.json)
 }
 
 fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> Result<(), Error> {

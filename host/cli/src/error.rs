@@ -4,6 +4,7 @@ use std::{io, process::ExitCode};
 
 use crate::{
     arguments::UsageError,
+    dequantize,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
 };
@@ -23,6 +24,9 @@ pub enum Error {
     /// A quantization.
     #[error(transparent)]
     Quantize(#[from] JobError),
+    /// A way back.
+    #[error(transparent)]
+    Dequantize(#[from] dequantize::JobError),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

@@ -1,4 +1,4 @@
-//! The command line of Oxtile: `oxtile quantize`, `inspect`, `build` and `demo-checkpoint`.
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `build` and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -7,7 +7,9 @@
 pub mod arguments;
 pub mod build;
 pub mod command;
+pub mod compare;
 pub mod demo;
+pub mod dequantize;
 pub mod error;
 pub mod inspect;
 pub mod interrupt;

@@ -40,49 +40,46 @@ impl Statistics {
 
     /// Adds whole elements of a covered type; nothing for the others.
     pub fn add(&mut self, dtype: Dtype, bytes: &[u8]) {
-        match dtype {
-            Dtype::F6E2M3 | Dtype::F6E3M2 | Dtype::C64 => {}
-            Dtype::Bool | Dtype::U8 => self.add_codes(bytes, f64::from),
-            Dtype::I8 => self.add_codes(bytes, |byte| f64::from(byte as i8)),
-            Dtype::F8E4M3 => self.add_codes(bytes, |code| E4M3[usize::from(code)]),
-            Dtype::F8E5M2 => self.add_codes(bytes, e5m2),
-            Dtype::F8E8M0 => self.add_codes(bytes, e8m0),
-            Dtype::F8E4M3Fnuz => self.add_codes(bytes, |code| fnuz(code, 3)),
-            Dtype::F8E5M2Fnuz => self.add_codes(bytes, |code| fnuz(code, 2)),
-            Dtype::F4 => {
-                self.add_codes(bytes, |byte| e2m1(byte & 0xf));
-                self.add_codes(bytes, |byte| e2m1(byte >> 4));
-            }
-            Dtype::F16 => self.add_words(bytes, |word| f16::from_le_bytes(word).to_f64()),
-            Dtype::Bf16 => self.add_words(bytes, |word| bf16::from_le_bytes(word).to_f64()),
-            Dtype::F32 => self.add_words(bytes, |word| f32::from_le_bytes(word).into()),
-            Dtype::F64 => self.add_words(bytes, f64::from_le_bytes),
-            Dtype::I16 => self.add_words(bytes, |word| i16::from_le_bytes(word).into()),
-            Dtype::U16 => self.add_words(bytes, |word| u16::from_le_bytes(word).into()),
-            Dtype::I32 => self.add_words(bytes, |word| i32::from_le_bytes(word).into()),
-            Dtype::U32 => self.add_words(bytes, |word| u32::from_le_bytes(word).into()),
-            // To the nearest f64 beyond 2^53: a summary, not the data.
-            Dtype::I64 => self.add_words(bytes, |word| i64::from_le_bytes(word) as f64),
-            Dtype::U64 => self.add_words(bytes, |word| u64::from_le_bytes(word) as f64),
+        if dtype.bits() > 8 {
+            return Self::visit(dtype, bytes, |value| self.add_value(value, 1));
         }
-    }
-
-    fn add_words<const N: usize>(&mut self, bytes: &[u8], value: impl Fn([u8; N]) -> f64) {
-        for &word in bytes.as_chunks::<N>().0 {
-            self.add_value(value(word), 1);
-        }
-    }
-
-    /// Adds one-byte elements by counting the codes first.
-    fn add_codes(&mut self, bytes: &[u8], value: impl Fn(u8) -> f64) {
-        let mut counts = [0u64; 256];
+        // One-byte elements by counting the codes first.
+        let mut counts = [0_u64; 256];
         for &byte in bytes {
             counts[usize::from(byte)] += 1;
         }
-        for (code, &count) in (0u8..=255).zip(&counts) {
-            if count > 0 {
-                self.add_value(value(code), count);
-            }
+        for (code, &count) in (0_u8..=255).zip(&counts).filter(|(_, count)| **count > 0) {
+            Self::visit(dtype, &[code], |value| self.add_value(value, count));
+        }
+    }
+
+    /// The values of whole elements of a covered type, in order; nothing for the others.
+    pub fn visit(dtype: Dtype, bytes: &[u8], mut each: impl FnMut(f64)) {
+        fn words<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64, each: impl FnMut(f64)) {
+            bytes.as_chunks::<N>().0.iter().copied().map(value).for_each(each);
+        }
+        let codes = |value: &dyn Fn(u8) -> f64, each: &mut dyn FnMut(f64)| bytes.iter().for_each(|&byte| each(value(byte)));
+        match dtype {
+            Dtype::F6E2M3 | Dtype::F6E3M2 | Dtype::C64 => {}
+            Dtype::Bool | Dtype::U8 => codes(&f64::from, &mut each),
+            Dtype::I8 => codes(&|byte| f64::from(byte as i8), &mut each),
+            Dtype::F8E4M3 => codes(&|code| E4M3[usize::from(code)], &mut each),
+            Dtype::F8E5M2 => codes(&e5m2, &mut each),
+            Dtype::F8E8M0 => codes(&e8m0, &mut each),
+            Dtype::F8E4M3Fnuz => codes(&|code| fnuz(code, 3), &mut each),
+            Dtype::F8E5M2Fnuz => codes(&|code| fnuz(code, 2), &mut each),
+            Dtype::F4 => bytes.iter().flat_map(|&byte| [byte & 0xf, byte >> 4]).map(e2m1).for_each(each),
+            Dtype::F16 => words(bytes, |word| f16::from_le_bytes(word).to_f64(), each),
+            Dtype::Bf16 => words(bytes, |word| bf16::from_le_bytes(word).to_f64(), each),
+            Dtype::F32 => words(bytes, |word| f32::from_le_bytes(word).into(), each),
+            Dtype::F64 => words(bytes, f64::from_le_bytes, each),
+            Dtype::I16 => words(bytes, |word| i16::from_le_bytes(word).into(), each),
+            Dtype::U16 => words(bytes, |word| u16::from_le_bytes(word).into(), each),
+            Dtype::I32 => words(bytes, |word| i32::from_le_bytes(word).into(), each),
+            Dtype::U32 => words(bytes, |word| u32::from_le_bytes(word).into(), each),
+            // To the nearest f64 beyond 2^53: a summary, not the data.
+            Dtype::I64 => words(bytes, |word| i64::from_le_bytes(word) as f64, each),
+            Dtype::U64 => words(bytes, |word| u64::from_le_bytes(word) as f64, each),
         }
     }
 

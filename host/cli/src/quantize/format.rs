@@ -1,5 +1,7 @@
 //! The formats that a checkpoint can be quantized to.
 
+use crate::safetensors::Dtype;
+
 /// A format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -26,6 +28,14 @@ impl Format {
         match self {
             Self::Mxfp8 => "E4M3 elements, an E8M0 scale for every 32 of a row",
             Self::Nvfp4 => "E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor",
+        }
+    }
+
+    /// The type of its scales.
+    pub const fn scale_dtype(self) -> Dtype {
+        match self {
+            Self::Mxfp8 => Dtype::F8E8M0,
+            Self::Nvfp4 => Dtype::F8E4M3,
         }
     }
 

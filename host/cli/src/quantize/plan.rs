@@ -147,12 +147,12 @@ impl Action {
                 match format {
                     Format::Mxfp8 => vec![
                         (spec(name, Dtype::F8E4M3, tensor.shape.clone()), data),
-                        (spec(&scale_name(name), Dtype::F8E8M0, scales), scales_of),
+                        (spec(&scale_name(name), format.scale_dtype(), scales), scales_of),
                         amax,
                     ],
                     Format::Nvfp4 => vec![
                         (spec(&packed_name(name), Dtype::U8, vec![rows, columns / 2]), data),
-                        (spec(&scale_name(name), Dtype::F8E4M3, scales), scales_of),
+                        (spec(&scale_name(name), format.scale_dtype(), scales), scales_of),
                         (spec(&global_scale_name(name), Dtype::F32, vec![1]), format!("the encode scale of `{shown}`")),
                         amax,
                     ],

@@ -4,7 +4,7 @@ use oxtile::{
     Buffer, HostElement, Kind, Result, Runtime, Stream, kernels,
     num::{bf16, e2m1x2, e4m3, f16, ue8m0},
     quantize::{
-        Amax, Direction, Mxfp8, Nvfp4,
+        Amax, Direction, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Tensor,
         mxfp8::Mxfp8Number,
         nvfp4::{self, Nvfp4Number},
     },
@@ -12,7 +12,7 @@ use oxtile::{
 use oxtile_tile::launch::Kernel;
 
 use super::{DeviceError, Elements, QuantizeDevice, QuantizedRows, Scheme, report::DeviceChoice};
-use crate::{Error, arguments};
+use crate::{Error, arguments, safetensors::Dtype};
 
 /// The first device of a runtime, with the kernels of the job.
 #[derive(Debug)]
@@ -47,6 +47,39 @@ impl RuntimeDevice {
             bf16: Kernels::load(runtime)?,
         })
     }
+}
+
+impl RuntimeDevice {
+    /// Restores rows of whole blocks from their codes and scales; little-endian bytes of `dtype`: F32, F16 or BF16.
+    ///
+    /// # Errors
+    /// Whatever the device reports; another type.
+    pub fn dequantize(
+        &mut self,
+        scheme: Scheme,
+        shape: [u64; 2],
+        codes: &[u8],
+        scales: &[u8],
+        dtype: Dtype,
+    ) -> std::result::Result<Vec<u8>, DeviceError> {
+        let rows = QuantizedWindow { scheme, shape, codes, scales };
+        let wide = match dtype {
+            Dtype::F32 => self.f32.dequantize::<f32>(&self.stream, rows),
+            Dtype::F16 => self.f16.dequantize::<half::f16>(&self.stream, rows),
+            Dtype::Bf16 => self.bf16.dequantize::<half::bf16>(&self.stream, rows),
+            other => return Err(DeviceError::new(format!("nothing is dequantized to {other}"))),
+        };
+        wide.map_err(DeviceError::new)
+    }
+}
+
+/// Rows of a quantized file.
+#[derive(Clone, Copy)]
+struct QuantizedWindow<'a> {
+    scheme: Scheme,
+    shape: [u64; 2],
+    codes: &'a [u8],
+    scales: &'a [u8],
 }
 
 /// Opens the device that a request names, and says how it was chosen.
@@ -119,6 +152,29 @@ where
             Scheme::Mxfp8 => self.mxfp8(stream, &input, shape),
             Scheme::Nvfp4 { amax } => self.nvfp4(stream, &input, shape, amax),
         }
+    }
+
+    fn dequantize<H: HostElement<Device = T> + bytemuck::Pod>(&self, stream: &Stream, rows: QuantizedWindow<'_>) -> Result<Vec<u8>> {
+        let QuantizedWindow { scheme, shape, codes, scales } = rows;
+        let mut wide = Buffer::<T>::uninitialised(stream, shape[0] * shape[1])?;
+        match scheme {
+            Scheme::Mxfp8 => {
+                let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
+                tensor.data.copy_from_slice(stream, &codes.iter().copied().map(e4m3::from_bits).collect::<Vec<_>>())?;
+                tensor.scales.copy_from_slice(stream, &scales.iter().copied().map(ue8m0::from_bits).collect::<Vec<_>>())?;
+                self.mxfp8.dequantize(stream, &tensor, wide.view_mut())?;
+            }
+            Scheme::Nvfp4 { amax } => {
+                let tensor = Nvfp4Tensor {
+                    data: Buffer::from_slice(stream, &codes.iter().copied().map(e2m1x2::from_bits).collect::<Vec<_>>())?,
+                    scales: Buffer::from_slice(stream, &scales.iter().copied().map(e4m3::from_bits).collect::<Vec<_>>())?,
+                    amax: Buffer::from_slice(stream, &[amax])?,
+                    shape,
+                };
+                self.nvfp4.dequantize(stream, &tensor, wide.view_mut())?;
+            }
+        }
+        Ok(bytemuck::cast_slice(&wide.to_vec_as::<H>(stream)?).to_vec())
     }
 
     fn mxfp8(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2]) -> Result<QuantizedRows> {

@@ -1,0 +1,210 @@
+//! `oxtile compare`: how far the tensors of two files are apart.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    path::Path,
+};
+
+use serde::Serialize;
+
+use crate::{
+    inspect::Statistics,
+    progress::Progress,
+    safetensors::{Checkpoint, ReadError, Tensor},
+    text::{Align, Table, count, printable, shape, value},
+};
+
+/// Elements of a tensor that are looked at at a time; even, for the types of half a byte.
+const WINDOW_ELEMENTS: u64 = 1 << 20;
+
+/// Two files, tensor by tensor. Serialized, it is the document that `--json` prints; `schema` counts its incompatible changes.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    command: &'static str,
+    schema: u32,
+    version: &'static str,
+    reference: String,
+    other: String,
+    /// In the order of the reference.
+    tensors: Vec<Pair>,
+    only_in_reference: Vec<String>,
+    only_in_other: Vec<String>,
+}
+
+/// Two tensors of one name.
+#[derive(Debug, Serialize)]
+struct Pair {
+    name: String,
+    dtypes: [&'static str; 2],
+    shapes: [Vec<u64>; 2],
+    /// `null` where the shapes or the types forbid it.
+    difference: Option<Difference>,
+}
+
+/// How far two tensors are apart. In JSON an infinite number is `null`; `equal` says that nothing differs.
+#[derive(Debug, Serialize)]
+struct Difference {
+    equal: bool,
+    max_error: f64,
+    /// Norm of the difference over that of the reference.
+    relative: f64,
+    snr_db: f64,
+    cosine: f64,
+    /// Elements that are NaN or infinite in one of the two and not the same in both.
+    special: u64,
+}
+
+/// Sums over pairs of elements.
+#[derive(Default)]
+struct Sums {
+    max_error: f64,
+    noise: f64,
+    squares: [f64; 2],
+    product: f64,
+    special: u64,
+}
+
+impl Comparison {
+    /// Reads both files through.
+    ///
+    /// # Errors
+    /// If one is not a valid safetensors file, or changes while it is read.
+    pub fn of(reference: &Path, other: &Path, progress: &mut Progress) -> Result<Self, ReadError> {
+        let files = [Checkpoint::open(reference)?, Checkpoint::open(other)?];
+        let [left, right] = &files;
+        let others: HashMap<_, _> = right.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let matched = || left.tensors().iter().filter_map(|tensor| Some((tensor, *others.get(tensor.name.as_str())?)));
+        progress.expect(matched().map(|(tensor, _)| tensor.bytes()).sum());
+        let tensors = matched().map(|pair| {
+            progress.start(&pair.0.name);
+            Pair::of([left, right], pair, progress)
+        });
+        let tensors: Vec<_> = tensors.collect::<Result<_, _>>()?;
+        progress.clear();
+        files.iter().try_for_each(Checkpoint::verify_unchanged)?;
+        let names: HashSet<_> = left.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        let missing = |tensors: &[Tensor], has: &dyn Fn(&str) -> bool| -> Vec<String> {
+            tensors.iter().filter(|tensor| !has(&tensor.name)).map(|tensor| tensor.name.clone()).collect()
+        };
+        Ok(Self {
+            command: "compare",
+            schema: 1,
+            version: env!("CARGO_PKG_VERSION"),
+            reference: reference.display().to_string(),
+            other: other.display().to_string(),
+            tensors,
+            only_in_reference: missing(left.tensors(), &|name| others.contains_key(name)),
+            only_in_other: missing(right.tensors(), &|name| names.contains(name)),
+        })
+    }
+}
+
+impl Pair {
+    fn of(files: [&Checkpoint; 2], (left, right): (&Tensor, &Tensor), progress: &mut Progress) -> Result<Self, ReadError> {
+        let comparable = left.shape == right.shape && Statistics::covers(left.dtype) && Statistics::covers(right.dtype);
+        let mut sums = Sums::default();
+        let mut element = 0;
+        while comparable && element < left.elements() {
+            let end = (element + WINDOW_ELEMENTS).min(left.elements());
+            let mut values = [Vec::new(), Vec::new()];
+            for (side, tensor) in [left, right].into_iter().enumerate() {
+                let at = |element: u64| element * tensor.dtype.bits() / 8;
+                let window = files[side].window(tensor, at(element)..at(end))?;
+                Statistics::visit(tensor.dtype, &window, |value| values[side].push(value));
+            }
+            values[0].iter().zip(&values[1]).for_each(|(&a, &b)| sums.add(a, b));
+            progress.advance((end - element) * left.dtype.bits() / 8);
+            element = end;
+        }
+        Ok(Self {
+            name: left.name.clone(),
+            dtypes: [left.dtype.name(), right.dtype.name()],
+            shapes: [left.shape.clone(), right.shape.clone()],
+            difference: comparable.then(|| sums.difference()),
+        })
+    }
+}
+
+impl Sums {
+    fn add(&mut self, a: f64, b: f64) {
+        if !(a.is_finite() && b.is_finite()) {
+            self.special += u64::from(a != b && !(a.is_nan() && b.is_nan()));
+            return;
+        }
+        self.max_error = self.max_error.max((a - b).abs());
+        self.noise += (a - b) * (a - b);
+        self.squares[0] += a * a;
+        self.squares[1] += b * b;
+        self.product += a * b;
+    }
+
+    fn difference(&self) -> Difference {
+        let [signal, other] = self.squares;
+        // Two zero vectors are the same; a zero one beside another has no direction.
+        let cosine = if signal == 0.0 && other == 0.0 { 1.0 } else { self.product / (signal * other).sqrt() };
+        let ratio = if self.noise == 0.0 { 0.0 } else { self.noise / signal };
+        Difference {
+            equal: self.noise == 0.0 && self.special == 0,
+            max_error: self.max_error,
+            relative: ratio.sqrt(),
+            snr_db: -10.0 * ratio.log10(),
+            cosine: if cosine.is_nan() { 0.0 } else { cosine },
+            special: self.special,
+        }
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Align::{Left, Right};
+        writeln!(f, "reference  {}", self.reference)?;
+        writeln!(f, "other      {}", self.other)?;
+        let columns = [
+            ("tensor", Left),
+            ("dtypes", Left),
+            ("shape", Right),
+            ("max error", Right),
+            ("relative", Right),
+            ("SNR dB", Right),
+            ("cosine", Right),
+        ];
+        let mut table = Table::new(&columns);
+        let mut incomparable = Table::new(&[("tensor", Left), ("reference", Left), ("other", Left)]);
+        for pair in &self.tensors {
+            let Some(difference) = &pair.difference else {
+                let side = |i: usize| format!("{} {}", pair.dtypes[i], shape(&pair.shapes[i]));
+                incomparable.row([printable(&pair.name).into(), side(0), side(1)]);
+                continue;
+            };
+            table.row([
+                printable(&pair.name).into(),
+                if pair.dtypes[0] == pair.dtypes[1] { pair.dtypes[0].into() } else { pair.dtypes.join(", ") },
+                shape(&pair.shapes[0]),
+                value(difference.max_error),
+                value(difference.relative),
+                if difference.equal { "equal".into() } else { format!("{:.2}", difference.snr_db) },
+                format!("{:.6}", difference.cosine),
+            ]);
+        }
+        if !table.is_empty() {
+            write!(f, "\n{table}")?;
+        }
+        if !incomparable.is_empty() {
+            write!(f, "\nNot comparable: other shapes, or elements that are not single numbers\n{incomparable}")?;
+        }
+        for (names, file) in [(&self.only_in_reference, "reference"), (&self.only_in_other, "other")] {
+            if !names.is_empty() {
+                let names: Vec<_> = names.iter().map(|name| printable(name)).collect();
+                writeln!(f, "\nOnly in the {file}: {}", names.join(", "))?;
+            }
+        }
+        let differences = || self.tensors.iter().filter_map(|pair| pair.difference.as_ref());
+        let special: u64 = differences().map(|difference| difference.special).sum();
+        writeln!(f, "\ntensors {} compared, {} equal", differences().count(), differences().filter(|d| d.equal).count())?;
+        if special > 0 {
+            writeln!(f, "special {} elements are NaN or infinite in one of the two", count(special))?;
+        }
+        Ok(())
+    }
+}
