@@ -1,7 +1,7 @@
 //! Running maxima of magnitudes, one 32-bit register of elements at a time. Not a kernel: amax and
 //! the block formats share it.
 
-use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, e2m1x8, f16, max};
+use oxtile_tile::num::{Float, Half, HalfPair, Pod, bf16, e2m1x8, f16, max, permute_bytes};
 use oxtile_tile::prelude::Vector;
 
 /// An element whose largest magnitude can be found in the input type itself.
@@ -35,6 +35,9 @@ pub trait Magnitude: Float + Pod {
 
     /// The signs of eight elements, each at the high bit of its E2M1 code's place, from the words that hold them.
     fn signs(word: impl Fn(usize) -> u32) -> u32;
+
+    /// As [`signs`](Self::signs), of the elements at one place of eight words.
+    fn signs_at(word: impl Fn(usize) -> u32, place: usize) -> u32;
 }
 
 impl Magnitude for f32 {
@@ -78,6 +81,11 @@ impl Magnitude for f32 {
     #[inline(always)]
     fn signs(word: impl Fn(usize) -> u32) -> u32 {
         e2m1x8::signs_of_singles(core::array::from_fn(word))
+    }
+
+    #[inline(always)]
+    fn signs_at(word: impl Fn(usize) -> u32, _: usize) -> u32 {
+        Self::signs(word)
     }
 }
 
@@ -127,6 +135,15 @@ macro_rules! half_magnitude {
             #[inline(always)]
             fn signs(word: impl Fn(usize) -> u32) -> u32 {
                 e2m1x8::signs_of_halves(core::array::from_fn(word))
+            }
+
+            #[inline(always)]
+            fn signs_at(word: impl Fn(usize) -> u32, place: usize) -> u32 {
+                // The high bytes of two words, those of the low places first; then each replaced by eight times its sign.
+                let pair = |i: usize| permute_bytes(word(i), word(i + 2), 0x7351);
+                let selector = if place == 0 { 0xdc98 } else { 0xfeba };
+                let [even, odd] = [0, 1].map(|i| permute_bytes(pair(i), pair(i + 4), selector));
+                even & 0x0808_0808 | odd & 0x8080_8080
             }
         }
     )* };

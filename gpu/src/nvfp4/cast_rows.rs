@@ -2,16 +2,19 @@
 //!
 //! Floor: 2 (bf16) + 1/2 + 1/16 bytes an element through device memory. The tensor is one run of
 //! blocks; a thread takes one, so that nothing is exchanged: the loads of a warp are whole lines, its scales
-//! one sector. There are 127 scales, so a block's multiplier is looked up instead of divided for. The table
-//! is made by each CUDA block while its loads are under way.
+//! one sector.
 //!
 //! | barrier | between |
 //! |---|---|
 //! | block | the table is written, and read |
 
-use oxtile_tile::num::{Pod, e2m1, e2m1x2, e2m1x8, e4m3, min};
+use oxtile_tile::num::{Pod, e2m1x2, e2m1x8, e4m3};
 use oxtile_tile::prelude::*;
 
+use super::cast_block::encode_saturating;
+use super::cast_tile::check_output;
+use super::multipliers::{Multipliers, SCALES};
+use super::rounding::{Nearest, ROWS, Rounding, Stochastic8, Stochastic16};
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
@@ -20,72 +23,81 @@ const THREADS: u32 = 256;
 const fn resident<T>() -> u32 {
     if size_of::<T>() == 4 { 6 } else { 8 }
 }
-/// Codes of a scale that is neither negative nor NaN, and one more.
-const SCALES: usize = 128;
 /// Vectors that hold a block of the widest type.
 const VECTORS: usize = 4;
 const _: () = assert!(VECTORS as u64 * 16 == BLOCK * size_of::<f32>() as u64 && SCALES <= THREADS as usize);
 
-/// What follows from the tensor's amax.
 #[derive(SharedStorage)]
 struct Shared {
-    /// The multiplier of each scale.
-    multipliers: SharedArray<f32, SCALES>,
-    /// The multipliers times 256, as the rounding takes them; at most `MAX`.
-    scaled: SharedArray<f32, SCALES>,
-    /// What a block's amax is multiplied by.
-    scale_factor: SharedArray<f32, 1>,
+    multipliers: Multipliers,
 }
 
 /// Casts blocks of a tensor whose largest magnitude is `amax[0]`: pairs of codes to `data`, one scale a block to `scales`.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: GlobalMut<e2m1x2>, scales: GlobalMut<e4m3>) {
+    cast(&input, amax.load(0), &data, &scales, Nearest);
+}
+
+/// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), rounded by chance, from `seed` and `offset[0]`.
+#[kernel(threads = THREADS, grid = stochastic_grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 4 } else { 5 })]
+#[instances(T = [bf16, f32], R = [Stochastic8, Stochastic16])]
+pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
+    input: Global<T>,
+    amax: Global<f32>,
+    data: GlobalMut<e2m1x2>,
+    scales: GlobalMut<e4m3>,
+    seed: u64,
+    offset: Global<u64>,
+) {
+    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset));
+}
+
+#[inline(always)]
+fn cast<T: Magnitude, R: Rounding>(input: &Global<T>, amax: f32, data: &GlobalMut<e2m1x2>, scales: &GlobalMut<e4m3>, rounding: R) {
     let index = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
     // Threads beyond the last block load it too: no branch parts the loads from the table.
-    let vectors = load_block(&input, index.min(scales.len() - 1));
-    let shared = Shared::claim();
-    if thread::index() < SCALES as u32 {
-        shared.fill(encode_scale(amax.load(0)));
-    }
+    let vectors = load_block(input, index.min(scales.len() - 1));
+    let multipliers = Shared::claim().multipliers;
+    multipliers.fill(encode_scale(amax));
     block::sync();
     if index < scales.len() {
-        let block_amax = amax_of(&vectors);
-        let scale = block_scale(block_amax, shared.scale_factor.load(0));
-        let multiplier = shared.scaled.load(u32::from(scale.to_bits()));
-        let exact = multiplier < f32::MAX || block_amax == 0.0;
-        let codes = match [0, 8].map(|first| encode(&vectors, first, multiplier)) {
-            [Some(low), Some(high)] if exact => [low, high].map(e2m1x8::to_bits),
-            _ => encode_saturating(&input, index, shared.multipliers.load(u32::from(scale.to_bits()))),
+        let scale = multipliers.of_block(amax_of(&vectors));
+        let codes = match [0, 1].map(|half| {
+            let (scaled, signs) = halves(&vectors, half, scale.scaled);
+            rounding.encode(ROWS, index, half, scaled, signs)
+        }) {
+            [Some(low), Some(high)] if scale.is_exact => [low, high].map(e2m1x8::to_bits),
+            _ => {
+                let multiplier = multipliers.exact(scale.code);
+                // A loop that loads the elements again costs the others no registers.
+                encode_saturating(rounding, ROWS, index, |i| input.load(index * BLOCK + u64::from(i)).to_f32() * multiplier)
+            }
         };
         data.store_pair(index * BLOCK_BYTES, codes);
-        scales.store(index, scale);
+        scales.store(index, scale.code);
     }
 }
 
 fn grid<T: Magnitude>(args: &Nvfp4CastRowsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let elements = args.input.len();
-    LaunchError::check_multiple("input", BLOCK, elements)?;
-    LaunchError::check_alignment("input", 16, args.input.address())?;
-    LaunchError::check_length("amax", 1, args.amax.len())?;
-    LaunchError::check_length("data", elements / 2, args.data.len())?;
-    LaunchError::check_alignment("data", 8, args.data.address())?;
-    LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
-    Grid::cover("input", elements, THREADS * BLOCK as u32)
+    check(args.input, args.amax, &args.data, &args.scales)
 }
 
-impl Shared {
-    /// Written by the first `SCALES` threads, one scale each.
-    #[inline(always)]
-    fn fill(&self, encode_scale: f32) {
-        let index = thread::index();
-        let multiplier = multiplier(e4m3::from_bits(index as u8), encode_scale);
-        self.multipliers.store(index, multiplier);
-        self.scaled.store(index, min(multiplier * 256.0, f32::MAX));
-        if index == 0 {
-            self.scale_factor.store(0, scale_factor(encode_scale));
-        }
-    }
+fn check<T>(
+    input: DeviceView<'_, T>,
+    amax: DeviceView<'_, f32>,
+    data: &DeviceViewMut<'_, e2m1x2>,
+    scales: &DeviceViewMut<'_, e4m3>,
+) -> Result<Grid, LaunchError> {
+    LaunchError::check_multiple("input", BLOCK, input.len())?;
+    LaunchError::check_alignment("input", 16, input.address())?;
+    check_output(input.len(), ("amax", &amax), ("data", data), ("scales", scales))?;
+    Grid::cover("input", input.len(), THREADS * BLOCK as u32)
+}
+
+fn stochastic_grid<T: Magnitude, R: Rounding>(args: &Nvfp4CastRowsStochasticArgs<'_, T, R>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
+    check(args.input, args.amax, &args.data, &args.scales)
 }
 
 /// The vectors of a block; a 16-bit type has half as many, and zeros after them.
@@ -106,29 +118,12 @@ fn amax_of<T: Magnitude>(vectors: &[Vector<T>; VECTORS]) -> f32 {
     T::finish(running)
 }
 
-/// The codes of eight elements from `first` on, unless one is a NaN or saturates.
+/// Half of a block as [`Rounding::encode`] takes it: magnitudes times 256 and signs.
 #[inline(always)]
-fn encode<T: Magnitude>(vectors: &[Vector<T>; VECTORS], first: usize, multiplier: f32) -> Option<e2m1x8> {
-    let lanes = Vector::<T>::LANES;
+fn halves<T: Magnitude>(vectors: &[Vector<T>; VECTORS], half: usize, multiplier: f32) -> ([f32; 8], u32) {
+    let (first, lanes) = (8 * half, Vector::<T>::LANES);
     let word = |i: usize| vectors[first / lanes + i / 4].words()[i % 4];
     let magnitudes = |vector: usize| Vector::<T>::from_words(vectors[vector].words().map(T::magnitudes));
     let scaled = |i: usize| magnitudes((first + i) / lanes).lane(i % lanes).to_f32() * multiplier;
-    e2m1x8::from_scaled(core::array::from_fn(scaled), T::signs(word))
-}
-
-/// The codes of a block, whatever is in it. A NaN, or a scale that was rounded down to one of the lowest, is
-/// rare: a loop that loads the elements again costs the others no registers.
-#[inline(always)]
-fn encode_saturating<T: Magnitude>(input: &Global<T>, block: u64, multiplier: f32) -> [u32; 2] {
-    let first = block * BLOCK;
-    // An end that the compiler does not know keeps it from unrolling.
-    let end = (first + BLOCK).min(input.len());
-    let mut codes = 0;
-    let mut element = first;
-    while element < end {
-        let code = e2m1::from_f32(input.load(element).to_f32() * multiplier);
-        codes |= u64::from(code.to_bits()) << (4 * (element - first));
-        element += 1;
-    }
-    [codes as u32, (codes >> 32) as u32]
+    (core::array::from_fn(scaled), T::signs(word))
 }

@@ -4,7 +4,7 @@
 //! a lane takes half a block, so that a warp writes whole lines; its scale comes from a sector that the
 //! whole warp reads.
 
-use oxtile_tile::num::{Float, e2m1x2, e2m1x8, e4m3};
+use oxtile_tile::num::{e2m1x2, e2m1x8, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::*;
@@ -59,8 +59,7 @@ fn load_part(data: &Global<e2m1x2>, scales: &Global<e4m3>, part: u64) -> (e2m1x8
 
 #[inline(always)]
 fn store_part<T: Wide>(output: &GlobalMut<T>, part: u64, (codes, scale): (e2m1x8, e4m3), amax: f32) {
-    const LARGEST_RECIPROCAL: f32 = 1.0 / LARGEST;
-    let factor = scale.to_f32() * amax * LARGEST_RECIPROCAL;
+    let factor = decode_factor(scale, amax);
     let [a, b, c, d, e, f, g, h] = codes.to_f32().map(|x| x * factor);
     let (low, high) = ([a, b, c, d], [e, f, g, h]);
     output.store_vector(part * PART, T::vector(low, high));

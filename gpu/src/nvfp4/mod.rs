@@ -3,7 +3,8 @@
 //!
 //! Formats and rules: TransformerEngine `common/cast/nvfp4/core_nvfp4.cuh`, `dequantize_nvfp4.cuh`. A tensor is
 //! `[rows, columns]`, `columns` a multiple of 16; the codes lie in pairs, the even element in the low
-//! nibble, `[rows, columns / 2]`; the scales are compact, `[rows, columns / 16]`, unpadded.
+//! nibble, `[rows, columns / 2]`; the scales are compact, `[rows, columns / 16]`, unpadded. Cast by columns, it is its
+//! transpose that is cast: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`.
 //!
 //! With `amax` the largest magnitude of the tensor, every step rounded to `f32` in this order, nothing
 //! contracted or flushed:
@@ -19,11 +20,27 @@
 //! A NaN element reaches neither amax. A block whose scale rounds to 0 has the multiplier MAX: what is
 //! not nearly zero becomes +-6, and all of it decodes to 0.
 
+mod cast_block;
+mod cast_both;
+mod cast_columns;
 mod cast_rows;
+mod cast_tile;
+mod dequantize_columns;
 mod dequantize_rows;
+mod hadamard;
+mod hadamard_amax;
+mod multipliers;
+mod philox;
+mod rounding;
 
+pub use cast_both::{NVFP4_CAST_BOTH, Nvfp4CastBoth, Nvfp4CastBothArgs};
+pub use cast_columns::{NVFP4_CAST_COLUMNS, Nvfp4CastColumns, Nvfp4CastColumnsArgs};
 pub use cast_rows::{NVFP4_CAST_ROWS, Nvfp4CastRows, Nvfp4CastRowsArgs};
+pub use cast_rows::{NVFP4_CAST_ROWS_STOCHASTIC, Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
+pub use dequantize_columns::{NVFP4_DEQUANTIZE_COLUMNS, Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs};
 pub use dequantize_rows::{NVFP4_DEQUANTIZE_ROWS, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+pub use hadamard_amax::{NVFP4_HADAMARD_AMAX, Nvfp4HadamardAmax, Nvfp4HadamardAmaxArgs};
+pub use rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
 
 use oxtile_tile::num::{Float, e4m3, min};
 
@@ -60,4 +77,11 @@ fn block_scale(amax: f32, scale_factor: f32) -> e4m3 {
 #[inline(always)]
 fn multiplier(scale: e4m3, encode_scale: f32) -> f32 {
     min(1.0 / (scale.to_f32() * (1.0 / encode_scale)), f32::MAX)
+}
+
+/// What the values of a block's codes are multiplied by, of a tensor with this amax.
+#[inline(always)]
+fn decode_factor(scale: e4m3, amax: f32) -> f32 {
+    const LARGEST_RECIPROCAL: f32 = 1.0 / LARGEST;
+    scale.to_f32() * amax * LARGEST_RECIPROCAL
 }

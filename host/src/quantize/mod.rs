@@ -8,6 +8,7 @@ mod interleave;
 pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod nvfp4_columns;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{
@@ -18,3 +19,4 @@ pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};
+pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};

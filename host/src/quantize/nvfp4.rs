@@ -34,6 +34,7 @@ use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4Dequan
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
+use super::mxfp8::Direction;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -70,14 +71,34 @@ pub struct Nvfp4<T: Nvfp4Number> {
 /// A quantized matrix in device memory.
 #[derive(Debug)]
 pub struct Nvfp4Tensor {
-    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`.
+    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`; of the transpose where it is columnwise.
     pub data: Buffer<e2m1x2>,
-    /// The scales, `[rows, columns / 16]`.
+    /// The scales, `[rows, columns / 16]`, or of the transpose.
     pub scales: Buffer<e4m3>,
     /// The largest magnitude of the tensor that the scales belong to, one element.
     pub amax: Buffer<f32>,
     /// Rows and columns.
     pub shape: [u64; 2],
+    /// Which elements share a scale.
+    pub direction: Direction,
+}
+
+impl Nvfp4Tensor {
+    /// A matrix to be quantized into, its data and scales uninitialised, its amax 0.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless a row, or a column, is whole blocks; as [`Buffer::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
+        let [rows, columns] = shape;
+        let scales = scale_count(if direction == Direction::Rows { shape } else { [columns, rows] })?;
+        Ok(Self {
+            data: Buffer::uninitialised(stream, scales * BLOCK / 2)?,
+            scales: Buffer::uninitialised(stream, scales)?,
+            amax: Buffer::zeros(stream, 1)?,
+            shape,
+            direction,
+        })
+    }
 }
 
 impl<T: Nvfp4Number> Nvfp4<T> {
@@ -94,12 +115,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor> {
-        let mut tensor = Nvfp4Tensor {
-            data: Buffer::uninitialised(stream, numel(&shape)? / 2)?,
-            scales: Buffer::uninitialised(stream, scale_count(shape)?)?,
-            amax: Buffer::zeros(stream, 1)?,
-            shape,
-        };
+        let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
         self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
         self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
         Ok(tensor)
@@ -128,9 +144,13 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// The matrix back in `T`, rounded to nearest even.
     ///
     /// # Errors
-    /// [`Error::Length`] if a length does not match the shape; as [`Loaded::launch`], also where `output` does not start at
-    /// a multiple of 16 bytes.
+    /// [`Error::Invalid`] if the tensor is a columnwise one; [`Error::Length`] if a length does not match the shape; as
+    /// [`Loaded::launch`], also where `output` does not start at a multiple of 16 bytes.
     pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4Tensor, output: DeviceViewMut<'_, T>) -> Result<()> {
+        if tensor.direction != Direction::Rows {
+            let why = "it is columnwise: use `Nvfp4Columns::dequantize_columns`".to_owned();
+            return Err(Error::Invalid { what: "Nvfp4::dequantize, tensor", why });
+        }
         check("Nvfp4::dequantize, output", numel(&tensor.shape)?, output.len())?;
         let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
         self.dequantize.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output })

@@ -13,6 +13,7 @@ mod mxfp8_bias;
 mod mxfp8_columns;
 mod mxfp8_fused;
 mod nvfp4;
+mod nvfp4_columns;
 
 use crate::case::Case;
 
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Case> {
         mxfp8_bias::cases(),
         nvfp4::cases(),
         activation::cases(),
+        nvfp4_columns::cases(),
         interleave::cases(),
         gemm::cases(),
         conformance::cases(),

@@ -97,7 +97,7 @@ where
 }
 
 /// The 16 codes in random order, in pairs.
-fn shuffled_codes(random: &mut Random) -> [u8; 8] {
+pub(super) fn shuffled_codes(random: &mut Random) -> [u8; 8] {
     let mut codes: [u8; 16] = std::array::from_fn(|code| code as u8);
     for last in (1..16).rev() {
         codes.swap(last, random.below(last as u64 + 1) as usize);

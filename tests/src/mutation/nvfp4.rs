@@ -1,7 +1,9 @@
-//! Mutants of the NVFP4 cast and dequantization.
+//! Mutants of the NVFP4 casts and dequantizations.
+
+use std::marker::PhantomData;
 
 use oxtile_emulator::mutation::Outcome;
-use oxtile_kernels::nvfp4::{Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::*;
 use oxtile_tile::num::bf16;
 
 use super::Job;
@@ -9,8 +11,102 @@ use super::device::{Device, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "nvfp4_cast_rows", run: nvfp4_cast_rows, equivalents: &[] },
+    Job { name: "nvfp4_cast_rows_stochastic", run: cast_rows_stochastic, equivalents: &[] },
+    Job { name: "nvfp4_cast_columns", run: cast_columns, equivalents: &[] },
+    Job { name: "nvfp4_cast_both", run: cast_both, equivalents: &[] },
+    Job { name: "nvfp4_hadamard_amax", run: hadamard_amax, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
+    Job { name: "nvfp4_dequantize_columns", run: dequantize_columns, equivalents: &[] },
 ];
+
+/// More than a tile of 128 rows, and two blocks across.
+const ROWS: u64 = 144;
+const COLUMNS: u64 = 32;
+const WORDS: usize = (ROWS * COLUMNS / 2) as usize;
+
+fn cast_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; WORDS / 32]));
+    let offset = device.upload("offset", &[7, 0]);
+    device.launch::<Nvfp4CastColumns<bf16, Stochastic8, false>>(Nvfp4CastColumnsArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        seed: 5,
+        offset: offset.view(),
+        rows: ROWS,
+        columns: COLUMNS,
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let input = device.upload::<bf16>("input", &words(WORDS));
+    let (row_amax, column_amax) = (device.upload("row_amax", &[3f32.to_bits()]), device.upload("column_amax", &[4f32.to_bits()]));
+    let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 4]), device.upload("row_scales", &[0; WORDS / 32]));
+    let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 4]), device.upload("column_scales", &[0; WORDS / 32]));
+    let offset = device.upload("offset", &[]);
+    device.launch::<Nvfp4CastBoth<bf16, Nearest, true>>(Nvfp4CastBothArgs {
+        input: input.view(),
+        row_amax: row_amax.view(),
+        column_amax: column_amax.view(),
+        row_data: row_data.view_mut(),
+        row_scales: row_scales.view_mut(),
+        column_data: data.view_mut(),
+        column_scales: scales.view_mut(),
+        seed: 0,
+        offset: offset.view(),
+        rows: ROWS,
+        columns: COLUMNS,
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_rows_stochastic(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(260 * 8)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scales) = (device.upload("data", &[0; 260 * 2]), device.upload("scales", &[0; 65]));
+    let offset = device.upload("offset", &[7, 0]);
+    device.launch::<Nvfp4CastRowsStochastic<bf16, Stochastic16>>(Nvfp4CastRowsStochasticArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        seed: 5,
+        offset: offset.view(),
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+fn hadamard_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let input = device.upload::<bf16>("input", &words(WORDS));
+    let (mut amax, mut transformed) = (device.upload("amax", &[0]), device.upload("transformed_amax", &[0]));
+    device.launch::<Nvfp4HadamardAmax>(Nvfp4HadamardAmaxArgs {
+        input: input.view(),
+        amax: amax.view_mut(),
+        transformed_amax: transformed.view_mut(),
+        rows: ROWS,
+        columns: COLUMNS,
+    })?;
+    Ok([device.download(&amax), device.download(&transformed)].concat())
+}
+
+fn dequantize_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scales) = (device.upload("data", &words(WORDS / 4)), device.upload("scales", &words(WORDS / 32)));
+    let (amax, mut output) = (device.upload("amax", &[3f32.to_bits()]), device.upload("output", &[0; WORDS]));
+    device.launch::<Nvfp4DequantizeColumns<bf16>>(Nvfp4DequantizeColumnsArgs {
+        data: data.view(),
+        scales: scales.view(),
+        amax: amax.view(),
+        output: output.view_mut(),
+        rows: ROWS,
+        columns: COLUMNS,
+    })?;
+    Ok(device.download(&output))
+}
 
 /// Two CUDA blocks, the second with four blocks of elements.
 fn nvfp4_cast_rows(device: &Device) -> Result<Vec<u32>, Outcome> {

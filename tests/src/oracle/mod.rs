@@ -13,3 +13,4 @@ pub mod gemm;
 pub mod interleave;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod nvfp4_stochastic;

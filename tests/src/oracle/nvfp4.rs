@@ -30,17 +30,44 @@ pub struct Quantized {
 
 /// The cast of `x`, whole blocks, values of f32, f16 or bf16 given exactly, of a tensor with this amax.
 pub fn quantize(x: &[f32], tensor_amax: f32) -> Quantized {
+    quantize_by(x, tensor_amax, |_, x| E2M1.encode(f64::from(x)) as u8)
+}
+
+/// The same with another rounding: the code of an element and its scaled value.
+pub fn quantize_by(x: &[f32], tensor_amax: f32, round: impl Fn(usize, f32) -> u8) -> Quantized {
     assert!(x.len().is_multiple_of(BLOCK));
     let encode = encode_scale(tensor_amax);
     let mut out = Quantized { data: Vec::new(), scales: Vec::new(), amax: tensor_amax };
-    for block in x.chunks(BLOCK) {
+    for (index, block) in x.chunks(BLOCK).enumerate() {
         let scale = block_scale(block, encode);
         let multiplier = block_multiplier(scale, encode);
-        let code = |x: f32| E2M1.encode(f64::from(product(x, multiplier))) as u8;
+        let code = |i: usize| round(index * BLOCK + i, product(block[i], multiplier));
         out.scales.push(scale);
-        out.data.extend(block.chunks(2).map(|pair| code(pair[0]) | code(pair[1]) << 4));
+        out.data.extend((0..BLOCK).step_by(2).map(|i| code(i) | code(i + 1) << 4));
     }
     out
+}
+
+/// The transpose of `[rows, columns]`: what the columnwise cast is the cast of.
+pub fn transpose<T: Copy>(x: &[T], columns: usize) -> Vec<T> {
+    (0..columns).flat_map(|column| x.iter().skip(column).step_by(columns.max(1)).copied()).collect()
+}
+
+/// The random Hadamard transform of whole blocks: `H (d x) / 4`, signs `d` of TransformerEngine
+/// `pytorch/tensor/nvfp4_tensor.py`, where `H [a; b] = [H a + H b; H a - H b]`, in f32.
+pub fn hadamard(x: &[f32]) -> Vec<f32> {
+    const SIGNS: [i8; BLOCK] = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1];
+    fn transform(x: &[f32]) -> Vec<f32> {
+        if x.len() == 1 {
+            return x.to_vec();
+        }
+        let (a, b) = x.split_at(x.len() / 2);
+        let (a, b) = (transform(a), transform(b));
+        let sums = a.iter().zip(&b).map(|(a, b)| a + b);
+        sums.chain(a.iter().zip(&b).map(|(a, b)| a - b)).collect()
+    }
+    let signed = |block: &[f32]| block.iter().zip(SIGNS).map(|(x, sign)| x * f32::from(sign)).collect::<Vec<_>>();
+    x.chunks(BLOCK).flat_map(|block| transform(&signed(block))).map(|y| y * 0.25).collect()
 }
 
 /// The values of a cast in f32.
@@ -121,6 +148,19 @@ mod tests {
         for (found, expected) in decoded.iter().zip(expected) {
             assert!((found - expected).abs() <= expected.abs() * f32::EPSILON, "{found} {expected}");
         }
+    }
+
+    #[test]
+    fn hadamard_is_orthogonal_but_for_its_signs() {
+        let x: Vec<f32> = (0..16).map(|i| (i * i % 23) as f32).collect();
+        let y = hadamard(&x);
+        let square = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>();
+        assert_eq!(square(&x), square(&y));
+        // The first is a quarter of the signed sum, the second alternates.
+        let signs = 0xd7e8_u32;
+        let signed = |i: usize| if signs >> i & 1 == 1 { -x[i] } else { x[i] };
+        assert_eq!(y[0], (0..16).map(signed).sum::<f32>() / 4.0);
+        assert_eq!(y[1], (0..16).map(|i| if i % 2 == 1 { -signed(i) } else { signed(i) }).sum::<f32>() / 4.0);
     }
 
     #[test]

@@ -170,6 +170,7 @@ where
                     scales: Buffer::from_slice(stream, &scales.iter().copied().map(e4m3::from_bits).collect::<Vec<_>>())?,
                     amax: Buffer::from_slice(stream, &[amax])?,
                     shape,
+                    direction: Direction::Rows,
                 };
                 self.nvfp4.dequantize(stream, &tensor, wide.view_mut())?;
             }

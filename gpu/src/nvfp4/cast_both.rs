@@ -1,0 +1,78 @@
+//! Cast to NVFP4 by rows and by columns in one pass over the input.
+//!
+//! Floor: 2 (bf16) + 2 (1/2 + 1/16) bytes an element. A CUDA block casts one [tile](super::cast_tile), its rows and then its
+//! columns.
+//!
+//! | barrier | between |
+//! |---|---|
+//! | block | the tile and the tables are written, and read |
+
+use oxtile_tile::num::{e2m1x2, e4m3};
+use oxtile_tile::prelude::*;
+
+use super::cast_block::BlockCast;
+use super::cast_tile::{CastTile, THREADS, TileWords, check_output, resident};
+use super::multipliers::Multipliers;
+use super::rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
+use super::*;
+use crate::magnitude::Magnitude;
+
+#[derive(SharedStorage)]
+struct Shared {
+    tile: TileWords,
+    row_multipliers: Multipliers,
+    column_multipliers: Multipliers,
+}
+
+/// Casts `[rows, columns]`, both multiples of 16, as the rowwise and the columnwise kernel do.
+///
+/// `row_amax[0]` is the largest magnitude of the tensor, and so is `column_amax[0]`, or, for `HADAMARD`, of the
+/// [transformed](super::hadamard_amax) one. `seed` and `offset`, of one element or none, are what the [rounding](Rounding) takes.
+#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<R>())]
+#[instances(T = [bf16, f16, f32], R = [Nearest], HADAMARD = [false])]
+#[instances(T = [bf16], R = [Stochastic8, Stochastic16], HADAMARD = [false])]
+#[instances(T = [bf16], R = [Nearest, Stochastic8, Stochastic16], HADAMARD = [true])]
+pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    input: Global<T>,
+    row_amax: Global<f32>,
+    column_amax: Global<f32>,
+    row_data: GlobalMut<e2m1x2>,
+    row_scales: GlobalMut<e4m3>,
+    column_data: GlobalMut<e2m1x2>,
+    column_scales: GlobalMut<e4m3>,
+    seed: u64,
+    offset: Global<u64>,
+    rows: u64,
+    columns: u64,
+) {
+    let Shared { tile: words, row_multipliers, column_multipliers } = Shared::claim();
+    let tile = CastTile::<T>::of_block(words, rows, columns);
+    let chunks = tile.load(&input);
+    row_multipliers.fill(encode_scale(row_amax.load(0)));
+    if HADAMARD {
+        column_multipliers.fill(encode_scale(column_amax.load(0)));
+    }
+    tile.store(chunks);
+    block::sync();
+    let rounding = R::new(seed, &offset);
+    let by_rows = BlockCast { data: row_data, scales: row_scales, multipliers: row_multipliers, rounding };
+    by_rows.rows(&tile, |_, amax| row_multipliers.of_block(amax));
+    if HADAMARD {
+        BlockCast { data: column_data, scales: column_scales, multipliers: column_multipliers, rounding }.transformed_columns(&tile);
+    } else {
+        let by_columns = BlockCast { data: column_data, scales: column_scales, ..by_rows };
+        by_columns.columns(&tile, |_, amax| row_multipliers.of_block(amax));
+    }
+}
+
+fn grid<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    args: &Nvfp4CastBothArgs<'_, T, R, HADAMARD>,
+    _: &DeviceLimits,
+) -> Result<Grid, LaunchError> {
+    let elements = args.input.len();
+    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
+    check_output(elements, ("row_amax", &args.row_amax), ("row_data", &args.row_data), ("row_scales", &args.row_scales))?;
+    check_output(elements, ("column_amax", &args.column_amax), ("column_data", &args.column_data), ("column_scales", &args.column_scales))?;
+    cast_tile::grid(&args.input, args.rows, args.columns)
+}

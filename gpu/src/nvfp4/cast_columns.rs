@@ -1,0 +1,65 @@
+//! Columnwise cast to NVFP4: 16 rows of a column share a scale, and the codes are those of the transpose.
+//!
+//! Floor: 2 (bf16) + 1/2 + 1/16 bytes an element. A CUDA block casts one [tile](super::cast_tile).
+//!
+//! | barrier | between |
+//! |---|---|
+//! | block | the tile and the table are written, and read |
+
+use oxtile_tile::num::{e2m1x2, e4m3};
+use oxtile_tile::prelude::*;
+
+use super::cast_block::BlockCast;
+use super::cast_tile::{CastTile, THREADS, TileWords, check_output, resident};
+use super::multipliers::Multipliers;
+use super::rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
+use super::*;
+use crate::magnitude::Magnitude;
+
+#[derive(SharedStorage)]
+struct Shared {
+    tile: TileWords,
+    multipliers: Multipliers,
+}
+
+/// Casts the columns of `[rows, columns]`, both multiples of 16: `data` is `[columns, rows / 2]`, `scales` `[columns, rows / 16]`.
+///
+/// `amax[0]` is the largest magnitude of the tensor, or, for `HADAMARD`, of the
+/// [transformed](super::hadamard_amax) one. `seed` and `offset`, of one element or none, are what the [rounding](Rounding) takes.
+#[expect(clippy::too_many_arguments, reason = "a matrix, its cast and the state of the rounding")]
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<R>())]
+#[instances(T = [bf16, f16, f32], R = [Nearest], HADAMARD = [false])]
+#[instances(T = [bf16], R = [Stochastic8, Stochastic16], HADAMARD = [false])]
+#[instances(T = [bf16], R = [Nearest, Stochastic8, Stochastic16], HADAMARD = [true])]
+pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    input: Global<T>,
+    amax: Global<f32>,
+    data: GlobalMut<e2m1x2>,
+    scales: GlobalMut<e4m3>,
+    seed: u64,
+    offset: Global<u64>,
+    rows: u64,
+    columns: u64,
+) {
+    let Shared { tile: words, multipliers } = Shared::claim();
+    let tile = CastTile::<T>::of_block(words, rows, columns);
+    let chunks = tile.load(&input);
+    multipliers.fill(encode_scale(amax.load(0)));
+    tile.store(chunks);
+    block::sync();
+    let cast = BlockCast { data, scales, multipliers, rounding: R::new(seed, &offset) };
+    if HADAMARD {
+        cast.transformed_columns(&tile);
+    } else {
+        cast.columns(&tile, |_, amax| multipliers.of_block(amax));
+    }
+}
+
+fn grid<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    args: &Nvfp4CastColumnsArgs<'_, T, R, HADAMARD>,
+    _: &DeviceLimits,
+) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
+    check_output(args.input.len(), ("amax", &args.amax), ("data", &args.data), ("scales", &args.scales))?;
+    cast_tile::grid(&args.input, args.rows, args.columns)
+}

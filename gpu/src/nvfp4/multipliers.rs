@@ -1,0 +1,63 @@
+//! The multipliers of all scales that a tensor's blocks can have.
+//!
+//! There are 127 scales, so a block's multiplier is looked up instead of divided for. The table is made by each CUDA block
+//! while its loads are under way, and read after a block barrier.
+
+use oxtile_tile::num::{e4m3, min};
+use oxtile_tile::prelude::*;
+
+use super::*;
+
+/// Codes of a scale that is neither negative nor NaN, and one more.
+pub(super) const SCALES: usize = 128;
+
+/// What follows from a tensor's amax.
+#[derive(SharedStorage, Clone, Copy)]
+pub(super) struct Multipliers {
+    /// The multiplier of each scale.
+    multipliers: SharedArray<f32, SCALES>,
+    /// The multipliers times 256, as the rounding takes them; at most `MAX`.
+    scaled: SharedArray<f32, SCALES>,
+    /// What a block's amax is multiplied by.
+    scale_factor: SharedArray<f32, 1>,
+}
+
+/// A block's scale and what its elements are multiplied by.
+#[derive(Clone, Copy)]
+pub(super) struct BlockScale {
+    pub code: e4m3,
+    /// The multiplier times 256.
+    pub scaled: f32,
+    /// Whether `scaled` is exactly that, or all elements are 0 or NaN: else the block takes the slow path.
+    pub is_exact: bool,
+}
+
+impl Multipliers {
+    /// Written by the first [`SCALES`] threads, one scale each. The others may call it too.
+    #[inline(always)]
+    pub fn fill(&self, encode_scale: f32) {
+        let index = thread::index();
+        if index < SCALES as u32 {
+            let multiplier = multiplier(e4m3::from_bits(index as u8), encode_scale);
+            self.multipliers.store(index, multiplier);
+            self.scaled.store(index, min(multiplier * 256.0, f32::MAX));
+            if index == 0 {
+                self.scale_factor.store(0, scale_factor(encode_scale));
+            }
+        }
+    }
+
+    /// The scale of a block whose largest magnitude is `amax`, NaN dropped.
+    #[inline(always)]
+    pub fn of_block(&self, amax: f32) -> BlockScale {
+        let code = block_scale(amax, self.scale_factor.load(0));
+        let scaled = self.scaled.load(u32::from(code.to_bits()));
+        BlockScale { code, scaled, is_exact: scaled < f32::MAX || amax == 0.0 }
+    }
+
+    /// What the elements of a block of this scale are multiplied by.
+    #[inline(always)]
+    pub fn exact(&self, scale: e4m3) -> f32 {
+        self.multipliers.load(u32::from(scale.to_bits()))
+    }
+}

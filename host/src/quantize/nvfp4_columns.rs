@@ -1,0 +1,228 @@
+//! NVFP4 by columns, and in both directions by one pass: to the nearest value or by chance, plain or after the random
+//! Hadamard transform.
+//!
+//! What is cast by columns is the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
+//! that is in their output, so that several parts of a tensor can agree on one before.
+//!
+//! ```
+//! use oxtile::quantize::{Amax, Direction, Nvfp4Columns, Nvfp4Tensor, RandomState};
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let weights = Buffer::from_slice(&stream, &[[3.0_f32, -1.5, 0.75, 0.0]; 64].concat())?;
+//!
+//! let mut tensor = Nvfp4Tensor::uninitialised(&stream, [16, 16], Direction::Columns)?;
+//! Amax::new(&runtime)?.run(&stream, weights.view(), &mut tensor.amax)?;
+//! let casts = Nvfp4Columns::<f32>::new(&runtime)?;
+//! casts.cast_columns(&stream, weights.view(), &RandomState::none(&stream)?, &mut tensor)?;
+//!
+//! let mut restored = Buffer::<f32>::uninitialised(&stream, 256)?;
+//! casts.dequantize_columns(&stream, &tensor, restored.view_mut())?;
+//! assert_eq!(restored.to_vec(&stream)?, weights.to_vec(&stream)?);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use oxtile_kernels::nvfp4::*;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::bf16;
+
+use super::mxfp8::Direction;
+use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+pub use oxtile_kernels::nvfp4::{Nearest, Rounding, Stochastic8, Stochastic16};
+
+/// Where the random numbers of a cast start. The same state gives the same codes, whatever the launch.
+#[derive(Debug)]
+pub struct RandomState {
+    /// Which sequence.
+    pub seed: u64,
+    /// Where in it, one element: written between two replays of a graph, the second draws other numbers. Or nothing.
+    pub offset: Buffer<u64>,
+}
+
+/// One matrix quantized in both directions.
+#[derive(Debug)]
+pub struct Nvfp4Pair {
+    /// Rowwise.
+    pub rows: Nvfp4Tensor,
+    /// Columnwise.
+    pub columns: Nvfp4Tensor,
+}
+
+/// The casts of `T` to NVFP4 that go by columns. `R` is [`Nearest`], or for `bf16` [`Stochastic8`] or [`Stochastic16`];
+/// `HADAMARD`, of `bf16` alone, transforms the columns before.
+pub struct Nvfp4Columns<T: Nvfp4Number, R: Rounding = Nearest, const HADAMARD: bool = false>
+where
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
+    Nvfp4DequantizeColumns<T>: Kernel,
+{
+    columns: Loaded<Nvfp4CastColumns<T, R, HADAMARD>>,
+    both: Loaded<Nvfp4CastBoth<T, R, HADAMARD>>,
+    dequantize: Loaded<Nvfp4DequantizeColumns<T>>,
+}
+
+/// The largest magnitudes of a matrix before and after the Hadamard transform of its columns.
+pub struct HadamardAmax(Loaded<Nvfp4HadamardAmax>);
+
+impl RandomState {
+    /// A state on the device.
+    ///
+    /// # Errors
+    /// As [`Buffer::from_slice`].
+    pub fn new(stream: &Stream, seed: u64, offset: u64) -> Result<Self> {
+        Ok(Self { seed, offset: Buffer::from_slice(stream, &[offset])? })
+    }
+
+    /// What [`Nearest`] takes.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`].
+    pub fn none(stream: &Stream) -> Result<Self> {
+        Ok(Self { seed: 0, offset: Buffer::uninitialised(stream, 0)? })
+    }
+}
+
+impl Nvfp4Pair {
+    /// A matrix to be quantized into, uninitialised, its amaxes 0.
+    ///
+    /// # Errors
+    /// As [`Nvfp4Tensor::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
+        let rows = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        Ok(Self { rows, columns: Nvfp4Tensor::uninitialised(stream, shape, Direction::Columns)? })
+    }
+}
+
+impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> Nvfp4Columns<T, R, HADAMARD>
+where
+    Nvfp4CastColumns<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, R, HADAMARD>>,
+    Nvfp4CastBoth<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, R, HADAMARD>>,
+    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { columns: runtime.load()?, both: runtime.load()?, dequantize: runtime.load()? })
+    }
+
+    /// Casts a matrix of the tensor's shape with the tensor's amax; with `HADAMARD` that of [`HadamardAmax`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the tensor is a rowwise one; [`Error::Length`] if `input` does not have its shape; as
+    /// [`Loaded::launch`], also where a dimension is not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
+    pub fn cast_columns(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
+        check("Nvfp4Columns::cast_columns", tensor, Direction::Columns, input.len())?;
+        let [rows, columns] = tensor.shape;
+        let args = Nvfp4CastColumnsArgs {
+            input,
+            amax: tensor.amax.view(),
+            data: tensor.data.view_mut(),
+            scales: tensor.scales.view_mut(),
+            seed: random.seed,
+            offset: random.offset.view(),
+            rows,
+            columns,
+            marker: PhantomData,
+        };
+        self.columns.launch(stream, args)
+    }
+
+    /// Casts a matrix of the pair's shape in both directions by one pass over it, each with its tensor's amax.
+    ///
+    /// # Errors
+    /// As [`cast_columns`](Self::cast_columns).
+    pub fn cast_both(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, pair: &mut Nvfp4Pair) -> Result<()> {
+        let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
+        check("Nvfp4Columns::cast_both, rows", by_rows, Direction::Rows, input.len())?;
+        check("Nvfp4Columns::cast_both, columns", by_columns, Direction::Columns, input.len())?;
+        let [rows, columns] = by_rows.shape;
+        let args = Nvfp4CastBothArgs {
+            input,
+            row_amax: by_rows.amax.view(),
+            column_amax: by_columns.amax.view(),
+            row_data: by_rows.data.view_mut(),
+            row_scales: by_rows.scales.view_mut(),
+            column_data: by_columns.data.view_mut(),
+            column_scales: by_columns.scales.view_mut(),
+            seed: random.seed,
+            offset: random.offset.view(),
+            rows,
+            columns,
+            marker: PhantomData,
+        };
+        self.both.launch(stream, args)
+    }
+
+    /// A columnwise tensor back in `T`, `[rows, columns]`, rounded to nearest even; one cast with `HADAMARD` stays transformed.
+    ///
+    /// # Errors
+    /// As [`cast_columns`](Self::cast_columns).
+    pub fn dequantize_columns(&self, stream: &Stream, tensor: &Nvfp4Tensor, output: DeviceViewMut<'_, T>) -> Result<()> {
+        check("Nvfp4Columns::dequantize_columns", tensor, Direction::Columns, output.len())?;
+        let ([rows, columns], data, scales) = (tensor.shape, tensor.data.view(), tensor.scales.view());
+        self.dequantize.launch(stream, Nvfp4DequantizeColumnsArgs { data, scales, amax: tensor.amax.view(), output, rows, columns })
+    }
+}
+
+impl HadamardAmax {
+    /// Loads the kernel.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        runtime.load().map(Self)
+    }
+
+    /// Sets `amax` to the largest magnitude of a matrix and `transformed` to that of its transformed columns.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], also where a dimension is not a multiple of 16.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, bf16>,
+        [rows, columns]: [u64; 2],
+        amax: &mut Buffer<f32>,
+        transformed: &mut Buffer<f32>,
+    ) -> Result<()> {
+        amax.fill_zero(stream)?;
+        transformed.fill_zero(stream)?;
+        let (amax, transformed_amax) = (amax.view_mut(), transformed.view_mut());
+        self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax, transformed_amax, rows, columns })
+    }
+}
+
+fn check(what: &'static str, tensor: &Nvfp4Tensor, direction: Direction, elements: u64) -> Result<()> {
+    if tensor.direction != direction {
+        return Err(Error::Invalid { what, why: format!("the tensor is one of {:?}: make one of {direction:?}", tensor.direction) });
+    }
+    let expected = numel(&tensor.shape)?;
+    if expected == elements { Ok(()) } else { Err(Error::Length { what, expected, found: elements }) }
+}
+
+impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> fmt::Debug for Nvfp4Columns<T, R, HADAMARD>
+where
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
+    Nvfp4DequantizeColumns<T>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4Columns").field("both", &self.both).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for HadamardAmax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HadamardAmax").field(&self.0).finish()
+    }
+}
