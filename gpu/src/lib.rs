@@ -33,6 +33,7 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_TRANSPOSE,
     fp8::FP8_UPDATE_SCALES,
     gemm::GEMM,
+    gemm::GEMM_ANY,
     interleave::INTERLEAVE_ROWS,
     interleave::INTERLEAVE_COLUMNS,
     interleave::DEINTERLEAVE_ROWS,

@@ -1,7 +1,7 @@
 //! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
 //!
 //! `A` is `[m, k]`, `B` is `[k, n]`, `D` is `[m, n]`, all row-major without gaps; an operand may be stored as its
-//! transpose instead. Products are summed in `f32`.
+//! transpose instead. Products are summed in `f32`. Any shape is right; [`GemmConfig::choose`] says which is fast.
 //!
 //! ```
 //! use oxtile::gemm::{Gemm, GemmConfig};
@@ -24,11 +24,11 @@
 
 use std::fmt;
 
-use oxtile_kernels::gemm::{self, GemmArgs};
+use oxtile_kernels::gemm::{self, GemmAny, GemmAnyArgs, GemmArgs};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{Element, Pod, bf16, e4m3};
+use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
 
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
@@ -93,10 +93,11 @@ pub struct BoundGemm<'a>(Box<Launch<'a>>);
 type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl GemmConfig {
-    /// The kernel for elements of `T` into `O`, which does not depend on the device.
+    /// The kernel for elements of `T` into `O`, which does not depend on the device: the tensor cores', or where rows are no
+    /// multiples of 16 bytes or 8-bit operands do not lie along `k`, a slow one that takes any shape.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is none: the field is named, with what it may be.
+    /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
     pub fn choose<T: GemmElement<O>, O>(&self) -> Result<Choice> {
         let refuse = |why: String| Err(Error::Invalid { what: "GemmConfig", why });
         if let Some((field, size)) =
@@ -107,8 +108,9 @@ impl GemmConfig {
         if self.m == 0 || self.n == 0 {
             return Ok(Choice { kernel: "", why: "the result is empty".to_owned() });
         }
+        let any = |why: String| Ok(Choice { kernel: T::any_name(), why });
         if self.k == 0 {
-            return refuse("k is 0: at least 1; an empty sum leaves nothing to multiply".to_owned());
+            return any("k is 0: nothing is multiplied".to_owned());
         }
         let [m_major, n_major] = self.majors();
         let rows = [
@@ -117,11 +119,11 @@ impl GemmConfig {
             ("n", "the result's rows", self.n, size_of::<O>() as u64),
         ];
         if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
-            return refuse(format!("{field} is {size}: a multiple of {} with {of}, so that rows are multiples of 16 bytes", 16 / bytes));
+            return any(format!("{field} is {size}, no multiple of {} with {of}: the copy engine wants rows of 16 bytes", 16 / bytes));
         }
         match T::name(m_major, n_major) {
             Some(kernel) => Ok(Choice { kernel, why: format!("128 by 256 tiles on wgmma, {}", Self::layout(m_major, n_major)) }),
-            None => refuse("8-bit operands lie along k: transpose_a must be false and transpose_b true".to_owned()),
+            None => any("8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned()),
         }
     }
 
@@ -147,8 +149,12 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     /// As [`GemmConfig::choose`] and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
         let [m_major, n_major] = config.majors();
-        let launches = !config.choose::<T, O>()?.kernel.is_empty();
-        Ok(Self { config, instance: launches.then(|| T::load(runtime, m_major, n_major)).transpose()? })
+        let instance = match config.choose::<T, O>()?.kernel {
+            "" => None,
+            kernel if kernel == T::any_name() => Some(T::load_any(runtime)?),
+            _ => Some(T::load(runtime, m_major, n_major)?),
+        };
+        Ok(Self { config, instance })
     }
 
     /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
@@ -213,7 +219,14 @@ pub trait GemmElement<O>: Pod {
     /// The entry for operands whose rows lie along `m` and `n`, or along `k`; none if there is none.
     fn name(m_major: bool, n_major: bool) -> Option<&'static str>;
 
-    /// Loads it.
+    /// The entry for any shape.
+    fn any_name() -> &'static str;
+
+    /// Loads that.
+    #[doc(hidden)]
+    fn load_any(runtime: &Runtime) -> Result<Box<dyn Instance<Self, O>>>;
+
+    /// Loads the entry for a layout.
     #[doc(hidden)]
     fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, O>>>;
 }
@@ -261,6 +274,28 @@ where
     }
 }
 
+impl<T: Float + Pod, O: Float + Pod> Instance<T, O> for Loaded<GemmAny<T, O>>
+where
+    GemmAny<T, O>: for<'a> Kernel<Args<'a> = GemmAnyArgs<'a, T, O>>,
+{
+    fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
+        let GemmConfig { alpha, beta, activation, .. } = config;
+        let Matrices { a, b, bias, d } = matrices;
+        let [m, n, k] = [config.m, config.n, config.k].map(|size| size as u32);
+        let (a_row, a_step) = if config.transpose_a { (1, m) } else { (k, 1) };
+        let (b_column, b_step) = if config.transpose_b { (k, 1) } else { (1, n) };
+        let (memory, length) = (d.access("d"), d.len());
+        let gelu = u32::from(activation == Activation::Gelu);
+        Ok(BoundGemm(Box::new(move |stream| {
+            // SAFETY: the closure holds the only view of this memory, lent by `d`, for as long as it lives.
+            let d = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
+            // SAFETY: no elements.
+            let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
+            self.launch(stream, GemmAnyArgs { a, b, d, bias, m, n, k, a_row, a_step, b_column, b_step, alpha, beta, gelu })
+        })))
+    }
+}
+
 macro_rules! elements {
     ($($t:ident $depth:literal, $o:ident $width:literal: $([$m_major:literal $n_major:literal])*;)*) => { $(
         impl GemmElement<$o> for $t {
@@ -270,6 +305,14 @@ macro_rules! elements {
                     #[allow(unreachable_patterns)]
                     _ => None,
                 }
+            }
+
+            fn any_name() -> &'static str {
+                <GemmAny<$t, $o> as Kernel>::INFO.name
+            }
+
+            fn load_any(runtime: &Runtime) -> Result<Box<dyn Instance<Self, $o>>> {
+                Ok(Box::new(runtime.load::<GemmAny<$t, $o>>()?))
             }
 
             fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, $o>>> {

@@ -59,7 +59,7 @@ impl<O: Float + Pod> Fusion<O> {
 
 /// `x / 2 (1 + tanh(u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x / (1 + exp(-2 u))`.
 #[inline(always)]
-fn gelu_of(x: f32) -> f32 {
+pub fn gelu_of(x: f32) -> f32 {
     /// `-2 sqrt(2 / pi) log2(e)`
     const SCALE: f32 = -2.302_208_2;
     let u = x * fma(0.044_715 * x, x, 1.0);

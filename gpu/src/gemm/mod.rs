@@ -14,11 +14,13 @@
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are
 //! multiples of 16 bytes (what the copy engine can address); `M`, `N` and `K` are otherwise any: what hangs over an edge
-//! is loaded as zero and not stored. Accumulation is in `f32`.
+//! is loaded as zero and not stored. Accumulation is in `f32`. [`GemmAny`] is for all other shapes.
 
+mod any;
 mod fusion;
 mod stage;
 
+pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs};
 use fusion::Fusion;
 use stage::Stage;
 

@@ -88,6 +88,12 @@ pub fn cases() -> Vec<Case> {
     let problem = Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false };
     cases
         .push(Case::new("gemm::bf16::nt::waves", Size::Large, move |r| check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true })));
+    for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+        any_shape::<bf16, bf16>(&mut cases, "bf16", transposed);
+        any_shape::<e4m3, f32>(&mut cases, "e4m3_f32", transposed);
+    }
+    any_shape::<bf16, f32>(&mut cases, "bf16_f32", [false, true]);
+    any_shape::<e4m3, bf16>(&mut cases, "e4m3", [true, false]);
     cases.push(Case::new("gemm::refused", Size::Small, refused));
     cases.push(Case::new("gemm::empty", Size::Small, empty));
     cases
@@ -122,6 +128,16 @@ fn of_layout<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name
     cases.push(Case::new(format!("gemm::{name}::{layout}::normal"), Size::Large, move |r| {
         check::<T, O>(r, &Job { problem, bias: false, exact: false })
     }));
+}
+
+/// Shapes that no tensor core takes: odd ones, and an empty sum.
+fn any_shape<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
+    for shape in [[9, 35, 13], [17, 3, 0], [1, 1, 1]] {
+        let ([m, n, k], problem) = (shape, Problem { shape, transposed, alpha: 0.5, beta: -2.0, gelu: false });
+        cases.push(Case::new(format!("gemm_any::{name}::{transposed:?}::{m}x{n}x{k}"), Size::Small, move |r| {
+            check::<T, O>(r, &Job { problem, bias: true, exact: true })
+        }));
+    }
 }
 
 fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -> Outcome {
@@ -175,23 +191,27 @@ fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -
 
 fn refused(runtime: &Runtime) -> Outcome {
     let good = GemmConfig { m: 8, n: 8, k: 8, ..GemmConfig::default() };
-    let expect = |config: GemmConfig, words: &[&str]| match Gemm::<bf16, bf16>::new(runtime, config) {
-        Err(error @ Error::Invalid { .. }) if words.iter().all(|word| error.to_string().contains(word)) => Ok(()),
-        Err(error) => Err(format!("{error}, where {words:?} are to be named")),
-        Ok(_) => Err(format!("{config:?} is not refused")),
-    };
-    expect(GemmConfig { k: 12, ..good }, &["k is 12", "multiple of 8"])?;
-    expect(GemmConfig { n: 9, ..good }, &["n is 9", "multiple of 8"])?;
-    expect(GemmConfig { m: 9, transpose_a: true, ..good }, &["m is 9", "transpose_a"])?;
-    expect(GemmConfig { k: 0, ..good }, &["k is 0"])?;
-    expect(GemmConfig { m: 1 << 31, ..good }, &["m is 2147483648", "at most"])?;
-    match good.choose::<e4m3, f32>() {
-        Err(error) if error.to_string().contains("transpose_b must be") || error.to_string().contains("multiple of 16") => {}
+    match Gemm::<bf16, bf16>::new(runtime, GemmConfig { m: 1 << 31, ..good }) {
+        Err(error @ Error::Invalid { .. }) if error.to_string().contains("m is 2147483648: at most") => {}
         other => return Err(format!("{other:?}")),
     }
-    let choice = text(GemmConfig { k: 64, n: 64, ..good }.choose::<bf16, f32>())?;
-    if !choice.kernel.starts_with("gemm__bf16") || !choice.why.contains("B along n") {
-        return Err(format!("{choice:?}"));
+    let choose = |config: GemmConfig, kernel: &str, why: &str| {
+        let choice = text(config.choose::<bf16, bf16>())?;
+        if choice.kernel.starts_with(kernel) && choice.why.contains(why) {
+            Ok(())
+        } else {
+            Err(format!("{choice:?}, not {kernel} as {why}"))
+        }
+    };
+    choose(good, "gemm__bf16", "B along n")?;
+    choose(GemmConfig { transpose_a: true, transpose_b: true, ..good }, "gemm__bf16__depth64__bf16__width64__m_major", "A along m")?;
+    choose(GemmConfig { k: 12, ..good }, "gemm_any__bf16", "k is 12, no multiple of 8")?;
+    choose(GemmConfig { n: 9, ..good }, "gemm_any__bf16", "n is 9, no multiple of 8")?;
+    choose(GemmConfig { m: 9, transpose_a: true, ..good }, "gemm_any__bf16", "m is 9, no multiple of 8 with transpose_a")?;
+    choose(GemmConfig { k: 0, ..good }, "gemm_any__bf16", "k is 0")?;
+    let small = text(GemmConfig { m: 16, n: 16, k: 16, ..good }.choose::<e4m3, f32>())?;
+    if !small.why.contains("lie along k") {
+        return Err(format!("{small:?}"));
     }
     let stream = stream(runtime)?;
     let gemm = text(Gemm::<bf16, f32>::new(runtime, good))?;

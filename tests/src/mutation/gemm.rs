@@ -2,14 +2,15 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::gemm::{Gemm, GemmArgs};
+use oxtile_kernels::gemm::{Gemm, GemmAny, GemmAnyArgs, GemmArgs};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::Job;
 use super::device::{Device, Elements, OWNER, words};
 
-pub const JOBS: &[Job] = &[Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS }];
+pub const JOBS: &[Job] =
+    &[Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS }, Job { name: "gemm_any", run: gemm_any, equivalents: &[] }];
 
 const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
@@ -59,5 +60,29 @@ fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
         }
     };
     device.launch::<Gemm<bf16, 64, bf16, 64, false, false>>(args)?;
+    Ok(device.download(&d))
+}
+
+fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let [m, n, k] = [10, 36, 5];
+    let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
+    let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
+    let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
+    device.launch::<GemmAny<bf16, bf16>>(GemmAnyArgs {
+        a: a.view(),
+        b: b.view(),
+        d: d.view_mut(),
+        bias: bias.view(),
+        m,
+        n,
+        k,
+        a_row: k,
+        a_step: 1,
+        b_column: 1,
+        b_step: n,
+        alpha: 1.0,
+        beta: 1.0,
+        gelu: 1,
+    })?;
     Ok(device.download(&d))
 }
