@@ -208,6 +208,11 @@ def deinterleave_columns(tiles):
     return tiles.permute(1, 4, 0, 3, 2).contiguous()
 
 
+def join_shards(gathered):
+    """[shards, rows, width] to [rows, shards * width]."""
+    return gathered.permute(1, 0, 2).contiguous()
+
+
 class InterleaveCompiled:
     """One of the permutations of bytes; `shape` makes its input's shape of outer and blocks."""
 
@@ -477,6 +482,7 @@ PEERS = {
     "interleave_columns_compiled": InterleaveCompiled(interleave_columns, lambda outer, blocks: (blocks, outer)),
     "deinterleave_rows_compiled": InterleaveCompiled(deinterleave_rows, tiles_of),
     "deinterleave_columns_compiled": InterleaveCompiled(deinterleave_columns, tiles_of),
+    "join_shards_compiled": InterleaveCompiled(join_shards, lambda outer, blocks: (8, outer, blocks // 8)),
     "mxfp8_cast_compiled": Mxfp8CastCompiled,
     "mxfp8_cast_columns_compiled": Mxfp8CastColumnsCompiled,
     "mxfp8_cast_both_compiled": Mxfp8CastBothCompiled,

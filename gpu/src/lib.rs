@@ -12,6 +12,7 @@ pub mod interleave;
 pub mod magnitude;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod shards;
 
 use oxtile_tile::launch::KernelFamily;
 
@@ -48,6 +49,7 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_COLUMNS,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_COLUMNS,
+    shards::JOIN_SHARDS,
     nvfp4::NVFP4_CAST_ROWS,
     nvfp4::NVFP4_CAST_ROWS_STOCHASTIC,
     nvfp4::NVFP4_CAST_COLUMNS,

@@ -1,8 +1,9 @@
-//! Block scales into the tiles of block-scaled matrix multiplication, and back.
+//! Block scales into the tiles of block-scaled matrix multiplication, and back; gathered shards joined.
 
 use anyhow::Result;
 use oxtile::runtime::{Buffer, Graph};
 use oxtile_kernels::interleave::*;
+use oxtile_kernels::shards::{JoinShards, JoinShardsArgs};
 use oxtile_tile::num::ue8m0;
 
 use super::copy::ceiling;
@@ -17,12 +18,16 @@ type Shape = (u64, u64, usize);
 /// What is measured: its name, the peer, and what captures it.
 type Measured = (&'static str, &'static [&'static str], fn(&Gpu, Shape) -> Result<Prepared>);
 
-const MEASURED: [Measured; 4] = [
+const MEASURED: [Measured; 5] = [
     ("interleave_rows", &["interleave_rows_compiled"], prepare_rows),
     ("interleave_columns", &["interleave_columns_compiled"], prepare_columns),
     ("deinterleave_rows", &["deinterleave_rows_compiled"], prepare_rows_back),
     ("deinterleave_columns", &["deinterleave_columns_compiled"], prepare_columns_back),
+    ("join_shards 8", &["join_shards_compiled"], prepare_shards),
 ];
+
+/// Shards that are joined, of as many columns.
+const SHARDS: u64 = 8;
 
 /// All at two sizes: scales of as many bytes as the tensors of the other families, to be held against the same copies.
 pub fn benches(size: Size) -> Vec<Bench> {
@@ -82,6 +87,18 @@ prepare! {
     prepare_columns: InterleaveColumns<ue8m0>, InterleaveColumnsArgs { compact => interleaved };
     prepare_rows_back: DeinterleaveRows<ue8m0>, DeinterleaveRowsArgs { interleaved => compact };
     prepare_columns_back: DeinterleaveColumns<ue8m0>, DeinterleaveColumnsArgs { interleaved => compact };
+}
+
+fn prepare_shards(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let mut codes = scales(gpu, shape)?;
+    let (shards, width, stride) = (SHARDS as u32, (shape.1 / SHARDS) as u32, shape.1 as u32);
+    let kernel = gpu.runtime.load::<JoinShards<ue8m0>>()?;
+    let graph = Prepared::capture(gpu, || {
+        codes.iter_mut().try_for_each(|Scales { from, to }| {
+            kernel.launch(&gpu.stream, JoinShardsArgs { gathered: from.view(), whole: to.view_mut(), shards, width, stride })
+        })
+    })?;
+    Ok(outputs(graph, codes))
 }
 
 fn outputs(graph: Graph, scales: Vec<Scales>) -> Prepared {

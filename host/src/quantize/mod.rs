@@ -9,6 +9,7 @@ pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_columns;
+mod shards;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{
@@ -20,3 +21,4 @@ pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
+pub use shards::JoinShards;

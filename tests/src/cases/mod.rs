@@ -14,6 +14,7 @@ mod mxfp8_columns;
 mod mxfp8_fused;
 mod nvfp4;
 mod nvfp4_columns;
+mod shards;
 
 use crate::case::Case;
 
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Case> {
         activation::cases(),
         nvfp4_columns::cases(),
         interleave::cases(),
+        shards::cases(),
         gemm::cases(),
         conformance::cases(),
     ]

@@ -1,7 +1,8 @@
-//! Mutants of the layouts of scales.
+//! Mutants of the layouts of scales and shards.
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::interleave::*;
+use oxtile_kernels::shards::{JoinShards, JoinShardsArgs};
 use oxtile_tile::num::ue8m0;
 
 use super::Job;
@@ -9,8 +10,17 @@ use super::device::{Device, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "interleave_rows", run: interleave_rows, equivalents: &[] },
+    Job { name: "join_shards", run: join_shards, equivalents: &[] },
     Job { name: "interleave_columns", run: interleave_columns, equivalents: &[] },
 ];
+
+/// Three shards of two rows, padded.
+fn join_shards(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (gathered, mut whole) = (device.upload::<ue8m0>("gathered", &words(24)), device.upload("whole", &[0; 32]));
+    let (shards, width, stride) = (3, 16, 64);
+    device.launch::<JoinShards<ue8m0>>(JoinShardsArgs { gathered: gathered.view(), whole: whole.view_mut(), shards, width, stride })?;
+    Ok(device.download(&whole))
+}
 
 /// There and back, one tile and parts of others.
 fn interleave_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
