@@ -101,6 +101,33 @@ def nvfp4_cast(x, amax):
     return pairs[..., 0] | pairs[..., 1] << 4, scales
 
 
+def nvfp4_cast_columns(x, amax):
+    """The cast of the transpose."""
+    return nvfp4_cast(x.t().contiguous(), amax)
+
+
+def nvfp4_cast_both(x, amax):
+    return *nvfp4_cast(x, amax), *nvfp4_cast_columns(x, amax)
+
+
+def nvfp4_hadamard(x):
+    """The random Hadamard transform of the transpose, in float32, by the kernel's butterfly."""
+    negative = 0xD7E8 >> torch.arange(16, device=x.device) & 1
+    y = x.t().reshape(-1, 16).float() * (1 - 2 * negative)
+    for distance in (1, 2, 4, 8):
+        a, b = y.view(-1, 8 // distance, 2, distance).unbind(2)
+        y = torch.stack([a + b, a - b], dim=2).view(-1, 16)
+    return (y * 0.25).view(x.shape[1], x.shape[0])
+
+
+def nvfp4_cast_hadamard(x, amax):
+    return nvfp4_cast(nvfp4_hadamard(x), amax)
+
+
+def nvfp4_dequantize_columns(data, scales, amax):
+    return nvfp4_dequantize(data, scales, amax).t().contiguous()
+
+
 def nvfp4_dequantize(data, scales, amax):
     """The inverse, rounded to bf16."""
     rows, pairs = data.shape
@@ -329,27 +356,48 @@ class Mxfp8DequantizeColumnsCompiled(Mxfp8DequantizeCompiled):
 
 class Nvfp4CastCompiled:
     title = "torch.compile, same formula"
+    cast, transform = staticmethod(nvfp4_cast), staticmethod(lambda x: x)
+    names = ("data", "scales")
 
     def __init__(self, pattern, dimensions, sets):
-        compiled = compile(nvfp4_cast)
+        compiled = compile(self.cast)
         inputs = [fill(pattern, set, dimensions) for set in range(sets)]
-        self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
+        amaxes = [amax(self.transform(x)).float() for x in inputs]
+        self.launches = [lambda x=x, amax=amax: compiled(x, amax) for x, amax in zip(inputs, amaxes)]
 
     def outputs(self, first):
-        return {"data": first[0], "scales": first[1]}
+        return dict(zip(self.names, first))
+
+
+class Nvfp4CastColumnsCompiled(Nvfp4CastCompiled):
+    cast = staticmethod(nvfp4_cast_columns)
+
+
+class Nvfp4CastHadamardCompiled(Nvfp4CastCompiled):
+    cast, transform = staticmethod(nvfp4_cast_hadamard), staticmethod(nvfp4_hadamard)
+
+
+class Nvfp4CastBothCompiled(Nvfp4CastCompiled):
+    cast = staticmethod(nvfp4_cast_both)
+    names = ("row_data", "row_scales", "column_data", "column_scales")
 
 
 class Nvfp4DequantizeCompiled:
     title = "torch.compile, same formula"
+    cast, dequantize = staticmethod(nvfp4_cast), staticmethod(nvfp4_dequantize)
 
     def __init__(self, pattern, dimensions, sets):
-        compiled = compile(nvfp4_dequantize)
+        compiled = compile(self.dequantize)
         inputs = [fill(pattern, set, dimensions) for set in range(sets)]
-        casts = [(*nvfp4_cast(x, amax(x).float()), amax(x).float()) for x in inputs]
+        casts = [(*self.cast(x, amax(x).float()), amax(x).float()) for x in inputs]
         self.launches = [lambda cast=cast: compiled(*cast) for cast in casts]
 
     def outputs(self, first):
         return {"wide": first}
+
+
+class Nvfp4DequantizeColumnsCompiled(Nvfp4DequantizeCompiled):
+    cast, dequantize = staticmethod(nvfp4_cast_columns), staticmethod(nvfp4_dequantize_columns)
 
 
 class Fp8CurrentScalingCompiled:
@@ -493,7 +541,11 @@ PEERS = {
     "mxfp8_dequantize_compiled": Mxfp8DequantizeCompiled,
     "mxfp8_dequantize_columns_compiled": Mxfp8DequantizeColumnsCompiled,
     "nvfp4_cast_compiled": Nvfp4CastCompiled,
+    "nvfp4_cast_columns_compiled": Nvfp4CastColumnsCompiled,
+    "nvfp4_cast_hadamard_compiled": Nvfp4CastHadamardCompiled,
+    "nvfp4_cast_both_compiled": Nvfp4CastBothCompiled,
     "nvfp4_dequantize_compiled": Nvfp4DequantizeCompiled,
+    "nvfp4_dequantize_columns_compiled": Nvfp4DequantizeColumnsCompiled,
     "gemm_nt": Gemm,
     "gemm_nn": GemmNn,
     "gemm_tn": GemmTn,

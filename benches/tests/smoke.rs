@@ -29,7 +29,7 @@ fn every_benchmark_runs() {
     }
     assert!(render::markdown(&document).contains("| mxfp8_cast_rows e4m3 | 64x256 bf16 |"));
     assert!(render::markdown(&document).contains("| mxfp8_dequantize_columns e4m3 | 32x96 bf16 |"));
-    assert!(render::markdown(&document).contains("| nvfp4_dequantize_rows | 3x96 bf16 |"));
+    assert!(render::markdown(&document).contains("| nvfp4_dequantize_rows | 16x96 bf16 |"));
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! The rowwise cast to NVFP4 with a given amax, and back.
+//! NVFP4 with given amaxes: the cast along rows, along columns and along both in one pass, after the Hadamard transform, by
+//! chance, and back.
+
+use std::marker::PhantomData;
 
 use anyhow::Result;
 use oxtile::runtime::Buffer;
 use oxtile_kernels::amax::{Amax, AmaxArgs};
-use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::*;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3};
 
 use super::copy::ceiling;
@@ -15,31 +18,31 @@ pub const FAMILY: &str = "nvfp4";
 /// Rows, columns and buffer sets.
 type Shape = (u64, u64, usize);
 
-/// Both directions at a large and a small shape.
+/// What is measured: its name, how many casts it writes or reads beside the wide tensor, the peer, and what captures it.
+type Measured = (&'static str, u64, &'static [&'static str], fn(&Gpu, Shape) -> Result<Prepared>);
+
+const MEASURED: [Measured; 8] = [
+    ("nvfp4_cast_rows", 1, &["nvfp4_cast_compiled"], prepare_cast),
+    ("nvfp4_cast_rows_stochastic stochastic8", 1, &[], prepare_stochastic),
+    ("nvfp4_cast_columns", 1, &["nvfp4_cast_columns_compiled"], prepare_columns::<false>),
+    ("nvfp4_cast_columns hadamard", 1, &["nvfp4_cast_hadamard_compiled"], prepare_columns::<true>),
+    ("nvfp4_hadamard_amax", 0, &[], prepare_hadamard_amax),
+    ("nvfp4_cast_both", 2, &["nvfp4_cast_both_compiled"], prepare_both),
+    ("nvfp4_dequantize_rows", 1, &["nvfp4_dequantize_compiled"], prepare_dequantize),
+    ("nvfp4_dequantize_columns", 1, &["nvfp4_dequantize_columns_compiled"], prepare_dequantize_columns),
+];
+
+/// All at a large and a small shape.
 pub fn benches(size: Size) -> Vec<Bench> {
-    let shapes: [Shape; 2] = size.pick([(16384, 8192, 4), (4096, 4096, 12)], [(64, 256, 2), (3, 96, 3)]);
-    shapes.into_iter().flat_map(|shape| [cast(size, shape), dequantize(size, shape)]).collect()
+    let shapes: [Shape; 2] = size.pick([(16384, 8192, 4), (4096, 4096, 12)], [(64, 256, 2), (16, 96, 3)]);
+    shapes.into_iter().flat_map(|shape| MEASURED.map(|measured| bench(size, shape, measured))).collect()
 }
 
-fn cast(size: Size, shape: Shape) -> Bench {
-    bench(size, shape, "nvfp4_cast_rows", &["nvfp4_cast_compiled"], prepare_cast)
-}
-
-fn dequantize(size: Size, shape: Shape) -> Bench {
-    bench(size, shape, "nvfp4_dequantize_rows", &["nvfp4_dequantize_compiled"], prepare_dequantize)
-}
-
-fn bench(
-    size: Size,
-    shape: Shape,
-    kernel: &'static str,
-    peers: &'static [&'static str],
-    prepare: fn(&Gpu, Shape) -> Result<Prepared>,
-) -> Bench {
+fn bench(size: Size, shape: Shape, (kernel, casts, peers, prepare): Measured) -> Bench {
     let (rows, columns, sets) = shape;
     let elements = rows * columns;
-    // A bf16, half a byte of code and its part of a scale an element, in either direction.
-    let bytes = 2 * elements + elements / 2 + elements / BLOCK;
+    // A bf16 an element, and for each cast half a byte of code and its part of a scale.
+    let bytes = 2 * elements + casts * (elements / 2 + elements / BLOCK);
     Bench {
         family: FAMILY,
         kernel,
@@ -83,16 +86,137 @@ fn cast_all(gpu: &Gpu, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()> {
     })
 }
 
+/// The codes and scales of a cast.
+fn outputs(
+    names: [&'static str; 2],
+    data: &Buffer<e2m1x2>,
+    scales: &Buffer<e4m3>,
+    stream: &oxtile::runtime::Stream,
+) -> Result<[Output; 2]> {
+    let (data, scales) = (data.to_vec(stream)?, scales.to_vec(stream)?);
+    Ok([
+        Output { name: names[0], bytes: data.iter().map(|pair| pair.to_bits()).collect() },
+        Output { name: names[1], bytes: scales.iter().map(|code| code.to_bits()).collect() },
+    ])
+}
+
+fn prepare_stochastic(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let mut tensors = tensors(gpu, shape)?;
+    let kernel = gpu.runtime.load::<Nvfp4CastRowsStochastic<bf16, Stochastic8>>()?;
+    let offset = Buffer::from_slice(&gpu.stream, &[7_u64])?;
+    let graph = Prepared::capture(gpu, || {
+        tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
+            let (data, scales, offset) = (data.view_mut(), scales.view_mut(), offset.view());
+            let args =
+                Nvfp4CastRowsStochasticArgs { input: wide.view(), amax: amax.view(), data, scales, seed: 5, offset, marker: PhantomData };
+            kernel.launch(&gpu.stream, args)
+        })
+    })?;
+    Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
+}
+
+fn hadamard_amaxes(gpu: &Gpu, (rows, columns, _): Shape, tensors: &mut [Tensor], before: &mut Buffer<f32>) -> oxtile::runtime::Result<()> {
+    let kernel = gpu.runtime.load::<Nvfp4HadamardAmax>()?;
+    tensors.iter_mut().try_for_each(|Tensor { wide, amax, .. }| {
+        let (amax, transformed_amax) = (before.view_mut(), amax.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4HadamardAmaxArgs { input: wide.view(), amax, transformed_amax, rows, columns })
+    })
+}
+
+fn prepare_hadamard_amax(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (mut tensors, mut before) = (tensors(gpu, shape)?, Buffer::zeros(&gpu.stream, 1)?);
+    let graph = Prepared::capture(gpu, || hadamard_amaxes(gpu, shape, &mut tensors, &mut before))?;
+    Ok(Prepared::new(graph, move |stream| {
+        let amax = tensors[0].amax.to_vec(stream)?;
+        Ok(vec![Output { name: "amax", bytes: amax.iter().flat_map(|value| value.to_le_bytes()).collect() }])
+    }))
+}
+
+fn columns_all<const HADAMARD: bool>(
+    gpu: &Gpu,
+    (rows, columns, _): Shape,
+    tensors: &mut [Tensor],
+    offset: &Buffer<u64>,
+) -> oxtile::runtime::Result<()>
+where
+    Nvfp4CastColumns<bf16, Nearest, HADAMARD>:
+        for<'a> oxtile_tile::launch::Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, bf16, Nearest, HADAMARD>>,
+{
+    let kernel = gpu.runtime.load::<Nvfp4CastColumns<bf16, Nearest, HADAMARD>>()?;
+    tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
+        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
+        let (offset, marker) = (offset.view(), PhantomData);
+        kernel.launch(&gpu.stream, Nvfp4CastColumnsArgs { input, amax, data, scales, seed: 0, offset, rows, columns, marker })
+    })
+}
+
+fn prepare_columns<const HADAMARD: bool>(gpu: &Gpu, shape: Shape) -> Result<Prepared>
+where
+    Nvfp4CastColumns<bf16, Nearest, HADAMARD>:
+        for<'a> oxtile_tile::launch::Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, bf16, Nearest, HADAMARD>>,
+{
+    let (mut tensors, offset) = (tensors(gpu, shape)?, Buffer::uninitialised(&gpu.stream, 0)?);
+    if HADAMARD {
+        let mut before = Buffer::zeros(&gpu.stream, 1)?;
+        tensors.iter_mut().try_for_each(|tensor| tensor.amax.fill_zero(&gpu.stream))?;
+        hadamard_amaxes(gpu, shape, &mut tensors, &mut before)?;
+    }
+    let graph = Prepared::capture(gpu, || columns_all::<HADAMARD>(gpu, shape, &mut tensors, &offset))?;
+    Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
+}
+
+fn prepare_both(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let (mut by_rows, mut by_columns) = (tensors(gpu, shape)?, tensors(gpu, (rows, columns, shape.2))?);
+    let offset = Buffer::<u64>::uninitialised(&gpu.stream, 0)?;
+    let kernel = gpu.runtime.load::<Nvfp4CastBoth<bf16, Nearest, false>>()?;
+    let graph = Prepared::capture(gpu, || {
+        by_rows.iter_mut().zip(&mut by_columns).try_for_each(|(row, column)| {
+            let args = Nvfp4CastBothArgs {
+                input: row.wide.view(),
+                row_amax: row.amax.view(),
+                column_amax: row.amax.view(),
+                row_data: row.data.view_mut(),
+                row_scales: row.scales.view_mut(),
+                column_data: column.data.view_mut(),
+                column_scales: column.scales.view_mut(),
+                seed: 0,
+                offset: offset.view(),
+                rows,
+                columns,
+                marker: PhantomData,
+            };
+            kernel.launch(&gpu.stream, args)
+        })
+    })?;
+    Ok(Prepared::new(graph, move |stream| {
+        let rows = outputs(["row_data", "row_scales"], &by_rows[0].data, &by_rows[0].scales, stream)?;
+        let columns = outputs(["column_data", "column_scales"], &by_columns[0].data, &by_columns[0].scales, stream)?;
+        Ok(rows.into_iter().chain(columns).collect())
+    }))
+}
+
+fn prepare_dequantize_columns(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (mut tensors, offset) = (tensors(gpu, shape)?, Buffer::uninitialised(&gpu.stream, 0)?);
+    columns_all::<false>(gpu, shape, &mut tensors, &offset)?;
+    let kernel = gpu.runtime.load::<Nvfp4DequantizeColumns<bf16>>()?;
+    let graph = Prepared::capture(gpu, || {
+        tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
+            let (data, scales, amax, output) = (data.view(), scales.view(), amax.view(), wide.view_mut());
+            let (rows, columns, _) = shape;
+            kernel.launch(&gpu.stream, Nvfp4DequantizeColumnsArgs { data, scales, amax, output, rows, columns })
+        })
+    })?;
+    Ok(Prepared::new(graph, move |stream| {
+        let wide: Vec<half::bf16> = tensors[0].wide.to_vec_as(stream)?;
+        Ok(vec![Output { name: "wide", bytes: wide.iter().flat_map(|value| value.to_le_bytes()).collect() }])
+    }))
+}
+
 fn prepare_cast(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let mut tensors = tensors(gpu, shape)?;
     let graph = Prepared::capture(gpu, || cast_all(gpu, &mut tensors))?;
-    Ok(Prepared::new(graph, move |stream| {
-        let (data, scales) = (tensors[0].data.to_vec(stream)?, tensors[0].scales.to_vec(stream)?);
-        Ok(vec![
-            Output { name: "data", bytes: data.iter().map(|pair| pair.to_bits()).collect() },
-            Output { name: "scales", bytes: scales.iter().map(|code| code.to_bits()).collect() },
-        ])
-    }))
+    Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
 }
 
 fn prepare_dequantize(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
