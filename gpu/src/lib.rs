@@ -31,6 +31,8 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_CAST_SQUARES,
     fp8::FP8_DEQUANTIZE,
     fp8::FP8_DEQUANTIZE_BLOCKS,
+    fp8::FP8_PARTIAL_AMAX,
+    fp8::FP8_PARTIAL_CAST,
     fp8::FP8_TRANSPOSE,
     fp8::FP8_UPDATE_SCALES,
     gemm::GEMM,

@@ -22,6 +22,7 @@ mod cast_transpose;
 mod dequantize;
 mod dequantize_blocks;
 mod run;
+mod shard;
 mod stage;
 mod tile;
 mod transpose;
@@ -34,6 +35,8 @@ pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeA
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
 pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
 pub use dequantize_blocks::{FP8_DEQUANTIZE_BLOCKS, Fp8DequantizeBlocks, Fp8DequantizeBlocksArgs};
+pub use shard::{FP8_PARTIAL_AMAX, Fp8PartialAmax, Fp8PartialAmaxArgs};
+pub use shard::{FP8_PARTIAL_CAST, Fp8PartialCast, Fp8PartialCastArgs};
 pub use tile::SIDE;
 pub use transpose::{FP8_TRANSPOSE, Fp8Transpose, Fp8TransposeArgs};
 pub use update_scales::{FP8_UPDATE_SCALES, Fp8UpdateScales, Fp8UpdateScalesArgs};

@@ -14,7 +14,7 @@ mod shards;
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{
     AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, ScaleBlock,
-    ScaleOptions,
+    ScaleOptions, Shard, ShardCasts,
 };
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};

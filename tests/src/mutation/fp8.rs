@@ -16,6 +16,8 @@ pub const JOBS: &[Job] = &[
     Job { name: "fp8_cast_squares", run: fp8_cast_squares, equivalents: &[] },
     Job { name: "fp8_cast_row_blocks", run: fp8_cast_row_blocks, equivalents: &[] },
     Job { name: "fp8_dequantize_blocks", run: fp8_dequantize_blocks, equivalents: &[] },
+    Job { name: "fp8_partial_amax", run: fp8_partial_amax, equivalents: &[] },
+    Job { name: "fp8_partial_cast", run: fp8_partial_cast, equivalents: &[] },
     Job { name: "fp8_update_scales", run: fp8_update_scales, equivalents: &[] },
     Job { name: "fp8_dequantize", run: fp8_dequantize, equivalents: &[] },
 ];
@@ -140,6 +142,31 @@ fn fp8_dequantize_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
         block_stride: 1,
     })?;
     Ok(device.download(&output))
+}
+
+/// From the middle of a row to the middle of another of 160 rows of 144.
+fn fp8_partial_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (shard, mut amaxes) = (device.upload::<bf16>("shard", &words(8000)), device.upload("amaxes", &[0; 4]));
+    let (start, rows, columns) = (1001, 160, 144);
+    device.launch::<Fp8PartialAmax<bf16>>(Fp8PartialAmaxArgs { shard: shard.view(), amaxes: amaxes.view_mut(), start, rows, columns })?;
+    Ok(device.download(&amaxes))
+}
+
+fn fp8_partial_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (shard, amaxes) = (device.upload::<bf16>("shard", &words(8000)), device.upload("amaxes", &words(4)));
+    let (mut data, mut scale_inverses) = (device.upload("data", &[0; 4000]), device.upload("scale_inverses", &[0; 8]));
+    device.launch::<Fp8PartialCast<bf16, e4m3>>(Fp8PartialCastArgs {
+        shard: shard.view(),
+        amaxes: amaxes.view(),
+        data: data.view_mut(),
+        scale_inverses: scale_inverses.view_mut(),
+        start: 1001,
+        rows: 160,
+        columns: 144,
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&scale_inverses)].concat())
 }
 
 /// Histories of 70 steps, so that a warp meets rows that another one rolls, of 3 tensors.

@@ -8,14 +8,17 @@
 //! | [`CurrentScaling`] | one a tensor | the tensor's amax, by a pass over it before the cast; the transpose too |
 //! | [`DelayedScaling`] | one a tensor | amaxes of earlier steps; the cast records the step's in its one pass |
 //! | [`BlockScaling`] | one for 128 neighbours of a row, or for a 128x128 square | their amax, in one pass; the transpose too |
+//! | [`ShardCasts`] | one for a 128x128 square | the amaxes of all ranks, each of which holds a shard |
 
 mod block;
 mod current;
 mod delayed;
+mod shard;
 
 pub use block::{BlockScaling, Fp8BlockTensor, ScaleBlock, scale_count};
 pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
+pub use shard::{Shard, ShardCasts};
 
 use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::*;
@@ -46,6 +49,10 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
     type CastSquares: for<'a> Kernel<Args<'a> = Fp8CastSquaresArgs<'a, Self, Q>>;
     /// The inverse of both.
     type DequantizeBlocks: for<'a> Kernel<Args<'a> = Fp8DequantizeBlocksArgs<'a, Q, Self>>;
+    /// The amaxes of squares in a shard.
+    type PartialAmax: for<'a> Kernel<Args<'a> = Fp8PartialAmaxArgs<'a, Self>>;
+    /// The cast of a shard.
+    type PartialCast: for<'a> Kernel<Args<'a> = Fp8PartialCastArgs<'a, Self, Q>>;
     /// The inverse of the casts with one scale.
     type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
 }
@@ -62,6 +69,8 @@ macro_rules! numbers {
             type CastRowBlocks = Fp8CastRowBlocks<$t, $q>;
             type CastSquares = Fp8CastSquares<$t, $q>;
             type DequantizeBlocks = Fp8DequantizeBlocks<$q, $t>;
+            type PartialAmax = Fp8PartialAmax<$t>;
+            type PartialCast = Fp8PartialCast<$t, $q>;
             type Dequantize = Fp8Dequantize<$q, $t>;
         }
     )* };

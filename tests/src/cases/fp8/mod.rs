@@ -1,6 +1,7 @@
 //! FP8.
 
 mod blocks;
+mod shard;
 mod tensor;
 mod transpose;
 mod update_scales;
@@ -8,5 +9,5 @@ mod update_scales;
 use crate::case::Case;
 
 pub fn cases() -> Vec<Case> {
-    [tensor::cases(), blocks::cases(), transpose::cases(), update_scales::cases()].into_iter().flatten().collect()
+    [tensor::cases(), blocks::cases(), shard::cases(), transpose::cases(), update_scales::cases()].into_iter().flatten().collect()
 }

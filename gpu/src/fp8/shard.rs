@@ -1,0 +1,162 @@
+//! The cast to FP8 with one scale for each 128x128 square of a matrix of which a rank holds a shard: a run of its elements, from any
+//! to any. First the amax of what it holds of each square; then, when the ranks have agreed on the maxima, the cast of the shard.
+//!
+//! Rules: TransformerEngine `common/recipe/fp8_block_scaling.cu`, but for what is written: the codes of the shard and nothing else.
+//!
+//! Floor: 2 (bf16) bytes an element of the shard for the amaxes, 2 + 1 for the cast. A CUDA block takes one square; a warp takes rows of
+//! it, and a lane every 32nd column, since a shard may start and rows may lie at any address.
+//!
+//! | barrier | between |
+//! |---|---|
+//! | of `block::max_u32` (amaxes) | the warps' maxima are written, and read |
+
+use oxtile_tile::block::ReduceStorage;
+use oxtile_tile::num::{e4m3, e5m2};
+use oxtile_tile::prelude::*;
+
+use super::tile::{SIDE, Tile, WARPS};
+use super::*;
+use crate::magnitude::Magnitude;
+
+/// Elements of a lane in a row of a square.
+const COLUMNS: usize = SIDE as usize / warp::LANES as usize;
+/// CUDA blocks a multiprocessor.
+const RESIDENT: u32 = 4;
+
+/// Where the warps' maxima meet.
+#[derive(SharedStorage)]
+struct Shared {
+    reduce: ReduceStorage,
+}
+
+/// `amaxes[i, j]`, `[ceil(rows / 128), ceil(columns / 128)]`, is the largest magnitude of square `i, j` of a matrix `[rows, columns]` among
+/// the elements of `shard`, which are the matrix's from element `start` on; 0 where it has none.
+#[kernel(threads = THREADS, grid = amax_grid, shared = Shared, min_blocks = RESIDENT)]
+#[instances(T = [bf16, f16, f32])]
+pub fn fp8_partial_amax<T: Magnitude>(shard: Global<T>, amaxes: GlobalMut<f32>, start: u64, rows: u64, columns: u64) {
+    let square = Square::of_block(rows, columns, start, shard.len());
+    let mut running = 0;
+    square.for_each_row(|row| {
+        let words: [u32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.load(row.element(i)).to_word() } else { 0 });
+        running = words.into_iter().fold(running, T::raise);
+    });
+    let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
+    if thread::index() == 0 {
+        amaxes.store(square.index(), f32::from_bits(largest));
+    }
+}
+
+fn amax_grid<T: Magnitude>(args: &Fp8PartialAmaxArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    grid::<T>([args.rows, args.columns], args.start, args.shard.len(), args.amaxes.len())
+}
+
+/// Casts `shard` to `data`, element by element, by the scales that follow from `amaxes`, those of the whole matrix; stores the inverses of all
+/// scales as [`fp8_cast_squares`](fn@super::fp8_cast_squares) does.
+#[kernel(threads = THREADS, grid = cast_grid, min_blocks = RESIDENT)]
+#[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
+#[allow(clippy::too_many_arguments)]
+pub fn fp8_partial_cast<T: Magnitude, Q: Fp8>(
+    shard: Global<T>,
+    amaxes: Global<f32>,
+    data: GlobalMut<Q>,
+    scale_inverses: GlobalMut<f32>,
+    start: u64,
+    rows: u64,
+    columns: u64,
+    epsilon: f32,
+    power_of_two: u32,
+) {
+    let square = Square::of_block(rows, columns, start, shard.len());
+    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
+    let scale = rule.scale::<Q>(amaxes.load(square.index()));
+    square.for_each_row(|row| {
+        let values: [f32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.load(row.element(i)).to_f32() } else { 0.0 });
+        for (i, value) in values.iter().enumerate() {
+            if row.has(i) {
+                data.store(row.element(i), Q::from_f32(value * scale));
+            }
+        }
+    });
+    if thread::index() == 0 {
+        let [row, column] = square.place;
+        scale_inverses.store(row * row_of_scales(columns.div_ceil(SIDE)) + column, 1.0 / scale);
+    }
+}
+
+fn cast_grid<T: Magnitude, Q: Fp8>(args: &Fp8PartialCastArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let scales = args.rows.div_ceil(SIDE) * row_of_scales(args.columns.div_ceil(SIDE));
+    LaunchError::check_length("data", args.shard.len(), args.data.len())?;
+    LaunchError::check_length("scale_inverses", scales, args.scale_inverses.len())?;
+    grid::<T>([args.rows, args.columns], args.start, args.shard.len(), args.amaxes.len())
+}
+
+/// One CUDA block a square, whatever the shard has of it.
+fn grid<T: Element>([rows, columns]: [u64; 2], start: u64, length: u64, amaxes: u64) -> Result<Grid, LaunchError> {
+    let elements = rows.saturating_mul(columns);
+    LaunchError::check_length("amaxes", rows.div_ceil(SIDE) * columns.div_ceil(SIDE), amaxes)?;
+    LaunchError::check_limit("start", start, elements)?;
+    LaunchError::check_limit("shard", length, elements - start)?;
+    if elements == 0 { Ok(Grid::x(0)) } else { Tile::<T>::grid("rows", elements, rows, columns) }
+}
+
+/// A square of a matrix, and the run of the matrix's elements that the shard holds.
+struct Square {
+    /// Which one, in squares.
+    place: [u64; 2],
+    rows: u64,
+    columns: u64,
+    start: u64,
+    end: u64,
+}
+
+impl Square {
+    #[inline(always)]
+    fn of_block(rows: u64, columns: u64, start: u64, length: u64) -> Self {
+        let [x, y, z] = block::index();
+        let row = u64::from(z) * u64::from(block::count()[1]) + u64::from(y);
+        Self { place: [row, u64::from(x)], rows, columns, start, end: start + length }
+    }
+
+    /// Where its amax is.
+    #[inline(always)]
+    fn index(&self) -> u64 {
+        self.place[0] * self.columns.div_ceil(SIDE) + self.place[1]
+    }
+
+    /// Calls `body` for each of the warp's rows.
+    #[inline(always)]
+    fn for_each_row(&self, mut body: impl FnMut(Row)) {
+        let columns = [self.place[1] * SIDE, self.columns.min((self.place[1] + 1) * SIDE)];
+        let rows_end = self.rows.min((self.place[0] + 1) * SIDE);
+        let mut row = self.place[0] * SIDE + u64::from(thread::warp());
+        while row < rows_end {
+            let [first, end] = columns.map(|column| row * self.columns + column);
+            body(Row { first: first + u64::from(thread::lane()), from: first.max(self.start), to: end.min(self.end), start: self.start });
+            row += u64::from(WARPS);
+        }
+    }
+}
+
+/// A row of a square: elements `from..to` of the matrix are in the shard, of which the lane has every 32nd.
+#[derive(Clone, Copy)]
+struct Row {
+    first: u64,
+    from: u64,
+    to: u64,
+    start: u64,
+}
+
+impl Row {
+    /// Whether the shard has the lane's element number `i`.
+    #[inline(always)]
+    fn has(self, i: usize) -> bool {
+        let element = self.first + i as u64 * u64::from(warp::LANES);
+        element >= self.from && element < self.to
+    }
+
+    /// The lane's element number `i`, counted from the shard's first.
+    #[inline(always)]
+    fn element(self, i: usize) -> u64 {
+        self.first + i as u64 * u64::from(warp::LANES) - self.start
+    }
+}

@@ -1,0 +1,89 @@
+//! One scale for a 128x128 square of a matrix of which each rank holds a shard.
+
+use std::fmt;
+
+use oxtile_kernels::fp8::{Fp8PartialAmaxArgs, Fp8PartialCastArgs, SIDE};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Fp8, e4m3};
+
+use super::{Fp8Number, ScaleBlock, ScaleOptions, scale_count};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+/// Where a shard is in its matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shard {
+    /// Rows and columns of the matrix.
+    pub shape: [u64; 2],
+    /// The matrix's element, row by row, that is the shard's first.
+    pub start: u64,
+}
+
+/// The casts of shards of master weights: a run of a matrix's elements, from any to any, or none.
+///
+/// Each rank calls [`amaxes`](Self::amaxes), all take the maximum of the results, and each calls [`cast`](Self::cast), which
+/// writes the codes of its own shard alone. Together they are what [`BlockScaling`](super::BlockScaling) makes of the
+/// whole matrix in squares.
+pub struct ShardCasts<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
+    amaxes: Loaded<T::PartialAmax>,
+    cast: Loaded<T::PartialCast>,
+    options: ScaleOptions,
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
+        Ok(Self { amaxes: runtime.load()?, cast: runtime.load()?, options })
+    }
+
+    /// The largest magnitude of each square in the shard, `[ceil(rows / 128), ceil(columns / 128)]`; 0 for a square of which it has
+    /// nothing. An empty shard takes part: its amaxes are 0.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if the shard reaches beyond the matrix.
+    pub fn amaxes(&self, stream: &Stream, values: DeviceView<'_, T>, shard: Shard) -> Result<Buffer<f32>> {
+        let Shard { shape: [rows, columns], start } = shard;
+        let mut amaxes = Buffer::uninitialised(stream, numel(&[rows.div_ceil(SIDE), columns.div_ceil(SIDE)])?)?;
+        self.amaxes.launch(stream, Fp8PartialAmaxArgs { shard: values, amaxes: amaxes.view_mut(), start, rows, columns })?;
+        Ok(amaxes)
+    }
+
+    /// Casts the shard to `data`, of the same length: the rank's part of the whole matrix's codes. Returns the inverses of all the
+    /// matrix's scales, laid out as [`ScaleBlock::Square`] says. `amaxes` are those of the whole matrix.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if a length does not match or the shard reaches beyond the matrix.
+    pub fn cast(
+        &self,
+        stream: &Stream,
+        values: DeviceView<'_, T>,
+        shard: Shard,
+        amaxes: DeviceView<'_, f32>,
+        data: DeviceViewMut<'_, Q>,
+    ) -> Result<Buffer<f32>> {
+        let (Shard { shape, start }, ScaleOptions { epsilon, power_of_two }) = (shard, self.options);
+        let mut inverses = Buffer::zeros(stream, scale_count(shape, ScaleBlock::Square)?)?;
+        let args = Fp8PartialCastArgs {
+            shard: values,
+            amaxes,
+            data,
+            scale_inverses: inverses.view_mut(),
+            start,
+            rows: shape[0],
+            columns: shape[1],
+            epsilon,
+            power_of_two: u32::from(power_of_two),
+        };
+        self.cast.launch(stream, args)?;
+        Ok(inverses)
+    }
+}
+
+impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for ShardCasts<T, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShardCasts").field("options", &self.options).finish_non_exhaustive()
+    }
+}

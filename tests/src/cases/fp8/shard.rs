@@ -1,0 +1,76 @@
+//! Shards of a matrix, cast rank by rank: together the cast of the whole, and nothing written outside a shard.
+
+use oxtile::quantize::fp8::Fp8Number;
+use oxtile::quantize::{ScaleOptions, Shard, ShardCasts};
+use oxtile::{Buffer, Runtime};
+use oxtile_tests::inputs::Scenario;
+use oxtile_tests::oracle::fp8::{BLOCK, Rule, quantize};
+use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
+
+use super::super::element::TestElement;
+use super::super::mxfp8::TestFp8;
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// Rows, columns and ranks: shards end in rows, in squares and beyond the matrix; more ranks than elements leave some with nothing.
+const SIZES: [([usize; 2], usize); 7] =
+    [([130, 136], 2), ([37, 201], 3), ([129, 260], 4), ([5, 1], 8), ([1, 300], 1), ([0, 64], 2), ([4, 0], 3)];
+const LARGE: ([usize; 2], usize) = ([993, 512], 8);
+
+/// What stands where nobody writes.
+const GUARD: u8 = 0xa5;
+
+pub fn cases() -> Vec<Case> {
+    macro_rules! instances {
+        ($($t:ty, $q:ty;)*) => { [$(of_types::<$t, $q>()),*] };
+    }
+    instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect()
+}
+
+fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
+    let name = format!("{}::{}", T::DTYPE.name(), Q::NAME);
+    let sizes = SIZES.map(|s| (s, Size::Small)).into_iter().chain([(LARGE, Size::Large)]);
+    let shapes = sizes.map(|((shape, ranks), size)| {
+        let title = format!("fp8::shards::{name}::{}x{} of {ranks}", shape[0], shape[1]);
+        Case::new(title, size, move |r: &Runtime| shards::<T, Q>(r, Scenario::Normal, shape, ranks))
+    });
+    let scenarios = [Scenario::Exponents, Scenario::Nans, Scenario::Infinities, Scenario::Subnormals].map(|scenario| {
+        Case::new(format!("fp8::shards::{name}::{scenario:?}"), Size::Small, move |r: &Runtime| shards::<T, Q>(r, scenario, [17, 150], 3))
+    });
+    shapes.chain(scenarios).collect()
+}
+
+fn shards<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario: Scenario, shape: [usize; 2], ranks: usize) -> Outcome {
+    let stream = stream(r)?;
+    let values = scenario.generate(T::DTYPE, shape[0] * shape[1], 3);
+    let rule = Rule { epsilon: 0.0, power_of_two: false, largest: T::DTYPE.largest() };
+    let expected = quantize(&values, shape, [BLOCK, BLOCK], Q::FORMAT, rule);
+    let input = T::upload(&stream, &values)?;
+    let casts = text(ShardCasts::<T, Q>::new(r, ScaleOptions::default()))?;
+    let bounds: Vec<u64> = (0..=ranks).map(|rank| (values.len() * rank / ranks) as u64).collect();
+    let shard = |rank: usize| Shard { shape: shape.map(|side| side as u64), start: bounds[rank] };
+    let mut agreed = vec![0_f32; expected.inverses.len()];
+    for rank in 0..ranks {
+        let amaxes = text(casts.amaxes(&stream, input.view().slice(bounds[rank], bounds[rank + 1]), shard(rank)))?;
+        agreed.iter_mut().zip(text(amaxes.to_vec(&stream))?).for_each(|(largest, amax)| *largest = largest.max(amax));
+    }
+    let agreed = text(Buffer::from_slice(&stream, &agreed))?;
+    for rank in 0..ranks {
+        // The whole matrix, of which the kernel is lent the shard.
+        let mut codes = text(Buffer::from_slice(&stream, &vec![Q::of_code(GUARD); values.len()]))?;
+        let (start, end) = (bounds[rank], bounds[rank + 1]);
+        let mut whole = codes.view_mut();
+        let data = whole.slice_mut(start, end);
+        let inverses = text(casts.cast(&stream, input.view().slice(start, end), shard(rank), agreed.view(), data))?;
+        let mut guarded = vec![GUARD; values.len()];
+        guarded[start as usize..end as usize].copy_from_slice(&expected.data[start as usize..end as usize]);
+        let found: Vec<u8> = text(codes.to_vec(&stream))?.into_iter().map(Q::code).collect();
+        equal(&format!("codes of rank {rank}"), &found, &guarded)?;
+        let across = shape[1].div_ceil(BLOCK);
+        let rows: Vec<f32> = text(inverses.to_vec(&stream))?
+            .chunks(across.next_multiple_of(4).max(1))
+            .flat_map(|row| row[..across.min(row.len())].to_vec())
+            .collect();
+        equal("inverses", &rows, &expected.inverses)?;
+    }
+    Ok(())
+}
