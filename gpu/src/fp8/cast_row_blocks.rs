@@ -79,6 +79,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksArgs<'_, T, Q>, _: &DeviceL
 }
 
 /// Casts the lane's rows, each with its neighbours' scale.
+#[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
 fn cast_rows<T: Magnitude, Q: Fp8>(
     tile: &Tile<T>,
@@ -106,6 +107,7 @@ fn cast_rows<T: Magnitude, Q: Fp8>(
 }
 
 /// The scales of the lane's columns in the tile, of which `T` has four or eight. Contains one block barrier.
+#[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
 fn column_scales<T: Magnitude, Q: Fp8>(
     tile: &Tile<T>,
