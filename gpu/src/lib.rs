@@ -56,6 +56,7 @@ pub const KERNELS: &[KernelFamily] = &[
     nvfp4::NVFP4_CAST_ROWS_STOCHASTIC,
     nvfp4::NVFP4_CAST_COLUMNS,
     nvfp4::NVFP4_CAST_BOTH,
+    nvfp4::NVFP4_CAST_SQUARES,
     nvfp4::NVFP4_HADAMARD_AMAX,
     nvfp4::NVFP4_DEQUANTIZE_ROWS,
     nvfp4::NVFP4_DEQUANTIZE_COLUMNS,

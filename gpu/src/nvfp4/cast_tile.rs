@@ -31,6 +31,8 @@ const CHUNKS: u32 = ROW_BYTES / 16;
 const STEPS: usize = (ROWS * CHUNKS / THREADS) as usize;
 /// Blocks of 16 rows.
 const ROW_BLOCKS: u32 = ROWS / BLOCK as u32;
+/// Squares of 16 by 16 elements of a 16-bit type; `f32` has half as many.
+pub(super) const SQUARES: usize = (ROW_BLOCKS * ROW_BYTES / (2 * BLOCK as u32)) as usize;
 /// Words of a row.
 const WORDS: u32 = ROW_BYTES / 4;
 const GRID_LIMIT: u64 = 65_535;
@@ -157,6 +159,35 @@ impl<T: Magnitude> CastTile<T> {
             step: Block { index: u64::from(words) * T::PER_WORD as u64 * a_column, row: 0, word: words },
             left: end.saturating_sub(word).div_ceil(words),
         }
+    }
+
+    /// The square of 16 by 16 elements that a block is in.
+    #[inline(always)]
+    pub fn square_of(&self, block: &Block) -> u32 {
+        let blocks = columns_a_tile::<T>() / BLOCK as u32;
+        block.row / BLOCK as u32 * blocks + block.word / (WORDS / blocks)
+    }
+
+    /// The largest magnitude of the square that this thread and its neighbours share, and for one of them which it is.
+    ///
+    /// All threads call it, after the barrier that follows [`store`](Self::store).
+    #[inline(always)]
+    pub fn square_amax(&self) -> (Option<u32>, f32) {
+        let blocks = columns_a_tile::<T>() / BLOCK as u32;
+        let threads = THREADS / (ROW_BLOCKS * blocks);
+        let (square, part) = (thread::index() / threads, thread::index() % threads);
+        let mut running = 0;
+        for i in 0..BLOCK as u32 / threads {
+            let row = square / blocks * BLOCK as u32 + i * threads + part;
+            let block = Block { index: 0, row, word: square % blocks * (WORDS / blocks) };
+            running = self.row_words(&block).into_iter().fold(running, T::raise);
+        }
+        let mut flip = 1;
+        while flip < threads {
+            running = T::join(running, warp::shuffle_xor(running, flip));
+            flip *= 2;
+        }
+        ((part == 0).then_some(square), T::finish(running))
     }
 
     #[inline(always)]

@@ -50,7 +50,12 @@ impl Multipliers {
     /// The scale of a block whose largest magnitude is `amax`, NaN dropped.
     #[inline(always)]
     pub fn of_block(&self, amax: f32) -> BlockScale {
-        let code = block_scale(amax, self.scale_factor.load(0));
+        self.of_scale(block_scale(amax, self.scale_factor.load(0)), amax)
+    }
+
+    /// A scale that was found before, for a block whose largest magnitude is `amax`.
+    #[inline(always)]
+    pub fn of_scale(&self, code: e4m3, amax: f32) -> BlockScale {
         let scaled = self.scaled.load(u32::from(code.to_bits()));
         BlockScale { code, scaled, is_exact: scaled < f32::MAX || amax == 0.0 }
     }

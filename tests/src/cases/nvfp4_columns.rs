@@ -8,7 +8,7 @@ use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::formats::E2M1;
-use oxtile_tests::oracle::nvfp4::{Quantized, dequantize, hadamard, quantize_by, transpose};
+use oxtile_tests::oracle::nvfp4::{Quantized, dequantize, hadamard, quantize_by, quantize_shared, squares, transpose};
 use oxtile_tests::oracle::nvfp4_stochastic::{Generator, round};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
@@ -58,8 +58,9 @@ pub fn cases() -> Vec<Case> {
     };
     let rows =
         [of_rows::<bf16, Stochastic8>(), of_rows::<bf16, Stochastic16>(), of_rows::<f32, Stochastic8>(), of_rows::<f32, Stochastic16>()];
+    let squares = [squares_of::<bf16>(), squares_of::<f16>(), squares_of::<f32>()];
     let back = [back_of::<bf16>(), back_of::<f16>(), back_of::<f32>()];
-    tiles.into_iter().chain(rows).chain(back).flatten().chain(hadamard_amaxes()).collect()
+    tiles.into_iter().chain(rows).chain(squares).chain(back).flatten().chain(hadamard_amaxes()).collect()
 }
 
 /// A tensor and its amax, or another.
@@ -222,6 +223,46 @@ where
     };
     text(text(r.load::<Nvfp4CastRowsStochastic<T, R>>())?.launch(&stream, args))?;
     output.equals(&stream, "row", &trial.by_rows)
+}
+
+fn squares_of<T: TestElement>() -> Vec<Case>
+where
+    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+{
+    let case = |(name, size, input): (String, Size, Input)| {
+        Case::new(format!("nvfp4::cast_squares::{}::{name}", T::DTYPE.name()), size, move |r| cast_squares::<T>(r, input))
+    };
+    inputs().into_iter().map(case).collect()
+}
+
+/// The columnwise cast is the transpose of the rowwise one but for its packing: both by the oracle.
+fn cast_squares<T: TestElement>(r: &Runtime, input: Input) -> Outcome
+where
+    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+{
+    let stream = stream(r)?;
+    let values = input.scenario.generate(T::DTYPE, input.rows * input.columns, 3);
+    let of_squares = squares(&values, input.columns);
+    let given = input.amax.unwrap_or(amax(&values));
+    let code = |_, x| Nearest::code(false, 0, x);
+    let by_rows = quantize_shared(&values, &of_squares, given, code);
+    let turned = [&values, &of_squares].map(|x| transpose(x, input.columns));
+    let by_columns = quantize_shared(&turned[0], &turned[1], given, code);
+    let (wide, given) = (T::upload(&stream, &values)?, text(Buffer::from_slice(&stream, &[given]))?);
+    let (mut rows, mut columns) = (Output::of(&stream, values.len())?, Output::of(&stream, values.len())?);
+    let args = Nvfp4CastSquaresArgs {
+        input: wide.view(),
+        amax: given.view(),
+        row_data: rows.data.view_mut(),
+        row_scales: rows.scales.view_mut(),
+        column_data: columns.data.view_mut(),
+        column_scales: columns.scales.view_mut(),
+        rows: input.rows as u64,
+        columns: input.columns as u64,
+    };
+    text(text(r.load::<Nvfp4CastSquares<T>>())?.launch(&stream, args))?;
+    rows.equals(&stream, "row", &by_rows)?;
+    columns.equals(&stream, "column", &by_columns)
 }
 
 fn hadamard_amaxes() -> Vec<Case> {

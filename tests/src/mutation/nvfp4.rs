@@ -14,6 +14,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "nvfp4_cast_rows_stochastic", run: cast_rows_stochastic, equivalents: &[] },
     Job { name: "nvfp4_cast_columns", run: cast_columns, equivalents: &[] },
     Job { name: "nvfp4_cast_both", run: cast_both, equivalents: &[] },
+    Job { name: "nvfp4_cast_squares", run: cast_squares, equivalents: &[] },
     Job { name: "nvfp4_hadamard_amax", run: hadamard_amax, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_columns", run: dequantize_columns, equivalents: &[] },
@@ -61,6 +62,23 @@ fn cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
         rows: ROWS,
         columns: COLUMNS,
         marker: PhantomData,
+    })?;
+    Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_squares(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 4]), device.upload("row_scales", &[0; WORDS / 32]));
+    let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 4]), device.upload("column_scales", &[0; WORDS / 32]));
+    device.launch::<Nvfp4CastSquares<bf16>>(Nvfp4CastSquaresArgs {
+        input: input.view(),
+        amax: amax.view(),
+        row_data: row_data.view_mut(),
+        row_scales: row_scales.view_mut(),
+        column_data: data.view_mut(),
+        column_scales: scales.view_mut(),
+        rows: ROWS,
+        columns: COLUMNS,
     })?;
     Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
 }

@@ -35,17 +35,33 @@ pub fn quantize(x: &[f32], tensor_amax: f32) -> Quantized {
 
 /// The same with another rounding: the code of an element and its scaled value.
 pub fn quantize_by(x: &[f32], tensor_amax: f32, round: impl Fn(usize, f32) -> u8) -> Quantized {
+    quantize_shared(x, x, tensor_amax, round)
+}
+
+/// The same with the scales of other elements, `scaling`, which are as many.
+pub fn quantize_shared(x: &[f32], scaling: &[f32], tensor_amax: f32, round: impl Fn(usize, f32) -> u8) -> Quantized {
     assert!(x.len().is_multiple_of(BLOCK));
     let encode = encode_scale(tensor_amax);
     let mut out = Quantized { data: Vec::new(), scales: Vec::new(), amax: tensor_amax };
     for (index, block) in x.chunks(BLOCK).enumerate() {
-        let scale = block_scale(block, encode);
+        let scale = block_scale(&scaling[index * BLOCK..][..BLOCK], encode);
         let multiplier = block_multiplier(scale, encode);
         let code = |i: usize| round(index * BLOCK + i, product(block[i], multiplier));
         out.scales.push(scale);
         out.data.extend((0..BLOCK).step_by(2).map(|i| code(i) | code(i + 1) << 4));
     }
     out
+}
+
+/// What a block's scale is found from where 16 by 16 elements of `[rows, columns]` share one: the same largest magnitude in
+/// every block of a square, in the place of the elements.
+pub fn squares(x: &[f32], columns: usize) -> Vec<f32> {
+    let square = |i: usize| {
+        let (row, column) = (i / columns / BLOCK * BLOCK, i % columns / BLOCK * BLOCK);
+        let rows = (row..row + BLOCK).flat_map(|row| x[row * columns + column..][..BLOCK].iter().copied());
+        amax(&rows.collect::<Vec<_>>())
+    };
+    (0..x.len()).map(square).collect()
 }
 
 /// The transpose of `[rows, columns]`: what the columnwise cast is the cast of.
