@@ -37,7 +37,7 @@ else
     printf '==== memcheck: NOT RUN, there is no compute-sanitizer in PATH\n\n' | tee -a "$log"
     failures=$((failures + 1))
 fi
-step benches ./oxtile-benches --json "$results/benches.json"
+step benches ./oxtile-benches --json "$results/benches"
 printf '==== %s step(s) failed\n' "$failures" | tee -a "$log"
 tar -czf "$archive" -C "$results" . || exit 1
 printf '%s\n' "$archive"

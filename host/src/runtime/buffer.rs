@@ -12,7 +12,7 @@ use super::backend::{Copy, Direction};
 use super::device::Device;
 use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
-use super::memory::{Memory, copy};
+use super::memory::{self, Memory, copy};
 use super::pinned::PinnedBuffer;
 use super::stream::Stream;
 
@@ -136,9 +136,7 @@ impl<T: Pod> Buffer<T> {
     pub fn fill_zero(&mut self, stream: &Stream) -> Result<()> {
         self.memory.check_stream(&stream.0, "Buffer::fill_zero")?;
         let _enqueue = stream.0.runtime.enqueue();
-        let mut wait_for = Vec::new();
-        self.memory.add_use(&stream.0, true, &mut wait_for);
-        stream.0.order_after(&wait_for)?;
+        memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, true, wait_for))?;
         if self.is_empty() { Ok(()) } else { stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes) }
     }
 

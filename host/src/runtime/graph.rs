@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::backend::GraphId;
 use super::error::{Error, Result};
-use super::memory::{Memory, Release, Uses};
+use super::memory::{self, Memory, Release, Uses};
 use super::runtime::{Inner, lock};
 use super::stream::{Stream, StreamInner};
 
@@ -50,11 +50,7 @@ impl Graph {
         }
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
         let _enqueue = self.runtime.enqueue_alone();
-        let mut wait_for = Vec::new();
-        for (memory, writes) in &self.memory {
-            memory.add_use(stream, *writes, &mut wait_for);
-        }
-        stream.order_after(&wait_for)?;
+        memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
         self.runtime.backend.launch_graph(stream.id, self.id)
     }
 }
@@ -189,6 +185,26 @@ mod tests {
 
     use super::*;
     use crate::runtime::{Buffer, Runtime};
+
+    /// Nobody sees a use noted before the wait that follows from it is enqueued.
+    #[test]
+    fn uses_are_noted_one_thread_at_a_time() {
+        let runtime = Runtime::emulated(1).unwrap();
+        let stream = runtime.device(0).unwrap().stream().unwrap();
+        let mut buffer = Buffer::<u32>::zeros(&stream, 4).unwrap();
+        let filled = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let order = crate::runtime::runtime::lock(&runtime.0.order);
+            scope.spawn(|| {
+                buffer.fill_zero(&stream).unwrap();
+                filled.store(true, Ordering::Release);
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!filled.load(Ordering::Acquire), "a use was noted while another thread ordered its own");
+            drop(order);
+        });
+        assert!(filled.load(Ordering::Acquire));
+    }
 
     #[test]
     fn a_replay_waits_for_work_that_is_being_enqueued() {

@@ -4,10 +4,12 @@
 //! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
 //! it. One stream alone never waits for itself, so that code with a single stream records no events.
 //!
-//! Between the note of a use and the enqueue of its work no other use of the memory may come. Of launches and copies
-//! Rust's borrows keep that: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A
-//! graph's replay borrows nothing, so it alone excludes all else of its runtime meanwhile
-//! ([`Inner::enqueue_alone`]); the others share that lock.
+//! Threads may enqueue at the same time:
+//! - Uses are noted and the waits that follow from them enqueued under one lock ([`order`]): a second reader on the same
+//!   stream would else find the first one noted, and launch before the wait of both is there.
+//! - Between that and the enqueue of the work no other use of the memory may come. Of launches and copies Rust's borrows
+//!   keep it: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
+//!   nothing, so it excludes all else of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -129,17 +131,25 @@ impl Memory {
     }
 }
 
+/// Makes the stream wait for the streams that `note` names while it notes uses of memory; to other threads one step.
+pub(crate) fn order(stream: &Arc<StreamInner>, note: impl FnOnce(&mut Vec<Arc<StreamInner>>)) -> Result<()> {
+    let _order = lock(&stream.runtime.order);
+    let mut wait_for = Vec::new();
+    note(&mut wait_for);
+    stream.order_after(&wait_for)
+}
+
 /// Enqueues a copy in order with the other uses of both ends; `None` is pageable host memory.
 pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Memory>>, source: Option<&Arc<Memory>>) -> Result<()> {
     let _enqueue = stream.runtime.enqueue();
-    let mut wait_for = Vec::new();
-    if let Some(memory) = source {
-        memory.add_use(stream, false, &mut wait_for);
-    }
-    if let Some(memory) = target {
-        memory.add_use(stream, true, &mut wait_for);
-    }
-    stream.order_after(&wait_for)?;
+    order(stream, |wait_for| {
+        if let Some(memory) = source {
+            memory.add_use(stream, false, wait_for);
+        }
+        if let Some(memory) = target {
+            memory.add_use(stream, true, wait_for);
+        }
+    })?;
     if copy.bytes == 0 { Ok(()) } else { stream.runtime.backend.copy(stream.id, copy) }
 }
 

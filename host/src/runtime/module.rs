@@ -9,7 +9,7 @@ use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
 use super::backend::{FunctionId, KernelLaunch};
 use super::error::{Error, Result};
 use super::limits;
-use super::memory::Memory;
+use super::memory::{self, Memory};
 use super::runtime::{Functions, Inner};
 use super::stream::{Stream, StreamInner};
 
@@ -90,13 +90,13 @@ impl<K: Kernel> Loaded<K> {
 
 /// Makes the stream wait for earlier work on the arguments' memory.
 fn order(stream: &Arc<StreamInner>, args: &dyn KernelArgs) -> Result<()> {
-    let mut wait_for = Vec::new();
-    args.accesses(&mut |access| {
-        if let Some(memory) = memory_of(&access) {
-            memory.add_use(stream, access.writes, &mut wait_for);
-        }
-    });
-    stream.order_after(&wait_for)
+    memory::order(stream, |wait_for| {
+        args.accesses(&mut |access| {
+            if let Some(memory) = memory_of(&access) {
+                memory.add_use(stream, access.writes, wait_for);
+            }
+        });
+    })
 }
 
 /// The memory behind a view, if this crate lent it.

@@ -51,6 +51,8 @@ pub(crate) struct Inner {
     /// Held from the note of a use of memory to the enqueue of the work: shared by work that borrows what it uses, alone
     /// by a graph's replay, whose buffers others may use meanwhile.
     enqueue: RwLock<()>,
+    /// Held while uses of memory are noted and the waits that follow from them are enqueued.
+    pub order: Mutex<()>,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
     kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
 }
@@ -94,7 +96,7 @@ impl Runtime {
     }
 
     fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Self {
-        Self(Arc::new(Inner { backend, library, kind, enqueue: RwLock::default(), kernels: Mutex::default() }))
+        Self(Arc::new(Inner { backend, library, kind, enqueue: RwLock::default(), order: Mutex::default(), kernels: Mutex::default() }))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.

@@ -116,6 +116,24 @@ fn events_order_streams_of_different_devices() {
     }
 }
 
+/// Readers on one stream: only the first of them has to make the stream wait, and all have to come after that wait.
+#[test]
+fn threads_may_share_a_stream() {
+    let runtime = runtime();
+    let [writer, reader] = streams(&runtime);
+    let shared = filled(&writer, 10_000, 9);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let copier = Copier::new(&runtime);
+                let mut target = Buffer::zeros(&reader, 10_000).unwrap();
+                copier.copy(&reader, &shared.0, &mut target).unwrap();
+                assert_eq!(target.to_vec(&reader).unwrap(), shared.1);
+            });
+        }
+    });
+}
+
 #[test]
 fn many_threads_may_enqueue() {
     let runtime = runtime();
