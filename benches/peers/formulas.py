@@ -515,6 +515,35 @@ class GemmE4m3(Gemm):
         return torch._scaled_mm(a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=True, out=d)
 
 
+class Attention:
+    """torch's scaled_dot_product_attention by cuDNN, on the same memory: [batches, rows, heads, head_size]."""
+
+    title = "torch SDPA (cuDNN)"
+    # Sums of other orders and other roundings of the weights.
+    tolerance = 5e-3
+    causal = False
+
+    def __init__(self, pattern, dimensions, sets):
+        batches, length, heads, key_heads, head_size = dimensions
+        self.launches = []
+        for set in range(sets):
+            q, k, v = (fill(pattern, 3 * set + i, (batches, length, h, head_size)).transpose(1, 2) for i, h in enumerate((heads, key_heads, key_heads)))
+            self.launches.append(lambda q=q, k=k, v=v: self.attend(q, k, v))
+
+    def attend(self, q, k, v):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    def outputs(self, first):
+        return {"out": first.transpose(1, 2)}
+
+
+class AttentionCausal(Attention):
+    causal = True
+
+
 PEERS = {
     "copy": Copy,
     "amax_compiled": AmaxCompiled,
@@ -546,6 +575,8 @@ PEERS = {
     "nvfp4_cast_both_compiled": Nvfp4CastBothCompiled,
     "nvfp4_dequantize_compiled": Nvfp4DequantizeCompiled,
     "nvfp4_dequantize_columns_compiled": Nvfp4DequantizeColumnsCompiled,
+    "attention_full": Attention,
+    "attention_causal": AttentionCausal,
     "gemm_nt": Gemm,
     "gemm_nn": GemmNn,
     "gemm_tn": GemmTn,

@@ -5,6 +5,7 @@
 pub mod activation;
 pub mod amax;
 pub mod column_sums;
+pub mod attention;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;
@@ -22,6 +23,7 @@ pub const KERNELS: &[KernelFamily] = &[
     amax::AMAX,
     amax::MULTI_AMAX,
     column_sums::COLUMN_SUMS,
+    attention::ATTENTION_FORWARD,
     copy::COPY_WORDS,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,

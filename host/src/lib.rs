@@ -26,9 +26,11 @@
 //! | shapes, tables of tensors | [`tensor`] |
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
+//! | attention | [`attention`] |
 //! | ranks and collectives | [`comm`] |
 #![deny(missing_docs)]
 
+pub mod attention;
 pub mod comm;
 pub mod gemm;
 pub mod quantize;

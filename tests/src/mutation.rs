@@ -2,6 +2,7 @@
 //! miscounted in turn, and the emulator must report it. The score of each job is printed. Every shipped kernel is in a job.
 
 mod amax;
+mod attention;
 mod conformance;
 mod copy;
 mod device;
@@ -32,7 +33,8 @@ struct Job {
 }
 
 /// The jobs of each family of shipped kernels.
-const SHIPPED: &[&[Job]] = &[amax::JOBS, copy::JOBS, fp8::JOBS, gemm::JOBS, interleave::JOBS, mxfp8::JOBS, mxfp8_fused::JOBS, nvfp4::JOBS];
+const SHIPPED: &[&[Job]] =
+    &[amax::JOBS, attention::JOBS, copy::JOBS, fp8::JOBS, gemm::JOBS, interleave::JOBS, mxfp8::JOBS, mxfp8_fused::JOBS, nvfp4::JOBS];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.
 pub fn trials() -> Vec<Trial> {

@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("epilogue::finish", "writes nothing; the emulator reports its absence"),
     ("epilogue::store", "the cases of GEMM store by nothing else, exact sums bit for bit"),
     ("matrix::Left::issue", "every multiplication calls it"),
+    ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),
     ("pipeline::Stage::release_after_wait", "the arrival of `release`, whose place the mutants of GEMM show"),
     ("num::fp8::Fp8::from_byte", "`from_bits`, which is covered, under a name for both formats"),
     ("num::fp8::Fp8::to_byte", "`to_bits`, which is covered, under a name for both formats"),

@@ -1,6 +1,7 @@
 //! The benchmarks, one file a kernel family.
 
 pub mod amax;
+pub mod attention;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;
@@ -14,7 +15,7 @@ mod raw_launch;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
@@ -23,6 +24,7 @@ pub const NAMES: [&str; 9] = [
     interleave::FAMILY,
     nvfp4::FAMILY,
     gemm::FAMILY,
+    attention::FAMILY,
     launch::FAMILY,
 ];
 
@@ -37,6 +39,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         interleave::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),
+        attention::benches(size),
     ]
     .into_iter()
     .flatten()

@@ -219,13 +219,21 @@ impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
     #[inline(always)]
     #[track_caller]
     pub fn acquire(&mut self, bytes: u32) -> (S, Mbarrier) {
+        self.acquire_with(bytes, |_| ())
+    }
+
+    /// As [`acquire`](Self::acquire), for a stage in which the producer writes something itself, in `write`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn acquire_with(&mut self, bytes: u32, write: impl FnOnce(&S)) -> (S, Mbarrier) {
         let Cursor { stage, parity } = self.cursor;
-        let full = self.ring.full(stage);
+        let (memory, full) = (self.ring.memory(stage), self.ring.full(stage));
         // A new mbarrier counts as having completed the phase of parity 1: the first round does not wait.
         self.ring.empty(stage).wait(parity ^ 1);
+        write(&memory);
         full.arrive_expect(bytes);
         self.cursor.advance();
-        (self.ring.memory(stage), full)
+        (memory, full)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod activation;
 mod amax;
+mod attention;
 mod conformance;
 mod copy;
 mod element;
@@ -33,6 +34,7 @@ pub fn all() -> Vec<Case> {
         interleave::cases(),
         shards::cases(),
         gemm::cases(),
+        attention::cases(),
         conformance::cases(),
     ]
     .into_iter()

@@ -7,6 +7,7 @@ pub mod activation;
 #[cfg(test)]
 mod agreement;
 pub mod amax;
+pub mod attention;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;

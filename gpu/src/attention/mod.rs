@@ -1,0 +1,17 @@
+//! Attention: `softmax(scale Q K^T + mask) V` for every head of every batch, without a matrix of scores in memory.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `forward` | the kernel: tiles, roles, the loop over blocks of keys |
+//! | `softmax` | the softmax of rows whose scores come block by block |
+//! | `mask` | which keys a query sees |
+//! | `schedule` | which tile a block computes next |
+//!
+//! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
+
+mod forward;
+mod mask;
+mod schedule;
+mod softmax;
+
+pub use forward::*;

@@ -1,0 +1,106 @@
+//! The softmax of rows whose scores come block by block.
+
+use oxtile_tile::num::{exp2, fma, log2, max, reciprocal};
+use oxtile_tile::register_tile::{RegisterTile, Rows, THREAD_ROWS, quad_max, quad_sum};
+use oxtile_tile::warp;
+
+use super::KEYS;
+
+/// A row's maximum before it has one. Finite, so that no difference is NaN; lower scores count as hidden.
+const LOWEST: f32 = -1e30;
+
+/// A maximum is kept until it is exceeded by so many powers of two: the weights stay below 2^8, and what was accumulated
+/// is rarely scaled. The result is the same but for rounding, as maximum and sum belong together.
+const MARGIN: f32 = 8.0;
+
+/// For the two rows of a thread: `sum` of `exp2(scale * (score - maximum))`, over the thread's own columns.
+pub struct Softmax {
+    maximum: Rows,
+    sum: Rows,
+    scale: f32,
+}
+
+/// What rows come to.
+pub struct Finished {
+    /// The factor that makes weights sum to 1; 0 for a row that sees nothing.
+    pub factor: Rows,
+    /// The natural logarithm of the sum of the exponentials; -inf for such a row.
+    pub log_sum_exp: Rows,
+}
+
+impl Softmax {
+    /// No scores yet. `scale` is positive and has the factor `log2(e)`.
+    #[inline(always)]
+    pub fn new(scale: f32) -> Self {
+        Self { maximum: [LOWEST; THREAD_ROWS], sum: [0.0; THREAD_ROWS], scale }
+    }
+
+    /// Turns scores into weights and counts them; gives the factors for what was accumulated with earlier weights, if the
+    /// warp has any. All lanes of the warp call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn update(&mut self, scores: &mut RegisterTile<KEYS>) -> Option<Rows> {
+        let found = maxima(scores);
+        let rises = |half: usize| (found[half] - self.maximum[half]) * self.scale > MARGIN;
+        let mut factors = None;
+        // The whole warp takes one way: multiplications are in flight.
+        if warp::any(rises(0) | rises(1)) {
+            factors = Some([0, 1].map(|half| self.raise(half, found[half])));
+        }
+        let mut half = 0;
+        while half < THREAD_ROWS {
+            let offset = -self.maximum[half] * self.scale;
+            let mut sums = [0.0; 2];
+            let mut pair = 0;
+            while pair < RegisterTile::<KEYS>::PAIRS {
+                let weights = scores.pair(half, pair).map(|score| exp2(fma(score, self.scale, offset)));
+                scores.set_pair(half, pair, weights);
+                sums = [sums[0] + weights[0], sums[1] + weights[1]];
+                pair += 1;
+            }
+            self.sum[half] += sums[0] + sums[1];
+            half += 1;
+        }
+        factors
+    }
+
+    /// Raises a row's maximum; gives the factor for what was accumulated.
+    #[inline(always)]
+    fn raise(&mut self, half: usize, found: f32) -> f32 {
+        let maximum = max(found, self.maximum[half]);
+        let factor = exp2((self.maximum[half] - maximum) * self.scale);
+        self.maximum[half] = maximum;
+        self.sum[half] *= factor;
+        factor
+    }
+
+    /// All scores have come. All lanes of the warp call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn finish(self) -> Finished {
+        let sum = self.sum.map(quad_sum);
+        Finished {
+            factor: sum.map(|sum| if sum == 0.0 { 0.0 } else { reciprocal(sum) }),
+            log_sum_exp: [0, 1].map(|half| match sum[half] == 0.0 {
+                true => f32::NEG_INFINITY,
+                false => fma(self.maximum[half], self.scale, log2(sum[half])) * core::f32::consts::LN_2,
+            }),
+        }
+    }
+}
+
+/// The largest score of each row; two chains a row, so that one does not wait for itself.
+#[inline(always)]
+#[track_caller]
+fn maxima(scores: &RegisterTile<KEYS>) -> Rows {
+    [0, 1].map(|half| {
+        let mut found = scores.pair(half, 0);
+        let mut pair = 1;
+        while pair < RegisterTile::<KEYS>::PAIRS {
+            let [a, b] = scores.pair(half, pair);
+            found = [max(found[0], a), max(found[1], b)];
+            pair += 1;
+        }
+        quad_max(max(found[0], found[1]))
+    })
+}
