@@ -4,8 +4,8 @@
 
 pub mod activation;
 pub mod amax;
-pub mod column_sums;
 pub mod attention;
+pub mod column_sums;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;

@@ -140,7 +140,8 @@ fn check<T: Operand>(runtime: &Runtime, config: &AttentionConfig, size: f32) -> 
     for (i, (&found, &value)) in out.iter().zip(&expected.out).enumerate() {
         // A weight is off by half a unit of T, and by the approximate exponential of a score that f32 rounds.
         let bound = (T::HALF_UNIT + 2e-4) * expected.magnitudes[i] + T::HALF_UNIT * value.abs() + 2e-7;
-        if !((found - value).abs() <= bound) {
+        let off = (found - value).abs();
+        if off.is_nan() || off > bound {
             return Err(format!("out[{i}] is {found}, expected {value} within {bound}"));
         }
         error += (found - value).powi(2);
