@@ -1,6 +1,6 @@
 //! `build-ptx`: compile the kernels, check them, print what they take.
 
-use std::{path::PathBuf, process::ExitCode, time::Instant};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, time::Instant};
 
 use anyhow::Result;
 use lexopt::{Arg, Parser, ValueExt};
@@ -94,15 +94,21 @@ pub fn shipped() -> Result<Build> {
     Ok(for_archs(root().join(CRATES[0]), &[]).build()?)
 }
 
-/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures. Writes no output folder.
+/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which nobody has
+/// tuned them: what only costs speed there (sm_80 converts FP8 in software) is counted, not refused. Writes no output folder.
 pub fn portable() -> Result<bool> {
     machine::ready()?;
     let archs = ["sm_80", "sm_100a", "sm_120a"].map(str::parse).into_iter().collect::<Result<Vec<Arch>, _>>()?;
     let mut passed = true;
     for folder in CRATES {
         let findings = for_archs(root().join(folder), &archs).inspect()?.findings;
-        findings.iter().for_each(|finding| eprintln!("  {finding}"));
-        passed &= findings.is_empty();
+        let (slow, wrong): (Vec<_>, Vec<_>) = findings.iter().partition(|finding| finding.slow);
+        wrong.iter().for_each(|finding| eprintln!("  {finding}"));
+        let kernels: BTreeSet<_> = slow.iter().map(|finding| (&finding.kernel, &finding.arch)).collect();
+        if !kernels.is_empty() {
+            eprintln!("  note: {} kernels of {folder} keep registers in memory on these architectures", kernels.len());
+        }
+        passed &= wrong.is_empty();
     }
     Ok(passed)
 }

@@ -24,11 +24,13 @@ pub struct Finding {
     pub why: String,
     /// Whether accepting the figures into the ratchet would settle it.
     pub acceptable: bool,
+    /// Whether it costs speed alone: what belongs in registers lies in memory.
+    pub slow: bool,
 }
 
 impl Finding {
     pub(crate) fn new(kernel: &str, arch: Option<Arch>, why: String) -> Self {
-        Self { kernel: kernel.into(), arch, why, acceptable: false }
+        Self { kernel: kernel.into(), arch, why, acceptable: false, slow: false }
     }
 
     pub(crate) fn on(kernel: &Kernel, why: String) -> Self {
@@ -65,16 +67,17 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
             refuse(format!("{meaning}: ptxas says `{advisory}`"));
         }
     }
+    let mut slow = |why: String| findings.push(Finding { slow: true, ..Finding::on(kernel, why) });
     if usage.spills > 0 {
         let mend = "use fewer live values a thread, or fewer threads or blocks a multiprocessor";
-        refuse(format!("{} bytes of registers are spilled to memory; {mend}", usage.spills));
+        slow(format!("{} bytes of registers are spilled to memory; {mend}", usage.spills));
     }
     if usage.stack > 0 {
         let mend = "index arrays by constants (after unrolling) and do not take their address";
-        refuse(format!("{} bytes of stack a thread; {mend}", usage.stack));
+        slow(format!("{} bytes of stack a thread; {mend}", usage.stack));
     }
     if usage.local_accesses > 0 && usage.stack == 0 && usage.spills == 0 {
-        refuse(format!("{} loads from or stores to local memory", usage.local_accesses));
+        slow(format!("{} loads from or stores to local memory", usage.local_accesses));
     }
     findings
 }
