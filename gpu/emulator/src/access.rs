@@ -1,11 +1,12 @@
 //! Loads, stores, atomics and fences of one thread.
 
+use crate::atomic::Atomic;
 use crate::cost::Operation;
 use crate::detector::{Access, Detector};
 use crate::fault::FaultKind;
 use crate::mbarrier;
 use crate::memory::{self, Allocation};
-use crate::order::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder};
+use crate::order::{AtomicOp, ReadOrder, Scope, Space, WriteOrder};
 use crate::shadow::Manner;
 use crate::thread::{Site, Thread, Waiting};
 use crate::worker::{READ, WRITE};
@@ -115,56 +116,6 @@ pub(crate) fn shared_write<const N: usize>(thread: &Thread, offset: u32, value: 
     thread.block().shared()[offset as usize..][..N].copy_from_slice(&value);
 }
 
-/// An atomic read-modify-write, but for its address.
-pub(crate) struct Atomic {
-    pub op: AtomicOp,
-    pub width: u8,
-    pub operand: u64,
-    pub compare: u64,
-    pub order: AtomicOrder,
-    pub scope: Scope,
-}
-
-impl Atomic {
-    /// Whether it releases, and whether it acquires.
-    fn edges(&self) -> (bool, bool) {
-        match self.order {
-            AtomicOrder::Relaxed => (false, false),
-            AtomicOrder::Acquire => (false, true),
-            AtomicOrder::Release => (true, false),
-            AtomicOrder::AcquireRelease => (true, true),
-        }
-    }
-
-    /// What memory holds afterwards.
-    fn apply(&self, old: u64) -> u64 {
-        let wide = self.width == 8;
-        let signed = |value: u64| if wide { value as i64 } else { i64::from(value as u32 as i32) };
-        let mask = if wide { u64::MAX } else { 0xffff_ffff };
-        let operand = self.operand & mask;
-        let new = match self.op {
-            AtomicOp::Add => old.wrapping_add(operand),
-            AtomicOp::AddF32 => u64::from((f32::from_bits(old as u32) + f32::from_bits(operand as u32)).to_bits()),
-            AtomicOp::Min => old.min(operand),
-            AtomicOp::Max => old.max(operand),
-            AtomicOp::MinSigned => signed(old).min(signed(operand)) as u64,
-            AtomicOp::MaxSigned => signed(old).max(signed(operand)) as u64,
-            AtomicOp::And => old & operand,
-            AtomicOp::Or => old | operand,
-            AtomicOp::Xor => old ^ operand,
-            AtomicOp::Exchange => operand,
-            AtomicOp::CompareAndSwap => {
-                if old == self.compare & mask {
-                    operand
-                } else {
-                    old
-                }
-            }
-        };
-        new & mask
-    }
-}
-
 pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &Atomic, site: Site) -> u64 {
     let bytes = u64::from(operation.width);
     if !matches!(bytes, 4 | 8) || (operation.op == AtomicOp::AddF32 && bytes != 4) {
@@ -184,7 +135,7 @@ pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &At
             let mut word = [0; 8];
             word[..slot.len()].copy_from_slice(slot);
             let old = u64::from_le_bytes(word);
-            slot.copy_from_slice(&operation.apply(old).to_le_bytes()[..slot.len()]);
+            slot.copy_from_slice(&operation.apply(space, old).to_le_bytes()[..slot.len()]);
             old
         }
     }
@@ -202,7 +153,7 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     }
     let shift = offset % 8 * 8;
     let mask = if bytes == 8 { u64::MAX } else { 0xffff_ffff << shift };
-    let old = memory::modify(&allocation.words()[offset / 8], mask, |old| operation.apply((old & mask) >> shift) << shift);
+    let old = memory::modify(&allocation.words()[offset / 8], mask, |old| operation.apply(Space::Global, (old & mask) >> shift) << shift);
     if acquires {
         atomic::fence(Ordering::Acquire);
     }

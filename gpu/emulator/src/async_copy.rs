@@ -4,6 +4,7 @@
 //! destination is written, its completion is signalled. Fast mode takes all three at once. Matrix operations
 //! of a warpgroup that read shared memory asynchronously belong into the same queue.
 
+use crate::atomic::add_in_global_memory;
 use crate::block::Block;
 use crate::copy_group::Order;
 use crate::detector::Access;
@@ -185,7 +186,7 @@ fn add_f32(words: &[std::sync::atomic::AtomicU64], offset: usize, bytes: &[u8]) 
         let at = offset + i * 4;
         let shift = at % 8 * 8;
         memory::modify(&words[at / 8], 0xffff_ffff << shift, |old| {
-            u64::from((f32::from_bits((old >> shift) as u32) + addend).to_bits()) << shift
+            u64::from(add_in_global_memory(f32::from_bits((old >> shift) as u32), addend).to_bits()) << shift
         });
     }
 }

@@ -8,6 +8,7 @@
 
 use crate::access;
 use crate::async_copy::{self, Direction};
+use crate::atomic::Atomic;
 use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
 use crate::thread::{acting, current};
@@ -113,13 +114,14 @@ pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
     access::shared_write(thread, offset, value, Location::caller());
 }
 
-/// Reads, modifies and writes `width` (4 or 8) bytes in one step; returns what was there (`atom`).
+/// Reads, modifies and writes `width` (4 or 8) bytes in one step; returns what was there (`atom`). Sums of `f32` in global
+/// memory take subnormal numbers for zeros of their sign, as the hardware does; those in shared memory keep them.
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "the operands of `atom`")]
 #[inline]
 pub fn atomic(space: Space, address: u64, op: AtomicOp, width: u8, operand: u64, compare: u64, order: AtomicOrder, scope: Scope) -> u64 {
     let Some(thread) = acting() else { return 0 };
-    access::atomic(thread, space, address, &access::Atomic { op, width, operand, compare, order, scope }, Location::caller())
+    access::atomic(thread, space, address, &Atomic { op, width, operand, compare, order, scope }, Location::caller())
 }
 
 /// Waits until `threads` (a multiple of 32) threads arrived at named barrier `id` (0..16) (`barrier.sync`).
@@ -304,7 +306,7 @@ pub fn bulk_store(destination: u64, source: u32, bytes: u32) {
     async_copy::bulk(thread, Direction::Store, source, destination, bytes, None, Location::caller());
 }
 
-/// Queues a bulk sum of `f32` into global memory (`cp.reduce.async.bulk.add.f32`).
+/// Queues a bulk sum of `f32` into global memory, subnormal numbers taken for zeros (`cp.reduce.async.bulk.add.f32`).
 #[track_caller]
 #[inline]
 pub fn bulk_reduce_add_f32(destination: u64, source: u32, bytes: u32) {

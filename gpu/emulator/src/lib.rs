@@ -29,6 +29,7 @@
 
 mod access;
 mod async_copy;
+mod atomic;
 mod barrier;
 mod block;
 mod clock;

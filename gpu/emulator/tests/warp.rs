@@ -95,3 +95,53 @@ fn atomics_compute_what_they_say() {
     }
     silent(|| Job::new("atomics", 1, 1, 2, 0, body), |out| assert_eq!(out, [3, u32::MAX]));
 }
+
+/// Bits of a sum's addends, its value in global memory and its value in shared memory.
+const SUMS: [[u32; 4]; 8] = [
+    [0x0000_0001, 0x0000_0001, 0x0000_0000, 0x0000_0002],
+    // A subnormal addend of a normal sum.
+    [0x0080_0000, 0x0000_0001, 0x0080_0000, 0x0080_0001],
+    [0x0000_0001, 0x0080_0000, 0x0080_0000, 0x0080_0001],
+    // A subnormal sum of normal addends, of either sign.
+    [0x0080_0001, 0x8080_0000, 0x0000_0000, 0x0000_0001],
+    [0x0080_0000, 0x8080_0001, 0x8000_0000, 0x8000_0001],
+    [0x8000_0001, 0x8000_0001, 0x8000_0000, 0x8000_0002],
+    [0x8000_0001, 0x0000_0000, 0x0000_0000, 0x8000_0001],
+    // To nearest even.
+    [0x3f80_0001, 0x3380_0000, 0x3f80_0002, 0x3f80_0002],
+];
+
+#[test]
+fn sums_are_flushed_in_global_memory_only() {
+    fn body(arguments: &[u64]) {
+        for (i, [a, b, ..]) in (0u32..).zip(SUMS) {
+            let (global, relaxed) = (arguments[1] + u64::from(i) * 4, AtomicOrder::Relaxed);
+            let add = |space, at| device::atomic(space, at, AtomicOp::AddF32, 4, b.into(), 0, relaxed, Scope::Device);
+            store(global, a);
+            shared_store(i * 4, a);
+            assert_eq!([add(Space::Global, global), add(Space::Shared, u64::from(i) * 4)], [u64::from(a); 2]);
+            store(global + 32, shared_load(i * 4));
+        }
+    }
+    let check = |out: &[u32]| {
+        let [global, shared] = [2, 3].map(|column| SUMS.map(|sum| sum[column]));
+        assert_eq!(out, [global, shared].concat());
+    };
+    silent(|| Job::new("sums", 1, 1, 16, 32, body), check);
+}
+
+#[test]
+fn bulk_sums_are_flushed() {
+    fn body(arguments: &[u64]) {
+        for (i, [a, b, ..]) in (0u32..).zip(SUMS) {
+            store(arguments[1] + u64::from(i) * 4, a);
+            shared_store(i * 4, b);
+        }
+        device::fence_proxy_async(Space::Global);
+        device::fence_proxy_async(Space::Shared);
+        device::bulk_reduce_add_f32(arguments[1], 0, 32);
+        device::bulk_commit();
+        device::bulk_wait(0, false);
+    }
+    silent(|| Job::new("bulk_sums", 1, 1, 8, 32, body), |out| assert_eq!(out, SUMS.map(|sum| sum[2])));
+}

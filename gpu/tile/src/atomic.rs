@@ -28,7 +28,8 @@ pub fn add_u64(slot: &GlobalMut<u64>, index: u64, value: u64) -> u64 {
     unsafe { <Target as Atomic>::add_u64(slot.address_of(index), value) }
 }
 
-/// Adds `value` to element `index`; returns the old value. Relaxed; the order of additions varies.
+/// Adds `value` to element `index`; returns the old value. Relaxed; the order of additions varies. Subnormal addends and sums
+/// are taken for zeros of their sign (PTX ISA, `atom.add.f32` on global memory).
 #[inline(always)]
 #[track_caller]
 pub fn add_f32(slot: &GlobalMut<f32>, index: u64, value: f32) -> f32 {
