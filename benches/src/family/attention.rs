@@ -1,7 +1,7 @@
 //! Attention, forward.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionConfig, BoundAttention, Mask};
+use oxtile::attention::{Attention, AttentionConfig, BoundAttention, Inputs, Mask, Outputs};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
@@ -52,7 +52,8 @@ fn bench(kernel: &'static str, peers: &'static [&'static str], shape: Shape, mas
 }
 
 fn prepare(gpu: &Gpu, [batches, length, heads, key_heads, head_size]: Shape, mask: Mask) -> Result<Prepared> {
-    let config = AttentionConfig { batches, queries: length, keys: length, heads, key_heads, head_size, mask, scale: None };
+    let config =
+        AttentionConfig { batches, queries: length, keys: length, heads, key_heads, head_size, mask, ..AttentionConfig::default() };
     let attention = Attention::<bf16>::new(&gpu.runtime, config)?;
     let tensor = |buffer: usize, heads: u64| -> Result<Buffer<bf16>> {
         let values = gpu.pattern.fill(buffer, batches * length * heads * head_size);
@@ -62,9 +63,8 @@ fn prepare(gpu: &Gpu, [batches, length, heads, key_heads, head_size]: Shape, mas
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, q.len())?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, batches * heads * length)?;
     let graph = {
-        let views = (q.view(), k.view(), v.view());
-        let mut bound: BoundAttention<'_> =
-            attention.bind(&gpu.stream, views.0, views.1, views.2, out.view_mut(), log_sum_exp.view_mut())?;
+        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        let mut bound: BoundAttention<'_> = attention.bind(&gpu.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };
     Ok(Prepared::new(graph, move |stream| {

@@ -31,7 +31,7 @@ use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
-use super::mask::Mask;
+use super::mask::{FAR, Mask, Span};
 use super::schedule::{Queue, Schedule, Tile};
 use super::softmax::Softmax;
 
@@ -95,8 +95,8 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
     }
     block::sync();
     let schedule = Schedule { row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section };
-    let mask = Mask::<CAUSAL> { keys, diagonal };
-    let blocks_of = |tile: Tile| mask.blocks((tile.row + QUERIES as u32).min(rows) - 1);
+    let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
+    let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
     match Team::role() {
         Role::Producer(role) => {
             if !role.begin() {
@@ -132,13 +132,13 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
                 stage.release();
                 let Some(tile) = schedule.tile(index) else { break };
                 let row = tile.row + part * PART as u32;
-                let (blocks, whole) = (blocks_of(tile), mask.whole_blocks(row));
+                let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
                 let (mut softmax, mut sum) = (Softmax::new(scale), RegisterTile::<D>::zero());
                 if blocks > 0 {
                     let key = key_ring.wait();
                     let mut scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major()).wait();
                     key.release_after_wait();
-                    mask.apply(&mut scores, row, (blocks - 1) * KEYS as u32);
+                    mask.hide_after::<KEYS>(&mut scores, row, (blocks - 1) * KEYS as u32);
                     softmax.update(&mut scores);
                     let mut weights = scores.to_operand::<T>();
                     for block in (0..blocks - 1).rev() {
@@ -149,7 +149,7 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
                         let mut scores = scores.wait_leaving::<1>();
                         key.release_after_wait();
                         if CAUSAL && block >= whole {
-                            mask.apply(&mut scores, row, block * KEYS as u32);
+                            mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
                         }
                         let factors = softmax.update(&mut scores);
                         sum = product.wait();

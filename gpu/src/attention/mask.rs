@@ -1,44 +1,177 @@
 //! Which keys a query sees.
 
+use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::register_tile::{self, RegisterTile};
 
-use super::KEYS;
+use super::sequence::Sequence;
 
-/// Each query sees the first keys up to a number that rises with its row, or all of them.
+/// No bound: further than any sequence is long.
+pub const FAR: i32 = 1 << 30;
+
+/// Bounds that hold for all sequences of a launch, which may differ in length.
 #[derive(Clone, Copy)]
-pub struct Mask<const CAUSAL: bool> {
-    /// Keys there are.
-    pub keys: u32,
-    /// The last key that query 0 sees, if `CAUSAL`; it may be negative.
-    pub diagonal: i32,
+pub struct Window {
+    /// Keys seen before the diagonal aligned bottom-right, at most [`FAR`].
+    pub left: i32,
+    /// Keys seen behind it, at most [`FAR`].
+    pub right: i32,
+    /// Whether query `i` sees no key behind key `i`.
+    pub top_left: bool,
 }
 
-impl<const CAUSAL: bool> Mask<CAUSAL> {
-    /// How many keys the query at `row` sees.
+/// Query `i` of a sequence sees keys `i + first` to `i + last`, of the keys there are.
+#[derive(Clone, Copy)]
+pub struct Mask {
+    /// Queries there are.
+    pub queries: u32,
+    /// Keys there are.
+    pub keys: u32,
+    /// The first key that query 0 sees, from `-FAR` to `FAR`.
+    pub first: i32,
+    /// The last key that query 0 sees, from `-FAR` to `FAR`.
+    pub last: i32,
+}
+
+/// Blocks or rows `begin` to `end`, which is not among them; none if `begin` is not below `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first.
+    pub begin: u32,
+    /// Behind the last.
+    pub end: u32,
+}
+
+impl Window {
+    /// The mask of one sequence.
     #[inline(always)]
-    fn visible(&self, row: u32) -> u32 {
-        if CAUSAL { (row.cast_signed() + 1 + self.diagonal).max(0).cast_unsigned().min(self.keys) } else { self.keys }
+    pub fn of(self, sequence: &Sequence) -> Mask {
+        let diagonal = sequence.keys.cast_signed() - sequence.queries.cast_signed();
+        let last = (diagonal + self.right).min(if self.top_left { 0 } else { FAR });
+        Mask { queries: sequence.queries, keys: sequence.keys, first: (diagonal - self.left).max(-FAR), last }
+    }
+}
+
+impl Mask {
+    /// All of the keys.
+    #[inline(always)]
+    pub fn full(queries: u32, keys: u32) -> Self {
+        Self { queries, keys, first: -FAR, last: FAR }
     }
 
-    /// Blocks of keys of which the rows up to `last` see anything.
+    /// Before this key, the query at `row` sees none.
     #[inline(always)]
-    pub fn blocks(&self, last: u32) -> u32 {
-        self.visible(last).div_ceil(KEYS as u32)
+    fn begin(&self, row: u32) -> i32 {
+        (row.cast_signed() + self.first).max(0)
     }
 
-    /// Blocks of keys that all rows from `first` on see whole.
+    /// From this key on, the query at `row` sees none.
     #[inline(always)]
-    pub fn whole_blocks(&self, first: u32) -> u32 {
-        self.visible(first) / KEYS as u32
+    fn end(&self, row: u32) -> i32 {
+        // One is added last, where nothing overflows.
+        (row.cast_signed() + self.last).max(-1).min(self.keys.cast_signed() - 1) + 1
     }
 
-    /// Makes the scores of hidden keys -inf, in a tile of scores that begins at query `row` and key `key`.
+    /// Blocks of `KEYS` keys of which any of the queries `rows` sees anything.
     #[inline(always)]
-    pub fn apply(&self, scores: &mut RegisterTile<KEYS>, row: u32, key: u32) {
-        let first = key + register_tile::column(0);
-        let seen = [0, 1].map(|half| self.visible(row + register_tile::row(half)).cast_signed() - first.cast_signed());
+    pub fn blocks<const KEYS: usize>(&self, rows: Span) -> Span {
+        let last = rows.end.min(self.queries);
+        if rows.begin >= last {
+            return Span { begin: 0, end: 0 };
+        }
+        let (begin, end) = (self.begin(rows.begin).cast_unsigned(), self.end(last - 1).cast_unsigned());
+        Span { begin: begin / KEYS as u32, end: end.div_ceil(KEYS as u32) }
+    }
+
+    /// Blocks of `KEYS` keys of which each of the queries `rows` sees all.
+    #[inline(always)]
+    pub fn whole_blocks<const KEYS: usize>(&self, rows: Span) -> Span {
+        let (begin, end) = (self.begin(rows.end - 1).cast_unsigned(), self.end(rows.begin).cast_unsigned());
+        Span { begin: begin.div_ceil(KEYS as u32), end: end / KEYS as u32 }
+    }
+
+    /// Queries that see any of the keys `keys`.
+    #[inline(always)]
+    pub fn rows(&self, keys: Span) -> Span {
+        let last = keys.end.min(self.keys);
+        if keys.begin >= last {
+            return Span { begin: 0, end: 0 };
+        }
+        // Key `j` is seen by queries from `j - last` to `j - first`.
+        let begin = (keys.begin.cast_signed() - self.last).max(0);
+        let end = (last.cast_signed() - 1 - self.first).max(-1).min(self.queries.cast_signed() - 1) + 1;
+        Span { begin: begin.cast_unsigned(), end: end.cast_unsigned() }
+    }
+
+    /// Whether the query at `row` sees `key`.
+    #[inline(always)]
+    pub fn sees(&self, row: u32, key: u32) -> bool {
+        row < self.queries && key.cast_signed() >= self.begin(row) && key.cast_signed() < self.end(row)
+    }
+
+    /// Makes the scores of keys behind those seen -inf, in a tile of scores that begins at query `row` and key `key`.
+    #[inline(always)]
+    pub fn hide_after<const KEYS: usize>(&self, scores: &mut RegisterTile<KEYS>, row: u32, key: u32)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        let end = columns_of(row, key, |row| self.end(row));
         scores.map_pairs(|half, pair, values| {
-            [0, 1].map(|i| if ((8 * pair + i) as i32) < seen[half] { values[i] } else { f32::NEG_INFINITY })
+            [0, 1].map(|i| if ((8 * pair + i) as i32) < end[half] { values[i] } else { f32::NEG_INFINITY })
         });
+    }
+
+    /// The same for keys before those seen.
+    #[inline(always)]
+    pub fn hide_before<const KEYS: usize>(&self, scores: &mut RegisterTile<KEYS>, row: u32, key: u32)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        let begin = columns_of(row, key, |row| self.begin(row));
+        scores.map_pairs(|half, pair, values| {
+            [0, 1].map(|i| if ((8 * pair + i) as i32) >= begin[half] { values[i] } else { f32::NEG_INFINITY })
+        });
+    }
+}
+
+/// A bound of each of the thread's rows, counted from the thread's first column.
+#[inline(always)]
+fn columns_of(row: u32, key: u32, bound: impl Fn(u32) -> i32) -> [i32; 2] {
+    let first = (key + register_tile::column(0)).cast_signed();
+    [0, 1].map(|half| bound(row + register_tile::row(half)) - first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spans against what single queries see, for every mask of a small sequence.
+    #[test]
+    fn spans_cover_what_is_seen() {
+        const KEYS: usize = 4;
+        for (queries, keys) in [(1, 1), (5, 9), (9, 5), (8, 8), (3, 0)] {
+            for (first, last) in
+                (-12..12).flat_map(|first| (-12..12).map(move |last| (first, last))).chain([(-FAR, FAR), (-FAR, 0), (0, FAR)])
+            {
+                let mask = Mask { queries, keys, first, last };
+                for begin in 0..queries {
+                    let rows = Span { begin, end: begin + 3 };
+                    let (some, whole) = (mask.blocks::<KEYS>(rows), mask.whole_blocks::<KEYS>(rows));
+                    for block in 0..4 {
+                        let sees = |row: u32| (0..KEYS as u32).filter(|i| mask.sees(row, block * KEYS as u32 + i)).count();
+                        let any = (begin..(begin + 3).min(queries)).any(|row| sees(row) > 0);
+                        assert!(!any || (some.begin <= block && block < some.end), "{first} {last}: {rows:?} sees of block {block}");
+                        let inside = whole.begin <= block && block < whole.end;
+                        let all = (begin..(begin + 3).min(queries)).all(|row| sees(row) == KEYS);
+                        assert!(!inside || all, "{first} {last}: {rows:?} does not see all of block {block}");
+                    }
+                }
+                for key in 0..keys {
+                    let rows = mask.rows(Span { begin: key, end: key + 1 });
+                    let seen: [bool; 9] = core::array::from_fn(|row| mask.sees(row as u32, key));
+                    let expected: [bool; 9] = core::array::from_fn(|row| rows.begin <= row as u32 && (row as u32) < rows.end);
+                    assert_eq!(seen, expected, "{first} {last}: key {key} of {queries} by {keys}");
+                }
+            }
+        }
     }
 }

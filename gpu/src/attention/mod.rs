@@ -5,6 +5,7 @@
 //! | `forward` | the kernel: tiles, roles, the loop over blocks of keys |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
+//! | `sequence` | where the sequences of a batch lie |
 //! | `schedule` | which tile a block computes next |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
@@ -12,6 +13,9 @@
 mod forward;
 mod mask;
 mod schedule;
+mod sequence;
 mod softmax;
 
 pub use forward::*;
+pub use mask::{FAR, Mask, Span, Window};
+pub use sequence::{MAP_ROWS, Sequence, Sequences, place};

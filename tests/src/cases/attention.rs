@@ -1,6 +1,6 @@
 //! Attention against f64: masks element by element with values that name their key, the rest within a bound.
 
-use oxtile::attention::{Attention, AttentionConfig, AttentionElement, Mask};
+use oxtile::attention::{Attention, AttentionConfig, AttentionElement, Inputs, Mask, Outputs};
 use oxtile::{Buffer, Error, HostElement, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention::{Problem, attention};
@@ -78,7 +78,7 @@ fn random<T: Operand + Element>(cases: &mut Vec<Case>, mask: &str, config: Atten
 
 /// The same for the oracle.
 fn problem(config: &AttentionConfig) -> Problem {
-    let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, mask, scale } = *config;
+    let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, mask, scale, .. } = *config;
     Problem {
         batches: batches as usize,
         queries: queries as usize,
@@ -108,7 +108,8 @@ fn attend<T: Operand>(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f3
     let rows = (config.batches * config.heads * config.queries) as usize;
     let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NAN; rows]))?;
     let attention = text(Attention::<T>::new(runtime, *config))?;
-    let mut bound = text(attention.bind(&stream, q.view(), k.view(), v.view(), out.view_mut(), log_sum_exp.view_mut()))?;
+    let mut bound =
+        text(attention.bind(&stream, Inputs::new(q.view(), k.view(), v.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut())))?;
     text(bound.run(&stream))?;
     if config.heads > 1 {
         // The second run finds the tile counter as the first left it.
@@ -197,7 +198,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     let attention = text(Attention::<bf16>::new(runtime, good))?;
     let (q, mut out) = (text(Buffer::<bf16>::zeros(&stream, 512))?, text(Buffer::<bf16>::zeros(&stream, 512))?);
     let mut log_sum_exp = text(Buffer::<f32>::zeros(&stream, 9))?;
-    match attention.forward(&stream, q.view(), q.view(), q.view(), out.view_mut(), log_sum_exp.view_mut()) {
+    match attention.forward(&stream, Inputs::new(q.view(), q.view(), q.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut())) {
         Err(Error::Length { what: "Attention, log_sum_exp", expected: 8, found: 9 }) => Ok(()),
         other => Err(format!("{other:?}")),
     }
@@ -209,5 +210,5 @@ fn empty(runtime: &Runtime) -> Outcome {
     let attention = text(Attention::<bf16>::new(runtime, config))?;
     let (q, k) = (text(Buffer::<bf16>::zeros(&stream, 0))?, text(Buffer::<bf16>::zeros(&stream, 256))?);
     let (mut out, mut log_sum_exp) = (text(Buffer::<bf16>::zeros(&stream, 0))?, text(Buffer::<f32>::zeros(&stream, 0))?);
-    text(attention.forward(&stream, q.view(), k.view(), k.view(), out.view_mut(), log_sum_exp.view_mut()))
+    text(attention.forward(&stream, Inputs::new(q.view(), k.view(), k.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut())))
 }

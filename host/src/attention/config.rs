@@ -1,0 +1,206 @@
+//! What is computed, checked as a whole before anything is loaded.
+
+use std::fmt::Display;
+
+use crate::runtime::{Error, Result};
+use crate::tensor::shape::numel;
+
+/// What is computed. Made complete by `..AttentionConfig::default()`, which is one batch of one head, all keys seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// How sequences lie in the tensors.
+    pub layout: Layout,
+    /// Sequences.
+    pub batches: u64,
+    /// Rows of `Q` and of the output in each sequence; of the whole tensor if [packed](Layout::Packed).
+    pub queries: u64,
+    /// Rows of `K` and `V` in each sequence; of the whole tensor if packed.
+    pub keys: u64,
+    /// Heads of `Q` and of the output.
+    pub heads: u64,
+    /// Heads of `K` and `V`, of which `heads` is a multiple.
+    pub key_heads: u64,
+    /// Elements of a row of a head of `Q` and `K`: a multiple of 8 up to 256.
+    pub head_size: u64,
+    /// Elements of a row of a head of `V` and of the output: a multiple of 8 up to 256; `head_size` if none.
+    pub value_size: Option<u64>,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// Of those, the ones near it.
+    pub window: Window,
+    /// Factor of the scores, positive; `head_size` to the power -1/2 if none.
+    pub scale: Option<f32>,
+    /// `c` in `c tanh(score / c)`, which replaces scaled scores, positive; the scores as they are if none.
+    pub soft_cap: Option<f32>,
+    /// What the softmax counts beside the keys.
+    pub sink: Sink,
+    /// Where the result goes.
+    pub output: Output,
+    /// Whether each head's largest scaled score is an output too.
+    pub max_logit: bool,
+}
+
+/// How sequences lie in the tensors, all without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// `[batches, rows, heads, size]`; the log-sum-exp is `[batches, heads, rows]`.
+    #[default]
+    Bshd,
+    /// `[rows, batches, heads, size]`; the log-sum-exp is `[batches, heads, rows]`.
+    Sbhd,
+    /// `[rows, heads, size]`, sequences one after the other as [`Sequences`](super::Sequences) say (thd); the log-sum-exp is
+    /// `[heads, rows]`.
+    Packed,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// All.
+    #[default]
+    Full,
+    /// Query `i` sees keys up to `i`.
+    CausalTopLeft,
+    /// Query `i` sees keys up to `i + keys - queries`: the last query sees all.
+    CausalBottomRight,
+}
+
+/// Keys a query sees on either side of the diagonal aligned bottom-right, in each sequence: query `i` sees keys from `i + keys -
+/// queries - left` to `i + keys - queries + right`, of those that the [`Mask`] leaves it. None is no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Before the diagonal.
+    pub left: Option<u64>,
+    /// Behind it.
+    pub right: Option<u64>,
+}
+
+/// What the softmax counts beside the keys, without a value: the weights of a row then sum to less than 1.
+///
+/// The log-sum-exp counts it too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sink {
+    /// Nothing.
+    #[default]
+    None,
+    /// A score of 0 ("softmax off by one").
+    OffByOne,
+    /// A score of its own for each head, given with the tensors.
+    Learnable,
+}
+
+/// Where the result goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// To a tensor of the inputs' type, rounded.
+    #[default]
+    Rounded,
+    /// Into a running result: an `f32` tensor and its log-sum-exp, which become those of the keys seen before and now
+    /// together. They begin as zeros and -inf. A step of a ring of ranks.
+    Merged,
+}
+
+/// Rows, heads and sequences are below.
+pub(super) const LIMIT: u64 = 1 << 30;
+/// Sizes of a head are at most.
+pub(super) const LARGEST_SIZE: u64 = 256;
+
+impl Default for AttentionConfig {
+    fn default() -> Self {
+        Self {
+            layout: Layout::Bshd,
+            batches: 1,
+            queries: 0,
+            keys: 0,
+            heads: 1,
+            key_heads: 1,
+            head_size: 0,
+            value_size: None,
+            mask: Mask::Full,
+            window: Window::default(),
+            scale: None,
+            soft_cap: None,
+            sink: Sink::None,
+            output: Output::Rounded,
+            max_logit: false,
+        }
+    }
+}
+
+/// An error that names a field of the configuration and what it may be.
+pub(super) fn refuse<T>(field: &'static str, value: impl Display, allowed: impl Display) -> Result<T> {
+    Err(Error::Invalid { what: "AttentionConfig", why: format!("{field} is {value}: {allowed}") })
+}
+
+impl AttentionConfig {
+    /// Checks every field, and those that depend on each other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] that names the field and what it may be.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("batches", self.batches),
+            ("queries", self.queries),
+            ("keys", self.keys),
+            ("heads", self.heads),
+            ("key_heads", self.key_heads),
+        ];
+        if let Some((field, size)) = sizes.into_iter().find(|(_, size)| *size >= LIMIT) {
+            return refuse(field, size, format!("at most {}", LIMIT - 1));
+        }
+        if self.key_heads == 0 || !self.heads.is_multiple_of(self.key_heads) {
+            return refuse("key_heads", self.key_heads, format!("a divisor of heads, which is {}", self.heads));
+        }
+        for (field, size) in [("head_size", self.head_size), ("value_size", self.value_size())] {
+            if size == 0 || size > LARGEST_SIZE || !size.is_multiple_of(8) {
+                return refuse(field, size, format!("a multiple of 8 up to {LARGEST_SIZE}"));
+            }
+        }
+        for (field, bound) in [("window.left", self.window.left), ("window.right", self.window.right)] {
+            if let Some(bound) = bound.filter(|bound| *bound >= LIMIT) {
+                return refuse(field, bound, format!("at most {}, or none for no bound", LIMIT - 1));
+            }
+        }
+        let positive = |x: f32| x.is_normal() && x > 0.0;
+        if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {
+            return refuse("scale", scale, "a positive number, or none for 1 / sqrt(head_size)");
+        }
+        match self.soft_cap.filter(|cap| !positive(*cap)) {
+            Some(cap) => refuse("soft_cap", cap, "a positive number, or none"),
+            None => Ok(()),
+        }
+    }
+
+    /// Elements of a row of a head of `V`.
+    pub fn value_size(&self) -> u64 {
+        self.value_size.unwrap_or(self.head_size)
+    }
+
+    /// The factor of the scores.
+    pub fn scale(&self) -> f64 {
+        self.scale.map_or_else(|| (self.head_size as f64).powf(-0.5), f64::from)
+    }
+
+    /// Query heads that share a key head.
+    pub(super) fn group(&self) -> u64 {
+        self.heads / self.key_heads
+    }
+
+    /// Rows of tensors of `Q`, and of `K`.
+    pub(super) fn rows(&self) -> [u64; 2] {
+        match self.layout {
+            Layout::Packed => [self.queries, self.keys],
+            Layout::Bshd | Layout::Sbhd => [self.batches * self.queries, self.batches * self.keys],
+        }
+    }
+
+    /// Elements of `Q`, `K` and `V`.
+    pub(super) fn lengths(&self) -> Result<[u64; 3]> {
+        let [queries, keys] = self.rows();
+        Ok([
+            numel(&[queries, self.heads, self.head_size])?,
+            numel(&[keys, self.key_heads, self.head_size])?,
+            numel(&[keys, self.key_heads, self.value_size()])?,
+        ])
+    }
+}

@@ -1,0 +1,46 @@
+//! Attention: `softmax(scale Q K^T + mask) V`, forward.
+//!
+//! `Q` and the output are `[batches, queries, heads, head_size]`, `K` and `V` are `[batches, keys, key_heads, head_size]`, or in
+//! another [`Layout`]; query head `h` sees key head `h / (heads / key_heads)`. The log-sum-exp is natural, of the scaled scores. A
+//! query that sees no key gets zeros and -inf.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `config` | what is computed, checked as a whole |
+//! | `plan` | which kernel a configuration takes, and why |
+//! | `tensors` | what is read and written |
+//! | `forward` | the pass forward: tensors bound, kernels launched |
+//!
+//! ```
+//! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
+//! use oxtile::num::bf16;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let config = AttentionConfig { queries: 3, keys: 3, head_size: 64, mask: Mask::CausalBottomRight, ..AttentionConfig::default() };
+//!
+//! let (q, v) = (vec![half::bf16::ZERO; 3 * 64], [2.0, 4.0, 9.0].map(|x| [half::bf16::from_f32(x); 64]));
+//! let (q, v) = (Buffer::from_slice(&stream, &q)?, Buffer::from_slice(&stream, v.as_flattened())?);
+//! let mut out = Buffer::<bf16>::zeros(&stream, 3 * 64)?;
+//! let mut log_sum_exp = Buffer::<f32>::zeros(&stream, 3)?;
+//! let attention = Attention::<bf16>::new(&runtime, config)?;
+//! attention.forward(&stream, Inputs::new(q.view(), q.view(), v.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+//!
+//! let out: Vec<half::bf16> = out.to_vec_as(&stream)?;
+//! assert_eq!([0, 64, 128].map(|i| out[i].to_f32()), [2.0, 3.0, 5.0]);
+//! assert!((log_sum_exp.to_vec(&stream)?[2] - 3_f32.ln()).abs() < 1e-6);
+//! # Ok(()) }
+//! ```
+
+mod config;
+mod forward;
+mod plan;
+mod tensors;
+
+pub use config::{AttentionConfig, Layout, Mask, Output, Sink, Window};
+pub use forward::{Attention, AttentionElement, BoundAttention};
+pub use tensors::{Inputs, Outputs, Padding, Sequences, Target};
+
+pub use crate::gemm::Choice;
