@@ -19,7 +19,6 @@ const ALLOWED: &[(&str, &str)] = &[
     ("epilogue::store", "the cases of GEMM store by nothing else, exact sums bit for bit"),
     ("matrix::Left::issue", "every multiplication calls it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),
-    ("pipeline::Stage::release_after_wait", "the arrival of `release`, whose place the mutants of GEMM show"),
     ("num::fp8::Fp8::from_byte", "`from_bits`, which is covered, under a name for both formats"),
     ("num::fp8::Fp8::to_byte", "`to_bits`, which is covered, under a name for both formats"),
     ("num::approximate::exp2", "approximated: the bits differ, and the cases of GEMM bound the error"),

@@ -13,8 +13,8 @@ use crate::fault::FaultKind;
 use crate::order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
 use crate::thread::{acting, current};
 use crate::warp::Kind;
-use crate::wgmma::{self, Instruction, Left};
-use crate::{barrier, cluster, collective, copy_group, mbarrier, tensor_map};
+use crate::wgmma::{self, Format, Instruction, Left};
+use crate::{barrier, cluster, collective, copy_group, mbarrier, mma, tensor_map};
 use std::panic::Location;
 
 /// This thread's index in its block (`%tid`).
@@ -355,6 +355,15 @@ pub fn bulk_commit() {
 pub fn bulk_wait(pending: u32, read_only: bool) {
     let Some(thread) = acting() else { return };
     copy_group::wait(thread, copy_group::Kind::Bulk, pending, read_only, Location::caller());
+}
+
+/// This lane's part of `A B` plus `sums` (`mma.m16n8k16` or `k32`, with fragments as PTX has them). The 32 lanes of a warp
+/// call it together.
+#[track_caller]
+#[inline]
+pub fn mma(format: Format, sums: [f32; 4], left: [u32; 4], right: [u32; 2]) -> [f32; 4] {
+    let Some(thread) = acting() else { return sums };
+    mma::multiply(thread, format, sums, left, right, Location::caller())
 }
 
 /// Names accumulators of this thread's warpgroup, before the first multiplication into them.

@@ -45,6 +45,7 @@ mod history;
 mod initialisation;
 mod mbarrier;
 mod memory;
+mod mma;
 pub mod mutation;
 mod order;
 mod panic_hook;

@@ -44,8 +44,17 @@ impl Format {
     }
 
     /// Elements along K of an instruction: 32 bytes.
-    fn depth(self) -> usize {
+    pub(crate) fn depth(self) -> usize {
         32 / self.bytes() as usize
+    }
+
+    /// Writes the values of a register's elements to where they stand in a row: from `first_byte` on.
+    pub(crate) fn spread(self, word: u32, first_byte: usize, row: &mut [f64]) {
+        let bytes = self.bytes() as usize;
+        for element in 0..4 / bytes {
+            let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
+            row[first_byte / bytes + element] = self.decode(code as u16);
+        }
     }
 
     /// The value of a code.
@@ -353,16 +362,11 @@ fn gather(thread: &Thread, operand: &Operand, rows: usize, depth: usize, format:
 fn fragments(parts: &[&mut Part], format: Format) -> Vec<f64> {
     let depth = format.depth();
     let mut a = vec![0.0; ROWS * depth];
-    let bytes = format.bytes() as usize;
     for (number, part) in parts.iter().enumerate() {
         let Left::Registers(words) = part.left else { unreachable!("all parts are of one kind") };
         for (i, word) in words.iter().enumerate() {
             let row = number / 32 * 16 + number % 32 / 4 + 8 * (i % 2);
-            let first = (4 * (number % 4) + 16 * (i / 2)) / bytes;
-            for element in 0..4 / bytes {
-                let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
-                a[row * depth + first + element] = format.decode(code as u16);
-            }
+            format.spread(*word, 4 * (number % 4) + 16 * (i / 2), &mut a[row * depth..][..depth]);
         }
     }
     a

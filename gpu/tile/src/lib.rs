@@ -39,7 +39,9 @@ mod shared_tile;
 pub mod sync;
 pub mod tensor_map;
 pub mod thread;
+mod turn;
 pub mod warp;
+pub mod warp_matrix;
 pub mod warpgroup;
 
 pub use oxtile_macros::{SharedStorage, kernel};

@@ -23,7 +23,7 @@ use core::mem::MaybeUninit;
 
 use crate::arch::{Columns, MatrixColumns, MatrixElement, Target, Ticket, Wgmma};
 use crate::layout::{Swizzle, SwizzleMode, TileLayout};
-use crate::register_tile::{OperandTile, RegisterElement, RegisterTile};
+use crate::register_tile::{OperandTile, RegisterTile};
 use crate::shared::{SharedTile, Tiles};
 
 /// An operand in shared memory, `MN` by `K`: K is the direction that is summed over. Its rows lie along K, or along the
@@ -131,7 +131,7 @@ impl<T: MatrixElement, const K: usize, const A_MN: bool> Left<T, K> for Operand<
     }
 }
 
-impl<T: RegisterElement, const K: usize> Left<T, K> for OperandTile<T, K>
+impl<T: MatrixElement, const K: usize> Left<T, K> for OperandTile<T, K>
 where
     Columns<K>: MatrixColumns,
 {
@@ -141,10 +141,8 @@ where
     where
         Columns<N>: MatrixColumns,
     {
-        let words = self.words.as_ref();
-        let a = [words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]];
         // SAFETY: passed on to the caller.
-        unsafe { Columns::<N>::multiply_registers::<T, B_MN, FRESH>(&mut flight.registers, flight.ticket, a, b) }
+        unsafe { Columns::<N>::multiply_registers::<T, B_MN, FRESH>(&mut flight.registers, flight.ticket, self.step(step), b) }
     }
 }
 

@@ -3,6 +3,7 @@
 //! | barrier | arrivals a phase | who arrives | who waits |
 //! |---|---|---|---|
 //! | `full[s]` | 1, and the bytes announced | the producer, then the copy engine | the consumers |
+//! | the same, filled by stores | one a producer warp | lane 0 of each producer warp | the consumers |
 //! | `empty[s]` | one a consumer warp | lane 0 of each consumer warp | the producer |
 //!
 //! Counts derive from the consumer warps given to [`Pipeline::init`]; phases and stage numbers are kept
@@ -12,8 +13,9 @@ use core::marker::PhantomData;
 
 use crate::arch::{AsyncCopy, BulkCopy, Cluster, Fence, Mbarrier as _, Target};
 use crate::global::{Global, GlobalMut, elements_of};
+use crate::layout::Swizzle;
 use crate::num::Pod;
-use crate::shared::{SharedArray, SharedStorage};
+use crate::shared::{SharedArray, SharedStorage, SharedTile};
 
 /// One mbarrier in shared memory.
 #[derive(Clone, Copy)]
@@ -148,8 +150,15 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
     #[inline(always)]
     #[track_caller]
     pub fn init(self, consumer_warps: u32) {
+        self.init_between(1, consumer_warps);
+    }
+
+    /// The same for stages that `producer_warps` warps fill together by stores ([`Producer::wait`]).
+    #[inline(always)]
+    #[track_caller]
+    pub fn init_between(self, producer_warps: u32, consumer_warps: u32) {
         for stage in 0..STAGES as u32 {
-            self.full(stage).init(1);
+            self.full(stage).init(producer_warps);
             self.empty(stage).init(consumer_warps);
         }
         publish_barriers();
@@ -235,6 +244,43 @@ impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
         self.cursor.advance();
         (memory, full)
     }
+
+    /// Waits for the next stage to be empty, which warps then fill by stores. Every lane of every producer warp holds a
+    /// producer of its own and calls it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(&mut self) -> Filling<S> {
+        let Cursor { stage, parity } = self.cursor;
+        self.ring.empty(stage).wait(parity ^ 1);
+        self.cursor.advance();
+        Filling { memory: self.ring.memory(stage), full: self.ring.full(stage) }
+    }
+}
+
+/// An empty stage, to be filled by stores and then published.
+#[must_use = "a stage that is not published stops the consumers"]
+pub struct Filling<S> {
+    memory: S,
+    full: Mbarrier,
+}
+
+impl<S: Copy> Filling<S> {
+    /// The stage's memory.
+    #[inline(always)]
+    pub fn memory(&self) -> S {
+        self.memory
+    }
+
+    /// Hands the stage to the consumers, their matrix instructions included. All lanes of the warp call it, after their last
+    /// store.
+    #[inline(always)]
+    #[track_caller]
+    pub fn publish(self) {
+        crate::sync::fence_proxy_async();
+        crate::warp::sync();
+        // SAFETY: the ring's own barrier, initialised before the block barrier that preceded its use.
+        unsafe { Target::arrive_if(self.full.address, crate::thread::lane() == 0) };
+    }
 }
 
 /// The draining side of a [`Pipeline`].
@@ -308,6 +354,22 @@ pub fn copy_async<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32,
     let shared = target.range(index, elements_of::<T>(16));
     let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
     // SAFETY: `range` checked both sides where this build checks.
+    unsafe { Target::copy_16(shared, global, valid) };
+}
+
+/// The same to the 16 bytes of a tile from `row`, `column` on, in one row at a multiple of 16 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_to_tile<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle>(
+    target: SharedTile<T, ROWS, COLUMNS, S>,
+    [row, column]: [u32; 2],
+    source: &Global<T>,
+    start: u64,
+    valid: u32,
+) {
+    let shared = target.address_of(row, column);
+    let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
+    // SAFETY: `range` and `address_of` checked both sides where this build checks; swizzles move 16 bytes together.
     unsafe { Target::copy_16(shared, global, valid) };
 }
 

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 
 use crate::arch::{Columns, MatrixColumns, MatrixElement, MatrixMove, SharedMemory, Target};
 use crate::layout::Swizzle;
-use crate::num::{Half, HalfPair, bf16, f16};
+use crate::num::{Half, HalfPair, bf16, e4m3, e4m3x4, f16};
 use crate::shared::SharedTile;
 use crate::thread;
 use crate::warp;
@@ -173,6 +173,22 @@ where
         OperandTile { words, element: PhantomData }
     }
 
+    /// The tile in 8 bits, rounded to nearest even and at most 448, as the left operand of a multiplication. Elements stay in
+    /// their threads, and so change their columns: of 16 columns, operand column `4 q + 2 j + e` is the tile's `8 j + 2 q + e`.
+    /// The rows of the right operand are in the same order if [turned](crate::shared::SharedTile::turn).
+    #[inline(always)]
+    pub fn to_turned_operand(&self) -> OperandTile<e4m3, COLUMNS> {
+        let mut words = <Columns<COLUMNS> as MatrixColumns>::ZERO_WORDS;
+        let mut i = 0;
+        while i < COLUMNS / 8 {
+            let (half, pair) = (i % 2, 4 * (i / 4) + i / 2 % 2 * 2);
+            let ([a, b], [c, d]) = (self.pair(half, pair), self.pair(half, pair + 1));
+            words.as_mut()[i] = e4m3x4::from_f32([a, b, c, d]).to_bits();
+            i += 1;
+        }
+        OperandTile { words, element: PhantomData }
+    }
+
     /// Writes `WIDTH` columns from `first` on, a constant, to a tile in shared memory, rounded to nearest even. All threads
     /// of the warpgroup call it; waits for nothing.
     #[inline(always)]
@@ -188,7 +204,8 @@ where
     }
 }
 
-/// A 64 by `K` left operand of 16-bit elements, in the registers of a warpgroup.
+/// A 64 by `K` left operand in the registers of a warpgroup, 4 bytes a word. Elements of 8 bits fill the first half of the
+/// words; the compiler finds the others unused.
 pub struct OperandTile<T, const K: usize>
 where
     Columns<K>: MatrixColumns,
@@ -209,7 +226,7 @@ where
 
 impl<T, const K: usize> Copy for OperandTile<T, K> where Columns<K>: MatrixColumns {}
 
-impl<T: RegisterElement, const K: usize> OperandTile<T, K>
+impl<T: MatrixElement, const K: usize> OperandTile<T, K>
 where
     Columns<K>: MatrixColumns,
 {
@@ -217,12 +234,19 @@ where
     #[inline(always)]
     #[track_caller]
     pub fn load<S: Swizzle>(source: SharedTile<T, ROWS, K, S>) -> Self {
-        let (row, column) = (thread::warp() % 4 * 16 + thread::lane() % 16, thread::lane() / 16 * 8);
+        let (row, column) = (thread::warp() % 4 * 16 + thread::lane() % 16, thread::lane() / 16 * (T::STEP as u32 / 2));
+        // SAFETY: `address_of` gives the address of 16 bytes that lie together, inside the tile.
+        Self::of_steps(|step| unsafe { Target::load_matrices(source.address_of(row, T::STEP as u32 * step + column)) })
+    }
+
+    /// The operand whose instruction `step` takes these four words.
+    #[inline(always)]
+    #[track_caller]
+    fn of_steps(load: impl Fn(u32) -> [u32; 4]) -> Self {
         let mut words = <Columns<K> as MatrixColumns>::ZERO_WORDS;
         let mut step = 0;
-        while step < K / 16 {
-            // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
-            let loaded = unsafe { Target::load_matrices(source.address_of(row, 16 * step as u32 + column)) };
+        while step < K / T::STEP {
+            let loaded = load(step as u32);
             let mut i = 0;
             while i < 4 {
                 words.as_mut()[4 * step + i] = loaded[i];
@@ -231,6 +255,28 @@ where
             step += 1;
         }
         Self { words, element: PhantomData }
+    }
+
+    /// The words that instruction `step` takes.
+    #[inline(always)]
+    pub(crate) fn step(&self, step: usize) -> [u32; 4] {
+        let words = self.words.as_ref();
+        [words[4 * step], words[4 * step + 1], words[4 * step + 2], words[4 * step + 3]]
+    }
+}
+
+impl<T: RegisterElement, const K: usize> OperandTile<T, K>
+where
+    Columns<K>: MatrixColumns,
+{
+    /// Loads an operand that is stored as its transpose, `[K, 64]`. All threads of the warpgroup call it, after whatever
+    /// published the tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_transposed<S: Swizzle>(source: SharedTile<T, K, ROWS, S>) -> Self {
+        let (row, column) = (thread::lane() / 16 * 8 + thread::lane() % 8, thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8);
+        // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
+        Self::of_steps(|step| unsafe { Target::load_matrices_transposed(source.address_of(16 * step + row, column)) })
     }
 }
 

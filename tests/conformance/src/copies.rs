@@ -1,5 +1,6 @@
 //! `cp.async`, bulk copies and the mbarrier pipeline.
 
+use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
@@ -82,6 +83,39 @@ pub fn copy_async_widths(input: Global<u32>, output: GlobalMut<u32>) {
 fn widths_grid(args: &CopyAsyncWidthsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("input", STAGE as u64, args.input.len())?;
     LaunchError::check_length("output", u64::from(7 * THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+/// Words of input and of output of [`copy_async_tile`](fn@copy_async_tile).
+pub const TILE_WORDS: u32 = 16 * 64;
+
+#[derive(SharedStorage)]
+struct Swizzled {
+    tile: SharedTile<u32, 16, 64, Swizzle128>,
+}
+
+/// `cp.async` into a swizzled tile of two panels, each 16 bytes by another thread than reads them; every fifth is half valid.
+#[kernel(threads = THREADS, grid = swizzled_grid, shared = Swizzled)]
+pub fn copy_async_tile(input: Global<u32>, output: GlobalMut<u32>) {
+    let (tile, t) = (Swizzled::claim().tile, thread::index());
+    for round in 0..2 {
+        let chunk = t + round * THREADS;
+        let valid = if chunk.is_multiple_of(5) { 8 } else { 16 };
+        pipeline::copy_async_to_tile(tile, [chunk / 16, chunk % 16 * 4], &input, u64::from(4 * chunk), valid);
+    }
+    pipeline::commit_copies();
+    pipeline::wait_copies::<0>();
+    block::sync();
+    let mut i = t;
+    while i < TILE_WORDS {
+        output.store(i.into(), tile.load(i / 64, i % 64));
+        i += THREADS;
+    }
+}
+
+fn swizzled_grid(args: &CopyAsyncTileArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(TILE_WORDS), args.input.len())?;
+    LaunchError::check_length("output", u64::from(TILE_WORDS), args.output.len())?;
     Ok(Grid::x(1))
 }
 

@@ -226,4 +226,18 @@ pub const COVERED: &[(&str, &[&str])] = &[
             "tensor_map::TensorMap::load_multicast",
         ],
     ),
+    ("copy_async_tile", &["pipeline::copy_async_to_tile"]),
+    ("warp_products", &["register_tile::OperandTile::load_transposed", "warp_matrix::multiply_add", "warp_matrix::Right::fragments"]),
+    (
+        "turned_products",
+        &[
+            "pipeline::Filling::memory",
+            "pipeline::Filling::publish",
+            "pipeline::Pipeline::init_between",
+            "pipeline::Producer::wait",
+            "pipeline::Stage::release_after_wait",
+            "register_tile::RegisterTile::to_turned_operand",
+            "turn::SharedTile::turn",
+        ],
+    ),
 ];

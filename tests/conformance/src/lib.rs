@@ -18,7 +18,9 @@ pub mod matrix;
 pub mod memory;
 pub mod order;
 pub mod roles;
+pub mod turned;
 pub mod views;
+pub mod warp_matrix;
 
 pub use coverage::COVERED;
 use oxtile_tile::launch::KernelFamily;
@@ -31,6 +33,7 @@ pub const KERNELS: &[KernelFamily] = &[
     convert::HALF_PAIRS,
     convert::ARITHMETIC,
     copies::COPY_ASYNC_RING,
+    copies::COPY_ASYNC_TILE,
     copies::COPY_ASYNC_WIDTHS,
     copies::BULK_PIPELINE,
     copies::BULK_STORE,
@@ -56,10 +59,13 @@ pub const KERNELS: &[KernelFamily] = &[
     order::CLOCK,
     order::MBARRIER_PHASES,
     roles::TEAM_ROLES,
+    turned::TURNED_PRODUCTS,
     views::ODD_VIEW,
     views::LANES,
     views::TABLE_SUMS,
     views::PLACES,
+    warp_matrix::WARP_PRODUCTS,
+    warp_matrix::WARP_PRODUCTS_8,
 ];
 
 /// Threads of a block in these kernels.

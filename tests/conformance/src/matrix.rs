@@ -16,7 +16,7 @@ use crate::THREADS;
 /// Words of input: enough for the largest operand.
 pub const MATRIX_INPUT: u32 = 64 * 128;
 /// Words of a 64 by 64 result.
-const RESULT: u32 = 64 * 64;
+pub(crate) const RESULT: u32 = 64 * 64;
 /// Products that [`matrix_layouts`](fn@matrix_layouts) writes.
 const LAYOUTS: u32 = 19;
 /// Words that it writes.
@@ -35,7 +35,11 @@ struct Operands<T: Pod, S: Swizzle, const AR: usize, const AC: usize, const BR: 
 
 /// Fills a tile; its elements differ from those at the same place of one of another salt.
 #[inline(always)]
-fn fill<T: Float + Pod, const R: usize, const C: usize, S: Swizzle>(tile: SharedTile<T, R, C, S>, input: &Global<u32>, salt: u32) {
+pub(crate) fn fill<T: Float + Pod, const R: usize, const C: usize, S: Swizzle>(
+    tile: SharedTile<T, R, C, S>,
+    input: &Global<u32>,
+    salt: u32,
+) {
     let mut i = thread::index() % THREADS;
     while i < (R * C) as u32 {
         let word = input.load(u64::from((i + salt) % MATRIX_INPUT)) >> 7;
@@ -46,7 +50,7 @@ fn fill<T: Float + Pod, const R: usize, const C: usize, S: Swizzle>(tile: Shared
 
 /// Writes a 64 by 64 tile as words, row by row.
 #[inline(always)]
-fn write(output: &GlobalMut<u32>, number: u32, tile: &RegisterTile<64>) {
+pub(crate) fn write(output: &GlobalMut<u32>, number: u32, tile: &RegisterTile<64>) {
     for half in 0..2 {
         for pair in 0..RegisterTile::<64>::PAIRS {
             let at = number * RESULT + register_tile::row(half as u32) * 64 + register_tile::column(pair as u32);

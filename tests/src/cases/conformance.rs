@@ -3,7 +3,8 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, views::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, turned::*, views::*,
+    warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
@@ -18,7 +19,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 35] = [
+    let kernels: [(&str, Written); 39] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -54,6 +55,10 @@ pub fn cases() -> Vec<Case> {
         ("matrix_stacks", matrix_stacks),
         ("team_roles", team_roles),
         ("cluster_share", cluster_share),
+        ("copy_async_tile", copy_async_tile),
+        ("warp_products", warp_products),
+        ("warp_products_8", warp_products_8),
+        ("turned_products", turned_products),
     ];
     golden::announce(kernels.map(|(name, _)| name).as_slice());
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
@@ -115,6 +120,10 @@ one_to_one! {
     matrix_layouts: MatrixLayouts, MatrixLayoutsArgs, words(MATRIX_INPUT) => LAYOUTS_OUTPUT;
     matrix_registers: MatrixRegisters, MatrixRegistersArgs, words(MATRIX_INPUT) => REGISTERS_OUTPUT;
     matrix_stacks: MatrixStacks, MatrixStacksArgs, words(MATRIX_INPUT) => STACKS_OUTPUT;
+    copy_async_tile: CopyAsyncTile, CopyAsyncTileArgs, words(TILE_WORDS) => TILE_WORDS;
+    warp_products: WarpProducts, WarpProductsArgs, words(MATRIX_INPUT) => PRODUCTS_OUTPUT;
+    warp_products_8: WarpProducts8, WarpProducts8Args, words(MATRIX_INPUT) => PRODUCTS_8_OUTPUT;
+    turned_products: TurnedProducts, TurnedProductsArgs, words(MATRIX_INPUT) => TURNED_OUTPUT;
     shared_memory: SharedMemory, SharedMemoryArgs, words(THREADS) => 3 * THREADS;
     shuffles: Shuffles, ShufflesArgs, words(THREADS) => SHUFFLE_WORDS * THREADS;
     votes: Votes, VotesArgs, words(THREADS) => 4 * THREADS;

@@ -1,5 +1,5 @@
-//! The instruction families of matrix kernels: warpgroup matrix multiplication, moves of 8x8 matrices, register
-//! donation. Storage depends on the shape, so multiplication is implemented for [`Columns`], not for the target.
+//! The instruction families of matrix kernels: matrix multiplication by warpgroups and by warps, moves of 8x8 matrices,
+//! register donation. Storage depends on the shape, so multiplication is implemented for [`Columns`], not for the target.
 
 use core::mem::MaybeUninit;
 
@@ -124,6 +124,23 @@ pub trait MatrixMove {
     /// # Safety
     /// As [`store_matrices`](Self::store_matrices).
     unsafe fn load_matrices(row: u32) -> [u32; 4];
+    /// `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16` (sm_75): word `i` of a lane holds rows `2 * (lane % 4)` and the next,
+    /// column `lane / 4` of matrix `i`.
+    ///
+    /// # Safety
+    /// As [`store_matrices`](Self::store_matrices).
+    unsafe fn load_matrices_transposed(row: u32) -> [u32; 4];
+}
+
+/// Matrix multiplication by a warp, in registers alone. PTX ISA 9.7.14.5.8, `mma`; 16 bits from sm_80, 8 bits from sm_89.
+pub trait WarpMatrix {
+    /// `mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32`, or `k32` of 8 bits: `A B + sums` for `A` of 16 rows of 32 bytes and `B`
+    /// of 8 columns of as many.
+    ///
+    /// Word `i` of `a` holds row `lane / 4 + 8 * (i % 2)`, the 4 bytes from `4 * (lane % 4) + 16 * (i / 2)` on; word `i` of `b`
+    /// column `lane / 4`, the bytes from `4 * (lane % 4) + 16 * i` on; sum `i` row `lane / 4 + 8 * (i / 2)`, column
+    /// `2 * (lane % 4) + i % 2`.
+    fn multiply_warp<T: MatrixElement>(sums: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4];
 }
 
 /// `setmaxnreg`: registers move between warpgroups. PTX ISA 9.7.19.5; sm_90a. All threads of a warpgroup call each

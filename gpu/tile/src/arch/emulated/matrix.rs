@@ -1,4 +1,4 @@
-//! Warpgroup matrix instructions.
+//! Matrix instructions of warpgroups and of warps.
 
 use core::mem::MaybeUninit;
 
@@ -6,7 +6,7 @@ use oxtile_emulator::wgmma::{Format, Instruction, Left};
 use oxtile_emulator::{Group, device};
 
 use super::Emulated;
-use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, Wgmma};
+use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
 use crate::warp;
 
 impl Wgmma for Emulated {
@@ -67,6 +67,27 @@ fn exchange_back(parts: &mut [&mut Part]) {
     }
 }
 
+/// As [`exchange_back`], with each matrix transposed.
+fn exchange_transposed(parts: &mut [&mut Part]) {
+    let before: [[u32; 4]; 32] = core::array::from_fn(|lane| parts[lane].words);
+    for (lane, part) in parts.iter_mut().enumerate() {
+        let (column, row) = (lane / 4, 2 * (lane % 4));
+        let element = |matrix: usize, row: usize| before[8 * matrix + row][column / 2] >> (column % 2 * 16) & 0xffff;
+        part.words = core::array::from_fn(|matrix| element(matrix, row) | element(matrix, row + 1) << 16);
+    }
+}
+
+/// The 16 bytes at a row, given to `turn` together with those of the other lanes.
+#[inline(always)]
+#[track_caller]
+fn load(row: u32, turn: fn(&mut [&mut Part])) -> [u32; 4] {
+    let bytes = device::shared_read::<16>(row);
+    let word = |i: usize| u32::from_le_bytes(core::array::from_fn(|byte| bytes[4 * i + byte]));
+    let mut part = Part { words: core::array::from_fn(word) };
+    device::collective(Group::Warp(warp::ALL), &mut part, turn);
+    part.words
+}
+
 impl MatrixMove for Emulated {
     #[inline(always)]
     #[track_caller]
@@ -80,11 +101,21 @@ impl MatrixMove for Emulated {
     #[inline(always)]
     #[track_caller]
     unsafe fn load_matrices(row: u32) -> [u32; 4] {
-        let bytes = device::shared_read::<16>(row);
-        let word = |i: usize| u32::from_le_bytes(core::array::from_fn(|byte| bytes[4 * i + byte]));
-        let mut part = Part { words: core::array::from_fn(word) };
-        device::collective(Group::Warp(warp::ALL), &mut part, exchange_back);
-        part.words
+        load(row, exchange_back)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_matrices_transposed(row: u32) -> [u32; 4] {
+        load(row, exchange_transposed)
+    }
+}
+
+impl WarpMatrix for Emulated {
+    #[inline(always)]
+    #[track_caller]
+    fn multiply_warp<T: MatrixElement>(sums: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+        device::mma(format(T::FORMAT), sums, a, b)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Warpgroup matrix instructions.
+//! Matrix instructions of warpgroups and of warps.
 //!
 //! A multiplication names every register of the tile: `shapes!` writes one function a width. Fence, commit and wait
 //! are convergent intrinsics on both sides of the `asm!`, so LLVM copies none of it.
@@ -7,7 +7,7 @@ use core::arch::asm;
 use core::mem::MaybeUninit;
 
 use super::{Nvptx, intrinsics};
-use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, Wgmma};
+use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
 
 // SAFETY (all of this block): the intrinsics touch registers only; that the warpgroup comes together is the kernel's
 // contract, which the emulator checks.
@@ -69,6 +69,44 @@ impl MatrixMove for Nvptx {
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) row, options(nostack));
         }
         [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn load_matrices_transposed(row: u32) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller vouches for the row.
+        unsafe {
+            asm!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) row, options(nostack));
+        }
+        [a, b, c, d]
+    }
+}
+
+/// One `mma.sync` of a shape and format.
+macro_rules! multiply_warp {
+    ($form:literal, [$s0:ident, $s1:ident, $s2:ident, $s3:ident], $a:ident, $b:ident) => {
+        // SAFETY: the instruction reads and writes its operands only. It is not `pure`: the lanes of a warp are together where
+        // the source says, and LLVM must not move it.
+        unsafe {
+            asm!(concat!("mma.sync.aligned.", $form, ".f32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};"),
+                inout(reg32) $s0, inout(reg32) $s1, inout(reg32) $s2, inout(reg32) $s3,
+                in(reg32) $a[0], in(reg32) $a[1], in(reg32) $a[2], in(reg32) $a[3], in(reg32) $b[0], in(reg32) $b[1],
+                options(nomem, nostack))
+        }
+    };
+}
+
+impl WarpMatrix for Nvptx {
+    #[inline(always)]
+    fn multiply_warp<T: MatrixElement>([mut s, mut t, mut u, mut v]: [f32; 4], a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+        match T::FORMAT {
+            MatrixFormat::Bf16 => multiply_warp!("m16n8k16.row.col.f32.bf16.bf16", [s, t, u, v], a, b),
+            MatrixFormat::F16 => multiply_warp!("m16n8k16.row.col.f32.f16.f16", [s, t, u, v], a, b),
+            MatrixFormat::E4m3 => multiply_warp!("m16n8k32.row.col.f32.e4m3.e4m3", [s, t, u, v], a, b),
+            MatrixFormat::E5m2 => multiply_warp!("m16n8k32.row.col.f32.e5m2.e5m2", [s, t, u, v], a, b),
+        }
+        [s, t, u, v]
     }
 }
 

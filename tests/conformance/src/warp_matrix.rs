@@ -1,0 +1,87 @@
+//! Matrix multiplication by warps: fragments of operands in every direction and format.
+//!
+//! Operands are whole numbers from -2 to 2, so that every sum is exact and no tensor core's rounding shows.
+
+use oxtile_tile::layout::{Swizzle64, Swizzle128};
+use oxtile_tile::num::{Pod, e4m3, e5m2};
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{OperandTile, RegisterElement, RegisterTile};
+use oxtile_tile::shared::SharedTile;
+use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
+
+use crate::THREADS;
+use crate::matrix::{MATRIX_INPUT, RESULT, fill, write};
+
+/// Words that [`warp_products`](fn@warp_products) writes.
+pub const PRODUCTS_OUTPUT: u32 = 8 * RESULT;
+/// Words that [`warp_products_8`](fn@warp_products_8) writes.
+pub const PRODUCTS_8_OUTPUT: u32 = 2 * RESULT;
+
+#[derive(SharedStorage)]
+struct Operands<T: Pod> {
+    a: SharedTile<T, 64, 64, Swizzle128>,
+    b: SharedTile<T, 64, 64, Swizzle128>,
+}
+
+/// Four products of two 64 by 64 matrices, which are stored as they are or as their transposes.
+#[inline(always)]
+fn products<T: RegisterElement + Float>(input: &Global<u32>, output: &GlobalMut<u32>, first: u32) {
+    let Operands { a, b } = Operands::<T>::claim();
+    fill(a, input, first);
+    fill(b, input, first + 77);
+    block::sync();
+    let left = [OperandTile::load(a), OperandTile::load_transposed(a)];
+    let mut sums = [RegisterTile::zero(); 2];
+    warp_matrix::multiply_add(&mut sums, &left, KMajor(b));
+    write(output, first, &sums[0]);
+    write(output, first + 1, &sums[1]);
+    // On top of the others.
+    warp_matrix::multiply_add(&mut sums, &left, NMajor(b));
+    write(output, first + 2, &sums[0]);
+    write(output, first + 3, &sums[1]);
+    block::sync();
+}
+
+/// Products of 16-bit elements in every direction: the operation is `fragments` of either order, and `multiply_add`.
+#[kernel(threads = THREADS, grid = products_grid, shared = Operands<bf16>)]
+pub fn warp_products(input: Global<u32>, output: GlobalMut<u32>) {
+    products::<bf16>(&input, &output, 0);
+    products::<f16>(&input, &output, 4);
+}
+
+fn products_grid(args: &WarpProductsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(MATRIX_INPUT), args.input.len())?;
+    LaunchError::check_length("output", u64::from(PRODUCTS_OUTPUT), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+#[derive(SharedStorage)]
+struct Bytes<T: Pod> {
+    a: SharedTile<T, 64, 64, Swizzle64>,
+    b: SharedTile<T, 64, 64, Swizzle64>,
+}
+
+/// Products of 8-bit elements, which lie along K.
+#[kernel(threads = THREADS, grid = products_8_grid, shared = Bytes<e4m3>, requires = sm_89)]
+pub fn warp_products_8(input: Global<u32>, output: GlobalMut<u32>) {
+    let Bytes { a, b } = Bytes::<e4m3>::claim();
+    fill(a, &input, 3);
+    fill(b, &input, 5);
+    block::sync();
+    let mut sums = [RegisterTile::zero()];
+    warp_matrix::multiply_add(&mut sums, &[OperandTile::load(a)], KMajor(b));
+    write(&output, 0, &sums[0]);
+    block::sync();
+    let Bytes { a, b } = Bytes::<e5m2>::claim();
+    fill(a, &input, 7);
+    fill(b, &input, 9);
+    block::sync();
+    warp_matrix::multiply_add(&mut sums, &[OperandTile::load(a)], KMajor(b));
+    write(&output, 1, &sums[0]);
+}
+
+fn products_8_grid(args: &WarpProducts8Args<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(MATRIX_INPUT), args.input.len())?;
+    LaunchError::check_length("output", u64::from(PRODUCTS_8_OUTPUT), args.output.len())?;
+    Ok(Grid::x(1))
+}
