@@ -139,7 +139,7 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
                     let mut scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major()).wait();
                     key.release_after_wait();
                     mask.hide_after::<KEYS>(&mut scores, row, (blocks - 1) * KEYS as u32);
-                    softmax.update(&mut scores);
+                    softmax.update::<KEYS>(&mut scores);
                     let mut weights = scores.to_operand::<T>();
                     for block in (0..blocks - 1).rev() {
                         let key = key_ring.wait();
@@ -151,7 +151,7 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
                         if CAUSAL && block >= whole {
                             mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
                         }
-                        let factors = softmax.update(&mut scores);
+                        let factors = softmax.update::<KEYS>(&mut scores);
                         sum = product.wait();
                         value.release_after_wait();
                         weights = scores.to_operand();

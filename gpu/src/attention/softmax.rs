@@ -1,10 +1,9 @@
 //! The softmax of rows whose scores come block by block.
 
+use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{exp2, fma, log2, max, reciprocal};
 use oxtile_tile::register_tile::{RegisterTile, Rows, THREAD_ROWS, quad_max, quad_sum};
 use oxtile_tile::warp;
-
-use super::KEYS;
 
 /// A row's maximum before it has one. Finite, so that no difference is NaN; lower scores count as hidden.
 const LOWEST: f32 = -1e30;
@@ -18,6 +17,8 @@ pub struct Softmax {
     maximum: Rows,
     sum: Rows,
     scale: f32,
+    margin: f32,
+    lift: f32,
 }
 
 /// What rows come to.
@@ -32,16 +33,26 @@ impl Softmax {
     /// No scores yet. `scale` is positive and has the factor `log2(e)`.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        Self { maximum: [LOWEST; THREAD_ROWS], sum: [0.0; THREAD_ROWS], scale }
+        Self { maximum: [LOWEST; THREAD_ROWS], sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0 }
+    }
+
+    /// The same with all weights times `2^lift`, for a format of weights whose small numbers are coarse. Weights still stay
+    /// below 2^8.
+    #[inline(always)]
+    pub fn lifted(scale: f32, lift: f32) -> Self {
+        Self { margin: MARGIN - lift, lift, ..Self::new(scale) }
     }
 
     /// Turns scores into weights and counts them; gives the factors for what was accumulated with earlier weights, if the
     /// warp has any. All lanes of the warp call it.
     #[inline(always)]
     #[track_caller]
-    pub fn update(&mut self, scores: &mut RegisterTile<KEYS>) -> Option<Rows> {
+    pub fn update<const KEYS: usize>(&mut self, scores: &mut RegisterTile<KEYS>) -> Option<Rows>
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
         let found = maxima(scores);
-        let rises = |half: usize| (found[half] - self.maximum[half]) * self.scale > MARGIN;
+        let rises = |half: usize| (found[half] - self.maximum[half]) * self.scale > self.margin;
         let mut factors = None;
         // The whole warp takes one way: multiplications are in flight.
         if warp::any(rises(0) | rises(1)) {
@@ -49,7 +60,7 @@ impl Softmax {
         }
         let mut half = 0;
         while half < THREAD_ROWS {
-            let offset = -self.maximum[half] * self.scale;
+            let offset = self.lift - self.maximum[half] * self.scale;
             let mut sums = [0.0; 2];
             let mut pair = 0;
             while pair < RegisterTile::<KEYS>::PAIRS {
@@ -83,7 +94,7 @@ impl Softmax {
             factor: sum.map(|sum| if sum == 0.0 { 0.0 } else { reciprocal(sum) }),
             log_sum_exp: [0, 1].map(|half| match sum[half] == 0.0 {
                 true => f32::NEG_INFINITY,
-                false => fma(self.maximum[half], self.scale, log2(sum[half])) * core::f32::consts::LN_2,
+                false => fma(self.maximum[half], self.scale, log2(sum[half]) - self.lift) * core::f32::consts::LN_2,
             }),
         }
     }
@@ -92,7 +103,10 @@ impl Softmax {
 /// The largest score of each row; two chains a row, so that one does not wait for itself.
 #[inline(always)]
 #[track_caller]
-fn maxima(scores: &RegisterTile<KEYS>) -> Rows {
+fn maxima<const KEYS: usize>(scores: &RegisterTile<KEYS>) -> Rows
+where
+    Columns<KEYS>: MatrixColumns,
+{
     [0, 1].map(|half| {
         let mut found = scores.pair(half, 0);
         let mut pair = 1;
