@@ -27,7 +27,7 @@ impl<R: Rounding> BlockCast<R> {
     pub fn rows<T: Magnitude>(&self, tile: &CastTile<T>, scale_of: impl Fn(&Block, f32) -> BlockScale) {
         for block in tile.row_blocks() {
             let words = tile.row_words(&block);
-            let scale = scale_of(&block, T::finish(words.into_iter().fold(0, T::raise)));
+            let scale = scale_of(&block, T::finish(words.into_iter().take(BLOCK as usize / T::PER_WORD).fold(0, T::raise)));
             let codes = [0, 1].map(|half| {
                 let (scaled, signs) = row_half::<T>(&words, half, scale.scaled);
                 self.rounding.encode(ROWS, block.index, half, scaled, signs)
@@ -63,27 +63,15 @@ impl<R: Rounding> BlockCast<R> {
                 let index = block.index + place as u64 * (tile.rows / BLOCK);
                 let values = hadamard::transform(words.map(|word| element_of::<T>(word, place as u32)));
                 let scale = self.multipliers.of_block(hadamard::amax(&values));
-                let codes = match self.encode_values(index, &values, scale.scaled) {
-                    [Some(low), Some(high)] if scale.is_exact => [low, high],
-                    // The values are nowhere but in registers, so this path is not a loop.
-                    _ => {
-                        let multiplier = self.multipliers.exact(scale.code);
-                        self.encode_values(index, &values.map(|x| saturate(x * multiplier)), 256.0).map(Option::unwrap_or_default)
-                    }
-                };
-                self.data.store_pair(index * BLOCK_BYTES, codes.map(e2m1x8::to_bits));
-                self.scales.store(index, scale.code);
+                let codes = [0, 1].map(|half| {
+                    let (scaled, signs) = value_half(&values, half, scale.scaled);
+                    self.rounding.encode(COLUMNS, index, half, scaled, signs)
+                });
+                // Read and transformed again where they are rare, the values need not stay in registers.
+                let element = |i| hadamard::element(tile.column_words(&block).map(|word| element_of::<T>(word, place as u32)), i);
+                self.store(COLUMNS, index, scale, codes, element);
             }
         }
-    }
-
-    /// The codes of a column's block of values.
-    #[inline(always)]
-    fn encode_values(&self, block: u64, values: &[f32; BLOCK as usize], multiplier: f32) -> [Option<e2m1x8>; 2] {
-        [0, 1].map(|half| {
-            let (scaled, signs) = value_half(values, half, multiplier);
-            self.rounding.encode(COLUMNS, block, half, scaled, signs)
-        })
     }
 
     /// Stores a block's scale and codes; one with a NaN, or that saturates, is rare and encoded once more, by a loop.
@@ -101,7 +89,7 @@ impl<R: Rounding> BlockCast<R> {
     }
 }
 
-/// Half of a row's block as [`Rounding::encode`] takes it: magnitudes times 256 and signs.
+/// Half of a row's block as [`Rounding::encode`] takes it: magnitudes times [`Rounding::SCALE`] and signs.
 #[inline(always)]
 fn row_half<T: Magnitude>(words: &Words, half: usize, multiplier: f32) -> ([f32; 8], u32) {
     let first = 8 * half / T::PER_WORD;
@@ -121,13 +109,6 @@ fn column_half<T: Magnitude>(words: &Words, half: usize, place: usize, multiplie
 fn value_half(values: &[f32; BLOCK as usize], half: usize, multiplier: f32) -> ([f32; 8], u32) {
     let value = |i: usize| values[8 * half + i];
     (core::array::from_fn(|i| value(i).abs() * multiplier), e2m1x8::signs_of_singles(core::array::from_fn(|i| value(i).to_bits())))
-}
-
-/// At most 6 in magnitude, and NaN is +6.
-#[inline(always)]
-fn saturate(x: f32) -> f32 {
-    let magnitude = min(x.abs(), 6.0);
-    if x < 0.0 { -magnitude } else { f32::from_bits(magnitude.to_bits() | x.to_bits() & u32::from(x == 0.0) << 31) }
 }
 
 /// The codes of a block, whatever is in it, one element at a time: it costs the others no registers.

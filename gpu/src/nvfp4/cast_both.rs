@@ -49,9 +49,9 @@ pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     let Shared { tile: words, row_multipliers, column_multipliers } = Shared::claim();
     let tile = CastTile::<T>::of_block(words, rows, columns);
     let chunks = tile.load(&input);
-    row_multipliers.fill(encode_scale(row_amax.load(0)));
+    row_multipliers.fill::<R>(encode_scale(row_amax.load(0)));
     if HADAMARD {
-        column_multipliers.fill(encode_scale(column_amax.load(0)));
+        column_multipliers.fill::<R>(encode_scale(column_amax.load(0)));
     }
     tile.store(chunks);
     block::sync();

@@ -44,7 +44,7 @@ pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     let Shared { tile: words, multipliers } = Shared::claim();
     let tile = CastTile::<T>::of_block(words, rows, columns);
     let chunks = tile.load(&input);
-    multipliers.fill(encode_scale(amax.load(0)));
+    multipliers.fill::<R>(encode_scale(amax.load(0)));
     tile.store(chunks);
     block::sync();
     let cast = BlockCast { data, scales, multipliers, rounding: R::new(seed, &offset) };

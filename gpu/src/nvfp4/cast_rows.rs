@@ -23,6 +23,8 @@ const THREADS: u32 = 256;
 const fn resident<T>() -> u32 {
     if size_of::<T>() == 4 { 6 } else { 8 }
 }
+/// Blocks of a thread that draws: more than one spread the cost of the table.
+const DRAWN_STEPS: u32 = 4;
 /// Vectors that hold a block of the widest type.
 const VECTORS: usize = 4;
 const _: () = assert!(VECTORS as u64 * 16 == BLOCK * size_of::<f32>() as u64 && SCALES <= THREADS as usize);
@@ -36,11 +38,11 @@ struct Shared {
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: GlobalMut<e2m1x2>, scales: GlobalMut<e4m3>) {
-    cast(&input, amax.load(0), &data, &scales, Nearest);
+    cast(&input, amax.load(0), &data, &scales, Nearest, 1);
 }
 
 /// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), rounded by chance, from `seed` and `offset[0]`.
-#[kernel(threads = THREADS, grid = stochastic_grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 4 } else { 5 })]
+#[kernel(threads = THREADS, grid = stochastic_grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 3 } else { 4 })]
 #[instances(T = [bf16, f32], R = [Stochastic8, Stochastic16])]
 pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
     input: Global<T>,
@@ -50,37 +52,70 @@ pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
     seed: u64,
     offset: Global<u64>,
 ) {
-    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset));
+    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset), DRAWN_STEPS);
 }
 
+/// The blocks of a CUDA block, `steps` of a thread: the next is loaded while one is cast.
 #[inline(always)]
-fn cast<T: Magnitude, R: Rounding>(input: &Global<T>, amax: f32, data: &GlobalMut<e2m1x2>, scales: &GlobalMut<e4m3>, rounding: R) {
-    let index = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
+fn cast<T: Magnitude, R: Rounding>(
+    input: &Global<T>,
+    amax: f32,
+    data: &GlobalMut<e2m1x2>,
+    scales: &GlobalMut<e4m3>,
+    rounding: R,
+    steps: u32,
+) {
+    let mut index = u64::from(block::index()[0]) * u64::from(THREADS * steps) + u64::from(thread::index());
     // Threads beyond the last block load it too: no branch parts the loads from the table.
-    let vectors = load_block(input, index.min(scales.len() - 1));
+    let load = |index: u64| load_block(input, index.min(scales.len() - 1));
+    let mut next = load(index);
     let multipliers = Shared::claim().multipliers;
-    multipliers.fill(encode_scale(amax));
+    multipliers.fill::<R>(encode_scale(amax));
     block::sync();
-    if index < scales.len() {
-        let scale = multipliers.of_block(amax_of(&vectors));
-        let codes = match [0, 1].map(|half| {
-            let (scaled, signs) = halves(&vectors, half, scale.scaled);
-            rounding.encode(ROWS, index, half, scaled, signs)
-        }) {
-            [Some(low), Some(high)] if scale.is_exact => [low, high].map(e2m1x8::to_bits),
-            _ => {
-                let multiplier = multipliers.exact(scale.code);
-                // A loop that loads the elements again costs the others no registers.
-                encode_saturating(rounding, ROWS, index, |i| input.load(index * BLOCK + u64::from(i)).to_f32() * multiplier)
-            }
-        };
-        data.store_pair(index * BLOCK_BYTES, codes);
-        scales.store(index, scale.code);
+    // An end that the compiler does not know keeps it from unrolling.
+    let end = if steps == 1 { 1 } else { steps.min(block::threads()) };
+    let mut step = 0;
+    while step < end {
+        let vectors = next;
+        step += 1;
+        if step < end {
+            next = load(index + u64::from(THREADS));
+        }
+        if index < scales.len() {
+            cast_block(input, &vectors, index, data, scales, multipliers, rounding);
+        }
+        index += u64::from(THREADS);
     }
 }
 
+#[inline(always)]
+fn cast_block<T: Magnitude, R: Rounding>(
+    input: &Global<T>,
+    vectors: &[Vector<T>; VECTORS],
+    index: u64,
+    data: &GlobalMut<e2m1x2>,
+    scales: &GlobalMut<e4m3>,
+    multipliers: Multipliers,
+    rounding: R,
+) {
+    let scale = multipliers.of_block(amax_of(vectors));
+    let codes = match [0, 1].map(|half| {
+        let (scaled, signs) = halves(vectors, half, scale.scaled);
+        rounding.encode(ROWS, index, half, scaled, signs)
+    }) {
+        [Some(low), Some(high)] if scale.is_exact => [low, high].map(e2m1x8::to_bits),
+        _ => {
+            let multiplier = multipliers.exact(scale.code);
+            // A loop that loads the elements again costs the others no registers.
+            encode_saturating(rounding, ROWS, index, |i| input.load(index * BLOCK + u64::from(i)).to_f32() * multiplier)
+        }
+    };
+    data.store_pair(index * BLOCK_BYTES, codes);
+    scales.store(index, scale.code);
+}
+
 fn grid<T: Magnitude>(args: &Nvfp4CastRowsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    check(args.input, args.amax, &args.data, &args.scales)
+    check(args.input, args.amax, &args.data, &args.scales, 1)
 }
 
 fn check<T>(
@@ -88,16 +123,17 @@ fn check<T>(
     amax: DeviceView<'_, f32>,
     data: &DeviceViewMut<'_, e2m1x2>,
     scales: &DeviceViewMut<'_, e4m3>,
+    steps: u32,
 ) -> Result<Grid, LaunchError> {
     LaunchError::check_multiple("input", BLOCK, input.len())?;
     LaunchError::check_alignment("input", 16, input.address())?;
     check_output(input.len(), ("amax", &amax), ("data", data), ("scales", scales))?;
-    Grid::cover("input", input.len(), THREADS * BLOCK as u32)
+    Grid::cover("input", input.len(), THREADS * steps * BLOCK as u32)
 }
 
 fn stochastic_grid<T: Magnitude, R: Rounding>(args: &Nvfp4CastRowsStochasticArgs<'_, T, R>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
-    check(args.input, args.amax, &args.data, &args.scales)
+    check(args.input, args.amax, &args.data, &args.scales, DRAWN_STEPS)
 }
 
 /// The vectors of a block; a 16-bit type has half as many, and zeros after them.
@@ -118,7 +154,7 @@ fn amax_of<T: Magnitude>(vectors: &[Vector<T>; VECTORS]) -> f32 {
     T::finish(running)
 }
 
-/// Half of a block as [`Rounding::encode`] takes it: magnitudes times 256 and signs.
+/// Half of a block as [`Rounding::encode`] takes it: magnitudes times [`Rounding::SCALE`] and signs.
 #[inline(always)]
 fn halves<T: Magnitude>(vectors: &[Vector<T>; VECTORS], half: usize, multiplier: f32) -> ([f32; 8], u32) {
     let (first, lanes) = (8 * half, Vector::<T>::LANES);

@@ -44,7 +44,7 @@ pub fn nvfp4_cast_squares<T: Magnitude>(
     let Shared { tile: words, multipliers, squares } = Shared::claim();
     let tile = CastTile::<T>::of_block(words, rows, columns);
     let chunks = tile.load(&input);
-    multipliers.fill(encode_scale(amax.load(0)));
+    multipliers.fill::<Nearest>(encode_scale(amax.load(0)));
     tile.store(chunks);
     block::sync();
     let (square, amax) = tile.square_amax();

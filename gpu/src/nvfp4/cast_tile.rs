@@ -37,11 +37,8 @@ pub(super) const SQUARES: usize = (ROW_BLOCKS * ROW_BYTES / (2 * BLOCK as u32)) 
 const WORDS: u32 = ROW_BYTES / 4;
 const GRID_LIMIT: u64 = 65_535;
 
-/// The row of a thread's chunk.
-#[inline(always)]
-fn row_of_step(step: usize) -> u32 {
-    thread::index() / CHUNKS + step as u32 * (THREADS / CHUNKS)
-}
+// A step of the loads is a block of rows: the sixteen of a thread's chunks are at the same row of each.
+const _: () = assert!(THREADS / CHUNKS == BLOCK as u32);
 
 /// Where the tile lies.
 pub(super) type TileWords = SharedArray<u32, { (ROWS * WORDS) as usize }>;
@@ -67,7 +64,8 @@ pub(super) struct CastTile<T> {
 pub(super) struct Block {
     /// Its number among the blocks of the output.
     pub index: u64,
-    /// The row of the tile and the word in it of the first element.
+    /// The first element: which 16 rows of the tile, which of them, and which word.
+    row_block: u32,
     row: u32,
     word: u32,
 }
@@ -89,7 +87,9 @@ impl Iterator for Blocks {
             return None;
         }
         let block = self.next;
-        self.next = Block { index: block.index + self.step.index, row: block.row + self.step.row, word: block.word + self.step.word };
+        let Block { index, row_block, row, word } = self.step;
+        self.next =
+            Block { index: block.index + index, row_block: block.row_block + row_block, row: block.row + row, word: block.word + word };
         self.left -= 1;
         Some(block)
     }
@@ -107,11 +107,15 @@ impl<T: Magnitude> CastTile<T> {
     /// This thread's chunks: one of every sixteenth row. What is outside the tensor is 0.
     #[inline(always)]
     pub fn load(&self, input: &Global<T>) -> [Vector<T>; STEPS] {
-        let column = self.first_column + u64::from(thread::index() % CHUNKS) * Vector::<T>::LANES as u64;
+        let (row, chunk) = (thread::index() / CHUNKS, thread::index() % CHUNKS);
+        let column = self.first_column + u64::from(chunk) * Vector::<T>::LANES as u64;
+        let end = if column < self.columns { self.rows_here() } else { 0 };
+        let mut element = (self.first_row + u64::from(row)) * self.columns + column;
         core::array::from_fn(|step| {
-            let row = self.first_row + u64::from(row_of_step(step));
-            let is_inside = row < self.rows && column < self.columns;
-            if is_inside { input.load_vector(row * self.columns + column) } else { Vector::from_words([0; 4]) }
+            let is_inside = row + (step as u32) * (BLOCK as u32) < end;
+            let vector = if is_inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
+            element += BLOCK * self.columns;
+            vector
         })
     }
 
@@ -119,16 +123,16 @@ impl<T: Magnitude> CastTile<T> {
     #[inline(always)]
     pub fn store(&self, chunks: [Vector<T>; STEPS]) {
         for (step, chunk) in chunks.iter().enumerate() {
-            self.words.store_vector(self.place(row_of_step(step), thread::index() % CHUNKS * 4), chunk.words());
+            self.words.store_vector(self.place(step as u32, thread::index() / CHUNKS, thread::index() % CHUNKS * 4), chunk.words());
         }
     }
 
-    /// Where a word of a row is in the tile's memory.
+    /// Where a word of a row of a block of rows is in the tile's memory.
     #[inline(always)]
-    fn place(&self, row: u32, word: u32) -> u32 {
+    fn place(&self, row_block: u32, row: u32, word: u32) -> u32 {
         let chunk = word / 4;
-        let flip = (chunk >> 3) ^ (row / BLOCK as u32 % 8);
-        row * WORDS + (chunk ^ flip) * 4 + word % 4
+        let flipped = chunk ^ chunk >> 3 ^ row_block;
+        (row_block * BLOCK as u32 + row) * WORDS + flipped * 4 + word % 4
     }
 
     /// The blocks of the rows that this thread takes.
@@ -140,8 +144,13 @@ impl<T: Magnitude> CastTile<T> {
         let of_tensor = self.first_column / BLOCK + u64::from(of_row);
         let end = if of_tensor < a_row { self.rows_here() } else { 0 };
         Blocks {
-            next: Block { index: (self.first_row + u64::from(row)) * a_row + of_tensor, row, word: of_row * (WORDS / blocks) },
-            step: Block { index: u64::from(THREADS / blocks) * a_row, row: THREADS / blocks, word: 0 },
+            next: Block {
+                index: (self.first_row + u64::from(row)) * a_row + of_tensor,
+                row_block: row / BLOCK as u32,
+                row: row % BLOCK as u32,
+                word: of_row * (WORDS / blocks),
+            },
+            step: Block { index: u64::from(THREADS / blocks) * a_row, row_block: THREADS / blocks / BLOCK as u32, row: 0, word: 0 },
             left: end.saturating_sub(row).div_ceil(THREADS / blocks),
         }
     }
@@ -155,8 +164,8 @@ impl<T: Magnitude> CastTile<T> {
         let end = if of_column * (BLOCK as u32) < self.rows_here() { self.words_here() } else { 0 };
         let words = THREADS / ROW_BLOCKS;
         Blocks {
-            next: Block { index: column * a_column + self.first_row / BLOCK + u64::from(of_column), row: of_column * BLOCK as u32, word },
-            step: Block { index: u64::from(words) * T::PER_WORD as u64 * a_column, row: 0, word: words },
+            next: Block { index: column * a_column + self.first_row / BLOCK + u64::from(of_column), row_block: of_column, row: 0, word },
+            step: Block { index: u64::from(words) * T::PER_WORD as u64 * a_column, row_block: 0, row: 0, word: words },
             left: end.saturating_sub(word).div_ceil(words),
         }
     }
@@ -165,7 +174,7 @@ impl<T: Magnitude> CastTile<T> {
     #[inline(always)]
     pub fn square_of(&self, block: &Block) -> u32 {
         let blocks = columns_a_tile::<T>() / BLOCK as u32;
-        block.row / BLOCK as u32 * blocks + block.word / (WORDS / blocks)
+        block.row_block * blocks + block.word / (WORDS / blocks)
     }
 
     /// The largest magnitude of the square that this thread and its neighbours share, and for one of them which it is.
@@ -178,8 +187,7 @@ impl<T: Magnitude> CastTile<T> {
         let (square, part) = (thread::index() / threads, thread::index() % threads);
         let mut running = 0;
         for i in 0..BLOCK as u32 / threads {
-            let row = square / blocks * BLOCK as u32 + i * threads + part;
-            let block = Block { index: 0, row, word: square % blocks * (WORDS / blocks) };
+            let block = Block { index: 0, row_block: square / blocks, row: i * threads + part, word: square % blocks * (WORDS / blocks) };
             running = self.row_words(&block).into_iter().fold(running, T::raise);
         }
         let mut flip = 1;
@@ -205,7 +213,7 @@ impl<T: Magnitude> CastTile<T> {
     pub fn row_words(&self, block: &Block) -> [u32; BLOCK as usize] {
         let mut words = [0; BLOCK as usize];
         for i in 0..size_of::<T>() {
-            let chunk = self.words.load_vector(self.place(block.row, block.word + 4 * i as u32));
+            let chunk = self.words.load_vector(self.place(block.row_block, block.row, block.word + 4 * i as u32));
             words[4 * i..4 * i + 4].copy_from_slice(&chunk);
         }
         words
@@ -214,20 +222,20 @@ impl<T: Magnitude> CastTile<T> {
     /// The words of 16 rows.
     #[inline(always)]
     pub fn column_words(&self, block: &Block) -> [u32; BLOCK as usize] {
-        core::array::from_fn(|i| self.words.load(self.place(block.row, block.word) + i as u32 * WORDS))
+        core::array::from_fn(|i| self.words.load(self.place(block.row_block, block.row, block.word) + i as u32 * WORDS))
     }
 
     /// Element `i` of a block of a row, whatever `i`.
     #[inline(always)]
     pub fn row_element(&self, block: &Block, i: u32) -> f32 {
-        let word = self.words.load(self.place(block.row, block.word + i / T::PER_WORD as u32));
+        let word = self.words.load(self.place(block.row_block, block.row, block.word + i / T::PER_WORD as u32));
         element_of::<T>(word, i % T::PER_WORD as u32)
     }
 
     /// Element `i` of a column.
     #[inline(always)]
     pub fn column_element(&self, block: &Block, place: u32, i: u32) -> f32 {
-        element_of::<T>(self.words.load(self.place(block.row, block.word) + i * WORDS), place)
+        element_of::<T>(self.words.load(self.place(block.row_block, block.row, block.word) + i * WORDS), place)
     }
 }
 

@@ -15,8 +15,27 @@ const NEGATIVE: u32 = 0xd7e8;
 /// The transform of 16 values.
 #[inline(always)]
 pub(super) fn transform(x: [f32; BLOCK as usize]) -> [f32; BLOCK as usize] {
-    let signed = core::array::from_fn(|i| if NEGATIVE >> i & 1 == 1 { -x[i] } else { x[i] });
-    stage::<8>(stage::<4>(stage::<2>(stage::<1>(signed)))).map(|y| y * 0.25)
+    stage::<8>(stage::<4>(stage::<2>(stage::<1>(signed(x))))).map(|y| y * 0.25)
+}
+
+/// Element `j` of the transform alone, whatever `j`, by the same additions.
+#[inline(always)]
+pub(super) fn element(x: [f32; BLOCK as usize], j: u32) -> f32 {
+    let mut x = signed(x);
+    // After each stage the first elements are those of the butterfly whose number has the low bits of `j`.
+    for (stage, pairs) in [8, 4, 2, 1].into_iter().enumerate() {
+        let sign = j >> stage << 31;
+        for i in 0..pairs {
+            x[i] = x[2 * i] + f32::from_bits(x[2 * i + 1].to_bits() ^ sign);
+        }
+    }
+    x[0] * 0.25
+}
+
+/// With the signs of the transform.
+#[inline(always)]
+fn signed(x: [f32; BLOCK as usize]) -> [f32; BLOCK as usize] {
+    core::array::from_fn(|i| if NEGATIVE >> i & 1 == 1 { -x[i] } else { x[i] })
 }
 
 /// Sums and differences of neighbours at this distance.

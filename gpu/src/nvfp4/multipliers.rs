@@ -3,9 +3,10 @@
 //! There are 127 scales, so a block's multiplier is looked up instead of divided for. The table is made by each CUDA block
 //! while its loads are under way, and read after a block barrier.
 
-use oxtile_tile::num::{e4m3, min};
+use oxtile_tile::num::e4m3;
 use oxtile_tile::prelude::*;
 
+use super::rounding::Rounding;
 use super::*;
 
 /// Codes of a scale that is neither negative nor NaN, and one more.
@@ -16,7 +17,7 @@ pub(super) const SCALES: usize = 128;
 pub(super) struct Multipliers {
     /// The multiplier of each scale.
     multipliers: SharedArray<f32, SCALES>,
-    /// The multipliers times 256, as the rounding takes them; at most `MAX`.
+    /// The multipliers times [`Rounding::SCALE`]; `MAX` where that is not exact.
     scaled: SharedArray<f32, SCALES>,
     /// What a block's amax is multiplied by.
     scale_factor: SharedArray<f32, 1>,
@@ -26,7 +27,7 @@ pub(super) struct Multipliers {
 #[derive(Clone, Copy)]
 pub(super) struct BlockScale {
     pub code: e4m3,
-    /// The multiplier times 256.
+    /// The multiplier times [`Rounding::SCALE`].
     pub scaled: f32,
     /// Whether `scaled` is exactly that, or all elements are 0 or NaN: else the block takes the slow path.
     pub is_exact: bool,
@@ -35,12 +36,13 @@ pub(super) struct BlockScale {
 impl Multipliers {
     /// Written by the first [`SCALES`] threads, one scale each. The others may call it too.
     #[inline(always)]
-    pub fn fill(&self, encode_scale: f32) {
+    pub fn fill<R: Rounding>(&self, encode_scale: f32) {
         let index = thread::index();
         if index < SCALES as u32 {
             let multiplier = multiplier(e4m3::from_bits(index as u8), encode_scale);
             self.multipliers.store(index, multiplier);
-            self.scaled.store(index, min(multiplier * 256.0, f32::MAX));
+            let scaled = multiplier * R::SCALE;
+            self.scaled.store(index, if scaled * (1.0 / R::SCALE) == multiplier { scaled } else { f32::MAX });
             if index == 0 {
                 self.scale_factor.store(0, scale_factor(encode_scale));
             }

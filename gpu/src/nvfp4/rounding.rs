@@ -13,7 +13,7 @@
 //! the call for subsequence `i / n`, from the low bits of its first word on; the columnwise cast counts the elements of the
 //! transpose and sets bit 63 of the subsequence. So it depends on the seed, the offset and the element alone, not on the launch.
 
-use oxtile_tile::num::{e2m1, e2m1x8, e5m2x4, fma, max, min};
+use oxtile_tile::num::{e2m1, e2m1x8, f16x2, fma, max, min, permute_bytes};
 use oxtile_tile::prelude::*;
 
 use super::BLOCK;
@@ -30,11 +30,14 @@ pub trait Rounding: Copy {
     /// Whether it draws: the length of the kernels' `offset`.
     const DRAWS: u64;
 
+    /// What the magnitudes are multiplied by beside their multiplier: a power of two.
+    const SCALE: f32;
+
     /// The rule with a kernel's arguments.
     fn new(seed: u64, offset: &Global<u64>) -> Self;
 
-    /// The codes of eight magnitudes times 256, the first or the second `half` of block number `block` of a stream. `None` if one
-    /// is a NaN or may saturate.
+    /// The codes of eight magnitudes times [`SCALE`](Self::SCALE), the first or the second `half` of block number `block` of a stream. `None` if one
+    /// is a NaN, or larger than a scale that did not all but vanish lets it be.
     fn encode(self, stream: u64, block: u64, half: usize, scaled: [f32; 8], signs: u32) -> Option<e2m1x8>;
 
     /// The code of one value, whatever it is.
@@ -47,6 +50,7 @@ pub struct Nearest;
 
 impl Rounding for Nearest {
     const DRAWS: u64 = 0;
+    const SCALE: f32 = 256.0;
 
     #[inline(always)]
     fn new(_: u64, _: &Global<u64>) -> Self {
@@ -65,7 +69,7 @@ impl Rounding for Nearest {
 }
 
 macro_rules! stochastic {
-    ($(#[$doc:meta])* $name:ident: $bits:literal bits, |$draw:ident| $low:expr, above $anchor:literal) => {
+    ($(#[$doc:meta])* $name:ident: $bits:literal bits, |$word:ident, $place:ident| $number:expr, less $anchor:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub struct $name {
@@ -85,16 +89,16 @@ macro_rules! stochastic {
                 philox(self.seed, self.offset, stream | (block * calls + u64::from(element / Self::A_CALL)))
             }
 
-            /// Half the random number of the draw that is lowest in `word`.
+            /// Half the random number of a draw of a word.
             #[inline(always)]
-            fn half(word: u32) -> f32 {
-                let $draw = word & ((1 << $bits) - 1);
-                f32::from_bits(f32::to_bits($anchor) | $low) - $anchor
+            fn half($word: u32, $place: u32) -> f32 {
+                f32::from_bits($number) - ($anchor)
             }
         }
 
         impl Rounding for $name {
             const DRAWS: u64 = 1;
+            const SCALE: f32 = STOCHASTIC_SCALE;
 
             #[inline(always)]
             fn new(seed: u64, offset: &Global<u64>) -> Self {
@@ -106,7 +110,7 @@ macro_rules! stochastic {
                 let words = self.call(stream, block, 8 * half as u32);
                 let moved = |i: usize| {
                     let draw = (8 * half + i) as u32 % Self::A_CALL;
-                    move_up(scaled[i], Self::half(words[(draw / Self::A_WORD) as usize] >> (draw % Self::A_WORD * $bits)))
+                    move_up(scaled[i], Self::half(words[(draw / Self::A_WORD) as usize], draw % Self::A_WORD))
                 };
                 pack_floor(core::array::from_fn(moved), signs)
             }
@@ -117,46 +121,53 @@ macro_rules! stochastic {
                 let draw = element % Self::A_CALL;
                 // An index that is not known would put the words into memory.
                 let word = match draw / Self::A_WORD { 0 => a, 1 => b, 2 => c, _ => d };
-                // NaN loses to 6.
-                let t = move_up(min(x.abs(), 6.0) * 256.0, Self::half(word >> (draw % Self::A_WORD * $bits)));
+                // NaN loses to 6, and 6 is never moved to 8.
+                let t = move_up(min(x.abs(), 6.0) * Self::SCALE, Self::half(word, draw % Self::A_WORD));
                 let sign = if x.is_nan() { 0 } else { x.to_bits() >> 28 & 8 };
-                let code = pack_floor([t, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], sign).map_or(7, e2m1x8::to_bits);
-                e2m1::from_bits(code as u8)
+                e2m1::from_bits((sign | truncate(t, 0.0) >> 9 & 7) as u8)
             }
         }
     };
 }
 
+// The draw becomes the low bits of a power of two, by one permutation: with the constant as its second operand it would take two.
 stochastic! {
     /// Stochastic with 8 bits an element, TransformerEngine's rule to the bit.
-    Stochastic8: 8 bits, |r| r, above 16384.0
+    Stochastic8: 8 bits, |word, place| permute_bytes(f32::to_bits(16_384.0), word, 0x3204 + place), less 16_384.0
 }
 stochastic! {
     /// Stochastic with 16 bits an element.
-    Stochastic16: 16 bits, |r| r << 1 | 1, above 32.0
+    Stochastic16: 16 bits, |word, place| permute_bytes(f32::to_bits(64.0), word, 0x3254 + 0x22 * place), less 64.0 - 1.0 / 262_144.0
 }
 
-/// `256 * fma(u, step(a), a)` from `scaled = 256 a` and `u / 2`.
+/// Takes E2M1's values to the lowest of f16, which have the same spacing: 0.5 is half of the least normal number.
+const STOCHASTIC_SCALE: f32 = 1.0 / 16_384.0;
+
+/// `fma(u, step(a), a)` from `a` and `u / 2`, in units of [`STOCHASTIC_SCALE`].
 #[inline(always)]
 fn move_up(scaled: f32, half: f32) -> f32 {
-    // The power of two at or below the magnitude, 256 at least, is 512 steps of the grid.
-    let power = f32::from_bits(max(scaled, 256.0).to_bits() & 0x7f80_0000);
+    // The power of two at or below the magnitude, 1 at least, is twice the grid's step.
+    let power = f32::from_bits(max(scaled, STOCHASTIC_SCALE).to_bits() & 0x7f80_0000);
     fma(half, power, scaled)
 }
 
-/// The codes of eight magnitudes times 256, rounded down.
-///
-/// A value with one bit of its mantissa left, times `2^-22`, is an E5M2 number whose byte is the code times two, or one more;
-/// below 1 that byte's step is 1/4, and a quarter of the lowest step less keeps what is between two from going up. `None` if one is
-/// a NaN or 8 and more.
+/// Two magnitudes of [`STOCHASTIC_SCALE`] as f16, whose bits from the ninth on are the codes, rounded down.
+#[inline(always)]
+fn truncate(low: f32, high: f32) -> u32 {
+    f16x2::from_f32_toward_zero([low, high]).to_bits()
+}
+
+/// The codes of eight magnitudes of [`STOCHASTIC_SCALE`], rounded down; 8 and more saturates. `None` if one is a NaN, or 128
+/// and more.
 #[inline(always)]
 fn pack_floor(t: [f32; 8], signs: u32) -> Option<e2m1x8> {
-    const SHIFT: f32 = 1.0 / 4_194_304.0;
-    const LESS: f32 = -1.0 / 262_144.0;
-    let floor = |i: usize| fma(f32::from_bits(t[i].to_bits() & 0xffc0_0000), SHIFT, LESS);
-    let even = e5m2x4::from_f32([floor(0), floor(2), floor(4), floor(6)]).to_bits();
-    let odd = e5m2x4::from_f32([floor(1), floor(3), floor(5), floor(7)]).to_bits();
-    // Magnitudes alone: below the least step the difference is a negative zero or -1/4 of a step.
-    let fits = (even | odd) & 0x7070_7070 == 0;
-    fits.then_some(e2m1x8::from_bits(even >> 1 & 0x0707_0707 | odd << 3 & 0x7070_7070 | signs))
+    const SATURATED: u32 = 0x8888_8888;
+    // The high bytes of four halves: twice the codes.
+    let bytes = |i: usize| permute_bytes(truncate(t[i], t[i + 2]), truncate(t[i + 4], t[i + 6]), 0x7531);
+    let (even, odd) = (bytes(0), bytes(1));
+    let fits = (even | odd) & 0x6060_6060 == 0;
+    let codes = even >> 1 & 0x0f0f_0f0f | odd << 3 & 0xf0f0_f0f0;
+    let saturated = codes & SATURATED;
+    let codes = (codes | (saturated - (saturated >> 3))) & !SATURATED;
+    fits.then_some(e2m1x8::from_bits(codes | signs))
 }

@@ -95,6 +95,26 @@ fn half_pairs_grid(args: &HalfPairsArgs<'_>, _: &DeviceLimits) -> Result<Grid, L
     Grid::cover("input", args.input.len() / 2, THREADS)
 }
 
+/// Each pair of values rounded towards zero to halves, and the product of their bits: three words.
+#[kernel(threads = THREADS, grid = truncation_grid)]
+pub fn truncation(input: Global<f32>, output: GlobalMut<u32>) {
+    let index = u64::from(block::index()[0] * THREADS + thread::index());
+    if index * 2 >= input.len() {
+        return;
+    }
+    let [a, b] = [0, 1].map(|i| input.load(index * 2 + i));
+    let [low, high] = num::multiply_wide(a.to_bits(), b.to_bits());
+    for (i, word) in [f16x2::from_f32_toward_zero([a, b]).to_bits(), low, high].into_iter().enumerate() {
+        output.store(index * 3 + i as u64, word);
+    }
+}
+
+fn truncation_grid(args: &TruncationArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_multiple("input", 2, args.input.len())?;
+    LaunchError::check_length("output", args.input.len() / 2 * 3, args.output.len())?;
+    Grid::cover("input", args.input.len() / 2, THREADS)
+}
+
 /// `fma`, `max`, `min`, and a product and a sum that must not be contracted: four words for each three values.
 #[kernel(threads = THREADS, grid = arithmetic_grid)]
 pub fn arithmetic(input: Global<f32>, output: GlobalMut<f32>) {

@@ -17,6 +17,7 @@ pub const COVERED: &[(&str, &[&str])] = &[
     ("convert_from_bytes", &["num::element::Float::to_f32", "num::element::name::from_bits"]),
     ("half_pairs", &["num::half::HalfPair::max", "num::half::HalfPair::max_nan", "num::half::HalfPair::min"]),
     ("arithmetic", &["num::math::fma", "num::math::max", "num::math::min"]),
+    ("truncation", &["num::half::f16x2::from_f32_toward_zero", "num::math::multiply_wide"]),
     ("copy_async_ring", &["pipeline::copy_async", "pipeline::commit_copies", "pipeline::wait_copies"]),
     ("copy_async_widths", &["pipeline::copy_async_word", "pipeline::copy_async_pair"]),
     (

@@ -32,6 +32,7 @@ pub const KERNELS: &[KernelFamily] = &[
     convert::CONVERT_FROM_BYTES,
     convert::HALF_PAIRS,
     convert::ARITHMETIC,
+    convert::TRUNCATION,
     copies::COPY_ASYNC_RING,
     copies::COPY_ASYNC_TILE,
     copies::COPY_ASYNC_WIDTHS,

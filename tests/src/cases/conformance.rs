@@ -19,7 +19,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 39] = [
+    let kernels: [(&str, Written); 40] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -39,6 +39,7 @@ pub fn cases() -> Vec<Case> {
         ("convert_from_bytes", convert_from_bytes),
         ("half_pairs", half_pairs),
         ("arithmetic", arithmetic),
+        ("truncation", truncation),
         ("copy_async_widths", copy_async_widths),
         ("small_formats", small_formats),
         ("half_formats", half_formats),
@@ -136,6 +137,7 @@ one_to_one! {
     convert_from_f32: ConvertFromF32, ConvertFromF32Args, floats() => FROM_F32_WORDS * floats().len() as u32;
     convert_from_bytes: ConvertFromBytes, ConvertFromBytesArgs, (0..=255).collect::<Vec<u8>>() => FROM_BYTES_WORDS * 256;
     half_pairs: HalfPairs, HalfPairsArgs, half_words() => 3 * half_words().len() as u32;
+    truncation: Truncation, TruncationArgs, eights() => eights().len() as u32 / 2 * 3;
     copy_async_widths: CopyAsyncWidths, CopyAsyncWidthsArgs, words(STAGE as u32) => 7 * THREADS;
     small_formats: SmallFormats, SmallFormatsArgs, eights() => eights().len() as u32 / VALUES * SMALL_WORDS;
     half_formats: HalfFormats, HalfFormatsArgs, eights() => eights().len() as u32 / VALUES * HALF_WORDS;

@@ -16,6 +16,8 @@ pub trait Convert {
     fn f16_from_f32(x: f32) -> u16;
     /// `cvt.rn.f16x2.f32`.
     fn f16x2_from_f32(x: [f32; 2]) -> u32;
+    /// `cvt.rz.f16x2.f32`.
+    fn f16x2_from_f32_toward_zero(x: [f32; 2]) -> u32;
     /// `cvt.f32.f16`.
     fn f32_from_f16(x: u16) -> f32;
     /// `cvt.rn.satfinite.e4m3x2.f32`.
@@ -69,6 +71,8 @@ pub trait Convert {
     /// `fma.rn.f32`.
     fn fma(a: f32, b: f32, c: f32) -> f32;
 
+    /// `mul.wide.u32` (PTX ISA 9.7.1.3).
+    fn multiply_wide(a: u32, b: u32) -> u64;
     /// `prmt.b32`: byte `i` of the result is the byte of `b:a` that nibble `i` of the selector numbers, or its sign eight
     /// times where the nibble has its high bit (PTX ISA 9.7.9.7).
     fn permute_bytes(a: u32, b: u32, selector: u32) -> u32;

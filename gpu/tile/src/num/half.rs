@@ -152,3 +152,11 @@ macro_rules! half {
 
 half!(bf16, bf16x2, 0x7f80, bf16_from_f32, bf16x2_from_f32, f32_from_bf16, bf16x2_abs, bf16x2_max, bf16x2_max_nan, bf16x2_min);
 half!(f16, f16x2, 0x7c00, f16_from_f32, f16x2_from_f32, f32_from_f16, f16x2_abs, f16x2_max, f16x2_max_nan, f16x2_min);
+
+impl f16x2 {
+    /// Rounds towards zero (`cvt.rz.f16x2.f32`); what is too large is the largest finite number, Inf is Inf.
+    #[inline(always)]
+    pub fn from_f32_toward_zero(x: [f32; 2]) -> Self {
+        Self::from_bits(Target::f16x2_from_f32_toward_zero(x))
+    }
+}

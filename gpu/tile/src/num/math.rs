@@ -20,6 +20,13 @@ pub fn min(a: f32, b: f32) -> f32 {
     Target::min(a, b)
 }
 
+/// The low and the high half of `a * b` (`mul.wide.u32`).
+#[inline(always)]
+pub fn multiply_wide(a: u32, b: u32) -> [u32; 2] {
+    let product = Target::multiply_wide(a, b);
+    [product as u32, (product >> 32) as u32]
+}
+
 /// Four of the eight bytes of `b:a`, those of `a` being numbers 0 to 3: byte `i` of the result is the one that nibble `i` of
 /// `selector` numbers, or eight times its sign where the nibble has its high bit (`prmt.b32`).
 #[inline(always)]

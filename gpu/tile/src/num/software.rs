@@ -64,6 +64,20 @@ pub fn f16_from_f32(x: f32) -> u16 {
     (sign >> 16 | round::<10, -14>(magnitude).min(0x7c00)) as u16
 }
 
+/// `cvt.rz.f16.f32`: what is too large is the largest finite number.
+#[inline(always)]
+pub fn f16_from_f32_toward_zero(x: f32) -> u16 {
+    const MIN_NORMAL: u32 = (127 - 14) << 23;
+    let (sign, magnitude) = split(x);
+    let code = match magnitude {
+        0..MIN_NORMAL => (f32::from_bits(magnitude) * 16_777_216.0) as u32,
+        MIN_NORMAL..INF_F32 => ((magnitude - MIN_NORMAL + (1 << 23)) >> 13).min(0x7bff),
+        INF_F32 => 0x7c00,
+        _ => return 0x7fff,
+    };
+    (sign >> 16 | code) as u16
+}
+
 /// `cvt.f32.f16`: any NaN gives 0x7FFFFFFF.
 #[inline(always)]
 pub fn f32_from_f16(x: u16) -> f32 {

@@ -44,6 +44,11 @@ impl Convert for Emulated {
     }
 
     #[inline(always)]
+    fn f16x2_from_f32_toward_zero([a, b]: [f32; 2]) -> u32 {
+        pair16(soft::f16_from_f32_toward_zero(a), soft::f16_from_f32_toward_zero(b))
+    }
+
+    #[inline(always)]
     fn f32_from_f16(x: u16) -> f32 {
         soft::f32_from_f16(x)
     }
@@ -144,6 +149,11 @@ impl Convert for Emulated {
     #[inline(always)]
     fn fma(a: f32, b: f32, c: f32) -> f32 {
         f32::mul_add(a, b, c)
+    }
+
+    #[inline(always)]
+    fn multiply_wide(a: u32, b: u32) -> u64 {
+        u64::from(a) * u64::from(b)
     }
 
     #[inline(always)]

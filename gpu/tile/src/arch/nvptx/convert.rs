@@ -62,6 +62,11 @@ impl Convert for Nvptx {
     }
 
     #[inline(always)]
+    fn f16x2_from_f32_toward_zero([a, b]: [f32; 2]) -> u32 {
+        op!("cvt.rz.f16x2.f32 {0}, {2}, {1};" => reg32: u32; reg32 a, reg32 b)
+    }
+
+    #[inline(always)]
     fn f32_from_f16(x: u16) -> f32 {
         op!("cvt.f32.f16 {0}, {1};" => reg32: f32; reg16 x)
     }
@@ -221,6 +226,11 @@ impl Convert for Nvptx {
     #[inline(always)]
     fn fma(a: f32, b: f32, c: f32) -> f32 {
         op!("fma.rn.f32 {0}, {1}, {2}, {3};" => reg32: f32; reg32 a, reg32 b, reg32 c)
+    }
+
+    #[inline(always)]
+    fn multiply_wide(a: u32, b: u32) -> u64 {
+        op!("mul.wide.u32 {0}, {1}, {2};" => reg64: u64; reg32 a, reg32 b)
     }
 
     #[inline(always)]
