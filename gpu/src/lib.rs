@@ -24,6 +24,7 @@ pub const KERNELS: &[KernelFamily] = &[
     amax::MULTI_AMAX,
     column_sums::COLUMN_SUMS,
     attention::ATTENTION_FORWARD,
+    attention::ATTENTION_FORWARD_FP8,
     copy::COPY_WORDS,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,

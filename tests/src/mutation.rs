@@ -3,6 +3,7 @@
 
 mod amax;
 mod attention;
+mod attention_fp8;
 mod conformance;
 mod copy;
 mod device;
@@ -33,8 +34,18 @@ struct Job {
 }
 
 /// The jobs of each family of shipped kernels.
-const SHIPPED: &[&[Job]] =
-    &[amax::JOBS, attention::JOBS, copy::JOBS, fp8::JOBS, gemm::JOBS, interleave::JOBS, mxfp8::JOBS, mxfp8_fused::JOBS, nvfp4::JOBS];
+const SHIPPED: &[&[Job]] = &[
+    amax::JOBS,
+    attention::JOBS,
+    attention_fp8::JOBS,
+    copy::JOBS,
+    fp8::JOBS,
+    gemm::JOBS,
+    interleave::JOBS,
+    mxfp8::JOBS,
+    mxfp8_fused::JOBS,
+    nvfp4::JOBS,
+];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.
 pub fn trials() -> Vec<Trial> {

@@ -36,7 +36,7 @@ use super::schedule::{Queue, Schedule, Tile};
 use super::softmax::Softmax;
 
 /// Queries of a warpgroup.
-const PART: usize = 64;
+pub(super) const PART: usize = 64;
 /// Queries of a tile.
 pub const QUERIES: usize = 2 * PART;
 /// Keys of a block.
@@ -178,7 +178,7 @@ pub fn attention_forward<T: RegisterElement + StoredElement, const D: usize, con
 
 /// Stores a warpgroup's part of the result through its staging tile.
 #[inline(always)]
-fn store<T: StoredElement, const D: usize>(
+pub(super) fn store<T: StoredElement, const D: usize>(
     out: &TensorMapMut<T, PART, D, Swizzle128, 4>,
     result: &RegisterTile<D>,
     staging: Query<T, D>,
@@ -202,7 +202,7 @@ fn store<T: StoredElement, const D: usize>(
 
 /// Stores one value a row, by the first of the four lanes that share it; `head` is where the head's rows begin.
 #[inline(always)]
-fn store_rows(target: &GlobalMut<f32>, head: u64, row: u32, rows: u32, values: Rows) {
+pub(super) fn store_rows(target: &GlobalMut<f32>, head: u64, row: u32, rows: u32, values: Rows) {
     let mut half = 0;
     while half < THREAD_ROWS {
         let row = row + register_tile::row(half as u32);

@@ -60,7 +60,7 @@ impl Softmax {
         }
         let mut half = 0;
         while half < THREAD_ROWS {
-            let offset = self.lift - self.maximum[half] * self.scale;
+            let offset = -(self.maximum[half] * self.scale - self.lift);
             let mut sums = [0.0; 2];
             let mut pair = 0;
             while pair < RegisterTile::<KEYS>::PAIRS {

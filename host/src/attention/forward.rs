@@ -22,9 +22,9 @@ pub struct Attention<T> {
 
 /// Attention of given tensors, ready to be enqueued any number of times, in a graph's capture too. Runs that overlap,
 /// on streams that do not wait for each other, need one each.
-pub struct BoundAttention<'a>(Box<Launch<'a>>);
+pub struct BoundAttention<'a>(pub(super) Box<Launch<'a>>);
 
-type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
+pub(super) type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl<T: AttentionElement> Attention<T> {
     /// Checks the configuration and loads its kernel.
@@ -92,7 +92,7 @@ pub trait Instance<T>: Send + Sync {
 }
 
 /// A dense tensor of heads, seen as `[batches, heads, rows, size]`.
-fn by_head(layout: Layout, batches: u64, rows: u64, heads: u64, size: u64) -> Strided<4> {
+pub(super) fn by_head(layout: Layout, batches: u64, rows: u64, heads: u64, size: u64) -> Strided<4> {
     let row = heads * size;
     let [batch, row] = if layout == Layout::Sbhd { [row, batches * row] } else { [rows * row, row] };
     Strided { shape: [batches, heads, rows, size], strides: [batch, size, row, 1] }

@@ -10,6 +10,7 @@
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
 //! | `forward` | the pass forward: tensors bound, kernels launched |
+//! | `fp8` | the same of 8-bit tensors with scales |
 //!
 //! ```
 //! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
@@ -36,11 +37,13 @@
 
 mod config;
 mod forward;
+mod fp8;
 mod plan;
 mod tensors;
 
 pub use config::{AttentionConfig, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement, BoundAttention};
+pub use fp8::{AttentionFp8, Scales};
 pub use tensors::{Inputs, Outputs, Padding, Sequences, Target};
 
 pub use crate::gemm::Choice;

@@ -38,7 +38,7 @@ impl AttentionConfig {
     }
 
     /// Whether it takes more than the kernels of dense full and causal attention have.
-    fn needs_general(&self) -> bool {
+    pub(super) fn needs_general(&self) -> bool {
         self.layout == Layout::Packed
             || self.window != Window::default()
             || self.soft_cap.is_some()

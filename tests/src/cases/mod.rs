@@ -3,6 +3,7 @@
 mod activation;
 mod amax;
 mod attention;
+mod attention_fp8;
 mod conformance;
 mod copy;
 mod element;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Case> {
         shards::cases(),
         gemm::cases(),
         attention::cases(),
+        attention_fp8::cases(),
         conformance::cases(),
     ]
     .into_iter()

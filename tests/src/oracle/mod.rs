@@ -8,6 +8,7 @@ pub mod activation;
 mod agreement;
 pub mod amax;
 pub mod attention;
+pub mod attention_fp8;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;

@@ -1,0 +1,190 @@
+//! Attention of 8 bits: masks element by element with values that name their key, the whole against the least that rounded
+//! weights can lose.
+
+use oxtile::attention::{AttentionConfig, AttentionFp8, Inputs, Mask, Outputs, Scales};
+use oxtile::{Buffer, Error, Runtime};
+use oxtile_tests::inputs::Random;
+use oxtile_tests::oracle::attention::{Problem, attention};
+use oxtile_tests::oracle::attention_fp8::with_rounded_weights;
+use oxtile_tests::oracle::formats::{BF16, E4M3};
+use oxtile_tile::num::{bf16, e4m3};
+
+use crate::case::{Case, Outcome, Size, stream, text};
+
+/// Queries and keys: nothing to see, one tile and parts of it, edges on either side, several blocks of keys.
+const LENGTHS: [[u64; 2]; 5] = [[1, 1], [3, 0], [65, 130], [130, 65], [129, 257]];
+const MASKS: [(&str, Mask); 3] = [("full", Mask::Full), ("top_left", Mask::CausalTopLeft), ("bottom_right", Mask::CausalBottomRight)];
+
+/// Half a unit of bf16, relative.
+const HALF_UNIT: f64 = 1.0 / 256.0;
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for head_size in [64, 128] {
+        for (mask_name, mask) in MASKS {
+            let one = AttentionConfig { head_size, mask, ..AttentionConfig::default() };
+            for [queries, keys] in LENGTHS {
+                random(&mut cases, mask_name, AttentionConfig { queries, keys, ..one });
+            }
+            random(&mut cases, mask_name, AttentionConfig { batches: 2, heads: 8, key_heads: 1, queries: 1100, keys: 1300, ..one });
+            if head_size == 64 {
+                continue;
+            }
+            let config = AttentionConfig { queries: 129, keys: 257, ..one };
+            let name = format!("attention_fp8::d{head_size}::{mask_name}::visible");
+            cases.push(Case::new(name, Size::Small, move |r| visible(r, &config)));
+            // Maxima that rise from block to block.
+            random(&mut cases, mask_name, AttentionConfig { queries: 40, keys: 290, scale: Some(1.0), ..one });
+            random(&mut cases, mask_name, AttentionConfig { batches: 2, heads: 6, key_heads: 2, queries: 70, keys: 140, ..one });
+        }
+    }
+    cases.push(Case::new("attention_fp8::refused", Size::Small, refused));
+    cases
+}
+
+fn random(cases: &mut Vec<Case>, mask: &str, config: AttentionConfig) {
+    let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, .. } = config;
+    let name = format!("attention_fp8::d{head_size}::{mask}::{batches}x{queries}x{keys}x{heads}x{key_heads}");
+    cases.push(Case::new(name, if queries > 1000 { Size::Large } else { Size::Small }, move |r| check(r, &config)));
+}
+
+/// The same for the oracle.
+fn problem(config: &AttentionConfig) -> Problem {
+    let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, mask, scale, .. } = *config;
+    Problem {
+        batches: batches as usize,
+        queries: queries as usize,
+        keys: keys as usize,
+        heads: heads as usize,
+        key_heads: key_heads as usize,
+        head_size: head_size as usize,
+        diagonal: match mask {
+            Mask::Full => None,
+            Mask::CausalTopLeft => Some(0),
+            Mask::CausalBottomRight => Some(keys as i64 - queries as i64),
+        },
+        scale: scale.map_or(1.0 / (head_size as f64).sqrt(), f64::from),
+    }
+}
+
+/// What the kernel makes of values that are exact in e4m3.
+fn attend(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f32]; 3], scales: [&[f32]; 3]) -> Result<(Vec<f64>, Vec<f32>), String> {
+    let stream = stream(runtime)?;
+    let [q, k, v] = inputs.map(|values| {
+        let values: Vec<e4m3> = values.iter().map(|&x| e4m3::from_bits(E4M3.encode(x.into()) as u8)).collect();
+        text(Buffer::from_slice(&stream, &values))
+    });
+    let (q, k, v) = (q?, k?, v?);
+    let [q_scale, k_scale, v_scale] = scales.map(|values| text(Buffer::from_slice(&stream, values)));
+    let (q_scale, k_scale, v_scale) = (q_scale?, k_scale?, v_scale?);
+    // What is not written is seen.
+    let mut out = text(Buffer::from_slice(&stream, &vec![bf16::from_bits(0x7bff); q.len() as usize]))?;
+    let rows = (config.batches * config.heads * config.queries) as usize;
+    let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NAN; rows]))?;
+    let attention = text(AttentionFp8::new(runtime, *config))?;
+    let scales = Scales { q: q_scale.view(), k: k_scale.view(), v: v_scale.view() };
+    let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
+    let mut bound = text(attention.bind(&stream, Inputs::new(q.view(), k.view(), v.view()), scales, outputs))?;
+    text(bound.run(&stream))?;
+    if config.heads > 1 {
+        // The second run finds the tile counter as the first left it.
+        text(bound.run(&stream))?;
+    }
+    drop(bound);
+    let out = text(out.to_vec(&stream))?.into_iter().map(|x| BF16.decode(x.to_bits().into())).collect();
+    Ok((out, text(log_sum_exp.to_vec(&stream))?))
+}
+
+/// Random values of random scales, which are small fractions, so that their products with e4m3 numbers are exact.
+fn check(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
+    let problem = problem(config);
+    let mut random = Random::new(config.queries * 1000 + config.keys + config.head_size);
+    let Problem { batches, queries, keys, heads, key_heads, head_size, .. } = problem;
+    let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| E4M3.round(random.normal().into()) as f32).collect() };
+    let (q, k, v) = (
+        values(batches * queries * heads * head_size),
+        values(batches * keys * key_heads * head_size),
+        values(batches * keys * key_heads * head_size),
+    );
+    let mut scales = |count: usize| -> Vec<f32> { (0..count).map(|_| (4 + random.below(8)) as f32 / 8.0).collect() };
+    let (q_scale, k_scale, v_scale) = (scales(heads), scales(1), scales(key_heads));
+    let worth = |values: &[f32], scales: &[f32]| -> Vec<f32> {
+        values.chunks(head_size).enumerate().flat_map(|(at, row)| row.iter().map(move |x| x * scales[at % scales.len()])).collect()
+    };
+    let [real_q, real_k, real_v] = [worth(&q, &q_scale), worth(&k, &k_scale), worth(&v, &v_scale)];
+    let expected = attention(&problem, &real_q, &real_k, &real_v);
+    let rounded = with_rounded_weights(&problem, &real_q, &real_k, &real_v);
+    let (out, log_sum_exp) = attend(runtime, config, [&q, &k, &v], [&q_scale, &k_scale, &v_scale])?;
+    for (i, (&found, &value)) in log_sum_exp.iter().zip(&expected.log_sum_exp).enumerate() {
+        let found = f64::from(found);
+        // Scores are summed by the tensor cores with fewer bits than f32 has.
+        if !(found == value || (found - value).abs() <= 2e-3 * value.abs().max(1.0)) {
+            return Err(format!("log_sum_exp[{i}] is {found}, expected {value}"));
+        }
+    }
+    for (i, (&found, &value)) in out.iter().zip(&expected.out).enumerate() {
+        // A weight is off by at most 1/16 of itself, or by half a unit of what is subnormal.
+        let bound = (1.0 / 16.0 + 4e-3) * expected.magnitudes[i] + HALF_UNIT * value.abs() + 1e-4;
+        let off = (found - value).abs();
+        if off.is_nan() || off > bound {
+            return Err(format!("out[{i}] is {found}, expected {value} within {bound}"));
+        }
+    }
+    let error = |found: &[f64]| {
+        let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+        let norm = squares(&mut expected.out.iter().copied());
+        if norm == 0.0 { 0.0 } else { (squares(&mut found.iter().zip(&expected.out).map(|(a, b)| a - b)) / norm).sqrt() }
+    };
+    let (mine, least) = (error(&out), error(&rounded));
+    // Few elements round by chance.
+    let allowed = if out.len() > 100_000 { 1.1 } else { 1.5 };
+    let bound = allowed * least.hypot(0.6 * HALF_UNIT);
+    if mine <= bound { Ok(()) } else { Err(format!("relative Frobenius error {mine:.3e}, where rounded weights alone lose {least:.3e}")) }
+}
+
+/// One key after the other is given a value of 1 in a column of its own, and all scores are equal: the columns of a row
+/// that are not zero are the keys that its query sees.
+fn visible(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
+    let problem = problem(config);
+    let Problem { queries, keys, head_size, .. } = problem;
+    for first in (0..keys.max(1)).step_by(head_size) {
+        let mut v = vec![0.0; keys * head_size];
+        for (column, key) in (first..keys.min(first + head_size)).enumerate() {
+            v[key * head_size + column] = 1.0;
+        }
+        let inputs = [&vec![0.0; queries * head_size][..], &vec![0.0; keys * head_size], &v];
+        let (out, _) = attend(runtime, config, inputs, [&[1.0]; 3])?;
+        for (at, &found) in out.iter().enumerate() {
+            let (query, key) = (at / head_size, first + at % head_size);
+            let seen = (0..keys).filter(|&key| problem.sees(query, key)).count();
+            let value = if key < keys && problem.sees(query, key) { 1.0 / seen as f64 } else { 0.0 };
+            if (found - value).abs() > 2.0 * HALF_UNIT * value {
+                return Err(format!("query {query} gives key {key} the weight {found}, expected {value}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn refused(runtime: &Runtime) -> Outcome {
+    let good = AttentionConfig { queries: 8, keys: 8, heads: 4, key_heads: 2, head_size: 64, ..AttentionConfig::default() };
+    match AttentionFp8::new(runtime, AttentionConfig { head_size: 96, ..good }) {
+        Err(error @ Error::Invalid { .. }) if error.to_string().contains("head_size is 96: 64 or 128") => {}
+        other => return Err(format!("{other:?}")),
+    }
+    let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose_fp8())?;
+    if choice.kernel != "attention_forward_fp8__d64__swizzle64__causal" || !choice.why.contains("8 bits") {
+        return Err(format!("{choice:?}"));
+    }
+    let stream = stream(runtime)?;
+    let attention = text(AttentionFp8::new(runtime, good))?;
+    let (q, k) = (text(Buffer::<e4m3>::zeros(&stream, 2048))?, text(Buffer::<e4m3>::zeros(&stream, 1024))?);
+    let (mut out, mut log_sum_exp) = (text(Buffer::<bf16>::zeros(&stream, 2048))?, text(Buffer::<f32>::zeros(&stream, 32))?);
+    let wrong = text(Buffer::<f32>::zeros(&stream, 4))?;
+    let scales = Scales { q: wrong.view(), k: wrong.view(), v: wrong.view() };
+    let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
+    match attention.forward(&stream, Inputs::new(q.view(), k.view(), k.view()), scales, outputs) {
+        Err(Error::Length { what: "AttentionFp8, scales.k", expected: 2, found: 4 }) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}

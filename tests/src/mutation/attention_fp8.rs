@@ -1,0 +1,85 @@
+//! Mutants of 8-bit attention.
+
+use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
+use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
+use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+use oxtile_tile::layout::Swizzle64;
+use oxtile_tile::num::{Pod, bf16, e4m3};
+
+use super::Job;
+use super::device::{Device, Elements, words};
+
+pub const JOBS: &[Job] = &[Job { name: "attention_forward_fp8", run: attention_forward_fp8, equivalents: EQUIVALENTS }];
+
+const EQUIVALENTS: &[Equivalent<'static>] = &[
+    Equivalent {
+        matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
+        reason: "waits for one group more than needed: slower, never wrong",
+    },
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
+        reason: "of the four rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
+    },
+];
+
+/// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then tiles that the mask
+/// cuts, to nothing too.
+const SHAPES: [[u64; 2]; 2] = [[136, 300], [300, 160]];
+const SIZE: u64 = 64;
+
+/// A map of boxes of `box_rows` rows of one head of one batch.
+fn map<T: Pod>(device: &Device, tensor: &Elements<T>, rows: u64, box_rows: u32) -> Elements<u64> {
+    let bytes = size_of::<T>() as u64;
+    let map = TensorMap {
+        address: tensor.address,
+        element_bytes: bytes as u32,
+        dimensions: vec![SIZE, rows, 1, 1],
+        strides: vec![bytes * SIZE, bytes * SIZE * rows, bytes * SIZE * rows],
+        box_dimensions: vec![SIZE as u32, box_rows, 1, 1],
+        swizzle: if bytes == 1 { Swizzle::Bytes64 } else { Swizzle::Bytes128 },
+    };
+    let bytes = tensor_map::encode(&map).expect("a map within the limits");
+    let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    device.upload("map", &words)
+}
+
+fn attention_forward_fp8(device: &Device) -> Result<Vec<u32>, Outcome> {
+    Ok([attend(device, SHAPES[0])?, attend(device, SHAPES[1])?].concat())
+}
+
+fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome> {
+    // At most 2, so that every weight counts.
+    let small = |rows: u64| words((rows * SIZE) as usize / 4).into_iter().map(|word| word & 0xbfbf_bfbf).collect::<Vec<_>>();
+    let q = device.upload::<e4m3>("q", &small(queries));
+    let [k, v] = ["k", "v"].map(|name| device.upload::<e4m3>(name, &small(keys)));
+    let out = device.upload::<bf16>("out", &vec![0; (queries * SIZE / 2) as usize]);
+    let scale = device.upload::<f32>("scale", &[1_f32.to_bits()]);
+    let (mut log_sum_exp, mut counter) = (device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]), device.upload("counter", &[0]));
+    let maps = [map(device, &q, queries, 64), map(device, &k, keys, 128), map(device, &v, keys, 128), map(device, &out, queries, 64)];
+    let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
+    // SAFETY: the maps were encoded for these tensors and boxes.
+    let args = unsafe {
+        AttentionForwardFp8Args::<64, Swizzle64, true> {
+            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
+            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
+            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
+            q_scale: scale.view(),
+            k_scale: scale.view(),
+            v_scale: scale.view(),
+            out: DeviceTensorMapMut::from_raw(out_map, out.view().access("tensor")),
+            log_sum_exp: log_sum_exp.view_mut(),
+            counter: counter.view_mut(),
+            batches: 1,
+            heads: 1,
+            group: 1,
+            rows: queries as u32,
+            keys: keys as u32,
+            diagonal: keys as i32 - queries as i32,
+            section: 1,
+            scale: 0.18,
+        }
+    };
+    device.launch::<AttentionForwardFp8<64, Swizzle64, true>>(args)?;
+    Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
+}

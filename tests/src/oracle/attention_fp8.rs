@@ -1,0 +1,38 @@
+//! What attention loses at least if its weights are rounded to 8 bits, in f64.
+
+use super::attention::Problem;
+use super::formats::E4M3;
+
+/// As [`attention`](super::attention::attention), with weights of at most 1 rounded to e4m3 before they meet the values. Their sum
+/// is of the unrounded ones.
+pub fn with_rounded_weights(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
+    let Problem { batches, queries, keys, heads, key_heads, head_size, scale, .. } = *problem;
+    let mut out = vec![0.0; batches * queries * heads * head_size];
+    for (at, row) in out.chunks_exact_mut(head_size).enumerate() {
+        let (head, i, batch) = (at % heads, at / heads % queries, at / heads / queries);
+        let query = &q[at * head_size..][..head_size];
+        let of_key = |j: usize| ((batch * keys + j) * key_heads + head * key_heads / heads) * head_size;
+        let score = |j: usize| query.iter().zip(&k[of_key(j)..]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() * scale;
+        let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| problem.sees(i, j)).map(|j| (j, score(j))).collect();
+        let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
+        let sum: f64 = scores.iter().map(|&(_, score)| (score - largest).exp()).sum();
+        for (j, score) in scores {
+            let weight = E4M3.round((score - largest).exp()) / sum;
+            row.iter_mut().zip(&v[of_key(j)..]).for_each(|(out, &value)| *out += weight * f64::from(value));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_hand() {
+        let problem = Problem { batches: 1, queries: 1, keys: 2, heads: 1, key_heads: 1, head_size: 1, diagonal: None, scale: 1.0 };
+        // A weight of 0.3 is 0.3125 in e4m3, of a sum of 1.3.
+        let found = with_rounded_weights(&problem, &[1.0], &[0.0, 0.3_f32.ln()], &[1.0, 10.0]);
+        assert!((found[0] - (1.0 + 3.125) / 1.3).abs() < 1e-6, "{found:?}");
+    }
+}
