@@ -1,13 +1,18 @@
 //! Ranks and the collectives among them.
 //!
-//! A program of one rank uses [`SingleRank`] and is then the same program as that of many. Every collective is
+//! A program of one rank uses [`SingleRank`] and is then the same program as that of many; [`EmulatedCommunicator`] gives
+//! the ranks of a virtual cluster. Every collective is
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
 //! collectives in the same order, an empty rank too.
 
 mod communicator;
+mod emulated;
 mod rank;
 mod single_rank;
+mod team;
 
-pub use communicator::{Communicator, ReduceMax, ReduceOp, Reducible};
+pub use communicator::{Communicator, DType, ReduceMax, ReduceOp, Reducible};
+pub use emulated::EmulatedCommunicator;
 pub use rank::{Rank, WorldSize};
 pub use single_rank::SingleRank;
+pub use team::{Member, Team};

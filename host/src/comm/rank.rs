@@ -55,6 +55,12 @@ impl fmt::Display for Rank {
     }
 }
 
+impl fmt::Display for WorldSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ranks", self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use oxtile_tile::num::Pod;
 
-use super::communicator::{Communicator, ReduceMax, ReduceOp, Reducible};
+use super::communicator::{Communicator, ReduceOp, Reducible};
 use super::rank::{Rank, WorldSize};
 use crate::runtime::{Buffer, Device, Error, Result, Stream};
 
@@ -61,13 +61,27 @@ impl Communicator for SingleRank {
         buffer.check_stream(stream, WHAT)
     }
 
+    fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+        self.check_stream(stream, "Communicator::all_to_all")?;
+        output.copy_from(stream, input)
+    }
+
+    /// Messages to oneself are taken in the order in which they are sent.
+    fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+        const WHAT: &str = "Communicator::exchange";
+        self.check_stream(stream, WHAT)?;
+        let peers = sends.iter().map(|(peer, _)| *peer).chain(receives.iter().map(|(peer, _)| *peer));
+        if let Some(peer) = peers.into_iter().find(|peer| *peer != Rank::ZERO) {
+            return Err(Error::Invalid { what: WHAT, why: format!("{peer} is not of this world, which has rank 0 alone") });
+        }
+        if sends.len() != receives.len() {
+            let why = format!("{} messages are sent and {} received, all by rank 0: nobody else is there", sends.len(), receives.len());
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        sends.iter().zip(receives).try_for_each(|((_, from), (_, to))| to.copy_from(stream, from))
+    }
+
     fn barrier(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream, "Communicator::barrier")
-    }
-}
-
-impl ReduceMax for SingleRank {
-    fn reduce_max(&self, stream: &Stream, slots: &mut Buffer<f32>) -> Result<()> {
-        self.all_reduce(stream, slots, ReduceOp::Max)
     }
 }

@@ -6,6 +6,7 @@
 use oxtile_tile::launch::{DeviceLimits, Grid, KernelArgs, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
+use super::emulated::Cluster;
 use super::error::Result;
 use super::library::KernelLibrary;
 
@@ -55,6 +56,11 @@ pub(crate) struct KernelLaunch<'a> {
 /// What carries out the work of streams. Everything with a [`StreamId`] is only enqueued, unless it says otherwise.
 pub(crate) trait Backend: Send + Sync {
     fn devices(&self) -> &[DeviceProperties];
+
+    /// The virtual cluster, where that is what carries out the work.
+    fn cluster(&self) -> Option<&Cluster> {
+        None
+    }
 
     fn create_stream(&self, device: u32) -> Result<StreamId>;
     /// Work already enqueued is still done.

@@ -124,6 +124,11 @@ impl<T: Pod> Buffer<T> {
         &self.memory
     }
 
+    /// The memory and its uses.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
     /// Fails unless work on the stream may use the buffer.
     pub(crate) fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
         self.memory.check_stream(&stream.0, what)

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use oxtile_emulator::Fault;
 use oxtile_tile::launch::LaunchError;
 
+use crate::comm::Rank;
+
 /// The result of a runtime call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -124,6 +126,30 @@ pub enum Error {
         what: &'static str,
         /// What is wrong, and how to mend it.
         why: String,
+    },
+    /// Ranks of one group called different collectives, or one with different arguments. Nothing runs on the runtime any more.
+    #[error(
+        "call {sequence} of {group}: {rank} called {found}, {other} called {expected}: every rank calls the same collectives with the same arguments, in one order"
+    )]
+    Mismatch {
+        /// Which ranks belong together.
+        group: String,
+        /// The number of the call in the group, from 0.
+        sequence: u64,
+        /// The rank that came later.
+        rank: Rank,
+        /// What it called.
+        found: String,
+        /// The rank that came first.
+        other: Rank,
+        /// What that one called.
+        expected: String,
+    },
+    /// No stream of the virtual cluster can go on. Nothing runs on it any more.
+    #[error("no stream can go on: let somebody record, signal or call what these wait for{waits}")]
+    Stuck {
+        /// What each stream waits for, a line each.
+        waits: String,
     },
     /// No folder holds compiled kernels of the package.
     #[error(

@@ -13,18 +13,18 @@ mod buffer;
 mod cuda;
 mod device;
 mod element;
-mod emulated;
+pub(crate) mod emulated;
 mod error;
 mod event;
 mod graph;
 mod library;
 mod limits;
-mod memory;
+pub(crate) mod memory;
 mod module;
 mod pinned;
 #[allow(clippy::module_inception, reason = "the noun")]
-mod runtime;
-mod stream;
+pub(crate) mod runtime;
+pub(crate) mod stream;
 
 pub use buffer::Buffer;
 pub use device::Device;

@@ -1,44 +1,23 @@
 //! The emulated back end: one memory, the streams of all devices, and the scheduler that empties them.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_emulator::{Launch, Memory, Mode, Options, TensorName};
+use oxtile_emulator::{Launch, Memory, Options, TensorName};
 use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
+use super::collective::Part;
 use super::operation::{Mark, Operation, allocate_host};
-use super::random::Random;
-use super::schedule::Queues;
+use super::options::EmulatedOptions;
+use super::schedule::{Graph, Queues};
+use super::scheduler::State;
 use crate::runtime::backend::{Backend, BoxMap, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::memory_of;
 use crate::runtime::runtime::{lock, seed_from_environment};
-
-/// Options of [`Runtime::emulated_with`](crate::runtime::Runtime::emulated_with).
-#[derive(Clone, Debug)]
-pub struct EmulatedOptions {
-    /// How many virtual GPUs.
-    pub devices: u32,
-    /// What is checked in a kernel.
-    pub mode: Mode,
-    /// Determines the order of streams and, in [`Mode::Check`], of threads; `None` takes `OXTILE_SEED`, else 0. One
-    /// seed gives one order as long as one thread enqueues.
-    pub seed: Option<u64>,
-    /// OS threads that run blocks in [`Mode::Fast`]; 0 takes one a core.
-    pub workers: usize,
-    /// Multiprocessors that a device reports; persistent kernels launch about as many blocks.
-    pub multiprocessors: u32,
-}
-
-impl Default for EmulatedOptions {
-    fn default() -> Self {
-        Self { devices: 1, mode: Mode::Fast, seed: None, workers: 0, multiprocessors: 4 }
-    }
-}
 
 /// Dynamic shared memory a block may ask for on compute capability 9.0 (CUDA C++ Programming Guide, table 27).
 const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;
@@ -49,21 +28,8 @@ pub(crate) struct Cluster {
     devices: Vec<DeviceProperties>,
     memory: Arc<Memory>,
     state: Mutex<State>,
-}
-
-struct State {
-    random: Random,
-    /// The last handle given out, of any sort.
-    handle: u64,
-    queues: Queues,
-    /// The latest record of each event.
-    events: BTreeMap<u64, Option<Arc<Mark>>>,
-    /// The streams of a capture, and what each capture holds, by the handle of its first stream.
-    capturing: BTreeMap<u64, u64>,
-    captures: BTreeMap<u64, Queues>,
-    graphs: BTreeMap<u64, Arc<Queues>>,
-    /// What ended all work.
-    fault: Option<Error>,
+    /// Signalled when work is enqueued or done.
+    progress: Condvar,
 }
 
 impl Cluster {
@@ -75,106 +41,68 @@ impl Cluster {
         let limits = DeviceLimits { multiprocessors: options.multiprocessors.max(1), shared_bytes_per_block: SHARED_BYTES_PER_BLOCK };
         let properties = |i| DeviceProperties { name: format!("emulated GPU {i}"), capability: (9, 0), limits };
         let devices = (0..options.devices).map(properties).collect();
-        let state = State {
-            random: Random::new(seed),
-            handle: 0,
-            queues: Queues::default(),
-            events: BTreeMap::new(),
-            capturing: BTreeMap::new(),
-            captures: BTreeMap::new(),
-            graphs: BTreeMap::new(),
-            fault: None,
-        };
-        Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(state) })
+        Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed)), progress: Condvar::new() })
     }
 
     fn push(&self, stream: StreamId, operation: Operation) -> Result<()> {
-        lock(&self.state).push(stream.handle, operation)
+        lock(&self.state).push(stream.handle, operation)?;
+        self.progress.notify_all();
+        Ok(())
     }
 
-    /// Runs operations of random streams until `done`. That nothing can go on ends all work, so that no copy stays queued
-    /// whose host memory the caller takes back.
-    fn run_until(&self, done: impl Fn(&State) -> bool) -> Result<()> {
+    /// Enqueues a rank's part in a collective.
+    pub fn collective(&self, stream: StreamId, part: Part) -> Result<()> {
+        let part = Arc::new(part);
         let mut state = lock(&self.state);
+        state.push(stream.handle, Operation::Arrive(Arc::clone(&part)))?;
+        state.push(stream.handle, Operation::Leave(part))?;
+        self.progress.notify_all();
+        Ok(())
+    }
+
+    /// A handle for a rank that some thread will drive.
+    pub fn add_rank(&self) -> u64 {
+        let mut state = lock(&self.state);
+        let handle = state.new_handle();
+        state.drivers.insert(handle, None);
+        handle
+    }
+
+    /// The calling thread drives the rank.
+    pub fn drive(&self, rank: u64) {
+        lock(&self.state).drivers.insert(rank, Some(std::thread::current().id()));
+    }
+
+    /// Nobody drives the rank any more.
+    pub fn remove_rank(&self, rank: u64) {
+        lock(&self.state).drivers.remove(&rank);
+        self.progress.notify_all();
+    }
+
+    /// Runs operations of random streams until `done`. If nothing can go on, and no other thread makes it within the patience,
+    /// that ends all work, so that no copy stays queued whose host memory the caller takes back.
+    fn run_until(&self, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<()> {
+        let mut state = lock(&self.state);
+        let mut last = (state.steps, Instant::now());
         loop {
             state.check()?;
             if done(&state) {
+                after(&mut state);
                 return Ok(());
             }
-            if !self.step(&mut state)? {
-                let why = "it waits for an event that nothing will record".to_owned();
-                return Err(state.poison(Error::Invalid { what: "emulated stream", why }, &self.memory));
+            if state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())? {
+                self.progress.notify_all();
+                continue;
             }
-        }
-    }
-
-    /// Runs one operation of a random stream that can go on; false if there is none.
-    fn step(&self, state: &mut State) -> Result<bool> {
-        let Some(operation) = state.queues.take(&mut state.random) else { return Ok(false) };
-        let result = self.execute(&operation, &mut state.random);
-        result.map_err(|error| state.poison(error, &self.memory))?;
-        Ok(true)
-    }
-
-    fn execute(&self, operation: &Operation, random: &mut Random) -> Result<()> {
-        match operation {
-            Operation::Record(mark) => mark.set(Some(Instant::now())),
-            Operation::Replay(graph) => {
-                graph.reset_marks();
-                let mut queues = Queues::clone(graph);
-                while let Some(operation) = queues.take(random) {
-                    self.execute(&operation, random)?;
-                }
-                debug_assert!(queues.are_all_empty(), "a capture joins all its streams");
+            if state.steps != last.0 {
+                last = (state.steps, Instant::now());
             }
-            operation => operation.execute(&self.memory, self.run_options(random.next()))?,
-        }
-        Ok(())
-    }
-
-    fn run_options(&self, seed: u64) -> Options {
-        let options = match self.options.mode {
-            Mode::Check => Options::check(seed),
-            Mode::Fast => Options::fast(),
-        };
-        Options { workers: self.options.workers, ..options }
-    }
-}
-
-impl State {
-    fn new_handle(&mut self) -> u64 {
-        self.handle += 1;
-        self.handle
-    }
-
-    fn check(&self) -> Result<()> {
-        self.fault.clone().map_or(Ok(()), Err)
-    }
-
-    fn push(&mut self, stream: u64, operation: Operation) -> Result<()> {
-        self.check()?;
-        let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
-        captured.unwrap_or(&mut self.queues).push(stream, operation);
-        Ok(())
-    }
-
-    fn mark(&self, event: EventId) -> Option<Arc<Mark>> {
-        self.events.get(&event.handle).cloned().flatten()
-    }
-
-    /// Ends all work: only frees are still done.
-    fn poison(&mut self, error: Error, memory: &Arc<Memory>) -> Error {
-        self.fault = Some(error.clone());
-        self.abandon(memory);
-        error
-    }
-
-    fn abandon(&mut self, memory: &Arc<Memory>) {
-        for operation in self.queues.drain() {
-            if matches!(operation, Operation::Free { .. } | Operation::FreeHost { .. }) {
-                // What cannot be freed is freed with the memory itself.
-                let _ = operation.execute(memory, Options::fast());
+            let left = self.options.patience.saturating_sub(last.1.elapsed());
+            if left.is_zero() || !state.others_may_enqueue() {
+                self.progress.notify_all();
+                return Err(state.stuck(&self.memory));
             }
+            state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -182,11 +110,15 @@ impl State {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let memory = Arc::clone(&self.memory);
-        self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).abandon(&memory);
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner).abandon(&memory);
     }
 }
 
 impl Backend for Cluster {
+    fn cluster(&self) -> Option<&Cluster> {
+        Some(self)
+    }
+
     fn devices(&self) -> &[DeviceProperties] {
         &self.devices
     }
@@ -194,15 +126,17 @@ impl Backend for Cluster {
     fn create_stream(&self, device: u32) -> Result<StreamId> {
         let mut state = lock(&self.state);
         state.check()?;
-        Ok(StreamId { device, handle: state.new_handle() })
+        let handle = state.new_handle();
+        state.streams.insert(handle, device);
+        Ok(StreamId { device, handle })
     }
 
     fn destroy_stream(&self, stream: StreamId) {
-        lock(&self.state).queues.forget(stream.handle);
+        lock(&self.state).forget_stream(stream.handle);
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<()> {
-        self.run_until(|state| state.queues.is_empty(stream.handle))
+        self.run_until(|state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
     }
 
     fn create_event(&self, device: u32, _timing: bool) -> Result<EventId> {
@@ -222,6 +156,7 @@ impl Backend for Cluster {
         let mark = Mark::new(state.capturing.get(&stream.handle).copied());
         state.push(stream.handle, Operation::Record(Arc::clone(&mark)))?;
         state.events.insert(event.handle, Some(mark));
+        self.progress.notify_all();
         Ok(())
     }
 
@@ -233,27 +168,38 @@ impl Backend for Cluster {
         if let Some(capture) = mark.capture.filter(|capture| state.captures.contains_key(capture)) {
             state.capturing.insert(stream.handle, capture);
         }
-        state.push(stream.handle, Operation::Wait(mark))
+        state.push(stream.handle, Operation::Wait(mark))?;
+        self.progress.notify_all();
+        Ok(())
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<()> {
-        self.run_until(|state| state.mark(event).is_none_or(|mark| mark.reached().is_some()))
+        let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
+        self.run_until(is_reached, |state| {
+            if let Some(mark) = state.mark(event) {
+                state.host_saw(&mark);
+            }
+        })
     }
 
     /// Runs one operation if the event is not done, so that a loop around it ends.
     fn is_done(&self, event: EventId) -> Result<bool> {
         let mut state = lock(&self.state);
         state.check()?;
-        let done = state.mark(event).is_none_or(|mark| mark.reached().is_some());
+        let mark = state.mark(event);
+        let done = mark.as_ref().is_none_or(|mark| mark.is_reached());
         if !done {
-            self.step(&mut state)?;
+            state.step(&self.memory, &self.options)?;
+            self.progress.notify_all();
+        } else if let Some(mark) = mark {
+            state.host_saw(&mark);
         }
         Ok(done)
     }
 
     fn elapsed_seconds(&self, start: EventId, end: EventId) -> Result<f64> {
         let state = lock(&self.state);
-        let reached = |event| state.mark(event).and_then(|mark| mark.reached());
+        let reached = |event| state.mark(event).and_then(|mark| mark.instant());
         match (reached(start), reached(end)) {
             (Some(start), Some(end)) => Ok(end.saturating_duration_since(start).as_secs_f64()),
             _ => Err(Error::Invalid { what: "Event::elapsed_since", why: "an event is not done: wait for both".to_owned() }),
@@ -345,15 +291,20 @@ impl Backend for Cluster {
         let Some(queues) = queues else {
             return Err(Error::Invalid { what: "Graph::capture", why: "the stream is not being captured".to_owned() });
         };
+        let graph = Graph::new(queues, || state.new_handle());
         let handle = state.new_handle();
-        state.graphs.insert(handle, Arc::new(queues));
+        state.graphs.insert(handle, graph);
         Ok(GraphId { device: origin.device, handle })
     }
 
     fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()> {
         let mut state = lock(&self.state);
         match state.graphs.get(&graph.handle).cloned() {
-            Some(queues) => state.push(stream.handle, Operation::Replay(queues)),
+            Some(graph) => {
+                state.push(stream.handle, Operation::Replay(graph))?;
+                self.progress.notify_all();
+                Ok(())
+            }
             None => Err(Error::Invalid { what: "Graph::replay", why: "the graph is gone".to_owned() }),
         }
     }

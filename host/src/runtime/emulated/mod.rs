@@ -1,9 +1,16 @@
 //! Virtual GPUs: streams are queues that a seeded scheduler empties when somebody waits.
 
+mod clock;
 mod cluster;
+mod collective;
 mod operation;
+mod options;
 mod random;
+mod reduction;
 mod schedule;
+mod scheduler;
 
 pub(crate) use cluster::Cluster;
-pub use cluster::EmulatedOptions;
+pub(crate) use collective::{Call, Group, Part, Region, Transfer};
+pub use options::EmulatedOptions;
+pub(crate) use reduction::Reduction;

@@ -6,29 +6,52 @@ use std::time::Instant;
 
 use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
 
-use super::schedule::Queues;
+use super::clock::Clock;
+use super::collective::Part;
+use super::schedule::Graph;
 use crate::runtime::backend::{Copy, Direction};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::runtime::lock;
 
-/// One piece of work. A value, so that a captured graph can do it again.
+/// A piece of work in a queue. A value, so that a captured graph can do it again.
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub operation: Operation,
+    /// What the host had waited for when it enqueued the work.
+    pub host: Arc<Clock>,
+}
+
+/// What there is to do.
 #[derive(Clone)]
 pub(super) enum Operation {
     Launch(Arc<Launch>),
     Copy(Copy),
-    Fill { address: u64, byte: u8, bytes: u64 },
-    Free { address: u64 },
-    FreeHost { address: u64, bytes: u64 },
+    Fill {
+        address: u64,
+        byte: u8,
+        bytes: u64,
+    },
+    Free {
+        address: u64,
+    },
+    FreeHost {
+        address: u64,
+        bytes: u64,
+    },
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
-    Replay(Arc<Queues>),
+    Replay(Arc<Graph>),
+    /// A rank comes to a collective and brings its data,
+    Arrive(Arc<Part>),
+    /// and goes on with the result once all are there.
+    Leave(Arc<Part>),
 }
 
 /// One record of an event: done once the stream reached it.
 pub(super) struct Mark {
     /// The capture that it was recorded in.
     pub capture: Option<u64>,
-    reached: Mutex<Option<Instant>>,
+    reached: Mutex<Option<(Instant, Clock)>>,
 }
 
 impl Mark {
@@ -36,25 +59,56 @@ impl Mark {
         Arc::new(Self { capture, reached: Mutex::new(None) })
     }
 
-    pub fn reached(&self) -> Option<Instant> {
-        *lock(&self.reached)
+    pub fn reached_at_start() -> Arc<Self> {
+        Arc::new(Self { capture: None, reached: Mutex::new(Some((Instant::now(), Clock::default()))) })
     }
 
-    pub fn set(&self, reached: Option<Instant>) {
-        *lock(&self.reached) = reached;
+    pub fn is_reached(&self) -> bool {
+        lock(&self.reached).is_some()
+    }
+
+    pub fn instant(&self) -> Option<Instant> {
+        lock(&self.reached).as_ref().map(|(instant, _)| *instant)
+    }
+
+    pub fn reach(&self, clock: &Clock) {
+        *lock(&self.reached) = Some((Instant::now(), clock.clone()));
+    }
+
+    pub fn reset(&self) {
+        *lock(&self.reached) = None;
+    }
+
+    /// Adds what had happened when it was reached.
+    pub fn join_into(&self, clock: &mut Clock) {
+        if let Some((_, reached)) = &*lock(&self.reached) {
+            clock.join(reached);
+        }
     }
 }
 
 impl Operation {
-    /// Whether the stream may go on to it.
-    pub fn is_ready(&self) -> bool {
+    /// Whether the queue may go on to it.
+    pub fn is_ready(&self, _memory: &Memory) -> bool {
         match self {
-            Self::Wait(mark) => mark.reached().is_some(),
+            Self::Wait(mark) => mark.is_reached(),
+            Self::Replay(graph) => graph.is_idle(),
+            Self::Leave(part) => part.all_are_there(),
             _ => true,
         }
     }
 
-    /// Does what touches memory; marks and graphs are the scheduler's.
+    /// What keeps a queue from going on, for the report of a deadlock.
+    pub fn waits_for(&self) -> String {
+        match self {
+            Self::Wait(_) => "an event that nothing records".to_owned(),
+            Self::Replay(_) => "the graph's replay before".to_owned(),
+            Self::Leave(part) => part.missing(),
+            _ => "nothing".to_owned(),
+        }
+    }
+
+    /// Does what touches memory alone; the rest is the scheduler's.
     pub fn execute(&self, memory: &Arc<Memory>, options: Options) -> Result<()> {
         match self {
             Self::Launch(launch) => {
@@ -68,7 +122,7 @@ impl Operation {
                 free_host(*address, *bytes);
                 Ok(())
             }
-            Self::Record(_) | Self::Wait(_) | Self::Replay(_) => Ok(()),
+            Self::Record(_) | Self::Wait(_) | Self::Replay(_) | Self::Arrive(_) | Self::Leave(_) => Ok(()),
         }
     }
 }

@@ -1,55 +1,124 @@
-//! Queues of operations and the choice of which stream goes on.
+//! Queues of operations and the choice of which goes on.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use super::operation::Operation;
+use oxtile_emulator::Memory;
+
+use super::operation::{Entry, Mark, Operation};
 use super::random::Random;
 
 /// The queues of several streams, by handle: ordered, so that a seed means the same on every run.
-#[derive(Clone, Default)]
-pub(super) struct Queues(BTreeMap<u64, VecDeque<Operation>>);
+#[derive(Default)]
+pub(super) struct Queues(BTreeMap<u64, Queue>);
+
+#[derive(Default)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    /// For how many choices the queue is held back, as a slow copy or a late device would be.
+    held: usize,
+}
+
+/// One choice in so many is followed by a delay of its queue.
+const DELAYED: usize = 8;
+/// The longest delay, in choices.
+const LONGEST_DELAY: usize = 24;
 
 impl Queues {
-    pub fn push(&mut self, stream: u64, operation: Operation) {
-        self.0.entry(stream).or_default().push_back(operation);
+    pub fn push(&mut self, queue: u64, entry: Entry) {
+        self.0.entry(queue).or_default().entries.push_back(entry);
     }
 
-    pub fn is_empty(&self, stream: u64) -> bool {
-        self.0.get(&stream).is_none_or(VecDeque::is_empty)
+    /// Makes an entry the next of its queue.
+    pub fn push_first(&mut self, queue: u64, entry: Entry) {
+        self.0.entry(queue).or_default().entries.push_front(entry);
     }
 
-    pub fn are_all_empty(&self) -> bool {
-        self.0.values().all(VecDeque::is_empty)
+    pub fn is_empty(&self, queue: u64) -> bool {
+        self.0.get(&queue).is_none_or(|queue| queue.entries.is_empty())
     }
 
-    /// Takes the next operation of a random stream among those that can go on.
-    pub fn take(&mut self, random: &mut Random) -> Option<Operation> {
-        let is_ready = |queue: &&mut VecDeque<Operation>| queue.front().is_some_and(Operation::is_ready);
-        let ready = self.0.values().filter(|queue| queue.front().is_some_and(Operation::is_ready)).count();
-        if ready == 0 {
+    /// Takes the next entry of a random queue among those that can go on; delayed ones only if there is no other.
+    pub fn take(&mut self, random: &mut Random, memory: &Memory) -> Option<(u64, Entry)> {
+        let is_ready = |queue: &Queue| queue.entries.front().is_some_and(|entry| entry.operation.is_ready(memory));
+        let mut ready: Vec<u64> = self.0.iter().filter(|(_, queue)| is_ready(queue)).map(|(handle, _)| *handle).collect();
+        let held: Vec<u64> = ready.iter().filter(|handle| self.hold(**handle)).copied().collect();
+        if held.len() < ready.len() {
+            ready.retain(|handle| !held.contains(handle));
+        }
+        if ready.is_empty() {
             return None;
         }
-        let chosen = random.below(ready);
-        self.0.values_mut().filter(is_ready).nth(chosen)?.pop_front()
+        let chosen = ready[random.below(ready.len())];
+        let queue = self.0.get_mut(&chosen)?;
+        if random.below(DELAYED) == 0 {
+            queue.held = random.below(LONGEST_DELAY);
+        }
+        queue.entries.pop_front().map(|entry| (chosen, entry))
     }
 
-    /// Forgets a stream that has nothing left to do.
-    pub fn forget(&mut self, stream: u64) {
-        if self.is_empty(stream) {
-            self.0.remove(&stream);
-        }
+    /// Counts a choice against the delay of a queue; whether it is still held.
+    fn hold(&mut self, handle: u64) -> bool {
+        let Some(queue) = self.0.get_mut(&handle).filter(|queue| queue.held > 0) else { return false };
+        queue.held -= 1;
+        true
+    }
+
+    /// The next entry of each queue that has one.
+    pub fn heads(&self) -> impl Iterator<Item = (u64, &Entry)> {
+        self.0.iter().filter_map(|(handle, queue)| Some((*handle, queue.entries.front()?)))
+    }
+
+    /// Forgets a queue that has nothing left to do; whether it had.
+    pub fn forget(&mut self, queue: u64) -> bool {
+        self.is_empty(queue) && self.0.remove(&queue).is_some()
     }
 
     /// Takes everything, in no order.
-    pub fn drain(&mut self) -> Vec<Operation> {
-        std::mem::take(&mut self.0).into_values().flatten().collect()
+    pub fn drain(&mut self) -> Vec<Entry> {
+        std::mem::take(&mut self.0).into_values().flat_map(|queue| queue.entries).collect()
     }
 
-    /// Makes the marks of a graph good for another replay.
-    pub fn reset_marks(&self) {
-        for operation in self.0.values().flatten() {
-            if let Operation::Record(mark) = operation {
-                mark.set(None);
+    fn into_queues(self) -> impl Iterator<Item = VecDeque<Entry>> {
+        self.0.into_values().map(|queue| queue.entries)
+    }
+}
+
+/// A captured graph: queues that a replay adds to the cluster's, so that its work interleaves with all other.
+pub(super) struct Graph(Vec<Branch>);
+
+/// What one captured stream does.
+pub(super) struct Branch {
+    /// The queue that it is replayed on.
+    pub queue: u64,
+    pub entries: VecDeque<Entry>,
+    /// Reached when no replay is under way.
+    pub end: Arc<Mark>,
+}
+
+impl Graph {
+    pub fn new(captured: Queues, mut new_handle: impl FnMut() -> u64) -> Arc<Self> {
+        let branch = |entries| Branch { queue: new_handle(), entries, end: Mark::reached_at_start() };
+        Arc::new(Self(captured.into_queues().map(branch).collect()))
+    }
+
+    pub fn branches(&self) -> &[Branch] {
+        &self.0
+    }
+
+    /// As on CUDA, replays of one graph come one after another.
+    pub fn is_idle(&self) -> bool {
+        self.0.iter().all(|branch| branch.end.is_reached())
+    }
+
+    /// Makes the marks good for another replay.
+    pub fn reset(&self) {
+        for branch in &self.0 {
+            branch.end.reset();
+            for entry in &branch.entries {
+                if let Operation::Record(mark) = &entry.operation {
+                    mark.reset();
+                }
             }
         }
     }

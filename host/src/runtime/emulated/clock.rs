@@ -1,0 +1,22 @@
+//! Vector clocks over the queues of a cluster.
+
+use std::collections::BTreeMap;
+
+/// What is known to have happened: of each queue, by handle, how many operations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Clock(BTreeMap<u64, u64>);
+
+impl Clock {
+    /// One more operation of `queue`.
+    pub fn tick(&mut self, queue: u64) {
+        *self.0.entry(queue).or_default() += 1;
+    }
+
+    /// All that either knows.
+    pub fn join(&mut self, other: &Self) {
+        for (queue, time) in &other.0 {
+            let mine = self.0.entry(*queue).or_default();
+            *mine = (*mine).max(*time);
+        }
+    }
+}

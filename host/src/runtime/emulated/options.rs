@@ -1,0 +1,29 @@
+//! How a virtual cluster is made.
+
+use std::time::Duration;
+
+use oxtile_emulator::Mode;
+
+/// Options of [`Runtime::emulated_with`](crate::runtime::Runtime::emulated_with).
+#[derive(Clone, Debug)]
+pub struct EmulatedOptions {
+    /// How many virtual GPUs.
+    pub devices: u32,
+    /// What is checked in a kernel.
+    pub mode: Mode,
+    /// Determines the order and delays of streams and, in [`Mode::Check`], of threads; `None` takes `OXTILE_SEED`, else 0. One
+    /// seed gives one order as long as one thread enqueues.
+    pub seed: Option<u64>,
+    /// OS threads that run blocks in [`Mode::Fast`]; 0 takes one a core.
+    pub workers: usize,
+    /// Multiprocessors that a device reports; persistent kernels launch about as many blocks.
+    pub multiprocessors: u32,
+    /// How long a wait goes on when nothing can run and other threads drive ranks: they may still enqueue what is missing.
+    pub patience: Duration,
+}
+
+impl Default for EmulatedOptions {
+    fn default() -> Self {
+        Self { devices: 1, mode: Mode::Fast, seed: None, workers: 0, multiprocessors: 4, patience: Duration::from_secs(10) }
+    }
+}

@@ -1,0 +1,189 @@
+//! The state of a virtual cluster and how its queues are emptied.
+//!
+//! Work runs only while some thread waits: each step takes the next operation of a random queue among those that can go on.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use oxtile_emulator::{Memory, Mode, Options};
+
+use super::clock::Clock;
+use super::operation::{Entry, Mark, Operation};
+use super::options::EmulatedOptions;
+use super::random::Random;
+use super::schedule::{Graph, Queues};
+use crate::runtime::backend::EventId;
+use crate::runtime::error::{Error, Result};
+
+pub(super) struct State {
+    pub random: Random,
+    /// The last handle given out, of any sort.
+    handle: u64,
+    /// Operations done so far.
+    pub steps: u64,
+    pub queues: Queues,
+    /// The device of each stream, for reports.
+    pub streams: BTreeMap<u64, u32>,
+    clocks: BTreeMap<u64, Clock>,
+    /// What host threads have waited for.
+    host: Arc<Clock>,
+    /// The latest record of each event.
+    pub events: BTreeMap<u64, Option<Arc<Mark>>>,
+    /// The streams of a capture, and what each capture holds, by the handle of its first stream.
+    pub capturing: BTreeMap<u64, u64>,
+    pub captures: BTreeMap<u64, Queues>,
+    pub graphs: BTreeMap<u64, Arc<Graph>>,
+    /// The thread that last called for each rank, by the rank's handle.
+    pub drivers: BTreeMap<u64, Option<ThreadId>>,
+    /// What ended all work.
+    fault: Option<Error>,
+}
+
+impl State {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed),
+            handle: 0,
+            steps: 0,
+            queues: Queues::default(),
+            streams: BTreeMap::new(),
+            clocks: BTreeMap::new(),
+            host: Arc::default(),
+            events: BTreeMap::new(),
+            capturing: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            drivers: BTreeMap::new(),
+            fault: None,
+        }
+    }
+
+    pub fn new_handle(&mut self) -> u64 {
+        self.handle += 1;
+        self.handle
+    }
+
+    pub fn check(&self) -> Result<()> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    pub fn push(&mut self, stream: u64, operation: Operation) -> Result<()> {
+        self.check()?;
+        let entry = Entry { operation, host: Arc::clone(&self.host) };
+        let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
+        captured.unwrap_or(&mut self.queues).push(stream, entry);
+        Ok(())
+    }
+
+    pub fn mark(&self, event: EventId) -> Option<Arc<Mark>> {
+        self.events.get(&event.handle).cloned().flatten()
+    }
+
+    /// A host thread has waited for all that the queue did.
+    pub fn host_waited_for(&mut self, queue: u64) {
+        if let Some(clock) = self.clocks.get(&queue) {
+            Arc::make_mut(&mut self.host).join(clock);
+        }
+    }
+
+    /// A host thread has waited for the event.
+    pub fn host_saw(&mut self, mark: &Mark) {
+        mark.join_into(Arc::make_mut(&mut self.host));
+    }
+
+    /// Whether a thread other than this one drives a rank, or may begin to.
+    pub fn others_may_enqueue(&self) -> bool {
+        let me = Some(std::thread::current().id());
+        self.drivers.values().any(|driver| *driver != me)
+    }
+
+    pub fn forget_stream(&mut self, stream: u64) {
+        if self.queues.forget(stream) {
+            self.clocks.remove(&stream);
+        }
+        self.streams.remove(&stream);
+    }
+
+    /// Runs one operation of a random queue that can go on; false if there is none.
+    pub fn step(&mut self, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<bool> {
+        let Some((queue, entry)) = self.queues.take(&mut self.random, memory) else { return Ok(false) };
+        self.steps += 1;
+        self.execute(queue, &entry, memory, options).map_err(|error| self.poison(error, memory))?;
+        Ok(true)
+    }
+
+    fn execute(&mut self, queue: u64, entry: &Entry, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<()> {
+        let mut clock = self.clocks.remove(&queue).unwrap_or_default();
+        clock.join(&entry.host);
+        clock.tick(queue);
+        let result = match &entry.operation {
+            Operation::Record(mark) => {
+                mark.reach(&clock);
+                Ok(())
+            }
+            Operation::Wait(mark) => {
+                mark.join_into(&mut clock);
+                Ok(())
+            }
+            Operation::Replay(graph) => {
+                self.replay(queue, graph, &clock);
+                Ok(())
+            }
+            Operation::Arrive(part) => part.arrive(memory, &clock),
+            Operation::Leave(part) => part.leave(memory, &mut clock),
+            operation => operation.execute(memory, run_options(options, self.random.next())),
+        };
+        self.clocks.insert(queue, clock);
+        result
+    }
+
+    /// Adds the branches of a graph to the queues; the stream goes on when they are done.
+    fn replay(&mut self, stream: u64, graph: &Graph, clock: &Clock) {
+        graph.reset();
+        let host = Arc::new(clock.clone());
+        for branch in graph.branches() {
+            let end = Entry { operation: Operation::Record(Arc::clone(&branch.end)), host: Arc::clone(&host) };
+            for entry in branch.entries.iter().cloned().chain([end]) {
+                self.queues.push(branch.queue, Entry { host: Arc::clone(&host), ..entry });
+            }
+            let wait = Operation::Wait(Arc::clone(&branch.end));
+            self.queues.push_first(stream, Entry { operation: wait, host: Arc::clone(&host) });
+        }
+    }
+
+    /// Ends all work because no queue can go on.
+    pub fn stuck(&mut self, memory: &Arc<Memory>) -> Error {
+        let mut waits = String::new();
+        for (queue, entry) in self.queues.heads() {
+            let device = self.streams.get(&queue).map_or(String::new(), |device| format!(" of device {device}"));
+            let _ = write!(waits, "\n  stream {queue}{device} waits for {}", entry.operation.waits_for());
+        }
+        self.poison(Error::Stuck { waits }, memory)
+    }
+
+    /// Ends all work: only frees are still done.
+    pub fn poison(&mut self, error: Error, memory: &Arc<Memory>) -> Error {
+        self.fault = Some(error.clone());
+        self.abandon(memory);
+        error
+    }
+
+    pub fn abandon(&mut self, memory: &Arc<Memory>) {
+        for entry in self.queues.drain() {
+            if matches!(entry.operation, Operation::Free { .. } | Operation::FreeHost { .. }) {
+                // What cannot be freed is freed with the memory itself.
+                let _ = entry.operation.execute(memory, Options::fast());
+            }
+        }
+    }
+}
+
+fn run_options(options: &EmulatedOptions, seed: u64) -> Options {
+    let run = match options.mode {
+        Mode::Check => Options::check(seed),
+        Mode::Fast => Options::fast(),
+    };
+    Options { workers: options.workers, ..run }
+}

@@ -1,0 +1,5 @@
+//! Ranks of the virtual cluster, on the public interface.
+
+mod collectives;
+mod mismatches;
+mod support;
