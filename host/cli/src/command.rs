@@ -28,7 +28,8 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         Request::Dequantize(request) => dequantize(&request, out),
         Request::Compare(request) => {
             let comparison = Comparison::of(&request.reference, &request.other, &mut Progress::on_terminal())?;
-            print_report(out, &comparison, request.json)
+            print_report(out, &comparison, request.json)?;
+            Ok(request.max_relative.map_or(Ok(()), |bound| comparison.check(bound))?)
         }
         Request::Inspect(request) => {
             let inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
@@ -41,15 +42,15 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
 
 fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Error> {
     let (mut device, choice) = quantize::runtime::open(request.device)?;
-    let outcome = quantize::run(&request.input, &request.output, request.format, &mut device, &mut Progress::on_terminal())?;
+    let outcome = quantize::run(&request.input, &request.output, request.recipe, &mut device, &mut Progress::on_terminal())?;
     let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
     print_report(out, &report, request.json)
 }
 
 fn dequantize(request: &arguments::Dequantize, out: &mut dyn Write) -> Result<(), Error> {
     let (mut device, choice) = quantize::runtime::open(request.device)?;
-    let outcome = dequantize::run(&request.input, &request.output, request.dtype, &mut device, &mut Progress::on_terminal())?;
-    print_report(out, &dequantize::Report::new(&request.input, &request.output, request.dtype, choice, outcome), request.json)
+    let outcome = dequantize::run(request, &mut device, &mut Progress::on_terminal())?;
+    print_report(out, &dequantize::Report::new(request, choice, outcome), request.json)
 }
 
 fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> Result<(), Error> {

@@ -100,6 +100,51 @@ impl Comparison {
     }
 }
 
+/// Files further apart than allowed.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{other} is not within a relative error of {bound} of {reference}: {reason}")]
+pub struct TooFar {
+    reference: String,
+    other: String,
+    bound: f64,
+    /// The first reason, and how many more tensors have one.
+    reason: String,
+}
+
+impl Comparison {
+    /// Holds the comparison against a bound for the relative error of every tensor.
+    ///
+    /// # Errors
+    /// [`TooFar`] unless every tensor of either file is in both and comparable, NaN and infinite elements are the same in both, and no
+    /// relative error is above the bound.
+    pub fn check(&self, bound: f64) -> Result<(), TooFar> {
+        let missing = [(&self.only_in_reference, "the reference"), (&self.only_in_other, "the other")];
+        let missing = missing
+            .into_iter()
+            .flat_map(|(names, file)| names.iter().map(move |name| format!("tensor `{}` is only in {file}", printable(name))));
+        let apart = self.tensors.iter().filter_map(|pair| {
+            let name = printable(&pair.name);
+            match &pair.difference {
+                None => Some(format!("tensor `{name}` is not comparable")),
+                Some(difference) if difference.special > 0 => {
+                    Some(format!("tensor `{name}` has {} other NaN or infinite elements", difference.special))
+                }
+                Some(difference) if difference.relative.is_nan() || difference.relative > bound => {
+                    Some(format!("tensor `{name}` has one of {}", value(difference.relative)))
+                }
+                Some(_) => None,
+            }
+        });
+        let mut reasons = missing.chain(apart);
+        let Some(mut reason) = reasons.next() else { return Ok(()) };
+        match reasons.count() {
+            0 => {}
+            more => reason.push_str(&format!(", and {more} more")),
+        }
+        Err(TooFar { reference: self.reference.clone(), other: self.other.clone(), bound, reason })
+    }
+}
+
 impl Pair {
     fn of(files: [&Checkpoint; 2], (left, right): (&Tensor, &Tensor), progress: &mut Progress) -> Result<Self, ReadError> {
         let comparable = left.shape == right.shape && Statistics::covers(left.dtype) && Statistics::covers(right.dtype);

@@ -1,36 +1,46 @@
 //! `oxtile dequantize`: a file of `oxtile quantize` in, plain numbers out.
 //!
-//! Which tensors belong together, [`plan`](crate::quantize::plan) says; the codes and scales go through the device by
-//! pieces of whole rows, so that memory stays small whatever the tensor's size.
+//! Which tensors belong together, the file's [`metadata`](crate::quantize::metadata) and the header say; the codes go through the
+//! device by pieces of whole rows, or of whole columns where they are transposed, so that memory stays small whatever the
+//! tensor's size. The scales of one tensor are read as a whole.
 
 mod plan;
 mod report;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub use plan::{Matrix, Plan, PlanError};
 pub use report::Report;
 
 use crate::{
+    arguments::Dequantize,
     progress::Progress,
-    quantize::{DeviceError, Format, Scheme, runtime::RuntimeDevice},
-    safetensors::{Checkpoint, Dtype, ReadError, Tensor, WriteError, Writer},
+    quantize::{
+        DeviceError, Direction, Recipe, Side,
+        runtime::{QuantizedPiece, RuntimeDevice},
+    },
+    safetensors::{Checkpoint, ReadError, Runs, Tensor, TensorSpec, WriteError, Writer},
     text::printable,
 };
 
 /// Elements that a device gets at a time.
 const PIECE_ELEMENTS: u64 = 1 << 20;
+/// The same where codes are transposed: long enough that what is written in one go is hundreds of bytes.
+const TRANSPOSED_PIECE_ELEMENTS: u64 = 1 << 22;
+/// Columns of a piece of transposed codes, and rows of one of codes by columns: whole blocks of every format.
+const BLOCK_LINES: u64 = 128;
 /// Bytes of a passed-through tensor that are copied at a time.
 const COPY_BYTES: u64 = 8 << 20;
 
 /// What a job did.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the tensors were quantized to.
-    pub format: Format,
-    /// The matrices that were restored: name and shape.
-    pub restored: Vec<(String, Vec<u64>)>,
+    /// What the tensors were quantized to, and how.
+    pub recipe: Recipe,
+    /// Which codes they were restored from.
+    pub direction: Direction,
+    /// The matrices that were restored, as they are now.
+    pub restored: Vec<TensorSpec>,
     /// How many tensors were copied.
     pub copied: usize,
     /// Sizes of the input and the output in bytes.
@@ -66,32 +76,34 @@ pub enum JobError {
     },
 }
 
-/// Restores the checkpoint at `input` into a new one at `output`, its matrices as `dtype`: F32, F16 or BF16.
+/// Restores the checkpoint of a request into a new one: its matrices as the type asked for, or the one that they had.
 ///
 /// # Errors
 /// If the input cannot be read or is not a file of `oxtile quantize`, the device fails or the output cannot be written.
-pub fn run(input: &Path, output: &Path, dtype: Dtype, device: &mut RuntimeDevice, progress: &mut Progress) -> Result<Outcome, JobError> {
+pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Progress) -> Result<Outcome, JobError> {
     let begin = Instant::now();
+    let Dequantize { input, output, dtype, direction, .. } = request;
     let checkpoint = Checkpoint::open(input)?;
-    let plan = Plan::new(&checkpoint, dtype).map_err(|error| JobError::Plan { file: input.display().to_string(), error: error.into() })?;
+    let plan = Plan::new(&checkpoint, *dtype, *direction)
+        .map_err(|error| JobError::Plan { file: input.display().to_string(), error: error.into() })?;
     let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
     progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
     let bytes = [checkpoint.bytes(), writer.bytes()];
-    let mut job = Job { checkpoint: &checkpoint, format: plan.format, dtype, device, progress, writer };
+    let mut job = Job { checkpoint: &checkpoint, hadamard: plan.recipe.hadamard, device, progress, writer };
     plan.matrices.iter().try_for_each(|matrix| job.restore(matrix))?;
     plan.copies.iter().try_for_each(|tensor| job.copy(tensor))?;
     job.progress.clear();
     let writer = job.writer;
     checkpoint.verify_unchanged()?;
     writer.finish()?;
-    let restored = plan.matrices.iter().map(|matrix| (matrix.name.clone(), matrix.shape.clone())).collect();
-    Ok(Outcome { format: plan.format, restored, copied: plan.copies.len(), bytes, elapsed: begin.elapsed() })
+    let restored = plan.matrices.iter().map(|matrix| matrix.output.clone()).collect();
+    let (recipe, direction) = (plan.recipe, plan.direction);
+    Ok(Outcome { recipe, direction, restored, copied: plan.copies.len(), bytes, elapsed: begin.elapsed() })
 }
 
 struct Job<'a> {
     checkpoint: &'a Checkpoint,
-    format: Format,
-    dtype: Dtype,
+    hadamard: bool,
     device: &'a mut RuntimeDevice,
     progress: &'a mut Progress,
     writer: Writer,
@@ -99,32 +111,39 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn restore(&mut self, matrix: &Matrix<'_>) -> Result<(), JobError> {
-        self.progress.start(&matrix.name);
-        let scheme = self.scheme(matrix)?;
-        let [rows, columns] = matrix.dimensions;
-        let (code_bytes, scale_bytes) = (self.format.data_bytes(columns), columns / self.format.block());
-        let step = (PIECE_ELEMENTS / columns).max(1);
-        let mut row = 0;
-        while row < rows {
-            let count = step.min(rows - row);
-            let codes = self.checkpoint.window(matrix.codes, row * code_bytes..(row + count) * code_bytes)?;
-            let scales = self.checkpoint.window(matrix.scales, row * scale_bytes..(row + count) * scale_bytes)?;
-            let wide = self.device.dequantize(scheme, [count, columns], &codes, &scales, self.dtype);
-            let wide = wide.map_err(|error| JobError::Device { tensor: matrix.name.clone(), error })?;
-            self.writer.append(&matrix.name, &wide)?;
-            self.progress.advance((codes.len() + scales.len()) as u64);
-            row += count;
-        }
-        Ok(())
-    }
-
-    fn scheme(&self, matrix: &Matrix<'_>) -> Result<Scheme, JobError> {
+        let (side, name) = (matrix.side, &matrix.output.name);
+        self.progress.start(name);
+        let failed = |error| JobError::Device { tensor: name.clone(), error };
         let amax = self.checkpoint.window(matrix.amax, 0..4)?;
         let amax = f32::from_le_bytes(amax.first_chunk().copied().unwrap_or_default());
-        Ok(match self.format {
-            Format::Mxfp8 => Scheme::Mxfp8,
-            Format::Nvfp4 => Scheme::Nvfp4 { amax },
-        })
+        let scales = self.checkpoint.window(matrix.scales, 0..matrix.scales.bytes())?;
+        let scales = if side.interleave { self.device.compact(&side, &scales).map_err(failed)? } else { scales.to_vec() };
+        let ([lines, length], [scale_lines, _]) = (side.lines(), side.compact_scales());
+        let (code_bytes, scale_bytes) = (side.format.code_bytes(length), scales.len() as u64 / scale_lines);
+        let step = piece_lines(&side);
+        let element_bytes = matrix.output.dtype.bits() / 8;
+        for line in (0..lines).step_by(step as usize) {
+            let count = step.min(lines - line);
+            let codes = self.checkpoint.window(matrix.codes, line * code_bytes..(line + count) * code_bytes)?;
+            let [first, end] = [line, line + count].map(|line| scale_line(&side, line) * scale_bytes);
+            let shape = if side.is_transposed() { [length, count] } else { [count, length] };
+            let scales = &scales[first as usize..end.min(scales.len() as u64) as usize];
+            let piece = QuantizedPiece {
+                side: Side { shape, ..side },
+                hadamard: self.hadamard && side.is_transposed(),
+                codes: &codes,
+                scales,
+                amax,
+            };
+            let wide = self.device.dequantize(&piece, matrix.output.dtype).map_err(failed)?;
+            let runs = match side.is_transposed() {
+                true => Runs { offset: line * element_bytes, bytes: count * element_bytes, stride: lines * element_bytes },
+                false => Runs { offset: line * length * element_bytes, bytes: wide.len() as u64, stride: 0 },
+            };
+            self.writer.write_runs(name, runs, &wide)?;
+            self.progress.advance(codes.len() as u64);
+        }
+        Ok(())
     }
 
     fn copy(&mut self, tensor: &Tensor) -> Result<(), JobError> {
@@ -135,5 +154,25 @@ impl Job<'_> {
             self.progress.advance(window.len() as u64);
         }
         Ok(())
+    }
+}
+
+/// Lines of codes that a device gets at a time.
+fn piece_lines(side: &Side) -> u64 {
+    let [_, length] = side.lines();
+    let lines = |elements: u64| (elements / length).max(1);
+    match side.direction {
+        Direction::Row => lines(PIECE_ELEMENTS),
+        Direction::Column if side.is_transposed() => lines(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
+        Direction::Column => lines(PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
+    }
+}
+
+/// The line of compact scales where those of a line of codes begin, or end; one scale for the tensor is that of every line.
+fn scale_line(side: &Side, line: u64) -> u64 {
+    match (side.format.block(), side.direction) {
+        (None, _) => line.min(1),
+        (Some(block), Direction::Column) if !side.is_transposed() => line.div_ceil(block),
+        (Some(_), _) => line,
     }
 }

@@ -4,6 +4,7 @@ use std::{io, process::ExitCode};
 
 use crate::{
     arguments::UsageError,
+    compare::TooFar,
     dequantize,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
@@ -27,6 +28,9 @@ pub enum Error {
     /// A way back.
     #[error(transparent)]
     Dequantize(#[from] dequantize::JobError),
+    /// Files too far apart.
+    #[error(transparent)]
+    TooFar(#[from] TooFar),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

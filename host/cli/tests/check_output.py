@@ -91,7 +91,8 @@ def main(input_path, output_path, report_path):
     quantized = 0
     for name, array in before.items():
         if report[name]["action"] == "quantized":
-            check(array, *(after.pop(name + part) for part in parts), report[name])
+            (side,) = report[name]["sides"]
+            check(array, *(after.pop(name + part) for part in parts), side)
             quantized += 1
         else:
             copy = after.pop(name)

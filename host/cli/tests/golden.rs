@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{file, names, run, small_checkpoint, stderr};
-use oxtile_cli::quantize::Format;
+use oxtile_cli::quantize::{Format, Recipe};
 use serde_json::Value;
 
 /// What is printed, without the folder's name and without times, which no two runs share.
@@ -24,15 +24,15 @@ fn stable_part(printed: &str, folder: &Path) -> String {
 
 const PRINTED: &str = "\
 input   small.safetensors, 1.4 kB
-output  out.safetensors, 1.4 kB
+output  out.safetensors, 1.6 kB
 format  mxfp8: E4M3 elements, an E8M0 scale for every 32 of a row
 device  CPU emulator
 
 Quantized
-tensor  dtype   shape     amax  SNR dB  zero %  saturated %
-matrix  F32      2x64    24.79   31.35   0.781            0
-half    F16      1x32    10.34   31.48   3.125            0
-brain   BF16   2x1x32  0.06299   32.68   1.562            0
+tensor  dtype   shape  by      amax  SNR dB  zero %  saturated %
+matrix  F32      2x64  row    24.79   31.35   0.781            0
+half    F16      1x32  row    10.34   31.48   3.125            0
+brain   BF16   2x1x32  row  0.06299   32.68   1.562            0
 
 Passed through unchanged
 tensor  dtype   shape  size  reason
@@ -43,7 +43,7 @@ scalar  F32    scalar   4 B  0 dimensions, fewer than 2
 empty   F32      0x32   0 B  no elements
 
 tensors 3 quantized of 8, 224 elements
-size    1.4 kB to 1.4 kB, 99.7 %
+size    1.4 kB to 1.6 kB, 115.4 %
 error   SNR 31.35 dB, 1.339 % zero, 0 % saturated";
 
 #[test]
@@ -108,7 +108,7 @@ fn nvfp4_agrees_with_the_definition() {
         let (output, expected) = (folder.path().join("out.safetensors"), folder.path().join("expected.safetensors"));
         let done = run(&[&"quantize", &"-i", &input, &"-o", &output, &"--format", &"nvfp4", &"--device", &"emulated"]);
         assert!(done.status.success(), "{}", stderr(&done));
-        common::quantize_to(Format::Nvfp4, &input, &expected).expect("a valid checkpoint");
+        common::quantize_by(Recipe::of(Format::Nvfp4), &input, &expected).expect("a valid checkpoint");
         let bytes = |path| std::fs::read(path).expect("readable");
         let differing = bytes(&output).iter().zip(bytes(&expected)).filter(|(a, b)| **a != *b).count();
         assert_eq!((bytes(&output).len(), differing), (bytes(&expected).len(), 0), "bytes, and bytes that differ");

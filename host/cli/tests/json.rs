@@ -37,24 +37,30 @@ fn the_document_of_quantize() {
         ".device.name string",
         ".device.reason string",
         ".device.requested string",
+        ".direction string",
         ".format string",
+        ".hadamard bool",
         ".input string",
+        ".interleaved bool",
         ".output string",
         ".schema number",
+        ".seed null",
         ".tensors[].action string",
-        ".tensors[].amax number",
         ".tensors[].bytes number",
         ".tensors[].dtype string",
         ".tensors[].elements number",
-        ".tensors[].exact bool",
         ".tensors[].name string",
-        ".tensors[].non_finite number",
         ".tensors[].reason string",
-        ".tensors[].saturated number",
         ".tensors[].seconds number",
         ".tensors[].shape[] number",
-        ".tensors[].snr_db number",
-        ".tensors[].zeros number",
+        ".tensors[].sides[].amax number",
+        ".tensors[].sides[].direction string",
+        ".tensors[].sides[].exact bool",
+        ".tensors[].sides[].non_finite number",
+        ".tensors[].sides[].saturated number",
+        ".tensors[].sides[].snr_db number",
+        ".tensors[].sides[].zeros number",
+        ".totals.coded_elements number",
         ".totals.device_seconds number",
         ".totals.input_bytes number",
         ".totals.non_finite number",
@@ -69,7 +75,7 @@ fn the_document_of_quantize() {
         ".version string",
     ];
     assert_eq!(shape_of(&document), expected);
-    assert!(document.contains("\"schema\": 1,"));
+    assert!(document.contains("\"schema\": 2,"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 use common::{file, names, oxtile, run, small_checkpoint, stderr};
 use oxtile_cli::{
     progress::Progress,
-    quantize::{self, DeviceError, Elements, Format, QuantizeDevice, QuantizedRows, Scheme},
+    quantize::{self, Codes, DeviceError, Direction, Directions, Elements, Format, Piece, QuantizeDevice, Quantized, Recipe, Side},
     safetensors::Checkpoint,
 };
 
@@ -50,7 +50,7 @@ fn tensors_and_metadata_arrive() {
     ];
     assert_eq!(tensors, expected);
     let metadata: Vec<_> = checkpoint.metadata().iter().map(|(key, value)| format!("{key}={value}")).collect();
-    assert_eq!(metadata[..4], ["format=pt", "oxtile.block_size=32", "oxtile.format=mxfp8", "oxtile.format_version=1"]);
+    assert_eq!(metadata[..4], ["format=pt", "oxtile.direction=row", "oxtile.format=mxfp8", "oxtile.format_version=2"]);
     for name in ["bias", "narrow", "ids", "scalar"] {
         assert_eq!(tensor_bytes(&output, name), tensor_bytes(&input, name), "{name} is copied");
     }
@@ -93,69 +93,138 @@ struct Marking {
     amax_calls: usize,
 }
 
+/// The mark of a place, as a code.
+fn mark(place: u32, marks: u32) -> u8 {
+    (place % marks) as u8
+}
+
+impl Marking {
+    fn codes(side: Side, input: &[f32]) -> Codes {
+        let [rows, columns] = side.shape.map(|n| n as usize);
+        let turned: Vec<u32> = match side.is_transposed() {
+            true => (0..columns).flat_map(|column| (0..rows).map(move |row| input[row * columns + column] as u32)).collect(),
+            false => input.iter().map(|&x| x as u32).collect(),
+        };
+        let codes = side.format.code_bytes(turned.len() as u64) as usize;
+        let data = turned.iter().step_by(turned.len() / codes).map(|&place| mark(place, 251)).collect();
+        let [_, length] = side.lines().map(|n| n as usize);
+        let first_of_blocks = |block: usize| turned.chunks(length).flat_map(move |line| line.iter().step_by(block).copied());
+        let scales = match (side.format, side.direction) {
+            (Format::Mxfp8, Direction::Column) => {
+                turned.chunks(32 * length).flat_map(|lines| lines[..length].iter().map(|&x| mark(x, 241))).collect()
+            }
+            (Format::Mxfp8, Direction::Row) => first_of_blocks(32).map(|place| mark(place / 32, 241)).collect(),
+            (Format::Nvfp4, _) => first_of_blocks(16).map(|place| mark(place / 16, 241)).collect(),
+            _ => first_of_blocks(128).flat_map(|place| (place as f32).to_le_bytes()).collect(),
+        };
+        Codes { data, scales }
+    }
+}
+
 impl QuantizeDevice for Marking {
     fn name(&self) -> String {
         "marking".into()
     }
 
-    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
-        let Elements::F32(input) = input else { panic!("the test's tensor is f32") };
+    fn amax(&mut self, _: &Recipe, _: [u64; 2], input: Elements<'_>) -> Result<[f32; 2], DeviceError> {
         self.amax_calls += 1;
-        Ok(input.iter().fold(0f32, |amax, x| amax.max(*x)))
+        Ok([input.to_f32().into_iter().fold(0f32, f32::max); 2])
     }
 
-    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
-        let Elements::F32(input) = input else { panic!("the test's tensor is f32") };
-        assert_eq!(input.len(), rows * columns);
+    fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> Result<Quantized, DeviceError> {
+        let input = input.to_f32();
+        assert_eq!(input.len() as u64, piece.shape.iter().product::<u64>());
         self.calls += 1;
-        let (block, step, amax) = match scheme {
-            Scheme::Mxfp8 => (32, 1, input.iter().fold(0f32, |amax, x| amax.max(*x))),
-            Scheme::Nvfp4 { amax } => {
-                assert!(input.iter().all(|&x| x <= amax) && amax == 6_720_095.0, "every piece gets the tensor's amax");
-                (16, 2, amax)
-            }
-        };
-        let data = input.iter().step_by(step).map(|&x| (x as u32 % 251) as u8).collect();
-        let scales = input.iter().step_by(block).map(|&x| (x as u32 / block as u32 % 241) as u8).collect();
-        Ok(QuantizedRows { data, scales, amax })
+        let amax = input.iter().fold(0f32, |amax, x| amax.max(*x));
+        assert!(!recipe.format.has_tensor_amax() || piece.amax == [6_720_095.0; 2], "every piece gets the tensor's amax");
+        let mut output = Quantized { amax, ..Quantized::default() };
+        for side in Side::each(recipe, piece.shape) {
+            output.sides[side.direction as usize] = Some(Self::codes(side, &input));
+        }
+        Ok(output)
+    }
+
+    fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
+        // Reversed, that one sees that it was called, and padded.
+        let mut interleaved = vec![0; side.scale_shape().iter().product::<u64>() as usize];
+        interleaved.iter_mut().zip(compact.iter().rev()).for_each(|(to, from)| *to = *from);
+        Ok(interleaved)
     }
 }
 
-#[test]
-fn pieces_are_put_together_in_order() {
-    const ROWS: u32 = 70_001;
-    const COLUMNS: u32 = 96;
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
-    let elements = ROWS * COLUMNS;
+const ROWS: u32 = 70_001;
+const COLUMNS: u32 = 96;
+
+/// A tensor `w` of the places of its elements, all of which are f32, and one more that is copied.
+fn places(folder: &Path, rows: u32) -> std::path::PathBuf {
+    let elements = rows * COLUMNS;
+    assert!(elements < 1 << 24);
     let header = format!(
-        r#"{{"w":{{"dtype":"F32","shape":[{ROWS},{COLUMNS}],"data_offsets":[0,{0}]}},
+        r#"{{"w":{{"dtype":"F32","shape":[{rows},{COLUMNS}],"data_offsets":[0,{0}]}},
             "ids":{{"dtype":"U32","shape":[{elements}],"data_offsets":[{0},{1}]}}}}"#,
         elements * 4,
         elements * 8
     );
-    // Every index below 2^24 is an f32.
-    assert!(elements < 1 << 24);
     let mut data: Vec<u8> = (0..elements).flat_map(|i| (i as f32).to_le_bytes()).collect();
     data.extend((0..elements).flat_map(u32::to_le_bytes));
-    std::fs::write(&input, file(&header, &data)).expect("a writable folder");
+    let path = folder.join("in");
+    std::fs::write(&path, file(&header, &data)).expect("a writable folder");
+    path
+}
 
+#[test]
+fn pieces_are_put_together_in_order() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (places(folder.path(), ROWS), folder.path().join("out"));
+    let elements = ROWS * COLUMNS;
     let mut device = Marking::default();
-    quantize::run(&input, &output, Format::Mxfp8, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    quantize::run(&input, &output, Recipe::default(), &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
     assert!(device.calls > 2, "the tensor takes several pieces, not {}", device.calls);
-    assert!(tensor_bytes(&output, "w") == (0..elements).map(|i| (i % 251) as u8).collect::<Vec<_>>());
-    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 32).map(|i| (i % 241) as u8).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w") == (0..elements).map(|i| mark(i, 251)).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 32).map(|i| mark(i, 241)).collect::<Vec<_>>());
     assert_eq!(tensor_bytes(&output, "w_amax"), (elements as f32 - 1.0).to_le_bytes());
     assert!(tensor_bytes(&output, "ids") == tensor_bytes(&input, "ids"), "a long copy is whole");
 
     let mut device = Marking::default();
-    quantize::run(&input, &output, Format::Nvfp4, &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    quantize::run(&input, &output, Recipe::of(Format::Nvfp4), &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
     assert_eq!((device.calls > 2, device.amax_calls), (true, device.calls), "the amax of all pieces comes before the first cast");
-    assert!(tensor_bytes(&output, "w_packed") == (0..elements).step_by(2).map(|i| (i % 251) as u8).collect::<Vec<_>>());
-    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 16).map(|i| (i % 241) as u8).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w_packed") == (0..elements).step_by(2).map(|i| mark(i, 251)).collect::<Vec<_>>());
+    assert!(tensor_bytes(&output, "w_scale") == (0..elements / 16).map(|i| mark(i, 241)).collect::<Vec<_>>());
     let amax = elements as f32 - 1.0;
     assert_eq!(tensor_bytes(&output, "w_amax"), amax.to_le_bytes());
     assert_eq!(tensor_bytes(&output, "w_global_scale"), (2688.0 / amax).to_le_bytes());
+}
+
+/// Places in the order of the transpose.
+fn turned(rows: u32) -> impl Iterator<Item = u32> {
+    (0..COLUMNS).flat_map(move |column| (0..rows).map(move |row| row * COLUMNS + column))
+}
+
+#[test]
+fn pieces_of_transposed_codes_are_put_together_in_order() {
+    // A multiple of 16, not of 128.
+    const ROWS: u32 = 70_000;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (places(folder.path(), ROWS), folder.path().join("out"));
+    let both = |format, interleave| Recipe { directions: Directions::Both, interleave, ..Recipe::of(format) };
+    let mut device = Marking::default();
+    quantize::run(&input, &output, both(Format::Fp8Block, false), &mut device, &mut Progress::hidden()).expect("a valid checkpoint");
+    assert_eq!(device.calls, 2, "pieces");
+    assert!(tensor_bytes(&output, "w_columnwise") == turned(ROWS).map(|i| mark(i, 251)).collect::<Vec<_>>());
+    let scales: Vec<u8> = turned(ROWS).filter(|i| (i / COLUMNS).is_multiple_of(128)).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    assert!(tensor_bytes(&output, "w_columnwise_scale") == scales);
+    assert!(tensor_bytes(&output, "w") == (0..ROWS * COLUMNS).map(|i| mark(i, 251)).collect::<Vec<_>>());
+
+    // A multiple of 32, not of 128, and as many elements fewer as the marking's amax says.
+    let input = places(folder.path(), 69_984);
+    quantize::run(&input, &output, both(Format::Mxfp8, true), &mut Marking::default(), &mut Progress::hidden())
+        .expect("a valid checkpoint");
+    assert!(tensor_bytes(&output, "w_columnwise") == tensor_bytes(&output, "w"));
+    let expected: Vec<u8> =
+        (0..69_984 / 32).flat_map(|block| (0..COLUMNS).map(move |column| mark(block * 32 * COLUMNS + column, 241))).collect();
+    let interleaved = tensor_bytes(&output, "w_columnwise_scale");
+    assert!(interleaved.iter().zip(expected.iter().rev()).all(|(a, b)| a == b), "the scales of all pieces came together");
+    assert!(interleaved[expected.len()..].iter().all(|&padding| padding == 0) && interleaved.len() > expected.len());
 }
 
 #[test]
@@ -213,19 +282,23 @@ fn a_quantized_file_is_not_quantized_again() {
 }
 
 /// A device that fails, or misbehaves, at a call.
-struct Faulty(fn() -> Result<QuantizedRows, DeviceError>);
+struct Faulty(fn() -> Result<Quantized, DeviceError>);
 
 impl QuantizeDevice for Faulty {
     fn name(&self) -> String {
         "faulty".into()
     }
 
-    fn amax(&mut self, _: Elements<'_>) -> Result<f32, DeviceError> {
-        (self.0)().map(|rows| rows.amax)
+    fn amax(&mut self, _: &Recipe, _: [u64; 2], _: Elements<'_>) -> Result<[f32; 2], DeviceError> {
+        (self.0)().map(|output| [output.amax; 2])
     }
 
-    fn quantize(&mut self, _: Scheme, _: usize, _: usize, _: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
+    fn quantize(&mut self, _: &Recipe, _: &Piece, _: Elements<'_>) -> Result<Quantized, DeviceError> {
         (self.0)()
+    }
+
+    fn interleave(&mut self, _: &Side, _: &[u8]) -> Result<Vec<u8>, DeviceError> {
+        (self.0)().map(|_| Vec::new())
     }
 }
 
@@ -235,9 +308,15 @@ fn a_failing_device_leaves_nothing() {
     let (input, output) = (small_checkpoint(folder.path()), folder.path().join("out.safetensors"));
     std::fs::write(&output, "what stood there before").expect("a writable folder");
     let fail = || Err(DeviceError::new("out of memory"));
-    let short = || Ok(QuantizedRows { data: vec![0; 5], scales: vec![], amax: 0.0 });
-    for (device, reason) in [(Faulty(fail), "out of memory"), (Faulty(short), "returned 5 bytes of codes and 0 scales for 2x64")] {
-        let outcome = quantize::run(&input, &output, Format::Mxfp8, &mut { device }, &mut Progress::hidden());
+    let short = || Ok(Quantized { sides: [Some(Codes { data: vec![0; 5], scales: vec![] }), None], amax: 0.0 });
+    let none = || Ok(Quantized::default());
+    let cases = [
+        (Faulty(fail), "out of memory"),
+        (Faulty(short), "returned 5 bytes of codes and 0 scales for 2x64"),
+        (Faulty(none), "returned nothing by rows for 2x64"),
+    ];
+    for (device, reason) in cases {
+        let outcome = quantize::run(&input, &output, Recipe::default(), &mut { device }, &mut Progress::hidden());
         let text = outcome.expect_err("a failure").to_string();
         assert!(text.contains("tensor `matrix` on device faulty") && text.contains(reason), "{text}");
         assert_eq!(names(folder.path()), ["out.safetensors", "small.safetensors"]);
@@ -254,16 +333,20 @@ fn an_input_that_changes_is_noticed() {
         fn name(&self) -> String {
             "meddler".into()
         }
-        fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
-            common::Scalar.amax(input)
+        fn amax(&mut self, recipe: &Recipe, shape: [u64; 2], input: Elements<'_>) -> Result<[f32; 2], DeviceError> {
+            common::Scalar.amax(recipe, shape, input)
         }
-        fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
+        fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> Result<Quantized, DeviceError> {
             let mut file = std::fs::OpenOptions::new().append(true).open(&self.0).expect("it is there");
             file.write_all(b"more").expect("writable");
-            common::Scalar.quantize(scheme, rows, columns, input)
+            common::Scalar.quantize(recipe, piece, input)
+        }
+        fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
+            common::Scalar.interleave(side, compact)
         }
     }
-    let outcome = quantize::run(&input, &folder.path().join("out"), Format::Mxfp8, &mut Meddler(input.clone()), &mut Progress::hidden());
+    let outcome =
+        quantize::run(&input, &folder.path().join("out"), Recipe::default(), &mut Meddler(input.clone()), &mut Progress::hidden());
     let text = outcome.expect_err("a refusal").to_string();
     assert!(text.contains("changed while it was being read"), "{text}");
     assert_eq!(names(folder.path()), ["small.safetensors"]);

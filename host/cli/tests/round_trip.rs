@@ -34,28 +34,25 @@ fn compare(reference: &Path, other: &Path) -> Value {
 
 #[test]
 fn what_comes_back_is_as_far_as_the_report_said() {
-    for format in ["mxfp8", "nvfp4"] {
+    for format in ["mxfp8", "nvfp4", "fp8", "fp8-block"] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let input = small_checkpoint(folder.path());
         let quantized = folder.path().join("quantized.safetensors");
         let said = command(&[&"quantize", &"-i", &input, &"-o", &quantized, &"--format", &format, &"--device", &"emulated", &"--json"]);
         let said: Value = serde_json::from_str(&said).expect("one JSON document");
         let restored = folder.path().join("restored.safetensors");
-        command(&[&"dequantize", &"-i", &quantized, &"-o", &restored, &"--device", &"emulated"]);
+        command(&[&"dequantize", &"-i", &quantized, &"-o", &restored, &"--device", &"emulated", &"--dtype", &"f32"]);
         let found = compare(&input, &restored);
         assert_eq!((found["only_in_reference"].to_string(), found["only_in_other"].to_string()), ("[]".into(), "[]".into()));
         for tensor in said["tensors"].as_array().expect("tensors") {
             let pair =
                 found["tensors"].as_array().expect("tensors").iter().find(|pair| pair["name"] == tensor["name"]).expect("the tensor");
-            // A file of NVFP4 does not tell more than rows and columns.
-            if pair["shapes"][0] != pair["shapes"][1] {
-                assert_eq!((format, &pair["difference"]), ("nvfp4", &Value::Null));
-                continue;
-            }
+            assert_eq!(pair["shapes"][0], pair["shapes"][1], "{pair}");
             match tensor["action"].as_str() {
                 Some("passed_through") => assert_eq!(pair["difference"]["equal"], true, "{pair}"),
                 _ => {
-                    let [said, found] = [&tensor["snr_db"], &pair["difference"]["snr_db"]].map(|n| n.as_f64().expect("a number"));
+                    let [said, found] =
+                        [&tensor["sides"][0]["snr_db"], &pair["difference"]["snr_db"]].map(|n| n.as_f64().expect("a number"));
                     assert!((said - found).abs() < 1e-3, "{format} {}: {said} and {found} dB", tensor["name"]);
                     assert!(pair["difference"]["cosine"].as_f64().expect("a number") > 0.98, "{pair}");
                 }
@@ -90,20 +87,40 @@ fn files_that_are_not_quantized_are_refused_and_leave_nothing() {
     let said = refusal(&[&"dequantize", &"-i", &input, &"-o", &output, &"--device", &"emulated"]);
     assert!(said.contains("has no `oxtile.format`: name a file that `oxtile quantize` wrote"), "{said}");
 
-    let damaged = |metadata: &str, scale: &str| {
-        let header = format!(
-            r#"{{"__metadata__":{{"oxtile.format":"{metadata}"}},"m":{{"dtype":"F8_E4M3","shape":[2,32],"data_offsets":[0,64]}},"m_amax":{{"dtype":"F32","shape":[1],"data_offsets":[64,68]}},"m_scale":{{"dtype":"{scale}","shape":[2],"data_offsets":[68,70]}}}}"#
-        );
+    // A file of version 2 with one thing wrong.
+    let damaged = |from: &str, to: &str| {
+        let header = r#"{"__metadata__":{"oxtile.format":"mxfp8","oxtile.format_version":"2","oxtile.direction":"row","oxtile.layout":"compact",
+            "oxtile.hadamard":"false","oxtile.tensors":"{\"m\":{\"dtype\":\"F32\",\"shape\":[2,32]}}"},
+            "m":{"dtype":"F8_E4M3","shape":[2,32],"data_offsets":[0,64]},"m_amax":{"dtype":"F32","shape":[1],"data_offsets":[64,68]},
+            "m_scale":{"dtype":"F8_E8M0","shape":[2,1],"data_offsets":[68,70]}}"#;
+        assert!(from.is_empty() || header.contains(from), "{from}");
         let path = folder.path().join("damaged.safetensors");
-        std::fs::write(&path, file(&header, &[0; 70])).expect("a file");
-        let said = refusal(&[&"dequantize", &"-i", &path, &"-o", &output, &"--device", &"emulated"]);
+        std::fs::write(&path, file(&header.replacen(from, to, 1), &[0; 70])).expect("a file");
+        let done = run(&[&"dequantize", &"-i", &path, &"-o", &output, &"--device", &"emulated"]);
         std::fs::remove_file(path).expect("the file");
-        said
+        let _ = std::fs::remove_file(&output);
+        assert_eq!(done.status.success(), from.is_empty(), "{from} to {to}: {}", stderr(&done));
+        stderr(&done)
     };
-    let said = damaged("mxfp8", "F8_E8M0");
-    assert!(said.contains("tensor `m_scale` is F8_E8M0 [2], where `m` needs F8_E8M0 [2x1]"), "{said}");
-    let said = damaged("int4", "F8_E8M0");
-    assert!(said.contains(r#"oxtile.format = "int4", which is none of: mxfp8, nvfp4"#), "{said}");
+    damaged("", "");
+    for (from, to, expected) in [
+        ("\"shape\":[2,1]", "\"shape\":[2]", "tensor `m_scale` is F8_E8M0 [2], where `m` needs F8_E8M0 [2x1]"),
+        ("\"mxfp8\"", "\"int4\"", "oxtile.format = \"int4\", which is none of: mxfp8, nvfp4, fp8, fp8-block"),
+        ("_version\":\"2\"", "_version\":\"1\"", "format_version = \"1\", and this program reads \"2\""),
+        ("\"row\"", "\"column\"", "tensor `m_columnwise` is missing, which `m` needs"),
+        ("\"m_scale\"", "\"n_scale\"", "tensor `m_scale` is missing, which `m` needs"),
+        ("[2,32]}}", "[1,2,32]}}", "tensor `m` is F8_E4M3 [2x32], where `m` needs F8_E4M3 [1x2x32]"),
+        ("[2,32]}}", "[2,0]}}", "says that `m` was 2x0, which is not quantized"),
+        ("[2,32]}}", "[64]}}", "says that `m` was 64, which is not quantized"),
+        ("[2,32]}}", "[4294967296,4294967296]}}", "which is not quantized"),
+        ("[2,32]}}", "[-2,32]}}", "oxtile.tensors"),
+        ("\"F32\\\"", "\"I8\\\"", "\"I8\", none of F32, F16 and BF16"),
+        ("\"compact\"", "\"interleaved\"", "where `m` needs F8_E8M0 [128x4]"),
+        ("\"false\"", "\"true\"", "--hadamard goes with --format nvfp4"),
+    ] {
+        let said = damaged(from, to);
+        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+    }
     assert_eq!(names(folder.path()), before);
 }
 
@@ -137,4 +154,35 @@ fn a_comparison_names_what_cannot_be_compared() {
     for expected in ["Only in the reference: gone", "Only in the other: new", "Not comparable", "tensors 1 compared, 0 equal"] {
         assert!(table.contains(expected), "{expected} in\n{table}");
     }
+}
+
+#[test]
+fn a_bound_decides_the_status() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, tensor: &str, numbers: [f32; 2]| {
+        let path = folder.path().join(name);
+        let header = format!(r#"{{"{tensor}":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}}"#);
+        std::fs::write(&path, file(&header, &numbers.map(f32::to_le_bytes).concat())).expect("a file");
+        path
+    };
+    // 0.5 beside a norm of 5.
+    let (a, b) = (write("a", "x", [3.0, 4.0]), write("b", "x", [3.0, 4.5]));
+    let status = |other: &Path, bound: &str| {
+        let done = run(&[&"compare", &a, &other, &"--max-relative", &bound]);
+        assert!(String::from_utf8_lossy(&done.stdout).contains("tensors "), "the table comes in any case");
+        (done.status.code(), stderr(&done))
+    };
+    assert_eq!(status(&b, "0.11"), (Some(0), String::new()));
+    let (code, said) = status(&b, "0.09");
+    assert_eq!(code, Some(1));
+    assert!(said.contains("is not within a relative error of 0.09 of") && said.contains("tensor `x` has one of 0.1000"), "{said}");
+    assert_eq!(status(&a, "0").0, Some(0), "equal files are within 0");
+    for (other, expected) in [
+        (write("c", "y", [3.0, 4.0]), "tensor `x` is only in the reference, and 1 more"),
+        (write("d", "x", [3.0, f32::NAN]), "tensor `x` has 1 other NaN or infinite elements"),
+    ] {
+        let (code, said) = status(&other, "inf");
+        assert!(code == Some(1) && said.contains(expected), "{said}");
+    }
+    assert!(run(&[&"compare", &a, &b]).status.success(), "without a bound a difference is no failure");
 }

@@ -7,7 +7,7 @@ oxtile: low-precision checkpoints with GPU kernels written in Rust
 Usage: oxtile COMMAND [OPTIONS]
 
 Commands:
-  quantize         Quantize the matrices of a safetensors file to MXFP8 or NVFP4
+  quantize         Quantize the matrices of a safetensors file to MXFP8, NVFP4 or FP8
   dequantize       Turn what quantize wrote back into plain numbers
   compare          Say how far the tensors of two safetensors files are apart
   inspect          Show the tensors of a safetensors file and what their values are like
@@ -20,29 +20,42 @@ Options:
 ";
 
 pub const QUANTIZE_HELP: &str = "\
-Quantize the matrices of a safetensors file to MXFP8 or NVFP4
+Quantize the matrices of a safetensors file
 
 Usage: oxtile quantize --input FILE --output FILE [OPTIONS]
 
 Options:
-  -i, --input FILE     The checkpoint to read; F32, F16 and BF16 tensors are quantized
-  -o, --output FILE    The checkpoint to write; it appears only when it is complete
-      --format FORMAT  mxfp8 (the default): E4M3 elements, an E8M0 scale for every 32 of a row
-                       nvfp4: E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor
-      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
-      --json           Print one JSON document instead of tables
-  -h, --help           Show this
+  -i, --input FILE       The checkpoint to read; F32, F16 and BF16 tensors are quantized
+  -o, --output FILE      The checkpoint to write; it appears only when it is complete
+      --format FORMAT    mxfp8 (the default): E4M3 elements, an E8M0 scale for every 32 neighbours
+                         nvfp4: E2M1 elements, an E4M3 scale for every 16, one more for the tensor
+                         fp8: E4M3 elements, an F32 scale for the tensor
+                         fp8-block: E4M3 elements, an F32 scale for every 128
+      --direction DIR    row (the default), column, both: which neighbours share a scale
+      --interleave       mxfp8, nvfp4: scales in padded tiles of 128x4, as block-scaled matrix multiplication reads them
+      --hadamard         nvfp4 by column or both, BF16 tensors: columns go through the random Hadamard transform before
+      --stochastic SEED  nvfp4, BF16 tensors: rounding by chance, the same for the same seed, instead of to nearest
+      --device DEVICE    auto (the default): a GPU if there is one, else the emulator; cuda; emulated
+      --json             Print one JSON document instead of tables
+  -h, --help             Show this
 
-A tensor NAME of two or more dimensions, M the product of all but the last, K the last and a multiple of 32, becomes
-  NAME               F8_E4M3  its shape  the elements
-  NAME_scale         F8_E8M0  [M, K/32]  their scales
-  NAME_amax          F32      [1]        its largest magnitude
-or, with K a multiple of 16, in nvfp4
-  NAME_packed        U8       [M, K/2]   the elements in pairs, the even one in the low nibble
-  NAME_scale         F8_E4M3  [M, K/16]  their scales
-  NAME_global_scale  F32      [1]        what the tensor was multiplied by before: 6 * 448 / amax
-  NAME_amax          F32      [1]        its largest magnitude
-Every other tensor is copied as it is and listed with the reason.
+A tensor NAME of two or more dimensions, M the product of all but the last, K the last, becomes by rows
+  mxfp8      NAME         F8_E4M3  its shape       NAME_scale  F8_E8M0  [M, K/32]
+  nvfp4      NAME_packed  U8       [M, K/2]        NAME_scale  F8_E4M3  [M, K/16]  NAME_global_scale  F32  [1]
+  fp8        NAME         F8_E4M3  its shape       NAME_scale  F32      [1]
+  fp8-block  NAME         F8_E4M3  its shape       NAME_scale  F32      [M, K/128]
+and by columns, of the transpose but for mxfp8
+  mxfp8      NAME_columnwise         F8_E4M3  its shape  NAME_columnwise_scale  F8_E8M0  [M/32, K]
+  nvfp4      NAME_columnwise_packed  U8       [K, M/2]   NAME_columnwise_scale  F8_E4M3  [K, M/16]
+             NAME_columnwise_global_scale  F32  [1]
+  fp8        NAME_columnwise         F8_E4M3  [K, M]     NAME_columnwise_scale  F32      [1]
+  fp8-block  NAME_columnwise         F8_E4M3  [K, M]     NAME_columnwise_scale  F32      [K, M/128]
+each with the largest magnitude that it was cast with, F32 [1], as NAME_amax or NAME_columnwise_amax. F32 scales are what
+codes are multiplied by; pairs of nvfp4 codes have the even element in the low nibble; a block at the end of a row of
+fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to multiples of 128 and 4.
+K, or M where columns are quantized, must be a multiple of 32 (mxfp8), 16 (nvfp4) or 8 (fp8-block); by columns nvfp4 and
+fp8-block ask it of both. Every other tensor is copied as it is and listed with the reason. The metadata holds format,
+options, and type and shape of every tensor as it was.
 ";
 
 pub const INSPECT_HELP: &str = "\
@@ -51,8 +64,13 @@ Show the tensors of a safetensors file and what their values are like
 Usage: oxtile inspect FILE [OPTIONS]
 
 Options:
-      --json  Print one JSON document instead of tables
-  -h, --help  Show this
+      --histogram OUT.svg  Draw how often which magnitudes occur in one tensor, and its scales
+      --tensor NAME        Which tensor is drawn (default: the largest that has a histogram)
+      --against ORIGINAL   Draw the values of this file behind: FILE is what oxtile quantize or dequantize made of it
+      --json               Print one JSON document instead of tables
+  -h, --help               Show this
+
+Of a file of oxtile quantize NAME is the tensor's name before: its codes are drawn as the values that they stand for.
 ";
 
 pub const BUILD_HELP: &str = "\
@@ -89,15 +107,16 @@ Turn a file of oxtile quantize back into plain numbers
 Usage: oxtile dequantize --input FILE --output FILE [OPTIONS]
 
 Options:
-  -i, --input FILE     What oxtile quantize wrote; its metadata names the format
+  -i, --input FILE     What oxtile quantize wrote; its metadata says how
   -o, --output FILE    The checkpoint to write; it appears only when it is complete
-      --dtype DTYPE    f32 (the default), bf16 or f16: the type of the restored tensors
+      --dtype DTYPE    f32, bf16 or f16: the type of the restored tensors (default: the one that each had)
+      --direction DIR  row or column: which codes are taken (default: those by rows, where there are any)
       --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
       --json           Print one JSON document instead of tables
   -h, --help           Show this
 
-The codes, scales and amax of a tensor NAME become NAME again, each element its code times its scale, rounded to the
-type; of nvfp4 as a matrix [M, K], since that file does not tell its other dimensions. Every other tensor is copied.
+Codes and scales of a tensor NAME become NAME again, in the shape that it had, each element its code times its scale,
+rounded to the type; columns that were transformed are transformed back, in f32. Every other tensor is copied.
 ";
 
 pub const COMPARE_HELP: &str = "\
@@ -106,8 +125,12 @@ Say how far the tensors of two safetensors files are apart
 Usage: oxtile compare REFERENCE OTHER [OPTIONS]
 
 Options:
-      --json  Print one JSON document instead of tables
-  -h, --help  Show this
+      --max-relative X  End with status 1 unless every tensor of either file is in both, comparable, without other special
+                        values, and its relative error at most X; 0 asks for equal numbers
+      --json            Print one JSON document instead of tables
+  -h, --help            Show this
+
+The status is 0 if the files could be compared, whatever differs, but for --max-relative.
 
 Tensors are matched by name. Of two with one shape and numbers of any type that has values:
   max error  the largest magnitude of the difference

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
     quantize::{
-        Format,
-        plan::{FORMAT_KEY, amax_name, data_name, global_scale_name, scale_name},
+        Direction, Names, Recipe, Side,
+        metadata::{self, MetadataError},
     },
     safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
     text::{printable, shape},
@@ -14,9 +14,11 @@ use crate::{
 /// The job laid out.
 #[derive(Debug)]
 pub struct Plan<'a> {
-    /// What the matrices were quantized to.
-    pub format: Format,
-    /// The matrices, in file order of their codes.
+    /// What the matrices were quantized to, and how.
+    pub recipe: Recipe,
+    /// Which codes they are restored from.
+    pub direction: Direction,
+    /// The matrices, by name.
     pub matrices: Vec<Matrix<'a>>,
     /// What is copied as it is.
     pub copies: Vec<&'a Tensor>,
@@ -29,12 +31,10 @@ pub struct Plan<'a> {
 /// The tensors that one matrix became.
 #[derive(Debug)]
 pub struct Matrix<'a> {
-    /// Its name before the quantization.
-    pub name: String,
-    /// Its dimensions: those of before, or rows and columns where the file does not tell.
-    pub shape: Vec<u64>,
-    /// Rows and columns of the codes; a row is whole blocks.
-    pub dimensions: [u64; 2],
+    /// The tensor that is restored.
+    pub output: TensorSpec,
+    /// The codes' format, direction and shape.
+    pub side: Side,
     /// The codes.
     pub codes: &'a Tensor,
     /// A scale a block.
@@ -46,12 +46,25 @@ pub struct Matrix<'a> {
 /// A file that cannot be restored.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// Not written by `oxtile quantize`.
-    #[error("its metadata has no `{FORMAT_KEY}`: name a file that `oxtile quantize` wrote")]
-    NotQuantized,
-    /// Written by a newer one, or by hand.
-    #[error("its metadata says {FORMAT_KEY} = {0:?}, which is none of: {names}", names = Format::ALL.map(Format::name).join(", "))]
-    UnknownFormat(String),
+    /// What the file says about itself.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// It has not the direction asked for.
+    #[error("it holds no codes by {asked}s, but by {has}: name another --direction", asked = .asked.name())]
+    Direction {
+        /// What was asked for.
+        asked: Direction,
+        /// What it has.
+        has: &'static str,
+    },
+    /// A tensor of a matrix is missing.
+    #[error("tensor `{}` is missing, which `{}` needs: the file is damaged, quantize the checkpoint again", printable(.name), printable(.matrix))]
+    Missing {
+        /// The tensor.
+        name: String,
+        /// The matrix that it belongs to.
+        matrix: String,
+    },
     /// A tensor of a matrix does not fit the others.
     #[error(
         "tensor `{}` is {found}, where `{}` needs {expected}: the file is damaged, quantize the checkpoint again",
@@ -67,80 +80,92 @@ pub enum PlanError {
         /// What is there.
         found: String,
     },
-    /// No matrix is complete.
-    #[error("it holds no quantized matrix, though its metadata says {0}: the file is damaged, quantize the checkpoint again")]
-    NoMatrices(&'static str),
+    /// A shape of before that the format does not take.
+    #[error("its metadata says that `{}` was {found}, which is not quantized: the file is damaged, quantize the checkpoint again", printable(.name))]
+    Shape {
+        /// The matrix.
+        name: String,
+        /// Its shape.
+        found: String,
+    },
     /// The restored name is taken.
     #[error("the output would hold two tensors named `{}`: rename the one that is not quantized", printable(.0))]
     NameClash(String),
 }
 
 impl<'a> Plan<'a> {
-    /// Lays out the job; the matrices become `dtype`.
+    /// Lays out the job; the matrices become `dtype`, or what they were, from the codes of `direction`, or those by rows where there
+    /// are any.
     ///
     /// # Errors
     /// If the file is not one of `oxtile quantize`, or its tensors do not belong together.
-    pub fn new(checkpoint: &'a Checkpoint, dtype: Dtype) -> Result<Self, PlanError> {
-        let name = checkpoint.metadata().get(FORMAT_KEY).ok_or(PlanError::NotQuantized)?;
-        let format = Format::ALL.into_iter().find(|format| format.name() == name);
-        let format = format.ok_or_else(|| PlanError::UnknownFormat(name.clone()))?;
-        let by_name: HashMap<_, _> = checkpoint.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let matrices = checkpoint.tensors().iter().filter_map(|codes| Matrix::of(codes, format, &by_name));
-        let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
-        if matrices.is_empty() && checkpoint.tensors().iter().any(|tensor| tensor.dtype == format.scale_dtype()) {
-            return Err(PlanError::NoMatrices(format.name()));
+    pub fn new(checkpoint: &'a Checkpoint, dtype: Option<Dtype>, direction: Option<Direction>) -> Result<Self, PlanError> {
+        let (recipe, originals) = metadata::read(checkpoint.metadata())?;
+        let direction = direction.unwrap_or(recipe.directions.each()[0]);
+        if !recipe.directions.contains(direction) {
+            return Err(PlanError::Direction { asked: direction, has: recipe.directions.name() });
         }
-        let used: HashSet<_> = matrices.iter().flat_map(|matrix| matrix.parts(format)).collect();
+        let by_name: HashMap<_, _> = checkpoint.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let mut used = HashSet::new();
+        let mut matrices = Vec::new();
+        for original in originals {
+            let shape = matrix_shape(&original)?;
+            for side in Side::each(&recipe, shape) {
+                used.extend(side.tensors(&original.name, &original.shape).into_iter().map(|(spec, _)| spec.name));
+            }
+            let side = Side { format: recipe.format, direction, interleave: recipe.interleave, shape };
+            matrices.push(Matrix::of(original, side, dtype, &by_name)?);
+        }
         let copies: Vec<_> = checkpoint.tensors().iter().filter(|tensor| !used.contains(&tensor.name)).collect();
-        let restored = matrices.iter().map(|matrix| TensorSpec { name: matrix.name.clone(), dtype, shape: matrix.shape.clone() });
         let copied = copies.iter().map(|tensor| TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() });
-        let outputs: Vec<_> = restored.chain(copied).collect();
+        let outputs: Vec<_> = matrices.iter().map(|matrix| matrix.output.clone()).chain(copied).collect();
         let mut names = HashSet::new();
         if let Some(twice) = outputs.iter().find(|spec| !names.insert(&spec.name)) {
             return Err(PlanError::NameClash(twice.name.clone()));
         }
         let mut metadata = checkpoint.metadata().clone();
-        metadata.retain(|key, _| !key.starts_with("oxtile."));
-        metadata.insert("oxtile.dequantized_from".into(), format.name().into());
-        Ok(Self { format, matrices, copies, outputs, metadata })
+        metadata.retain(|key, _| !key.starts_with(metadata::PREFIX));
+        metadata.insert("oxtile.dequantized_from".into(), recipe.format.name().into());
+        Ok(Self { recipe, direction, matrices, copies, outputs, metadata })
+    }
+}
+
+/// Rows and columns of a tensor of before.
+fn matrix_shape(original: &TensorSpec) -> Result<[u64; 2], PlanError> {
+    let refused = || PlanError::Shape { name: original.name.clone(), found: shape(&original.shape) };
+    let elements = original.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+    // In bytes, padding of scales included, it must still fit.
+    let elements = elements.filter(|&elements| elements > 0 && elements < 1 << 56).ok_or_else(refused)?;
+    match original.shape.as_slice() {
+        [_, .., columns] => Ok([elements / columns, *columns]),
+        _ => Err(refused()),
     }
 }
 
 impl<'a> Matrix<'a> {
-    /// The matrix that these codes belong to; `None` for a tensor that is no codes.
-    fn of(codes: &'a Tensor, format: Format, by_name: &HashMap<&str, &'a Tensor>) -> Option<Result<Self, PlanError>> {
-        let (name, dtype) = match format {
-            Format::Mxfp8 => (codes.name.as_str(), Dtype::F8E4M3),
-            Format::Nvfp4 => (codes.name.strip_suffix("_packed")?, Dtype::U8),
+    fn of(original: TensorSpec, side: Side, dtype: Option<Dtype>, by_name: &HashMap<&str, &'a Tensor>) -> Result<Self, PlanError> {
+        let matrix = &original.name;
+        let find = |name: &str| {
+            let missing = || PlanError::Missing { name: name.into(), matrix: matrix.clone() };
+            by_name.get(name).copied().ok_or_else(missing)
         };
-        // Scales and amax tell the codes from a tensor of the same type that was copied.
-        let (scales, amax) = (by_name.get(scale_name(name).as_str())?, by_name.get(amax_name(name).as_str())?);
-        let (outer, last) = codes.shape.split_last().filter(|_| codes.dtype == dtype).map(|(last, outer)| (outer, *last))?;
-        let columns = if format == Format::Nvfp4 { last.checked_mul(2)? } else { last };
-        let rows = outer.iter().product();
-        let restored = match format {
-            Format::Mxfp8 => codes.shape.clone(),
-            Format::Nvfp4 => vec![rows, columns],
-        };
-        let check = |tensor: &Tensor, dtype, dimensions: &[u64]| {
+        for (spec, _) in side.tensors(matrix, &original.shape) {
+            let tensor = find(&spec.name)?;
             let said = |dtype: Dtype, dimensions: &[u64]| format!("{dtype} [{}]", shape(dimensions));
-            if (tensor.dtype, tensor.shape.as_slice()) == (dtype, dimensions) && tensor.elements() > 0 {
-                return Ok(());
+            if (tensor.dtype, &tensor.shape) != (spec.dtype, &spec.shape) {
+                let (expected, found) = (said(spec.dtype, &spec.shape), said(tensor.dtype, &tensor.shape));
+                return Err(PlanError::Mismatch { name: spec.name, matrix: matrix.clone(), expected, found });
             }
-            let (expected, found) = (said(dtype, dimensions), said(tensor.dtype, &tensor.shape));
-            Err(PlanError::Mismatch { name: tensor.name.clone(), matrix: name.to_owned(), expected, found })
-        };
-        let checked = check(scales, format.scale_dtype(), &[rows, columns / format.block()]).and_then(|()| check(amax, Dtype::F32, &[1]));
-        let matrix = || Self { name: name.into(), shape: restored, dimensions: [rows, columns], codes, scales, amax };
-        Some(checked.map(|()| matrix()))
-    }
-
-    /// Names of the tensors that it is made from.
-    fn parts(&self, format: Format) -> Vec<String> {
-        let mut parts = vec![data_name(&self.name, format), scale_name(&self.name), amax_name(&self.name)];
-        if format == Format::Nvfp4 {
-            parts.push(global_scale_name(&self.name));
         }
-        parts
+        let granule = side.format.granule();
+        let [rows, columns] = side.shape;
+        let (by_rows, by_columns) = (side.direction == Direction::Row || side.is_transposed(), side.direction == Direction::Column);
+        if by_rows && columns % granule != 0 || by_columns && rows % granule != 0 {
+            return Err(PlanError::Shape { name: matrix.clone(), found: shape(&original.shape) });
+        }
+        let names = Names::of(matrix, side.format, side.direction);
+        let (codes, scales, amax) = (find(&names.codes)?, find(&names.scales)?, find(&names.amax)?);
+        let output = TensorSpec { dtype: dtype.unwrap_or(original.dtype), ..original };
+        Ok(Self { output, side, codes, scales, amax })
     }
 }

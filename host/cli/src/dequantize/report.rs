@@ -1,13 +1,14 @@
 //! The outcome of a job, as one JSON document or as a table for people.
 
-use std::{fmt, path::Path};
+use std::fmt;
 
 use serde::Serialize;
 
 use super::Outcome;
 use crate::{
+    arguments::Dequantize,
     quantize::report::DeviceChoice,
-    safetensors::Dtype,
+    safetensors::TensorSpec,
     text::{Align, Table, bytes, count, printable, seconds, shape},
 };
 
@@ -20,7 +21,7 @@ pub struct Report {
     input: String,
     output: String,
     format: &'static str,
-    dtype: &'static str,
+    direction: &'static str,
     device: DeviceChoice,
     restored: Vec<Restored>,
     copied_tensors: usize,
@@ -32,22 +33,24 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct Restored {
     name: String,
+    dtype: &'static str,
     shape: Vec<u64>,
 }
 
 impl Report {
     /// Of a finished job.
-    pub fn new(input: &Path, output: &Path, dtype: Dtype, device: DeviceChoice, outcome: Outcome) -> Self {
+    pub fn new(request: &Dequantize, device: DeviceChoice, outcome: Outcome) -> Self {
+        let restored = |spec: TensorSpec| Restored { name: spec.name, dtype: spec.dtype.name(), shape: spec.shape };
         Self {
             command: "dequantize",
-            schema: 1,
+            schema: 2,
             version: env!("CARGO_PKG_VERSION"),
-            input: input.display().to_string(),
-            output: output.display().to_string(),
-            format: outcome.format.name(),
-            dtype: dtype.name(),
+            input: request.input.display().to_string(),
+            output: request.output.display().to_string(),
+            format: outcome.recipe.format.name(),
+            direction: outcome.direction.name(),
             device,
-            restored: outcome.restored.into_iter().map(|(name, shape)| Restored { name, shape }).collect(),
+            restored: outcome.restored.into_iter().map(restored).collect(),
             copied_tensors: outcome.copied,
             input_bytes: outcome.bytes[0],
             output_bytes: outcome.bytes[1],
@@ -60,12 +63,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "input   {}, {}", self.input, bytes(self.input_bytes))?;
         writeln!(f, "output  {}, {}", self.output, bytes(self.output_bytes))?;
-        writeln!(f, "format  {} to {}", self.format, self.dtype)?;
+        writeln!(f, "format  {}, from its codes by {}s", self.format, self.direction)?;
         writeln!(f, "device  {}", self.device)?;
         if !self.restored.is_empty() {
-            let mut table = Table::new(&[("tensor", Align::Left), ("shape", Align::Right)]);
-            for Restored { name, shape: dimensions } in &self.restored {
-                table.row([printable(name).into(), shape(dimensions)]);
+            let mut table = Table::new(&[("tensor", Align::Left), ("dtype", Align::Left), ("shape", Align::Right)]);
+            for Restored { name, dtype, shape: dimensions } in &self.restored {
+                table.row([printable(name).into(), (*dtype).into(), shape(dimensions)]);
             }
             write!(f, "\nRestored\n{table}")?;
         }

@@ -2,60 +2,63 @@
 
 use std::borrow::Cow;
 
-use half::{bf16, f16};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-use super::Format;
+use super::{Recipe, Side};
 use crate::safetensors::Dtype;
 
-/// How rows are quantized: a format, with what it needs to know of the whole tensor.
+/// A piece of a matrix: whole rows, in whole blocks where columns are quantized.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scheme {
-    /// E4M3 elements, one E8M0 scale for each 32 of them along a row.
-    Mxfp8,
-    /// E2M1 elements in pairs, one E4M3 scale for each 16 of them along a row.
-    Nvfp4 {
-        /// The largest magnitude of the tensor that the rows are part of.
-        amax: f32,
-    },
+pub struct Piece {
+    /// Rows and columns of the piece.
+    pub shape: [u64; 2],
+    /// The largest magnitudes that each [`Direction`](super::Direction) is cast with, where the format takes those of the whole tensor.
+    pub amax: [f32; 2],
+    /// Which of a seed's sequences of random numbers the piece draws from.
+    pub sequence: u64,
 }
 
-impl Scheme {
-    /// The format.
-    pub const fn format(self) -> Format {
-        match self {
-            Self::Mxfp8 => Format::Mxfp8,
-            Self::Nvfp4 { .. } => Format::Nvfp4,
-        }
-    }
-}
-
-/// Quantizes rows of matrices.
+/// Quantizes matrices.
 pub trait QuantizeDevice {
     /// What it is, for the report: `emulated`, `NVIDIA H200`.
     fn name(&self) -> String;
 
-    /// The largest magnitude; NaN elements do not count.
+    /// The largest magnitudes that each [`Direction`](super::Direction) of a piece is cast with: its own, and that of its columns, transformed where
+    /// the recipe says so. NaN elements do not count.
     ///
     /// # Errors
     /// Whatever the device reports.
-    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError>;
+    fn amax(&mut self, recipe: &Recipe, shape: [u64; 2], input: Elements<'_>) -> Result<[f32; 2], DeviceError>;
 
-    /// Quantizes a row-major matrix; `columns` is a multiple of the format's block.
+    /// Quantizes a piece, row-major, in the recipe's directions; the scales are compact.
     ///
     /// # Errors
     /// Whatever the device reports.
-    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError>;
+    fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> Result<Quantized, DeviceError>;
+
+    /// Compact scales of a direction of a matrix, interleaved, the padding 0.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError>;
 }
 
-/// A quantized matrix.
-#[derive(Clone, Debug, PartialEq)]
-pub struct QuantizedRows {
-    /// Element codes, `[rows, columns]`; of NVFP4 in pairs, the even element in the low nibble, `[rows, columns / 2]`.
-    pub data: Vec<u8>,
-    /// Scale codes, one a block.
-    pub scales: Vec<u8>,
-    /// MXFP8: largest magnitude of the input; NaN elements do not count. NVFP4: that of the scheme.
+/// A quantized piece.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quantized {
+    /// Each [`Direction`](super::Direction) that the recipe asks for.
+    pub sides: [Option<Codes>; 2],
+    /// Largest magnitude of the input; NaN elements do not count. Of the formats that take the whole tensor's it says nothing.
     pub amax: f32,
+}
+
+/// Codes and compact scales of one direction, little-endian, as [`Side`] lays them out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Codes {
+    /// The codes.
+    pub data: Vec<u8>,
+    /// The scales.
+    pub scales: Vec<u8>,
 }
 
 /// A device that failed.
@@ -109,6 +112,17 @@ impl<'a> AlignedElements<'a> {
             Self::F32(elements) => Elements::F32(elements),
             Self::F16(elements) => Elements::F16(elements),
             Self::Bf16(elements) => Elements::Bf16(elements),
+        }
+    }
+}
+
+impl Elements<'_> {
+    /// Their values.
+    pub fn to_f32(self) -> Vec<f32> {
+        match self {
+            Self::F32(elements) => elements.to_vec(),
+            Self::F16(elements) => elements.to_f32_vec(),
+            Self::Bf16(elements) => elements.to_f32_vec(),
         }
     }
 }

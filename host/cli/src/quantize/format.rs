@@ -1,25 +1,33 @@
 //! The formats that a checkpoint can be quantized to.
 
+use super::Direction;
 use crate::safetensors::Dtype;
 
 /// A format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// E4M3 elements, one E8M0 scale for every 32 of a row.
+    /// E4M3 elements, one E8M0 scale for 32 neighbours.
+    #[default]
     Mxfp8,
-    /// E2M1 elements, one E4M3 scale for every 16 of a row, one f32 for the tensor.
+    /// E2M1 elements, one E4M3 scale for 16 neighbours, one f32 for the tensor.
     Nvfp4,
+    /// E4M3 elements, one f32 scale for the tensor.
+    Fp8,
+    /// E4M3 elements, one f32 scale for 128 neighbours.
+    Fp8Block,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 2] = [Self::Mxfp8, Self::Nvfp4];
+    pub const ALL: [Self; 4] = [Self::Mxfp8, Self::Nvfp4, Self::Fp8, Self::Fp8Block];
 
     /// Its name on the command line and in the output's metadata.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mxfp8 => "mxfp8",
             Self::Nvfp4 => "nvfp4",
+            Self::Fp8 => "fp8",
+            Self::Fp8Block => "fp8-block",
         }
     }
 
@@ -28,6 +36,16 @@ impl Format {
         match self {
             Self::Mxfp8 => "E4M3 elements, an E8M0 scale for every 32 of a row",
             Self::Nvfp4 => "E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor",
+            Self::Fp8 => "E4M3 elements, an F32 scale for the tensor",
+            Self::Fp8Block => "E4M3 elements, an F32 scale for every 128 of a row",
+        }
+    }
+
+    /// The type that its codes have in a file.
+    pub const fn code_dtype(self) -> Dtype {
+        match self {
+            Self::Nvfp4 => Dtype::U8,
+            _ => Dtype::F8E4M3,
         }
     }
 
@@ -36,30 +54,50 @@ impl Format {
         match self {
             Self::Mxfp8 => Dtype::F8E8M0,
             Self::Nvfp4 => Dtype::F8E4M3,
+            Self::Fp8 | Self::Fp8Block => Dtype::F32,
         }
     }
 
-    /// Elements that share one scale.
-    pub const fn block(self) -> u64 {
+    /// Neighbours that share one scale; none where the tensor has one.
+    pub const fn block(self) -> Option<u64> {
+        match self {
+            Self::Mxfp8 => Some(32),
+            Self::Nvfp4 => Some(16),
+            Self::Fp8 => None,
+            Self::Fp8Block => Some(128),
+        }
+    }
+
+    /// What rows (and columns, where those are quantized) are a multiple of: whole blocks, or the vectors of the kernels.
+    pub const fn granule(self) -> u64 {
         match self {
             Self::Mxfp8 => 32,
             Self::Nvfp4 => 16,
+            Self::Fp8 => 1,
+            Self::Fp8Block => 8,
         }
     }
 
     /// Bytes of the codes of so many elements.
-    pub const fn data_bytes(self, elements: u64) -> u64 {
+    pub const fn code_bytes(self, elements: u64) -> u64 {
         match self {
-            Self::Mxfp8 => elements,
             Self::Nvfp4 => elements / 2,
+            _ => elements,
         }
     }
 
-    /// How often a tensor is read: NVFP4 needs the largest magnitude of all of it first.
-    pub const fn passes(self) -> u64 {
-        match self {
-            Self::Mxfp8 => 1,
-            Self::Nvfp4 => 2,
-        }
+    /// Whether its scales follow from the largest magnitude of the whole tensor.
+    pub const fn has_tensor_amax(self) -> bool {
+        matches!(self, Self::Nvfp4 | Self::Fp8)
+    }
+
+    /// Whether what is quantized by columns is written as the transpose.
+    pub const fn is_transposed(self, direction: Direction) -> bool {
+        matches!((self, direction), (Self::Nvfp4 | Self::Fp8 | Self::Fp8Block, Direction::Column))
+    }
+
+    /// The format with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
     }
 }

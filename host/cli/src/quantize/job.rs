@@ -10,18 +10,24 @@ use std::{
 use oxtile::quantize::nvfp4::encode_scale;
 
 use super::{
-    DeviceError, Fidelity, Format, Plan, PlanError, QuantizeDevice, QuantizedRows, Scheme,
+    DeviceError, Fidelity, Names, Piece, Plan, PlanError, QuantizeDevice, Quantized, Recipe, Side,
     device::AlignedElements,
-    plan::{Action, Reason, amax_name, data_name, global_scale_name, scale_name},
+    plan::{Action, Reason},
 };
 use crate::{
     progress::Progress,
-    safetensors::{Checkpoint, ReadError, Tensor, Window, WriteError, Writer},
+    safetensors::{Checkpoint, ReadError, Runs, Tensor, Window, WriteError, Writer},
     text::printable,
 };
 
 /// Elements that a device gets at a time: enough to fill it, few enough that memory stays small and Ctrl-C quick.
 const PIECE_ELEMENTS: u64 = 1 << 20;
+
+/// The same where the output is transposed: long enough that what is written in one go is hundreds of bytes.
+const TRANSPOSED_PIECE_ELEMENTS: u64 = 1 << 22;
+
+/// Rows of a piece where columns are quantized: whole blocks of every format.
+const BLOCK_ROWS: u64 = 128;
 
 /// Bytes of a passed-through tensor that are copied at a time.
 const COPY_BYTES: u64 = 8 << 20;
@@ -29,8 +35,8 @@ const COPY_BYTES: u64 = 8 << 20;
 /// What a job did.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What the tensors were quantized to.
-    pub format: Format,
+    /// What the tensors were quantized to, and how.
+    pub recipe: Recipe,
     /// What became of each tensor, in file order.
     pub tensors: Vec<TensorOutcome>,
     /// Size of the input in bytes.
@@ -55,10 +61,8 @@ pub struct TensorOutcome {
 pub enum TensorResult {
     /// Quantized.
     Quantized {
-        /// Largest magnitude of the input; NaN elements do not count.
-        amax: f32,
-        /// What it cost.
-        fidelity: Fidelity,
+        /// Its directions, with the largest magnitude that each was cast with (NaN elements do not count) and what it cost.
+        sides: Vec<(Side, f32, Fidelity)>,
         /// Time spent in the device's calls.
         elapsed: Duration,
     },
@@ -92,29 +96,30 @@ pub enum JobError {
 
 /// Quantizes the checkpoint at `input` into a new one at `output`.
 ///
-/// At most three pieces of 2^20 elements (or of one row, where that is longer) are in memory at a time.
+/// At most three pieces of 2^20 elements, or of 2^22 where the output is transposed (more where 128 rows have more), are in
+/// memory at a time, and one tensor's scales where they are interleaved.
 ///
 /// # Errors
 /// If the input cannot be read or laid out, the device fails or the output cannot be written; no output is left then.
 pub fn run(
     input: &Path,
     output: &Path,
-    format: Format,
+    recipe: Recipe,
     device: &mut dyn QuantizeDevice,
     progress: &mut Progress,
 ) -> Result<Outcome, JobError> {
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(input)?;
-    let plan = Plan::new(&checkpoint, format)?;
+    let plan = Plan::new(&checkpoint, recipe)?;
     let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
     let output_bytes = writer.bytes();
-    progress.expect(plan.actions.iter().map(|(tensor, action)| tensor.bytes() * action.passes(format)).sum());
+    progress.expect(plan.actions.iter().map(|(tensor, action)| tensor.bytes() * action.passes(&recipe)).sum());
 
     let (send, receive) = sync_channel(1);
     let tensors = thread::scope(|scope| {
-        let sink = Sink { writer, fidelity: vec![Fidelity::default(); plan.actions.len()] };
+        let sink = Sink { writer, recipe, fidelity: vec![Default::default(); plan.actions.len()] };
         let sink = scope.spawn(|| sink.drain(receive, &plan));
-        let fed = Source { checkpoint: &checkpoint, device, progress, sink: send }.feed(&plan);
+        let fed = Source { checkpoint: &checkpoint, recipe, device, progress, sink: send }.feed(&plan);
         let drained = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let (writer, fidelity) = drained?;
         let results = fed.map_err(|halt| match halt {
@@ -125,15 +130,15 @@ pub fn run(
         writer.finish()?;
         Ok::<_, JobError>(outcomes(&plan, results, fidelity))
     })?;
-    Ok(Outcome { format, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
+    Ok(Outcome { recipe, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
 }
 
 /// One step of the output, on its way from the device to the file.
 enum Step<'a> {
-    /// A piece of the tensor at this index of the plan, and what the device made of it.
-    Quantized(usize, Window, QuantizedRows),
-    /// The tensor's amax over all pieces.
-    Amax(&'a str, f32),
+    /// Rows from this one on of the tensor at this index of the plan, what the device made of them, and with which amaxes.
+    Quantized(usize, u64, Window, Quantized, [f32; 2]),
+    /// Bytes that are next in the output's tensor of this name.
+    Append(String, Vec<u8>),
     /// A piece that is copied.
     Copy(&'a str, Window),
 }
@@ -141,13 +146,14 @@ enum Step<'a> {
 /// The half that reads and keeps the device busy.
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
+    recipe: Recipe,
     device: &'a mut dyn QuantizeDevice,
     progress: &'a mut Progress,
     sink: SyncSender<Step<'a>>,
 }
 
-/// A tensor's amax and device time; `None` for one that was copied.
-type SourceResult = Option<(f32, Duration)>;
+/// A tensor's amaxes and device time; `None` for one that was copied.
+type SourceResult = Option<([f32; 2], Duration)>;
 
 /// Why the source stops early.
 enum Halt {
@@ -170,7 +176,7 @@ impl<'a> Source<'a> {
             self.progress.start(&tensor.name);
             results.push(match action {
                 Action::PassThrough(_) => self.copy(tensor).map(|()| None)?,
-                Action::Quantize { rows: _, columns } => Some(self.quantize(index, tensor, columns, plan.format)?),
+                Action::Quantize(shape) => Some(self.quantize(index, tensor, shape)?),
             });
         }
         self.progress.clear();
@@ -186,58 +192,83 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    fn quantize(&mut self, index: usize, tensor: &'a Tensor, columns: u64, format: Format) -> Result<(f32, Duration), Halt> {
+    fn quantize(&mut self, index: usize, tensor: &'a Tensor, shape: [u64; 2]) -> Result<([f32; 2], Duration), Halt> {
+        let [rows, columns] = shape;
         let row_bytes = columns * tensor.dtype.bits() / 8;
-        let piece_bytes = (PIECE_ELEMENTS / columns).max(1) * row_bytes;
-        let (scheme, mut amax, mut elapsed) = match format {
-            Format::Mxfp8 => (Scheme::Mxfp8, 0f32, Duration::ZERO),
-            Format::Nvfp4 => {
-                let (amax, elapsed) = self.amax(tensor, piece_bytes)?;
-                (Scheme::Nvfp4 { amax }, amax, elapsed)
+        let piece_bytes = piece_rows(&self.recipe, columns) * row_bytes;
+        let (mut amax, mut elapsed) = ([0f32; 2], Duration::ZERO);
+        if self.recipe.format.has_tensor_amax() {
+            (amax, elapsed) = self.amax(tensor, columns, piece_bytes)?;
+        }
+        let sides: Vec<_> = Side::each(&self.recipe, shape).collect();
+        let mut compact = sides.iter().map(|_| Vec::new()).collect::<Vec<_>>();
+        let mut row = 0;
+        for (number, window) in self.checkpoint.windows(tensor, piece_bytes).enumerate() {
+            let window = window?;
+            let piece = Piece { shape: [window.len() as u64 / row_bytes, columns], amax, sequence: (index as u64) << 32 | number as u64 };
+            let begin = Instant::now();
+            let output = self.quantize_piece(tensor, &piece, &window)?;
+            elapsed += begin.elapsed();
+            if !self.recipe.format.has_tensor_amax() {
+                // `f32::max` drops a NaN, as the kernel does.
+                amax = amax.map(|amax| amax.max(output.amax));
             }
-        };
-        for window in self.checkpoint.windows(tensor, piece_bytes) {
-            let window = window?;
-            let rows = window.len() as u64 / row_bytes;
-            let begin = Instant::now();
-            let output = self.quantize_piece(tensor, scheme, [rows, columns], &window)?;
-            elapsed += begin.elapsed();
-            // `f32::max` drops a NaN, as the kernel does.
-            amax = amax.max(output.amax);
+            for (side, compact) in sides.iter().zip(&mut compact).filter(|(side, _)| side.interleave) {
+                keep_scales(side, row, piece.shape[0], &output, compact);
+            }
             self.progress.advance(window.len() as u64);
-            self.send(Step::Quantized(index, window, output))?;
+            self.send(Step::Quantized(index, row, window, output, piece.amax))?;
+            row += piece.shape[0];
         }
-        self.send(Step::Amax(&tensor.name, amax))?;
-        Ok((amax, elapsed))
-    }
-
-    /// The largest magnitude of a whole tensor, and the device's time for it.
-    fn amax(&mut self, tensor: &Tensor, piece_bytes: u64) -> Result<(f32, Duration), Halt> {
-        let (mut amax, mut elapsed) = (0f32, Duration::ZERO);
-        for window in self.checkpoint.windows(tensor, piece_bytes) {
-            let window = window?;
-            let begin = Instant::now();
-            let piece = self.device.amax(elements(tensor, &window).elements());
-            amax = amax.max(piece.map_err(|error| self.failed(tensor, error))?);
-            elapsed += begin.elapsed();
-            self.progress.advance(window.len() as u64);
+        debug_assert_eq!(row, rows);
+        for (side, compact) in sides.iter().zip(compact) {
+            let names = Names::of(&tensor.name, side.format, side.direction);
+            if side.interleave {
+                let begin = Instant::now();
+                let interleaved = self.device.interleave(side, &compact).map_err(|error| self.failed(tensor, error))?;
+                elapsed += begin.elapsed();
+                self.send(Step::Append(names.scales, interleaved))?;
+            }
+            let amax = amax[side.direction as usize];
+            if let Some(name) = names.global_scale {
+                self.send(Step::Append(name, encode_scale(amax).to_le_bytes().into()))?;
+            }
+            self.send(Step::Append(names.amax, amax.to_le_bytes().into()))?;
         }
         Ok((amax, elapsed))
     }
 
-    fn quantize_piece(
-        &mut self,
-        tensor: &Tensor,
-        scheme: Scheme,
-        [rows, columns]: [u64; 2],
-        window: &Window,
-    ) -> Result<QuantizedRows, JobError> {
-        let output = self.device.quantize(scheme, rows as usize, columns as usize, elements(tensor, window).elements());
+    /// The largest magnitudes of a whole tensor, and the device's time for them.
+    fn amax(&mut self, tensor: &Tensor, columns: u64, piece_bytes: u64) -> Result<([f32; 2], Duration), Halt> {
+        let (mut amax, mut elapsed) = ([0f32; 2], Duration::ZERO);
+        for window in self.checkpoint.windows(tensor, piece_bytes) {
+            let window = window?;
+            let rows = window.len() as u64 / (columns * tensor.dtype.bits() / 8);
+            let begin = Instant::now();
+            let piece = self.device.amax(&self.recipe, [rows, columns], elements(tensor, &window).elements());
+            let piece = piece.map_err(|error| self.failed(tensor, error))?;
+            amax = std::array::from_fn(|i| amax[i].max(piece[i]));
+            elapsed += begin.elapsed();
+            self.progress.advance(window.len() as u64);
+        }
+        Ok((amax, elapsed))
+    }
+
+    fn quantize_piece(&mut self, tensor: &Tensor, piece: &Piece, window: &Window) -> Result<Quantized, JobError> {
+        let output = self.device.quantize(&self.recipe, piece, elements(tensor, window).elements());
         let output = output.map_err(|error| self.failed(tensor, error))?;
-        let (format, sizes) = (scheme.format(), (output.data.len() as u64, output.scales.len() as u64));
-        if sizes != (format.data_bytes(rows * columns), rows * columns / format.block()) {
-            let text = format!("returned {} bytes of codes and {} scales for {rows}x{columns} elements", sizes.0, sizes.1);
-            return Err(self.failed(tensor, DeviceError::new(text)));
+        for side in Side::each(&self.recipe, piece.shape) {
+            let ([rows, columns], direction) = (piece.shape, side.direction.name());
+            let Some(codes) = &output.sides[side.direction as usize] else {
+                return Err(
+                    self.failed(tensor, DeviceError::new(format!("returned nothing by {direction}s for {rows}x{columns} elements")))
+                );
+            };
+            let sizes = (codes.data.len() as u64, codes.scales.len() as u64 / side.scale_bytes());
+            if sizes != (side.format.code_bytes(rows * columns), side.compact_scales().iter().product()) {
+                let text = format!("returned {} bytes of codes and {} scales for {rows}x{columns} elements", sizes.0, sizes.1);
+                return Err(self.failed(tensor, DeviceError::new(text)));
+            }
         }
         Ok(output)
     }
@@ -251,6 +282,29 @@ impl<'a> Source<'a> {
     }
 }
 
+/// Rows that a device gets at a time.
+fn piece_rows(recipe: &Recipe, columns: u64) -> u64 {
+    let mut directions = recipe.directions.each().iter();
+    let rows = |elements: u64| (elements / columns).max(1);
+    if directions.clone().any(|&direction| recipe.format.is_transposed(direction)) {
+        rows(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
+    } else if directions.any(|&direction| direction == super::Direction::Column) {
+        rows(PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
+    } else {
+        rows(PIECE_ELEMENTS)
+    }
+}
+
+/// Puts the scales of a piece, `count` rows from `row` on, to those of the whole matrix.
+fn keep_scales(side: &Side, row: u64, count: u64, output: &Quantized, compact: &mut Vec<u8>) {
+    let Some(codes) = &output.sides[side.direction as usize] else { return };
+    compact.resize((side.compact_scales().iter().product::<u64>() * side.scale_bytes()) as usize, 0);
+    let Runs { offset, bytes, stride } = side.scale_runs(row, count);
+    for (i, run) in codes.scales.chunks(bytes as usize).enumerate() {
+        compact[offset as usize + i * stride as usize..][..run.len()].copy_from_slice(run);
+    }
+}
+
 /// The elements of a piece of a tensor that is quantized.
 fn elements<'a>(tensor: &Tensor, window: &'a Window) -> AlignedElements<'a> {
     AlignedElements::new(tensor.dtype, window).expect("the plan quantizes f32, f16 and bf16")
@@ -259,40 +313,63 @@ fn elements<'a>(tensor: &Tensor, window: &'a Window) -> AlignedElements<'a> {
 /// The half that measures and writes.
 struct Sink {
     writer: Writer,
-    fidelity: Vec<Fidelity>,
+    recipe: Recipe,
+    /// A tensor's, by direction.
+    fidelity: Vec<[Fidelity; 2]>,
 }
 
 impl Sink {
-    fn drain(mut self, steps: Receiver<Step<'_>>, plan: &Plan<'_>) -> Result<(Writer, Vec<Fidelity>), WriteError> {
+    fn drain(mut self, steps: Receiver<Step<'_>>, plan: &Plan<'_>) -> Result<(Writer, Vec<[Fidelity; 2]>), WriteError> {
         for step in steps {
             match step {
                 Step::Copy(name, window) => self.writer.append(name, &window)?,
-                Step::Amax(name, amax) => {
-                    if plan.format == Format::Nvfp4 {
-                        self.writer.append(&global_scale_name(name), &encode_scale(amax).to_le_bytes())?;
-                    }
-                    self.writer.append(&amax_name(name), &amax.to_le_bytes())?;
-                }
-                Step::Quantized(index, window, output) => {
-                    let tensor = plan.actions[index].0;
-                    self.fidelity[index].add_piece(plan.format, elements(tensor, &window).elements(), &output);
-                    self.writer.append(&data_name(&tensor.name, plan.format), &output.data)?;
-                    self.writer.append(&scale_name(&tensor.name), &output.scales)?;
-                }
+                Step::Append(name, bytes) => self.writer.append(&name, &bytes)?,
+                Step::Quantized(index, row, window, output, amax) => self.put(plan, index, row, &window, &output, amax)?,
             }
         }
         Ok((self.writer, self.fidelity))
     }
+
+    fn put(
+        &mut self,
+        plan: &Plan<'_>,
+        index: usize,
+        row: u64,
+        window: &Window,
+        output: &Quantized,
+        amax: [f32; 2],
+    ) -> Result<(), WriteError> {
+        let (tensor, Action::Quantize(shape)) = plan.actions[index] else { unreachable!("only what the plan quantizes comes as codes") };
+        let input = elements(tensor, window).elements().to_f32();
+        let count = input.len() as u64 / shape[1];
+        for (side, codes) in
+            Side::each(&self.recipe, shape).filter_map(|side| Some((side, output.sides[side.direction as usize].as_ref()?)))
+        {
+            let piece = Side { shape: [count, shape[1]], ..side };
+            let direction = side.direction as usize;
+            let hadamard = self.recipe.hadamard && side.is_transposed();
+            self.fidelity[index][direction].add(&piece, hadamard, &input, codes, amax[direction]);
+            let names = Names::of(&tensor.name, side.format, side.direction);
+            self.writer.write_runs(&names.codes, side.code_runs(row, count), &codes.data)?;
+            // One scale for the tensor comes with every piece, the same.
+            let is_new = side.format.block().is_some() || row == 0;
+            if is_new && !side.interleave {
+                self.writer.write_runs(&names.scales, side.scale_runs(row, count), &codes.scales)?;
+            }
+        }
+        Ok(())
+    }
 }
 
-fn outcomes(plan: &Plan<'_>, results: Vec<SourceResult>, fidelity: Vec<Fidelity>) -> Vec<TensorOutcome> {
+fn outcomes(plan: &Plan<'_>, results: Vec<SourceResult>, fidelity: Vec<[Fidelity; 2]>) -> Vec<TensorOutcome> {
     let tensors = plan.actions.iter().zip(results).zip(fidelity);
     let outcomes = tensors.map(|((&(tensor, action), result), fidelity)| {
         let result = match action {
             Action::PassThrough(reason) => TensorResult::PassedThrough(reason),
-            Action::Quantize { .. } => {
+            Action::Quantize(shape) => {
                 let (amax, elapsed) = result.unwrap_or_default();
-                TensorResult::Quantized { amax, fidelity, elapsed }
+                let of = |side: Side| (side, amax[side.direction as usize], fidelity[side.direction as usize]);
+                TensorResult::Quantized { sides: Side::each(&plan.recipe, shape).map(of).collect(), elapsed }
             }
         };
         TensorOutcome { tensor: tensor.clone(), result }

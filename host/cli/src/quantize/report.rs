@@ -2,10 +2,13 @@
 
 use std::{fmt, path::Path};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{Fidelity, Format, Outcome, job::TensorResult};
-use crate::text::{Align, Table, bytes, count, percent, printable, seconds, shape, value};
+use super::{Fidelity, Outcome, Recipe, Side, job::TensorResult};
+use crate::{
+    safetensors::Tensor,
+    text::{Align, Table, bytes, count, percent, printable, seconds, shape, value},
+};
 
 /// What a job did. Serialized, it is the document that `--json` prints; `schema` counts its incompatible changes.
 #[derive(Debug, Serialize)]
@@ -15,8 +18,14 @@ pub struct Report<'a> {
     version: &'static str,
     input: String,
     output: String,
-    #[serde(serialize_with = "format_name")]
-    format: Format,
+    format: &'static str,
+    direction: &'static str,
+    interleaved: bool,
+    hadamard: bool,
+    /// `null` where codes are the nearest.
+    seed: Option<u64>,
+    #[serde(skip)]
+    recipe: Recipe,
     device: DeviceChoice,
     tensors: Vec<TensorReport<'a>>,
     totals: Totals,
@@ -56,15 +65,9 @@ struct TensorReport<'a> {
 #[serde(tag = "action", rename_all = "snake_case")]
 enum ResultReport {
     Quantized {
-        /// `null` if infinite.
-        amax: f32,
-        /// `null` without a signal or without noise: `exact` tells them apart.
-        snr_db: Option<f64>,
-        exact: bool,
         elements: u64,
-        zeros: u64,
-        saturated: u64,
-        non_finite: u64,
+        /// One a direction.
+        sides: Vec<SideReport>,
         seconds: f64,
     },
     PassedThrough {
@@ -73,11 +76,27 @@ enum ResultReport {
     },
 }
 
+/// One direction of a tensor.
+#[derive(Debug, Serialize)]
+struct SideReport {
+    direction: &'static str,
+    /// What it was cast with; `null` if infinite.
+    amax: f32,
+    /// `null` without a signal or without noise: `exact` tells them apart.
+    snr_db: Option<f64>,
+    exact: bool,
+    zeros: u64,
+    saturated: u64,
+    non_finite: u64,
+}
+
+/// Over all tensors; zeros, saturated and non-finite elements count in each direction that was made, as `coded_elements` do.
 #[derive(Debug, Serialize)]
 struct Totals {
     quantized_tensors: usize,
     passed_through_tensors: usize,
     quantized_elements: u64,
+    coded_elements: u64,
     zeros: u64,
     saturated: u64,
     non_finite: u64,
@@ -95,15 +114,20 @@ impl<'a> Report<'a> {
             name: &outcome.tensor.name,
             dtype: outcome.tensor.dtype.name(),
             shape: &outcome.tensor.shape,
-            result: ResultReport::new(outcome.tensor.bytes(), &outcome.result),
+            result: ResultReport::new(&outcome.tensor, &outcome.result),
         });
         Self {
             command: "quantize",
-            schema: 1,
+            schema: 2,
             version: env!("CARGO_PKG_VERSION"),
             input: input.display().to_string(),
             output: output.display().to_string(),
-            format: outcome.format,
+            format: outcome.recipe.format.name(),
+            direction: outcome.recipe.directions.name(),
+            interleaved: outcome.recipe.interleave,
+            hadamard: outcome.recipe.hadamard,
+            seed: outcome.recipe.seed,
+            recipe: outcome.recipe,
             device,
             tensors: tensors.collect(),
             totals: Totals::new(outcome),
@@ -112,37 +136,41 @@ impl<'a> Report<'a> {
 }
 
 impl ResultReport {
-    fn new(tensor_bytes: u64, result: &TensorResult) -> Self {
+    fn new(tensor: &Tensor, result: &TensorResult) -> Self {
         match result {
-            TensorResult::PassedThrough(reason) => Self::PassedThrough { bytes: tensor_bytes, reason: reason.to_string() },
-            TensorResult::Quantized { amax, fidelity, elapsed } => Self::Quantized {
-                amax: *amax,
-                snr_db: finite_snr(fidelity),
-                exact: fidelity.noise == 0.0,
-                elements: fidelity.elements,
-                zeros: fidelity.zeros,
-                saturated: fidelity.saturated,
-                non_finite: fidelity.non_finite,
-                seconds: elapsed.as_secs_f64(),
-            },
+            TensorResult::PassedThrough(reason) => Self::PassedThrough { bytes: tensor.bytes(), reason: reason.to_string() },
+            TensorResult::Quantized { sides, elapsed } => {
+                let side = |(side, amax, fidelity): &(Side, f32, Fidelity)| SideReport {
+                    direction: side.direction.name(),
+                    amax: *amax,
+                    snr_db: finite_snr(fidelity),
+                    exact: fidelity.noise == 0.0,
+                    zeros: fidelity.zeros,
+                    saturated: fidelity.saturated,
+                    non_finite: fidelity.non_finite,
+                };
+                Self::Quantized { elements: tensor.elements(), sides: sides.iter().map(side).collect(), seconds: elapsed.as_secs_f64() }
+            }
         }
     }
 }
 
 impl Totals {
     fn new(outcome: &Outcome) -> Self {
-        let (mut all, mut device_seconds, mut quantized) = (Fidelity::default(), 0.0, 0);
-        for tensor in &outcome.tensors {
-            if let TensorResult::Quantized { fidelity, elapsed, .. } = &tensor.result {
-                all.merge(fidelity);
+        let (mut all, mut device_seconds, mut quantized, mut elements) = (Fidelity::default(), 0.0, 0, 0);
+        for outcome in &outcome.tensors {
+            if let TensorResult::Quantized { sides, elapsed } = &outcome.result {
+                sides.iter().for_each(|(_, _, fidelity)| all.merge(fidelity));
                 device_seconds += elapsed.as_secs_f64();
+                elements += outcome.tensor.elements();
                 quantized += 1;
             }
         }
         Self {
             quantized_tensors: quantized,
             passed_through_tensors: outcome.tensors.len() - quantized,
-            quantized_elements: all.elements,
+            quantized_elements: elements,
+            coded_elements: all.elements,
             zeros: all.zeros,
             saturated: all.saturated,
             non_finite: all.non_finite,
@@ -155,10 +183,6 @@ impl Totals {
     }
 }
 
-fn format_name<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(format.name())
-}
-
 /// JSON has no infinity.
 fn finite_snr(fidelity: &Fidelity) -> Option<f64> {
     fidelity.snr_db().filter(|snr| snr.is_finite())
@@ -168,7 +192,7 @@ impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "input   {}, {}", self.input, bytes(self.totals.input_bytes))?;
         writeln!(f, "output  {}, {}", self.output, bytes(self.totals.output_bytes))?;
-        writeln!(f, "format  {}: {}", self.format.name(), self.format.description())?;
+        writeln!(f, "format  {}: {}", self.format, self.recipe.description())?;
         writeln!(f, "device  {}", self.device)?;
         let (quantized, passed_through) = self.tables();
         if quantized.is_empty() {
@@ -190,6 +214,7 @@ impl Report<'_> {
             ("tensor", Left),
             ("dtype", Left),
             ("shape", Right),
+            ("by", Left),
             ("amax", Right),
             ("SNR dB", Right),
             ("zero %", Right),
@@ -204,15 +229,17 @@ impl Report<'_> {
                 ResultReport::PassedThrough { bytes: size, reason } => {
                     passed_through.row([name, dtype, shape, bytes(*size), reason.clone()]);
                 }
-                ResultReport::Quantized { amax, snr_db, exact, elements, zeros, saturated, seconds: time, .. } => {
-                    let snr = match snr_db {
-                        Some(snr) => format!("{snr:.2}"),
-                        None if *exact => "exact".into(),
-                        None => "-".into(),
-                    };
-                    let (zeros, saturated) = (percent(*zeros, *elements), percent(*saturated, *elements));
-                    let amax = value(f64::from(*amax));
-                    quantized.row([name, dtype, shape, amax, snr, zeros, saturated, seconds(*time)]);
+                ResultReport::Quantized { elements, sides, seconds: time } => {
+                    for side in sides {
+                        let snr = match side.snr_db {
+                            Some(snr) => format!("{snr:.2}"),
+                            None if side.exact => "exact".into(),
+                            None => "-".into(),
+                        };
+                        let (zeros, saturated) = (percent(side.zeros, *elements), percent(side.saturated, *elements));
+                        let (by, amax) = (side.direction.to_owned(), value(f64::from(side.amax)));
+                        quantized.row([name.clone(), dtype.clone(), shape.clone(), by, amax, snr, zeros, saturated, seconds(*time)]);
+                    }
                 }
             }
         }
@@ -230,8 +257,8 @@ impl fmt::Display for Totals {
             writeln!(
                 f,
                 "error   SNR {snr:.2} dB, {} % zero, {} % saturated",
-                percent(self.zeros, self.quantized_elements),
-                percent(self.saturated, self.quantized_elements),
+                percent(self.zeros, self.coded_elements),
+                percent(self.saturated, self.coded_elements),
             )?;
         }
         if self.non_finite > 0 {

@@ -1,99 +1,99 @@
 //! The device behind the seam: Oxtile's kernels on a GPU or on the emulator.
 
-use oxtile::{
-    Buffer, HostElement, Kind, Result, Runtime, Stream, kernels,
-    num::{bf16, e2m1x2, e4m3, f16, ue8m0},
-    quantize::{
-        Amax, Direction, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Tensor,
-        mxfp8::Mxfp8Number,
-        nvfp4::{self, Nvfp4Number},
-    },
-};
-use oxtile_tile::launch::Kernel;
+mod casts;
+mod number;
+mod nvfp4;
+mod restore;
+mod scales;
 
-use super::{DeviceError, Elements, QuantizeDevice, QuantizedRows, Scheme, report::DeviceChoice};
+use oxtile::{
+    Buffer, HostElement, Kind, Result, Runtime, Stream,
+    num::{bf16, f16},
+    quantize::HadamardAmax,
+};
+use oxtile_tile::num::Pod;
+
+use casts::Kernels;
+use scales::Interleaving;
+
+pub use restore::QuantizedPiece;
+
+use super::{DeviceError, Elements, Piece, QuantizeDevice, Quantized, Recipe, Side, report::DeviceChoice};
 use crate::{Error, arguments, safetensors::Dtype};
 
-/// The first device of a runtime, with the kernels of the job.
+/// The first device of a runtime, with the kernels of the job, each loaded when it is first needed.
 #[derive(Debug)]
 pub struct RuntimeDevice {
+    runtime: Runtime,
     stream: Stream,
     name: String,
     f32: Kernels<f32>,
     f16: Kernels<f16>,
     bf16: Kernels<bf16>,
-}
-
-/// The kernels for one input type.
-#[derive(Debug)]
-struct Kernels<T: Number> {
-    amax: Amax<T>,
-    mxfp8: Mxfp8<T>,
-    nvfp4: Nvfp4<T>,
+    hadamard_amax: Option<HadamardAmax>,
+    interleaving: Interleaving,
 }
 
 impl RuntimeDevice {
-    /// Loads the kernels for the runtime's first device.
+    /// The runtime's first device.
     ///
     /// # Errors
-    /// If the kernels are not there or are not those of this program.
+    /// If there is none.
     pub fn new(runtime: &Runtime) -> Result<Self> {
         let device = runtime.device(0)?;
         Ok(Self {
+            runtime: runtime.clone(),
             stream: device.stream()?,
             name: device.name().into(),
-            f32: Kernels::load(runtime)?,
-            f16: Kernels::load(runtime)?,
-            bf16: Kernels::load(runtime)?,
+            f32: Kernels::default(),
+            f16: Kernels::default(),
+            bf16: Kernels::default(),
+            hadamard_amax: None,
+            interleaving: Interleaving::default(),
         })
     }
-}
 
-impl RuntimeDevice {
-    /// Restores rows of whole blocks from their codes and scales; little-endian bytes of `dtype`: F32, F16 or BF16.
+    /// Restores a piece; little-endian bytes of `dtype`: F32, F16 or BF16, row-major.
     ///
     /// # Errors
     /// Whatever the device reports; another type.
-    pub fn dequantize(
-        &mut self,
-        scheme: Scheme,
-        shape: [u64; 2],
-        codes: &[u8],
-        scales: &[u8],
-        dtype: Dtype,
-    ) -> std::result::Result<Vec<u8>, DeviceError> {
-        let rows = QuantizedWindow { scheme, shape, codes, scales };
+    pub fn dequantize(&mut self, piece: &QuantizedPiece<'_>, dtype: Dtype) -> std::result::Result<Vec<u8>, DeviceError> {
+        let (runtime, stream) = (&self.runtime, &self.stream);
         let wide = match dtype {
-            Dtype::F32 => self.f32.dequantize::<f32>(&self.stream, rows),
-            Dtype::F16 => self.f16.dequantize::<half::f16>(&self.stream, rows),
-            Dtype::Bf16 => self.bf16.dequantize::<half::bf16>(&self.stream, rows),
+            // The inverse of the transform is in f32.
+            _ if piece.hadamard => self.f32.restore_transformed(runtime, stream, piece, dtype),
+            Dtype::F32 => self.f32.dequantize::<f32>(runtime, stream, piece),
+            Dtype::F16 => self.f16.dequantize::<half::f16>(runtime, stream, piece),
+            Dtype::Bf16 => self.bf16.dequantize::<half::bf16>(runtime, stream, piece),
             other => return Err(DeviceError::new(format!("nothing is dequantized to {other}"))),
         };
         wide.map_err(DeviceError::new)
     }
-}
 
-/// Rows of a quantized file.
-#[derive(Clone, Copy)]
-struct QuantizedWindow<'a> {
-    scheme: Scheme,
-    shape: [u64; 2],
-    codes: &'a [u8],
-    scales: &'a [u8],
+    /// Interleaved scales of a direction of a matrix, compact again.
+    ///
+    /// # Errors
+    /// Whatever the device reports.
+    pub fn compact(&mut self, side: &Side, interleaved: &[u8]) -> std::result::Result<Vec<u8>, DeviceError> {
+        self.interleaving.compact(&self.runtime, &self.stream, side, interleaved).map_err(DeviceError::new)
+    }
 }
 
 /// Opens the device that a request names, and says how it was chosen.
 ///
 /// # Errors
-/// [`Error::Device`] with what to run, if there is no such device.
+/// [`Error::Device`] with what to run, if there is no such device or its kernels are not those of this program.
 pub fn open(requested: arguments::Device) -> std::result::Result<(RuntimeDevice, DeviceChoice), Error> {
+    let failed = |error| Error::Device { requested: requested.name(), error };
     let (runtime, reason) = match requested {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, choice.reason)),
         arguments::Device::Cuda => Runtime::cuda().map(|runtime| (runtime, "as asked for".into())),
         arguments::Device::Emulated => Runtime::emulated(1).map(|runtime| (runtime, "as asked for".into())),
     }
-    .map_err(|error| Error::Device { requested: requested.name(), error })?;
-    let device = RuntimeDevice::new(&runtime).map_err(|error| Error::Device { requested: requested.name(), error })?;
+    .map_err(failed)?;
+    let mut device = RuntimeDevice::new(&runtime).map_err(failed)?;
+    // One kernel tells whether they are there, before the output is begun.
+    device.f32.amax(&runtime).map_err(failed)?;
     let name = match runtime.kind() {
         Kind::Cuda => device.name.clone(),
         Kind::Emulated => "CPU emulator".into(),
@@ -106,103 +106,56 @@ impl QuantizeDevice for RuntimeDevice {
         self.name.clone()
     }
 
-    fn amax(&mut self, input: Elements<'_>) -> std::result::Result<f32, DeviceError> {
+    fn amax(&mut self, recipe: &Recipe, shape: [u64; 2], input: Elements<'_>) -> std::result::Result<[f32; 2], DeviceError> {
+        let (runtime, stream) = (&self.runtime, &self.stream);
         let amax = match input {
-            Elements::F32(input) => self.f32.amax(&self.stream, input),
-            Elements::F16(input) => self.f16.amax(&self.stream, input),
-            Elements::Bf16(input) => self.bf16.amax(&self.stream, input),
+            Elements::Bf16(input) if recipe.hadamard => {
+                let kernel = loaded(&mut self.hadamard_amax, || HadamardAmax::new(runtime));
+                kernel.and_then(|kernel| transformed_amax(kernel, stream, input, shape))
+            }
+            Elements::F32(input) => self.f32.amax_of(runtime, stream, input).map(|amax| [amax; 2]),
+            Elements::F16(input) => self.f16.amax_of(runtime, stream, input).map(|amax| [amax; 2]),
+            Elements::Bf16(input) => self.bf16.amax_of(runtime, stream, input).map(|amax| [amax; 2]),
         };
         amax.map_err(DeviceError::new)
     }
 
-    fn quantize(
-        &mut self,
-        scheme: Scheme,
-        rows: usize,
-        columns: usize,
-        input: Elements<'_>,
-    ) -> std::result::Result<QuantizedRows, DeviceError> {
-        let shape = [rows as u64, columns as u64];
+    fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> std::result::Result<Quantized, DeviceError> {
+        let (runtime, stream) = (&self.runtime, &self.stream);
         let output = match input {
-            Elements::F32(input) => self.f32.quantize(&self.stream, scheme, input, shape),
-            Elements::F16(input) => self.f16.quantize(&self.stream, scheme, input, shape),
-            Elements::Bf16(input) => self.bf16.quantize(&self.stream, scheme, input, shape),
+            Elements::F32(input) => self.f32.quantize(runtime, stream, recipe, piece, input),
+            Elements::F16(input) => self.f16.quantize(runtime, stream, recipe, piece, input),
+            Elements::Bf16(input) => self.bf16.quantize(runtime, stream, recipe, piece, input),
         };
         output.map_err(DeviceError::new)
     }
-}
 
-impl<T: Number> Kernels<T>
-where
-    kernels::amax::Amax<T>: for<'a> Kernel<Args<'a> = kernels::amax::AmaxArgs<'a, T>>,
-{
-    fn load(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: Amax::new(runtime)?, mxfp8: Mxfp8::new(runtime)?, nvfp4: Nvfp4::new(runtime)? })
-    }
-
-    fn amax<H: HostElement<Device = T>>(&self, stream: &Stream, input: &[H]) -> Result<f32> {
-        let (input, mut amax) = (Buffer::<T>::from_slice(stream, input)?, Buffer::uninitialised(stream, 1)?);
-        self.amax.run(stream, input.view(), &mut amax)?;
-        Ok(amax.to_vec(stream)?[0])
-    }
-
-    fn quantize<H: HostElement<Device = T>>(&self, stream: &Stream, scheme: Scheme, input: &[H], shape: [u64; 2]) -> Result<QuantizedRows> {
-        let input = Buffer::<T>::from_slice(stream, input)?;
-        match scheme {
-            Scheme::Mxfp8 => self.mxfp8(stream, &input, shape),
-            Scheme::Nvfp4 { amax } => self.nvfp4(stream, &input, shape, amax),
-        }
-    }
-
-    fn dequantize<H: HostElement<Device = T> + bytemuck::Pod>(&self, stream: &Stream, rows: QuantizedWindow<'_>) -> Result<Vec<u8>> {
-        let QuantizedWindow { scheme, shape, codes, scales } = rows;
-        let mut wide = Buffer::<T>::uninitialised(stream, shape[0] * shape[1])?;
-        match scheme {
-            Scheme::Mxfp8 => {
-                let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
-                tensor.data.copy_from_slice(stream, &codes.iter().copied().map(e4m3::from_bits).collect::<Vec<_>>())?;
-                tensor.scales.copy_from_slice(stream, &scales.iter().copied().map(ue8m0::from_bits).collect::<Vec<_>>())?;
-                self.mxfp8.dequantize(stream, &tensor, wide.view_mut())?;
-            }
-            Scheme::Nvfp4 { amax } => {
-                let tensor = Nvfp4Tensor {
-                    data: Buffer::from_slice(stream, &codes.iter().copied().map(e2m1x2::from_bits).collect::<Vec<_>>())?,
-                    scales: Buffer::from_slice(stream, &scales.iter().copied().map(e4m3::from_bits).collect::<Vec<_>>())?,
-                    amax: Buffer::from_slice(stream, &[amax])?,
-                    shape,
-                    direction: Direction::Rows,
-                };
-                self.nvfp4.dequantize(stream, &tensor, wide.view_mut())?;
-            }
-        }
-        Ok(bytemuck::cast_slice(&wide.to_vec_as::<H>(stream)?).to_vec())
-    }
-
-    fn mxfp8(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2]) -> Result<QuantizedRows> {
-        let mut amax = Buffer::uninitialised(stream, 1)?;
-        self.amax.run(stream, input.view(), &mut amax)?;
-        let quantized = self.mxfp8.quantize(stream, input.view(), shape, Direction::Rows)?;
-        Ok(QuantizedRows {
-            data: quantized.data.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
-            scales: quantized.scales.to_vec(stream)?.into_iter().map(ue8m0::to_bits).collect(),
-            amax: amax.to_vec(stream)?[0],
-        })
-    }
-
-    fn nvfp4(&self, stream: &Stream, input: &Buffer<T>, shape: [u64; 2], amax: f32) -> Result<QuantizedRows> {
-        let tensor_amax = Buffer::from_slice(stream, &[amax])?;
-        let mut data = Buffer::uninitialised(stream, input.len() / 2)?;
-        let mut scales = Buffer::uninitialised(stream, nvfp4::scale_count(shape)?)?;
-        self.nvfp4.quantize_rows(stream, input.view(), shape, tensor_amax.view(), data.view_mut(), scales.view_mut())?;
-        Ok(QuantizedRows {
-            data: data.to_vec(stream)?.into_iter().map(e2m1x2::to_bits).collect(),
-            scales: scales.to_vec(stream)?.into_iter().map(e4m3::to_bits).collect(),
-            amax,
-        })
+    fn interleave(&mut self, side: &Side, compact: &[u8]) -> std::result::Result<Vec<u8>, DeviceError> {
+        self.interleaving.interleave(&self.runtime, &self.stream, side, compact).map_err(DeviceError::new)
     }
 }
 
-/// A number type that every format takes.
-trait Number: Mxfp8Number<e4m3> + Nvfp4Number {}
+fn transformed_amax(kernel: &HadamardAmax, stream: &Stream, input: &[half::bf16], shape: [u64; 2]) -> Result<[f32; 2]> {
+    let (mut amax, mut transformed) = (Buffer::uninitialised(stream, 1)?, Buffer::uninitialised(stream, 1)?);
+    let input = Buffer::<bf16>::from_slice(stream, input)?;
+    kernel.run(stream, input.view(), shape, &mut amax, &mut transformed)?;
+    Ok([amax.to_vec(stream)?[0], transformed.to_vec(stream)?[0]])
+}
 
-impl<T: Mxfp8Number<e4m3> + Nvfp4Number> Number for T {}
+/// What is in the slot, loaded the first time.
+fn loaded<T>(slot: &mut Option<T>, load: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if slot.is_none() {
+        *slot = Some(load()?);
+    }
+    Ok(slot.as_ref().expect("just filled"))
+}
+
+/// The elements of a buffer as bytes.
+fn bytes<T: HostElement<Device = T> + Pod>(stream: &Stream, buffer: &Buffer<T>, to_bits: fn(T) -> u8) -> Result<Vec<u8>> {
+    Ok(buffer.to_vec(stream)?.into_iter().map(to_bits).collect())
+}
+
+/// A buffer of bytes as elements.
+fn from_bytes<T: HostElement<Device = T> + Pod>(stream: &Stream, bytes: &[u8], from_bits: fn(u8) -> T) -> Result<Buffer<T>> {
+    Buffer::from_slice(stream, &bytes.iter().copied().map(from_bits).collect::<Vec<_>>())
+}

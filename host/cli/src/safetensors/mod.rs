@@ -15,7 +15,7 @@ pub use dtype::Dtype;
 pub use error::{Fault, Field, ReadError, WriteError};
 pub use header::{Header, MAX_HEADER_BYTES, Tensor};
 pub use read::{Checkpoint, Window};
-pub use write::{TensorSpec, Writer};
+pub use write::{Runs, TensorSpec, Writer};
 
 /// The header's key that holds the free-form strings instead of a tensor.
 const METADATA_KEY: &str = "__metadata__";

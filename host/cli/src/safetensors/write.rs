@@ -26,10 +26,21 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
 }
 
+/// Where bytes go in a tensor: runs at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// The first byte.
+    pub offset: u64,
+    /// Bytes of a run.
+    pub bytes: u64,
+    /// From the start of a run to that of the next.
+    pub stride: u64,
+}
+
 /// A safetensors file in the making.
 ///
 /// All sizes are declared up front and the header is written first; [`append`](Self::append) then takes the tensors' bytes
-/// in any order and in pieces of any size, so that nothing but the piece at hand is in memory.
+/// in any order and in pieces of any size, and [`write_runs`](Self::write_runs) in any place, so that nothing but the piece at hand is in memory.
 /// The bytes go to a temporary name in the output's folder. [`finish`](Self::finish) makes them durable and gives the file
 /// its name in one step; a writer that is dropped before leaves nothing.
 #[derive(Debug)]
@@ -38,9 +49,18 @@ pub struct Writer {
     // After `temporary`, hence dropped after it: the file is on the list for as long as it exists.
     _registered: interrupt::Registration,
     path: PathBuf,
-    /// For each tensor the part of the file that is still to be written.
-    remaining: HashMap<String, Range<u64>>,
+    places: HashMap<String, Place>,
     bytes: u64,
+}
+
+/// A tensor's part of the file.
+#[derive(Debug)]
+struct Place {
+    range: Range<u64>,
+    /// Where [`Writer::append`] goes on.
+    next: u64,
+    /// How many of its bytes are written.
+    written: u64,
 }
 
 impl Writer {
@@ -55,7 +75,7 @@ impl Writer {
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, WriteError> {
         check_target(path, input)?;
-        let (header, remaining, bytes) = layout(path, tensors, metadata)?;
+        let (header, places, bytes) = layout(path, tensors, metadata)?;
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -70,7 +90,7 @@ impl Writer {
             .map_err(io_error("create a temporary file beside it"))?;
         let registered = interrupt::remove_on_signal(temporary.path());
         temporary.as_file().write_all_at(&header, 0).map_err(io_error("write"))?;
-        Ok(Self { temporary, _registered: registered, path: path.into(), remaining, bytes })
+        Ok(Self { temporary, _registered: registered, path: path.into(), places, bytes })
     }
 
     /// Size of the finished file in bytes.
@@ -83,18 +103,46 @@ impl Writer {
     /// # Errors
     /// If there is no such tensor, it would outgrow its declared size, or the system refuses.
     pub fn append(&mut self, tensor: &str, data: &[u8]) -> Result<(), WriteError> {
-        let size_error = |reason| WriteError::Size { file: self.path.clone(), name: tensor.into(), reason };
-        let Some(remaining) = self.remaining.get_mut(tensor) else {
-            return Err(size_error("was never declared".into()));
-        };
-        let room = remaining.end - remaining.start;
-        if data.len() as u64 > room {
-            return Err(size_error(format!("{} more bytes, where {room} are still to come", data.len())));
+        let place = self.place(tensor)?;
+        let offset = place.next - place.range.start;
+        place.next += data.len() as u64;
+        self.write_runs(tensor, Runs { offset, bytes: data.len() as u64, stride: 0 }, data)
+    }
+
+    /// Writes to places of a tensor's data that nothing was written to before: one run after another.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError> {
+        let place = self.place(tensor)?;
+        let (start, size) = (place.range.start, place.range.end - place.range.start);
+        let room = size - place.written;
+        place.written += data.len() as u64;
+        let count = (data.len() as u64).div_ceil(runs.bytes.max(1));
+        let end = runs.offset + count.saturating_sub(1) * runs.stride + runs.bytes.min(data.len() as u64);
+        if data.len() as u64 > room || end > size {
+            return Err(
+                self.size_error(tensor, format!("{} more bytes, up to byte {end}, where {room} of {size} are still to come", data.len()))
+            );
         }
-        let written = self.temporary.as_file().write_all_at(data, remaining.start);
-        written.map_err(|error| WriteError::Io { file: self.path.clone(), action: "write", error })?;
-        remaining.start += data.len() as u64;
+        let mut offset = start + runs.offset;
+        for run in data.chunks(runs.bytes.max(1) as usize) {
+            let written = self.temporary.as_file().write_all_at(run, offset);
+            written.map_err(|error| WriteError::Io { file: self.path.clone(), action: "write", error })?;
+            offset += runs.stride;
+        }
         Ok(())
+    }
+
+    fn place(&mut self, tensor: &str) -> Result<&mut Place, WriteError> {
+        if !self.places.contains_key(tensor) {
+            return Err(self.size_error(tensor, "was never declared".into()));
+        }
+        Ok(self.places.get_mut(tensor).expect("just seen"))
+    }
+
+    fn size_error(&self, tensor: &str, reason: String) -> WriteError {
+        WriteError::Size { file: self.path.clone(), name: tensor.into(), reason }
     }
 
     /// Makes the file durable and gives it its name, replacing what stood there.
@@ -102,9 +150,9 @@ impl Writer {
     /// # Errors
     /// If a tensor is not complete or the system refuses; nothing is left then.
     pub fn finish(self) -> Result<(), WriteError> {
-        if let Some((name, range)) = self.remaining.iter().find(|(_, range)| !range.is_empty()) {
-            let reason = format!("{} bytes were never written", range.end - range.start);
-            return Err(WriteError::Size { file: self.path.clone(), name: name.clone(), reason });
+        let missing = |place: &Place| place.range.end - place.range.start - place.written;
+        if let Some((name, place)) = self.places.iter().find(|(_, place)| missing(place) > 0) {
+            return Err(self.size_error(name, format!("{} bytes were never written", missing(place))));
         }
         let path = self.path;
         let path = &path;
@@ -139,7 +187,7 @@ fn check_target(path: &Path, input: Option<&Path>) -> Result<(), WriteError> {
     }
 }
 
-type Layout = (Vec<u8>, HashMap<String, Range<u64>>, u64);
+type Layout = (Vec<u8>, HashMap<String, Place>, u64);
 
 /// The length and header bytes, each tensor's place in the file, and the file's size.
 fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Layout, WriteError> {
@@ -165,7 +213,10 @@ fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, Strin
     header.append(&mut json);
 
     let data_start = header.len() as u64;
-    let place = |(tensor, range): (&TensorSpec, Range<u64>)| (tensor.name.clone(), data_start + range.start..data_start + range.end);
+    let place = |(tensor, range): (&TensorSpec, Range<u64>)| {
+        let range = data_start + range.start..data_start + range.end;
+        (tensor.name.clone(), Place { next: range.start, range, written: 0 })
+    };
     Ok((header, entries.into_iter().map(place).collect(), data_start + end))
 }
 

@@ -9,10 +9,16 @@ use std::{
 use oxtile_cli::{
     progress::Progress,
     quantize::{
-        self, DeviceError, Elements, Format, Outcome, QuantizeDevice, QuantizedRows, Scheme,
+        self, Codes, DeviceError, Direction, Elements, Format, Outcome, Piece, QuantizeDevice, Quantized, Recipe, Side,
         job::JobError,
         report::{DeviceChoice, Report},
     },
+};
+use oxtile_tests::oracle::{
+    self,
+    amax::amax,
+    formats::E4M3,
+    nvfp4_stochastic::{Generator, round},
 };
 
 /// A safetensors file with this header and this data.
@@ -48,12 +54,12 @@ pub fn stderr(output: &Output) -> String {
 
 /// Quantizes to MXFP8 with the scalar quantizer.
 pub fn quantize(input: &Path, output: &Path) -> Result<Outcome, JobError> {
-    quantize_to(Format::Mxfp8, input, output)
+    quantize_by(Recipe::default(), input, output)
 }
 
 /// Quantizes with the scalar quantizer.
-pub fn quantize_to(format: Format, input: &Path, output: &Path) -> Result<Outcome, JobError> {
-    quantize::run(input, output, format, &mut Scalar, &mut Progress::hidden())
+pub fn quantize_by(recipe: Recipe, input: &Path, output: &Path) -> Result<Outcome, JobError> {
+    quantize::run(input, output, recipe, &mut Scalar, &mut Progress::hidden())
 }
 
 /// Quantizes with the scalar quantizer and returns the JSON report.
@@ -86,7 +92,7 @@ pub fn small_checkpoint(folder: &Path) -> PathBuf {
     path
 }
 
-/// The formats by their definitions, one element at a time. It shares no code with the kernels.
+/// The formats by their definitions, on the oracles of the kernels' own tests, which share no code with the kernels.
 pub struct Scalar;
 
 impl QuantizeDevice for Scalar {
@@ -94,89 +100,108 @@ impl QuantizeDevice for Scalar {
         "scalar".into()
     }
 
-    fn amax(&mut self, input: Elements<'_>) -> Result<f32, DeviceError> {
-        Ok(amax(&values(input)))
+    fn amax(&mut self, recipe: &Recipe, [_, columns]: [u64; 2], input: Elements<'_>) -> Result<[f32; 2], DeviceError> {
+        let values = input.to_f32();
+        Ok([amax(&values), amax(&by_columns(recipe.hadamard, &values, columns))])
     }
 
-    fn quantize(&mut self, scheme: Scheme, rows: usize, columns: usize, input: Elements<'_>) -> Result<QuantizedRows, DeviceError> {
-        let input = values(input);
-        assert_eq!(input.len(), rows * columns, "the elements are a matrix");
-        assert_eq!(columns % scheme.format().block() as usize, 0, "rows are whole blocks");
-        Ok(match scheme {
-            Scheme::Mxfp8 => mxfp8(&input),
-            Scheme::Nvfp4 { amax } => nvfp4(&input, amax),
-        })
+    fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> Result<Quantized, DeviceError> {
+        // Row blocks of FP8 take the largest number of the input's type where a scale would be infinite.
+        let largest = match input {
+            Elements::F32(_) => f32::MAX,
+            Elements::F16(_) => 65504.0,
+            Elements::Bf16(_) => half::bf16::MAX.to_f32(),
+        };
+        let values = input.to_f32();
+        let mut output = Quantized { amax: amax(&values), ..Quantized::default() };
+        for &direction in recipe.directions.each() {
+            output.sides[direction as usize] = Some(cast(recipe, direction, piece, &values, largest));
+        }
+        Ok(output)
+    }
+
+    fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
+        let [outer, blocks] = side.extents().map(|n| n as usize);
+        let is_turned = (side.format, side.direction) == (Format::Mxfp8, Direction::Column);
+        let scale = |i: usize, j: usize| compact[if is_turned { j * outer + i } else { i * blocks + j }];
+        Ok(oracle::interleave::interleave(outer, blocks, scale))
     }
 }
 
-fn values(input: Elements<'_>) -> Vec<f32> {
-    match input {
-        Elements::F32(input) => input.to_vec(),
-        Elements::F16(input) => input.iter().map(|x| x.to_f32()).collect(),
-        Elements::Bf16(input) => input.iter().map(|x| x.to_f32()).collect(),
-    }
+/// The columns one after another, transformed or not.
+fn by_columns(hadamard: bool, values: &[f32], columns: u64) -> Vec<f32> {
+    let turned = oracle::nvfp4::transpose(values, columns as usize);
+    if hadamard { oracle::nvfp4::hadamard(&turned) } else { turned }
 }
 
-fn amax(input: &[f32]) -> f32 {
-    input.iter().fold(0f32, |amax, x| amax.max(x.abs()))
-}
-
-fn mxfp8(input: &[f32]) -> QuantizedRows {
-    let (mut data, mut scales) = (Vec::new(), Vec::new());
-    for block in input.chunks_exact(32) {
-        let scale = e8m0_round_up(amax(block) * (1.0 / 448.0));
-        scales.push(scale);
-        data.extend(block.iter().map(|&x| e4m3(f64::from(x) * 2f64.powi(127 - i32::from(scale)))));
-    }
-    QuantizedRows { data, scales, amax: amax(input) }
-}
-
-/// TransformerEngine `core_nvfp4.cuh`; the amax is no NaN.
-fn nvfp4(input: &[f32], tensor_amax: f32) -> QuantizedRows {
-    let encode = match (2688.0 / tensor_amax).min(f32::MAX) {
-        encode if tensor_amax == 0.0 || encode == 0.0 => 1.0,
-        encode => encode,
+fn cast(recipe: &Recipe, direction: Direction, piece: &Piece, values: &[f32], largest: f32) -> Codes {
+    let [rows, columns] = piece.shape.map(|n| n as usize);
+    let (turned, [lines, length]) = match direction {
+        Direction::Row => (values.to_vec(), [rows, columns]),
+        Direction::Column => (by_columns(recipe.hadamard, values, piece.shape[1]), [columns, rows]),
     };
-    let (mut data, mut scales) = (Vec::new(), Vec::new());
-    for block in input.chunks_exact(16) {
-        let scale = e4m3(f64::from((amax(block) * (encode * (1.0 / 6.0))).min(f32::MAX)));
-        let multiplier = (1.0 / (e4m3_magnitude(scale) as f32 * (1.0 / encode))).min(f32::MAX);
-        scales.push(scale);
-        data.extend(block.chunks_exact(2).map(|pair| e2m1(pair[0] * multiplier) | e2m1(pair[1] * multiplier) << 4));
+    let tensor_amax = piece.amax[direction as usize];
+    let rule = |largest| oracle::fp8::Rule { epsilon: 0.0, power_of_two: false, largest };
+    match (recipe.format, direction) {
+        (Format::Mxfp8, Direction::Row) => {
+            let oracle::mxfp8::Quantized { data, scales } = oracle::mxfp8::quantize(values, rows, columns, &E4M3);
+            Codes { data, scales }
+        }
+        (Format::Mxfp8, Direction::Column) => {
+            let oracle::mxfp8::Quantized { data, scales } = oracle::mxfp8::quantize_columns(values, rows, columns, &E4M3);
+            Codes { data, scales }
+        }
+        (Format::Nvfp4, _) => {
+            let cast = match recipe.seed {
+                None => oracle::nvfp4::quantize(&turned, tensor_amax),
+                Some(seed) => {
+                    let generator = Generator { seed, offset: piece.sequence, bits: 16, columns: direction == Direction::Column };
+                    oracle::nvfp4::quantize_by(&turned, tensor_amax, |i, x| round(x, generator.number(i)))
+                }
+            };
+            Codes { data: cast.data, scales: cast.scales }
+        }
+        (Format::Fp8, _) => {
+            let scale = oracle::fp8::scale(tensor_amax, &E4M3, rule(f32::MAX));
+            Codes { data: oracle::fp8::encode(&turned, scale, &E4M3), scales: (1.0 / scale).to_le_bytes().into() }
+        }
+        (Format::Fp8Block, _) => {
+            let cast = oracle::fp8::quantize(&turned, [lines, length], [1, 128], &E4M3, rule(largest));
+            Codes { data: cast.data, scales: cast.inverses.into_iter().flat_map(f32::to_le_bytes).collect() }
+        }
     }
-    QuantizedRows { data, scales, amax: tensor_amax }
 }
 
-/// The nearest E2M1 code, ties to the even one, saturating.
-fn e2m1(value: f32) -> u8 {
-    if value.is_nan() {
-        return 7;
-    }
-    let distance = |code: &u8| ([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(*code)] - value.abs().min(6.0)).abs();
-    let nearest = (0..8u8).min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
-    nearest.expect("there are codes") | if value.is_sign_negative() { 8 } else { 0 }
+/// The values, row-major, that codes and compact scales of a matrix stand for.
+pub fn restore(side: &Side, hadamard: bool, codes: &Codes, amax: f32) -> Vec<f32> {
+    let ([rows, columns], [lines, length]) = (side.shape.map(|n| n as usize), side.lines().map(|n| n as usize));
+    let Codes { data, scales } = codes.clone();
+    let inverses = || scales.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>();
+    let values = match (side.format, side.direction) {
+        (Format::Mxfp8, Direction::Row) => oracle::mxfp8::dequantize(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3),
+        (Format::Mxfp8, Direction::Column) => {
+            oracle::mxfp8::dequantize_columns(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3)
+        }
+        (Format::Nvfp4, _) => oracle::nvfp4::dequantize(&oracle::nvfp4::Quantized { data, scales, amax }),
+        (Format::Fp8, _) => oracle::fp8::decode(&data, inverses()[0], &E4M3),
+        (Format::Fp8Block, _) => {
+            let inverses = inverses();
+            oracle::fp8::dequantize(&oracle::fp8::Quantized { data, inverses }, [lines, length], [1, 128], &E4M3)
+        }
+    };
+    let values = if hadamard { without_hadamard(&values) } else { values };
+    if side.is_transposed() { oracle::nvfp4::transpose(&values, length) } else { values }
 }
 
-/// The least power of two that is not below a non-negative number, between 2^-127 and 2^127, as an E8M0 code.
-fn e8m0_round_up(value: f32) -> u8 {
-    (0..=254u8).find(|&code| 2f64.powi(i32::from(code) - 127) >= f64::from(value)).unwrap_or(254)
-}
-
-/// The nearest E4M3 code, ties to the even one, saturating.
-fn e4m3(value: f64) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    if value.is_nan() {
-        return 0x7f;
-    }
-    let distance = |code: u8| (e4m3_magnitude(code) - value.abs().min(448.0)).abs();
-    let nearest = (0..=0x7eu8).min_by(|&a, &b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))));
-    sign | nearest.expect("there are codes")
-}
-
-/// The value of a non-negative E4M3 code.
-fn e4m3_magnitude(code: u8) -> f64 {
-    match (i32::from(code >> 3), f64::from(code & 7)) {
-        (0, mantissa) => mantissa * 2f64.powi(-9),
-        (exponent, mantissa) => (8.0 + mantissa) * 2f64.powi(exponent - 10),
-    }
+/// The inverse of the transform `H D / 4` is `D H / 4`, that is the transform between two changes of signs.
+fn without_hadamard(values: &[f32]) -> Vec<f32> {
+    // The first of a transformed unit vector is its sign over 4.
+    let sign = |i: usize| {
+        let mut unit = [0.0; 16];
+        unit[i % 16] = 4.0;
+        oracle::nvfp4::hadamard(&unit)[0]
+    };
+    let signs: Vec<f32> = (0..16).map(sign).collect();
+    let changed = |values: &[f32]| values.iter().enumerate().map(|(i, x)| x * signs[i % 16]).collect::<Vec<_>>();
+    changed(&oracle::nvfp4::hadamard(&changed(values)))
 }

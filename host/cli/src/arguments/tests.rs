@@ -1,0 +1,102 @@
+//! What the command line takes and refuses.
+
+use super::*;
+use crate::quantize::{Direction, Directions, Format, Recipe};
+
+fn words(line: &str) -> Result<Request, UsageError> {
+    parse(line.split_whitespace())
+}
+
+fn refusal(line: &str) -> String {
+    words(line).expect_err("a refusal").to_string()
+}
+
+#[test]
+fn every_option_reaches_its_command() {
+    let recipe = Recipe { format: Format::Nvfp4, directions: Directions::Both, interleave: true, hadamard: true, seed: Some(7) };
+    let quantize = Quantize { input: "a".into(), output: "b".into(), recipe, device: Device::Emulated, json: true };
+    let line = "quantize --input a -o b --format nvfp4 --direction both --interleave --hadamard --stochastic 7 --device=emulated --json";
+    assert_eq!(words(line).expect("valid"), Request::Quantize(quantize));
+    let dequantize = Dequantize {
+        input: "a".into(),
+        output: "b".into(),
+        dtype: Some(Dtype::Bf16),
+        direction: Some(Direction::Column),
+        device: Device::Cuda,
+        json: true,
+    };
+    let line = "dequantize -i a --output b --dtype bf16 --direction column --device cuda --json";
+    assert_eq!(words(line).expect("valid"), Request::Dequantize(dequantize));
+    let compare = Compare { reference: "a".into(), other: "b".into(), max_relative: Some(0.5), json: true };
+    assert_eq!(words("compare a --json b --max-relative 0.5").expect("valid"), Request::Compare(compare));
+    let inspect = Inspect { file: "a".into(), histogram: None, json: false };
+    assert_eq!(words("inspect a").expect("valid"), Request::Inspect(inspect));
+    let histogram = Histogram { output: "o".into(), tensor: Some("w".into()), against: Some("b".into()) };
+    let inspect = Inspect { file: "a".into(), histogram: Some(histogram), json: false };
+    assert_eq!(words("inspect a --histogram o --tensor w --against b").expect("valid"), Request::Inspect(inspect));
+    let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };
+    assert_eq!(words("demo-checkpoint --seed 7 --output a --dtype bf16").expect("valid"), Request::DemoCheckpoint(demo));
+    let build = Build {
+        manifest: "a/Cargo.toml".into(),
+        archs: vec!["sm_90a".parse().expect("an architecture"), "sm_120a".parse().expect("an architecture")],
+        family: Some("amax".into()),
+        out_dir: Some("b".into()),
+        checked: true,
+    };
+    let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
+    assert_eq!(words(line).expect("valid"), Request::Build(build));
+    for line in [
+        "",
+        "--help",
+        "-h",
+        "help",
+        "quantize --help",
+        "dequantize -h",
+        "compare --help",
+        "inspect -h",
+        "build --help",
+        "demo-checkpoint --help",
+    ] {
+        assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
+    }
+    assert_eq!(words("-V").expect("valid"), Request::Version);
+}
+
+#[test]
+fn refusals_name_the_word_and_the_help() {
+    assert_eq!(refusal("quantize --output b"), "--input FILE is missing; `oxtile quantize --help` shows the usage");
+    assert!(refusal("quantise").contains("no command is named \"quantise\"; `oxtile --help`"));
+    assert!(refusal("quantize --input").contains("--input"));
+    assert!(refusal("quantize --device tpu").contains("--device \"tpu\" is none of: auto, cuda, emulated"));
+    assert!(refusal("quantize --format int4").contains("none of: mxfp8"));
+    assert!(refusal("dequantize --input a --output b --dtype f64").contains("none of: f32, bf16, f16"));
+    assert!(refusal("compare a").contains("OTHER is missing"));
+    assert!(refusal("compare a b c").contains("\"c\""));
+    assert!(refusal("inspect a b").contains("\"b\""));
+    assert!(refusal("inspect --jsno a").contains("--jsno"));
+    assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
+    assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed"));
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused_with_those_that_do() {
+    let quantize = |options: &str| format!("quantize -i a -o b {options}");
+    for (options, expected) in [
+        ("--interleave --format fp8", "--interleave goes with --format mxfp8 or nvfp4, not with --format fp8"),
+        ("--interleave --format fp8-block", "--interleave goes with --format mxfp8 or nvfp4, not with --format fp8-block"),
+        ("--hadamard --direction column", "--hadamard goes with --format nvfp4, not with --format mxfp8"),
+        ("--hadamard --format nvfp4", "it goes with --direction column or both, not with row"),
+        ("--stochastic 1 --format fp8", "--stochastic goes with --format nvfp4, not with --format fp8"),
+        ("--direction up", "--direction \"up\" is none of: row, column, both"),
+        ("--format int4", "none of: mxfp8, nvfp4, fp8, fp8-block"),
+        ("--stochastic -1 --format nvfp4", "--stochastic"),
+        ("--stochastic", "--stochastic"),
+    ] {
+        let said = refusal(&quantize(options));
+        assert!(said.contains(expected) && said.contains("oxtile quantize --help"), "{options}: {said}");
+    }
+    assert!(refusal("inspect a --tensor b").contains("--tensor and --against go with --histogram OUT.svg"));
+    assert!(refusal("compare a b --max-relative -1").contains("is not a number from 0 on"));
+    assert!(refusal("compare a b --max-relative NaN").contains("is not a number from 0 on"));
+    assert!(refusal("dequantize -i a -o b --direction both").contains("none of: row, column"));
+}

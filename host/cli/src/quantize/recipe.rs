@@ -1,0 +1,131 @@
+//! What tensors are quantized to, and how.
+
+use super::Format;
+
+/// Along which dimension elements share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Neighbours in a row.
+    Row,
+    /// Neighbours in a column.
+    Column,
+}
+
+/// One direction or both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Directions {
+    /// By rows.
+    #[default]
+    Row,
+    /// By columns.
+    Column,
+    /// By rows and by columns.
+    Both,
+}
+
+/// A format with its options.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recipe {
+    /// The format.
+    pub format: Format,
+    /// Which directions are made.
+    pub directions: Directions,
+    /// Whether scales lie as block-scaled matrix multiplication reads them.
+    pub interleave: bool,
+    /// Whether columns go through the random Hadamard transform before.
+    pub hadamard: bool,
+    /// What the random numbers of stochastic rounding come from; none rounds to nearest.
+    pub seed: Option<u64>,
+}
+
+impl Direction {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Row, Self::Column];
+
+    /// Its name on the command line and in a file's metadata.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Row => "row",
+            Self::Column => "column",
+        }
+    }
+}
+
+impl Directions {
+    /// Every choice.
+    pub const ALL: [Self; 3] = [Self::Row, Self::Column, Self::Both];
+
+    /// Its name on the command line and in a file's metadata.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Row => "row",
+            Self::Column => "column",
+            Self::Both => "both",
+        }
+    }
+
+    /// The directions.
+    pub const fn each(self) -> &'static [Direction] {
+        match self {
+            Self::Row => &[Direction::Row],
+            Self::Column => &[Direction::Column],
+            Self::Both => &Direction::ALL,
+        }
+    }
+
+    /// Whether it is one of them.
+    pub fn contains(self, direction: Direction) -> bool {
+        self.each().contains(&direction)
+    }
+}
+
+impl Recipe {
+    /// A format by rows, without options.
+    pub fn of(format: Format) -> Self {
+        Self { format, ..Self::default() }
+    }
+
+    /// Refuses options that do not go together.
+    ///
+    /// # Errors
+    /// What the option goes with.
+    pub fn check(&self) -> Result<(), String> {
+        let has = |option: &str| format!("{option}, not with --format {}", self.format.name());
+        match self {
+            Self { interleave: true, format: Format::Fp8 | Format::Fp8Block, .. } => {
+                Err(has("--interleave goes with --format mxfp8 or nvfp4"))
+            }
+            Self { hadamard: true, format, .. } if *format != Format::Nvfp4 => Err(has("--hadamard goes with --format nvfp4")),
+            Self { seed: Some(_), format, .. } if *format != Format::Nvfp4 => Err(has("--stochastic goes with --format nvfp4")),
+            Self { hadamard: true, directions: Directions::Row, .. } => {
+                Err("--hadamard transforms columns: it goes with --direction column or both, not with row".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How often a tensor is read: some formats need the largest magnitude of all of it first.
+    pub const fn passes(&self) -> u64 {
+        if self.format.has_tensor_amax() { 2 } else { 1 }
+    }
+
+    /// What it is, for people.
+    pub fn description(&self) -> String {
+        let mut words = self.format.description().to_owned();
+        match self.directions {
+            Directions::Row => {}
+            Directions::Column => words.push_str("; by columns"),
+            Directions::Both => words.push_str("; by rows and by columns"),
+        }
+        if self.interleave {
+            words.push_str("; scales interleaved");
+        }
+        if self.hadamard {
+            words.push_str("; columns Hadamard-transformed");
+        }
+        if let Some(seed) = self.seed {
+            words.push_str(&format!("; stochastic rounding, seed {seed}"));
+        }
+        words
+    }
+}

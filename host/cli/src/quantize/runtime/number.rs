@@ -1,0 +1,56 @@
+//! The number types that every format takes.
+
+use oxtile::{
+    Error, HostElement, Result, Runtime,
+    num::{bf16, e4m3, f16},
+    quantize::{
+        Nvfp4, Nvfp4Columns,
+        fp8::Fp8Number,
+        mxfp8::Mxfp8Number,
+        nvfp4::Nvfp4Number,
+        nvfp4_columns::{Nearest, Stochastic16},
+    },
+};
+
+use super::nvfp4::{Nvfp4Casts, StochasticRows};
+use crate::quantize::Recipe;
+
+/// A number type with its kernels.
+pub trait Number: Mxfp8Number<e4m3> + Nvfp4Number + Fp8Number<e4m3> + HostElement<Device = Self> {
+    /// The NVFP4 casts of a recipe.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`]; [`Error::Invalid`] for a recipe that the type does not have.
+    fn nvfp4(runtime: &Runtime, recipe: &Recipe) -> Result<Nvfp4Casts<Self>>;
+}
+
+macro_rules! nearest_only {
+    ($($t:ty)*) => { $(
+        impl Number for $t {
+            fn nvfp4(runtime: &Runtime, recipe: &Recipe) -> Result<Nvfp4Casts<Self>> {
+                if recipe.hadamard || recipe.seed.is_some() {
+                    let why = concat!(stringify!($t), " has neither the transform nor stochastic rounding: use bf16").to_owned();
+                    return Err(Error::Invalid { what: "recipe", why });
+                }
+                let columns = Box::new(Nvfp4Columns::<Self>::new(runtime)?);
+                Ok(Nvfp4Casts { rows: Box::new(Nvfp4::<Self>::new(runtime)?), columns })
+            }
+        }
+    )* };
+}
+nearest_only! { f32 f16 }
+
+impl Number for bf16 {
+    fn nvfp4(runtime: &Runtime, recipe: &Recipe) -> Result<Nvfp4Casts<Self>> {
+        let stochastic = recipe.seed.is_some();
+        Ok(Nvfp4Casts {
+            rows: if stochastic { Box::new(StochasticRows(runtime.load()?)) } else { Box::new(Nvfp4::<Self>::new(runtime)?) },
+            columns: match (stochastic, recipe.hadamard) {
+                (false, false) => Box::new(Nvfp4Columns::<Self>::new(runtime)?),
+                (false, true) => Box::new(Nvfp4Columns::<Self, Nearest, true>::new(runtime)?),
+                (true, false) => Box::new(Nvfp4Columns::<Self, Stochastic16, false>::new(runtime)?),
+                (true, true) => Box::new(Nvfp4Columns::<Self, Stochastic16, true>::new(runtime)?),
+            },
+        })
+    }
+}
