@@ -10,7 +10,7 @@ use crate::{
     build,
     compare::Comparison,
     demo, dequantize,
-    inspect::Inspection,
+    inspect::{Inspection, histogram},
     progress::Progress,
     quantize,
     text::{bytes, count},
@@ -32,7 +32,10 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             Ok(request.max_relative.map_or(Ok(()), |bound| comparison.check(bound))?)
         }
         Request::Inspect(request) => {
-            let inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
+            let mut inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
+            if let Some(asked) = &request.histogram {
+                inspection.histogram = Some(histogram::draw(&request, asked, &mut Progress::on_terminal())?);
+            }
             print_report(out, &inspection, request.json)
         }
         Request::Build(request) => print(out, &build::run(&request)?.to_string()),

@@ -89,7 +89,7 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
     let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
     progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
     let bytes = [checkpoint.bytes(), writer.bytes()];
-    let mut job = Job { checkpoint: &checkpoint, hadamard: plan.recipe.hadamard, device, progress, writer };
+    let mut job = Job { checkpoint: &checkpoint, device, progress, writer };
     plan.matrices.iter().try_for_each(|matrix| job.restore(matrix))?;
     plan.copies.iter().try_for_each(|tensor| job.copy(tensor))?;
     job.progress.clear();
@@ -103,7 +103,6 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
 
 struct Job<'a> {
     checkpoint: &'a Checkpoint,
-    hadamard: bool,
     device: &'a mut RuntimeDevice,
     progress: &'a mut Progress,
     writer: Writer,
@@ -111,39 +110,12 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn restore(&mut self, matrix: &Matrix<'_>) -> Result<(), JobError> {
-        let (side, name) = (matrix.side, &matrix.output.name);
+        let name = &matrix.output.name;
         self.progress.start(name);
-        let failed = |error| JobError::Device { tensor: name.clone(), error };
-        let amax = self.checkpoint.window(matrix.amax, 0..4)?;
-        let amax = f32::from_le_bytes(amax.first_chunk().copied().unwrap_or_default());
-        let scales = self.checkpoint.window(matrix.scales, 0..matrix.scales.bytes())?;
-        let scales = if side.interleave { self.device.compact(&side, &scales).map_err(failed)? } else { scales.to_vec() };
-        let ([lines, length], [scale_lines, _]) = (side.lines(), side.compact_scales());
-        let (code_bytes, scale_bytes) = (side.format.code_bytes(length), scales.len() as u64 / scale_lines);
-        let step = piece_lines(&side);
-        let element_bytes = matrix.output.dtype.bits() / 8;
-        for line in (0..lines).step_by(step as usize) {
-            let count = step.min(lines - line);
-            let codes = self.checkpoint.window(matrix.codes, line * code_bytes..(line + count) * code_bytes)?;
-            let [first, end] = [line, line + count].map(|line| scale_line(&side, line) * scale_bytes);
-            let shape = if side.is_transposed() { [length, count] } else { [count, length] };
-            let scales = &scales[first as usize..end.min(scales.len() as u64) as usize];
-            let piece = QuantizedPiece {
-                side: Side { shape, ..side },
-                hadamard: self.hadamard && side.is_transposed(),
-                codes: &codes,
-                scales,
-                amax,
-            };
-            let wide = self.device.dequantize(&piece, matrix.output.dtype).map_err(failed)?;
-            let runs = match side.is_transposed() {
-                true => Runs { offset: line * element_bytes, bytes: count * element_bytes, stride: lines * element_bytes },
-                false => Runs { offset: line * length * element_bytes, bytes: wide.len() as u64, stride: 0 },
-            };
-            self.writer.write_runs(name, runs, &wide)?;
-            self.progress.advance(codes.len() as u64);
-        }
-        Ok(())
+        restore(self.checkpoint, matrix, self.device, |runs, wide, read| {
+            self.progress.advance(read);
+            Ok(self.writer.write_runs(name, runs, &wide)?)
+        })
     }
 
     fn copy(&mut self, tensor: &Tensor) -> Result<(), JobError> {
@@ -154,6 +126,64 @@ impl Job<'_> {
             self.progress.advance(window.len() as u64);
         }
         Ok(())
+    }
+}
+
+/// Restores a matrix piece by piece: `each` gets the place of a piece in the output, its bytes, and how many of the codes' were read.
+///
+/// # Errors
+/// If the input cannot be read, the device fails, or `each` does.
+pub fn restore(
+    checkpoint: &Checkpoint,
+    matrix: &Matrix<'_>,
+    device: &mut RuntimeDevice,
+    mut each: impl FnMut(Runs, Vec<u8>, u64) -> Result<(), JobError>,
+) -> Result<(), JobError> {
+    let (side, dtype) = (matrix.side, matrix.output.dtype);
+    let failed = |error| JobError::Device { tensor: matrix.output.name.clone(), error };
+    let amax = matrix.amax(checkpoint)?;
+    let scales = matrix.compact_scales(checkpoint, device)?;
+    let ([lines, length], [scale_lines, _]) = (side.lines(), side.compact_scales());
+    let (code_bytes, scale_bytes) = (side.format.code_bytes(length), scales.len() as u64 / scale_lines);
+    let (step, element_bytes) = (piece_lines(&side), dtype.bits() / 8);
+    for line in (0..lines).step_by(step as usize) {
+        let count = step.min(lines - line);
+        let codes = checkpoint.window(matrix.codes, line * code_bytes..(line + count) * code_bytes)?;
+        let [first, end] = [line, line + count].map(|line| scale_line(&side, line) * scale_bytes);
+        let shape = if side.is_transposed() { [length, count] } else { [count, length] };
+        let scales = &scales[first as usize..end.min(scales.len() as u64) as usize];
+        let piece = QuantizedPiece { side: Side { shape, ..side }, hadamard: matrix.hadamard, codes: &codes, scales, amax };
+        let wide = device.dequantize(&piece, dtype).map_err(failed)?;
+        let runs = match side.is_transposed() {
+            true => Runs { offset: line * element_bytes, bytes: count * element_bytes, stride: lines * element_bytes },
+            false => Runs { offset: line * length * element_bytes, bytes: wide.len() as u64, stride: 0 },
+        };
+        each(runs, wide, codes.len() as u64)?;
+    }
+    Ok(())
+}
+
+impl Matrix<'_> {
+    /// The largest magnitude that it was cast with.
+    ///
+    /// # Errors
+    /// If the input cannot be read.
+    pub fn amax(&self, checkpoint: &Checkpoint) -> Result<f32, ReadError> {
+        let amax = checkpoint.window(self.amax, 0..4)?;
+        Ok(f32::from_le_bytes(amax.first_chunk().copied().unwrap_or_default()))
+    }
+
+    /// Its scales, compact, however they lie in the file.
+    ///
+    /// # Errors
+    /// If the input cannot be read or the device fails.
+    pub fn compact_scales(&self, checkpoint: &Checkpoint, device: &mut RuntimeDevice) -> Result<Vec<u8>, JobError> {
+        let scales = checkpoint.window(self.scales, 0..self.scales.bytes())?;
+        if !self.side.interleave {
+            return Ok(scales.to_vec());
+        }
+        let failed = |error| JobError::Device { tensor: self.output.name.clone(), error };
+        device.compact(&self.side, &scales).map_err(failed)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     arguments::UsageError,
     compare::TooFar,
     dequantize,
+    inspect::HistogramError,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
 };
@@ -28,6 +29,9 @@ pub enum Error {
     /// A way back.
     #[error(transparent)]
     Dequantize(#[from] dequantize::JobError),
+    /// A histogram.
+    #[error(transparent)]
+    Histogram(#[from] HistogramError),
     /// Files too far apart.
     #[error(transparent)]
     TooFar(#[from] TooFar),

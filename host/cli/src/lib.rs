@@ -13,6 +13,7 @@ pub mod dequantize;
 pub mod error;
 pub mod inspect;
 pub mod interrupt;
+pub mod output;
 pub mod progress;
 pub mod quantize;
 pub mod safetensors;

@@ -88,6 +88,7 @@ fn the_document_of_inspect() {
         ".bytes number",
         ".command string",
         ".file string",
+        ".histogram null",
         ".metadata.format string",
         ".schema number",
         ".tensors[].bytes number",

@@ -35,6 +35,8 @@ pub struct Matrix<'a> {
     pub output: TensorSpec,
     /// The codes' format, direction and shape.
     pub side: Side,
+    /// Whether the codes are those of transformed columns.
+    pub hadamard: bool,
     /// The codes.
     pub codes: &'a Tensor,
     /// A scale a block.
@@ -114,7 +116,8 @@ impl<'a> Plan<'a> {
                 used.extend(side.tensors(&original.name, &original.shape).into_iter().map(|(spec, _)| spec.name));
             }
             let side = Side { format: recipe.format, direction, interleave: recipe.interleave, shape };
-            matrices.push(Matrix::of(original, side, dtype, &by_name)?);
+            let hadamard = recipe.hadamard && side.is_transposed();
+            matrices.push(Matrix::of(original, side, hadamard, dtype, &by_name)?);
         }
         let copies: Vec<_> = checkpoint.tensors().iter().filter(|tensor| !used.contains(&tensor.name)).collect();
         let copied = copies.iter().map(|tensor| TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() });
@@ -143,7 +146,13 @@ fn matrix_shape(original: &TensorSpec) -> Result<[u64; 2], PlanError> {
 }
 
 impl<'a> Matrix<'a> {
-    fn of(original: TensorSpec, side: Side, dtype: Option<Dtype>, by_name: &HashMap<&str, &'a Tensor>) -> Result<Self, PlanError> {
+    fn of(
+        original: TensorSpec,
+        side: Side,
+        hadamard: bool,
+        dtype: Option<Dtype>,
+        by_name: &HashMap<&str, &'a Tensor>,
+    ) -> Result<Self, PlanError> {
         let matrix = &original.name;
         let find = |name: &str| {
             let missing = || PlanError::Missing { name: name.into(), matrix: matrix.clone() };
@@ -166,6 +175,6 @@ impl<'a> Matrix<'a> {
         let names = Names::of(matrix, side.format, side.direction);
         let (codes, scales, amax) = (find(&names.codes)?, find(&names.scales)?, find(&names.amax)?);
         let output = TensorSpec { dtype: dtype.unwrap_or(original.dtype), ..original };
-        Ok(Self { output, side, codes, scales, amax })
+        Ok(Self { output, side, hadamard, codes, scales, amax })
     }
 }

@@ -1,9 +1,15 @@
 //! `oxtile inspect`: what is in a safetensors file, values included.
 
+pub mod histogram;
+mod magnitudes;
 mod statistics;
+mod svg;
 
 use std::{collections::BTreeMap, fmt, path::Path};
 
+use histogram::Drawn;
+pub use histogram::HistogramError;
+pub use magnitudes::Magnitudes;
 use serde::Serialize;
 pub use statistics::Statistics;
 
@@ -26,6 +32,8 @@ pub struct Inspection {
     bytes: u64,
     metadata: BTreeMap<String, String>,
     tensors: Vec<TensorInspection>,
+    /// `null` unless one was asked for.
+    pub histogram: Option<Drawn>,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,6 +81,7 @@ impl Inspection {
             bytes: checkpoint.bytes(),
             metadata: checkpoint.metadata().clone(),
             tensors,
+            histogram: None,
         })
     }
 }
@@ -123,6 +132,9 @@ impl fmt::Display for Inspection {
                 table.row([printable(key).into(), printable(text).into()]);
             }
             write!(f, "\nMetadata\n{table}")?;
+        }
+        if let Some(Drawn { output, tensor }) = &self.histogram {
+            writeln!(f, "drawn   `{}` in {output}", printable(tensor))?;
         }
         if self.tensors.is_empty() {
             return Ok(());

@@ -14,6 +14,7 @@ mod write;
 pub use dtype::Dtype;
 pub use error::{Fault, Field, ReadError, WriteError};
 pub use header::{Header, MAX_HEADER_BYTES, Tensor};
+pub(crate) use read::kind_if_not_file;
 pub use read::{Checkpoint, Window};
 pub use write::{Runs, TensorSpec, Writer};
 

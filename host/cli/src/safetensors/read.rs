@@ -155,7 +155,7 @@ fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Vec<u8>, u64), 
 }
 
 /// A word for what is no regular file.
-pub(super) fn kind_if_not_file(kind: FileType) -> Option<&'static str> {
+pub(crate) fn kind_if_not_file(kind: FileType) -> Option<&'static str> {
     match kind {
         kind if kind.is_file() => None,
         kind if kind.is_dir() => Some("directory"),

@@ -2,18 +2,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    fs::{File, Permissions},
-    io,
     ops::Range,
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
-    path::{Path, PathBuf},
+    os::unix::fs::FileExt,
+    path::Path,
 };
 
 use serde::{Serialize, Serializer};
-use tempfile::NamedTempFile;
 
-use super::{Dtype, METADATA_KEY, WriteError, header::byte_count, read::kind_if_not_file};
-use crate::interrupt;
+use super::{Dtype, METADATA_KEY, WriteError, header::byte_count};
+use crate::output::Output;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,10 +42,7 @@ pub struct Runs {
 /// its name in one step; a writer that is dropped before leaves nothing.
 #[derive(Debug)]
 pub struct Writer {
-    temporary: NamedTempFile,
-    // After `temporary`, hence dropped after it: the file is on the list for as long as it exists.
-    _registered: interrupt::Registration,
-    path: PathBuf,
+    output: Output,
     places: HashMap<String, Place>,
     bytes: u64,
 }
@@ -74,23 +68,10 @@ impl Writer {
         tensors: &[TensorSpec],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Self, WriteError> {
-        check_target(path, input)?;
         let (header, places, bytes) = layout(path, tensors, metadata)?;
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let io_error = |action| move |error| WriteError::Io { file: path.into(), action, error };
-        let temporary = tempfile::Builder::new()
-            .prefix(".oxtile-")
-            .suffix(".partial")
-            // The user's umask decides, as for any file a program creates.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(io_error("create a temporary file beside it"))?;
-        let registered = interrupt::remove_on_signal(temporary.path());
-        temporary.as_file().write_all_at(&header, 0).map_err(io_error("write"))?;
-        Ok(Self { temporary, _registered: registered, path: path.into(), places, bytes })
+        let output = Output::create(path, input.as_slice())?;
+        output.file().write_all_at(&header, 0).map_err(|error| output.error("write", error))?;
+        Ok(Self { output, places, bytes })
     }
 
     /// Size of the finished file in bytes.
@@ -127,8 +108,7 @@ impl Writer {
         }
         let mut offset = start + runs.offset;
         for run in data.chunks(runs.bytes.max(1) as usize) {
-            let written = self.temporary.as_file().write_all_at(run, offset);
-            written.map_err(|error| WriteError::Io { file: self.path.clone(), action: "write", error })?;
+            self.output.file().write_all_at(run, offset).map_err(|error| self.output.error("write", error))?;
             offset += runs.stride;
         }
         Ok(())
@@ -142,7 +122,7 @@ impl Writer {
     }
 
     fn size_error(&self, tensor: &str, reason: String) -> WriteError {
-        WriteError::Size { file: self.path.clone(), name: tensor.into(), reason }
+        WriteError::Size { file: self.output.path().into(), name: tensor.into(), reason }
     }
 
     /// Makes the file durable and gives it its name, replacing what stood there.
@@ -154,36 +134,7 @@ impl Writer {
         if let Some((name, place)) = self.places.iter().find(|(_, place)| missing(place) > 0) {
             return Err(self.size_error(name, format!("{} bytes were never written", missing(place))));
         }
-        let path = self.path;
-        let path = &path;
-        let io_error = |action| move |error| WriteError::Io { file: path.clone(), action, error };
-        self.temporary.as_file().sync_all().map_err(io_error("flush to disk"))?;
-        let folder = self.temporary.path().parent().map(Path::to_path_buf);
-        self.temporary.persist(path).map_err(|failed| io_error("rename the temporary file to it")(failed.error))?;
-        // The rename is durable once its folder is. Some file systems cannot flush a folder: the file is whole all the same.
-        if let Some(folder) = folder {
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a target that is the input, or that a rename would wrongly replace.
-fn check_target(path: &Path, input: Option<&Path>) -> Result<(), WriteError> {
-    let target = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(WriteError::Io { file: path.into(), action: "look at it", error }),
-    };
-    if let Some(kind) = kind_if_not_file(target.file_type()) {
-        return Err(WriteError::NotAFile { file: path.into(), kind });
-    }
-    // Device and inode: a symbolic or hard link to the input is the input.
-    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-    let same = input.filter(|input| std::fs::metadata(input).map(identity).ok() == Some(identity(target)));
-    match same {
-        Some(input) => Err(WriteError::SameFile { file: path.into(), linked: input != path }),
-        None => Ok(()),
+        self.output.finish()
     }
 }
 
