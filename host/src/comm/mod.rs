@@ -7,12 +7,14 @@
 
 mod communicator;
 mod emulated;
+mod nccl;
 mod rank;
 mod single_rank;
 mod team;
 
 pub use communicator::{Communicator, DType, ReduceMax, ReduceOp, Reducible};
 pub use emulated::EmulatedCommunicator;
+pub use nccl::{NcclCommunicator, NcclOptions, NcclVersion, UniqueId};
 pub use rank::{Rank, WorldSize};
 pub use single_rank::SingleRank;
 pub use team::{Member, Team};

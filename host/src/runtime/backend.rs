@@ -62,6 +62,9 @@ pub(crate) trait Backend: Send + Sync {
         None
     }
 
+    /// Makes the device that of the calling thread, for libraries that ask which it is.
+    fn make_current(&self, device: u32) -> Result<()>;
+
     fn create_stream(&self, device: u32) -> Result<StreamId>;
     /// Work already enqueued is still done.
     fn destroy_stream(&self, stream: StreamId);

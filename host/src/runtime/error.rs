@@ -217,6 +217,46 @@ pub enum Error {
         /// The architectures in the manifest.
         found: Vec<String>,
     },
+    /// A shared library that is loaded at run time is missing or not usable.
+    #[error("{library} is not available: {why}")]
+    NoLibrary {
+        /// The library's usual name.
+        library: &'static str,
+        /// What was found, and how to mend it.
+        why: String,
+    },
+    /// A call of NCCL failed. Its communicator was aborted.
+    #[error("{who}: {call} failed with code {code}, {meaning}{}", after(detail))]
+    Nccl {
+        /// The function, or what it was to do.
+        call: &'static str,
+        /// The communicator, rank and world.
+        who: String,
+        /// The `ncclResult_t`.
+        code: i32,
+        /// What NCCL says of the code.
+        meaning: String,
+        /// What NCCL says of this error; may be empty.
+        detail: String,
+    },
+    /// Something that other ranks take part in did not end in time. What it belongs to cannot be used any more.
+    #[error("{what} did not end within {limit:?}: {mend}")]
+    Deadline {
+        /// Who waited, and for what.
+        what: String,
+        /// How long.
+        limit: std::time::Duration,
+        /// What to look for.
+        mend: &'static str,
+    },
+    /// It was aborted before.
+    #[error("{what} was aborted: {why}")]
+    Aborted {
+        /// What cannot be used any more.
+        what: String,
+        /// The reason given.
+        why: String,
+    },
     /// A file of the compiled kernels cannot be read.
     #[error("cannot read {}: {why}: run `cargo xtask build-ptx`", path.display())]
     KernelFile {
@@ -231,6 +271,10 @@ impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::Fault(Box::new(fault))
     }
+}
+
+fn after(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(": {detail}") }
 }
 
 fn looked_in(folders: &[PathBuf]) -> String {

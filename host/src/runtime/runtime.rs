@@ -130,7 +130,7 @@ impl Runtime {
 
     /// Which devices these are.
     pub fn kind(&self) -> Kind {
-        self.0.kind
+        self.0.kind()
     }
 
     /// How many devices there are; at least one.
@@ -160,6 +160,10 @@ impl Runtime {
 impl Inner {
     pub fn properties(&self, device: u32) -> &DeviceProperties {
         &self.backend.devices()[device as usize]
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// For work that borrows the memory it uses, until it is enqueued.

@@ -69,6 +69,10 @@ impl Backend for Platform {
         &self.devices
     }
 
+    fn make_current(&self, device: u32) -> Result<()> {
+        self.enter(device)
+    }
+
     fn create_stream(&self, device: u32) -> Result<StreamId> {
         self.enter(device)?;
         let mut stream: CUstream = ptr::null_mut();

@@ -123,6 +123,10 @@ impl Backend for Cluster {
         &self.devices
     }
 
+    fn make_current(&self, _device: u32) -> Result<()> {
+        Ok(())
+    }
+
     fn create_stream(&self, device: u32) -> Result<StreamId> {
         let mut state = lock(&self.state);
         state.check()?;

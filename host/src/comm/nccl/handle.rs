@@ -1,0 +1,287 @@
+//! One NCCL communicator: calls with a deadline, one at a time; the first failure is the last.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
+use super::watchdog::Watched;
+use crate::comm::{Rank, WorldSize};
+use crate::runtime::{Error, Result, lock};
+
+/// A communicator and who it is. Dropping it destroys it, which lets work on streams end; a failed one was aborted.
+pub(super) struct Handle {
+    functions: &'static Functions,
+    watched: Arc<Watched>,
+    pub rank: Rank,
+    pub world: WorldSize,
+    pub limit: Duration,
+    /// The calls made so far. Held while one is made: NCCL wants one at a time, in the same order on every rank.
+    calls: Mutex<u64>,
+    /// What broke it.
+    failure: RwLock<Option<Error>>,
+}
+
+impl Handle {
+    /// Joins a world; returns when all its ranks have.
+    pub fn join(functions: &'static Functions, id: UniqueId, rank: Rank, world: WorldSize, limit: Duration) -> Result<Self> {
+        let handle = Self::new(functions, rank, world, limit);
+        let (number, count) = (rank.index() as c_int, world.get() as c_int);
+        let (place, mut config) = (handle.watched.place(), Config::blocking());
+        // SAFETY: a place for the communicator that lives as long as the handle, and a rank below its world.
+        handle.call("ncclCommInitRankConfig", |nccl, _| unsafe { (nccl.init)(place, count, id, number, &raw mut config) })?;
+        Ok(handle)
+    }
+
+    fn new(functions: &'static Functions, rank: Rank, world: WorldSize, limit: Duration) -> Self {
+        let (calls, failure) = (Mutex::new(0), RwLock::new(None));
+        Self { functions, watched: Watched::new(functions), rank, world, limit, calls, failure }
+    }
+
+    /// A communicator of the ranks that name the same colour, ordered by key and then by rank; none for a rank that names none.
+    pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
+        /// `NCCL_SPLIT_NOCOLOR`.
+        const NO_COLOUR: c_int = -1;
+        let number = |what, n: u32| c_int::try_from(n).map_err(|_| Error::Invalid { what, why: format!("{n} is more than 2^31 - 1") });
+        let colour = colour.map_or(Ok(NO_COLOUR), |colour| number("NcclCommunicator::split: colour", colour))?;
+        let key = number("NcclCommunicator::split: key", key)?;
+        let mut part = Self::new(self.functions, self.rank, self.world, self.limit);
+        let (place, mut config) = (part.watched.place(), Config::blocking());
+        // SAFETY: as in `join`; the part's place is filled by the time the call returns.
+        self.call("ncclCommSplit", |nccl, comm| unsafe { (nccl.split)(comm, colour, key, place, &raw mut config) })?;
+        if colour == NO_COLOUR {
+            return Ok(None);
+        }
+        let (mut rank, mut count) = (0, 0);
+        // SAFETY: a live communicator and a valid place for the number.
+        part.call("ncclCommUserRank", |nccl, comm| unsafe { (nccl.user_rank)(comm, &raw mut rank) })?;
+        // SAFETY: as above.
+        part.call("ncclCommCount", |nccl, comm| unsafe { (nccl.count)(comm, &raw mut count) })?;
+        let world = WorldSize::new(count.unsigned_abs());
+        let who = world.and_then(|world| Some((Rank::new(rank.unsigned_abs(), world)?, world)));
+        (part.rank, part.world) = who.ok_or_else(|| invalid(format!("NCCL made a part of {count} ranks with rank {rank}")))?;
+        Ok(Some(part))
+    }
+
+    /// One call of NCCL, named for errors. After a failure it is not made.
+    pub fn call(&self, name: &'static str, call: impl FnOnce(&Functions, Comm) -> c_int) -> Result<()> {
+        let mut calls = lock(&self.calls);
+        self.check_failure()?;
+        *calls += 1;
+        let number = *calls;
+        match self.watched.call(self.limit, |comm| call(self.functions, comm)) {
+            Ok(SUCCESS) => Ok(()),
+            Ok(code) => Err(self.fail(self.error(name, code))),
+            Err(_) => Err(self.fail(self.late(name, number))),
+        }
+    }
+
+    /// What went wrong behind the calls, as far as NCCL has noticed.
+    pub fn check(&self) -> Result<()> {
+        let mut state = SUCCESS;
+        // SAFETY: a live communicator and a valid place for the code.
+        self.call("ncclCommGetAsyncError", |nccl, comm| unsafe { (nccl.async_error)(comm, &raw mut state) })?;
+        match state {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            code => Err(self.fail(self.error("a collective", code))),
+        }
+    }
+
+    /// Waits until `done`, at most as long as the deadline; asks NCCL meanwhile whether something went wrong.
+    pub fn wait(&self, what: &'static str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let (start, mut looks) = (Instant::now(), 0_u32);
+        while !done()? {
+            looks += 1;
+            // Short work is not slept over; a long wait costs little.
+            if looks > 1000 {
+                std::thread::sleep(Duration::from_micros(100));
+                self.check()?;
+            }
+            if start.elapsed() > self.limit {
+                return Err(self.fail(self.late(what, *lock(&self.calls))));
+            }
+        }
+        self.check_failure()
+    }
+
+    /// Ends everything under way, on this rank. The other ranks' work ends by their own deadlines.
+    pub fn abort(&self, why: &str) {
+        let _ = self.fail(Error::Aborted { what: self.name(), why: why.to_owned() });
+    }
+
+    fn check_failure(&self) -> Result<()> {
+        self.failure.read().unwrap_or_else(PoisonError::into_inner).clone().map_or(Ok(()), Err)
+    }
+
+    /// Breaks the communicator; returns what broke it first.
+    fn fail(&self, error: Error) -> Error {
+        let first = self.failure.write().unwrap_or_else(PoisonError::into_inner).get_or_insert(error).clone();
+        self.watched.abort();
+        first
+    }
+
+    fn name(&self) -> String {
+        format!("NCCL communicator, {} of {}", self.rank, self.world.get())
+    }
+
+    fn late(&self, what: &str, number: u64) -> Error {
+        Error::Deadline {
+            what: format!("{}: {what} (call {number})", self.name()),
+            limit: self.limit,
+            mend: "a rank did not come to the same call: see which one ended or is elsewhere; the communicator was aborted, make a new one",
+        }
+    }
+
+    fn error(&self, call: &'static str, code: c_int) -> Error {
+        Error::Nccl {
+            call,
+            who: self.name(),
+            code,
+            meaning: self.functions.describe(code),
+            detail: self.functions.last_error(std::ptr::null_mut()),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.watched.comm().is_null() {
+            return;
+        }
+        // SAFETY: a live communicator. The call waits for work under way, at most as long as the deadline.
+        let ended = self.watched.call(self.limit, |comm| unsafe { (self.functions.finalize)(comm) });
+        let comm = self.watched.take();
+        if comm.is_null() {
+            tracing::warn!(?ended, "{}: its work did not end in time", self.name());
+            return;
+        }
+        // SAFETY: a live communicator, taken out of its place and not used after this.
+        let code = unsafe { (self.functions.destroy)(comm) };
+        if code != SUCCESS {
+            tracing::warn!(code, "{} was not destroyed", self.name());
+        }
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid { what: "NcclCommunicator::split", why }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+    use super::super::fake::{FUNCTIONS, Fake};
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(60);
+    /// Until when a deadline must have been noticed.
+    const SOON: Duration = Duration::from_secs(1);
+
+    fn join(id: UniqueId, limit: Duration) -> Result<Handle> {
+        let world = WorldSize::new(4).unwrap();
+        Handle::join(&FUNCTIONS, id, Rank::new(2, world).unwrap(), world, limit)
+    }
+
+    fn send(handle: &Handle) -> Result<()> {
+        // SAFETY: the fake looks at the communicator alone.
+        handle.call("ncclSend", |nccl, comm| unsafe { (nccl.send)(std::ptr::null(), 0, 1, 0, comm, std::ptr::null_mut()) })
+    }
+
+    #[test]
+    fn a_healthy_communicator_is_finalized_and_destroyed_once() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        send(&handle).unwrap();
+        handle.check().unwrap();
+        // Idle, it outlives its deadline.
+        std::thread::sleep(2 * SHORT);
+        send(&handle).unwrap();
+        drop(handle);
+        assert_eq!((fake.finalized.load(Acquire), fake.destroyed.load(Acquire), fake.aborted.load(Acquire)), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_ends_the_join() {
+        let (fake, id) = Fake::leaked();
+        fake.blocks.store(true, Release);
+        let start = Instant::now();
+        let error = join(id, SHORT).err().unwrap();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("NCCL communicator, rank 2 of 4: ncclCommInitRankConfig (call 1) did not end within 60ms"),
+            "{error}"
+        );
+        assert!(start.elapsed() < SOON);
+        assert_eq!((fake.aborted.load(Acquire), fake.destroyed.load(Acquire)), (1, 0));
+    }
+
+    #[test]
+    fn a_call_that_blocks_is_ended_and_the_first_error_stays() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        fake.blocks.store(true, Release);
+        let error = send(&handle).unwrap_err();
+        assert!(error.to_string().contains("ncclSend (call 2) did not end"), "{error}");
+        let calls = fake.calls.load(Acquire);
+        assert_eq!(send(&handle).unwrap_err().to_string(), error.to_string());
+        assert_eq!(fake.calls.load(Acquire), calls, "a broken communicator was called");
+        drop(handle);
+        assert_eq!((fake.aborted.load(Acquire), fake.finalized.load(Acquire), fake.destroyed.load(Acquire)), (1, 0, 0));
+    }
+
+    #[test]
+    fn an_error_says_who_what_and_why() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        fake.code.store(6, Release);
+        let text = send(&handle).unwrap_err().to_string();
+        assert_eq!(text, "NCCL communicator, rank 2 of 4: ncclSend failed with code 6, remote error: the other side hung up");
+        assert_eq!(fake.aborted.load(Acquire), 1);
+    }
+
+    #[test]
+    fn waiting_sees_errors_behind_the_calls() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, Duration::from_secs(10)).unwrap();
+        fake.async_error.store(6, Release);
+        assert!(matches!(handle.wait("work", || Ok(false)), Err(Error::Nccl { code: 6, .. })));
+        assert_eq!(fake.aborted.load(Acquire), 1);
+    }
+
+    #[test]
+    fn waiting_has_a_deadline_too() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        let start = Instant::now();
+        assert!(matches!(handle.wait("work", || Ok(false)), Err(Error::Deadline { .. })));
+        assert!(start.elapsed() < SOON);
+        assert_eq!(fake.aborted.load(Acquire), 1);
+        let done = AtomicU32::new(0);
+        let (_, id) = Fake::leaked();
+        join(id, SHORT).unwrap().wait("work", || Ok(done.fetch_add(1, AcqRel) > 5)).unwrap();
+    }
+
+    #[test]
+    fn work_that_does_not_end_does_not_hold_up_a_drop() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        fake.blocks.store(true, Release);
+        let start = Instant::now();
+        drop(handle);
+        assert!(start.elapsed() < SOON);
+        assert_eq!((fake.aborted.load(Acquire), fake.destroyed.load(Acquire)), (1, 0));
+    }
+
+    #[test]
+    fn who_aborts_says_why() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, SHORT).unwrap();
+        handle.abort("the user pressed Ctrl-C");
+        handle.abort("again");
+        let text = send(&handle).unwrap_err().to_string();
+        assert_eq!(text, "NCCL communicator, rank 2 of 4 was aborted: the user pressed Ctrl-C");
+        assert_eq!(fake.aborted.load(Acquire), 1);
+    }
+}

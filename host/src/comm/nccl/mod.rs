@@ -1,0 +1,35 @@
+//! NCCL: the communicator of worlds on GPUs, within a host and across hosts.
+//!
+//! ```no_run
+//! use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceOp, WorldSize};
+//! use oxtile::{Buffer, Runtime};
+//!
+//! # fn main() -> oxtile::Result<()> {
+//! let world = WorldSize::new(2).unwrap();
+//! let id = NcclCommunicator::unique_id()?; // on one rank; the others get its bytes
+//! std::thread::scope(|scope| {
+//!     for rank in world.ranks() {
+//!         scope.spawn(move || -> oxtile::Result<()> {
+//!             let device = Runtime::cuda()?.device(rank.index())?;
+//!             let stream = device.stream()?;
+//!             let comm = NcclCommunicator::join(&device, id, rank, world, &NcclOptions::default())?;
+//!             let mut sum = Buffer::from_slice(&stream, &[1.0_f32])?;
+//!             comm.all_reduce(&stream, &mut sum, ReduceOp::Sum)?;
+//!             comm.synchronize(&stream)?;
+//!             assert_eq!(sum.to_vec(&stream)?, [2.0]);
+//!             Ok(())
+//!         });
+//!     }
+//! });
+//! # Ok(()) }
+//! ```
+
+mod communicator;
+#[cfg(test)]
+mod fake;
+mod handle;
+mod library;
+mod watchdog;
+
+pub use communicator::{NcclCommunicator, NcclOptions};
+pub use library::{NcclVersion, UniqueId};

@@ -1,0 +1,248 @@
+//! NCCL on the machine's GPUs, a rank a thread: what every collective computes, and how failures end. Skipped where there are
+//! no two GPUs or no NCCL; `OXTILE_REQUIRE=nccl` makes that a failure.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceMax, ReduceOp, WorldSize};
+use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
+
+/// The deadline of ranks that all come.
+const PATIENT: Duration = Duration::from_secs(60);
+/// The deadline of ranks that wait for one which does not, and until when that must have been noticed.
+const SHORT: Duration = Duration::from_secs(8);
+const SLACK: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let found = devices();
+    let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
+    let missing = found.as_ref().err().filter(|_| !required);
+    let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
+    let tests: [(&str, fn(&Member) -> Result<()>); 7] = [
+        ("reductions", reductions),
+        ("gathers_and_broadcasts", gathers_and_broadcasts),
+        ("rings_and_exchanges", rings_and_exchanges),
+        ("halves_of_a_world", halves_of_a_world),
+        ("a_collective_in_a_graph", a_collective_in_a_graph),
+        ("wrong_arguments_enqueue_nothing", wrong_arguments_enqueue_nothing),
+        ("an_aborted_rank_returns_its_reason", an_aborted_rank_returns_its_reason),
+    ];
+    let mut trials = Vec::new();
+    for &world in &worlds {
+        for (name, test) in tests {
+            trials.push(Trial::test(format!("{name}::{world}"), move || run(world, PATIENT, test)));
+        }
+    }
+    trials.push(Trial::test("a_rank_that_never_joins", || a_rank_that_never_joins().map_err(Failed::from)));
+    trials.push(Trial::test("a_rank_that_stays_away", || a_rank_that_stays_away().map_err(Failed::from)));
+    if let Some(reason) = missing {
+        eprintln!("nccl: {} tests skipped: {reason}", trials.len());
+    }
+    let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(missing.is_some())).collect();
+    // One at a time: each uses all GPUs.
+    libtest_mimic::run(&Arguments { test_threads: Some(1), ..arguments }, trials).exit_code()
+}
+
+/// How many GPUs there are, if at least two, and NCCL.
+fn devices() -> std::result::Result<u32, String> {
+    let count = Runtime::cuda().map_err(|error| error.to_string())?.device_count();
+    let version = NcclCommunicator::version().map_err(|error| error.to_string())?;
+    eprintln!("{version}, {count} GPU(s)");
+    if count < 2 { Err("there is one GPU: two ranks need two".into()) } else { Ok(count) }
+}
+
+/// One rank of a world and its stream.
+struct Member {
+    comm: NcclCommunicator,
+    stream: Stream,
+}
+
+impl Member {
+    fn join(id: oxtile::comm::UniqueId, rank: Rank, world: WorldSize, deadline: Duration) -> Result<Self> {
+        // A runtime each, as `NcclCommunicator` asks for.
+        let device = Runtime::cuda()?.device(rank.index())?;
+        Ok(Self { comm: NcclCommunicator::join(&device, id, rank, world, &NcclOptions { deadline })?, stream: device.stream()? })
+    }
+
+    fn rank(&self) -> u32 {
+        self.comm.rank().index()
+    }
+
+    fn world(&self) -> u32 {
+        self.comm.world().get()
+    }
+
+    fn check<T: oxtile::HostElement<Device = T> + oxtile::num::Pod + PartialEq + std::fmt::Debug>(
+        &self,
+        found: &Buffer<T>,
+        expected: &[T],
+    ) -> Result<()> {
+        self.comm.synchronize(&self.stream)?;
+        assert_eq!(found.to_vec(&self.stream)?, expected, "{}", self.comm.rank());
+        Ok(())
+    }
+}
+
+/// Runs a rank on a thread each; the first error of any is the result.
+fn run(world: u32, deadline: Duration, test: fn(&Member) -> Result<()>) -> std::result::Result<(), Failed> {
+    let results = ranks(world, |id, rank, world| Member::join(id, rank, world, deadline).and_then(|member| test(&member)));
+    results?.into_iter().collect::<Result<Vec<()>>>().map(|_| ()).map_err(|error| error.to_string().into())
+}
+
+fn ranks<R: Send>(world: u32, body: impl Fn(oxtile::comm::UniqueId, Rank, WorldSize) -> R + Sync) -> std::result::Result<Vec<R>, String> {
+    let world = WorldSize::new(world).expect("at least one rank");
+    let id = NcclCommunicator::unique_id().map_err(|error| error.to_string())?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = world
+            .ranks()
+            .map(|rank| {
+                scope.spawn({
+                    let body = &body;
+                    move || body(id, rank, world)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked".to_owned())).collect()
+    })
+}
+
+fn reductions(member: &Member) -> Result<()> {
+    let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
+    let triangle = world * (world - 1) / 2;
+    let mut sum = Buffer::from_slice(stream, &[rank; 1000])?;
+    member.comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
+    member.check(&sum, &[triangle; 1000])?;
+    let mut slots = Buffer::from_slice(stream, &[rank as f32, 1.0 / (rank + 1) as f32, 0.0])?;
+    member.comm.reduce_max(stream, &mut slots)?;
+    member.check(&slots, &[(world - 1) as f32, 1.0, 0.0])?;
+    member.comm.reduce_max(stream, &mut Buffer::zeros(stream, 0)?)?;
+    let input: Vec<f64> = (0..world * 7).map(|i| f64::from(i * (rank + 1))).collect();
+    let input = Buffer::from_slice(stream, &input)?;
+    let mut shard = Buffer::<f64>::zeros(stream, 7)?;
+    member.comm.reduce_scatter(stream, &input, &mut shard, ReduceOp::Sum)?;
+    let expected: Vec<f64> = (rank * 7..rank * 7 + 7).map(|i| f64::from(i * (triangle + world))).collect();
+    member.check(&shard, &expected)
+}
+
+fn gathers_and_broadcasts(member: &Member) -> Result<()> {
+    let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
+    let shard = Buffer::from_slice(stream, &[rank as u8; 33])?;
+    let mut whole = Buffer::<u8>::zeros(stream, 33 * u64::from(world))?;
+    member.comm.all_gather(stream, &shard, &mut whole)?;
+    let expected: Vec<u8> = (0..world).flat_map(|rank| [rank as u8; 33]).collect();
+    member.check(&whole, &expected)?;
+    for root in member.comm.world().ranks() {
+        let mut value = Buffer::from_slice(stream, &[u64::from(rank) << 40; 5])?;
+        member.comm.broadcast(stream, &mut value, root)?;
+        member.check(&value, &[u64::from(root.index()) << 40; 5])?;
+    }
+    member.comm.barrier(stream)?;
+    member.comm.synchronize(stream)
+}
+
+fn rings_and_exchanges(member: &Member) -> Result<()> {
+    let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
+    let neighbour = |by: u32| Rank::new((rank + by) % world, member.comm.world()).expect("of this world");
+    let mut mine = Buffer::from_slice(stream, &vec![rank; 1 << 20])?;
+    let mut theirs = Buffer::<u32>::zeros(stream, 1 << 20)?;
+    member.comm.exchange(stream, &[(neighbour(1), &mine)], &mut [(neighbour(world - 1), &mut theirs)])?;
+    member.check(&theirs, &vec![neighbour(world - 1).index(); 1 << 20])?;
+    member.comm.group(|| {
+        member.comm.send(stream, &theirs, neighbour(1))?;
+        member.comm.recv(stream, &mut mine, neighbour(world - 1))
+    })?;
+    member.check(&mine, &vec![neighbour(world - 2).index(); 1 << 20])?;
+    let parts: Vec<u32> = (0..world).flat_map(|to| [100 * rank + to; 3]).collect();
+    let parts = Buffer::from_slice(stream, &parts)?;
+    let mut turned = Buffer::<u32>::zeros(stream, parts.len())?;
+    member.comm.all_to_all(stream, &parts, &mut turned)?;
+    let expected: Vec<u32> = (0..world).flat_map(|from| [100 * from + rank; 3]).collect();
+    member.check(&turned, &expected)
+}
+
+fn halves_of_a_world(member: &Member) -> Result<()> {
+    let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
+    // Even and odd ranks, the last first; rank 0 stays out of the second split.
+    let half = member.comm.split(Some(rank % 2), world - rank)?.expect("a colour was named");
+    assert_eq!(half.world().get(), world / 2);
+    assert_eq!(half.rank().index(), (world - 1 - rank) / 2);
+    let mut sum = Buffer::from_slice(stream, &[rank])?;
+    half.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
+    half.synchronize(stream)?;
+    member.check(&sum, &[(0..world).filter(|other| other % 2 == rank % 2).sum()])?;
+    let rest = member.comm.split((rank != 0).then_some(0), rank)?;
+    assert_eq!(rest.map(|rest| rest.world().get()), (rank != 0).then_some(world - 1));
+    Ok(())
+}
+
+fn a_collective_in_a_graph(member: &Member) -> Result<()> {
+    let (world, stream) = (member.world(), &member.stream);
+    let mut sum = Buffer::from_slice(stream, &[1_u32; 64])?;
+    member.comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
+    let graph = Graph::capture(&[stream], || member.comm.all_reduce(stream, &mut sum, ReduceOp::Sum))?;
+    for _ in 0..3 {
+        graph.replay(stream)?;
+    }
+    member.check(&sum, &[world.pow(4); 64])
+}
+
+fn wrong_arguments_enqueue_nothing(member: &Member) -> Result<()> {
+    let (world, stream) = (member.world(), &member.stream);
+    let shard = Buffer::<f32>::zeros(stream, 3)?;
+    let mut whole = Buffer::<f32>::zeros(stream, 3)?;
+    let error = member.comm.all_gather(stream, &shard, &mut whole).unwrap_err();
+    assert!(matches!(error, Error::Length { found: 3, expected, .. } if expected == 3 * u64::from(world)), "{error}");
+    let foreign = Rank::new(world, WorldSize::new(world + 1).unwrap()).unwrap();
+    let error = member.comm.broadcast(stream, &mut whole, foreign).unwrap_err().to_string();
+    assert!(error.starts_with("Communicator::broadcast: ") && error.contains("is not of this world"), "{error}");
+    let elsewhere = Runtime::cuda()?.device(member.rank())?.stream()?;
+    assert!(matches!(member.comm.barrier(&elsewhere), Err(Error::Invalid { .. })));
+    member.comm.barrier(stream)?;
+    member.comm.synchronize(stream)
+}
+
+fn an_aborted_rank_returns_its_reason(member: &Member) -> Result<()> {
+    member.comm.barrier(&member.stream)?;
+    member.comm.synchronize(&member.stream)?;
+    member.comm.abort("the test ends it");
+    let error = member.comm.barrier(&member.stream).unwrap_err().to_string();
+    assert!(error.ends_with("was aborted: the test ends it"), "{error}");
+    Ok(())
+}
+
+fn a_rank_that_never_joins() -> std::result::Result<(), String> {
+    let results = ranks(2, |id, rank, world| {
+        let start = Instant::now();
+        let joined = (rank == Rank::ZERO).then(|| Member::join(id, rank, world, SHORT).map(|_| ()));
+        (joined, start.elapsed())
+    })?;
+    let (joined, elapsed) = &results[0];
+    match joined {
+        Some(Err(Error::Deadline { .. })) if *elapsed < SHORT + SLACK => Ok(()),
+        other => Err(format!("rank 0 got {other:?} after {elapsed:?}")),
+    }
+}
+
+/// Rank 1 leaves out a collective: rank 0 has an error within its deadline, the same again for each later call, and both can make a
+/// new world.
+fn a_rank_that_stays_away() -> std::result::Result<(), String> {
+    let again = NcclCommunicator::unique_id().map_err(|error| error.to_string())?;
+    let results = ranks(2, |id, rank, world| -> Result<()> {
+        let member = Member::join(id, rank, world, SHORT)?;
+        let mut sum = Buffer::from_slice(&member.stream, &[1_u32; 100])?;
+        if rank == Rank::ZERO {
+            let start = Instant::now();
+            let reduce = member.comm.all_reduce(&member.stream, &mut sum, ReduceOp::Sum);
+            let error = reduce.and_then(|()| member.comm.synchronize(&member.stream)).expect_err("nobody answers");
+            assert!(matches!(error, Error::Deadline { .. }), "{error}");
+            assert!(start.elapsed() < SHORT + SLACK, "{:?}", start.elapsed());
+            assert_eq!(member.comm.barrier(&member.stream).unwrap_err().to_string(), error.to_string());
+        }
+        let member = Member::join(again, rank, world, PATIENT)?;
+        member.comm.all_reduce(&member.stream, &mut Buffer::from_slice(&member.stream, &[1_u32])?, ReduceOp::Sum)?;
+        member.comm.synchronize(&member.stream)
+    })?;
+    results.into_iter().collect::<Result<Vec<()>>>().map(|_| ()).map_err(|error| error.to_string())
+}
