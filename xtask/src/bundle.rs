@@ -32,7 +32,10 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     for program in programs()? {
         copy(&program, &folder)?;
     }
-    fs::copy(runtime_tests()?, folder.join("runtime-tests")).context("cannot copy the tests of the runtime")?;
+    for name in ["runtime", "nccl"] {
+        let to = folder.join(format!("{name}-tests"));
+        fs::copy(host_test(name)?, &to).with_context(|| format!("cannot copy {}", to.display()))?;
+    }
     for build in &kernels {
         // Where the programs look: `kernels/<package>` beside them.
         let package = folder.join("kernels").join(build.out_dir.file_name().unwrap_or_default());
@@ -61,17 +64,17 @@ fn programs() -> Result<Vec<PathBuf>> {
     Ok(PROGRAMS.iter().map(|(_, binary)| target().join("release").join(binary)).collect())
 }
 
-/// Builds the runtime's own tests, which run on either back end, and returns the program's path: cargo names it, with a
-/// hash, in its messages.
-fn runtime_tests() -> Result<PathBuf> {
-    let mut cargo = cargo(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", "runtime"]);
+/// Builds tests of the host library that run on GPUs, and returns the program's path: cargo names it, with a hash, in its
+/// messages.
+fn host_test(name: &str) -> Result<PathBuf> {
+    let mut cargo = cargo(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", name]);
     cargo.args(["--config", "profile.release.strip=\"symbols\"", "--message-format", "json"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot run cargo")?;
     let messages = String::from_utf8_lossy(&output.stdout);
     let mut executable = messages.lines().filter_map(|line| line.split_once("\"executable\":\"")?.1.split_once('"')).map(|(path, _)| path);
     match executable.next_back() {
         Some(path) if output.status.success() => Ok(path.into()),
-        _ => bail!("the tests of the runtime do not build"),
+        _ => bail!("the {name} tests do not build"),
     }
 }
 

@@ -30,6 +30,7 @@ step() {
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
 step cases ./oxtile-tests
 step runtime ./runtime-tests
+step nccl ./nccl-tests
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
     step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small

@@ -40,7 +40,7 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
         while i < COUNT {
             let [row, column] = origin(i);
             let (matrix, pair) = (thread::lane() / 8, thread::lane() % 8);
-            let at = target.address_of(column + 2 * pair + (matrix % 2 ^ pair / 4), row + matrix / 2 * 16);
+            let at = target.address_of(column + 2 * pair + ((matrix % 2) ^ (pair / 4)), row + matrix / 2 * 16);
             // SAFETY: as above.
             unsafe { Target::store_matrices(at, sorted(words[i])) };
             i += 1;
