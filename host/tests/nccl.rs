@@ -14,13 +14,16 @@ const PATIENT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(8);
 const SLACK: Duration = Duration::from_secs(1);
 
+/// What one rank does in a test.
+type Test = fn(&Member) -> Result<()>;
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let found = devices();
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = found.as_ref().err().filter(|_| !required);
     let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
-    let tests: [(&str, fn(&Member) -> Result<()>); 7] = [
+    let tests: [(&str, Test); 7] = [
         ("reductions", reductions),
         ("gathers_and_broadcasts", gathers_and_broadcasts),
         ("rings_and_exchanges", rings_and_exchanges),
@@ -86,7 +89,7 @@ impl Member {
 }
 
 /// Runs a rank on a thread each; the first error of any is the result.
-fn run(world: u32, deadline: Duration, test: fn(&Member) -> Result<()>) -> std::result::Result<(), Failed> {
+fn run(world: u32, deadline: Duration, test: Test) -> std::result::Result<(), Failed> {
     let results = ranks(world, |id, rank, world| Member::join(id, rank, world, deadline).and_then(|member| test(&member)));
     results?.into_iter().collect::<Result<Vec<()>>>().map(|_| ()).map_err(|error| error.to_string().into())
 }
