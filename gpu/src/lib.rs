@@ -9,6 +9,7 @@ pub mod column_sums;
 pub mod copy;
 pub mod fp8;
 pub mod gemm;
+pub mod group;
 pub mod interleave;
 pub mod magnitude;
 pub mod mxfp8;
@@ -44,6 +45,10 @@ pub const KERNELS: &[KernelFamily] = &[
     interleave::INTERLEAVE_COLUMNS,
     interleave::DEINTERLEAVE_ROWS,
     interleave::DEINTERLEAVE_COLUMNS,
+    interleave::INTERLEAVE_ROWS_GROUPED,
+    interleave::INTERLEAVE_COLUMNS_GROUPED,
+    interleave::DEINTERLEAVE_ROWS_GROUPED,
+    interleave::DEINTERLEAVE_COLUMNS_GROUPED,
     mxfp8::MXFP8_CAST_ROWS,
     mxfp8::MXFP8_CAST_RAGGED_ROWS,
     mxfp8::MXFP8_CAST_COLUMNS,
@@ -54,7 +59,17 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS,
     mxfp8::MXFP8_DEQUANTIZE_COLUMNS,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_COLUMNS,
+    mxfp8::MXFP8_CAST_ROWS_GROUPED,
+    mxfp8::MXFP8_CAST_RAGGED_ROWS_GROUPED,
+    mxfp8::MXFP8_CAST_COLUMNS_GROUPED,
+    mxfp8::MXFP8_CAST_RAGGED_COLUMNS_GROUPED,
+    mxfp8::MXFP8_CAST_BOTH_GROUPED,
+    mxfp8::MXFP8_DEQUANTIZE_ROWS_GROUPED,
+    mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS_GROUPED,
+    mxfp8::MXFP8_DEQUANTIZE_COLUMNS_GROUPED,
+    mxfp8::MXFP8_DEQUANTIZE_RAGGED_COLUMNS_GROUPED,
     shards::JOIN_SHARDS,
+    shards::JOIN_SHARDS_GROUPED,
     nvfp4::NVFP4_CAST_ROWS,
     nvfp4::NVFP4_CAST_ROWS_STOCHASTIC,
     nvfp4::NVFP4_CAST_COLUMNS,
@@ -63,4 +78,9 @@ pub const KERNELS: &[KernelFamily] = &[
     nvfp4::NVFP4_HADAMARD_AMAX,
     nvfp4::NVFP4_DEQUANTIZE_ROWS,
     nvfp4::NVFP4_DEQUANTIZE_COLUMNS,
+    nvfp4::NVFP4_CAST_ROWS_GROUPED,
+    nvfp4::NVFP4_CAST_COLUMNS_GROUPED,
+    nvfp4::NVFP4_CAST_BOTH_GROUPED,
+    nvfp4::NVFP4_DEQUANTIZE_ROWS_GROUPED,
+    nvfp4::NVFP4_DEQUANTIZE_COLUMNS_GROUPED,
 ];

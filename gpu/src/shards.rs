@@ -10,7 +10,9 @@
 use oxtile_tile::num::{Pod, e2m1x2, e4m3, e5m2, ue8m0};
 use oxtile_tile::prelude::*;
 
-const THREADS: u32 = 256;
+use crate::group::{self, Grouped, Member};
+
+pub(super) const THREADS: u32 = 256;
 /// Bytes that a thread writes.
 const VECTOR: u32 = 16;
 
@@ -35,30 +37,86 @@ bytes!(e2m1x2 e4m3 e5m2 ue8m0);
 #[instances(T = [e2m1x2, e4m3, e5m2, ue8m0])]
 pub fn join_shards<T: Byte>(gathered: Global<T>, whole: GlobalMut<T>, shards: u32, width: u32, stride: u32) {
     let [row, group, _] = block::index();
-    let rows = block::count()[0];
-    let column = (group * THREADS + thread::index()) * VECTOR;
-    if column >= stride {
-        return;
+    let join = Join { shards, width, stride, shard_stride: u64::from(block::count()[0]) * u64::from(width) };
+    join.run(&gathered, &whole, u64::from(row), u64::from(group));
+}
+
+/// How the rows of a whole are made of those of its shards.
+pub(super) struct Join {
+    pub shards: u32,
+    /// Codes of a shard's row.
+    pub width: u32,
+    /// Codes of a row of the whole. What the shards have beyond it is left out, what they lack is 0.
+    pub stride: u32,
+    /// Codes from a shard to the next; a multiple of 16 where `width` and `stride` are.
+    pub shard_stride: u64,
+}
+
+impl Join {
+    /// CUDA blocks side by side.
+    pub const fn groups(stride: u64) -> u64 {
+        stride.div_ceil(THREADS as u64 * VECTOR as u64)
     }
-    let target = u64::from(row) * u64::from(stride);
-    // A width of 0 has no columns to find.
-    let shard = column.checked_div(width).unwrap_or(shards);
-    let source = |shard: u32, within: u32| (u64::from(shard) * u64::from(rows) + u64::from(row)) * u64::from(width) + u64::from(within);
-    if are_vectors(width, stride, gathered.start(), whole.start()) {
-        let vector = if shard < shards { gathered.load_vector(source(shard, column - shard * width)) } else { Vector::from_words([0; 4]) };
-        whole.store_vector(target + u64::from(column), vector);
-    } else {
-        let (mut shard, mut column) = (shard, column);
-        let end = stride.min(column + VECTOR);
-        while column < end {
-            // At most one step: the columns of a thread follow each other. An empty shard was passed above.
-            if shard < shards && column - shard * width == width {
-                shard += 1;
-            }
-            let code = if shard < shards { gathered.load(source(shard, column - shard * width)) } else { T::ZERO };
-            whole.store(target + u64::from(column), code);
-            column += 1;
+
+    /// What a CUDA block does: group `group` of the columns of a row.
+    #[inline(always)]
+    pub fn run<T: Byte>(&self, gathered: &Global<T>, whole: &GlobalMut<T>, row: u64, group: u64) {
+        let Self { shards, width, stride, shard_stride } = *self;
+        let column = (group as u32 * THREADS + thread::index()) * VECTOR;
+        if column >= stride {
+            return;
         }
+        let target = row * u64::from(stride);
+        // A width of 0 has no columns to find.
+        let shard = column.checked_div(width).unwrap_or(shards);
+        let source = |shard: u32, within: u32| u64::from(shard) * shard_stride + row * u64::from(width) + u64::from(within);
+        if are_vectors(width, stride, gathered.start(), whole.start()) {
+            let vector =
+                if shard < shards { gathered.load_vector(source(shard, column - shard * width)) } else { Vector::from_words([0; 4]) };
+            whole.store_vector(target + u64::from(column), vector);
+        } else {
+            let (mut shard, mut column) = (shard, column);
+            let end = stride.min(column + VECTOR);
+            while column < end {
+                // At most one step: the columns of a thread follow each other. An empty shard was passed above.
+                if shard < shards && column - shard * width == width {
+                    shard += 1;
+                }
+                let code = if shard < shards { gathered.load(source(shard, column - shard * width)) } else { T::ZERO };
+                whole.store(target + u64::from(column), code);
+                column += 1;
+            }
+        }
+    }
+}
+
+/// Joins the shards of every member of a [group](crate::group): a member's rows have `columns` codes in the whole, word 3 of its record is
+/// where it starts in each of the shards, which are `shard_stride` codes apart, word 4 where in the whole, and word 5 the codes of a shard's row.
+#[kernel(threads = THREADS, grid = grouped_grid)]
+#[instances(T = [e2m1x2, e4m3, e5m2, ue8m0])]
+pub fn join_shards_grouped<T: Byte>(
+    gathered: Global<T>,
+    whole: GlobalMut<T>,
+    table: Global<u64>,
+    shards: u32,
+    shard_stride: u64,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [from, to, width] = member.starts;
+    let [group, row] = member.place(Join::groups(member.columns));
+    let (gathered, whole) = (gathered.slice(from, gathered.len() - from), whole.slice(to, member.elements()));
+    Join { shards, width: width as u32, stride: member.columns as u32, shard_stride }.run(&gathered, &whole, row, group);
+}
+
+fn grouped_grid<T: Byte>(args: &JoinShardsGroupedArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("gathered", u64::from(args.shards) * args.shard_stride, args.gathered.len())?;
+    group::grid(&args.table, args.blocks)
+}
+
+impl<T: Byte> Grouped for JoinShardsGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        rows * Join::groups(columns)
     }
 }
 
@@ -75,6 +133,5 @@ fn grid<T: Byte>(args: &JoinShardsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid,
     let rows = args.whole.len().checked_div(stride).unwrap_or(0);
     LaunchError::check_length("gathered", shards * rows * width, args.gathered.len())?;
     LaunchError::check_limit("whole", rows, i32::MAX as u64)?;
-    let groups = stride.div_ceil(u64::from(THREADS * VECTOR)) as u32;
-    Ok(if rows == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
+    Ok(if rows == 0 { Grid::x(0) } else { Grid::xy(rows as u32, Join::groups(stride) as u32) })
 }

@@ -9,6 +9,7 @@ mod copy;
 mod device;
 mod fp8;
 mod gemm;
+mod grouped;
 mod interleave;
 mod mxfp8;
 mod mxfp8_fused;
@@ -41,6 +42,7 @@ const SHIPPED: &[&[Job]] = &[
     copy::JOBS,
     fp8::JOBS,
     gemm::JOBS,
+    grouped::JOBS,
     interleave::JOBS,
     mxfp8::JOBS,
     mxfp8_fused::JOBS,

@@ -13,10 +13,16 @@ use super::*;
 #[kernel(threads = THREADS, grid = interleave_grid)]
 #[instances(S = [ue8m0])]
 pub fn interleave_columns<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, outer: u64, blocks: u64) {
-    let tile = Tile::of_block(thread::warp(), outer, blocks);
+    interleave(&compact, &interleaved, &Tile::of_block(thread::warp(), outer, blocks));
+}
+
+/// What a warp does with its tile.
+#[inline(always)]
+pub(super) fn interleave<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, tile: &Tile) {
+    let Tile { outer, blocks, .. } = *tile;
     if warp::all(tile.exists()) {
         let i = tile.i + u64::from(thread::lane() * 4);
-        let rows = [0, 1, 2, 3].map(|row| if tile.j + row < blocks { load_four(&compact, tile.j + row, i, outer) } else { 0 });
+        let rows = [0, 1, 2, 3].map(|row| if tile.j + row < blocks { load_four(compact, tile.j + row, i, outer) } else { 0 });
         let words = exchange(transpose_bytes(rows));
         interleaved.store_vector(tile.vector(remainder()), Vector::from_words(words));
     }
@@ -26,14 +32,20 @@ pub fn interleave_columns<S: ScaleCode>(compact: Global<S>, interleaved: GlobalM
 #[kernel(threads = THREADS, grid = deinterleave_grid)]
 #[instances(S = [ue8m0])]
 pub fn deinterleave_columns<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, outer: u64, blocks: u64) {
-    let tile = Tile::of_block(thread::warp(), outer, blocks);
+    deinterleave(&interleaved, &compact, &Tile::of_block(thread::warp(), outer, blocks));
+}
+
+/// What a warp does with its tile.
+#[inline(always)]
+pub(super) fn deinterleave<S: ScaleCode>(interleaved: &Global<S>, compact: &GlobalMut<S>, tile: &Tile) {
+    let Tile { outer, blocks, .. } = *tile;
     if warp::all(tile.exists()) {
         let words = interleaved.load_vector(tile.vector(remainder())).words();
         let rows = transpose_bytes(exchange(words));
         let i = tile.i + u64::from(thread::lane() * 4);
         for (row, word) in rows.iter().enumerate() {
             if tile.j + (row as u64) < blocks {
-                store_four(&compact, tile.j + row as u64, i, outer, *word);
+                store_four(compact, tile.j + row as u64, i, outer, *word);
             }
         }
     }

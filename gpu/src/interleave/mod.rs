@@ -15,10 +15,12 @@
 //! written. Interleaved scales of shards are not those of the whole: exchange compact ones.
 
 mod columns;
+mod grouped;
 mod rows;
 
 pub use columns::{DEINTERLEAVE_COLUMNS, DeinterleaveColumns, DeinterleaveColumnsArgs};
 pub use columns::{INTERLEAVE_COLUMNS, InterleaveColumns, InterleaveColumnsArgs};
+pub use grouped::*;
 pub use rows::{DEINTERLEAVE_ROWS, DeinterleaveRows, DeinterleaveRowsArgs};
 pub use rows::{INTERLEAVE_ROWS, InterleaveRows, InterleaveRowsArgs};
 
@@ -90,8 +92,19 @@ impl Tile {
     #[inline(always)]
     fn of_block(number: u32, outer: u64, blocks: u64) -> Self {
         let [group, y, z] = block::index();
-        let strip = u64::from(z) * u64::from(block::count()[1]) + u64::from(y);
-        Self { i: strip * TILE_OUTER, j: u64::from(group * TILES + number) * TILE_BLOCKS, outer, blocks }
+        Self::at([u64::from(group), u64::from(z) * u64::from(block::count()[1]) + u64::from(y)], number, outer, blocks)
+    }
+
+    /// CUDA blocks side by side along the blocks.
+    #[inline(always)]
+    const fn groups(blocks: u64) -> u64 {
+        blocks.div_ceil(TILE_BLOCKS * TILES as u64)
+    }
+
+    /// Tile `number` of a group in a strip of outer indices.
+    #[inline(always)]
+    fn at([group, strip]: [u64; 2], number: u32, outer: u64, blocks: u64) -> Self {
+        Self { i: strip * TILE_OUTER, j: u64::from(group as u32 * TILES + number) * TILE_BLOCKS, outer, blocks }
     }
 
     /// Whether there is such a tile: a CUDA block may reach beyond the last.
@@ -147,5 +160,5 @@ fn grid(compact: (&'static str, u64), interleaved: (&'static str, u64, u64), out
         return Ok(Grid::x(0));
     }
     let z = strips.div_ceil(GRID_LIMIT);
-    Ok(Grid { x: blocks.div_ceil(TILE_BLOCKS * u64::from(TILES)) as u32, y: strips.div_ceil(z) as u32, z: z as u32 })
+    Ok(Grid { x: Tile::groups(blocks) as u32, y: strips.div_ceil(z) as u32, z: z as u32 })
 }

@@ -12,11 +12,18 @@ use super::*;
 #[kernel(threads = THREADS, grid = interleave_grid)]
 #[instances(S = [ue8m0, e4m3])]
 pub fn interleave_rows<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, outer: u64, blocks: u64) {
-    let (tile, r) = tile_of_thread(outer, blocks);
+    let (number, r) = place_of_thread();
+    interleave(&compact, &interleaved, &Tile::of_block(number, outer, blocks), r);
+}
+
+/// What a thread does with its place in a tile.
+#[inline(always)]
+pub(super) fn interleave<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, tile: &Tile, r: u32) {
+    let Tile { outer, blocks, .. } = *tile;
     if tile.exists() {
         let words = [0, 1, 2, 3].map(|quarter| {
             let i = tile.i + 32 * quarter + u64::from(r);
-            if i < outer { load_four(&compact, i, tile.j, blocks) } else { 0 }
+            if i < outer { load_four(compact, i, tile.j, blocks) } else { 0 }
         });
         interleaved.store_vector(tile.vector(r), Vector::from_words(words));
     }
@@ -26,22 +33,29 @@ pub fn interleave_rows<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<
 #[kernel(threads = THREADS, grid = deinterleave_grid)]
 #[instances(S = [ue8m0, e4m3])]
 pub fn deinterleave_rows<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, outer: u64, blocks: u64) {
-    let (tile, r) = tile_of_thread(outer, blocks);
+    let (number, r) = place_of_thread();
+    deinterleave(&interleaved, &compact, &Tile::of_block(number, outer, blocks), r);
+}
+
+/// What a thread does with its place in a tile.
+#[inline(always)]
+pub(super) fn deinterleave<S: ScaleCode>(interleaved: &Global<S>, compact: &GlobalMut<S>, tile: &Tile, r: u32) {
+    let Tile { outer, blocks, .. } = *tile;
     if tile.exists() {
         let words = interleaved.load_vector(tile.vector(r)).words();
         for (quarter, word) in words.iter().enumerate() {
             let i = tile.i + 32 * quarter as u64 + u64::from(r);
             if i < outer {
-                store_four(&compact, i, tile.j, blocks, *word);
+                store_four(compact, i, tile.j, blocks, *word);
             }
         }
     }
 }
 
-/// Neighbouring threads take the same row of neighbouring tiles.
+/// The tile among the CUDA block's and the row of it: neighbouring threads take the same row of neighbouring tiles.
 #[inline(always)]
-fn tile_of_thread(outer: u64, blocks: u64) -> (Tile, u32) {
-    (Tile::of_block(thread::index() % TILES, outer, blocks), thread::index() / TILES)
+pub(super) fn place_of_thread() -> (u32, u32) {
+    (thread::index() % TILES, thread::index() / TILES)
 }
 
 fn interleave_grid<S: ScaleCode>(args: &InterleaveRowsArgs<'_, S>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

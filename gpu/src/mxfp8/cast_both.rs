@@ -18,7 +18,7 @@ use super::*;
 
 /// Where the row scales meet.
 #[derive(SharedStorage)]
-struct Shared {
+pub(super) struct Shared {
     row_scales: RowScales,
 }
 
@@ -34,10 +34,25 @@ pub fn mxfp8_cast_both<T: Magnitude, Q: Fp8>(
     column_scales: GlobalMut<ue8m0>,
     columns: u64,
 ) {
-    let tile = ColumnTile::<T>::of_lane(columns);
+    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
+    cast_both(&input, &outputs, &ColumnTile::of_lane(columns), columns);
+}
+
+/// Both casts of a tensor.
+pub(super) struct Outputs<Q> {
+    pub row_data: GlobalMut<Q>,
+    pub row_scales: GlobalMut<ue8m0>,
+    pub column_data: GlobalMut<Q>,
+    pub column_scales: GlobalMut<ue8m0>,
+}
+
+/// What a CUDA block does, each warp with its tile.
+#[inline(always)]
+pub(super) fn cast_both<T: Magnitude, Q: Fp8>(input: &Global<T>, outputs: &Outputs<Q>, tile: &ColumnTile<T>, columns: u64) {
+    let Outputs { row_data, row_scales, column_data, column_scales } = outputs;
     let staged = Shared::claim().row_scales;
     if tile.is_whole(input.len()) {
-        let vectors = tile.load(&input);
+        let vectors = tile.load(input);
         // Both maxima of a row at once, while its magnitudes are there.
         let mut running = [0; 4];
         let of_rows: [_; ROWS_A_LANE] = core::array::from_fn(|step| {
@@ -46,36 +61,36 @@ pub fn mxfp8_cast_both<T: Magnitude, Q: Fp8>(
         });
         let of_columns = scales_of_columns::<T, Q>(running);
         if tile.row == 0 {
-            store_scales::<T>(&column_scales, tile.scale(), &of_columns);
+            store_scales::<T>(column_scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         for (step, vector) in vectors.iter().enumerate() {
             let code = block_scale::<T, Q>(of_rows[step]);
-            stage(staged, &tile, step as u32, code);
+            stage(staged, tile, step as u32, code);
             let element = tile.element(step);
-            store_codes(&row_data, element, *vector, [code.reciprocal(); 8]);
-            store_codes(&column_data, element, *vector, multipliers);
+            store_codes(row_data, element, *vector, [code.reciprocal(); 8]);
+            store_codes(column_data, element, *vector, multipliers);
         }
     } else {
-        let of_columns = edge_scales::<T, Q>(&input, &tile);
+        let of_columns = edge_scales::<T, Q>(input, tile);
         if tile.row == 0 && tile.is_inside(input.len()) {
-            store_scales::<T>(&column_scales, tile.scale(), &of_columns);
+            store_scales::<T>(column_scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         let mut step = 0;
         tile.for_each_step(input.len(), |element, inside| {
             let vector = if inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
             let code = block_scale::<T, Q>(of_vector(vector));
-            stage(staged, &tile, step, code);
+            stage(staged, tile, step, code);
             step += 1;
             if inside {
-                store_codes(&row_data, element, vector, [code.reciprocal(); 8]);
-                store_codes(&column_data, element, vector, multipliers);
+                store_codes(row_data, element, vector, [code.reciprocal(); 8]);
+                store_codes(column_data, element, vector, multipliers);
             }
         });
     }
     block::sync();
-    store_row_scales::<T>(&row_scales, staged, &tile, columns, input.len());
+    store_row_scales::<T>(row_scales, staged, tile, columns, input.len());
 }
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastBothArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
@@ -96,7 +111,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastBothArgs<'_, T, Q>, _: &DeviceLimi
 #[inline(always)]
 fn store_row_scales<T>(scales: &GlobalMut<ue8m0>, staged: RowScales, tile: &ColumnTile<T>, columns: u64, length: u64) {
     let blocks = columns.div_ceil(BLOCK);
-    let first = u64::from(block::index()[0]) * u64::from(scales_a_row::<T>());
+    let first = tile.group * u64::from(scales_a_row::<T>());
     let mut slot = thread::index();
     while slot < BLOCK as u32 * scales_a_row::<T>() {
         let row = tile.row_block * BLOCK + u64::from(slot / scales_a_row::<T>());

@@ -15,26 +15,31 @@ use super::*;
 #[kernel(threads = THREADS, grid = grid, min_blocks = 4)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_columns<T: Magnitude, Q: Fp8>(input: Global<T>, data: GlobalMut<Q>, scales: GlobalMut<ue8m0>, columns: u64) {
-    let tile = ColumnTile::<T>::of_lane(columns);
+    cast_columns(&input, &data, &scales, &ColumnTile::of_lane(columns));
+}
+
+/// What a warp does with its tile.
+#[inline(always)]
+pub(super) fn cast_columns<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, tile: &ColumnTile<T>) {
     if tile.is_whole(input.len()) {
-        let vectors = tile.load(&input);
+        let vectors = tile.load(input);
         let of_columns = scales_of_columns::<T, Q>(vectors.iter().fold([0; 4], |running, row| raise(running, *row)));
         if tile.row == 0 {
-            store_scales::<T>(&scales, tile.scale(), &of_columns);
+            store_scales::<T>(scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         for (step, vector) in vectors.iter().enumerate() {
-            store_codes(&data, tile.element(step), *vector, multipliers);
+            store_codes(data, tile.element(step), *vector, multipliers);
         }
     } else {
-        let of_columns = edge_scales::<T, Q>(&input, &tile);
+        let of_columns = edge_scales::<T, Q>(input, tile);
         if tile.row == 0 && tile.is_inside(input.len()) {
-            store_scales::<T>(&scales, tile.scale(), &of_columns);
+            store_scales::<T>(scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         tile.for_each_step(input.len(), |element, inside| {
             if inside {
-                store_codes(&data, element, input.load_vector(element), multipliers);
+                store_codes(data, element, input.load_vector(element), multipliers);
             }
         });
     }

@@ -27,6 +27,8 @@ pub(super) const fn columns_a_block<T>() -> u32 {
 
 /// Where a lane works in a tensor of so many columns.
 pub(super) struct ColumnTile<T> {
+    /// Which of the CUDA blocks side by side this is.
+    pub group: u64,
     /// The tile's 32 rows, in blocks from the first.
     pub row_block: u64,
     /// The lane's first row in the tile.
@@ -44,12 +46,25 @@ impl<T> ColumnTile<T> {
     #[inline(always)]
     pub fn of_lane(columns: u64) -> Self {
         let [group, y, z] = block::index();
+        Self::at([u64::from(group), u64::from(z) * u64::from(block::count()[1]) + u64::from(y)], columns)
+    }
+
+    /// CUDA blocks side by side in a tensor of so many columns.
+    #[inline(always)]
+    pub const fn groups(columns: u64) -> u64 {
+        columns.div_ceil(columns_a_block::<T>() as u64)
+    }
+
+    /// The lane's place in a group of columns of a row block.
+    #[inline(always)]
+    pub fn at([group, row_block]: [u64; 2], columns: u64) -> Self {
         let vector = thread::warp() * VECTORS + thread::lane() % VECTORS;
         Self {
-            row_block: u64::from(z) * u64::from(block::count()[1]) + u64::from(y),
+            group,
+            row_block,
             row: thread::lane() / VECTORS,
             vector,
-            column: u64::from(group) * u64::from(columns_a_block::<T>()) + u64::from(vector * 16 / size_of::<T>() as u32),
+            column: group * u64::from(columns_a_block::<T>()) + u64::from(vector * 16 / size_of::<T>() as u32),
             columns,
             element: PhantomData,
         }

@@ -13,18 +13,29 @@ use super::*;
 #[kernel(threads = THREADS, grid = grid, min_blocks = 2)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
 pub fn mxfp8_dequantize_columns<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, output: GlobalMut<T>, columns: u64) {
-    let tile = ColumnTile::<T>::of_lane(columns);
+    let tile = ColumnTile::of_lane(columns);
+    dequantize_columns::<Q, T>(&data, &output, &tile, || load_scales::<T>(&scales, tile.scale()));
+}
+
+/// What a warp does with its tile; `scales` loads those of the lane's columns.
+#[inline(always)]
+pub(super) fn dequantize_columns<Q: Fp8, T: Wide>(
+    data: &Global<Q>,
+    output: &GlobalMut<T>,
+    tile: &ColumnTile<T>,
+    scales: impl Fn() -> [f32; 8],
+) {
     if tile.is_whole(data.len()) {
-        let codes: [_; ROWS_A_LANE] = core::array::from_fn(|step| load_codes::<Q, T>(&data, tile.element(step)));
-        let scales = load_scales::<T>(&scales, tile.scale());
+        let codes: [_; ROWS_A_LANE] = core::array::from_fn(|step| load_codes::<Q, T>(data, tile.element(step)));
+        let scales = scales();
         for (step, codes) in codes.iter().enumerate() {
             output.store_vector(tile.element(step), decode::<Q, T>(*codes, scales));
         }
     } else if tile.is_inside(data.len()) {
-        let scales = load_scales::<T>(&scales, tile.scale());
+        let scales = scales();
         tile.for_each_step(data.len(), |element, inside| {
             if inside {
-                output.store_vector(element, decode::<Q, T>(load_codes::<Q, T>(&data, element), scales));
+                output.store_vector(element, decode::<Q, T>(load_codes::<Q, T>(data, element), scales));
             }
         });
     }
@@ -40,14 +51,14 @@ fn grid<Q: Fp8, T: Wide>(args: &Mxfp8DequantizeColumnsArgs<'_, Q, T>, _: &Device
 
 /// The scales of the lane's columns, eight, or four and nothing.
 #[inline(always)]
-fn load_scales<T: Wide>(scales: &Global<ue8m0>, first: u64) -> [f32; 8] {
+pub(super) fn load_scales<T: Wide>(scales: &Global<ue8m0>, first: u64) -> [f32; 8] {
     let words = if Vector::<T>::LANES == 8 { scales.load_pair(first) } else { [scales.load_word(first), 0] };
     core::array::from_fn(|i| value(words[i / 4] >> (i % 4 * 8) & 0xff))
 }
 
 /// What `ue8m0::to_f32` gives for a code, by a maximum and a select: two comparisons become a branch a column.
 #[inline(always)]
-fn value(code: u32) -> f32 {
+pub(super) fn value(code: u32) -> f32 {
     let bits = (code << 23).max(0x0040_0000);
     f32::from_bits(if code == 0xff { 0x7fff_ffff } else { bits })
 }

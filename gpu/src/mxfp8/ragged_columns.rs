@@ -12,7 +12,12 @@ use super::*;
 #[kernel(threads = THREADS, grid = cast_grid)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_ragged_columns<T: Magnitude, Q: Fp8>(input: Global<T>, data: GlobalMut<Q>, scales: GlobalMut<ue8m0>, columns: u64) {
-    let block = ColumnBlock::of_thread(columns, input.len());
+    cast(&input, &data, &scales, &ColumnBlock::of_thread(columns, input.len()));
+}
+
+/// What a thread does with its block.
+#[inline(always)]
+pub(super) fn cast<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scales: &GlobalMut<ue8m0>, block: &ColumnBlock) {
     if block.is_inside {
         let mut running = 0;
         block.for_each(|element| running = <f32 as Magnitude>::raise(running, input.load(element).to_f32().to_bits()));
@@ -26,7 +31,12 @@ pub fn mxfp8_cast_ragged_columns<T: Magnitude, Q: Fp8>(input: Global<T>, data: G
 #[kernel(threads = THREADS, grid = dequantize_grid)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
 pub fn mxfp8_dequantize_ragged_columns<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, output: GlobalMut<T>, columns: u64) {
-    let block = ColumnBlock::of_thread(columns, data.len());
+    dequantize(&data, &scales, &output, &ColumnBlock::of_thread(columns, data.len()));
+}
+
+/// What a thread does with its block.
+#[inline(always)]
+pub(super) fn dequantize<Q: Fp8, T: Wide>(data: &Global<Q>, scales: &Global<ue8m0>, output: &GlobalMut<T>, block: &ColumnBlock) {
     if block.is_inside {
         let scale = scales.load(block.scale).to_f32();
         block.for_each(|element| output.store(element, T::from_f32(data.load(element).to_f32() * scale)));
@@ -34,7 +44,7 @@ pub fn mxfp8_dequantize_ragged_columns<Q: Fp8, T: Wide>(data: Global<Q>, scales:
 }
 
 /// The block of a thread: grid x is the row block, y counts groups of `THREADS` columns.
-struct ColumnBlock {
+pub(super) struct ColumnBlock {
     first: u64,
     end: u64,
     columns: u64,
@@ -46,9 +56,21 @@ impl ColumnBlock {
     #[inline(always)]
     fn of_thread(columns: u64, length: u64) -> Self {
         let [row_block, group, _] = block::index();
-        let column = u64::from(group * THREADS + thread::index());
-        let scale = u64::from(row_block) * columns + column;
-        let start = u64::from(row_block) * BLOCK * columns;
+        Self::at([u64::from(group), u64::from(row_block)], columns, length)
+    }
+
+    /// Groups of columns side by side.
+    #[inline(always)]
+    pub const fn groups(columns: u64) -> u64 {
+        columns.div_ceil(THREADS as u64)
+    }
+
+    /// The thread's block in a group of columns of a row block.
+    #[inline(always)]
+    pub fn at([group, row_block]: [u64; 2], columns: u64, length: u64) -> Self {
+        let column = group * u64::from(THREADS) + u64::from(thread::index());
+        let scale = row_block * columns + column;
+        let start = row_block * BLOCK * columns;
         Self { first: start + column, end: length.min(start + BLOCK * columns), columns, scale, is_inside: column < columns }
     }
 
@@ -78,5 +100,5 @@ fn grid(tensor: &'static str, elements: u64, scales: u64, columns: u64) -> Resul
     LaunchError::check_length("scales", row_blocks * columns, scales)?;
     LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS))?;
     LaunchError::check_limit(tensor, row_blocks, i32::MAX as u64)?;
-    Ok(Grid::xy(row_blocks as u32, columns.div_ceil(u64::from(THREADS)) as u32))
+    Ok(Grid::xy(row_blocks as u32, ColumnBlock::groups(columns) as u32))
 }

@@ -18,8 +18,8 @@ use super::*;
 use crate::magnitude::Magnitude;
 
 #[derive(SharedStorage)]
-struct Shared {
-    tile: TileWords,
+pub(super) struct Shared {
+    pub tile: TileWords,
     row_multipliers: Multipliers,
     column_multipliers: Multipliers,
 }
@@ -46,23 +46,43 @@ pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     rows: u64,
     columns: u64,
 ) {
-    let Shared { tile: words, row_multipliers, column_multipliers } = Shared::claim();
-    let tile = CastTile::<T>::of_block(words, rows, columns);
-    let chunks = tile.load(&input);
+    let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
+    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
+    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile);
+}
+
+/// Both casts of a tensor.
+pub(super) struct Outputs {
+    pub row_data: GlobalMut<e2m1x2>,
+    pub row_scales: GlobalMut<e4m3>,
+    pub column_data: GlobalMut<e2m1x2>,
+    pub column_scales: GlobalMut<e4m3>,
+}
+
+/// What a CUDA block does with its tile, in [`Shared`]; each amax has one element.
+#[inline(always)]
+pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    input: &Global<T>,
+    [row_amax, column_amax]: [&Global<f32>; 2],
+    &Outputs { row_data, row_scales, column_data, column_scales }: &Outputs,
+    rounding: R,
+    tile: &CastTile<T>,
+) {
+    let Shared { row_multipliers, column_multipliers, .. } = Shared::claim();
+    let chunks = tile.load(input);
     row_multipliers.fill::<R>(encode_scale(row_amax.load(0)));
     if HADAMARD {
         column_multipliers.fill::<R>(encode_scale(column_amax.load(0)));
     }
     tile.store(chunks);
     block::sync();
-    let rounding = R::new(seed, &offset);
     let by_rows = BlockCast { data: row_data, scales: row_scales, multipliers: row_multipliers, rounding };
-    by_rows.rows(&tile, |_, amax| row_multipliers.of_block(amax));
+    by_rows.rows(tile, |_, amax| row_multipliers.of_block(amax));
     if HADAMARD {
-        BlockCast { data: column_data, scales: column_scales, multipliers: column_multipliers, rounding }.transformed_columns(&tile);
+        BlockCast { data: column_data, scales: column_scales, multipliers: column_multipliers, rounding }.transformed_columns(tile);
     } else {
         let by_columns = BlockCast { data: column_data, scales: column_scales, ..by_rows };
-        by_columns.columns(&tile, |_, amax| row_multipliers.of_block(amax));
+        by_columns.columns(tile, |_, amax| row_multipliers.of_block(amax));
     }
 }
 

@@ -17,8 +17,8 @@ use super::*;
 use crate::magnitude::Magnitude;
 
 #[derive(SharedStorage)]
-struct Shared {
-    tile: TileWords,
+pub(super) struct Shared {
+    pub tile: TileWords,
     multipliers: Multipliers,
 }
 
@@ -41,17 +41,29 @@ pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     rows: u64,
     columns: u64,
 ) {
-    let Shared { tile: words, multipliers } = Shared::claim();
-    let tile = CastTile::<T>::of_block(words, rows, columns);
-    let chunks = tile.load(&input);
+    let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
+    cast_columns::<T, R, HADAMARD>(&input, &amax, (data, scales), R::new(seed, &offset), &tile);
+}
+
+/// What a CUDA block does with its tile, in [`Shared`]; `amax` has one element.
+#[inline(always)]
+pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
+    input: &Global<T>,
+    amax: &Global<f32>,
+    (data, scales): (GlobalMut<e2m1x2>, GlobalMut<e4m3>),
+    rounding: R,
+    tile: &CastTile<T>,
+) {
+    let multipliers = Shared::claim().multipliers;
+    let chunks = tile.load(input);
     multipliers.fill::<R>(encode_scale(amax.load(0)));
     tile.store(chunks);
     block::sync();
-    let cast = BlockCast { data, scales, multipliers, rounding: R::new(seed, &offset) };
+    let cast = BlockCast { data, scales, multipliers, rounding };
     if HADAMARD {
-        cast.transformed_columns(&tile);
+        cast.transformed_columns(tile);
     } else {
-        cast.columns(&tile, |_, amax| multipliers.of_block(amax));
+        cast.columns(tile, |_, amax| multipliers.of_block(amax));
     }
 }
 

@@ -18,9 +18,9 @@ use super::rounding::{Nearest, ROWS, Rounding, Stochastic8, Stochastic16};
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// CUDA blocks a multiprocessor: 2048 threads of 32 registers, or 1536 of 40 for `f32`, whose blocks take twice as many.
-const fn resident<T>() -> u32 {
+pub(super) const fn resident<T>() -> u32 {
     if size_of::<T>() == 4 { 6 } else { 8 }
 }
 /// Blocks of a thread that draws: more than one spread the cost of the table.
@@ -30,7 +30,7 @@ const VECTORS: usize = 4;
 const _: () = assert!(VECTORS as u64 * 16 == BLOCK * size_of::<f32>() as u64 && SCALES <= THREADS as usize);
 
 #[derive(SharedStorage)]
-struct Shared {
+pub(super) struct Shared {
     multipliers: Multipliers,
 }
 
@@ -38,7 +38,7 @@ struct Shared {
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: GlobalMut<e2m1x2>, scales: GlobalMut<e4m3>) {
-    cast(&input, amax.load(0), &data, &scales, Nearest, 1);
+    cast(&input, amax.load(0), &data, &scales, Nearest, 1, u64::from(block::index()[0]));
 }
 
 /// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), rounded by chance, from `seed` and `offset[0]`.
@@ -52,20 +52,21 @@ pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
     seed: u64,
     offset: Global<u64>,
 ) {
-    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset), DRAWN_STEPS);
+    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset), DRAWN_STEPS, u64::from(block::index()[0]));
 }
 
-/// The blocks of a CUDA block, `steps` of a thread: the next is loaded while one is cast.
+/// The blocks of CUDA block `block` of the tensor's, `steps` of a thread: the next is loaded while one is cast.
 #[inline(always)]
-fn cast<T: Magnitude, R: Rounding>(
+pub(super) fn cast<T: Magnitude, R: Rounding>(
     input: &Global<T>,
     amax: f32,
     data: &GlobalMut<e2m1x2>,
     scales: &GlobalMut<e4m3>,
     rounding: R,
     steps: u32,
+    block: u64,
 ) {
-    let mut index = u64::from(block::index()[0]) * u64::from(THREADS * steps) + u64::from(thread::index());
+    let mut index = block * u64::from(THREADS * steps) + u64::from(thread::index());
     // Threads beyond the last block load it too: no branch parts the loads from the table.
     let load = |index: u64| load_block(input, index.min(scales.len() - 1));
     let mut next = load(index);

@@ -100,7 +100,19 @@ impl<T: Magnitude> CastTile<T> {
     #[inline(always)]
     pub fn of_block(words: TileWords, rows: u64, columns: u64) -> Self {
         let [x, y, _] = block::index();
-        let (first_row, first_column) = (u64::from(y) * u64::from(ROWS), u64::from(x) * u64::from(columns_a_tile::<T>()));
+        Self::at(words, [u64::from(x), u64::from(y)], rows, columns)
+    }
+
+    /// Tiles side by side and below each other.
+    #[inline(always)]
+    pub const fn tiles(rows: u64, columns: u64) -> [u64; 2] {
+        [columns.div_ceil(columns_a_tile::<T>() as u64), rows.div_ceil(ROWS as u64)]
+    }
+
+    /// The tile of this number in each direction.
+    #[inline(always)]
+    pub fn at(words: TileWords, [x, y]: [u64; 2], rows: u64, columns: u64) -> Self {
+        let (first_row, first_column) = (y * u64::from(ROWS), x * u64::from(columns_a_tile::<T>()));
         Self { words, first_row, first_column, rows, columns, element: PhantomData }
     }
 

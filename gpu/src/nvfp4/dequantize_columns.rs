@@ -4,13 +4,13 @@
 //! one scale a column, and stores 16 rows of a vector. Eight threads side by side in a row write 128 bytes of it, four
 //! blocks below each other are 32 bytes of a row of codes. Nothing is exchanged.
 
-use oxtile_tile::num::{e2m1x2, e4m3};
+use oxtile_tile::num::{Pod, e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::*;
 use crate::mxfp8::Wide;
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Vectors side by side in a warp.
 const VECTORS: u32 = 8;
 /// Blocks below each other in a CUDA block.
@@ -29,15 +29,34 @@ pub fn nvfp4_dequantize_columns<T: Wide>(
     rows: u64,
     columns: u64,
 ) {
-    let [x, y, _] = block::index();
+    let place = block::index();
+    let place = [u64::from(place[0]), u64::from(place[1])];
+    dequantize(&data, &amax, &output, [rows, columns], place, |(column, row_block)| scales.load(column * (rows / BLOCK) + row_block));
+}
+
+/// CUDA blocks side by side and below each other.
+pub(super) const fn tiles<T: Pod>(rows: u64, columns: u64) -> [u64; 2] {
+    [columns.div_ceil(VECTORS as u64 * Vector::<T>::LANES as u64), rows.div_ceil(BLOCK * ROW_BLOCKS as u64)]
+}
+
+/// What the CUDA block at `[x, y]` does; `scale` gives that of a column's block of rows. `amax` has one element.
+#[inline(always)]
+pub(super) fn dequantize<T: Wide>(
+    data: &Global<e2m1x2>,
+    amax: &Global<f32>,
+    output: &GlobalMut<T>,
+    [rows, columns]: [u64; 2],
+    [x, y]: [u64; 2],
+    scale: impl Fn((u64, u64)) -> e4m3,
+) {
     let lanes = Vector::<T>::LANES as u64;
-    let column = (u64::from(x) * u64::from(VECTORS) + u64::from(thread::index() % VECTORS)) * lanes;
-    let row_block = u64::from(y) * u64::from(ROW_BLOCKS) + u64::from(thread::index() / VECTORS);
+    let column = (x * u64::from(VECTORS) + u64::from(thread::index() % VECTORS)) * lanes;
+    let row_block = y * u64::from(ROW_BLOCKS) + u64::from(thread::index() / VECTORS);
     if column < columns && row_block * BLOCK < rows {
         let amax = amax.load(0);
         let block = |i: usize| (column + i as u64 % lanes) * (rows / BLOCK) + row_block;
         let codes: [[u32; 2]; 8] = core::array::from_fn(|i| data.load_pair(block(i) * BLOCK_BYTES));
-        let factors: [f32; 8] = core::array::from_fn(|i| decode_factor(scales.load(block(i)), amax));
+        let factors: [f32; 8] = core::array::from_fn(|i| decode_factor(scale((column + i as u64 % lanes, row_block)), amax));
         for pair in 0..BLOCK as usize / 2 {
             let values: [[f32; 2]; 8] = core::array::from_fn(|i| e2m1x2::from_bits((codes[i][pair / 4] >> (pair % 4 * 8)) as u8).to_f32());
             let store = |odd: usize| {
@@ -61,7 +80,7 @@ fn grid<T: Wide>(args: &Nvfp4DequantizeColumnsArgs<'_, T>, _: &DeviceLimits) -> 
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    let down = args.rows.div_ceil(BLOCK * u64::from(ROW_BLOCKS));
+    let [_, down] = tiles::<T>(args.rows, args.columns);
     LaunchError::check_limit("rows", down, GRID_LIMIT)?;
     let across = Grid::cover("columns", args.columns, VECTORS * Vector::<T>::LANES as u32)?;
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })

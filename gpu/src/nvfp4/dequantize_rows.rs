@@ -10,31 +10,39 @@ use oxtile_tile::prelude::*;
 use super::*;
 use crate::mxfp8::Wide;
 
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Elements of a lane and step: the codes of one register.
 const PART: u64 = 8;
 /// Steps of a thread. Writes outweigh reads, as they do in MXFP8's, where 2 were best.
 const STEPS: usize = 2;
 /// CUDA blocks a multiprocessor: 2048 threads of 32 registers.
-const RESIDENT: u32 = 8;
+pub(super) const RESIDENT: u32 = 8;
 
 /// `output[i] = data[i] * (scale * amax * fp32(1/2688))`, rounded to nearest even.
 #[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_dequantize_rows<T: Wide>(data: Global<e2m1x2>, scales: Global<e4m3>, amax: Global<f32>, output: GlobalMut<T>) {
-    let amax = amax.load(0);
-    let first = u64::from(block::index()[0]) * u64::from(THREADS) * STEPS as u64 + u64::from(thread::index());
+    dequantize(&data, amax.load(0), &output, u64::from(block::index()[0]), |block| scales.load(block));
+}
+
+/// Elements that a CUDA block decodes.
+pub(super) const ELEMENTS: u64 = THREADS as u64 * STEPS as u64 * PART;
+
+/// What CUDA block `index` of the tensor's does; `scale` gives that of a block of elements.
+#[inline(always)]
+pub(super) fn dequantize<T: Wide>(data: &Global<e2m1x2>, amax: f32, output: &GlobalMut<T>, index: u64, scale: impl Fn(u64) -> e4m3) {
+    let first = index * u64::from(THREADS) * STEPS as u64 + u64::from(thread::index());
     let part = |step: usize| first + step as u64 * u64::from(THREADS);
     let parts = output.len() / PART;
     if part(STEPS - 1) < parts {
-        let loaded: [_; STEPS] = core::array::from_fn(|step| load_part(&data, &scales, part(step)));
+        let loaded: [_; STEPS] = core::array::from_fn(|step| load_part(data, &scale, part(step)));
         for (step, loaded) in loaded.iter().enumerate() {
-            store_part(&output, part(step), *loaded, amax);
+            store_part(output, part(step), *loaded, amax);
         }
     } else {
         let mut part = first;
         while part < parts {
-            store_part(&output, part, load_part(&data, &scales, part), amax);
+            store_part(output, part, load_part(data, &scale, part), amax);
             part += u64::from(THREADS);
         }
     }
@@ -48,13 +56,13 @@ fn grid<T: Wide>(args: &Nvfp4DequantizeRowsArgs<'_, T>, _: &DeviceLimits) -> Res
     LaunchError::check_alignment("data", 4, args.data.address())?;
     LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    Grid::cover("output", elements, THREADS * STEPS as u32 * PART as u32)
+    Grid::cover("output", elements, ELEMENTS as u32)
 }
 
 /// Eight codes and their scale.
 #[inline(always)]
-fn load_part(data: &Global<e2m1x2>, scales: &Global<e4m3>, part: u64) -> (e2m1x8, e4m3) {
-    (e2m1x8::from_bits(data.load_word(part * PART / 2)), scales.load(part * PART / BLOCK))
+fn load_part(data: &Global<e2m1x2>, scale: impl Fn(u64) -> e4m3, part: u64) -> (e2m1x8, e4m3) {
+    (e2m1x8::from_bits(data.load_word(part * PART / 2)), scale(part * PART / BLOCK))
 }
 
 #[inline(always)]

@@ -28,6 +28,7 @@ mod cast_squares;
 mod cast_tile;
 mod dequantize_columns;
 mod dequantize_rows;
+mod grouped;
 mod hadamard;
 mod hadamard_amax;
 mod multipliers;
@@ -41,6 +42,7 @@ pub use cast_rows::{NVFP4_CAST_ROWS_STOCHASTIC, Nvfp4CastRowsStochastic, Nvfp4Ca
 pub use cast_squares::{NVFP4_CAST_SQUARES, Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 pub use dequantize_columns::{NVFP4_DEQUANTIZE_COLUMNS, Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs};
 pub use dequantize_rows::{NVFP4_DEQUANTIZE_ROWS, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+pub use grouped::*;
 pub use hadamard_amax::{NVFP4_HADAMARD_AMAX, Nvfp4HadamardAmax, Nvfp4HadamardAmaxArgs};
 pub use rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
 

@@ -120,6 +120,13 @@ impl<T: Pod> Global<T> {
         (bytes / size_of::<T>() as u64).min(self.length)
     }
 
+    /// The `length` elements from `start` on, which are in the view.
+    #[inline(always)]
+    #[track_caller]
+    pub fn slice(&self, start: u64, length: u64) -> Self {
+        Self { address: self.range(start, length), length, element: PhantomData }
+    }
+
     /// The device address of `count` elements from `index` on, all in the view; none may stand at its end.
     #[inline(always)]
     #[track_caller]
@@ -275,6 +282,13 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn address_of(&self, index: u64) -> u64 {
         self.range(index, 1)
+    }
+
+    /// The `length` elements from `start` on, which are in the view.
+    #[inline(always)]
+    #[track_caller]
+    pub fn slice(&self, start: u64, length: u64) -> Self {
+        Self(self.0.slice(start, length))
     }
 
     /// As `Global::range`.

@@ -7,7 +7,7 @@ use oxtile_kernels::magnitude::Magnitude;
 use oxtile_tile::launch::{DeviceView, Kernel};
 
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::DeviceTable;
+use crate::tensor::{DeviceTable, upload};
 
 /// The largest magnitude of a tensor of `bf16`, `f16` or `f32`. A NaN is dropped, an empty tensor has 0, Inf gives Inf.
 pub struct Amax<T: Magnitude>(Loaded<kernel::Amax<T>>);
@@ -50,12 +50,12 @@ pub struct MultiAmaxPlan<'a, T> {
 }
 
 impl<'a, T: Magnitude> MultiAmaxPlan<'a, T> {
-    /// Tensor `i` raises the slots `slots[i]`, one or two of them or none; tensors may share a slot. Waits for the copies
-    /// of the plan to the device.
+    /// Tensor `i` raises the slots `slots[i]`, one or two of them or none; tensors may share a slot. The host does not
+    /// wait for the copies of the plan to the device.
     ///
     /// # Errors
     /// [`Error::Length`] unless there are slots for each tensor; [`Error::Invalid`] for the slot 2^32 - 1; as
-    /// [`Buffer::from_slice`].
+    /// [`DeviceTable::new`].
     pub fn new(stream: &Stream, tensors: &[DeviceView<'a, T>], slots: &[[Option<u32>; 2]]) -> Result<Self> {
         if tensors.len() != slots.len() {
             let (expected, found) = (tensors.len() as u64, slots.len() as u64);
@@ -68,8 +68,8 @@ impl<'a, T: Magnitude> MultiAmaxPlan<'a, T> {
         let words: Vec<u32> = slots.iter().flatten().map(|slot| slot.unwrap_or(NO_SLOT)).collect();
         Ok(Self {
             tensors: DeviceTable::new(stream, tensors)?,
-            first_tiles: Buffer::from_slice(stream, &first_tiles(tensors))?,
-            slots: Buffer::from_slice(stream, &words)?,
+            first_tiles: upload(stream, &first_tiles(tensors))?,
+            slots: upload(stream, &words)?,
             slots_end: used().max().map_or(0, |last| u64::from(last) + 1),
         })
     }

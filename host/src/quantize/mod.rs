@@ -4,6 +4,7 @@
 
 mod amax;
 pub mod fp8;
+pub mod grouped;
 mod interleave;
 pub mod layout;
 pub mod mxfp8;

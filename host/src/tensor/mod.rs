@@ -6,3 +6,4 @@ mod table;
 
 pub use map::{Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
+pub(crate) use table::upload;

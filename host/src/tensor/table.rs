@@ -6,7 +6,14 @@ use std::marker::PhantomData;
 use oxtile_tile::launch::{self, BufferAccess, DeviceView};
 use oxtile_tile::num::Pod;
 
-use crate::runtime::{Buffer, Result, Stream};
+use crate::runtime::{Buffer, HostElement, PinnedBuffer, Result, Stream};
+
+/// A copy of `values` on the device, in stream order; the host does not wait for it.
+pub(crate) fn upload<H: HostElement>(stream: &Stream, values: &[H]) -> Result<Buffer<H::Device>> {
+    let mut buffer = Buffer::uninitialised(stream, values.len() as u64)?;
+    buffer.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, values)?)?;
+    Ok(buffer)
+}
 
 /// The addresses and lengths of many views, in device memory: one argument of a multi-tensor kernel.
 ///
@@ -20,14 +27,14 @@ pub struct DeviceTable<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceTable<'a, T> {
-    /// Copies the addresses and lengths to the stream's device; waits for that copy.
+    /// Copies the addresses and lengths to the stream's device, in stream order.
     ///
     /// # Errors
-    /// As [`Buffer::from_slice`]. That the views belong to this device is checked by the launch.
+    /// As [`Buffer::uninitialised`] and [`Buffer::copy_from_pinned`]. That the views belong to this device is checked by the launch.
     pub fn new(stream: &Stream, views: &[DeviceView<'a, T>]) -> Result<Self> {
         let words: Vec<u64> = views.iter().flat_map(|view| [view.address(), view.len()]).collect();
         let members = views.iter().map(|view| view.access("table")).collect();
-        Ok(Self { entries: Buffer::from_slice(stream, &words)?, members, element: PhantomData })
+        Ok(Self { entries: upload(stream, &words)?, members, element: PhantomData })
     }
 
     /// How many views.

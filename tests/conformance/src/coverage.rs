@@ -157,6 +157,7 @@ pub const COVERED: &[(&str, &[&str])] = &[
     ),
     ("lanes", &["global::Vector::lane"]),
     ("table_sums", &["global::GlobalTable::get", "global::GlobalTable::is_empty", "global::GlobalTable::len"]),
+    ("parts", &["global::Global::slice", "global::GlobalMut::slice"]),
     ("places", &["shared::arena", "shared::SharedArray::address_of", "shared_tile::SharedTile::address"]),
     (
         "matrix_layouts",

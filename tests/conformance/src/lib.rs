@@ -64,6 +64,7 @@ pub const KERNELS: &[KernelFamily] = &[
     views::ODD_VIEW,
     views::LANES,
     views::TABLE_SUMS,
+    views::PARTS,
     views::PLACES,
     warp_matrix::WARP_PRODUCTS,
     warp_matrix::WARP_PRODUCTS_8,

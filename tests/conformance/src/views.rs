@@ -98,6 +98,29 @@ fn table_grid(args: &TableSumsArgs<'_>, _: &DeviceLimits) -> Result<Grid, Launch
     Grid::cover("inputs", args.inputs.len(), 1)
 }
 
+/// Words of the part of its views that [`parts`](fn@parts) works in.
+pub const PART_WORDS: u32 = THREADS / 2;
+
+/// Turns a part of the input around, into a part of the output that starts elsewhere; an empty part stands at the end of both.
+#[kernel(threads = THREADS, grid = parts_grid)]
+pub fn parts(input: Global<u32>, output: GlobalMut<u32>) {
+    let (from, to) = (input.slice(3, u64::from(PART_WORDS)), output.slice(5, u64::from(PART_WORDS)));
+    let t = u64::from(thread::index());
+    if t < from.len() {
+        to.store(from.len() - 1 - t, from.load(t));
+    }
+    if t == 0 {
+        let none = input.slice(input.len(), 0).len() + output.slice(output.len(), 0).len();
+        output.store(0, none as u32);
+    }
+}
+
+fn parts_grid(args: &PartsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(THREADS), args.input.len())?;
+    LaunchError::check_length("output", u64::from(THREADS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
 #[derive(SharedStorage)]
 struct Pieces {
     first: SharedArray<u8, 5>,

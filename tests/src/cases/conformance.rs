@@ -19,7 +19,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 40] = [
+    let kernels: [(&str, Written); 41] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -50,6 +50,7 @@ pub fn cases() -> Vec<Case> {
         ("odd_view", odd_view),
         ("lanes", lanes),
         ("table_sums", table_sums),
+        ("parts", parts),
         ("places", places),
         ("matrix_layouts", matrix_layouts),
         ("matrix_registers", matrix_registers),
@@ -125,6 +126,7 @@ one_to_one! {
     warp_products: WarpProducts, WarpProductsArgs, words(MATRIX_INPUT) => PRODUCTS_OUTPUT;
     warp_products_8: WarpProducts8, WarpProducts8Args, words(MATRIX_INPUT) => PRODUCTS_8_OUTPUT;
     turned_products: TurnedProducts, TurnedProductsArgs, words(MATRIX_INPUT) => TURNED_OUTPUT;
+    parts: Parts, PartsArgs, words(THREADS) => THREADS;
     shared_memory: SharedMemory, SharedMemoryArgs, words(THREADS) => 3 * THREADS;
     shuffles: Shuffles, ShufflesArgs, words(THREADS) => SHUFFLE_WORDS * THREADS;
     votes: Votes, VotesArgs, words(THREADS) => 4 * THREADS;

@@ -9,6 +9,8 @@ mod copy;
 mod element;
 mod fp8;
 mod gemm;
+mod grouped;
+mod grouped_shards;
 mod interleave;
 mod mxfp8;
 mod mxfp8_bias;
@@ -34,6 +36,8 @@ pub fn all() -> Vec<Case> {
         nvfp4_columns::cases(),
         interleave::cases(),
         shards::cases(),
+        grouped::cases(),
+        grouped_shards::cases(),
         gemm::cases(),
         attention::cases(),
         attention_fp8::cases(),

@@ -1,0 +1,124 @@
+//! MXFP8 of a [group](crate::group) of matrices back to wide numbers by one launch.
+//!
+//! The code of the single kernels. All members lie in one buffer of codes, one of scales and one of values: word 3 of a member's record
+//! says where its codes and values start, 4 where its row scales, 5 where its column scales.
+
+use oxtile_tile::num::{e4m3, e5m2};
+use oxtile_tile::prelude::*;
+
+use super::column_tile::ColumnTile;
+use super::dequantize_columns::{dequantize_columns, load_scales};
+use super::dequantize_rows::{dequantize_elements, dequantize_rows};
+use super::ragged_columns::ColumnBlock;
+use super::ragged_rows::Place;
+use super::*;
+use crate::group::{self, Grouped, Member};
+
+/// Decodes rowwise members of whole blocks a row.
+#[kernel(threads = THREADS, grid = rows_grid, min_blocks = RESIDENT)]
+#[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
+pub fn mxfp8_dequantize_rows_grouped<Q: Fp8, T: Wide>(
+    data: Global<Q>,
+    scales: Global<ue8m0>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [data_start, scales_start, _] = member.starts;
+    let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
+    let scales = scales.slice(scales_start, member.elements() / BLOCK);
+    dequantize_rows(&data, &output, member.block, |block| scales.load(block));
+}
+
+/// Decodes rowwise members of any shape.
+#[kernel(threads = THREADS, grid = ragged_rows_grid)]
+#[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
+pub fn mxfp8_dequantize_ragged_rows_grouped<Q: Fp8, T: Wide>(
+    data: Global<Q>,
+    scales: Global<ue8m0>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [data_start, scales_start, _] = member.starts;
+    let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
+    let scales = scales.slice(scales_start, member.rows * member.columns.div_ceil(BLOCK));
+    ragged_rows::dequantize(&data, &scales, &output, &Place::at(member.place(Place::groups(member.columns)), member.columns));
+}
+
+/// Decodes columnwise members of whole vectors a row.
+#[kernel(threads = THREADS, grid = columns_grid, min_blocks = 2)]
+#[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
+pub fn mxfp8_dequantize_columns_grouped<Q: Fp8, T: Wide>(
+    data: Global<Q>,
+    scales: Global<ue8m0>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [data_start, _, scales_start] = member.starts;
+    let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
+    let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
+    let tile = ColumnTile::at(member.place(ColumnTile::<T>::groups(member.columns)), member.columns);
+    dequantize_columns(&data, &output, &tile, || load_scales::<T>(&scales, tile.scale()));
+}
+
+/// Decodes columnwise members of any shape.
+#[kernel(threads = THREADS, grid = ragged_columns_grid)]
+#[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
+pub fn mxfp8_dequantize_ragged_columns_grouped<Q: Fp8, T: Wide>(
+    data: Global<Q>,
+    scales: Global<ue8m0>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [data_start, _, scales_start] = member.starts;
+    let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
+    let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
+    let place = member.place(ColumnBlock::groups(member.columns));
+    ragged_columns::dequantize(&data, &scales, &output, &ColumnBlock::at(place, member.columns, data.len()));
+}
+
+macro_rules! grids {
+    ($($grid:ident: $args:ident;)*) => { $(
+        fn $grid<Q: Fp8, T: Wide>(args: &$args<'_, Q, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+            LaunchError::check_length("output", args.data.len(), args.output.len())?;
+            group::grid(&args.table, args.blocks)
+        }
+    )* };
+}
+grids! {
+    rows_grid: Mxfp8DequantizeRowsGroupedArgs;
+    ragged_rows_grid: Mxfp8DequantizeRaggedRowsGroupedArgs;
+    columns_grid: Mxfp8DequantizeColumnsGroupedArgs;
+    ragged_columns_grid: Mxfp8DequantizeRaggedColumnsGroupedArgs;
+}
+
+impl<Q: Fp8, T: Wide> Grouped for Mxfp8DequantizeRowsGrouped<Q, T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        (rows * columns).div_ceil(dequantize_elements::<T>())
+    }
+}
+
+impl<Q: Fp8, T: Wide> Grouped for Mxfp8DequantizeRaggedRowsGrouped<Q, T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        rows * Place::groups(columns)
+    }
+}
+
+impl<Q: Fp8, T: Wide> Grouped for Mxfp8DequantizeColumnsGrouped<Q, T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        rows.div_ceil(BLOCK) * ColumnTile::<T>::groups(columns)
+    }
+}
+
+impl<Q: Fp8, T: Wide> Grouped for Mxfp8DequantizeRaggedColumnsGrouped<Q, T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        rows.div_ceil(BLOCK) * ColumnBlock::groups(columns)
+    }
+}

@@ -1,0 +1,171 @@
+//! NVFP4 of a [group](crate::group) of matrices by one launch: cast by rows, by columns and in both directions, and back.
+//!
+//! The code of the single kernels. All members lie in one buffer of pairs of codes, one of scales and one of values; word 3 of a member's
+//! record says where its values start, which is twice where its pairs do, 4 where its scales do, and its amax has the member's number.
+
+use oxtile_tile::global::GlobalTable;
+use oxtile_tile::num::{e2m1x2, e4m3};
+use oxtile_tile::prelude::*;
+
+use super::cast_both::{self, Outputs, cast_both};
+use super::cast_columns::{self, cast_columns};
+use super::cast_rows::{self, cast};
+use super::cast_tile::{self, CastTile};
+use super::rounding::Nearest;
+use super::*;
+use crate::group::{self, Grouped, Member};
+use crate::magnitude::Magnitude;
+use crate::mxfp8::Wide;
+
+/// Casts members by rows, each at a multiple of 16 bytes.
+#[kernel(threads = cast_rows::THREADS, grid = rows_grid, shared = cast_rows::Shared, min_blocks = cast_rows::resident::<T>())]
+#[instances(T = [bf16, f16, f32])]
+pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
+    inputs: GlobalTable<T>,
+    table: Global<u64>,
+    amaxes: Global<f32>,
+    data: GlobalMut<e2m1x2>,
+    scales: GlobalMut<e4m3>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let (data, scales) = outputs(&member, &data, &scales);
+    cast(&inputs.get(member.index), amaxes.load(member.index), &data, &scales, Nearest, 1, member.block);
+}
+
+/// Casts members by columns, each at a multiple of 16 bytes.
+#[kernel(threads = cast_tile::THREADS, grid = columns_grid, shared = cast_columns::Shared, min_blocks = cast_tile::resident::<Nearest>())]
+#[instances(T = [bf16, f16, f32])]
+pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
+    inputs: GlobalTable<T>,
+    table: Global<u64>,
+    amaxes: Global<f32>,
+    data: GlobalMut<e2m1x2>,
+    scales: GlobalMut<e4m3>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let tile = tile_of::<T>(&member, cast_columns::Shared::claim().tile);
+    let amax = amaxes.slice(member.index, 1);
+    cast_columns::<T, Nearest, false>(&inputs.get(member.index), &amax, outputs(&member, &data, &scales), Nearest, &tile);
+}
+
+/// Casts members in both directions, each at a multiple of 16 bytes.
+#[kernel(threads = cast_tile::THREADS, grid = both_grid, shared = cast_both::Shared, min_blocks = cast_tile::resident::<Nearest>())]
+#[instances(T = [bf16, f16, f32])]
+#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
+pub fn nvfp4_cast_both_grouped<T: Magnitude>(
+    inputs: GlobalTable<T>,
+    table: Global<u64>,
+    amaxes: Global<f32>,
+    row_data: GlobalMut<e2m1x2>,
+    row_scales: GlobalMut<e4m3>,
+    column_data: GlobalMut<e2m1x2>,
+    column_scales: GlobalMut<e4m3>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let tile = tile_of::<T>(&member, cast_both::Shared::claim().tile);
+    let amax = amaxes.slice(member.index, 1);
+    let (row_data, row_scales) = outputs(&member, &row_data, &row_scales);
+    let (column_data, column_scales) = outputs(&member, &column_data, &column_scales);
+    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
+    cast_both::<T, Nearest, false>(&inputs.get(member.index), [&amax, &amax], &outputs, Nearest, &tile);
+}
+
+/// Decodes rowwise members.
+#[kernel(threads = dequantize_rows::THREADS, grid = dequantize_rows_grid, min_blocks = dequantize_rows::RESIDENT)]
+#[instances(T = [bf16, f16, f32])]
+pub fn nvfp4_dequantize_rows_grouped<T: Wide>(
+    data: Global<e2m1x2>,
+    scales: Global<e4m3>,
+    amaxes: Global<f32>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let [start, scales_start, _] = member.starts;
+    let (data, output) = (data.slice(start / 2, member.elements() / 2), output.slice(start, member.elements()));
+    let scales = scales.slice(scales_start, member.elements() / BLOCK);
+    dequantize_rows::dequantize(&data, amaxes.load(member.index), &output, member.block, |block| scales.load(block));
+}
+
+/// Decodes columnwise members.
+#[kernel(threads = dequantize_columns::THREADS, grid = dequantize_columns_grid, min_blocks = 3)]
+#[instances(T = [bf16, f16, f32])]
+pub fn nvfp4_dequantize_columns_grouped<T: Wide>(
+    data: Global<e2m1x2>,
+    scales: Global<e4m3>,
+    amaxes: Global<f32>,
+    table: Global<u64>,
+    output: GlobalMut<T>,
+    blocks: u64,
+) {
+    let member = Member::of_block(&table, blocks);
+    let Member { rows, columns, starts: [start, scales_start, _], .. } = member;
+    let (data, output) = (data.slice(start / 2, member.elements() / 2), output.slice(start, member.elements()));
+    let (scales, amax) = (scales.slice(scales_start, member.elements() / BLOCK), amaxes.slice(member.index, 1));
+    let [across, _] = dequantize_columns::tiles::<T>(rows, columns);
+    let scale = |(column, row_block)| scales.load(column * (rows / BLOCK) + row_block);
+    dequantize_columns::dequantize(&data, &amax, &output, [rows, columns], member.place(across), scale);
+}
+
+/// A member's part of the outputs.
+#[inline(always)]
+fn outputs(member: &Member, data: &GlobalMut<e2m1x2>, scales: &GlobalMut<e4m3>) -> (GlobalMut<e2m1x2>, GlobalMut<e4m3>) {
+    let [start, scales_start, _] = member.starts;
+    (data.slice(start / 2, member.elements() / 2), scales.slice(scales_start, member.elements() / BLOCK))
+}
+
+/// The tile of a CUDA block.
+#[inline(always)]
+fn tile_of<T: Magnitude>(member: &Member, words: cast_tile::TileWords) -> CastTile<T> {
+    let [across, _] = CastTile::<T>::tiles(member.rows, member.columns);
+    CastTile::at(words, member.place(across), member.rows, member.columns)
+}
+
+macro_rules! grids {
+    ($($grid:ident: $args:ident<$t:ident: $bound:ident>;)*) => { $(
+        fn $grid<$t: $bound>(args: &$args<'_, $t>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+            group::grid(&args.table, args.blocks)
+        }
+    )* };
+}
+grids! {
+    rows_grid: Nvfp4CastRowsGroupedArgs<T: Magnitude>;
+    columns_grid: Nvfp4CastColumnsGroupedArgs<T: Magnitude>;
+    both_grid: Nvfp4CastBothGroupedArgs<T: Magnitude>;
+    dequantize_rows_grid: Nvfp4DequantizeRowsGroupedArgs<T: Wide>;
+    dequantize_columns_grid: Nvfp4DequantizeColumnsGroupedArgs<T: Wide>;
+}
+
+impl<T: Magnitude> Grouped for Nvfp4CastRowsGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        (rows * columns).div_ceil(u64::from(cast_rows::THREADS) * BLOCK)
+    }
+}
+
+impl<T: Magnitude> Grouped for Nvfp4CastColumnsGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        CastTile::<T>::tiles(rows, columns).iter().product()
+    }
+}
+
+impl<T: Magnitude> Grouped for Nvfp4CastBothGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        CastTile::<T>::tiles(rows, columns).iter().product()
+    }
+}
+
+impl<T: Wide> Grouped for Nvfp4DequantizeRowsGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        (rows * columns).div_ceil(dequantize_rows::ELEMENTS)
+    }
+}
+
+impl<T: Wide> Grouped for Nvfp4DequantizeColumnsGrouped<T> {
+    fn blocks(rows: u64, columns: u64) -> u64 {
+        dequantize_columns::tiles::<T>(rows, columns).iter().product()
+    }
+}

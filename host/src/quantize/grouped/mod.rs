@@ -1,0 +1,50 @@
+//! Groups: any number of matrices, such as the experts of a mixture, quantized, brought back, laid out and gathered by a number of
+//! launches that does not depend on how many they are.
+//!
+//! The amax of an NVFP4 matrix that is split among ranks is agreed on before any rank casts. The types keep that order: a
+//! [`LocalAmax`] becomes a [`GlobalAmax`] by one reduction for all members, and only with that there is a [`Quantized`]. A rank
+//! without rows takes part. What is gathered is compact: there is no gather of interleaved scales, which do not concatenate.
+//!
+//! ```
+//! use oxtile::comm::SingleRank;
+//! use oxtile::quantize::grouped::{GatherShards, GroupedNvfp4, Nvfp4Format, TensorGroup};
+//! use oxtile::quantize::Direction;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let (device, stream) = (runtime.device(0)?, runtime.device(0)?.stream()?);
+//! let casts = GroupedNvfp4::<f32>::new(&runtime)?;
+//! let experts = [Buffer::from_slice(&stream, &[1.5_f32; 16 * 64])?, Buffer::from_slice(&stream, &[-6.0_f32; 48 * 32])?];
+//!
+//! // One launch for all members, one collective, one launch.
+//! let group = TensorGroup::new(&stream, &[(experts[0].view(), [16, 64]), (experts[1].view(), [48, 32])])?;
+//! let communicator = SingleRank::new(&device);
+//! let amax = casts.local_amax(&stream, &group)?.reduce(&communicator, &stream)?;
+//! let quantized = casts.quantize(&stream, &group, Direction::Columns, &amax)?;
+//!
+//! let whole = GatherShards::<Nvfp4Format>::new(&runtime)?.run(&communicator, &stream, &quantized, &[16, 48])?;
+//! let restored = casts.dequantize(&stream, &whole)?;
+//! assert_eq!(whole.amax().slots().to_vec(&stream)?, [1.5, 6.0]);
+//! assert_eq!(restored.to_vec(&stream, 1)?, experts[1].to_vec(&stream)?);
+//! # Ok(()) }
+//! ```
+
+mod format;
+mod gather;
+mod interleave;
+mod mxfp8;
+mod nvfp4;
+mod quantized;
+mod split_phase;
+mod table;
+mod tensors;
+
+pub use format::{Format, Mxfp8Format, Nvfp4Format};
+pub use gather::{GatherShards, RowShards};
+pub use interleave::InterleaveGroup;
+pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
+pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
+pub use quantized::Quantized;
+pub use split_phase::{GlobalAmax, LocalAmax};
+pub use tensors::{Matrices, TensorGroup};

@@ -1,0 +1,215 @@
+//! NVFP4 of groups.
+
+use std::fmt;
+
+use oxtile_kernels::amax::{MultiAmax as MultiAmaxKernel, MultiAmaxArgs};
+use oxtile_kernels::group::Grouped;
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::mxfp8::Wide;
+use oxtile_kernels::nvfp4::*;
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{bf16, f16};
+
+use super::format::Nvfp4Format;
+use super::mxfp8::check_shapes;
+use super::quantized::Quantized;
+use super::split_phase::{GlobalAmax, LocalAmax};
+use super::table::Purpose;
+use super::tensors::{Matrices, TensorGroup};
+use crate::quantize::{Direction, MultiAmax};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+
+/// A number type whose groups are cast to and from NVFP4: `bf16`, `f16` and `f32`.
+pub trait GroupedNvfp4Number: Magnitude + Wide {
+    /// The rowwise cast.
+    type CastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
+    /// The columnwise cast.
+    type CastColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
+    /// The cast in both directions.
+    type CastBoth: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
+    /// The inverse of the rowwise cast.
+    type DequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
+    /// The inverse of the columnwise cast.
+    type DequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
+}
+
+macro_rules! numbers {
+    ($($t:ty)*) => { $(
+        impl GroupedNvfp4Number for $t {
+            type CastRows = Nvfp4CastRowsGrouped<$t>;
+            type CastColumns = Nvfp4CastColumnsGrouped<$t>;
+            type CastBoth = Nvfp4CastBothGrouped<$t>;
+            type DequantizeRows = Nvfp4DequantizeRowsGrouped<$t>;
+            type DequantizeColumns = Nvfp4DequantizeColumnsGrouped<$t>;
+        }
+    )* };
+}
+numbers! { bf16 f16 f32 }
+
+/// The casts of groups between `T` and NVFP4, each one launch for all members.
+pub struct GroupedNvfp4<T: GroupedNvfp4Number> {
+    amax: MultiAmax<T>,
+    cast_rows: Loaded<T::CastRows>,
+    cast_columns: Loaded<T::CastColumns>,
+    cast_both: Loaded<T::CastBoth>,
+    dequantize_rows: Loaded<T::DequantizeRows>,
+    dequantize_columns: Loaded<T::DequantizeColumns>,
+}
+
+impl<T: GroupedNvfp4Number> GroupedNvfp4<T>
+where
+    MultiAmaxKernel<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self {
+            amax: MultiAmax::new(runtime)?,
+            cast_rows: runtime.load()?,
+            cast_columns: runtime.load()?,
+            cast_both: runtime.load()?,
+            dequantize_rows: runtime.load()?,
+            dequantize_columns: runtime.load()?,
+        })
+    }
+
+    /// The largest magnitude of each member: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
+        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
+        self.amax.run(stream, &group.amax, &mut slots)?;
+        Ok(LocalAmax { slots })
+    }
+
+    /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.
+    ///
+    /// # Errors
+    /// As [`Quantized::uninitialised`] and [`quantize_into`](Self::quantize_into).
+    pub fn quantize(
+        &self,
+        stream: &Stream,
+        group: &TensorGroup<'_, T>,
+        direction: Direction,
+        amax: &GlobalAmax,
+    ) -> Result<Quantized<Nvfp4Format>> {
+        let mut output = Quantized::uninitialised(stream, &group.shapes, direction, amax.clone())?;
+        self.quantize_into(stream, group, &mut output)?;
+        Ok(output)
+    }
+
+    /// Quantizes a group in the direction of the output, with the amaxes that are in it. Captured in a graph after it ran once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless the output has the group's shapes and each member starts at a multiple of 16 bytes;
+    /// [`Error::Length`] unless there is an amax for each; as [`Loaded::launch`].
+    pub fn quantize_into(&self, stream: &Stream, group: &TensorGroup<'_, T>, output: &mut Quantized<Nvfp4Format>) -> Result<()> {
+        check("GroupedNvfp4::quantize_into", group, output)?;
+        let records = output.records();
+        let inputs = group.table.view();
+        macro_rules! launch {
+            ($kernel:ident: $ty:ident, $args:ident) => {{
+                let table = group.tables.of::<T::$ty>(stream, Purpose::One, records)?;
+                let Quantized { data, scales, amax, .. } = output;
+                let (table, amaxes, blocks) = (table.words.view(), amax.slots().view(), table.blocks);
+                self.$kernel.launch(stream, $args { inputs, table, amaxes, data: data.view_mut(), scales: scales.view_mut(), blocks })
+            }};
+        }
+        match output.direction {
+            Direction::Rows => launch!(cast_rows: CastRows, Nvfp4CastRowsGroupedArgs),
+            Direction::Columns => launch!(cast_columns: CastColumns, Nvfp4CastColumnsGroupedArgs),
+        }
+    }
+
+    /// Quantizes a group in both directions into new buffers, by rows and by columns, by one pass over it.
+    ///
+    /// # Errors
+    /// As [`Quantized::uninitialised`] and [`quantize_both_into`](Self::quantize_both_into).
+    pub fn quantize_both(&self, stream: &Stream, group: &TensorGroup<'_, T>, amax: &GlobalAmax) -> Result<[Quantized<Nvfp4Format>; 2]> {
+        let by_rows = Quantized::uninitialised(stream, &group.shapes, Direction::Rows, amax.clone())?;
+        let mut outputs = [by_rows, Quantized::uninitialised(stream, &group.shapes, Direction::Columns, amax.clone())?];
+        self.quantize_both_into(stream, group, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// Quantizes a group in both directions, by rows and by columns, with the amaxes of the first. Captured in a graph after it ran once.
+    ///
+    /// # Errors
+    /// As [`quantize_into`](Self::quantize_into); [`Error::Invalid`] unless the outputs are of rows and of columns.
+    pub fn quantize_both_into(
+        &self,
+        stream: &Stream,
+        group: &TensorGroup<'_, T>,
+        [by_rows, by_columns]: &mut [Quantized<Nvfp4Format>; 2],
+    ) -> Result<()> {
+        const WHAT: &str = "GroupedNvfp4::quantize_both_into";
+        check(WHAT, group, by_rows)?;
+        check(WHAT, group, by_columns)?;
+        if (by_rows.direction, by_columns.direction) != (Direction::Rows, Direction::Columns) {
+            return Err(Error::Invalid { what: WHAT, why: "the first output is of rows and the second of columns: swap them".to_owned() });
+        }
+        let table = group.tables.of::<T::CastBoth>(stream, Purpose::One, by_rows.records())?;
+        let args = Nvfp4CastBothGroupedArgs {
+            inputs: group.table.view(),
+            table: table.words.view(),
+            amaxes: by_rows.amax.slots().view(),
+            row_data: by_rows.data.view_mut(),
+            row_scales: by_rows.scales.view_mut(),
+            column_data: by_columns.data.view_mut(),
+            column_scales: by_columns.scales.view_mut(),
+            blocks: table.blocks,
+        };
+        self.cast_both.launch(stream, args)
+    }
+
+    /// A group back in `T`, rounded to nearest even, in one new buffer.
+    ///
+    /// # Errors
+    /// As [`Matrices::uninitialised`] and [`dequantize_into`](Self::dequantize_into).
+    pub fn dequantize(&self, stream: &Stream, group: &Quantized<Nvfp4Format>) -> Result<Matrices<T>> {
+        let mut output = Matrices::uninitialised(stream, &group.shapes)?;
+        self.dequantize_into(stream, group, &mut output)?;
+        Ok(output)
+    }
+
+    /// A group back in `T`, rounded to nearest even. Captured in a graph after it ran once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless the output has the group's shapes; as [`Loaded::launch`].
+    pub fn dequantize_into(&self, stream: &Stream, group: &Quantized<Nvfp4Format>, output: &mut Matrices<T>) -> Result<()> {
+        check_shapes("GroupedNvfp4::dequantize_into", &group.shapes, output.shapes())?;
+        let (data, scales, amaxes) = (group.data.view(), group.scales.view(), group.amax.slots().view());
+        macro_rules! launch {
+            ($kernel:ident: $ty:ident, $args:ident) => {{
+                let table = group.tables.of::<T::$ty>(stream, Purpose::One, group.records())?;
+                let (table, blocks) = (table.words.view(), table.blocks);
+                self.$kernel.launch(stream, $args { data, scales, amaxes, table, output: output.values.view_mut(), blocks })
+            }};
+        }
+        match group.direction {
+            Direction::Rows => launch!(dequantize_rows: DequantizeRows, Nvfp4DequantizeRowsGroupedArgs),
+            Direction::Columns => launch!(dequantize_columns: DequantizeColumns, Nvfp4DequantizeColumnsGroupedArgs),
+        }
+    }
+}
+
+fn check<T: Magnitude>(what: &'static str, group: &TensorGroup<'_, T>, output: &Quantized<Nvfp4Format>) -> Result<()> {
+    check_shapes(what, &group.shapes, &output.shapes)?;
+    let amaxes = output.amax.slots().len();
+    if amaxes != group.len() as u64 {
+        return Err(Error::Length { what, expected: group.len() as u64, found: amaxes });
+    }
+    match group.views.iter().position(|view| !view.is_empty() && !view.address().is_multiple_of(16)) {
+        None => Ok(()),
+        Some(i) => Err(Error::Invalid { what, why: format!("member {i} does not start at a multiple of 16 bytes: copy it") }),
+    }
+}
+
+impl<T: GroupedNvfp4Number> fmt::Debug for GroupedNvfp4<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupedNvfp4").field("cast_rows", &self.cast_rows).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,156 @@
+//! Groups of quantized matrices.
+
+use std::marker::PhantomData;
+
+use oxtile_kernels::interleave::interleaved_len;
+use oxtile_tile::launch::DeviceView;
+
+use super::format::Format;
+use super::table::{Record, Starts, Tables};
+use super::tensors::starts_of;
+use crate::quantize::Direction;
+use crate::quantize::layout::{Compact, Layout};
+use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
+use crate::tensor::shape::numel;
+
+/// Scales that a member's start is a multiple of.
+pub(super) const SCALE_UNIT: u64 = 16;
+
+/// Quantized matrices, their scales [`Compact`] or [`Interleaved`](crate::quantize::Interleaved): all codes in one buffer, all scales in another.
+#[derive(Debug)]
+pub struct Quantized<F: Format, L: Layout = Compact> {
+    pub(super) data: Buffer<F::Code>,
+    pub(super) scales: Buffer<F::Scale>,
+    pub(super) amax: F::Amax,
+    pub(super) direction: Direction,
+    pub(super) shapes: Vec<[u64; 2]>,
+    /// In elements.
+    pub(super) element_starts: Starts,
+    pub(super) scale_starts: Starts,
+    pub(super) tables: Tables,
+    layout: PhantomData<L>,
+}
+
+impl<F: Format, L: Layout> Quantized<F, L> {
+    /// Matrices to be quantized into, uninitialised.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the first member whose shape the format does not take; as [`Buffer::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shapes: &[[u64; 2]], direction: Direction, amax: F::Amax) -> Result<Self> {
+        let (element_starts, scale_starts) = (Self::check(shapes, direction)?, scale_starts::<F, L>(shapes, direction)?);
+        let data = Buffer::uninitialised(stream, element_starts.end / F::ELEMENTS)?;
+        Self::of(stream, data, amax, shapes, direction, element_starts, scale_starts)
+    }
+
+    fn check(shapes: &[[u64; 2]], direction: Direction) -> Result<Starts> {
+        if let Some((i, why)) = shapes.iter().enumerate().find_map(|(i, shape)| Some((i, F::refuses(*shape, direction)?))) {
+            return Err(Error::Invalid { what: F::NAME, why: format!("member {i}: {why}") });
+        }
+        starts_of(shapes)
+    }
+
+    fn of(
+        stream: &Stream,
+        data: Buffer<F::Code>,
+        amax: F::Amax,
+        shapes: &[[u64; 2]],
+        direction: Direction,
+        element_starts: Starts,
+        scale_starts: Starts,
+    ) -> Result<Self> {
+        let scales = Buffer::uninitialised(stream, scale_starts.end)?;
+        let (shapes, tables, layout) = (shapes.to_vec(), Tables::default(), PhantomData);
+        Ok(Self { data, scales, amax, direction, shapes, element_starts, scale_starts, tables, layout })
+    }
+
+    /// The same codes with room for scales of another layout, and the scales as they are.
+    pub(super) fn with_layout<M: Layout>(self, stream: &Stream) -> Result<(Quantized<F, M>, Buffer<F::Scale>, Starts)> {
+        let scale_starts = scale_starts::<F, M>(&self.shapes, self.direction)?;
+        let other = Quantized::of(stream, self.data, self.amax, &self.shapes, self.direction, self.element_starts, scale_starts)?;
+        Ok((other, self.scales, self.scale_starts))
+    }
+
+    /// How many members.
+    pub fn len(&self) -> usize {
+        self.shapes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.shapes.is_empty()
+    }
+
+    /// Which elements share a scale.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// What all members were cast with.
+    pub fn amax(&self) -> &F::Amax {
+        &self.amax
+    }
+
+    /// The shape of a member.
+    ///
+    /// # Panics
+    /// If there is no such member; so do the other functions that take one.
+    pub fn shape(&self, member: usize) -> [u64; 2] {
+        self.shapes[member]
+    }
+
+    /// The codes of a member, those of the transpose where an NVFP4 group is columnwise.
+    pub fn codes(&self, member: usize) -> DeviceView<'_, F::Code> {
+        let (start, length) = self.codes_of(member);
+        self.data.view().slice(start, start + length)
+    }
+
+    /// The scales of a member.
+    pub fn scales(&self, member: usize) -> DeviceView<'_, F::Scale> {
+        let (start, length) = self.scales_of(member);
+        self.scales.view().slice(start, start + length)
+    }
+
+    /// The codes and the scales of a member on the host; waits for the stream.
+    ///
+    /// # Errors
+    /// As [`Buffer::copy_to_slice`].
+    pub fn to_vecs(&self, stream: &Stream, member: usize) -> Result<(Vec<F::Code>, Vec<F::Scale>)>
+    where
+        F::Code: HostElement<Device = F::Code>,
+        F::Scale: HostElement<Device = F::Scale>,
+    {
+        let (codes, scales) = (self.codes_of(member), self.scales_of(member));
+        let part = |(start, length): (u64, u64)| start as usize..(start + length) as usize;
+        Ok((self.data.to_vec(stream)?[part(codes)].to_vec(), self.scales.to_vec(stream)?[part(scales)].to_vec()))
+    }
+
+    fn codes_of(&self, member: usize) -> (u64, u64) {
+        (self.element_starts.of[member] / F::ELEMENTS, F::codes(self.shapes[member], self.direction).iter().product())
+    }
+
+    fn scales_of(&self, member: usize) -> (u64, u64) {
+        (self.scale_starts.of[member], scale_count::<F, L>(self.shapes[member], self.direction))
+    }
+
+    /// What the casts and their inverses are told of the members.
+    pub(super) fn records(&self) -> impl Iterator<Item = Record> {
+        records(&self.shapes, &self.element_starts, [&self.scale_starts, &self.scale_starts])
+    }
+}
+
+/// What casts are told of members of these shapes: where the codes start, the row scales and the column scales.
+pub(super) fn records(shapes: &[[u64; 2]], elements: &Starts, [rows, columns]: [&Starts; 2]) -> impl Iterator<Item = Record> {
+    (0..shapes.len()).map(|i| Record { index: i as u64, shape: shapes[i], starts: [elements.of[i], rows.of[i], columns.of[i]] })
+}
+
+/// Scales of a matrix.
+fn scale_count<F: Format, L: Layout>(shape: [u64; 2], direction: Direction) -> u64 {
+    let [outer, blocks] = F::extents(shape, direction);
+    if L::IS_INTERLEAVED { interleaved_len(outer, blocks) } else { outer * blocks }
+}
+
+/// Where the scales of members of these shapes start.
+pub(super) fn scale_starts<F: Format, L: Layout>(shapes: &[[u64; 2]], direction: Direction) -> Result<Starts> {
+    shapes.iter().try_for_each(|shape| numel(&F::scales(*shape, direction)).map(drop))?;
+    Starts::new(shapes.iter().map(|shape| scale_count::<F, L>(*shape, direction)), SCALE_UNIT)
+}

@@ -1,0 +1,130 @@
+//! Shards of groups, quantized by their ranks with amaxes that all agreed on and gathered: the cast of the whole by the oracle, bit for bit.
+//!
+//! On the emulator the ranks are those of a virtual cluster; on one GPU a world of one.
+
+use oxtile::comm::{Communicator, EmulatedCommunicator, ReduceMax, SingleRank, WorldSize};
+use oxtile::quantize::Direction;
+use oxtile::quantize::grouped::*;
+use oxtile::{Buffer, HostElement, Kind, Runtime, Stream};
+use oxtile_kernels::interleave::ScaleCode;
+use oxtile_tests::inputs::{Dtype, Scenario};
+use oxtile_tests::oracle::formats::{E2M1, E4M3};
+use oxtile_tests::oracle::{amax::amax, mxfp8, nvfp4};
+use oxtile_tile::num::{bf16, e2m1x2, e4m3};
+
+use super::element::TestElement;
+use crate::case::{Case, Outcome, Size, equal, text};
+
+/// Rows and columns of wholes: shards of several blocks, the last shorter, some empty; rows that are no whole blocks; nothing.
+const MXFP8: [[usize; 2]; 5] = [[200, 40], [33, 33], [20, 64], [0, 32], [256, 8]];
+/// Of whole blocks.
+const NVFP4: [[usize; 2]; 5] = [[144, 48], [16, 32], [80, 16], [0, 32], [256, 16]];
+
+pub fn cases() -> Vec<Case> {
+    let case = |format: &str, ranks: u32, direction: Direction, run: fn(&Runtime, u32, Direction) -> Outcome| {
+        Case::new(format!("grouped::shards::{format}::{ranks}::{direction:?}"), Size::Small, move |r| run(r, ranks, direction))
+    };
+    let both = |(ranks, direction)| [case("mxfp8", ranks, direction, of_mxfp8), case("nvfp4", ranks, direction, of_nvfp4)];
+    let worlds = [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| [(ranks, Direction::Rows), (ranks, Direction::Columns)]);
+    worlds.flat_map(both).collect()
+}
+
+/// Codes and scales of each member.
+type Bytes = Vec<[Vec<u8>; 2]>;
+
+fn wholes(shapes: &[[usize; 2]]) -> Vec<Vec<f32>> {
+    // Exponents differ from shard to shard: a rank's own amax would not do.
+    let scenarios = [Scenario::Exponents, Scenario::Outlier, Scenario::Normal, Scenario::Zeros, Scenario::Ties];
+    shapes.iter().zip(scenarios).map(|([rows, columns], scenario)| scenario.generate(Dtype::Bf16, rows * columns, 5)).collect()
+}
+
+fn of_mxfp8(runtime: &Runtime, ranks: u32, direction: Direction) -> Outcome {
+    let cast = if direction == Direction::Rows { mxfp8::quantize } else { mxfp8::quantize_columns };
+    let whole = |x: &[f32], [rows, columns]: [usize; 2]| {
+        let whole = cast(x, rows, columns, &E4M3);
+        [whole.data, whole.scales]
+    };
+    let casts = text(GroupedMxfp8::<bf16, e4m3>::new(runtime))?;
+    in_worlds::<Mxfp8Format>(runtime, ranks, &MXFP8, whole, e4m3::to_bits, |stream, shards, _| {
+        text(casts.quantize(stream, shards, direction))
+    })
+}
+
+fn of_nvfp4(runtime: &Runtime, ranks: u32, direction: Direction) -> Outcome {
+    let whole = |x: &[f32], [_, columns]: [usize; 2]| {
+        let x = if direction == Direction::Rows { x.to_vec() } else { nvfp4::transpose(x, columns) };
+        let whole = nvfp4::quantize_by(&x, amax(&x), |_, x| E2M1.encode(f64::from(x)) as u8);
+        [whole.data, whole.scales]
+    };
+    let casts = text(GroupedNvfp4::<bf16>::new(runtime))?;
+    in_worlds::<Nvfp4Format>(runtime, ranks, &NVFP4, whole, e2m1x2::to_bits, |stream, shards, ranks| {
+        let of_all = text(text(casts.local_amax(stream, shards))?.reduce(ranks, stream))?;
+        text(casts.quantize(stream, shards, direction, &of_all))
+    })
+}
+
+/// What ranks agree by.
+enum Ranks {
+    One(SingleRank),
+    Many(EmulatedCommunicator),
+}
+
+impl ReduceMax for Ranks {
+    fn reduce_max(&self, stream: &Stream, slots: &mut Buffer<f32>) -> oxtile::Result<()> {
+        match self {
+            Self::One(ranks) => ranks.reduce_max(stream, slots),
+            Self::Many(ranks) => ranks.reduce_max(stream, slots),
+        }
+    }
+}
+
+/// Every rank quantizes its shards, one after the other in this thread, gathers, and has the whole.
+fn in_worlds<F: Format>(
+    runtime: &Runtime,
+    ranks: u32,
+    shapes: &[[usize; 2]],
+    expected: impl Fn(&[f32], [usize; 2]) -> [Vec<u8>; 2],
+    code: fn(F::Code) -> u8,
+    quantize: impl Fn(&Stream, &TensorGroup<'_, bf16>, &Ranks) -> Result<Quantized<F>, String>,
+) -> Outcome
+where
+    F::Code: HostElement<Device = F::Code>,
+    F::Scale: HostElement<Device = F::Scale>,
+{
+    let on_gpu = runtime.kind() == Kind::Cuda;
+    let world = WorldSize::new(if on_gpu { 1 } else { ranks }).expect("at least one rank");
+    let (values, gather) = (wholes(shapes), text(GatherShards::<F>::new(runtime))?);
+    let rows: Vec<u64> = shapes.iter().map(|shape| shape[0] as u64).collect();
+    let communicators = if on_gpu {
+        vec![Ranks::One(SingleRank::new(&text(runtime.device(0))?))]
+    } else {
+        text(EmulatedCommunicator::world_of(runtime, world))?.into_iter().map(Ranks::Many).collect()
+    };
+    let mut gathered = Vec::new();
+    for (communicator, rank) in communicators.iter().zip(world.ranks()) {
+        let stream = text(text(runtime.device(rank.index() % runtime.device_count()))?.stream())?;
+        let (mut buffers, mut parts) = (Vec::new(), Vec::new());
+        for (whole, [rows, columns]) in values.iter().zip(shapes) {
+            let range = RowShards::new::<F>(*rows as u64, world).range(rank);
+            buffers.push(bf16::upload(&stream, &whole[range.start as usize * columns..range.end as usize * columns])?);
+            parts.push([range.end - range.start, *columns as u64]);
+        }
+        let members: Vec<_> = buffers.iter().map(Buffer::view).zip(parts).collect();
+        let shards = quantize(&stream, &text(TensorGroup::new(&stream, &members))?, communicator)?;
+        let whole = match communicator {
+            Ranks::One(communicator) => gather.run(communicator, &stream, &shards, &rows),
+            Ranks::Many(communicator) => gather.run(communicator, &stream, &shards, &rows),
+        };
+        gathered.push((stream, text(whole)?));
+    }
+    let expected: Bytes = values.iter().zip(shapes).map(|(whole, shape)| expected(whole, *shape)).collect();
+    for (rank, (stream, whole)) in gathered.iter().enumerate() {
+        for (i, [data, scales]) in expected.iter().enumerate() {
+            let (found_codes, found_scales) = text(whole.to_vecs(stream, i))?;
+            let found_scales: Vec<u8> = found_scales.into_iter().map(ScaleCode::code).collect();
+            equal(&format!("rank {rank}, member {i}: scales"), &found_scales, scales)?;
+            equal(&format!("rank {rank}, member {i}: codes"), &found_codes.into_iter().map(code).collect::<Vec<_>>(), data)?;
+        }
+    }
+    Ok(())
+}
