@@ -1,6 +1,7 @@
 //! The ranks of a virtual cluster.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use oxtile_tile::num::Pod;
@@ -141,7 +142,7 @@ impl EmulatedCommunicator {
         let _enqueue = stream.runtime.enqueue();
         self.order_calls(stream)?;
         memory::order(stream, |wait_for| uses.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
-        cluster.collective(stream.id, part)
+        cluster.collective(stream.id, part, Location::caller())
     }
 
     /// A captured call comes after those of its own capture; the replay is ordered by what it is enqueued behind.
@@ -168,6 +169,7 @@ impl Communicator for EmulatedCommunicator {
         self.world
     }
 
+    #[track_caller]
     fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
         const WHAT: &str = "Communicator::all_reduce";
         self.check_stream(stream, WHAT)?;
@@ -177,6 +179,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &[(buffer.memory(), true)])
     }
 
+    #[track_caller]
     fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
         const WHAT: &str = "Communicator::all_gather";
         self.check_stream(stream, WHAT)?;
@@ -188,6 +191,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &[(shard.memory(), false), (output.memory(), true)])
     }
 
+    #[track_caller]
     fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
         const WHAT: &str = "Communicator::reduce_scatter";
         self.check_stream(stream, WHAT)?;
@@ -199,6 +203,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &[(input.memory(), false), (shard.memory(), true)])
     }
 
+    #[track_caller]
     fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
         const WHAT: &str = "Communicator::broadcast";
         self.check_stream(stream, WHAT)?;
@@ -212,6 +217,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &[(buffer.memory(), !is_root)])
     }
 
+    #[track_caller]
     fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
         const WHAT: &str = "Communicator::all_to_all";
         self.check_stream(stream, WHAT)?;
@@ -226,6 +232,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &[(input.memory(), false), (output.memory(), true)])
     }
 
+    #[track_caller]
     fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
         const WHAT: &str = "Communicator::exchange";
         self.check_stream(stream, WHAT)?;
@@ -244,6 +251,7 @@ impl Communicator for EmulatedCommunicator {
         self.enqueue(stream, part, &uses)
     }
 
+    #[track_caller]
     fn barrier(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream, "Communicator::barrier")?;
         let none = Region::default();

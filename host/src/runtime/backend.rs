@@ -3,12 +3,17 @@
 //! Handles are plain words that only their back end understands. The runtime above keeps them alive, orders the
 //! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
 
+use std::panic::Location;
+
 use oxtile_tile::launch::{DeviceLimits, Grid, KernelArgs, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
 use super::emulated::Cluster;
 use super::error::Result;
 use super::library::KernelLibrary;
+
+/// Where a program enqueued work.
+pub(crate) type Caller = &'static Location<'static>;
 
 /// A stream of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +56,7 @@ pub(crate) struct KernelLaunch<'a> {
     pub body: fn(&[u64]),
     pub grid: Grid,
     pub args: &'a dyn KernelArgs,
+    pub caller: Caller,
 }
 
 /// What carries out the work of streams. Everything with a [`StreamId`] is only enqueued, unless it says otherwise.
@@ -92,8 +98,13 @@ pub(crate) trait Backend: Send + Sync {
     /// The 128 bytes of a tensor map, for device memory.
     fn encode_tensor_map(&self, device: u32, map: &BoxMap) -> Result<[u64; 16]>;
 
-    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()>;
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()>;
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
+
+    /// Writes a word that the device reaches, its own or a peer's, once all earlier work of the stream is visible there.
+    fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
+    /// The stream goes on once the word of its own device is at least `value`: `(word - value) as i64 >= 0`.
+    fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
 
     /// Finds the kernel where the back end needs compiled code and loads it.
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId>;
@@ -123,6 +134,7 @@ pub(crate) struct Copy {
     pub target: u64,
     pub source: u64,
     pub bytes: u64,
+    pub caller: Caller,
 }
 
 /// From where to where a [`Copy`] goes.

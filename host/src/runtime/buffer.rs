@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
@@ -52,6 +53,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// As [`uninitialised`](Self::uninitialised).
+    #[track_caller]
     pub fn zeros(stream: &Stream, len: u64) -> Result<Self> {
         let mut buffer = Self::uninitialised(stream, len)?;
         buffer.fill_zero(stream)?;
@@ -62,6 +64,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// As [`uninitialised`](Self::uninitialised) and [`copy_from_slice`](Self::copy_from_slice).
+    #[track_caller]
     pub fn from_slice<H: HostElement<Device = T>>(stream: &Stream, slice: &[H]) -> Result<Self> {
         let mut buffer = Self::uninitialised(stream, slice.len() as u64)?;
         buffer.copy_from_slice(stream, slice)?;
@@ -138,11 +141,16 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    #[track_caller]
     pub fn fill_zero(&mut self, stream: &Stream) -> Result<()> {
         self.memory.check_stream(&stream.0, "Buffer::fill_zero")?;
         let _enqueue = stream.0.runtime.enqueue();
         memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, true, wait_for))?;
-        if self.is_empty() { Ok(()) } else { stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes) }
+        if self.is_empty() {
+            Ok(())
+        } else {
+            stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes, Location::caller())
+        }
     }
 
     /// Copies a host slice into the buffer. Waits for the stream: the slice may be reused at once. For a copy that
@@ -150,28 +158,49 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    #[track_caller]
     pub fn copy_from_slice<H: HostElement<Device = T>>(&mut self, stream: &Stream, slice: &[H]) -> Result<()> {
         const WHAT: &str = "Buffer::copy_from_slice";
         self.check_host(stream, WHAT, slice.len())?;
         let source = slice.as_ptr().expose_provenance() as u64;
-        self.copy(stream, Copy { direction: Direction::HostToDevice, target: self.address(), source, bytes: self.memory.bytes })
+        self.copy(
+            stream,
+            Copy {
+                direction: Direction::HostToDevice,
+                target: self.address(),
+                source,
+                bytes: self.memory.bytes,
+                caller: Location::caller(),
+            },
+        )
     }
 
     /// Copies the buffer into a host slice and waits for it.
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    #[track_caller]
     pub fn copy_to_slice<H: HostElement<Device = T>>(&self, stream: &Stream, slice: &mut [H]) -> Result<()> {
         const WHAT: &str = "Buffer::copy_to_slice";
         self.check_host(stream, WHAT, slice.len())?;
         let target = slice.as_mut_ptr().expose_provenance() as u64;
-        self.copy(stream, Copy { direction: Direction::DeviceToHost, target, source: self.address(), bytes: self.memory.bytes })
+        self.copy(
+            stream,
+            Copy {
+                direction: Direction::DeviceToHost,
+                target,
+                source: self.address(),
+                bytes: self.memory.bytes,
+                caller: Location::caller(),
+            },
+        )
     }
 
     /// The elements, on the host; waits for the stream.
     ///
     /// # Errors
     /// As [`copy_to_slice`](Self::copy_to_slice).
+    #[track_caller]
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>>
     where
         T: HostElement<Device = T>,
@@ -183,6 +212,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// As [`copy_to_slice`](Self::copy_to_slice).
+    #[track_caller]
     pub fn to_vec_as<H: HostElement<Device = T>>(&self, stream: &Stream) -> Result<Vec<H>> {
         let len = usize::try_from(self.len).map_err(|_| self.too_large())?;
         // SAFETY: every bit pattern is an `H` (`HostElement`, `Pod`), zero among them.
@@ -195,26 +225,39 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    #[track_caller]
     pub fn copy_from_pinned<H: HostElement<Device = T>>(&mut self, stream: &Stream, source: &PinnedBuffer<H>) -> Result<()> {
         self.check_pinned(stream, "Buffer::copy_from_pinned", source.memory(), source.len() as u64)?;
         let (target, from, bytes) = (self.address(), source.memory().address, self.memory.bytes);
-        copy(&stream.0, Copy { direction: Direction::HostToDevice, target, source: from, bytes }, Some(&self.memory), Some(source.memory()))
+        copy(
+            &stream.0,
+            Copy { direction: Direction::HostToDevice, target, source: from, bytes, caller: Location::caller() },
+            Some(&self.memory),
+            Some(source.memory()),
+        )
     }
 
     /// Copies the buffer into page-locked host memory, in stream order.
     ///
     /// # Errors
     /// As [`copy_from_pinned`](Self::copy_from_pinned).
+    #[track_caller]
     pub fn copy_to_pinned<H: HostElement<Device = T>>(&self, stream: &Stream, target: &mut PinnedBuffer<H>) -> Result<()> {
         self.check_pinned(stream, "Buffer::copy_to_pinned", target.memory(), target.len() as u64)?;
         let (to, source, bytes) = (target.memory().address, self.address(), self.memory.bytes);
-        copy(&stream.0, Copy { direction: Direction::DeviceToHost, target: to, source, bytes }, Some(target.memory()), Some(&self.memory))
+        copy(
+            &stream.0,
+            Copy { direction: Direction::DeviceToHost, target: to, source, bytes, caller: Location::caller() },
+            Some(target.memory()),
+            Some(&self.memory),
+        )
     }
 
     /// Copies another buffer of the same device into this one, in stream order.
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
+    #[track_caller]
     pub fn copy_from(&mut self, stream: &Stream, source: &Self) -> Result<()> {
         const WHAT: &str = "Buffer::copy_from";
         self.memory.check_stream(&stream.0, WHAT)?;
@@ -223,7 +266,7 @@ impl<T: Pod> Buffer<T> {
         let (target, from, bytes) = (self.address(), source.address(), self.memory.bytes);
         copy(
             &stream.0,
-            Copy { direction: Direction::DeviceToDevice, target, source: from, bytes },
+            Copy { direction: Direction::DeviceToDevice, target, source: from, bytes, caller: Location::caller() },
             Some(&self.memory),
             Some(&source.memory),
         )

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use oxtile_emulator::Fault;
 use oxtile_tile::launch::LaunchError;
 
+use super::emulated::StreamRace;
 use crate::comm::Rank;
 
 /// The result of a runtime call.
@@ -151,6 +152,9 @@ pub enum Error {
         /// What each stream waits for, a line each.
         waits: String,
     },
+    /// The virtual cluster found two uses of memory that nothing orders. Nothing runs on it any more.
+    #[error("{0}")]
+    Race(Box<StreamRace>),
     /// No folder holds compiled kernels of the package.
     #[error(
         "no compiled kernels of `{package}` for `{kernel}`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS{}",

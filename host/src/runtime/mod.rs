@@ -5,8 +5,8 @@
 //! and nothing waits in a destructor.
 //!
 //! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties
-//! in any order that streams and events allow, when somebody waits: a forgotten event shows under some seed. Emulated
-//! kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
+//! in any order that streams and events allow, when somebody waits. Uses of memory that nothing orders are reported with both
+//! uses and where they were enqueued ([`StreamRace`]). Emulated kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
 
 pub(crate) mod backend;
 mod buffer;
@@ -29,7 +29,7 @@ pub(crate) mod stream;
 pub use buffer::Buffer;
 pub use device::Device;
 pub use element::HostElement;
-pub use emulated::EmulatedOptions;
+pub use emulated::{EmulatedOptions, RaceKind, StreamRace, StreamUse};
 pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::Graph;

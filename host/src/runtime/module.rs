@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::sync::Arc;
 
 use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
@@ -35,6 +36,7 @@ impl<K: Kernel> Loaded<K> {
     /// [`Error::Argument`], [`Error::ForeignMemory`], [`Error::WrongDevice`] and [`Error::Limit`] before anything is enqueued; then what
     /// loading the kernel on a new device may give; then driver errors. What goes wrong in the kernel itself is
     /// reported by [`Stream::synchronize`].
+    #[track_caller]
     pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
         let stream = &stream.0;
         if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
@@ -51,7 +53,10 @@ impl<K: Kernel> Loaded<K> {
         let function = self.function(device)?;
         let _enqueue = self.runtime.enqueue();
         order(stream, &args)?;
-        self.runtime.backend.launch(stream.id, &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args: &args })
+        self.runtime.backend.launch(
+            stream.id,
+            &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args: &args, caller: Location::caller() },
+        )
     }
 
     /// The compile-time facts of the kernel.

@@ -2,4 +2,5 @@
 
 mod collectives;
 mod mismatches;
+mod sanitizer;
 mod support;

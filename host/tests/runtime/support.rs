@@ -21,6 +21,12 @@ pub fn emulated(seed: u64, devices: u32) -> Runtime {
     Runtime::emulated_with(options).expect("valid options")
 }
 
+/// An emulator that does not report what streams forget to order.
+pub fn unsanitized(seed: u64, devices: u32) -> Runtime {
+    let options = EmulatedOptions { devices, seed: Some(seed), sanitize_streams: false, ..EmulatedOptions::default() };
+    Runtime::emulated_with(options).expect("valid options")
+}
+
 /// The back end at hand, and the emulator under every seed.
 pub fn everywhere() -> impl Iterator<Item = Runtime> {
     std::iter::once(runtime()).chain(SEEDS.map(|seed| emulated(seed, 1)))

@@ -11,7 +11,9 @@ use super::context::Context;
 use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
-use crate::runtime::backend::{Backend, BoxMap, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::backend::{
+    Backend, BoxMap, Caller, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId,
+};
 use crate::runtime::error::Result;
 use crate::runtime::library::KernelLibrary;
 
@@ -178,7 +180,7 @@ impl Backend for Platform {
         super::tensor_map::encode(map)
     }
 
-    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()> {
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, _caller: Caller) -> Result<()> {
         self.enter(stream.device)?;
         // SAFETY: the runtime owns so many bytes at the address and keeps them until the stream's work is done.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, stream.cuda()) })
@@ -204,6 +206,19 @@ impl Backend for Platform {
                 check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(copy.target, copy.source, bytes, stream) })
             }
         }
+    }
+
+    fn write_value(&self, stream: StreamId, address: u64, value: u64, _caller: Caller) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: a live stream, and a word of memory that the runtime keeps until the stream's work is done. Flag 0 puts a
+        // fence of system scope before the write.
+        check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, 0) })
+    }
+
+    fn wait_value(&self, stream: StreamId, address: u64, value: u64, _caller: Caller) -> Result<()> {
+        self.enter(stream.device)?;
+        // SAFETY: as above. Flag 0 is the cyclic comparison `>=` (CU_STREAM_WAIT_VALUE_GEQ).
+        check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, 0) })
     }
 
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId> {

@@ -12,6 +12,11 @@ impl Clock {
         *self.0.entry(queue).or_default() += 1;
     }
 
+    /// How many operations of `queue` are known to be done.
+    pub fn of(&self, queue: u64) -> u64 {
+        self.0.get(&queue).copied().unwrap_or(0)
+    }
+
     /// All that either knows.
     pub fn join(&mut self, other: &Self) {
         for (queue, time) in &other.0 {

@@ -9,11 +9,11 @@ use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
 use super::collective::Part;
-use super::operation::{Mark, Operation, allocate_host};
+use super::operation::{Launched, Mark, Operation, allocate_host};
 use super::options::EmulatedOptions;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
-use crate::runtime::backend::{Backend, BoxMap, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::memory_of;
@@ -41,21 +41,22 @@ impl Cluster {
         let limits = DeviceLimits { multiprocessors: options.multiprocessors.max(1), shared_bytes_per_block: SHARED_BYTES_PER_BLOCK };
         let properties = |i| DeviceProperties { name: format!("emulated GPU {i}"), capability: (9, 0), limits };
         let devices = (0..options.devices).map(properties).collect();
-        Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed)), progress: Condvar::new() })
+        let sanitize = options.sanitize_streams;
+        Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed, sanitize)), progress: Condvar::new() })
     }
 
-    fn push(&self, stream: StreamId, operation: Operation) -> Result<()> {
-        lock(&self.state).push(stream.handle, operation)?;
+    fn push(&self, stream: StreamId, operation: Operation, caller: Option<Caller>) -> Result<()> {
+        lock(&self.state).push(stream.handle, operation, caller)?;
         self.progress.notify_all();
         Ok(())
     }
 
     /// Enqueues a rank's part in a collective.
-    pub fn collective(&self, stream: StreamId, part: Part) -> Result<()> {
+    pub fn collective(&self, stream: StreamId, part: Part, caller: Caller) -> Result<()> {
         let part = Arc::new(part);
         let mut state = lock(&self.state);
-        state.push(stream.handle, Operation::Arrive(Arc::clone(&part)))?;
-        state.push(stream.handle, Operation::Leave(part))?;
+        state.push(stream.handle, Operation::Arrive(Arc::clone(&part)), Some(caller))?;
+        state.push(stream.handle, Operation::Leave(part), Some(caller))?;
         self.progress.notify_all();
         Ok(())
     }
@@ -158,7 +159,7 @@ impl Backend for Cluster {
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
         let mut state = lock(&self.state);
         let mark = Mark::new(state.capturing.get(&stream.handle).copied());
-        state.push(stream.handle, Operation::Record(Arc::clone(&mark)))?;
+        state.push(stream.handle, Operation::Record(Arc::clone(&mark)), None)?;
         state.events.insert(event.handle, Some(mark));
         self.progress.notify_all();
         Ok(())
@@ -172,7 +173,7 @@ impl Backend for Cluster {
         if let Some(capture) = mark.capture.filter(|capture| state.captures.contains_key(capture)) {
             state.capturing.insert(stream.handle, capture);
         }
-        state.push(stream.handle, Operation::Wait(mark))?;
+        state.push(stream.handle, Operation::Wait(mark), None)?;
         self.progress.notify_all();
         Ok(())
     }
@@ -211,12 +212,17 @@ impl Backend for Cluster {
     }
 
     fn allocate(&self, stream: StreamId, name: &str, bytes: u64) -> Result<u64> {
-        lock(&self.state).check()?;
-        Ok(self.memory.allocate(name, bytes, stream.device))
+        let mut state = lock(&self.state);
+        state.check()?;
+        let address = self.memory.allocate(name, bytes, stream.device);
+        if let Some(sanitizer) = &mut state.sanitizer {
+            sanitizer.allocate(address, bytes);
+        }
+        Ok(address)
     }
 
     fn free(&self, stream: StreamId, address: u64) -> Result<()> {
-        self.push(stream, Operation::Free { address })
+        self.push(stream, Operation::Free { address }, None)
     }
 
     fn allocate_host(&self, _device: u32, bytes: u64) -> Result<u64> {
@@ -226,7 +232,7 @@ impl Backend for Cluster {
     fn free_host(&self, stream: StreamId, address: u64, bytes: u64) -> Result<()> {
         let operation = Operation::FreeHost { address, bytes };
         // After a fault nothing runs any more that could still use it.
-        self.push(stream, operation.clone()).or_else(|_| operation.execute(&self.memory, Options::fast()))
+        self.push(stream, operation.clone(), None).or_else(|_| operation.execute(&self.memory, Options::fast()))
     }
 
     fn encode_tensor_map(&self, _: u32, map: &BoxMap) -> Result<[u64; 16]> {
@@ -248,12 +254,20 @@ impl Backend for Cluster {
         Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
     }
 
-    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64) -> Result<()> {
-        self.push(stream, Operation::Fill { address, byte, bytes })
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()> {
+        self.push(stream, Operation::Fill { address, byte, bytes }, Some(caller))
     }
 
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
-        self.push(stream, Operation::Copy(copy))
+        self.push(stream, Operation::Copy(copy), Some(copy.caller))
+    }
+
+    fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
+        self.push(stream, Operation::WriteValue { address, value }, Some(caller))
+    }
+
+    fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
+        self.push(stream, Operation::WaitValue { address, value }, Some(caller))
     }
 
     /// The kernel is compiled into the program: there is nothing to load.
@@ -276,7 +290,9 @@ impl Backend for Cluster {
             device: stream.device,
             tensors: tensor_names(launch),
         };
-        self.push(stream, Operation::Launch(Arc::new(emulated)))
+        let mut uses = Vec::new();
+        launch.args.accesses(&mut |access| uses.push((access.address, access.bytes, access.writes, access.parameter)));
+        self.push(stream, Operation::Launch(Arc::new(Launched { launch: emulated, uses })), Some(launch.caller))
     }
 
     fn begin_capture(&self, origin: StreamId) -> Result<()> {
@@ -305,7 +321,7 @@ impl Backend for Cluster {
         let mut state = lock(&self.state);
         match state.graphs.get(&graph.handle).cloned() {
             Some(graph) => {
-                state.push(stream.handle, Operation::Replay(graph))?;
+                state.push(stream.handle, Operation::Replay(graph), None)?;
                 self.progress.notify_all();
                 Ok(())
             }

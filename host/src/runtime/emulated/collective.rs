@@ -12,6 +12,7 @@ use oxtile_emulator::Memory;
 use super::clock::Clock;
 use super::operation::misuse;
 use super::reduction::Reduction;
+use super::sanitizer::{Access, Kind};
 use crate::comm::Rank;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::runtime::lock;
@@ -253,6 +254,22 @@ impl Part {
         }
         *lock(&self.meetings) = meetings;
         Ok(())
+    }
+
+    /// What it reads and writes between arriving and leaving.
+    pub(super) fn accesses(&self) -> Vec<Access> {
+        let access = |region: Region, kind, what| Access { address: region.address, bytes: region.bytes, kind, on_host: false, what };
+        match &self.work {
+            Work::Collective { call, input, output } => vec![
+                access(*input, Kind::Read, format!("{call} reads, for {}", self.rank).into()),
+                access(*output, Kind::Write, format!("{call} writes, for {}", self.rank).into()),
+            ],
+            Work::Exchange { sends, receives } => {
+                let send = |t: &Transfer| access(t.region, Kind::Read, format!("{} sends to {}", self.rank, t.peer).into());
+                let receive = |t: &Transfer| access(t.region, Kind::Write, format!("{} receives from {}", self.rank, t.peer).into());
+                sends.iter().map(send).chain(receives.iter().map(receive)).collect()
+            }
+        }
     }
 
     pub fn all_are_there(&self) -> bool {

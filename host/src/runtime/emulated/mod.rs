@@ -5,12 +5,15 @@ mod cluster;
 mod collective;
 mod operation;
 mod options;
+mod race;
 mod random;
 mod reduction;
+mod sanitizer;
 mod schedule;
 mod scheduler;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use collective::{Call, Group, Part, Region, Transfer};
 pub use options::EmulatedOptions;
+pub use race::{RaceKind, StreamRace, StreamUse};
 pub(crate) use reduction::Reduction;

@@ -8,8 +8,9 @@ use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
 
 use super::clock::Clock;
 use super::collective::Part;
+use super::sanitizer::{Access, Kind};
 use super::schedule::Graph;
-use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::runtime::lock;
 
@@ -19,12 +20,23 @@ pub(super) struct Entry {
     pub operation: Operation,
     /// What the host had waited for when it enqueued the work.
     pub host: Arc<Clock>,
+    pub caller: Option<Caller>,
 }
+
+/// A launch and the memory that its arguments name.
+pub(super) struct Launched {
+    pub launch: Launch,
+    /// Address, bytes, whether it is written, and the parameter.
+    pub uses: Vec<(u64, u64, bool, &'static str)>,
+}
+
+/// A stream waits for this value to release all waits of a word: see the documentation of symmetric memory.
+pub(crate) const POISON: u64 = 1 << 62;
 
 /// What there is to do.
 #[derive(Clone)]
 pub(super) enum Operation {
-    Launch(Arc<Launch>),
+    Launch(Arc<Launched>),
     Copy(Copy),
     Fill {
         address: u64,
@@ -41,6 +53,14 @@ pub(super) enum Operation {
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
     Replay(Arc<Graph>),
+    WriteValue {
+        address: u64,
+        value: u64,
+    },
+    WaitValue {
+        address: u64,
+        value: u64,
+    },
     /// A rank comes to a collective and brings its data,
     Arrive(Arc<Part>),
     /// and goes on with the result once all are there.
@@ -89,8 +109,9 @@ impl Mark {
 
 impl Operation {
     /// Whether the queue may go on to it.
-    pub fn is_ready(&self, _memory: &Memory) -> bool {
+    pub fn is_ready(&self, memory: &Memory) -> bool {
         match self {
+            Self::WaitValue { address, value } => is_at_least(memory, *address, *value),
             Self::Wait(mark) => mark.is_reached(),
             Self::Replay(graph) => graph.is_idle(),
             Self::Leave(part) => part.all_are_there(),
@@ -104,6 +125,7 @@ impl Operation {
             Self::Wait(_) => "an event that nothing records".to_owned(),
             Self::Replay(_) => "the graph's replay before".to_owned(),
             Self::Leave(part) => part.missing(),
+            Self::WaitValue { address, value } => format!("a signal of at least {value} at {address:#x}"),
             _ => "nothing".to_owned(),
         }
     }
@@ -112,7 +134,7 @@ impl Operation {
     pub fn execute(&self, memory: &Arc<Memory>, options: Options) -> Result<()> {
         match self {
             Self::Launch(launch) => {
-                GridRun::new(memory, Launch::clone(launch), options)?.run()?;
+                GridRun::new(memory, Launch::clone(&launch.launch), options)?.run()?;
                 Ok(())
             }
             Self::Copy(bytes) => copy(memory, *bytes),
@@ -122,9 +144,56 @@ impl Operation {
                 free_host(*address, *bytes);
                 Ok(())
             }
-            Self::Record(_) | Self::Wait(_) | Self::Replay(_) | Self::Arrive(_) | Self::Leave(_) => Ok(()),
+            Self::WriteValue { address, value } => memory.write(*address, &value.to_le_bytes()).map_err(misuse),
+            Self::Record(_) | Self::Wait(_) | Self::Replay(_) | Self::Arrive(_) | Self::Leave(_) | Self::WaitValue { .. } => Ok(()),
         }
     }
+
+    /// The memory that it uses.
+    pub fn accesses(&self, memory: &Memory) -> Vec<Access> {
+        let access = |address, bytes, kind, what: &'static str| Access { address, bytes, kind, on_host: false, what: what.into() };
+        let on_host = |access, on_host| Access { on_host, ..access };
+        match self {
+            Self::Launch(launched) => launched.accesses(),
+            Self::Copy(copy) => vec![
+                on_host(access(copy.source, copy.bytes, Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
+                on_host(access(copy.target, copy.bytes, Kind::Write, "a copy writes"), copy.direction == Direction::DeviceToHost),
+            ],
+            Self::Fill { address, bytes, .. } => vec![access(*address, *bytes, Kind::Write, "a fill writes")],
+            Self::Free { address } => {
+                let bytes = memory.find(*address).map_or(0, |found| found.bytes);
+                vec![access(*address, bytes, Kind::Free, "it is freed")]
+            }
+            Self::FreeHost { address, bytes } => vec![on_host(access(*address, *bytes, Kind::Free, "it is freed"), true)],
+            // A rank that somebody gave up on may be late.
+            Self::WriteValue { value, .. } if *value >= POISON => Vec::new(),
+            Self::WriteValue { address, .. } => vec![access(*address, 8, Kind::SignalWrite, "a signal is written")],
+            Self::WaitValue { address, .. } => vec![access(*address, 8, Kind::SignalWait, "a signal is waited for")],
+            Self::Arrive(part) | Self::Leave(part) => part.accesses(),
+            Self::Record(_) | Self::Wait(_) | Self::Replay(_) => Vec::new(),
+        }
+    }
+}
+
+impl Launched {
+    fn accesses(&self) -> Vec<Access> {
+        let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, &'static str)| {
+            let (kind, verb) = if writes { (Kind::Write, "writes") } else { (Kind::Read, "reads") };
+            Access { address, bytes, kind, on_host: false, what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into() }
+        };
+        self.uses.iter().map(access).collect()
+    }
+}
+
+/// The word now, if it is there.
+pub(super) fn word(memory: &Memory, address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(address, &mut bytes).ok().map(|()| u64::from_le_bytes(bytes))
+}
+
+/// A word that is gone holds nobody up: what follows reports it.
+fn is_at_least(memory: &Memory, address: u64, value: u64) -> bool {
+    word(memory, address).is_none_or(|word| word.wrapping_sub(value).cast_signed() >= 0)
 }
 
 fn copy(memory: &Memory, copy: Copy) -> Result<()> {

@@ -18,12 +18,22 @@ pub struct EmulatedOptions {
     pub workers: usize,
     /// Multiprocessors that a device reports; persistent kernels launch about as many blocks.
     pub multiprocessors: u32,
+    /// Whether uses of memory by streams that nothing orders are errors, [`Error::Race`](crate::Error::Race).
+    pub sanitize_streams: bool,
     /// How long a wait goes on when nothing can run and other threads drive ranks: they may still enqueue what is missing.
     pub patience: Duration,
 }
 
 impl Default for EmulatedOptions {
     fn default() -> Self {
-        Self { devices: 1, mode: Mode::Fast, seed: None, workers: 0, multiprocessors: 4, patience: Duration::from_secs(10) }
+        Self {
+            devices: 1,
+            mode: Mode::Fast,
+            seed: None,
+            workers: 0,
+            multiprocessors: 4,
+            sanitize_streams: true,
+            patience: Duration::from_secs(10),
+        }
     }
 }

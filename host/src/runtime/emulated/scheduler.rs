@@ -2,7 +2,7 @@
 //!
 //! Work runs only while some thread waits: each step takes the next operation of a random queue among those that can go on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -10,12 +10,16 @@ use std::thread::ThreadId;
 use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
-use super::operation::{Entry, Mark, Operation};
+use super::operation::{Entry, Mark, Operation, POISON, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
+use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
-use crate::runtime::backend::EventId;
+use crate::runtime::backend::{Caller, EventId};
 use crate::runtime::error::{Error, Result};
+
+/// Writes of a signal word that a late wait can still tell apart.
+const SIGNALS_KEPT: usize = 64;
 
 pub(super) struct State {
     pub random: Random,
@@ -24,6 +28,12 @@ pub(super) struct State {
     /// Operations done so far.
     pub steps: u64,
     pub queues: Queues,
+    /// None if nobody wants it.
+    pub sanitizer: Option<Sanitizer>,
+    /// What was known at each write of a signal word, with the value.
+    signals: BTreeMap<u64, VecDeque<(u64, Clock)>>,
+    /// Queues that a poisoned signal let go: what they do is of no account.
+    poisoned: BTreeSet<u64>,
     /// The device of each stream, for reports.
     pub streams: BTreeMap<u64, u32>,
     clocks: BTreeMap<u64, Clock>,
@@ -42,12 +52,15 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, sanitize: bool) -> Self {
         Self {
             random: Random::new(seed),
             handle: 0,
             steps: 0,
             queues: Queues::default(),
+            sanitizer: sanitize.then(|| Sanitizer::new(seed)),
+            signals: BTreeMap::new(),
+            poisoned: BTreeSet::new(),
             streams: BTreeMap::new(),
             clocks: BTreeMap::new(),
             host: Arc::default(),
@@ -69,9 +82,9 @@ impl State {
         self.fault.clone().map_or(Ok(()), Err)
     }
 
-    pub fn push(&mut self, stream: u64, operation: Operation) -> Result<()> {
+    pub fn push(&mut self, stream: u64, operation: Operation, caller: Option<Caller>) -> Result<()> {
         self.check()?;
-        let entry = Entry { operation, host: Arc::clone(&self.host) };
+        let entry = Entry { operation, host: Arc::clone(&self.host), caller };
         let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
         captured.unwrap_or(&mut self.queues).push(stream, entry);
         Ok(())
@@ -118,7 +131,20 @@ impl State {
         let mut clock = self.clocks.remove(&queue).unwrap_or_default();
         clock.join(&entry.host);
         clock.tick(queue);
+        self.sanitize(queue, entry, memory, &clock)?;
         let result = match &entry.operation {
+            Operation::WriteValue { address, value } => {
+                let written = self.signals.entry(*address).or_default();
+                written.push_back((*value, clock.clone()));
+                if written.len() > SIGNALS_KEPT {
+                    written.pop_front();
+                }
+                entry.operation.execute(memory, Options::fast())
+            }
+            Operation::WaitValue { address, value } => {
+                self.acquire(queue, memory, *address, *value, &mut clock);
+                Ok(())
+            }
             Operation::Record(mark) => {
                 mark.reach(&clock);
                 Ok(())
@@ -139,17 +165,42 @@ impl State {
         result
     }
 
+    fn sanitize(&mut self, queue: u64, entry: &Entry, memory: &Memory, clock: &Clock) -> Result<()> {
+        let Some(sanitizer) = self.sanitizer.as_mut().filter(|_| !self.poisoned.contains(&queue)) else { return Ok(()) };
+        let device = self.streams.get(&queue).copied().unwrap_or(0);
+        let actor = Actor { queue, device, caller: entry.caller, clock };
+        for access in entry.operation.accesses(memory) {
+            sanitizer.access(memory, &self.host, access, &actor).map_err(Error::Race)?;
+        }
+        Ok(())
+    }
+
+    /// A wait learns what was known at the first write that was enough for it.
+    fn acquire(&mut self, queue: u64, memory: &Memory, address: u64, value: u64, clock: &mut Clock) {
+        if word(memory, address).is_some_and(|word| word >= POISON) {
+            self.poisoned.insert(queue);
+            return;
+        }
+        let enough = |(written, _): &&(u64, Clock)| written.wrapping_sub(value).cast_signed() >= 0;
+        if let Some((_, known)) = self.signals.get(&address).and_then(|written| written.iter().find(enough)) {
+            clock.join(known);
+        }
+    }
+
     /// Adds the branches of a graph to the queues; the stream goes on when they are done.
     fn replay(&mut self, stream: u64, graph: &Graph, clock: &Clock) {
         graph.reset();
         let host = Arc::new(clock.clone());
         for branch in graph.branches() {
-            let end = Entry { operation: Operation::Record(Arc::clone(&branch.end)), host: Arc::clone(&host) };
+            let end = Entry { operation: Operation::Record(Arc::clone(&branch.end)), host: Arc::clone(&host), caller: None };
+            if let Some(device) = self.streams.get(&stream).copied() {
+                self.streams.insert(branch.queue, device);
+            }
             for entry in branch.entries.iter().cloned().chain([end]) {
                 self.queues.push(branch.queue, Entry { host: Arc::clone(&host), ..entry });
             }
             let wait = Operation::Wait(Arc::clone(&branch.end));
-            self.queues.push_first(stream, Entry { operation: wait, host: Arc::clone(&host) });
+            self.queues.push_first(stream, Entry { operation: wait, host: Arc::clone(&host), caller: None });
         }
     }
 
@@ -158,7 +209,8 @@ impl State {
         let mut waits = String::new();
         for (queue, entry) in self.queues.heads() {
             let device = self.streams.get(&queue).map_or(String::new(), |device| format!(" of device {device}"));
-            let _ = write!(waits, "\n  stream {queue}{device} waits for {}", entry.operation.waits_for());
+            let at = entry.caller.map_or(String::new(), |at| format!(", enqueued at {at}"));
+            let _ = write!(waits, "\n  stream {queue}{device} waits for {}{at}", entry.operation.waits_for());
         }
         self.poison(Error::Stuck { waits }, memory)
     }

@@ -1,0 +1,201 @@
+//! The stream sanitizer: who used which bytes, and whether something orders the uses.
+//!
+//! Every operation has a time in its queue, every queue a vector clock. A use of bytes is checked against the earlier uses of the
+//! same bytes that still matter: if one of the two writes, the earlier one's time must be known to the later one's clock. That does
+//! not depend on which came first, so that nearly every seed reports a missing edge, not only one that runs into it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use oxtile_emulator::Memory;
+
+use super::clock::Clock;
+use super::race::{RaceKind, StreamRace, StreamUse};
+use crate::runtime::backend::Caller;
+
+/// What an operation does to bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Free,
+    /// Of a signal word, which is what orders others.
+    SignalWrite,
+    SignalWait,
+}
+
+impl Kind {
+    /// Whether two uses must be ordered.
+    fn conflicts(self, other: Self) -> bool {
+        let reads = |kind| matches!(kind, Self::Read | Self::SignalWait);
+        let signals = |kind| matches!(kind, Self::SignalWrite | Self::SignalWait);
+        let is_signal = signals(self) && signals(other) && (reads(self) || reads(other));
+        !(reads(self) && reads(other) || is_signal)
+    }
+
+    fn race(self, other: Self) -> RaceKind {
+        match (self, other) {
+            (Self::Free, _) => RaceKind::UsedAfterFree,
+            (_, Self::Free) => RaceKind::FreedInUse,
+            (Self::SignalWrite, Self::SignalWrite) => RaceKind::Signal,
+            _ => RaceKind::Unordered,
+        }
+    }
+}
+
+/// A use of bytes by an operation.
+pub(super) struct Access {
+    pub address: u64,
+    pub bytes: u64,
+    pub kind: Kind,
+    /// Whose address it is: those of the host and of devices may be the same.
+    pub on_host: bool,
+    pub what: Cow<'static, str>,
+}
+
+/// The operation that uses bytes.
+pub(super) struct Actor<'a> {
+    pub queue: u64,
+    pub device: u32,
+    pub caller: Option<Caller>,
+    pub clock: &'a Clock,
+}
+
+struct Record {
+    start: u64,
+    end: u64,
+    kind: Kind,
+    queue: u64,
+    time: u64,
+    by: StreamUse,
+}
+
+impl Record {
+    fn is_known_to(&self, clock: &Clock) -> bool {
+        self.time <= clock.of(self.queue)
+    }
+
+    /// Whether a new use makes this one superfluous: whoever races with this one races with the new one.
+    fn is_covered_by(&self, new: &Self, clock: &Clock) -> bool {
+        let covers = new.start <= self.start && self.end <= new.end;
+        covers && self.is_known_to(clock) && (new.kind == Kind::Write || new.kind == self.kind)
+    }
+}
+
+/// Uses of one allocation, or of the host's memory.
+#[derive(Default)]
+struct Shadow {
+    name: String,
+    device: u32,
+    start: u64,
+    records: Vec<Record>,
+}
+
+/// More records than this are thinned out by what the host has waited for.
+const MANY: usize = 256;
+
+#[derive(Default)]
+pub(super) struct Sanitizer {
+    seed: u64,
+    live: BTreeMap<u64, Shadow>,
+    /// Freed memory that nothing was allocated over, with its end.
+    freed: BTreeMap<u64, (u64, Shadow)>,
+}
+
+impl Sanitizer {
+    pub fn new(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+
+    /// Checks a use and remembers it.
+    pub fn access(&mut self, memory: &Memory, host: &Clock, access: Access, actor: &Actor<'_>) -> Result<(), Box<StreamRace>> {
+        if access.bytes == 0 {
+            return Ok(());
+        }
+        let new = Record {
+            start: access.address,
+            end: access.address + access.bytes,
+            kind: access.kind,
+            queue: actor.queue,
+            time: actor.clock.of(actor.queue),
+            by: StreamUse { what: access.what.into_owned(), stream: actor.queue, device: actor.device, at: actor.caller },
+        };
+        if access.on_host {
+            return self.on_host(new, host, actor);
+        }
+        let Some(found) = memory.find(access.address) else { return self.outside(&new) };
+        let start = access.address - found.offset;
+        let shadow =
+            self.live.entry(start).or_insert_with(|| Shadow { name: found.name, device: found.device, start, records: Vec::new() });
+        shadow.check(&new, actor.clock, self.seed)?;
+        if access.kind == Kind::Free {
+            let mut shadow = self.live.remove(&start).unwrap_or_default();
+            shadow.records = vec![new];
+            self.freed.insert(start, (start + found.bytes, shadow));
+        } else {
+            shadow.remember(new, actor.clock, host);
+        }
+        Ok(())
+    }
+
+    /// Memory that is gone; what was never there is an error of the use itself.
+    fn outside(&self, new: &Record) -> Result<(), Box<StreamRace>> {
+        match self.freed.range(..=new.start).next_back() {
+            Some((_, (end, shadow))) if new.start < *end => {
+                shadow.records.first().map_or(Ok(()), |free| Err(shadow.report(free, new, self.seed)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The host's memory may serve something else once the host has waited for its uses.
+    fn on_host(&mut self, new: Record, host: &Clock, actor: &Actor<'_>) -> Result<(), Box<StreamRace>> {
+        let shadow = self.live.entry(0).or_insert_with(|| Shadow { name: "host memory".to_owned(), ..Shadow::default() });
+        shadow.check(&new, actor.clock, self.seed)?;
+        shadow.records.retain(|record| !record.is_known_to(host));
+        if new.kind == Kind::Free {
+            shadow.records.retain(|record| record.end <= new.start || new.end <= record.start);
+        } else {
+            shadow.remember(new, actor.clock, host);
+        }
+        Ok(())
+    }
+
+    /// Memory that was gone belongs to a new allocation.
+    pub fn allocate(&mut self, start: u64, bytes: u64) {
+        self.freed.retain(|old, (end, _)| *end <= start || start + bytes <= *old);
+        self.live.remove(&start);
+    }
+}
+
+impl Shadow {
+    fn check(&self, new: &Record, clock: &Clock, seed: u64) -> Result<(), Box<StreamRace>> {
+        let races = |old: &&Record| {
+            let overlap = old.start < new.end && new.start < old.end;
+            overlap && old.queue != new.queue && old.kind.conflicts(new.kind) && !old.is_known_to(clock)
+        };
+        self.records.iter().find(races).map_or(Ok(()), |old| Err(self.report(old, new, seed)))
+    }
+
+    fn report(&self, old: &Record, new: &Record, seed: u64) -> Box<StreamRace> {
+        let (start, end) = (old.start.max(new.start), old.end.min(new.end));
+        Box::new(StreamRace {
+            kind: old.kind.race(new.kind),
+            memory: self.name.clone(),
+            device: self.device,
+            offset: start.saturating_sub(self.start),
+            bytes: end.saturating_sub(start),
+            first: old.by.clone(),
+            second: new.by.clone(),
+            seed,
+        })
+    }
+
+    fn remember(&mut self, new: Record, clock: &Clock, host: &Clock) {
+        self.records.retain(|old| !old.is_covered_by(&new, clock));
+        if self.records.len() >= MANY {
+            self.records.retain(|old| !old.is_known_to(host));
+        }
+        self.records.push(new);
+    }
+}
