@@ -5,6 +5,7 @@
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
 //! collectives in the same order, an empty rank too.
 
+pub mod bootstrap;
 mod communicator;
 mod emulated;
 mod nccl;

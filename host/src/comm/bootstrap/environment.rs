@@ -1,0 +1,275 @@
+//! What a launcher tells a process by variables.
+//!
+//! | launcher | rank, world, local rank | address of rank 0 | job |
+//! |---|---|---|---|
+//! | `oxtile launch`, torchrun | `RANK`, `WORLD_SIZE`, `LOCAL_RANK` | `MASTER_ADDR`, `MASTER_PORT` | `OXTILE_JOB_ID`, `TORCHELASTIC_RUN_ID` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK` | the same; on one host `MASTER_ADDR` may be missing | `OMPI_MCA_ess_base_jobid`, `PMIX_NAMESPACE` |
+//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | the same | `PMI_JOBID` |
+//! | srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | the same, or the first host of `SLURM_STEP_NODELIST` and a port made of `SLURM_JOB_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
+//!
+//! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round.
+//! Sources: torchrun's documentation, "Environment Variables"; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
+//! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`.
+
+use std::fmt;
+
+use super::{BootstrapError, JobId};
+use crate::comm::{Rank, WorldSize};
+
+/// Who started the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// `oxtile launch`, torchrun, or whoever sets the same variables.
+    Torchrun,
+    /// mpirun of Open MPI.
+    OpenMpi,
+    /// mpiexec of MPICH, Intel MPI and their kin.
+    Hydra,
+    /// srun.
+    Slurm,
+}
+
+/// What a process knows of its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// Who said so.
+    pub launcher: Launcher,
+    /// This process's rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world: WorldSize,
+    /// Its number among those of its host, from 0: which GPU it takes.
+    pub local_rank: u32,
+    /// Name or address of rank 0's host.
+    pub master_host: String,
+    /// The port that rank 0 listens at.
+    pub master_port: u16,
+    /// The job, where the launcher names it.
+    pub job: Option<JobId>,
+}
+
+/// The variables of one launcher.
+struct Names {
+    launcher: Launcher,
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    /// All of them together name the job; the first set that is there.
+    job: &'static [&'static [&'static str]],
+}
+
+const LAUNCHERS: [Names; 4] = [
+    Names { launcher: Launcher::Torchrun, rank: "RANK", world: "WORLD_SIZE", local_rank: "LOCAL_RANK", job: &[&["TORCHELASTIC_RUN_ID"]] },
+    Names {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        world: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        job: &[&["OMPI_MCA_ess_base_jobid"], &["PMIX_NAMESPACE"]],
+    },
+    Names { launcher: Launcher::Hydra, rank: "PMI_RANK", world: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", job: &[&["PMI_JOBID"]] },
+    Names {
+        launcher: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        world: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        job: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
+    },
+];
+
+/// The name that counts before every launcher's own.
+const JOB: &str = "OXTILE_JOB_ID";
+const MASTER_ADDR: &str = "MASTER_ADDR";
+const MASTER_PORT: &str = "MASTER_PORT";
+
+impl Environment {
+    /// Reads the variables of this process.
+    ///
+    /// # Errors
+    /// [`NoLauncher`](BootstrapError::NoLauncher), [`Missing`](BootstrapError::Missing), [`Value`](BootstrapError::Value).
+    pub fn read() -> Result<Self, BootstrapError> {
+        Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// Reads variables from wherever; an empty one counts as not set.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, BootstrapError> {
+        let variables = Variables { get: &get };
+        let names = LAUNCHERS.iter().find(|names| variables.get(names.rank).is_some()).ok_or(BootstrapError::NoLauncher)?;
+        let world = variables.number(names, names.world, "the launcher sets both: start every rank by it")?;
+        let too_few = || value_error(names.world, world, "a number from 1 on".into());
+        let world = WorldSize::new(world).ok_or_else(too_few)?;
+        let rank = variables.number(names, names.rank, "")?;
+        let rank =
+            Rank::new(rank, world).ok_or_else(|| value_error(names.rank, rank, format!("below {} = {}", names.world, world.get())))?;
+        let local_rank = variables.number(names, names.local_rank, "set it to the number of the rank on its host, from 0")?;
+        let host = variables.master_host(names, world)?;
+        Ok(Self {
+            launcher: names.launcher,
+            rank,
+            world,
+            local_rank,
+            master_host: host,
+            master_port: variables.master_port(names)?,
+            job: variables.job(names)?,
+        })
+    }
+
+    /// Where rank 0 listens.
+    pub fn master(&self) -> String {
+        if self.master_host.contains(':') {
+            return format!("[{}]:{}", self.master_host, self.master_port);
+        }
+        format!("{}:{}", self.master_host, self.master_port)
+    }
+}
+
+struct Variables<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Variables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.get)(name).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, names: &Names, name: &'static str, mend: &'static str) -> Result<u32, BootstrapError> {
+        let value = self.get(name).ok_or(BootstrapError::Missing { variable: name, because: names.rank, mend })?;
+        value.trim().parse().map_err(|_| value_error(name, value, "a number from 0 to 4294967295".into()))
+    }
+
+    fn master_host(&self, names: &Names, world: WorldSize) -> Result<String, BootstrapError> {
+        const MEND: &str = "set it to the host of rank 0 on every rank";
+        let missing = BootstrapError::Missing { variable: MASTER_ADDR, because: names.rank, mend: MEND };
+        if let Some(host) = self.get(MASTER_ADDR) {
+            return Ok(host);
+        }
+        match names.launcher {
+            Launcher::Slurm => {
+                let nodes = ["SLURM_STEP_NODELIST", "SLURM_NODELIST"].into_iter().find_map(|name| self.get(name));
+                nodes.and_then(|nodes| first_host(&nodes)).ok_or(missing)
+            }
+            Launcher::OpenMpi if self.get("OMPI_COMM_WORLD_LOCAL_SIZE").is_some_and(|size| size == world.get().to_string()) => {
+                Ok("127.0.0.1".into())
+            }
+            _ => Err(missing),
+        }
+    }
+
+    fn master_port(&self, names: &Names) -> Result<u16, BootstrapError> {
+        const MEND: &str = "set it to a free port of rank 0's host on every rank";
+        let Some(value) = self.get(MASTER_PORT) else {
+            let job = self.get("SLURM_JOB_ID").filter(|_| names.launcher == Launcher::Slurm);
+            // Above what systems give out by themselves (32768 on), and apart from that of the job after.
+            let of_job = job.and_then(|job| job.parse::<u64>().ok()).map(|job| 16_384 + (job % 16_384) as u16);
+            return of_job.ok_or(BootstrapError::Missing { variable: MASTER_PORT, because: names.rank, mend: MEND });
+        };
+        let port = value.trim().parse().ok().filter(|&port| port != 0);
+        port.ok_or_else(|| value_error(MASTER_PORT, value, "a port from 1 to 65535".into()))
+    }
+
+    fn job(&self, names: &Names) -> Result<Option<JobId>, BootstrapError> {
+        let of = |variables: &[&str]| variables.iter().map(|name| self.get(name)).collect::<Option<Vec<_>>>().map(|parts| parts.join("."));
+        let named = [&[JOB] as &[&str]].into_iter().chain(names.job.iter().copied()).find_map(|set| Some((set[0], of(set)?)));
+        let Some((variable, name)) = named else { return Ok(None) };
+        let too_long =
+            || BootstrapError::Refused { rank: Rank::ZERO, reason: format!("{variable} is longer than {} bytes", JobId::MAX_BYTES) };
+        JobId::new(name).map(Some).ok_or_else(too_long)
+    }
+}
+
+fn value_error(variable: &'static str, value: impl fmt::Display, expected: String) -> BootstrapError {
+    BootstrapError::Value { variable, value: value.to_string(), expected }
+}
+
+/// The first host of a list such as `node[03-05,7],gpu1` (Slurm's hostlist).
+fn first_host(list: &str) -> Option<String> {
+    let end = list.find(['[', ',']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let host = match rest.strip_prefix('[') {
+        None => name.to_owned(),
+        Some(ranges) => {
+            let first = ranges.split(['-', ',', ']']).next()?;
+            let suffix = ranges.split_once(']')?.1.split(',').next()?;
+            format!("{name}{first}{suffix}")
+        }
+    };
+    Some(host).filter(|host| !host.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &str) -> Result<Environment, BootstrapError> {
+        let get = |name: &str| variables.split_whitespace().filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
+        Environment::from_variables(|name| get(name).map(|(_, value)| value.to_owned()))
+    }
+
+    fn refusal(variables: &str) -> String {
+        read(variables).expect_err("a refusal").to_string()
+    }
+
+    fn numbers(environment: &Environment) -> [u32; 3] {
+        [environment.rank.index(), environment.world.get(), environment.local_rank]
+    }
+
+    #[test]
+    fn each_launcher_is_understood() {
+        let torchrun =
+            read("RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_RUN_ID=r SLURM_PROCID=0").unwrap();
+        assert_eq!((torchrun.launcher, numbers(&torchrun), torchrun.master().as_str()), (Launcher::Torchrun, [3, 8, 1], "h:29500"));
+        assert_eq!(torchrun.job, JobId::new("r"));
+        let ours = read("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=1 TORCHELASTIC_RUN_ID=r OXTILE_JOB_ID=o").unwrap();
+        assert_eq!((ours.job, ours.master_host.as_str()), (JobId::new("o"), "::1"));
+
+        const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 MASTER_PORT=7 PMIX_NAMESPACE=n";
+        let mpi = read(&format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=0 PMI_RANK=5")).unwrap();
+        assert_eq!((mpi.launcher, numbers(&mpi), mpi.master().as_str()), (Launcher::OpenMpi, [1, 2, 0], "127.0.0.1:7"));
+        assert_eq!(mpi.job, JobId::new("n"));
+        assert!(
+            refusal(&format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=1")).starts_with("MASTER_ADDR is not set, though OMPI_COMM_WORLD_RANK is")
+        );
+
+        let hydra = read("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MASTER_ADDR=a MASTER_PORT=7").unwrap();
+        assert_eq!((hydra.launcher, numbers(&hydra), hydra.job), (Launcher::Hydra, [1, 2, 1], None));
+
+        const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=16385 SLURM_STEP_ID=2";
+        let slurm = read(&format!("{SLURM} SLURM_STEP_NODELIST=gpu[003-004,9]-ib,x")).unwrap();
+        assert_eq!((slurm.launcher, numbers(&slurm), slurm.master().as_str()), (Launcher::Slurm, [5, 8, 1], "gpu003-ib:16385"));
+        assert_eq!(slurm.job, JobId::new("16385.2"));
+        assert!(refusal(SLURM).starts_with("MASTER_ADDR is not set, though SLURM_PROCID is"));
+    }
+
+    #[test]
+    fn errors_name_the_variable() {
+        assert!(refusal("").contains("oxtile launch -n N") && refusal("").contains("MASTER_PORT"));
+        assert!(refusal("RANK=1").starts_with("WORLD_SIZE is not set, though RANK is"));
+        assert!(refusal("RANK=1 WORLD_SIZE= LOCAL_RANK=0").starts_with("WORLD_SIZE is not set"));
+        assert_eq!(refusal("RANK=2 WORLD_SIZE=2"), "RANK = \"2\" is not below WORLD_SIZE = 2");
+        assert_eq!(refusal("RANK=0 WORLD_SIZE=0"), "WORLD_SIZE = \"0\" is not a number from 1 on");
+        assert!(refusal("RANK=-1 WORLD_SIZE=2").starts_with("RANK = \"-1\" is not a number from 0"));
+        assert!(refusal("RANK=1 WORLD_SIZE=2").starts_with("LOCAL_RANK is not set"));
+        const BASE: &str = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1";
+        assert!(refusal(BASE).starts_with("MASTER_ADDR is not set"));
+        assert!(refusal(&format!("{BASE} MASTER_ADDR=a")).starts_with("MASTER_PORT is not set"));
+        for port in ["0", "65536", "x"] {
+            assert_eq!(
+                refusal(&format!("{BASE} MASTER_ADDR=a MASTER_PORT={port}")),
+                format!("MASTER_PORT = {port:?} is not a port from 1 to 65535")
+            );
+        }
+        assert!(refusal("SLURM_PROCID=1 SLURM_NTASKS=x").starts_with("SLURM_NTASKS = \"x\""));
+    }
+
+    #[test]
+    fn the_first_host_of_a_list() {
+        for (list, host) in [("a", "a"), ("a,b", "a"), ("n[3-5]", "n3"), ("n[03,5]", "n03"), ("n[1-2]-x,m", "n1-x")] {
+            assert_eq!(first_host(list).as_deref(), Some(host), "{list}");
+        }
+        assert_eq!(first_host(""), None);
+        assert_eq!(first_host("n[1"), None);
+    }
+}

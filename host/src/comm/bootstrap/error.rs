@@ -1,0 +1,117 @@
+//! Why ranks could not find one another, or lost one another.
+
+use std::{io, sync::Arc, time::Duration};
+
+use crate::comm::Rank;
+
+/// A bootstrap that failed. Cheap to clone: the store gives it again to later calls.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BootstrapError {
+    /// No launcher's variables.
+    #[error(
+        "no launcher has set RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID: start the program by `oxtile launch -n N`, torchrun, \
+         mpirun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+    )]
+    NoLauncher,
+    /// A variable that belongs to those that are there.
+    #[error("{variable} is not set, though {because} is: {mend}")]
+    Missing {
+        /// The variable.
+        variable: &'static str,
+        /// The one that told the launcher.
+        because: &'static str,
+        /// What to do.
+        mend: &'static str,
+    },
+    /// A variable whose value makes no sense.
+    #[error("{variable} = {value:?} is not {expected}")]
+    Value {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// Rank 0 cannot listen.
+    #[error("rank 0 cannot listen at {address}: {error}; choose another MASTER_PORT")]
+    Listen {
+        /// Where.
+        address: String,
+        /// The system's answer.
+        error: Arc<io::Error>,
+    },
+    /// Rank 0 cannot be reached.
+    #[error("{rank} could not connect to rank 0 at {address} within {} s: {error}; is MASTER_ADDR the host of rank 0?", .timeout.as_secs_f32())]
+    Connect {
+        /// This rank.
+        rank: Rank,
+        /// Where.
+        address: String,
+        /// The deadline.
+        timeout: Duration,
+        /// The last answer of the system.
+        error: Arc<io::Error>,
+    },
+    /// Rank 0 does not take this rank.
+    #[error("rank 0 refused {rank}: {reason}")]
+    Refused {
+        /// This rank.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A rank has ended, or has dropped its store without [`close`](super::Store::close).
+    #[error("{rank} is gone, during {operation}: see what it said last")]
+    Lost {
+        /// The rank.
+        rank: Rank,
+        /// What this rank waited for.
+        operation: String,
+    },
+    /// Ranks did not come in time.
+    #[error("{} did not come to {operation} within {} s", names(.missing), .timeout.as_secs_f32())]
+    Deadline {
+        /// Those that did not come; rank 0 where it does not answer.
+        missing: Vec<Rank>,
+        /// What this rank waited for.
+        operation: String,
+        /// How long.
+        timeout: Duration,
+    },
+    /// Ranks called different operations.
+    #[error("{rank} called {found}, where others called {expected}: every rank calls the same operations in the same order")]
+    Mismatch {
+        /// A rank that does not agree with the first.
+        rank: Rank,
+        /// What it called.
+        found: String,
+        /// What the first called.
+        expected: String,
+    },
+    /// The connection to rank 0.
+    #[error("{operation}: the connection to rank 0 failed: {error}")]
+    Io {
+        /// What was at hand.
+        operation: String,
+        /// The system's answer.
+        error: Arc<io::Error>,
+    },
+    /// Bytes that no rank sends.
+    #[error("{operation}: rank 0 answered with what is no answer ({reason}): do all ranks run the same version?")]
+    Protocol {
+        /// What was at hand.
+        operation: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Ranks as words.
+fn names(ranks: &[Rank]) -> String {
+    match ranks {
+        [] => "a rank".into(),
+        [rank] => rank.to_string(),
+        ranks => format!("ranks {}", ranks.iter().map(|rank| rank.index().to_string()).collect::<Vec<_>>().join(", ")),
+    }
+}

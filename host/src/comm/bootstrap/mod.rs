@@ -1,0 +1,44 @@
+//! How the ranks of a job find one another, before there is a communicator.
+//!
+//! A launcher (`oxtile launch`, torchrun, srun, mpirun) tells each process who it is by variables, which [`Environment`] reads.
+//! [`Store::connect`] is the rendezvous: rank 0 listens, all connect, and all return when the last has come. The [`Store`] then
+//! carries what must be agreed on before GPUs can talk: it gathers bytes of all ranks, broadcasts those of one, waits for all.
+//!
+//! Every wait has a deadline. A rank that ends, or does not come in time, is an error on every other rank that names it
+//! ([`BootstrapError`]); after an error the store is of no more use, and a new rendezvous makes a new one. Ranks may be threads
+//! of one process: [`threads`].
+//!
+//! ```
+//! use std::time::Duration;
+//! use oxtile::comm::{WorldSize, bootstrap};
+//!
+//! let world = WorldSize::new(3).expect("not zero");
+//! let ranks = bootstrap::threads(world, Duration::from_secs(30))?;
+//! std::thread::scope(|scope| {
+//!     for mut store in ranks {
+//!         scope.spawn(move || {
+//!             let said = format!("hello from {}", store.rank());
+//!             let all = store.all_gather(said.as_bytes())?;
+//!             assert_eq!(all[2], b"hello from rank 2");
+//!             store.close()
+//!         });
+//!     }
+//! });
+//! # Ok::<(), bootstrap::BootstrapError>(())
+//! ```
+//!
+//! What it is not: a way to move data. One process holds every byte that is exchanged.
+
+mod environment;
+mod error;
+mod job;
+mod rendezvous;
+mod server;
+mod store;
+mod wire;
+
+pub use environment::{Environment, Launcher};
+pub use error::BootstrapError;
+pub use job::JobId;
+pub use rendezvous::threads;
+pub use store::Store;

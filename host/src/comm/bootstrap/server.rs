@@ -1,0 +1,257 @@
+//! What rank 0 runs for all: it lets the ranks in, waits for each operation until all have come, and tells everyone what went wrong.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, read_frame, write_frame};
+
+/// Between two looks for new connections, while ranks are missing.
+const POLL: Duration = Duration::from_millis(2);
+/// How long a connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer may take to be sent: a rank that does not read it is as good as gone.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The thread that serves; it ends, and closes everything, when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    events: Sender<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What every rank must agree on.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub job: String,
+    pub world: u32,
+    pub uid: u32,
+}
+
+enum Event {
+    Hello(usize, Hello),
+    Call(usize, Call),
+    Gone(usize),
+    Stop,
+}
+
+struct Connection {
+    stream: Arc<TcpStream>,
+    reader: JoinHandle<()>,
+    rank: Option<u32>,
+}
+
+/// A rank that waits for an answer.
+struct Waiter {
+    connection: usize,
+    deadline: Instant,
+    /// `None` before all have joined.
+    call: Option<(Operation, Vec<u8>)>,
+}
+
+struct State {
+    identity: Identity,
+    events: Sender<Event>,
+    connections: Vec<Connection>,
+    waiting: BTreeMap<u32, Waiter>,
+    /// Until all have joined.
+    listener: Option<TcpListener>,
+    failure: Option<Answer>,
+    is_closed: bool,
+}
+
+impl Server {
+    /// Serves the ranks that come to this listener.
+    ///
+    /// # Errors
+    /// If the system has no thread.
+    pub fn start(listener: TcpListener, identity: Identity) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let (events, inbox) = mpsc::channel();
+        let state = State {
+            identity,
+            events: events.clone(),
+            connections: Vec::new(),
+            waiting: BTreeMap::new(),
+            listener: Some(listener),
+            failure: None,
+            is_closed: false,
+        };
+        let thread = thread::Builder::new().name("bootstrap".into()).spawn(move || state.serve(&inbox))?;
+        Ok(Self { events, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.events.send(Event::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn serve(mut self, inbox: &Receiver<Event>) {
+        loop {
+            self.accept();
+            match inbox.recv_timeout(self.patience()) {
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Event::Hello(connection, hello)) => self.greet(connection, hello),
+                Ok(Event::Call(connection, call)) => self.call(connection, call),
+                Ok(Event::Gone(connection)) => self.gone(connection),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.check_deadlines();
+        }
+        for connection in &self.connections {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+        for connection in self.connections {
+            let _ = connection.reader.join();
+        }
+    }
+
+    /// Until something must be looked at.
+    fn patience(&self) -> Duration {
+        if self.listener.is_some() {
+            return POLL;
+        }
+        let next = self.waiting.values().map(|waiter| waiter.deadline).min();
+        next.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn accept(&mut self) {
+        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
+            let ready = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
+            if ready.and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT))).is_err() {
+                continue;
+            }
+            let (stream, events, number) = (Arc::new(stream), self.events.clone(), self.connections.len());
+            let read = Arc::clone(&stream);
+            let reader = thread::Builder::new().name("bootstrap".into()).spawn(move || read_all(&read, number, &events));
+            // Without a thread the connection is closed, and its rank tries again or reports it.
+            if let Ok(reader) = reader {
+                self.connections.push(Connection { stream, reader, rank: None });
+            }
+        }
+    }
+
+    fn greet(&mut self, number: usize, hello: Hello) {
+        let Identity { job, world, uid } = &self.identity;
+        let refusal = if hello.job != *job {
+            Some("it is of another job, which uses the same address: choose another MASTER_PORT for one of them".to_owned())
+        } else if hello.uid != *uid {
+            Some(format!("it runs as user {}, and rank 0 as {uid}: start all ranks as one user", hello.uid))
+        } else if hello.world != *world {
+            Some(format!("it is of a world of {}, and rank 0 of one of {world}: set WORLD_SIZE the same everywhere", hello.world))
+        } else if hello.rank >= *world || self.connections.iter().any(|connection| connection.rank == Some(hello.rank)) {
+            Some("another process has the same rank: give each process its own RANK".to_owned())
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            self.answer(number, &Answer::Refused(reason));
+            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
+            return;
+        }
+        self.connections[number].rank = Some(hello.rank);
+        if let Some(failure) = self.failure.clone() {
+            return self.answer(number, &failure);
+        }
+        self.waiting.insert(hello.rank, Waiter { connection: number, deadline: Instant::now() + hello.timeout, call: None });
+        if self.waiting.len() == *world as usize {
+            // Who came too late, with a rank that is there, is told so.
+            self.accept();
+            self.listener = None;
+            self.finish(&Answer::Done(Vec::new()));
+        }
+    }
+
+    fn call(&mut self, number: usize, Call { operation, timeout, payload }: Call) {
+        let Some(rank) = self.connections[number].rank else { return };
+        if self.failure.is_some() {
+            // It has been told.
+            return;
+        }
+        let first = self.waiting.values().find_map(|waiter| waiter.call.as_ref()).map(|(operation, _)| *operation);
+        if let Some(expected) = first.filter(|first| *first != operation) {
+            return self.fail(Answer::Mismatch { rank, found: operation, expected });
+        }
+        let call = Some((operation, payload));
+        self.waiting.insert(rank, Waiter { connection: number, deadline: Instant::now() + timeout, call });
+        if self.waiting.len() < self.identity.world as usize {
+            return;
+        }
+        let brought = self.waiting.values_mut().map(|waiter| waiter.call.take().map(|(_, payload)| payload).unwrap_or_default());
+        let mut brought: Vec<_> = brought.collect();
+        let result = match operation {
+            Operation::AllGather => brought,
+            Operation::Broadcast(root) => vec![std::mem::take(&mut brought[root as usize])],
+            Operation::Barrier | Operation::Close => Vec::new(),
+        };
+        self.is_closed = operation == Operation::Close;
+        self.finish(&Answer::Done(result));
+    }
+
+    fn gone(&mut self, number: usize) {
+        if let (Some(rank), false) = (self.connections[number].rank, self.is_closed || self.failure.is_some()) {
+            self.fail(Answer::Lost(rank));
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        if self.waiting.values().any(|waiter| waiter.deadline <= now) {
+            let missing = (0..self.identity.world).filter(|rank| !self.waiting.contains_key(rank));
+            self.fail(Answer::Missing(missing.collect()));
+        }
+    }
+
+    /// Everyone who waits gets the answer, and waits no more.
+    fn finish(&mut self, answer: &Answer) {
+        for waiter in std::mem::take(&mut self.waiting).into_values() {
+            self.answer(waiter.connection, answer);
+        }
+    }
+
+    /// Everyone is told, whoever waits and whoever comes later.
+    fn fail(&mut self, failure: Answer) {
+        self.waiting.clear();
+        for number in (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some()) {
+            self.answer(number, &failure);
+        }
+        self.failure = Some(failure);
+    }
+
+    fn answer(&self, number: usize, answer: &Answer) {
+        // One that does not take it is gone, and its reader says so.
+        if write_frame(&self.connections[number].stream, &answer.to_body()).is_err() {
+            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Reads what a connection says until it ends.
+fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
+    let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
+    let Some(hello) = hello.ok().and_then(|body| Hello::from_body(&body)) else {
+        let _ = stream.shutdown(Shutdown::Both);
+        return;
+    };
+    let _ = events.send(Event::Hello(number, hello));
+    while let Some(call) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Call::from_body(&body)) {
+        if events.send(Event::Call(number, call)).is_err() {
+            return;
+        }
+    }
+    let _ = events.send(Event::Gone(number));
+}

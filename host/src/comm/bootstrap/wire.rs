@@ -1,0 +1,299 @@
+//! What goes over a connection: frames of a length and a body, all numbers little-endian.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+/// The first bytes of every connection: name and version of the protocol.
+const MAGIC: [u8; 8] = *b"oxtile\x00\x01";
+/// The longest frame: what 4096 ranks of the longest contribution make.
+const MAX_FRAME: u32 = u32::MAX;
+/// The longest contribution of a rank to one operation.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+/// The longest frame that a client sends.
+pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
+
+/// What a rank says first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub job: String,
+    pub rank: u32,
+    pub world: u32,
+    /// Who runs it, by its own word: a port that two users share is noticed, not defended.
+    pub uid: u32,
+    /// How long it waits for the others.
+    pub timeout: Duration,
+}
+
+/// What all ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Everyone gets what everyone brings.
+    AllGather,
+    /// Everyone gets what one rank brings.
+    Broadcast(u32),
+    /// Everyone waits for everyone.
+    Barrier,
+    /// The same, for the last time.
+    Close,
+}
+
+/// A rank's part in an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub operation: Operation,
+    pub timeout: Duration,
+    pub payload: Vec<u8>,
+}
+
+/// What rank 0 answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The operation is done: what it gives.
+    Done(Vec<Vec<u8>>),
+    /// The rank is not taken.
+    Refused(String),
+    /// A rank is gone.
+    Lost(u32),
+    /// Ranks did not come in time.
+    Missing(Vec<u32>),
+    /// A rank called another operation than the first.
+    Mismatch { rank: u32, found: Operation, expected: Operation },
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllGather => f.write_str("an all-gather"),
+            Self::Broadcast(root) => write!(f, "a broadcast of rank {root}"),
+            Self::Barrier => f.write_str("a barrier"),
+            Self::Close => f.write_str("the closing of the store"),
+        }
+    }
+}
+
+/// A body being written.
+#[derive(Default)]
+struct Body(Vec<u8>);
+
+impl Body {
+    fn number(mut self, number: u32) -> Self {
+        self.0.extend(number.to_le_bytes());
+        self
+    }
+
+    fn duration(self, duration: Duration) -> Self {
+        self.number(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX))
+    }
+
+    fn bytes(self, bytes: &[u8]) -> Self {
+        let mut body = self.number(bytes.len() as u32);
+        body.0.extend(bytes);
+        body
+    }
+}
+
+/// A body being read; `None` where it ends too early.
+struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    fn duration(&mut self) -> Option<Duration> {
+        self.number().map(|millis| Duration::from_millis(millis.into()))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()? as usize;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn end<T>(self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
+}
+
+impl Operation {
+    fn code(self) -> [u32; 2] {
+        match self {
+            Self::AllGather => [0, 0],
+            Self::Broadcast(root) => [1, root],
+            Self::Barrier => [2, 0],
+            Self::Close => [3, 0],
+        }
+    }
+
+    fn from_parts(parts: &mut Parts<'_>) -> Option<Self> {
+        match [parts.number()?, parts.number()?] {
+            [0, 0] => Some(Self::AllGather),
+            [1, root] => Some(Self::Broadcast(root)),
+            [2, 0] => Some(Self::Barrier),
+            [3, 0] => Some(Self::Close),
+            _ => None,
+        }
+    }
+}
+
+impl Hello {
+    pub fn to_body(&self) -> Vec<u8> {
+        let mut body = Body(MAGIC.into()).bytes(self.job.as_bytes());
+        for number in [self.rank, self.world, self.uid] {
+            body = body.number(number);
+        }
+        body.duration(self.timeout).0
+    }
+
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        let mut parts = Parts(body.strip_prefix(&MAGIC)?);
+        let job = String::from_utf8(parts.bytes()?.into()).ok()?;
+        let [rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?];
+        let timeout = parts.duration()?;
+        parts.end(Self { job, rank, world, uid, timeout })
+    }
+}
+
+impl Call {
+    pub fn to_body(&self) -> Vec<u8> {
+        let [kind, root] = self.operation.code();
+        Body::default().number(kind).number(root).duration(self.timeout).bytes(&self.payload).0
+    }
+
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        let mut parts = Parts(body);
+        let operation = Operation::from_parts(&mut parts)?;
+        let (timeout, payload) = (parts.duration()?, parts.bytes()?.to_vec());
+        parts.end(Self { operation, timeout, payload })
+    }
+}
+
+impl Answer {
+    pub fn to_body(&self) -> Vec<u8> {
+        let tag = |tag| Body::default().number(tag);
+        match self {
+            Self::Done(parts) => parts.iter().fold(tag(0).number(parts.len() as u32), |body, part| body.bytes(part)).0,
+            Self::Refused(reason) => tag(1).bytes(reason.as_bytes()).0,
+            Self::Lost(rank) => tag(2).number(*rank).0,
+            Self::Missing(ranks) => ranks.iter().fold(tag(3).number(ranks.len() as u32), |body, rank| body.number(*rank)).0,
+            Self::Mismatch { rank, found, expected } => {
+                let codes = [found.code(), expected.code()].concat();
+                codes.into_iter().fold(tag(4).number(*rank), Body::number).0
+            }
+        }
+    }
+
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        let mut parts = Parts(body);
+        let answer = match parts.number()? {
+            0 => {
+                let count = parts.number()?;
+                Self::Done((0..count).map(|_| parts.bytes().map(<[u8]>::to_vec)).collect::<Option<_>>()?)
+            }
+            1 => Self::Refused(String::from_utf8(parts.bytes()?.into()).ok()?),
+            2 => Self::Lost(parts.number()?),
+            3 => {
+                let count = parts.number()?;
+                Self::Missing((0..count).map(|_| parts.number()).collect::<Option<_>>()?)
+            }
+            4 => {
+                let rank = parts.number()?;
+                Self::Mismatch { rank, found: Operation::from_parts(&mut parts)?, expected: Operation::from_parts(&mut parts)? }
+            }
+            _ => return None,
+        };
+        parts.end(answer)
+    }
+}
+
+/// Writes a frame. How long it may take, the stream's write timeout says.
+pub fn write_frame(mut stream: &TcpStream, body: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(body.len()).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a frame of 4 GiB or more"))?;
+    // One write: what comes between two would cost a round trip.
+    stream.write_all(&[&length.to_le_bytes(), body].concat())
+}
+
+/// Reads a frame of at most `most` bytes; without a deadline it waits for as long as the connection stands.
+///
+/// # Errors
+/// [`TimedOut`](io::ErrorKind::TimedOut) at the deadline, [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) where the connection ends.
+pub fn read_frame(stream: &TcpStream, most: u32, deadline: Option<Instant>) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    read_exact(stream, &mut length, deadline)?;
+    let length = u32::from_le_bytes(length);
+    if length > most {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes, where {most} are the most")));
+    }
+    // As it comes: the length is not to be trusted with an allocation.
+    let mut body = Vec::new();
+    while (body.len() as u32) < length {
+        let begin = body.len();
+        body.resize((begin + (1 << 16)).min(length as usize), 0);
+        read_exact(stream, &mut body[begin..], deadline)?;
+    }
+    Ok(body)
+}
+
+/// Reads an answer.
+///
+/// # Errors
+/// As [`read_frame`]; [`InvalidData`](io::ErrorKind::InvalidData) for what is none.
+pub fn read_answer(stream: &TcpStream, deadline: Instant) -> io::Result<Answer> {
+    let body = read_frame(stream, MAX_FRAME, Some(deadline))?;
+    Answer::from_body(&body).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an unknown frame"))
+}
+
+fn read_exact(mut stream: &TcpStream, mut buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(left)?;
+        match stream.read(buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => buffer = &mut buffer[count..],
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_read_as_written_and_nothing_else() {
+        let hello = Hello { job: "j".into(), rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
+        assert_eq!(Hello::from_body(&hello.to_body()), Some(hello.clone()));
+        for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close] {
+            let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
+            assert_eq!(Call::from_body(&call.to_body()), Some(call));
+        }
+        for answer in [
+            Answer::Done(vec![vec![], vec![1, 2]]),
+            Answer::Refused("no".into()),
+            Answer::Lost(3),
+            Answer::Missing(vec![1, 5]),
+            Answer::Mismatch { rank: 2, found: Operation::Barrier, expected: Operation::Broadcast(1) },
+        ] {
+            let body = answer.to_body();
+            for cut in 0..body.len() {
+                assert_eq!(Answer::from_body(&body[..cut]), None, "{answer:?} cut at {cut}");
+            }
+            assert_eq!(Answer::from_body(&[&body[..], &[0]].concat()), None, "{answer:?} with a byte more");
+            assert_eq!(Answer::from_body(&body), Some(answer));
+        }
+        assert_eq!(Hello::from_body(b"GET / HTTP/1.1\r\n\r\n"), None);
+        assert_eq!(Answer::from_body(&[3, 0, 0, 0, 255, 255, 255, 255]), None, "a count is no allocation");
+    }
+}

@@ -1,0 +1,37 @@
+//! Ranks find one another, exchange bytes, and name the one that is gone: as threads, and as real processes under a kill matrix.
+
+mod exchange;
+mod faults;
+mod strangers;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+/// What makes this program one rank of a test instead of the tests.
+const CHILD: &str = "OXTILE_TEST_FAULT";
+
+fn main() -> ExitCode {
+    if let Ok(fault) = std::env::var(CHILD) {
+        return faults::child(&fault);
+    }
+    let mut arguments = Arguments::from_args();
+    // They wait more than they work.
+    arguments.test_threads = arguments.test_threads.or(Some(8));
+    let trials: Vec<Trial> = [exchange::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// A trial that fails by panicking.
+fn trial(name: impl Into<String>, test: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        test();
+        Ok(())
+    })
+}
+
+/// A port that nobody listens at.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
