@@ -6,6 +6,7 @@ mod demo;
 mod dequantize;
 mod help;
 mod inspect;
+mod launch;
 mod quantize;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use demo::DemoCheckpoint;
 pub use dequantize::Dequantize;
 pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
+pub use launch::Launch;
 pub use quantize::Quantize;
 use words::{Word, Words};
 
@@ -41,6 +43,8 @@ pub enum Request {
     Inspect(Inspect),
     /// Say how far apart two files are.
     Compare(Compare),
+    /// Run a program as several ranks.
+    Launch(Launch),
     /// Compile kernels.
     Build(Build),
     /// Make a checkpoint to try things on.
@@ -98,11 +102,12 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 6] = [
+    const COMMANDS: [(&str, Parse); 7] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
         ("compare", compare::parse),
+        ("launch", launch::parse),
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),
     ];

@@ -11,6 +11,7 @@ use crate::{
     compare::Comparison,
     demo, dequantize,
     inspect::{Inspection, histogram},
+    launch,
     progress::Progress,
     quantize,
     text::{bytes, count},
@@ -38,6 +39,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             }
             print_report(out, &inspection, request.json)
         }
+        Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Build(request) => print(out, &build::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }

@@ -7,6 +7,7 @@ use crate::{
     compare::TooFar,
     dequantize,
     inspect::HistogramError,
+    launch::LaunchError,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
 };
@@ -35,6 +36,9 @@ pub enum Error {
     /// Files too far apart.
     #[error(transparent)]
     TooFar(#[from] TooFar),
+    /// A launch.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),
@@ -52,10 +56,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// The process's exit status: 2 for a wrong command line, 1 for everything else.
+    /// The process's exit status: 2 for a wrong command line, a rank's own after a launch, 1 for everything else.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Error::Usage(_) => ExitCode::from(2),
+            Error::Launch(error) => error.exit_code(),
             _ => ExitCode::FAILURE,
         }
     }

@@ -16,6 +16,24 @@ use signal_hook::{
 /// Files to be removed when a signal ends the process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
+/// What is told of signals instead.
+static FORWARD: Mutex<Option<Box<dyn Fn(i32) + Send>>> = Mutex::new(None);
+
+/// Has signals told to `to` while this lives, instead of ending the process.
+pub(crate) fn forward(to: impl Fn(i32) + Send + 'static) -> Forwarding {
+    *FORWARD.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(to));
+    Forwarding
+}
+
+/// Ends the forwarding when it is dropped.
+pub(crate) struct Forwarding;
+
+impl Drop for Forwarding {
+    fn drop(&mut self) {
+        *FORWARD.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 /// Starts the thread that, on SIGINT, SIGTERM or SIGHUP, removes the unfinished files and ends the process as the signal
 /// would have. SIGXFSZ (a file over the shell's `ulimit -f`) no longer ends it: the write fails with an error instead.
 ///
@@ -26,6 +44,10 @@ pub fn install() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
+            if let Some(forward) = &*FORWARD.lock().unwrap_or_else(PoisonError::into_inner) {
+                forward(signal);
+                continue;
+            }
             for path in lock().iter() {
                 let _ = std::fs::remove_file(path);
             }

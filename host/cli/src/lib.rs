@@ -1,4 +1,4 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `build` and `demo-checkpoint`.
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `build` and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -13,6 +13,7 @@ pub mod dequantize;
 pub mod error;
 pub mod inspect;
 pub mod interrupt;
+pub mod launch;
 pub mod output;
 pub mod progress;
 pub mod quantize;

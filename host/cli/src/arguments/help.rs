@@ -11,6 +11,7 @@ Commands:
   dequantize       Turn what quantize wrote back into plain numbers
   compare          Say how far the tensors of two safetensors files are apart
   inspect          Show the tensors of a safetensors file and what their values are like
+  launch           Run a program as several ranks on this host
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
@@ -56,6 +57,24 @@ fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to mult
 K, or M where columns are quantized, must be a multiple of 32 (mxfp8), 16 (nvfp4) or 8 (fp8-block); by columns nvfp4 and
 fp8-block ask it of both. Every other tensor is copied as it is and listed with the reason. The metadata holds format,
 options, and type and shape of every tensor as it was.
+";
+
+pub const LAUNCH_HELP: &str = "\
+Run a program as several ranks on this host, which live and end together
+
+Usage: oxtile launch -n RANKS [OPTIONS] [--] PROGRAM [ARGUMENTS]
+
+Options:
+  -n, --ranks RANKS    How many processes
+      --grace SECONDS  How long ranks have to end when they are asked to, before they are killed (default 5)
+      --verbose        Say also when all went well
+  -h, --help           Show this
+
+Each process has RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
+OXTILE_JOB_ID, which is random, nothing on its standard input, and `[rank r] ` before each line of its output. SIGINT, SIGTERM
+and SIGHUP go on to all ranks; a second one kills them. When a rank fails the others get SIGTERM, and after the grace
+SIGKILL, with all that they started. The status is 0 if all ranks' are, else that of the first that failed (128 and the
+number of a signal).
 ";
 
 pub const INSPECT_HELP: &str = "\

@@ -34,6 +34,17 @@ fn every_option_reaches_its_command() {
     let histogram = Histogram { output: "o".into(), tensor: Some("w".into()), against: Some("b".into()) };
     let inspect = Inspect { file: "a".into(), histogram: Some(histogram), json: false };
     assert_eq!(words("inspect a --histogram o --tensor w --against b").expect("valid"), Request::Inspect(inspect));
+    let launch = || Launch {
+        ranks: 4,
+        grace: std::time::Duration::from_millis(1500),
+        verbose: true,
+        program: "p".into(),
+        arguments: ["--json", "-n", "--", "x"].map(Into::into).into(),
+    };
+    for separator in ["", "--"] {
+        let line = format!("launch -n 4 --grace 1.5 --verbose {separator} p --json -n -- x");
+        assert_eq!(words(&line).expect("valid"), Request::Launch(launch()));
+    }
     let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };
     assert_eq!(words("demo-checkpoint --seed 7 --output a --dtype bf16").expect("valid"), Request::DemoCheckpoint(demo));
     let build = Build {
@@ -94,6 +105,18 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
     ] {
         let said = refusal(&quantize(options));
         assert!(said.contains(expected) && said.contains("oxtile quantize --help"), "{options}: {said}");
+    }
+    for (line, expected) in [
+        ("launch p", "-n RANKS is missing"),
+        ("launch -n 2", "PROGRAM is missing"),
+        ("launch -n 0 p", "-n 0 is not a number from 1 to 4096"),
+        ("launch -n x p", "-n: "),
+        ("launch -n 2 --grace -1 p", "--grace -1 is not a number of seconds from 0 to 3600"),
+        ("launch -n 2 --grace nan p", "--grace NaN"),
+        ("launch -n 2 --port 5 p", "unexpected argument \"--port\""),
+    ] {
+        let said = refusal(line);
+        assert!(said.contains(expected), "{line}: {said}");
     }
     assert!(refusal("inspect a --tensor b").contains("--tensor and --against go with --histogram OUT.svg"));
     assert!(refusal("compare a b --max-relative -1").contains("is not a number from 0 on"));

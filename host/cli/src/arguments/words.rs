@@ -77,6 +77,13 @@ impl Words<'_> {
         })
     }
 
+    /// All words that are left, as they are.
+    pub fn rest(&mut self) -> Result<Vec<OsString>, UsageError> {
+        let command = self.command;
+        let rest = self.parser.raw_args().map_err(|error| UsageError { command, reason: error.to_string() })?;
+        Ok(rest.collect())
+    }
+
     /// What must have been given.
     pub fn required<T>(&self, value: Option<T>, what: &str) -> Result<T, UsageError> {
         value.ok_or_else(|| self.error(format!("{what} is missing")))

@@ -1,0 +1,118 @@
+//! One rank's process, and all that it starts.
+
+use std::{
+    io,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Child, Command, Stdio},
+    thread::{self, JoinHandle},
+};
+
+use super::lines::{Lines, Stream};
+use crate::arguments::Launch;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+}
+
+/// A rank's process, the leader of its own process group.
+#[derive(Debug)]
+pub struct RankProcess {
+    /// Its id, which is that of its group.
+    pub process: u32,
+    /// Until its end has been told.
+    pub is_running: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RankProcess {
+    /// Starts the program, with nothing to read and with its output as lines of the launcher's. `ended` is told how it ended, when
+    /// nothing of its group is left.
+    ///
+    /// # Errors
+    /// If the system cannot start it.
+    pub fn start(
+        rank: u32,
+        request: &Launch,
+        variables: &[(&str, String)],
+        lines: &Lines,
+        ended: impl FnOnce(Ended) + Send + 'static,
+    ) -> io::Result<Self> {
+        let mut command = Command::new(&request.program);
+        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let launcher = std::process::id();
+        // SAFETY: between fork and exec only system calls that touch no memory but their arguments: prctl(2), getppid(2), _exit(2).
+        unsafe { command.pre_exec(move || end_with(launcher)) };
+        let mut child = command.spawn()?;
+        let (process, stdout, stderr) = (child.id(), child.stdout.take(), child.stderr.take());
+        let mut rank_process = Self { process, is_running: true, threads: Vec::new() };
+        if let Some(stdout) = stdout {
+            rank_process.threads.push(lines.copy(rank, stdout, Stream::Output)?);
+        }
+        if let Some(stderr) = stderr {
+            rank_process.threads.push(lines.copy(rank, stderr, Stream::Error)?);
+        }
+        let waiter = thread::Builder::new().name(format!("rank {rank}"));
+        rank_process.threads.push(waiter.spawn(move || ended(wait(child)))?);
+        Ok(rank_process)
+    }
+
+    /// Sends a signal to the process and all that it started.
+    pub fn signal(&self, signal: i32) {
+        signal_group(self.process, signal);
+    }
+}
+
+impl Drop for RankProcess {
+    fn drop(&mut self) {
+        if self.is_running {
+            self.signal(libc::SIGKILL);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Has the kernel kill this process when the launcher ends, however that ends.
+fn end_with(launcher: u32) -> io::Result<()> {
+    // SAFETY: neither call touches memory.
+    let (result, parent) = unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if u32::try_from(parent) != Ok(launcher) {
+        // It ended before the call.
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    Ok(())
+}
+
+/// Waits for the end of a process, kills what is left of its group, and only then gives up its id.
+fn wait(mut child: Child) -> Ended {
+    let process = child.id();
+    loop {
+        let mut information = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: the pointer is to a live value of the type that waitid(2) writes; the process is a child that nobody has waited for.
+        let result = unsafe { libc::waitid(libc::P_PID, process, information.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT) };
+        if result == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            break;
+        }
+    }
+    signal_group(process, libc::SIGKILL);
+    match child.wait() {
+        Ok(status) => status.signal().map_or_else(|| Ended::Exited(status.code().unwrap_or(1)), Ended::Killed),
+        Err(_) => Ended::Exited(1),
+    }
+}
+
+fn signal_group(process: u32, signal: i32) {
+    let Ok(group) = libc::pid_t::try_from(process) else { return };
+    // SAFETY: `killpg` touches no memory. The group's id is that of a child whose end has not been waited for, hence of nobody else.
+    unsafe { libc::killpg(group, signal) };
+}
