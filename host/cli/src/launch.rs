@@ -75,7 +75,7 @@ impl LaunchError {
 /// What the launcher waits for.
 enum Event {
     /// A rank's process has ended.
-    Ended(u32, Ended),
+    Ended(u32),
     /// Somebody signalled the launcher.
     Signal(i32),
 }
@@ -105,7 +105,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
             ("OXTILE_JOB_ID", job.as_str().into()),
         ];
         let ended = events.clone();
-        let started = RankProcess::start(rank, request, &variables, &lines, move |how| drop(ended.send(Event::Ended(rank, how))));
+        let started = RankProcess::start(rank, request, &variables, &lines, move || drop(ended.send(Event::Ended(rank))));
         match started {
             Ok(process) => ranks.push(process),
             // Those that run are killed as they are dropped.
@@ -138,10 +138,10 @@ struct Job {
 
 impl Job {
     fn watch(mut self, inbox: &Receiver<Event>) -> Result<(), LaunchError> {
-        while self.ranks.iter().any(|rank| rank.is_running) {
+        while self.ranks.iter().any(RankProcess::is_running) {
             let patience = self.kill_at.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
             match inbox.recv_timeout(patience) {
-                Ok(Event::Ended(rank, how)) => self.ended(rank, how),
+                Ok(Event::Ended(rank)) => self.ended(rank),
                 Ok(Event::Signal(signal)) => self.signalled(signal),
                 Err(RecvTimeoutError::Timeout) if self.kill_at.is_some() => {
                     self.send(SIGKILL);
@@ -161,9 +161,9 @@ impl Job {
         failure.map_or(Ok(()), Err)
     }
 
-    fn ended(&mut self, rank: u32, how: Ended) {
-        self.ranks[rank as usize].is_running = false;
-        let others = self.ranks.iter().filter(|rank| rank.is_running).count();
+    fn ended(&mut self, rank: u32) {
+        let how = self.ranks[rank as usize].reap();
+        let others = self.ranks.iter().filter(|rank| rank.is_running()).count();
         if how != Ended::Exited(0) && self.first.is_none() {
             self.first = Some((rank, how, others));
             self.end(SIGTERM);
@@ -188,7 +188,7 @@ impl Job {
     }
 
     fn send(&self, signal: i32) {
-        self.ranks.iter().filter(|rank| rank.is_running).for_each(|rank| rank.signal(signal));
+        self.ranks.iter().for_each(|rank| rank.signal(signal));
     }
 }
 

@@ -24,14 +24,14 @@ pub enum Ended {
 pub struct RankProcess {
     /// Its id, which is that of its group.
     pub process: u32,
-    /// Until its end has been told.
-    pub is_running: bool,
+    /// Until it has been reaped: as long its id, and its group's, is nobody else's.
+    child: Option<Child>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl RankProcess {
-    /// Starts the program, with nothing to read and with its output as lines of the launcher's. `ended` is told how it ended, when
-    /// nothing of its group is left.
+    /// Starts the program, with nothing to read and with its output as lines of the launcher's. `ended` is called when
+    /// it has ended and what is left of its group has been killed.
     ///
     /// # Errors
     /// If the system cannot start it.
@@ -40,7 +40,7 @@ impl RankProcess {
         request: &Launch,
         variables: &[(&str, String)],
         lines: &Lines,
-        ended: impl FnOnce(Ended) + Send + 'static,
+        ended: impl FnOnce() + Send + 'static,
     ) -> io::Result<Self> {
         let mut command = Command::new(&request.program);
         command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
@@ -50,7 +50,7 @@ impl RankProcess {
         unsafe { command.pre_exec(move || end_with(launcher)) };
         let mut child = command.spawn()?;
         let (process, stdout, stderr) = (child.id(), child.stdout.take(), child.stderr.take());
-        let mut rank_process = Self { process, is_running: true, threads: Vec::new() };
+        let mut rank_process = Self { process, child: Some(child), threads: Vec::new() };
         if let Some(stdout) = stdout {
             rank_process.threads.push(lines.copy(rank, stdout, Stream::Output)?);
         }
@@ -58,24 +58,42 @@ impl RankProcess {
             rank_process.threads.push(lines.copy(rank, stderr, Stream::Error)?);
         }
         let waiter = thread::Builder::new().name(format!("rank {rank}"));
-        rank_process.threads.push(waiter.spawn(move || ended(wait(child)))?);
+        rank_process.threads.push(waiter.spawn(move || {
+            wait_for_end(process);
+            ended();
+        })?);
         Ok(rank_process)
     }
 
-    /// Sends a signal to the process and all that it started.
+    /// Whether it has not been reaped.
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Sends a signal to the process and all that it started; to nobody once it is reaped.
     pub fn signal(&self, signal: i32) {
-        signal_group(self.process, signal);
+        if self.is_running() {
+            signal_group(self.process, signal);
+        }
+    }
+
+    /// Waits for its end and gives up its id.
+    pub fn reap(&mut self) -> Ended {
+        match self.child.take().map(|mut child| child.wait()) {
+            Some(Ok(status)) => status.signal().map_or_else(|| Ended::Exited(status.code().unwrap_or(1)), Ended::Killed),
+            _ => Ended::Exited(1),
+        }
     }
 }
 
 impl Drop for RankProcess {
     fn drop(&mut self) {
-        if self.is_running {
-            self.signal(libc::SIGKILL);
-        }
+        self.signal(libc::SIGKILL);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        // After the thread that signals the group.
+        self.reap();
     }
 }
 
@@ -93,26 +111,23 @@ fn end_with(launcher: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for the end of a process, kills what is left of its group, and only then gives up its id.
-fn wait(mut child: Child) -> Ended {
-    let process = child.id();
+/// Waits for the end of a child that is not reaped meanwhile, and kills what is left of its group.
+fn wait_for_end(process: u32) {
     loop {
         let mut information = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: the pointer is to a live value of the type that waitid(2) writes; the process is a child that nobody has waited for.
+        // SAFETY: the pointer is to a live value of the type that waitid(2) writes; the process is a child, whose owner reaps it only
+        // when this function is done.
         let result = unsafe { libc::waitid(libc::P_PID, process, information.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT) };
         if result == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             break;
         }
     }
     signal_group(process, libc::SIGKILL);
-    match child.wait() {
-        Ok(status) => status.signal().map_or_else(|| Ended::Exited(status.code().unwrap_or(1)), Ended::Killed),
-        Err(_) => Ended::Exited(1),
-    }
 }
 
 fn signal_group(process: u32, signal: i32) {
     let Ok(group) = libc::pid_t::try_from(process) else { return };
-    // SAFETY: `killpg` touches no memory. The group's id is that of a child whose end has not been waited for, hence of nobody else.
+    // SAFETY: `killpg` touches no memory. The group's id is that of a child that has not been reaped (see `RankProcess::child`), hence
+    // of nobody else.
     unsafe { libc::killpg(group, signal) };
 }
