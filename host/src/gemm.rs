@@ -26,7 +26,7 @@ use std::fmt;
 
 use oxtile_kernels::gemm::{self, GemmAny, GemmAnyArgs, GemmArgs};
 use oxtile_tile::arch::MatrixElement;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
@@ -171,7 +171,27 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<BoundGemm<'a>> {
+        self.bind_matrices(stream, Matrices { a, b, scales: None, bias, d })
+    }
+
+    /// As [`bind`](Self::bind), with a factor of each operand in device memory, one element each: the product is multiplied by both.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); [`BoundGemm::run`] fails for scales of other than one element.
+    pub fn bind_scaled<'a>(
+        &'a self,
+        stream: &Stream,
+        [a, b]: [DeviceView<'a, T>; 2],
+        scales: [DeviceView<'a, f32>; 2],
+        bias: Option<DeviceView<'a, O>>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<BoundGemm<'a>> {
+        self.bind_matrices(stream, Matrices { a, b, scales: Some(scales), bias, d })
+    }
+
+    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
         let GemmConfig { m, n, k, .. } = self.config;
+        let Matrices { a, b, bias, d, .. } = &matrices;
         let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];
         for (what, shape, found) in sizes {
             check(what, numel(&shape)?, found)?;
@@ -180,7 +200,7 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
             check("Gemm, bias", n, bias.len())?;
         }
         match &self.instance {
-            Some(instance) => instance.bind(stream, self.config, Matrices { a, b, bias, d }),
+            Some(instance) => instance.bind(stream, self.config, matrices),
             None => Ok(BoundGemm(Box::new(|_| Ok(())))),
         }
     }
@@ -236,6 +256,8 @@ pub trait GemmElement<O>: Pod {
 pub struct Matrices<'a, T, O> {
     a: DeviceView<'a, T>,
     b: DeviceView<'a, T>,
+    /// Factors of the product in device memory.
+    scales: Option<[DeviceView<'a, f32>; 2]>,
     bias: Option<DeviceView<'a, O>>,
     d: DeviceViewMut<'a, O>,
 }
@@ -255,7 +277,7 @@ where
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
         let GemmConfig { m, n, k, alpha, beta, activation, .. } = config;
-        let Matrices { a, b, bias, d } = matrices;
+        let Matrices { a, b, scales, bias, d } = matrices;
         let a = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, a, if M_MAJOR { [k, m] } else { [m, k] })?;
         let b = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, b, if N_MAJOR { [k, n] } else { [n, k] })?;
         let (memory, length) = (d.access("old"), d.len());
@@ -267,9 +289,10 @@ where
             let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
             // SAFETY: no elements.
             let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
+            let [a_scale, b_scale] = scales.unwrap_or([no_scale(memory); 2]);
             let [m, n, k] = [m, n, k].map(|size| size as u32);
             let (a, b, d) = (a.view(), b.view(), d.view_mut());
-            self.launch(stream, GemmArgs { a, b, d, bias, old, m, n, k, alpha, beta, gelu })
+            self.launch(stream, GemmArgs { a, b, d, bias, a_scale, b_scale, old, m, n, k, alpha, beta, gelu })
         })))
     }
 }
@@ -280,7 +303,7 @@ where
 {
     fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
         let GemmConfig { alpha, beta, activation, .. } = config;
-        let Matrices { a, b, bias, d } = matrices;
+        let Matrices { a, b, scales, bias, d } = matrices;
         let [m, n, k] = [config.m, config.n, config.k].map(|size| size as u32);
         let (a_row, a_step) = if config.transpose_a { (1, m) } else { (k, 1) };
         let (b_column, b_step) = if config.transpose_b { (k, 1) } else { (1, n) };
@@ -291,7 +314,11 @@ where
             let d = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
             // SAFETY: no elements.
             let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
-            self.launch(stream, GemmAnyArgs { a, b, d, bias, m, n, k, a_row, a_step, b_column, b_step, alpha, beta, gelu })
+            let [a_scale, b_scale] = scales.unwrap_or([no_scale(memory); 2]);
+            self.launch(
+                stream,
+                GemmAnyArgs { a, b, d, bias, a_scale, b_scale, m, n, k, a_row, a_step, b_column, b_step, alpha, beta, gelu },
+            )
         })))
     }
 }
@@ -331,6 +358,12 @@ elements! {
     bf16 64, f32 32: [false false] [false true] [true false] [true true];
     e4m3 128, bf16 64: [false false];
     e4m3 128, f32 32: [false false];
+}
+
+/// No elements, of the runtime that lent this memory.
+fn no_scale<'a>(memory: BufferAccess<'a>) -> DeviceView<'a, f32> {
+    // SAFETY: no elements; a result is aligned to its element, and nothing is read.
+    unsafe { DeviceView::from_raw(memory.address.next_multiple_of(4), 0, memory.owner) }
 }
 
 fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {

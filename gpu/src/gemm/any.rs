@@ -6,7 +6,7 @@
 use oxtile_tile::num::{Pod, e4m3, fma};
 use oxtile_tile::prelude::*;
 
-use super::fusion::gelu_of;
+use super::fusion::{check_scales, factor, gelu_of};
 
 const THREADS: u32 = 256;
 /// Rows and columns of a block's tile: a warp has a row.
@@ -22,6 +22,8 @@ pub fn gemm_any<T: Float + Pod, O: Float + Pod>(
     b: Global<T>,
     d: GlobalMut<O>,
     bias: Global<O>,
+    a_scale: Global<f32>,
+    b_scale: Global<f32>,
     m: u32,
     n: u32,
     k: u32,
@@ -45,7 +47,7 @@ pub fn gemm_any<T: Float + Pod, O: Float + Pod>(
         (at_a, at_b) = (at_a + u64::from(a_step), at_b + u64::from(b_step));
     }
     let at = u64::from(row) * u64::from(n) + u64::from(column);
-    let mut value = alpha * sum;
+    let mut value = alpha * factor(&a_scale) * factor(&b_scale) * sum;
     if beta != 0.0 {
         value = fma(beta, d.load(at).to_f32(), value);
     }
@@ -63,5 +65,6 @@ fn grid<T: Float + Pod, O: Float + Pod>(args: &GemmAnyArgs<'_, T, O>, _: &Device
     if !args.bias.is_empty() {
         LaunchError::check_length("bias", n, args.bias.len())?;
     }
+    check_scales(args.a_scale.len(), args.b_scale.len())?;
     Ok(Grid::xy(args.m.div_ceil(TILE[0]), args.n.div_ceil(TILE[1])))
 }

@@ -57,6 +57,22 @@ impl<O: Float + Pod> Fusion<O> {
     }
 }
 
+/// A factor of the product that the device knows, or 1.
+#[inline(always)]
+pub fn factor(scale: &Global<f32>) -> f32 {
+    if scale.is_empty() { 1.0 } else { scale.load(0) }
+}
+
+/// Such factors are one element each or none.
+pub fn check_scales(a_scale: u64, b_scale: u64) -> Result<(), LaunchError> {
+    for (name, length) in [("a_scale", a_scale), ("b_scale", b_scale)] {
+        if length != 0 {
+            LaunchError::check_length(name, 1, length)?;
+        }
+    }
+    Ok(())
+}
+
 /// `x / 2 (1 + tanh(u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x / (1 + exp(-2 u))`.
 #[inline(always)]
 pub fn gelu_of(x: f32) -> f32 {

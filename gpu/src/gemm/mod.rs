@@ -17,11 +17,13 @@
 //! is loaded as zero and not stored. Accumulation is in `f32`. [`GemmAny`] is for all other shapes.
 
 mod any;
+mod factors;
 mod fusion;
 mod stage;
 
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs};
-use fusion::Fusion;
+pub use factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
+use fusion::{Fusion, factor};
 use stage::Stage;
 
 use oxtile_tile::arch::MatrixElement;
@@ -60,7 +62,8 @@ struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
 }
 
 /// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `beta` is not 0; `bias` has `n`
-/// elements or none.
+/// elements or none. `a_scale` and `b_scale` are factors of the product, like `alpha`, that only the device knows: one element each
+/// or none.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
@@ -73,6 +76,8 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
     d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     old: GlobalMut<O>,
     bias: Global<O>,
+    a_scale: Global<f32>,
+    b_scale: Global<f32>,
     m: u32,
     n: u32,
     k: u32,
@@ -104,6 +109,7 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
         Role::Consumer(role) => {
             let part = role.begin();
             let mut ring = shared.ring.consumer();
+            let alpha = alpha * factor(&a_scale) * factor(&b_scale);
             let fusion = Fusion { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
             while let Some([row, column]) = tiles.next_tile() {
                 let mut stage = ring.wait();
@@ -139,6 +145,7 @@ fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usi
     if !args.bias.is_empty() {
         LaunchError::check_length("bias", n, args.bias.len())?;
     }
+    fusion::check_scales(args.a_scale.len(), args.b_scale.len())?;
     let tiles = m.div_ceil(u64::from(CLUSTER * ROWS)) * n.div_ceil(COLUMNS as u64);
     let clusters = (device.multiprocessors / CLUSTER).max(1);
     Ok(Grid::x(CLUSTER * tiles.min(u64::from(clusters)) as u32))

@@ -4,6 +4,7 @@
 
 mod amax;
 pub mod fp8;
+pub mod gemm;
 pub mod grouped;
 mod interleave;
 pub mod layout;
@@ -17,6 +18,7 @@ pub use fp8::{
     AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, ScaleBlock,
     ScaleOptions, Shard, ShardCasts,
 };
+pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMatrix};
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};

@@ -11,6 +11,7 @@ use oxtile_tile::layout::SwizzleMode;
 use super::emulated::Cluster;
 use super::error::Result;
 use super::library::KernelLibrary;
+use super::matmul::{Matmul, MatmulMemory, MatmulPlan};
 
 /// Where a program enqueued work.
 pub(crate) type Caller = &'static Location<'static>;
@@ -109,6 +110,18 @@ pub(crate) trait Backend: Send + Sync {
     /// Finds the kernel where the back end needs compiled code and loads it.
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId>;
     fn launch(&self, stream: StreamId, launch: &KernelLaunch<'_>) -> Result<()>;
+
+    /// The version of cuBLASLt, such as 130000, or why it cannot be called.
+    fn cublaslt(&self) -> Result<usize, String> {
+        Err("emulated devices have none".to_owned())
+    }
+    /// Chooses cuBLASLt's algorithm for a multiplication in this memory; none if it has none.
+    fn plan_matmul(&self, _: u32, _: &Matmul, _: &MatmulMemory) -> Result<Option<Box<dyn MatmulPlan>>> {
+        Ok(None)
+    }
+    fn matmul(&self, stream: StreamId, plan: &dyn MatmulPlan) -> Result<()> {
+        plan.enqueue(stream)
+    }
 
     fn begin_capture(&self, origin: StreamId) -> Result<()>;
     fn end_capture(&self, origin: StreamId) -> Result<GraphId>;

@@ -19,8 +19,9 @@ mod event;
 mod graph;
 mod library;
 mod limits;
+pub(crate) mod matmul;
 pub(crate) mod memory;
-mod module;
+pub(crate) mod module;
 mod pinned;
 #[allow(clippy::module_inception, reason = "the noun")]
 pub(crate) mod runtime;

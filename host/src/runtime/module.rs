@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
 
-use super::backend::{FunctionId, KernelLaunch};
+use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::error::{Error, Result};
 use super::limits;
 use super::memory::{self, Memory};
@@ -91,6 +91,26 @@ impl<K: Kernel> Loaded<K> {
         };
         memory.check_device(stream, || format!("kernel `{kernel}`, `{}`", access.parameter))
     }
+}
+
+/// Enqueues work of another library, in order with the other uses of the memory that it accesses.
+pub(crate) fn enqueue(
+    stream: &Stream,
+    name: &'static str,
+    accesses: &[BufferAccess<'_>],
+    work: impl FnOnce(StreamId) -> Result<()>,
+) -> Result<()> {
+    let stream = &stream.0;
+    let memories = accesses.iter().map(|access| {
+        let memory = memory_of(access).filter(|memory| Arc::ptr_eq(&memory.runtime, &stream.runtime));
+        let memory = memory.ok_or(Error::ForeignMemory { kernel: name, parameter: access.parameter })?;
+        memory.check_device(stream, || format!("`{name}`, `{}`", access.parameter))?;
+        Ok((memory, access.writes))
+    });
+    let memories = memories.collect::<Result<Vec<_>>>()?;
+    let _enqueue = stream.runtime.enqueue();
+    memory::order(stream, |wait_for| memories.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
+    work(stream.id)
 }
 
 /// Makes the stream wait for earlier work on the arguments' memory.

@@ -2,15 +2,18 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::gemm::{Gemm, GemmAny, GemmAnyArgs, GemmArgs};
+use oxtile_kernels::gemm::{Gemm, GemmAny, GemmAnyArgs, GemmArgs, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::Job;
 use super::device::{Device, Elements, OWNER, words};
 
-pub const JOBS: &[Job] =
-    &[Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS }, Job { name: "gemm_any", run: gemm_any, equivalents: &[] }];
+pub const JOBS: &[Job] = &[
+    Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
+    Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
+    Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
+];
 
 const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
@@ -51,6 +54,8 @@ fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
             bias: DeviceView::from_raw(d.address, 0, &OWNER),
+            a_scale: DeviceView::from_raw(d.address, 0, &OWNER),
+            b_scale: DeviceView::from_raw(d.address, 0, &OWNER),
             m: m as u32,
             n: n as u32,
             k: k as u32,
@@ -68,11 +73,14 @@ fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
     let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
     let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
     let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
+    let scale = device.upload::<f32>("scale", &[0.5_f32.to_bits()]);
     device.launch::<GemmAny<bf16, bf16>>(GemmAnyArgs {
         a: a.view(),
         b: b.view(),
         d: d.view_mut(),
         bias: bias.view(),
+        a_scale: scale.view(),
+        b_scale: scale.view(),
         m,
         n,
         k,
@@ -85,4 +93,17 @@ fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
         gelu: 1,
     })?;
     Ok(device.download(&d))
+}
+
+fn nvfp4_gemm_factors(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (a, b) = (device.upload::<f32>("a_amax", &[3.0_f32.to_bits()]), device.upload::<f32>("b_amax", &[5.0_f32.to_bits()]));
+    let mut factors = device.upload::<f32>("factors", &[0; 2]);
+    device.launch::<Nvfp4GemmFactors>(Nvfp4GemmFactorsArgs {
+        a_amax: a.view(),
+        b_amax: b.view(),
+        factors: factors.view_mut(),
+        alpha: 2.0,
+        beta: 7.0,
+    })?;
+    Ok(device.download(&factors))
 }

@@ -1,6 +1,7 @@
 //! GPUs, through the driver API alone: no toolkit is needed to build or to run.
 
 mod context;
+mod cublaslt;
 mod driver;
 mod function;
 mod pinned;

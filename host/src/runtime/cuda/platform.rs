@@ -8,6 +8,7 @@ use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUfunction, CUgraphExec,
 use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 
 use super::context::Context;
+use super::cublaslt::CublasLt;
 use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
@@ -16,6 +17,7 @@ use crate::runtime::backend::{
 };
 use crate::runtime::error::Result;
 use crate::runtime::library::KernelLibrary;
+use crate::runtime::matmul::{Matmul, MatmulMemory, MatmulPlan};
 
 /// All GPUs of the machine. One for the process, never torn down.
 pub(crate) struct Platform {
@@ -23,6 +25,7 @@ pub(crate) struct Platform {
     devices: Vec<DeviceProperties>,
     functions: Functions,
     pinned: PinnedPool,
+    cublaslt: CublasLt,
 }
 
 /// The machine's GPUs, found when first asked for.
@@ -35,8 +38,9 @@ pub(crate) fn platform() -> Result<Arc<dyn Backend>> {
 impl Platform {
     fn new() -> Result<Self> {
         let found: Result<Vec<_>> = (0..start()?).map(Context::new).collect();
-        let (contexts, devices) = found?.into_iter().unzip();
-        Ok(Self { contexts, devices, functions: Functions::default(), pinned: PinnedPool::default() })
+        let (contexts, devices): (Vec<_>, Vec<_>) = found?.into_iter().unzip();
+        let cublaslt = CublasLt::new(devices.len());
+        Ok(Self { contexts, devices, functions: Functions::default(), pinned: PinnedPool::default(), cublaslt })
     }
 
     #[inline]
@@ -58,7 +62,7 @@ impl EventId {
 }
 
 /// Logs what a destructor cannot report.
-fn log(result: Result<()>) {
+pub(super) fn log(result: Result<()>) {
     if let Err(error) = result {
         tracing::warn!(%error, "a CUDA object was not destroyed");
     }
@@ -245,6 +249,20 @@ impl Backend for Platform {
             sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
         };
         check("cuLaunchKernel", result)
+    }
+
+    fn cublaslt(&self) -> Result<usize, String> {
+        CublasLt::version()
+    }
+
+    fn plan_matmul(&self, device: u32, matmul: &Matmul, memory: &MatmulMemory) -> Result<Option<Box<dyn MatmulPlan>>> {
+        self.enter(device)?;
+        Ok(self.cublaslt.plan(device, matmul, memory)?.map(|plan| Box::new(plan) as Box<dyn MatmulPlan>))
+    }
+
+    fn matmul(&self, stream: StreamId, plan: &dyn MatmulPlan) -> Result<()> {
+        self.enter(stream.device)?;
+        plan.enqueue(stream)
     }
 
     /// In relaxed mode: what may not be captured is refused by the runtime, and loading a kernel meanwhile is fine.

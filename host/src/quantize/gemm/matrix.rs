@@ -1,0 +1,196 @@
+//! Operands, and what is enqueued before they are multiplied.
+
+use oxtile_kernels::fp8::{Fp8Dequantize, Fp8DequantizeArgs};
+use oxtile_kernels::gemm::{Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
+use oxtile_kernels::interleave::{InterleaveColumns, InterleaveColumnsArgs, InterleaveRows, InterleaveRowsArgs};
+use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::{mxfp8, nvfp4};
+use oxtile_tile::launch::{BufferAccess, DeviceView};
+use oxtile_tile::num::{bf16, e4m3, ue8m0};
+
+use super::choice::OperandFormat;
+use super::invalid;
+use super::scratch::{Pad, Pads};
+use crate::quantize::fp8::{BlockScaling, Fp8BlockTensor, Fp8Tensor, ScaleOptions};
+use crate::quantize::mxfp8::{Direction, Mxfp8, Mxfp8Tensor};
+use crate::quantize::nvfp4::Nvfp4Tensor;
+use crate::runtime::{Error, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+/// A quantized operand: `A` of `[m, k]` or `B` of `[n, k]`, as [`OperandFormat`] has them.
+#[derive(Clone, Copy)]
+pub enum QuantizedMatrix<'a> {
+    /// Codes and what they are multiplied by, one element; of an [`Fp8Pair`](crate::quantize::Fp8Pair), either of its codes.
+    Fp8 {
+        /// The codes.
+        data: DeviceView<'a, e4m3>,
+        /// The inverse of the scale.
+        scale_inverse: DeviceView<'a, f32>,
+    },
+    /// FP8 with scales of blocks.
+    Fp8Block(&'a Fp8BlockTensor),
+    /// MXFP8; its scales are interleaved on the way where a path wants that.
+    Mxfp8(&'a Mxfp8Tensor),
+    /// NVFP4; likewise.
+    Nvfp4(&'a Nvfp4Tensor),
+}
+
+/// A part of a multiplication, enqueued behind the one before it.
+pub(super) type Stage<'a> = Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>;
+
+impl<'a> From<&'a Fp8Tensor> for QuantizedMatrix<'a> {
+    fn from(tensor: &'a Fp8Tensor) -> Self {
+        Self::Fp8 { data: tensor.data.view(), scale_inverse: tensor.scale_inverse.view() }
+    }
+}
+
+impl<'a> From<&'a Fp8BlockTensor> for QuantizedMatrix<'a> {
+    fn from(tensor: &'a Fp8BlockTensor) -> Self {
+        Self::Fp8Block(tensor)
+    }
+}
+
+impl<'a> From<&'a Mxfp8Tensor> for QuantizedMatrix<'a> {
+    fn from(tensor: &'a Mxfp8Tensor) -> Self {
+        Self::Mxfp8(tensor)
+    }
+}
+
+impl<'a> From<&'a Nvfp4Tensor> for QuantizedMatrix<'a> {
+    fn from(tensor: &'a Nvfp4Tensor) -> Self {
+        Self::Nvfp4(tensor)
+    }
+}
+
+impl<'a> QuantizedMatrix<'a> {
+    fn format(self) -> OperandFormat {
+        match self {
+            Self::Fp8 { .. } => OperandFormat::Fp8,
+            Self::Fp8Block(tensor) => OperandFormat::Fp8Block(tensor.block),
+            Self::Mxfp8(tensor) => OperandFormat::Mxfp8(tensor.direction),
+            Self::Nvfp4(tensor) => OperandFormat::Nvfp4(tensor.direction),
+        }
+    }
+
+    /// Fails unless the matrix has this format and is `outer` by `k`.
+    pub(super) fn check(self, what: &'static str, format: OperandFormat, [outer, k]: [u64; 2]) -> Result<()> {
+        if self.format() != format {
+            return Err(invalid(format!("{what} is {:?}, the configuration says {format:?}", self.format())));
+        }
+        let by = |direction, shape: [u64; 2]| if direction == Direction::Rows { shape } else { [shape[1], shape[0]] };
+        let shape = match self {
+            Self::Fp8 { data, .. } => {
+                let (expected, found) = (numel(&[outer, k])?, data.len());
+                return if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) };
+            }
+            Self::Fp8Block(tensor) => tensor.shape,
+            Self::Mxfp8(tensor) => by(tensor.direction, tensor.shape),
+            Self::Nvfp4(tensor) => by(tensor.direction, tensor.shape),
+        };
+        if shape == [outer, k] { Ok(()) } else { Err(invalid(format!("{what} is {shape:?} with k last, not {:?}", [outer, k]))) }
+    }
+
+    /// The codes.
+    pub(super) fn data(self) -> BufferAccess<'a> {
+        match self {
+            Self::Fp8 { data, .. } => data.access("codes"),
+            Self::Fp8Block(tensor) => tensor.data.view().access("codes"),
+            Self::Mxfp8(tensor) => tensor.data.view().access("codes"),
+            Self::Nvfp4(tensor) => tensor.data.view().access("codes"),
+        }
+    }
+
+    /// The scales as they are.
+    pub(super) fn scale(self) -> BufferAccess<'a> {
+        match self {
+            Self::Fp8 { scale_inverse, .. } => scale_inverse.access("scales"),
+            Self::Fp8Block(tensor) => tensor.scale_inverses.view().access("scales"),
+            Self::Mxfp8(tensor) => tensor.scales.view().access("scales"),
+            Self::Nvfp4(tensor) => tensor.scales.view().access("scales"),
+        }
+    }
+}
+
+/// The operand in `bf16`, as it is stored; of NVFP4 always `[outer, k]`.
+pub(super) fn dequantize<'a>(runtime: &Runtime, matrix: QuantizedMatrix<'a>, output: Pad<'a, bf16>) -> Result<Stage<'a>> {
+    Ok(match matrix {
+        QuantizedMatrix::Fp8 { data, scale_inverse } => {
+            let kernel = runtime.load::<Fp8Dequantize<e4m3, bf16>>()?;
+            Box::new(move |stream| kernel.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output: output.view_mut() }))
+        }
+        QuantizedMatrix::Fp8Block(tensor) => {
+            let casts = BlockScaling::<bf16>::new(runtime, ScaleOptions::default())?;
+            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+        }
+        QuantizedMatrix::Mxfp8(tensor) => {
+            let casts = Mxfp8::<bf16>::new(runtime)?;
+            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+        }
+        QuantizedMatrix::Nvfp4(tensor) => {
+            let kernel = runtime.load::<Nvfp4DequantizeRows<bf16>>()?;
+            Box::new(move |stream| {
+                let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
+                kernel.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output: output.view_mut() })
+            })
+        }
+    })
+}
+
+/// The scales of operand number `at` in the layout of block-scaled multiplication, and where they are; none for other formats.
+pub(super) fn interleave<'a>(
+    runtime: &Runtime,
+    matrix: QuantizedMatrix<'a>,
+    pads: &Pads<'a>,
+    at: usize,
+) -> Result<Option<(Stage<'a>, BufferAccess<'a>)>> {
+    let (mxfp8_scales, nvfp4_scales) = (pads.mxfp8_scales[at], pads.nvfp4_scales[at]);
+    Ok(match matrix {
+        QuantizedMatrix::Fp8 { .. } | QuantizedMatrix::Fp8Block(_) => None,
+        QuantizedMatrix::Mxfp8(tensor) => {
+            let ([rows, columns], interleaved) = (tensor.shape, mxfp8_scales);
+            let stage: Stage<'a> = match tensor.direction {
+                Direction::Rows => {
+                    let (outer, blocks) = (rows, columns.div_ceil(mxfp8::BLOCK));
+                    let kernel = runtime.load::<InterleaveRows<ue8m0>>()?;
+                    Box::new(move |stream| {
+                        let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
+                        kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
+                    })
+                }
+                Direction::Columns => {
+                    let (outer, blocks) = (columns, rows.div_ceil(mxfp8::BLOCK));
+                    let kernel = runtime.load::<InterleaveColumns<ue8m0>>()?;
+                    Box::new(move |stream| {
+                        let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
+                        kernel.launch(stream, InterleaveColumnsArgs { compact, interleaved, outer, blocks })
+                    })
+                }
+            };
+            Some((stage, interleaved.view().access("scales")))
+        }
+        QuantizedMatrix::Nvfp4(tensor) => {
+            let ([rows, columns], interleaved) = (tensor.shape, nvfp4_scales);
+            let (outer, k) = if tensor.direction == Direction::Rows { (rows, columns) } else { (columns, rows) };
+            let (kernel, blocks) = (runtime.load::<InterleaveRows<e4m3>>()?, k / nvfp4::BLOCK);
+            let stage: Stage<'a> = Box::new(move |stream| {
+                let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
+                kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
+            });
+            Some((stage, interleaved.view().access("scales")))
+        }
+    })
+}
+
+/// The factors of a product of NVFP4 codes: `alpha` with both amaxes in it, and `beta`.
+pub(super) fn product_factors<'a>(
+    runtime: &Runtime,
+    [a, b]: [&'a Nvfp4Tensor; 2],
+    [alpha, beta]: [f32; 2],
+    factors: Pad<'a, f32>,
+) -> Result<Stage<'a>> {
+    let kernel = runtime.load::<Nvfp4GemmFactors>()?;
+    Ok(Box::new(move |stream| {
+        let (a_amax, b_amax, factors) = (a.amax.view(), b.amax.view(), factors.view_mut());
+        kernel.launch(stream, Nvfp4GemmFactorsArgs { a_amax, b_amax, factors, alpha, beta })
+    }))
+}
