@@ -164,6 +164,23 @@ def fp8_dequantize(data, inverse):
     return (data.float() * inverse).to(torch.bfloat16)
 
 
+def fp8_cast_blocks(x, side):
+    """E4M3 codes and the inverse of the scale of each block of `side` rows by 128 columns."""
+    rows, columns = x.shape
+    blocks = x.view(rows // side, side, columns // 128, 128).float()
+    scale = exact_division(LARGEST, blocks.abs().amax((1, 3), keepdim=True))
+    data = (blocks * scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return data.view(rows, columns), exact_division(1.0, scale)
+
+
+def fp8_cast_row_blocks(x):
+    return fp8_cast_blocks(x, 1)
+
+
+def fp8_cast_squares(x):
+    return fp8_cast_blocks(x, 128)
+
+
 class Copy:
     title = "torch copy_"
 
@@ -419,6 +436,21 @@ class Fp8CastCompiled(Fp8CurrentScalingCompiled):
         self.launches = [lambda x=x, amax=amax(x).float(): compiled(x, amax) for x in inputs]
 
 
+def Fp8BlocksCompiled(function):
+    """The codes; scales lie in other orders."""
+
+    class Peer(Fp8CurrentScalingCompiled):
+        def __init__(self, pattern, dimensions, sets):
+            compiled = compile(function)
+            inputs = [fill(pattern, set, dimensions) for set in range(sets)]
+            self.launches = [lambda x=x: compiled(x) for x in inputs]
+
+        def outputs(self, first):
+            return {"data": first[0]}
+
+    return Peer
+
+
 class Fp8CastTransposeCompiled:
     title = "torch.compile, same formula"
 
@@ -552,6 +584,8 @@ PEERS = {
     "fp8_current_scaling_compiled": Fp8CurrentScalingCompiled,
     "fp8_cast_compiled": Fp8CastCompiled,
     "fp8_cast_transpose_compiled": Fp8CastTransposeCompiled,
+    "fp8_cast_row_blocks_compiled": Fp8BlocksCompiled(fp8_cast_row_blocks),
+    "fp8_cast_squares_compiled": Fp8BlocksCompiled(fp8_cast_squares),
     "fp8_transpose_contiguous": Fp8TransposeContiguous,
     "fp8_transpose_compiled": Fp8TransposeCompiled,
     "fp8_dequantize_compiled": Fp8DequantizeCompiled,

@@ -42,14 +42,14 @@ pub struct SquaredRelu;
 impl Activation for Gelu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
-        x * sigmoid(gelu_argument(x))
+        x * sigmoid_of(gelu_exponent(x))
     }
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
         // d/dx of the sigmoid's argument: 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
-        let inner = fma(0.214_064_45 * x, x, 1.595_769);
-        product_slope(x * inner, sigmoid(gelu_argument(x)))
+        let inner = fma(0.214_064_45, x * x, 1.595_769);
+        product_slope(x * inner, sigmoid_of(gelu_exponent(x)))
     }
 }
 
@@ -104,31 +104,43 @@ impl Activation for SquaredRelu {
 /// `1 / (1 + exp(-x))`.
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
-    reciprocal(1.0 + exp2(-core::f32::consts::LOG2_E * x))
+    sigmoid_of(-core::f32::consts::LOG2_E * x)
 }
 
-/// `2 sqrt(2 / pi) (x + 0.044715 x^3)`.
+/// `1 / (1 + 2^exponent)`.
 #[inline(always)]
-fn gelu_argument(x: f32) -> f32 {
-    1.595_769 * x * fma(0.044_715 * x, x, 1.0)
+fn sigmoid_of(exponent: f32) -> f32 {
+    reciprocal(1.0 + exp2(exponent))
+}
+
+/// `-log2(e) 2 sqrt(2 / pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+fn gelu_exponent(x: f32) -> f32 {
+    x * fma(-0.102_943_24, x * x, -2.302_208_2)
 }
 
 /// The derivative of `x s(u)`, given `x du/dx` and the sigmoid `s`: `s + x du/dx s (1 - s)`, whose last term is 0 where `s` is 0
 /// or 1, however large the first factor.
 #[inline(always)]
 fn product_slope(factor: f32, s: f32) -> f32 {
-    let curve = s * (1.0 - s);
+    let curve = fma(-s, s, s);
     if curve == 0.0 { s } else { fma(factor, curve, s) }
 }
 
-/// What is done to a tensor before it is cast or stored: row by row, one vector of the result at a time, in `f32`.
+/// What is done to a tensor before it is cast or stored: row by row, one vector of each result at a time, in `f32`.
 pub trait Operation: 'static {
-    /// Columns of `input` for `columns` of the result.
+    /// Results that lie side by side in a row: 2 where one look at the operands gives a vector of either.
+    const RESULTS: usize;
+    /// One `S` a result.
+    type Each<S: SharedStorage + Copy>: SharedStorage + AsRef<[S]>;
+
+    /// Columns of `input` for `columns` of all results.
     fn input_columns(columns: u64) -> u64;
     /// Columns of `gradient`.
     fn gradient_columns(columns: u64) -> u64;
-    /// The vector of the result at this place: as many numbers as a vector of `T` has elements, the rest 0.
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8];
+    /// The vector of each result, as many numbers as a vector of `T` has elements, the rest 0, from the operands' elements
+    /// [`at`](Operands::at) its place.
+    fn values<T: Float + Pod>(operands: &Operands<T>, at: [u64; 2]) -> [[f32; 8]; 2];
 }
 
 /// What an operation reads.
@@ -137,8 +149,17 @@ pub struct Operands<T> {
     pub input: Global<T>,
     /// The gradient of the result, empty in the forward operations.
     pub gradient: Global<T>,
-    /// Columns of the result.
+    /// Columns of one result.
     pub columns: u64,
+}
+
+impl<T> Operands<T> {
+    /// The elements of both tensors that go with this place of a result of `O`.
+    #[inline(always)]
+    pub fn at<O: Operation>(&self, row: u64, column: u64) -> [u64; 2] {
+        let columns = self.columns * O::RESULTS as u64;
+        [row * O::input_columns(columns) + column, row * O::gradient_columns(columns) + column]
+    }
 }
 
 /// The input itself.
@@ -153,7 +174,13 @@ pub struct GatedForward<A>(PhantomData<A>);
 /// The gradients of [`GatedForward`] by both halves of its input, side by side.
 pub struct GatedBackward<A>(PhantomData<A>);
 
+/// In place of a second result.
+const NOTHING: [f32; 8] = [0.0; 8];
+
 impl Operation for Identity {
+    const RESULTS: usize = 1;
+    type Each<S: SharedStorage + Copy> = [S; 1];
+
     fn input_columns(columns: u64) -> u64 {
         columns
     }
@@ -163,12 +190,15 @@ impl Operation for Identity {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
-        load(&operands.input, row * operands.columns + column)
+    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
+        [load(&operands.input, input), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for Forward<A> {
+    const RESULTS: usize = 1;
+    type Each<S: SharedStorage + Copy> = [S; 1];
+
     fn input_columns(columns: u64) -> u64 {
         columns
     }
@@ -178,12 +208,15 @@ impl<A: Activation> Operation for Forward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
-        load(&operands.input, row * operands.columns + column).map(A::value)
+    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
+        [load(&operands.input, input).map(A::value), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for Backward<A> {
+    const RESULTS: usize = 1;
+    type Each<S: SharedStorage + Copy> = [S; 1];
+
     fn input_columns(columns: u64) -> u64 {
         columns
     }
@@ -193,14 +226,16 @@ impl<A: Activation> Operation for Backward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
-        let element = row * operands.columns + column;
-        let (gradient, x) = (load(&operands.gradient, element), load(&operands.input, element));
-        core::array::from_fn(|i| gradient[i] * A::slope(x[i]))
+    fn values<T: Float + Pod>(operands: &Operands<T>, [input, gradient]: [u64; 2]) -> [[f32; 8]; 2] {
+        let (gradient, x) = (load(&operands.gradient, gradient), load(&operands.input, input));
+        [core::array::from_fn(|i| gradient[i] * A::slope(x[i])), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for GatedForward<A> {
+    const RESULTS: usize = 1;
+    type Each<S: SharedStorage + Copy> = [S; 1];
+
     fn input_columns(columns: u64) -> u64 {
         2 * columns
     }
@@ -210,14 +245,16 @@ impl<A: Activation> Operation for GatedForward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
-        let element = row * 2 * operands.columns + column;
-        let (x, gate) = (load(&operands.input, element), load(&operands.input, element + operands.columns));
-        core::array::from_fn(|i| A::value(x[i]) * gate[i])
+    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
+        let (x, gate) = (load(&operands.input, input), load(&operands.input, input + operands.columns));
+        [core::array::from_fn(|i| A::value(x[i]) * gate[i]), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for GatedBackward<A> {
+    const RESULTS: usize = 2;
+    type Each<S: SharedStorage + Copy> = [S; 2];
+
     fn input_columns(columns: u64) -> u64 {
         columns
     }
@@ -226,21 +263,11 @@ impl<A: Activation> Operation for GatedBackward<A> {
         columns / 2
     }
 
-    /// The neighbouring CUDA blocks that read the same operands for the other half find them in the L2 cache.
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, row: u64, column: u64) -> [f32; 8] {
-        let half = operands.columns / 2;
-        let of_gate = column >= half;
-        let within = if of_gate { column - half } else { column };
-        let element = row * operands.columns + within;
-        let gradient = load(&operands.gradient, row * half + within);
-        let x = load(&operands.input, element);
-        if of_gate {
-            core::array::from_fn(|i| gradient[i] * A::value(x[i]))
-        } else {
-            let gate = load(&operands.input, element + half);
-            core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i]))
-        }
+    fn values<T: Float + Pod>(operands: &Operands<T>, [input, gradient]: [u64; 2]) -> [[f32; 8]; 2] {
+        let gradient = load(&operands.gradient, gradient);
+        let (x, gate) = (load(&operands.input, input), load(&operands.input, input + operands.columns));
+        [core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i])), core::array::from_fn(|i| gradient[i] * A::value(x[i]))]
     }
 }
 
@@ -261,18 +288,28 @@ fn load<T: Float + Pod>(tensor: &Global<T>, element: u64) -> [f32; 8] {
 ], T = [bf16])]
 pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Global<T>, output: GlobalMut<T>, columns: u64) {
     let [row, group, _] = block::index();
+    let of_result = columns / O::RESULTS as u64;
     let column = u64::from(group * THREADS + thread::index()) * Vector::<T>::LANES as u64;
-    if column < columns {
-        let [a, b, c, d, e, f, g, h] = O::values(&Operands { input, gradient, columns }, u64::from(row), column);
-        output.store_vector(u64::from(row) * columns + column, T::vector([a, b, c, d], [e, f, g, h]));
+    if column < of_result {
+        let operands = Operands { input, gradient, columns: of_result };
+        let values = O::values(&operands, operands.at::<O>(u64::from(row), column));
+        for (result, values) in values.into_iter().take(O::RESULTS).enumerate() {
+            output.store_vector(u64::from(row) * columns + result as u64 * of_result + column, vector_of(values));
+        }
     }
+}
+
+/// One vector, rounded to nearest even.
+#[inline(always)]
+pub(crate) fn vector_of<T: Wide>([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vector<T> {
+    T::vector([a, b, c, d], [e, f, g, h])
 }
 
 fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (elements, columns) = (args.output.len(), args.columns);
     let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
     LaunchError::check_alignment("output", 16, args.output.address())?;
-    let groups = Grid::cover("columns", columns, THREADS * Vector::<T>::LANES as u32)?.x;
+    let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;
     LaunchError::check_limit("columns", groups.into(), 65_535)?;
     LaunchError::check_limit("output", rows, i32::MAX as u64)?;
     Ok(if elements == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
@@ -293,6 +330,6 @@ pub(crate) fn check_operands<O: Operation, T: Pod>(
         LaunchError::check_length(name, rows * of, view.len())?;
         LaunchError::check_alignment(name, 16, view.address())?;
     }
-    LaunchError::check_multiple("columns", vector, columns)?;
+    LaunchError::check_multiple("columns", vector * O::RESULTS as u64, columns)?;
     Ok(rows)
 }

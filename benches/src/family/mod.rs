@@ -4,12 +4,14 @@ pub mod amax;
 pub mod attention;
 pub mod copy;
 pub mod fp8;
+mod fp8_blocks;
 pub mod gemm;
 pub mod interleave;
 pub mod launch;
 pub mod mxfp8;
 pub mod mxfp8_fused;
 pub mod nvfp4;
+mod quantized_gemm;
 mod raw_launch;
 
 use crate::bench::{Bench, Size};
@@ -34,11 +36,13 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         copy::benches(size),
         amax::benches(size),
         fp8::benches(size),
+        fp8_blocks::benches(size),
         mxfp8::benches(size),
         mxfp8_fused::benches(size),
         interleave::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),
+        quantized_gemm::benches(size),
         attention::benches(size),
     ]
     .into_iter()

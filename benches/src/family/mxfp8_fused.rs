@@ -41,12 +41,12 @@ pub fn benches(size: Size) -> Vec<Bench> {
         let square = Wanted { options: SQUARE_BLOCKS, ..BOTH };
         let bias = Wanted { bias_gradient: true, ..BOTH };
         [
-            bench::<Identity>(size, shape, "mxfp8_cast_fused rows, interleaved", &["mxfp8_interleaved_compiled"], interleaved),
+            bench::<Identity>(size, shape, "mxfp8_cast_fused_rows interleaved", &["mxfp8_interleaved_compiled"], interleaved),
             bench::<Identity>(size, shape, "mxfp8_cast_fused both, interleaved", &[], both_interleaved),
             bench::<Identity>(size, shape, "mxfp8_cast_fused both, square", &[], square),
-            bench::<Forward<Gelu>>(size, shape, "mxfp8_cast_fused gelu, rows", &["mxfp8_gelu_compiled"], ROWS),
+            bench::<Forward<Gelu>>(size, shape, "mxfp8_cast_fused_rows gelu", &["mxfp8_gelu_compiled"], ROWS),
             bench::<Backward<Gelu>>(size, shape, "mxfp8_cast_fused gelu backward with bias, both", &["mxfp8_gelu_backward_compiled"], bias),
-            bench::<GatedForward<Silu>>(size, shape, "mxfp8_cast_fused swiglu, rows", &["mxfp8_swiglu_compiled"], ROWS),
+            bench::<GatedForward<Silu>>(size, shape, "mxfp8_cast_fused_rows swiglu", &["mxfp8_swiglu_compiled"], ROWS),
             bench::<GatedBackward<Silu>>(size, shape, "mxfp8_cast_fused swiglu backward, both", &[], BOTH),
         ]
     };
@@ -56,6 +56,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
 fn bench<O: Operation>(size: Size, shape: Shape, kernel: &'static str, peers: &'static [&'static str], wanted: Wanted) -> Bench
 where
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
 {
     let (rows, columns, sets) = shape;
     let casts = u64::from(wanted.rows) + u64::from(wanted.columns);
@@ -110,12 +111,29 @@ fn set<O: Operation>(gpu: &Gpu, (rows, columns, sets): Shape, wanted: Wanted, nu
 fn prepare<O: Operation>(gpu: &Gpu, shape: Shape, wanted: Wanted) -> Result<Prepared>
 where
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
 {
     let (rows, columns, sets) = shape;
     let mut sets = (0..sets).map(|number| set::<O>(gpu, shape, wanted, number)).collect::<Result<Vec<_>>>()?;
+    let cast_rows = gpu.runtime.load::<Mxfp8CastFusedRows<O, bf16, e4m3>>()?;
     let (cast, sums) = (gpu.runtime.load::<Mxfp8CastFused<O, bf16, e4m3>>()?, gpu.runtime.load::<ColumnSums<bf16>>()?);
     let graph = Prepared::capture(gpu, || {
         sets.iter_mut().try_for_each(|set| {
+            if !wanted.columns {
+                let args = Mxfp8CastFusedRowsArgs {
+                    input: set.input.view(),
+                    gradient: set.gradient.view(),
+                    data: set.rows.0.view_mut(),
+                    scales: set.rows.1.view_mut(),
+                    amax: set.nothing_mut.view_mut(),
+                    skip: set.nothing.view(),
+                    rows,
+                    columns,
+                    options: wanted.options,
+                    marker: PhantomData,
+                };
+                return cast_rows.launch(&gpu.stream, args);
+            }
             cast.launch(
                 &gpu.stream,
                 Mxfp8CastFusedArgs {

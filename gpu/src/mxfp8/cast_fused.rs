@@ -2,9 +2,10 @@
 //! the largest magnitude beside, scales interleaved or shared by both directions.
 //!
 //! Floor: the operands once, and 1 + 1/32 bytes an element and direction. The [tile](super::column_tile) of the columnwise
-//! cast. A lane computes its 8 vectors from [`Operation::values`], rounds them to the input type, and goes on from there: scales,
-//! codes, sums and amax are those of the rounded values. What is not wanted, an empty view says; such choices are the same for
-//! the whole grid. Rows and columns beyond the tensor are loaded as the last ones inside, which changes no maximum, so
+//! cast. A lane computes its 8 vectors of each result from [`Operation::values`], rounds them to the input type, and keeps them in
+//! shared memory that no other lane reads: registers for 16 warps a multiprocessor become room for 24 and more. From there on
+//! scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says; such choices are the same
+//! for the whole grid. Rows and columns beyond the tensor are loaded as the last ones inside, which changes no maximum, so
 //! all tiles take one path.
 //!
 //! | barrier | waits for |
@@ -27,13 +28,38 @@ pub const SQUARE_BLOCKS: u32 = 1;
 /// Option: scales are [interleaved](crate::interleave) in both directions, the padding 0.
 pub const INTERLEAVED_SCALES: u32 = 2;
 
-#[derive(SharedStorage)]
-struct Shared {
+/// CUDA blocks a multiprocessor: two results take more registers.
+const fn resident<O: Operation>() -> u32 {
+    if O::RESULTS == 1 { 4 } else { 2 }
+}
+
+/// What a result needs of shared memory.
+#[derive(SharedStorage, Clone, Copy)]
+struct Part {
+    /// The vectors of each lane, step by step.
+    vectors: SharedArray<u32, { ROWS_A_LANE * THREADS as usize * 4 }>,
     row_scales: RowScales,
+}
+
+impl Part {
+    #[inline(always)]
+    fn store<T: Pod>(self, step: usize, vector: Vector<T>) {
+        self.vectors.store_vector((step as u32 * THREADS + thread::index()) * 4, vector.words());
+    }
+
+    #[inline(always)]
+    fn load<T: Pod>(self, step: usize) -> Vector<T> {
+        Vector::from_words(self.vectors.load_vector((step as u32 * THREADS + thread::index()) * 4))
+    }
+}
+
+#[derive(SharedStorage)]
+struct Shared<O: Operation> {
+    parts: O::Each<Part>,
     reduce: ReduceStorage,
 }
 
-/// Casts the result of `O`, `[rows, columns]`, whole vectors a row.
+/// Casts the results of `O`, side by side `[rows, columns]`, whole vectors a row; of two, whole blocks.
 ///
 /// - `row_data`, `row_scales` and `column_data`, `column_scales`: as in the casts without an operation; a direction that is not
 ///   wanted has empty ones.
@@ -41,7 +67,7 @@ struct Shared {
 /// - `amax`: raised to the largest magnitude, NaN dropped, or empty. The host zeroes it first.
 /// - `skip`: where its one element is 1, nothing is written; or empty.
 /// - `options`: [`SQUARE_BLOCKS`], [`INTERLEAVED_SCALES`].
-#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = 2)]
+#[kernel(threads = THREADS, grid = grid, shared = Shared<O>, min_blocks = resident::<O>())]
 #[instances(O = [Identity], T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 #[instances(O = [
     Forward<Gelu>, Forward<Silu>, Forward<QuickGelu>, Forward<Relu>, Forward<SquaredRelu>,
@@ -67,44 +93,61 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     if !skip.is_empty() && skip.load(0) == 1.0 {
         return;
     }
-    let shared = Shared::claim();
+    let shared = Shared::<O>::claim();
+    let parts = shared.parts.as_ref();
     let interleaved = options & INTERLEAVED_SCALES != 0;
-    let tile = Tile::<T>::of_lane(rows, columns);
-    let operands = Operands { input, gradient, columns };
-    let vectors: [_; ROWS_A_LANE] = core::array::from_fn(|step| {
-        let [a, b, c, d, e, f, g, h] = O::values(&operands, tile.row(step).min(rows - 1), tile.column().min(tile.last_column()));
-        T::vector([a, b, c, d], [e, f, g, h])
-    });
-    let running = vectors.iter().fold([0; 4], |running, row| raise(running, *row));
-    // Nothing is larger than the maximum of its square, and everything at least 0.
-    let of_square = if options & SQUARE_BLOCKS != 0 { square_maximum::<T>(running) } else { 0 };
+    let of_result = columns / O::RESULTS as u64;
+    let place = ColumnTile::<T>::of_lane(of_result);
+    let operands = Operands { input, gradient, columns: of_result };
+    let tile = Tile { place: &place, first_row: place.row_block * BLOCK, rows, columns, of_result };
+    let origin = operands.at::<O>(tile.first_row.min(rows - 1), place.column.min(of_result - Vector::<T>::LANES as u64));
+    let pitches = [O::input_columns(columns), O::gradient_columns(columns)].map(|columns| columns as u32);
+    let last_row = tile.rows_inside().saturating_sub(1);
+    let mut running = [[0; 4]; 2];
+    for step in 0..ROWS_A_LANE {
+        // Few rows and few columns: products of 32 bits.
+        let row = tile.row(step).min(last_row);
+        let values = O::values(&operands, [0, 1].map(|i| origin[i] + u64::from(row) * u64::from(pitches[i])));
+        for result in 0..O::RESULTS {
+            let vector = vector_of::<T>(values[result]);
+            running[result] = raise(running[result], vector);
+            parts[result].store(step, vector);
+        }
+    }
 
-    if !row_data.is_empty() {
-        for (step, vector) in vectors.iter().enumerate() {
-            let code = block_scale::<T, Q>(T::join(of_vector(*vector), of_square));
-            stage(shared.row_scales, &tile.place, step as u32, code);
-            if tile.is_inside(step) {
-                store_codes(&row_data, tile.element(step), *vector, [code.reciprocal(); 8]);
+    for result in 0..O::RESULTS {
+        let (part, running) = (parts[result], running[result]);
+        let tile = tile.of_result(result);
+        // Nothing is larger than the maximum of its square, and everything at least 0.
+        let of_square = if options & SQUARE_BLOCKS != 0 { square_maximum::<T>(running) } else { 0 };
+        if !row_data.is_empty() {
+            for step in 0..ROWS_A_LANE {
+                let vector = part.load::<T>(step);
+                let code = block_scale::<T, Q>(T::join(of_vector(vector), of_square));
+                stage(part.row_scales, &place, step as u32, code);
+                if tile.is_inside(step) {
+                    store_codes(&row_data, tile.element(step), vector, [code.reciprocal(); 8]);
+                }
             }
         }
-    }
-    if !column_data.is_empty() {
-        let scales = scales_of_columns::<T, Q>(running.map(|word| T::join(word, of_square)));
-        if tile.place.row == 0 {
-            tile.store_column_scales(&column_scales, &scales, interleaved);
-        }
-        let multipliers = scales.map(|scale| scale.multiplier);
-        for (step, vector) in vectors.iter().enumerate() {
-            if tile.is_inside(step) {
-                store_codes(&column_data, tile.element(step), *vector, multipliers);
+        if !column_data.is_empty() {
+            let scales = scales_of_columns::<T, Q>(running.map(|word| T::join(word, of_square)));
+            if place.row == 0 {
+                tile.store_column_scales(&column_scales, &scales, interleaved);
+            }
+            let multipliers = scales.map(|scale| scale.multiplier);
+            for step in 0..ROWS_A_LANE {
+                if tile.is_inside(step) {
+                    store_codes(&column_data, tile.element(step), part.load::<T>(step), multipliers);
+                }
             }
         }
-    }
-    if !partial_sums.is_empty() {
-        tile.store_sums(&partial_sums, &vectors);
+        if !partial_sums.is_empty() {
+            tile.store_sums(&partial_sums, part);
+        }
     }
     if !amax.is_empty() {
-        let largest = running.into_iter().fold(0, T::join);
+        let largest = running.into_iter().flatten().fold(0, T::join);
         let largest = block::max_u32(T::finish(largest).to_bits(), shared.reduce);
         if thread::index() == 0 {
             atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
@@ -112,7 +155,9 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     }
     if !row_data.is_empty() {
         block::sync();
-        tile.store_row_scales(&row_scales, shared.row_scales, interleaved);
+        for result in 0..O::RESULTS {
+            tile.of_result(result).store_row_scales(&row_scales, parts[result].row_scales, interleaved);
+        }
     }
 }
 
@@ -132,59 +177,93 @@ fn square_maximum<T: Magnitude>(running: [u32; 4]) -> u32 {
     largest
 }
 
-/// A lane's place in a tensor that the grid may reach beyond.
-struct Tile<T> {
-    place: ColumnTile<T>,
+/// A CUDA block's rows of all results, and a lane's place there; the grid may reach beyond.
+struct Tile<'a, T> {
+    place: &'a ColumnTile<T>,
+    first_row: u64,
     rows: u64,
+    /// Of all results.
     columns: u64,
+    of_result: u64,
 }
 
-impl<T: Magnitude> Tile<T> {
+impl<'a, T: Magnitude> Tile<'a, T> {
+    /// How many of the tile's rows there are.
     #[inline(always)]
-    fn of_lane(rows: u64, columns: u64) -> Self {
-        Self { place: ColumnTile::of_lane(columns), rows, columns }
+    fn rows_inside(&self) -> u32 {
+        self.rows.saturating_sub(self.first_row).min(BLOCK) as u32
     }
 
     /// The lane's row of a step.
     #[inline(always)]
-    fn row(&self, step: usize) -> u64 {
-        self.place.row_block * BLOCK + u64::from(self.place.row + step as u32 * ROWS)
+    fn row(&self, step: usize) -> u32 {
+        self.place.row + step as u32 * ROWS
     }
 
-    /// The lane's first column.
     #[inline(always)]
-    fn column(&self) -> u64 {
-        self.place.column
+    fn of_result(&self, result: usize) -> ResultTile<'a, T> {
+        let first = result as u64 * self.of_result;
+        let end = first + self.of_result;
+        let column = first + self.place.column;
+        ResultTile {
+            place: self.place,
+            first_row: self.first_row,
+            rows: self.rows,
+            rows_inside: if column < end { self.rows_inside() } else { 0 },
+            columns: self.columns,
+            first,
+            end,
+            column,
+            element: (self.first_row + u64::from(self.place.row)) * self.columns + column,
+        }
     }
+}
 
-    /// The first column of a row's last vector.
-    #[inline(always)]
-    fn last_column(&self) -> u64 {
-        self.columns - Vector::<T>::LANES as u64
-    }
+/// The part of one result.
+struct ResultTile<'a, T> {
+    place: &'a ColumnTile<T>,
+    first_row: u64,
+    rows: u64,
+    /// Rows of the lane's columns that there are.
+    rows_inside: u32,
+    columns: u64,
+    /// The result's first column, and the first behind it.
+    first: u64,
+    end: u64,
+    /// The lane's first column, and its first element.
+    column: u64,
+    element: u64,
+}
 
+impl<T: Magnitude> ResultTile<'_, T> {
     #[inline(always)]
     fn is_inside(&self, step: usize) -> bool {
-        self.row(step) < self.rows && self.column() < self.columns
+        self.place.row + step as u32 * ROWS < self.rows_inside
     }
 
     #[inline(always)]
     fn element(&self, step: usize) -> u64 {
-        self.row(step) * self.columns + self.column()
+        self.element + step as u64 * u64::from(ROWS) * self.columns
+    }
+
+    /// The first column behind those whose scales the result writes: the last one pads.
+    #[inline(always)]
+    fn scales_end(&self, interleaved: bool) -> u64 {
+        if interleaved && self.end == self.columns { self.end.next_multiple_of(TILE_OUTER) } else { self.end }
     }
 
     /// The scales of the lane's columns.
     #[inline(always)]
     fn store_column_scales(&self, scales: &GlobalMut<ue8m0>, columns: &[BlockScale; 8], interleaved: bool) {
         let row_blocks = self.rows.div_ceil(BLOCK);
-        let is_inside = self.column() < self.columns && self.place.row_block < row_blocks;
+        let is_inside = self.rows_inside != 0;
         if !interleaved {
             if is_inside {
-                store_scales::<T>(scales, self.place.scale(), columns);
+                store_scales::<T>(scales, self.place.row_block * self.columns + self.column, columns);
             }
-        } else if self.column() < self.columns.next_multiple_of(TILE_OUTER) {
+        } else if self.column < self.scales_end(interleaved) {
             // A vector's columns are of one run of 32: their scales lie 16 bytes apart.
-            let first = offset(self.column(), self.place.row_block, row_blocks);
+            let first = offset(self.column, self.place.row_block, row_blocks);
             let code = |i: usize| if is_inside { columns[i].code } else { ue8m0::from_bits(0) };
             for i in 0..Vector::<T>::LANES {
                 scales.store(first + 16 * i as u64, code(i));
@@ -196,13 +275,14 @@ impl<T: Magnitude> Tile<T> {
     #[inline(always)]
     fn store_row_scales(&self, scales: &GlobalMut<ue8m0>, staged: RowScales, interleaved: bool) {
         let blocks = self.columns.div_ceil(BLOCK);
-        let first = u64::from(block::index()[0]) * u64::from(scales_a_row::<T>());
+        let first = self.first / BLOCK + u64::from(block::index()[0]) * u64::from(scales_a_row::<T>());
+        let end = self.scales_end(interleaved).div_ceil(BLOCK);
         let mut slot = thread::index();
         while slot < BLOCK as u32 * scales_a_row::<T>() {
-            let row = self.place.row_block * BLOCK + u64::from(slot / scales_a_row::<T>());
+            let row = self.first_row + u64::from(slot / scales_a_row::<T>());
             let block = first + u64::from(slot % scales_a_row::<T>());
-            let is_inside = row < self.rows && block < blocks;
-            if interleaved && block < blocks.next_multiple_of(TILE_BLOCKS) {
+            let is_inside = row < self.rows && block < self.end.div_ceil(BLOCK);
+            if interleaved && block < end {
                 let code = if is_inside { staged.load(slot) } else { ue8m0::from_bits(0) };
                 scales.store(offset(row, block, blocks), code);
             } else if !interleaved && is_inside {
@@ -214,16 +294,19 @@ impl<T: Magnitude> Tile<T> {
 
     /// The sums of the tile's columns, in an order of their own but always the same.
     #[inline(always)]
-    fn store_sums(&self, sums: &GlobalMut<f32>, vectors: &[Vector<T>; ROWS_A_LANE]) {
-        for i in 0..Vector::<T>::LANES {
-            let mut sum = 0.0;
-            for (step, vector) in vectors.iter().enumerate() {
-                sum += if self.row(step) < self.rows { vector.lane(i).to_f32() } else { 0.0 };
+    fn store_sums(&self, sums: &GlobalMut<f32>, part: Part) {
+        let mut total = [0.0; 8];
+        for step in 0..ROWS_A_LANE {
+            let vector = if self.is_inside(step) { part.load::<T>(step) } else { Vector::from_words([0; 4]) };
+            for i in 0..Vector::<T>::LANES {
+                total[i] += vector.lane(i).to_f32();
             }
-            sum += warp::shuffle_xor(sum, 8);
-            sum += warp::shuffle_xor(sum, 16);
-            if self.place.row == 0 && self.is_inside(0) {
-                sums.store(self.place.scale() + i as u64, sum);
+        }
+        for i in 0..Vector::<T>::LANES {
+            total[i] += warp::shuffle_xor(total[i], 8);
+            total[i] += warp::shuffle_xor(total[i], 16);
+            if self.place.row == 0 && self.rows_inside != 0 {
+                sums.store(self.place.row_block * self.columns + self.column + i as u64, total[i]);
             }
         }
     }
@@ -232,6 +315,10 @@ impl<T: Magnitude> Tile<T> {
 fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(args: &Mxfp8CastFusedArgs<'_, O, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (rows, columns, elements) = (args.rows, args.columns, args.rows.saturating_mul(args.columns));
     check_operands::<O, T>(&args.input, &args.gradient, ("input", elements), columns)?;
+    if O::RESULTS > 1 {
+        LaunchError::check_multiple("columns", BLOCK * O::RESULTS as u64, columns)?;
+    }
+    LaunchError::check_limit("columns", O::input_columns(columns), u32::MAX.into())?;
     let (row_blocks, blocks) = (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK));
     let interleaved = args.options & INTERLEAVED_SCALES != 0;
     let scales = |outer, blocks| if interleaved { interleaved_len(outer, blocks) } else { outer * blocks };
@@ -252,7 +339,10 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(args: &Mxfp8CastFusedArgs<'_,
             LaunchError::check_length(name, length, optional)?;
         }
     }
-    // Interleaved scales have padding beyond the last row block, which somebody writes.
-    let covered = if interleaved { row_blocks.next_multiple_of(TILE_OUTER / BLOCK) } else { row_blocks };
-    if elements == 0 { Ok(Grid::x(0)) } else { column_tile::grid_of_blocks::<T>("input", covered, columns) }
+    // Interleaved scales have padding beyond the last row block and column, which somebody writes.
+    let (covered, padding) = match interleaved {
+        true => (row_blocks.next_multiple_of(TILE_OUTER / BLOCK), columns.next_multiple_of(TILE_OUTER) - columns),
+        false => (row_blocks, 0),
+    };
+    if elements == 0 { Ok(Grid::x(0)) } else { column_tile::grid_of_blocks::<T>("input", covered, columns / O::RESULTS as u64 + padding) }
 }

@@ -12,6 +12,7 @@
 mod cast_both;
 mod cast_columns;
 mod cast_fused;
+mod cast_fused_rows;
 mod cast_grouped;
 mod cast_rows;
 mod column_tile;
@@ -26,6 +27,7 @@ mod wide;
 pub use cast_both::{MXFP8_CAST_BOTH, Mxfp8CastBoth, Mxfp8CastBothArgs};
 pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArgs};
 pub use cast_fused::{INTERLEAVED_SCALES, MXFP8_CAST_FUSED, Mxfp8CastFused, Mxfp8CastFusedArgs, SQUARE_BLOCKS};
+pub use cast_fused_rows::{MXFP8_CAST_FUSED_ROWS, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
 pub use cast_grouped::*;
 pub use cast_rows::{MXFP8_CAST_ROWS, Mxfp8CastRows, Mxfp8CastRowsArgs};
 pub use dequantize_columns::{MXFP8_DEQUANTIZE_COLUMNS, Mxfp8DequantizeColumns, Mxfp8DequantizeColumnsArgs};

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::activation::*;
-use oxtile_kernels::mxfp8::{Mxfp8CastFused, Mxfp8CastFusedArgs};
+use oxtile_kernels::mxfp8::{Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::activation::Activation as Formula;
 use oxtile_tile::launch::Kernel;
@@ -64,6 +64,7 @@ fn of_operation<O: Reference>(name: &str, formula: Formula) -> Vec<Case>
 where
     Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
 {
     let case = |what: String, size, scenario, shape| {
         let name = format!("activation::{name}::{formula:?}::{what}");
@@ -83,6 +84,7 @@ fn run<O: Reference>(runtime: &Runtime, formula: Formula, scenario: Scenario, [r
 where
     Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
 {
     let stream = stream(runtime)?;
     let input_columns = O::input_columns(columns as u64) as usize;

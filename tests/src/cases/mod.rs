@@ -18,6 +18,7 @@ mod mxfp8_columns;
 mod mxfp8_fused;
 mod nvfp4;
 mod nvfp4_columns;
+mod quantized_gemm;
 mod shards;
 
 use crate::case::Case;
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Case> {
         grouped::cases(),
         grouped_shards::cases(),
         gemm::cases(),
+        quantized_gemm::cases(),
         attention::cases(),
         attention_fp8::cases(),
         conformance::cases(),

@@ -54,6 +54,7 @@ pub fn cases() -> Vec<Case> {
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
     Mxfp8CastFused<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, Identity, T, Q>>,
+    Mxfp8CastFusedRows<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, Identity, T, Q>>,
 {
     let name = format!("mxfp8::cast_fused::{}::{}", T::DTYPE.name(), Q::NAME);
     let case = |what: String, size, scenario, wanted: Wanted| {
@@ -94,6 +95,7 @@ pub fn check<O: Operation, T: TestElement, Q: TestFp8>(
 ) -> Outcome
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
 {
     let stream = stream(runtime)?;
     let Wanted { shape: [rows, columns], options, .. } = wanted;
@@ -126,7 +128,42 @@ where
     equal("column scales", &codes(&column_scales, &stream, ue8m0::to_bits)?, &expected.columns[1])?;
     equal("column data", &codes(&column_data, &stream, Q::code)?, &expected.columns[0])?;
     equal("amax", &text(amax.to_vec(&stream))?, &expected.amax)?;
-    near("sums", &text(sums.to_vec(&stream))?, &expected.sums)
+    near("sums", &text(sums.to_vec(&stream))?, &expected.sums)?;
+    if wanted.rows && options & SQUARE_BLOCKS == 0 { rows_alone::<O, T, Q>(runtime, input, gradient, wanted, &expected) } else { Ok(()) }
+}
+
+/// The kernel for rows alone writes the same.
+fn rows_alone<O: Operation, T: TestElement, Q: TestFp8>(
+    runtime: &Runtime,
+    input: &Buffer<T>,
+    gradient: &Buffer<T>,
+    wanted: Wanted,
+    expected: &Expected,
+) -> Outcome
+where
+    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
+{
+    let stream = stream(runtime)?;
+    let mut data = poisoned(&stream, expected.rows[0].len(), Q::of_code(0xa5))?;
+    let mut scales = poisoned(&stream, expected.rows[1].len(), ue8m0::from_bits(0xa5))?;
+    let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
+    let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
+    let args = Mxfp8CastFusedRowsArgs {
+        input: input.view(),
+        gradient: gradient.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        amax: amax.view_mut(),
+        skip: skip.view(),
+        rows: wanted.shape[0] as u64,
+        columns: wanted.shape[1] as u64,
+        options: wanted.options,
+        marker: PhantomData,
+    };
+    text(text(runtime.load::<Mxfp8CastFusedRows<O, T, Q>>())?.launch(&stream, args))?;
+    equal("scales of rows alone", &codes(&scales, &stream, ue8m0::to_bits)?, &expected.rows[1])?;
+    equal("data of rows alone", &codes(&data, &stream, Q::code)?, &expected.rows[0])?;
+    equal("amax of rows alone", &text(amax.to_vec(&stream))?, &expected.amax)
 }
 
 /// What the kernel must write: data and scales of each direction, nothing of one that is not wanted.

@@ -20,6 +20,7 @@ use crate::tensor::shape::numel;
 /// [`Backward<Gelu>`](oxtile_kernels::activation::Backward), by one pass over its operands. Rows are whole 16-byte vectors.
 pub struct FusedMxfp8<O: Operation, T: Magnitude + Wide = bf16, Q: Fp8 = e4m3> {
     cast: Loaded<Mxfp8CastFused<O, T, Q>>,
+    cast_rows: Loaded<Mxfp8CastFusedRows<O, T, Q>>,
     sums: Loaded<ColumnSums<T>>,
 }
 
@@ -60,6 +61,7 @@ impl<T, Q, L> Default for FusedOutput<'_, T, Q, L> {
 impl<O: Operation, T: Magnitude + Wide, Q: Fp8> FusedMxfp8<O, T, Q>
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
     ColumnSums<T>: for<'a> Kernel<Args<'a> = ColumnSumsArgs<'a, T>>,
 {
     /// Loads the kernels.
@@ -67,10 +69,10 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { cast: runtime.load()?, sums: runtime.load()? })
+        Ok(Self { cast: runtime.load()?, cast_rows: runtime.load()?, sums: runtime.load()? })
     }
 
-    /// Enqueues the cast, and the addition of the partial sums of a bias gradient.
+    /// Enqueues the cast, by a kernel of its own where rows alone are wanted, and the addition of the partial sums of a bias gradient.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a tensor of another shape or direction, and for a bias gradient that might be skipped;
@@ -94,9 +96,26 @@ where
         let (row_data, row_scales) = views(by_rows, &mut no_rows, [rows, columns], Direction::Rows)?;
         let (column_data, column_scales) = views(by_columns, &mut no_columns, [rows, columns], Direction::Columns)?;
         let options = [(square_blocks, SQUARE_BLOCKS), (L::IS_INTERLEAVED, INTERLEAVED_SCALES)];
+        let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
+        let gradient = gradient.unwrap_or_else(|| no_gradient.view());
+        if column_data.is_empty() && bias_gradient.is_none() && !square_blocks && !row_data.is_empty() {
+            let args = Mxfp8CastFusedRowsArgs {
+                input,
+                gradient,
+                data: row_data,
+                scales: row_scales,
+                amax: amax.unwrap_or(&mut no_amax).view_mut(),
+                skip: skip.unwrap_or_else(|| no_skip.view()),
+                rows,
+                columns,
+                options,
+                marker: PhantomData,
+            };
+            return self.cast_rows.launch(stream, args);
+        }
         let args = Mxfp8CastFusedArgs {
             input,
-            gradient: gradient.unwrap_or_else(|| no_gradient.view()),
+            gradient,
             row_data,
             row_scales,
             column_data,
@@ -106,7 +125,7 @@ where
             skip: skip.unwrap_or_else(|| no_skip.view()),
             rows,
             columns,
-            options: options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum(),
+            options,
             marker: PhantomData,
         };
         self.cast.launch(stream, args)?;
