@@ -11,6 +11,7 @@ mod fp8;
 mod gemm;
 mod grouped;
 mod interleave;
+mod interleaved;
 mod mxfp8;
 mod mxfp8_fused;
 mod nvfp4;
@@ -44,6 +45,7 @@ const SHIPPED: &[&[Job]] = &[
     gemm::JOBS,
     grouped::JOBS,
     interleave::JOBS,
+    interleaved::JOBS,
     mxfp8::JOBS,
     mxfp8_fused::JOBS,
     nvfp4::JOBS,

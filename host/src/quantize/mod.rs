@@ -7,6 +7,7 @@ pub mod fp8;
 pub mod gemm;
 pub mod grouped;
 mod interleave;
+mod interleaved;
 pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -20,6 +21,7 @@ pub use fp8::{
 };
 pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMatrix};
 pub use interleave::{Interleave, InterleaveMxfp8};
+pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4, InterleavedNvfp4View};
 pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};

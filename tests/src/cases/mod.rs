@@ -12,6 +12,7 @@ mod gemm;
 mod grouped;
 mod grouped_shards;
 mod interleave;
+mod interleaved;
 mod mxfp8;
 mod mxfp8_bias;
 mod mxfp8_columns;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Case> {
         activation::cases(),
         nvfp4_columns::cases(),
         interleave::cases(),
+        interleaved::cases(),
         shards::cases(),
         grouped::cases(),
         grouped_shards::cases(),

@@ -1,0 +1,135 @@
+//! Casts that write interleaved scales, and back from them, without a pass over the scales between.
+
+use std::fmt;
+
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::mxfp8::*;
+use oxtile_kernels::nvfp4::{
+    Nvfp4DequantizeColumnsInterleaved, Nvfp4DequantizeColumnsInterleavedArgs, Nvfp4DequantizeRowsInterleaved,
+    Nvfp4DequantizeRowsInterleavedArgs,
+};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{Fp8, e2m1x2, e4m3};
+
+use super::layout::Interleaved;
+use super::mxfp8::{Direction, Mxfp8Tensor};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
+
+/// MXFP8 with interleaved scales: the rowwise cast and the inverse of either direction, for rows of whole blocks.
+pub struct InterleavedMxfp8<T: Magnitude + Wide, Q: Fp8 = e4m3> {
+    cast_rows: Loaded<Mxfp8CastRowsInterleaved<T, Q>>,
+    dequantize_rows: Loaded<Mxfp8DequantizeRowsInterleaved<Q, T>>,
+    dequantize_columns: Loaded<Mxfp8DequantizeColumnsInterleaved<Q, T>>,
+}
+
+impl<T: Magnitude + Wide, Q: Fp8> InterleavedMxfp8<T, Q>
+where
+    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
+    Mxfp8DequantizeRowsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsInterleavedArgs<'a, Q, T>>,
+    Mxfp8DequantizeColumnsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsInterleavedArgs<'a, Q, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { cast_rows: runtime.load()?, dequantize_rows: runtime.load()?, dequantize_columns: runtime.load()? })
+    }
+
+    /// Quantizes a matrix rowwise into new buffers.
+    ///
+    /// # Errors
+    /// As [`Mxfp8Tensor::uninitialised`]; as [`Loaded::launch`], also where a row is not whole blocks of 32 or `input` does not start at a
+    /// multiple of 16 bytes: cast it by [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
+    pub fn quantize_rows(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Mxfp8Tensor<Q, Interleaved>> {
+        let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), shape);
+        self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })?;
+        Ok(tensor)
+    }
+
+    /// The matrix back in `T`, rounded to nearest even.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], also where a rowwise tensor's rows are not whole blocks, a columnwise one's not whole vectors of `T`, or
+    /// `output` does not start at a multiple of 16 bytes.
+    pub fn dequantize(&self, stream: &Stream, tensor: &Mxfp8Tensor<Q, Interleaved>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        let (data, scales, [rows, columns]) = (tensor.data.view(), tensor.scales.view(), tensor.shape);
+        match tensor.direction {
+            Direction::Rows => self.dequantize_rows.launch(stream, Mxfp8DequantizeRowsInterleavedArgs { data, scales, output, columns }),
+            Direction::Columns => {
+                self.dequantize_columns.launch(stream, Mxfp8DequantizeColumnsInterleavedArgs { data, scales, output, rows, columns })
+            }
+        }
+    }
+}
+
+/// NVFP4 with interleaved scales back to wide numbers.
+pub struct InterleavedNvfp4<T: Wide> {
+    rows: Loaded<Nvfp4DequantizeRowsInterleaved<T>>,
+    columns: Loaded<Nvfp4DequantizeColumnsInterleaved<T>>,
+}
+
+/// A matrix in NVFP4, its scales interleaved: what [`Interleave`](super::Interleave) makes of an [`Nvfp4Tensor`](super::Nvfp4Tensor)'s.
+#[derive(Clone, Copy)]
+pub struct InterleavedNvfp4View<'a> {
+    /// Pairs of codes, of the transpose where it is columnwise.
+    pub data: DeviceView<'a, e2m1x2>,
+    /// The scales.
+    pub scales: DeviceView<'a, e4m3>,
+    /// The largest magnitude, one element.
+    pub amax: DeviceView<'a, f32>,
+    /// Rows and columns.
+    pub shape: [u64; 2],
+    /// Which elements share a scale.
+    pub direction: Direction,
+}
+
+impl<T: Wide> InterleavedNvfp4<T>
+where
+    Nvfp4DequantizeRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsInterleavedArgs<'a, T>>,
+    Nvfp4DequantizeColumnsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsInterleavedArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { rows: runtime.load()?, columns: runtime.load()? })
+    }
+
+    /// The matrix back in `T`, rounded to nearest even.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], where a length does not match the shape or `output` does not start at a multiple of 16 bytes.
+    pub fn dequantize(&self, stream: &Stream, tensor: InterleavedNvfp4View<'_>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        let InterleavedNvfp4View { data, scales, amax, shape: [rows, columns], direction } = tensor;
+        match direction {
+            Direction::Rows => self.rows.launch(stream, Nvfp4DequantizeRowsInterleavedArgs { data, scales, amax, output, columns }),
+            Direction::Columns => {
+                self.columns.launch(stream, Nvfp4DequantizeColumnsInterleavedArgs { data, scales, amax, output, rows, columns })
+            }
+        }
+    }
+}
+
+impl<T: Magnitude + Wide, Q: Fp8> fmt::Debug for InterleavedMxfp8<T, Q>
+where
+    Mxfp8CastRowsInterleaved<T, Q>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InterleavedMxfp8").field("cast_rows", &self.cast_rows).finish_non_exhaustive()
+    }
+}
+
+impl<T: Wide> fmt::Debug for InterleavedNvfp4<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InterleavedNvfp4").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for InterleavedNvfp4View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InterleavedNvfp4View").field("shape", &self.shape).field("direction", &self.direction).finish_non_exhaustive()
+    }
+}
