@@ -10,6 +10,7 @@ pub mod machine;
 pub mod pattern;
 pub mod peers;
 pub mod random;
+pub mod ranks;
 pub mod render;
 pub mod results;
 pub mod rounds;

@@ -2,17 +2,19 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_benches::{
     bench::Size,
-    render,
+    peers::Peers,
+    ranks, render,
     results::Document,
     run::{self, Options, Outcome},
 };
 
 const USAGE: &str = "\
 Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches --ranks N [--rounds N] [--json FILE.json] [--peers FOLDER | --no-peers] [--seed N]
        oxtile-benches --render FILE.json...
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
@@ -24,6 +26,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --no-peers      the kernels alone
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
+  --ranks N       collectives of NCCL among N GPUs instead of kernels, in turn with torch.distributed
   --render        prints the tables of results files
 
 The commit in the results is that of OXTILE_COMMIT or of the file `commit` beside this program.
@@ -33,6 +36,7 @@ struct Arguments {
     options: Options,
     json: Option<PathBuf>,
     render: Vec<PathBuf>,
+    ranks: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -48,7 +52,7 @@ fn main() -> ExitCode {
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
     let options = Options { families: Vec::new(), rounds: 40, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
-    let mut arguments = Arguments { options, json: None, render: Vec::new() };
+    let mut arguments = Arguments { options, json: None, render: Vec::new(), ranks: None };
     let options = &mut arguments.options;
     let mut parser = Parser::from_env();
     while let Some(argument) = parser.next()? {
@@ -60,6 +64,7 @@ fn arguments() -> Result<Option<Arguments>> {
             Arg::Long("no-peers") => options.peers = false,
             Arg::Long("seed") => options.seed = parser.value()?.parse()?,
             Arg::Long("smoke") => options.size = Size::Smoke,
+            Arg::Long("ranks") => arguments.ranks = Some(parser.value()?.parse()?),
             Arg::Long("render") => arguments.render.extend(parser.values()?.map(PathBuf::from)),
             Arg::Short('h') | Arg::Long("help") => {
                 print!("{USAGE}");
@@ -79,7 +84,15 @@ fn execute(arguments: &Arguments) -> Result<()> {
         }
         return Ok(());
     }
-    let Outcome { document, failures } = run::run(&arguments.options, &mut |what| eprintln!("{what}"))?;
+    let mut progress = |what: &str| eprintln!("{what}");
+    let Outcome { document, failures } = match arguments.ranks {
+        Some(world) => {
+            let Options { rounds, seed, peers, ref peers_folder, .. } = arguments.options;
+            let peers = if peers { Peers::start_ranks(peers_folder.as_deref(), world) } else { Err(anyhow!("not asked for")) };
+            Outcome { document: ranks::run(world, rounds, seed, peers, &mut progress)?, failures: Vec::new() }
+        }
+        None => run::run(&arguments.options, &mut progress)?,
+    };
     if let Some(path) = &arguments.json {
         for file in document.write(path)? {
             eprintln!("wrote {}", file.display());

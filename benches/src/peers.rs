@@ -16,6 +16,8 @@ use crate::rounds::Side;
 
 /// The file that serves the peers.
 const SERVER: &str = "server.py";
+/// The file that serves ranks of torch.distributed.
+const RANKS: &str = "ranks.py";
 
 /// What the peers run on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,9 +56,21 @@ impl Peers {
     /// # Errors
     /// No server, no Python, no torch, no GPU that torch sees.
     pub fn start(folder: Option<&Path>) -> Result<Self> {
-        let server = find(folder)?;
+        Self::launch(folder, SERVER, &[])
+    }
+
+    /// Starts `python3 ranks.py`: so many ranks of torch.distributed.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_ranks(folder: Option<&Path>, world: u32) -> Result<Self> {
+        Self::launch(folder, RANKS, &[world.to_string()])
+    }
+
+    fn launch(folder: Option<&Path>, server: &str, arguments: &[String]) -> Result<Self> {
+        let server = find(folder, server)?;
         let mut command = Command::new("python3");
-        command.arg(&server).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(&server).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot run python3")?;
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().context("python3 has no standard output")?);
@@ -103,7 +117,7 @@ impl Peers {
         Ok(self.ask::<Answer>(&json!({ "do": "round", "peer": peer, "replays": replays }))?.milliseconds)
     }
 
-    fn ask<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
         let requests = self.requests.as_mut().context("python3 has no standard input")?;
         writeln!(requests, "{request}").context("the peers' server has ended")?;
         let mut line = String::new();
@@ -149,7 +163,7 @@ impl Side for PeerSide<'_> {
 }
 
 /// The server: in the folder given, in `OXTILE_PEERS`, beside the executable or in the sources.
-fn find(folder: Option<&Path>) -> Result<PathBuf> {
+fn find(folder: Option<&Path>, server: &str) -> Result<PathBuf> {
     let executable = env::current_exe().ok();
     let beside = executable.as_deref().and_then(Path::parent);
     let sources = executable.iter().flat_map(|program| program.ancestors()).map(|above| above.join("benches/peers"));
@@ -163,10 +177,10 @@ fn find(folder: Option<&Path>) -> Result<PathBuf> {
             .chain(sources)
             .collect(),
     };
-    let server = folders.iter().map(|folder| folder.join(SERVER)).find(|file| file.is_file());
-    server.with_context(|| {
+    let found = folders.iter().map(|folder| folder.join(server)).find(|file| file.is_file());
+    found.with_context(|| {
         let looked_in: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        format!("there is no {SERVER} in {}: name its folder with --peers", looked_in.join(", "))
+        format!("there is no {server} in {}: name its folder with --peers", looked_in.join(", "))
     })
 }
 
