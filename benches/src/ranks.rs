@@ -124,7 +124,14 @@ fn size(bytes: u64) -> String {
 }
 
 /// The threads of our ranks.
-struct Ranks(Vec<(SyncSender<Request>, Receiver<Result<Times>>, JoinHandle<()>)>);
+struct Ranks(Vec<Worker>);
+
+/// The thread of one rank, and how it is asked.
+struct Worker {
+    requests: SyncSender<Request>,
+    results: Receiver<Result<Times>>,
+    thread: JoinHandle<()>,
+}
 
 impl Ranks {
     fn start(world: u32) -> Result<Self> {
@@ -135,16 +142,16 @@ impl Ranks {
             let (answers, results) = sync_channel(1);
             let barrier = Arc::clone(&barrier);
             let thread = thread::spawn(move || serve(id, rank, world, &barrier, &incoming, &answers));
-            (requests, results, thread)
+            Worker { requests, results, thread }
         };
         Ok(Self(world.ranks().map(start).collect()))
     }
 
     fn round(&self, request: Request) -> Result<Times> {
-        self.0.iter().try_for_each(|(requests, ..)| requests.send(request)).context("a rank has ended")?;
+        self.0.iter().try_for_each(|worker| worker.requests.send(request)).context("a rank has ended")?;
         let mut slowest = Times { wall: 0.0, device: 0.0 };
-        for (_, results, _) in &self.0 {
-            let times = results.recv().context("a rank has ended")??;
+        for worker in &self.0 {
+            let times = worker.results.recv().context("a rank has ended")??;
             slowest = Times { wall: slowest.wall.max(times.wall), device: slowest.device.max(times.device) };
         }
         Ok(slowest)
@@ -153,7 +160,7 @@ impl Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for (requests, _, thread) in self.0.drain(..) {
+        for Worker { requests, thread, .. } in self.0.drain(..) {
             drop(requests);
             let _ = thread.join();
         }
