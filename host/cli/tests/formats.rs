@@ -216,3 +216,18 @@ fn both_commands_say_what_they_did() {
     assert!(printed.contains("format  nvfp4, from its codes by columns"), "{printed}");
     assert!(printed.lines().any(|line| line.split_whitespace().collect::<Vec<_>>() == ["brain", "BF16", "2x80x96"]), "{printed}");
 }
+
+#[test]
+fn a_full_disk_leaves_nothing_of_transposed_codes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    checkpoint(folder.path());
+    for format in ["nvfp4", "fp8-block"] {
+        // Blocks of 512 bytes or of 1024, as the shell has them: the header fits, the codes do not.
+        let options = format!("--device emulated -i in.safetensors -o out --format {format} --direction both");
+        let script = format!("ulimit -f 6; exec {:?} quantize {options}", env!("CARGO_BIN_EXE_oxtile"));
+        let done = std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().expect("a shell");
+        assert_eq!(done.status.code(), Some(1), "{}", stderr(&done));
+        assert!(stderr(&done).contains("out: cannot write: File too large"), "{}", stderr(&done));
+        assert_eq!(names(folder.path()), ["in.safetensors"]);
+    }
+}

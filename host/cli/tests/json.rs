@@ -112,3 +112,75 @@ fn the_document_of_inspect() {
     let matrix = parsed["tensors"].as_array().expect("an array").iter().find(|tensor| tensor["name"] == "matrix");
     assert_eq!(matrix.expect("it is there")["values"]["amax"], f64::from(67f32 * 0.37));
 }
+
+#[test]
+fn the_document_of_dequantize() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (small_checkpoint(folder.path()), folder.path().join("quantized"));
+    common::quantize(&input, &output).expect("a valid checkpoint");
+    let restored = run(&[&"dequantize", &"--json", &"--device", &"emulated", &"-i", &output, &"-o", &folder.path().join("restored")]);
+    assert!(restored.status.success(), "{}", stderr(&restored));
+    let document = String::from_utf8(restored.stdout).expect("UTF-8");
+    let expected = [
+        ".command string",
+        ".copied_tensors number",
+        ".device.name string",
+        ".device.reason string",
+        ".device.requested string",
+        ".direction string",
+        ".format string",
+        ".input string",
+        ".input_bytes number",
+        ".output string",
+        ".output_bytes number",
+        ".restored[].dtype string",
+        ".restored[].name string",
+        ".restored[].shape[] number",
+        ".schema number",
+        ".seconds number",
+        ".version string",
+    ];
+    assert_eq!(shape_of(&document), expected);
+    let parsed: Value = serde_json::from_str(&document).expect("JSON");
+    assert_eq!((&parsed["schema"], &parsed["restored"][0]["dtype"], &parsed["copied_tensors"]), (&2.into(), &"BF16".into(), &5.into()));
+}
+
+#[test]
+fn the_document_of_compare() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = small_checkpoint(folder.path());
+    let other = folder.path().join("other");
+    std::fs::write(&other, common::file(r#"{"bias":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"scalar":{"dtype":"F32","shape":[],"data_offsets":[4,8]},"new":{"dtype":"U8","shape":[0],"data_offsets":[8,8]}}"#, &[0; 8])).expect("a writable folder");
+    let compared = run(&[&"compare", &"--json", &input, &other, &"--max-relative", &"0.5"]);
+    assert_eq!(compared.status.code(), Some(1), "{}", stderr(&compared));
+    let expected = [
+        ".command string",
+        ".only_in_other[] string",
+        ".only_in_reference[] string",
+        ".other string",
+        ".reference string",
+        ".schema number",
+        ".tensors[].difference null",
+        ".tensors[].difference.cosine number",
+        ".tensors[].difference.equal bool",
+        ".tensors[].difference.max_error number",
+        ".tensors[].difference.relative number",
+        ".tensors[].difference.snr_db number",
+        ".tensors[].difference.special number",
+        ".tensors[].dtypes[] string",
+        ".tensors[].name string",
+        ".tensors[].shapes[][] number",
+        ".version string",
+    ];
+    assert_eq!(shape_of(&String::from_utf8(compared.stdout).expect("UTF-8")), expected);
+}
+
+#[test]
+fn the_document_with_a_histogram() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let picture = folder.path().join("picture.svg");
+    let inspected = run(&[&"inspect", &"--json", &small_checkpoint(folder.path()), &"--histogram", &picture]);
+    let parsed: Value = serde_json::from_slice(&inspected.stdout).expect("JSON");
+    let expected = serde_json::json!({ "output": picture.to_str().expect("UTF-8"), "tensor": "matrix" });
+    assert_eq!(parsed["histogram"], expected);
+}
