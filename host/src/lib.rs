@@ -28,6 +28,7 @@
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |
 //! | ranks and collectives | [`comm`] |
+//! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 #![deny(missing_docs)]
 
 pub mod attention;
@@ -35,6 +36,7 @@ pub mod comm;
 pub mod gemm;
 pub mod quantize;
 pub mod runtime;
+pub mod symmetric;
 pub mod tensor;
 
 pub use oxtile_kernels as kernels;

@@ -1,11 +1,13 @@
 //! The ranks of a virtual cluster.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use oxtile_tile::num::Pod;
 
+use super::board::{Board, LocalBoard};
 use super::communicator::{Communicator, ReduceOp, Reducible};
 use super::rank::{Rank, WorldSize};
 use super::team::Team;
@@ -33,11 +35,14 @@ pub struct EmulatedCommunicator {
 struct Ranks {
     group: Arc<Group>,
     teams: Mutex<Vec<(Team, Arc<Ranks>)>>,
+    board: Arc<LocalBoard>,
+    /// How many arenas each rank has opened.
+    arenas: Mutex<BTreeMap<Rank, u64>>,
 }
 
 impl Ranks {
     fn new(name: String, size: WorldSize) -> Arc<Self> {
-        Arc::new(Self { group: Group::new(name, size.get()), teams: Mutex::default() })
+        Arc::new(Self { group: Group::new(name, size.get()), teams: Mutex::default(), board: Arc::default(), arenas: Mutex::default() })
     }
 
     fn team(&self, team: &Team) -> Arc<Self> {
@@ -109,6 +114,14 @@ impl EmulatedCommunicator {
     /// The rank's device.
     pub fn device(&self) -> &Device {
         &self.driver.device
+    }
+
+    /// Where this rank meets the others for its next arena, and what the arena is called there.
+    pub(crate) fn next_arena(&self) -> (Arc<dyn Board>, String) {
+        let mut arenas = lock(&self.ranks.arenas);
+        let number = arenas.entry(self.rank).or_default();
+        *number += 1;
+        (self.ranks.board.clone(), format!("arena {}:", *number - 1))
     }
 
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {

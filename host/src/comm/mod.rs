@@ -5,6 +5,7 @@
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
 //! collectives in the same order, an empty rank too.
 
+mod board;
 pub mod bootstrap;
 mod communicator;
 mod emulated;
@@ -13,6 +14,7 @@ mod rank;
 mod single_rank;
 mod team;
 
+pub use board::Board;
 pub use communicator::{Communicator, DType, ReduceMax, ReduceOp, Reducible};
 pub use emulated::EmulatedCommunicator;
 pub use nccl::{NcclCommunicator, NcclOptions, NcclVersion, UniqueId};

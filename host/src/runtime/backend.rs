@@ -107,6 +107,9 @@ pub(crate) trait Backend: Send + Sync {
     /// The stream goes on once the word of its own device is at least `value`: `(word - value) as i64 >= 0`.
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
 
+    /// A word of the stream's device, now; waits for the stream. Others may be writing it.
+    fn read_word(&self, stream: StreamId, address: u64) -> Result<u64>;
+
     /// Finds the kernel where the back end needs compiled code and loads it.
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId>;
     fn launch(&self, stream: StreamId, launch: &KernelLaunch<'_>) -> Result<()>;

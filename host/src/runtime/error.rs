@@ -7,6 +7,7 @@ use oxtile_tile::launch::LaunchError;
 
 use super::emulated::StreamRace;
 use crate::comm::Rank;
+use crate::symmetric::SymmetricError;
 
 /// The result of a runtime call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -155,6 +156,9 @@ pub enum Error {
     /// The virtual cluster found two uses of memory that nothing orders. Nothing runs on it any more.
     #[error("{0}")]
     Race(Box<StreamRace>),
+    /// Symmetric memory, or a rank that shares it, failed.
+    #[error("{0}")]
+    Symmetric(SymmetricError),
     /// No folder holds compiled kernels of the package.
     #[error(
         "no compiled kernels of `{package}` for `{kernel}`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS{}",

@@ -2,5 +2,7 @@
 
 mod collectives;
 mod mismatches;
+mod one_sided;
 mod sanitizer;
 mod support;
+mod symmetric;

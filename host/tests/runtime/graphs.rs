@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
 
-use crate::support::{Copier, SEEDS, alias, emulated, everywhere, filled, numbers, runtime, stream, streams, unsanitized};
+use crate::support::{Copier, SEEDS, alias, everywhere, filled, numbers, runtime, stream, streams, unsanitized};
 
 #[test]
 fn a_replay_does_the_work_again() {

@@ -225,6 +225,15 @@ impl Backend for Platform {
         check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, 0) })
     }
 
+    fn read_word(&self, stream: StreamId, address: u64) -> Result<u64> {
+        self.enter(stream.device)?;
+        let mut word = 0_u64;
+        // SAFETY: a word of live device memory, and a place for it that stays until the stream is waited for.
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), address, size_of::<u64>(), stream.cuda()) })?;
+        self.synchronize(stream)?;
+        Ok(word)
+    }
+
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId> {
         let images = library.find(info, self.devices[device as usize].capability)?;
         self.enter(device)?;

@@ -9,7 +9,7 @@ use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
 use super::collective::Part;
-use super::operation::{Launched, Mark, Operation, allocate_host};
+use super::operation::{Launched, Mark, Operation, allocate_host, word};
 use super::options::EmulatedOptions;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
@@ -268,6 +268,11 @@ impl Backend for Cluster {
 
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
         self.push(stream, Operation::WaitValue { address, value }, Some(caller))
+    }
+
+    fn read_word(&self, _: StreamId, address: u64) -> Result<u64> {
+        let gone = || Error::Invalid { what: "emulated memory", why: format!("there is no word at {address:#x}") };
+        word(&self.memory, address).ok_or_else(gone)
     }
 
     /// The kernel is compiled into the program: there is nothing to load.

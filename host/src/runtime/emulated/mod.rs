@@ -14,6 +14,7 @@ mod scheduler;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use collective::{Call, Group, Part, Region, Transfer};
+pub(crate) use operation::POISON;
 pub use options::EmulatedOptions;
 pub use race::{RaceKind, StreamRace, StreamUse};
 pub(crate) use reduction::Reduction;

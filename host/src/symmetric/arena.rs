@@ -1,0 +1,373 @@
+//! One arena a rank: the memory that others reach.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use oxtile_tile::num::Pod;
+
+use super::backend::{self, BackendName, Capabilities, SymmetricBackend};
+use super::buffer::SymmetricBuffer;
+use super::error::SymmetricError;
+use super::layout::{Item, Layout};
+use super::signal::{Channel, Epoch};
+use crate::comm::{Board, Communicator, EmulatedCommunicator, Rank, WorldSize};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Buffer, Error, POISON, Result, Stream};
+
+/// How an arena is opened; the same on every rank.
+#[derive(Clone, Debug)]
+pub struct ArenaOptions {
+    /// Where the memory comes from.
+    pub backend: BackendName,
+    /// Room for buffers, each rounded up to 256 bytes.
+    pub bytes: u64,
+    /// Signal channels: one for each direction of each operation object.
+    pub channels: u32,
+    /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
+    pub deadline: Duration,
+}
+
+impl Default for ArenaOptions {
+    fn default() -> Self {
+        Self { backend: BackendName::Emulated, bytes: 1 << 20, channels: 16, deadline: Duration::from_secs(30) }
+    }
+}
+
+/// A rank's arena: memory of one size on every rank, which all may read and write, and signal words. Buffers and channels are taken
+/// from it in one order on every rank, so that their places agree; that is checked when a peer is first used.
+#[derive(Clone)]
+pub struct Arena(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub rank: Rank,
+    pub world: WorldSize,
+    pub options: ArenaOptions,
+    pub layout: Layout,
+    backend: Box<dyn SymmetricBackend>,
+    board: Arc<dyn Board>,
+    /// What the arena's notes on the board begin with.
+    key: String,
+    /// Where it lies.
+    pub base: u64,
+    /// Where the ranks' arenas lie, in the order of ranks, once all are there.
+    peers: OnceLock<Vec<u64>>,
+    /// Allocates, and writes poison: nothing else waits on it.
+    pub control: Stream,
+    /// Every stream that used a peer.
+    streams: Mutex<BTreeMap<u64, Stream>>,
+    /// What ended it.
+    failure: Mutex<Option<Error>>,
+    /// Whether this rank gave it up in order.
+    closed: Mutex<bool>,
+}
+
+impl Arena {
+    /// Opens this rank's arena. Waits for nobody: the other ranks are met when a peer is first used, within the deadline. Every rank of
+    /// the communicator opens as many arenas, in one order.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Unavailable`]; out of memory. The others then get [`SymmetricError::Aborted`], or
+    /// [`SymmetricError::Rendezvous`] where they opened something else.
+    pub fn open(ranks: &EmulatedCommunicator, options: ArenaOptions) -> Result<Self> {
+        let (board, key) = ranks.next_arena();
+        let asked = format!("{} memory of {} bytes and {} channels", options.backend, options.bytes, options.channels);
+        board.publish(ranks.rank(), &format!("{key} options"), asked.into_bytes())?;
+        let scope = key.clone();
+        Self::allocate(ranks, options, Arc::clone(&board), key).inspect_err(|error| board.give_up(ranks.rank(), &scope, &error.to_string()))
+    }
+
+    fn allocate(ranks: &EmulatedCommunicator, options: ArenaOptions, board: Arc<dyn Board>, key: String) -> Result<Self> {
+        let (rank, world, control) = (ranks.rank(), ranks.world(), ranks.device().stream()?);
+        let backend = backend::find(options.backend, &control)?;
+        let layout = Layout::new(world, options.channels, options.bytes)?;
+        let (base, export) = backend.allocate(&control, layout.bytes())?;
+        // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
+        control.0.runtime.backend.fill(control.0.id, base, 0, layout.heap(), Location::caller())?;
+        control.synchronize()?;
+        board.publish(rank, &format!("{key} export"), export)?;
+        let (peers, streams, failure, closed) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::new(false));
+        Ok(Self(Arc::new(Inner { rank, world, options, layout, backend, board, key, base, peers, control, streams, failure, closed })))
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.0.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> WorldSize {
+        self.0.world
+    }
+
+    /// What the memory can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.backend.capabilities()
+    }
+
+    /// Takes a buffer of `len` elements, not written yet. Every rank takes the same, in one order. The memory stays taken until the
+    /// arena is closed.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Full`]; [`Error::TooLarge`].
+    pub fn buffer<T: Pod>(&self, len: u64) -> Result<SymmetricBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>() as u64);
+        let bytes = bytes.ok_or(Error::TooLarge { what: "Arena::buffer", count: len, element_bytes: size_of::<T>() as u64 })?;
+        let (number, offset) = self.0.layout.take(Item::Buffer { bytes })?;
+        self.0.publish_layout(number)?;
+        // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the buffer keeps the arena.
+        let local = unsafe { Buffer::borrow_raw(&self.0.control.device(), self.0.base + offset, len)? };
+        Ok(SymmetricBuffer { arena: self.clone(), number, offset, local })
+    }
+
+    /// Takes a signal channel: a word for each rank that writes, on every rank. Every rank takes the same, in one order.
+    ///
+    /// # Errors
+    /// [`SymmetricError::NoChannel`].
+    pub fn channel(&self) -> Result<Channel> {
+        let (number, index) = self.0.layout.take(Item::Channel)?;
+        self.0.publish_layout(number)?;
+        Ok(Channel { number, index })
+    }
+
+    /// Sets this rank's word of the channel on `to`, once all earlier work of the stream is visible there.
+    ///
+    /// # Errors
+    /// A failure of the rendezvous or of the arena; an error of the driver.
+    #[track_caller]
+    pub fn signal(&self, stream: &Stream, channel: Channel, to: Rank, epoch: Epoch) -> Result<()> {
+        let base = self.0.peer(to, channel.number)?;
+        self.0.use_on(stream);
+        let address = base + self.0.layout.word(channel.index, self.0.rank);
+        stream.0.runtime.backend.write_value(stream.0.id, address, epoch.0, Location::caller())
+    }
+
+    /// Later work of the stream waits until `from` has set its word of the channel here to `epoch` or a later one.
+    ///
+    /// # Errors
+    /// A failure of the arena; an error of the driver.
+    #[track_caller]
+    pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch) -> Result<()> {
+        self.0.check()?;
+        self.0.use_on(stream);
+        let address = self.0.base + self.0.layout.word(channel.index, from);
+        stream.0.runtime.backend.wait_value(stream.0.id, address, epoch.0, Location::caller())
+    }
+
+    /// Whether the arena is still good.
+    ///
+    /// # Errors
+    /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all.
+    pub fn check(&self) -> Result<()> {
+        self.0.check()
+    }
+
+    /// Ends the arena for all ranks: every wait of this rank's streams goes on with data that are of no account, every ticket is an
+    /// error, here and on the others.
+    ///
+    /// # Errors
+    /// What went wrong in the streams meanwhile.
+    pub fn abort(&self, why: &str) -> Result<()> {
+        let error = SymmetricError::Aborted { rank: self.0.rank, why: why.to_owned() };
+        self.0.fail(error.into()).map(|_| ())
+    }
+
+    /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
+    ///
+    /// # Errors
+    /// [`SymmetricError::InUse`] while buffers, tickets or clones are there: the arena then stays open. What went wrong in a stream.
+    pub fn close(self) -> Result<Closing> {
+        let handles = Arc::strong_count(&self.0) - 1;
+        if handles > 0 {
+            return Err(SymmetricError::InUse { handles }.into());
+        }
+        self.0.drain()?;
+        self.0.board.publish(self.0.rank, &format!("{} closed", self.0.key), Vec::new())?;
+        *lock(&self.0.closed) = true;
+        Ok(Closing(self.0))
+    }
+}
+
+/// An arena that this rank has given up, while others may still read it.
+#[must_use = "finish it, or the memory is kept"]
+pub struct Closing(Arc<Inner>);
+
+impl Closing {
+    /// Waits until every rank has given its arena up and frees this one.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Missing`] with who has not: the memory is then kept, since that rank may still use it.
+    pub fn finish(self) -> Result<()> {
+        let inner = &self.0;
+        let key = format!("{} closed", inner.key);
+        inner.read_all(&key, |_, _| Ok(()))?;
+        inner.backend.free(&inner.control, inner.base)
+    }
+}
+
+impl Inner {
+    pub fn check(&self) -> Result<()> {
+        lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    /// Remembers a stream that has to be drained before the memory goes.
+    pub fn use_on(&self, stream: &Stream) {
+        lock(&self.streams).entry(stream.raw()).or_insert_with(|| stream.clone());
+    }
+
+    /// Where a rank's arena lies, for a use of what this rank took as its `number`th.
+    pub fn peer(&self, rank: Rank, number: usize) -> Result<u64> {
+        self.check()?;
+        let peers = match self.peers.get() {
+            Some(peers) => peers,
+            None => {
+                let met = self.meet()?;
+                self.peers.get_or_init(|| met)
+            }
+        };
+        if rank.index() >= self.world.get() {
+            return Err(Error::Invalid { what: "Arena", why: format!("{rank} is not of this world of {}", self.world) });
+        }
+        self.check_layout(rank, number)?;
+        Ok(peers[rank.index() as usize])
+    }
+
+    /// All ranks' options, then all ranks' memory.
+    fn meet(&self) -> Result<Vec<u64>> {
+        let mine = self.board.read(self.rank, &format!("{} options", self.key), self.options.deadline)?;
+        self.read_all(&format!("{} options", self.key), |other, note| {
+            let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();
+            let differ = || SymmetricError::Rendezvous { rank: self.rank, found: text(&mine), other, expected: text(&note) };
+            if note == mine { Ok(()) } else { Err(differ().into()) }
+        })?;
+        self.read_all(
+            &format!("{} export", self.key),
+            |other, note| if other == self.rank { Ok(self.base) } else { self.backend.map(&note) },
+        )
+    }
+
+    /// Every rank's note, in the order of ranks; all who are missing are named.
+    fn read_all<R>(&self, key: &str, mut each: impl FnMut(Rank, Vec<u8>) -> Result<R>) -> Result<Vec<R>> {
+        let start = Instant::now();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for rank in self.world.ranks() {
+            match self.board.read(rank, key, self.options.deadline.saturating_sub(start.elapsed())) {
+                Ok(note) => found.push(each(rank, note)?),
+                Err(Error::Symmetric(SymmetricError::Missing { .. })) => missing.push(rank),
+                Err(error) => return Err(error),
+            }
+        }
+        let error = || SymmetricError::Missing { what: key.to_owned(), ranks: missing.clone(), waited: self.options.deadline };
+        if missing.is_empty() { Ok(found) } else { Err(error().into()) }
+    }
+
+    fn publish_layout(&self, number: usize) -> Result<()> {
+        self.board.publish(self.rank, &format!("{} allocation {number}", self.key), self.layout.note(number))
+    }
+
+    /// What a peer took so far is what this rank took.
+    fn check_layout(&self, other: Rank, number: usize) -> Result<()> {
+        if self.layout.is_checked(other, number) {
+            return Ok(());
+        }
+        let theirs = self.board.read(other, &format!("{} allocation {number}", self.key), self.options.deadline)?;
+        self.layout.compare(self.rank, other, number, &theirs)
+    }
+
+    /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
+    pub fn fail(&self, error: Error) -> Result<Error> {
+        let first = lock(&self.failure).get_or_insert(error).clone();
+        self.board.give_up(self.rank, &self.key, &first.to_string());
+        if let Some(peers) = self.peers.get() {
+            let notice = self.layout.notice();
+            peers.iter().try_for_each(|base| self.poison(base + notice))?;
+        }
+        self.release_waits()?;
+        Ok(first)
+    }
+
+    #[track_caller]
+    fn poison(&self, address: u64) -> Result<()> {
+        self.control.0.runtime.backend.write_value(self.control.0.id, address, POISON, Location::caller())
+    }
+
+    /// Writes poison until the streams are through: a late signal may undo one.
+    fn release_waits(&self) -> Result<()> {
+        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
+        let ends: Vec<_> = streams.iter().map(Stream::record).collect::<Result<_>>()?;
+        let start = Instant::now();
+        loop {
+            self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
+            self.control.synchronize()?;
+            let mut all_done = true;
+            for end in &ends {
+                all_done &= end.is_done()?;
+            }
+            if all_done {
+                return Ok(());
+            }
+            if start.elapsed() > self.options.deadline {
+                tracing::warn!(rank = self.rank.index(), "streams of an ended arena wait for something else than its signals");
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether another rank has ended the arena; then it is ended here too.
+    pub fn check_notice(&self) -> Result<()> {
+        self.check()?;
+        let word = self.word(self.layout.notice())?;
+        if word < POISON {
+            return Ok(());
+        }
+        let gave_up = self.world.ranks().filter(|rank| *rank != self.rank).find_map(|rank| {
+            let error = self.board.read(rank, &format!("{} notice", self.key), Duration::ZERO).err()?;
+            matches!(error, Error::Symmetric(SymmetricError::Aborted { .. })).then_some(error)
+        });
+        let unknown = || SymmetricError::Aborted { rank: self.rank, why: "another rank wrote poison".to_owned() }.into();
+        Err(self.fail(gave_up.unwrap_or_else(unknown))?)
+    }
+
+    /// A word of this rank's arena, now.
+    pub fn word(&self, offset: u64) -> Result<u64> {
+        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset)
+    }
+
+    /// Waits for all work that used a peer.
+    fn drain(&self) -> Result<()> {
+        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
+        streams.iter().try_for_each(Stream::synchronize)
+    }
+}
+
+/// Memory that others may still use is kept. Whoever waits for this rank is told.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if *lock(&self.closed) {
+            return;
+        }
+        self.board.give_up(self.rank, &self.key, "it dropped its arena without closing it");
+        let notice = self.layout.notice();
+        let told = self.peers.get().map_or(Ok(()), |peers| peers.iter().try_for_each(|base| self.poison(base + notice)));
+        tracing::warn!(
+            rank = self.rank.index(),
+            ?told,
+            bytes = self.layout.bytes(),
+            "an arena was dropped without being closed: its memory is kept"
+        );
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("rank", &self.0.rank).field("world", &self.0.world).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Closing").field("rank", &self.0.rank).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,150 @@
+//! Buffers that every rank has, and other ranks' views of them.
+
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+
+use oxtile_tile::num::Pod;
+
+use super::arena::Arena;
+use super::ticket::Ticket;
+use crate::comm::Rank;
+use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::{Buffer, Error, Result, Stream, memory};
+
+/// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
+/// [`peer`](Self::peer).
+///
+/// The runtime orders the uses of the local buffer by this rank's streams. What other ranks do with it is ordered by signals alone:
+/// tell them when it may be read ([`Arena::signal`]), and wait until they have read it before it is written again.
+pub struct SymmetricBuffer<T> {
+    pub(super) arena: Arena,
+    pub(super) number: usize,
+    pub(super) offset: u64,
+    pub(super) local: Buffer<T>,
+}
+
+impl<T: Pod> SymmetricBuffer<T> {
+    /// How many elements, on every rank.
+    pub fn len(&self) -> u64 {
+        self.local.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.local.is_empty()
+    }
+
+    /// This rank's.
+    pub fn local(&self) -> &Buffer<T> {
+        &self.local
+    }
+
+    /// This rank's, to write.
+    pub fn local_mut(&mut self) -> &mut Buffer<T> {
+        &mut self.local
+    }
+
+    /// Another rank's, or this one's. The first use of a peer meets all ranks and compares what they took from their arenas.
+    ///
+    /// # Errors
+    /// [`SymmetricError`](super::SymmetricError): ranks that are missing, gave up, or opened or took something else;
+    /// [`Error::Invalid`] for a rank of another world.
+    pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
+        let base = self.arena.0.peer(rank, self.number)?;
+        Ok(Peer { buffer: self, rank, address: base + self.offset })
+    }
+}
+
+/// A rank's instance of a symmetric buffer. It has no address that a program could use: bytes come and go by [`get`](Self::get) and
+/// [`put`](Self::put).
+pub struct Peer<'a, T> {
+    buffer: &'a SymmetricBuffer<T>,
+    rank: Rank,
+    address: u64,
+}
+
+impl<T: Pod> Peer<'_, T> {
+    /// Whose it is.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Copies elements `range` of the peer to `target`, from element `at` on, in stream order and by the copy engine. Wait for the
+    /// peer's signal on the stream first. The ticket has the target.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for what does not fit; [`Error::WrongDevice`]; a failure of the arena; an error of the driver.
+    #[track_caller]
+    pub fn get(&self, stream: &Stream, range: Range<u64>, target: Buffer<T>, at: u64) -> Result<Ticket<Buffer<T>>> {
+        target.check_stream(stream, "Peer::get")?;
+        let size = size_of::<T>() as u64;
+        let (source, count) = self.elements("Peer::get", &range)?;
+        fits("Peer::get, target", at, count, target.len())?;
+        self.buffer.arena.0.check()?;
+        let copy = Copy {
+            direction: Direction::DeviceToDevice,
+            target: target.address() + at * size,
+            source,
+            bytes: count * size,
+            caller: Location::caller(),
+        };
+        memory::copy(&stream.0, copy, Some(target.memory()), None)?;
+        self.buffer.arena.0.use_on(stream);
+        Ticket::new(&self.buffer.arena, stream, "Peer::get", target)
+    }
+
+    /// Copies elements `range` of `source` to the peer, from its element `at` on, in stream order and by the copy engine. Wait for the
+    /// peer's signal that it may be written first; signal it after.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    #[track_caller]
+    pub fn put(&self, stream: &Stream, source: &Buffer<T>, range: Range<u64>, at: u64) -> Result<()> {
+        source.check_stream(stream, "Peer::put")?;
+        let size = size_of::<T>() as u64;
+        let count = range.end.saturating_sub(range.start);
+        fits("Peer::put, source", range.start, count, source.len())?;
+        let (target, _) = self.elements("Peer::put", &(at..at.saturating_add(count)))?;
+        self.buffer.arena.0.check()?;
+        let copy = Copy {
+            direction: Direction::DeviceToDevice,
+            target,
+            source: source.address() + range.start * size,
+            bytes: count * size,
+            caller: Location::caller(),
+        };
+        self.buffer.arena.0.use_on(stream);
+        memory::copy(&stream.0, copy, None, Some(source.memory()))
+    }
+
+    /// Where it begins.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The address of the first element of a range, and how many there are.
+    fn elements(&self, what: &'static str, range: &Range<u64>) -> Result<(u64, u64)> {
+        let count = range.end.saturating_sub(range.start);
+        fits(what, range.start, count, self.buffer.len())?;
+        Ok((self.address + range.start * size_of::<T>() as u64, count))
+    }
+}
+
+/// `count` elements from `at` on lie inside `len`.
+fn fits(what: &'static str, at: u64, count: u64, len: u64) -> Result<()> {
+    let end = at.checked_add(count);
+    if end.is_some_and(|end| end <= len) { Ok(()) } else { Err(Error::Length { what, expected: end.unwrap_or(u64::MAX), found: len }) }
+}
+
+impl<T> fmt::Debug for SymmetricBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SymmetricBuffer").field("offset", &self.offset).field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for Peer<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer").field("rank", &self.rank).field("buffer", self.buffer).finish_non_exhaustive()
+    }
+}

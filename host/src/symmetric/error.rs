@@ -1,0 +1,108 @@
+//! What can go wrong between ranks.
+
+use std::time::Duration;
+
+use super::backend::BackendName;
+use crate::comm::Rank;
+
+/// An error of symmetric memory. After one that another rank caused, the arena is unusable; a new one can be opened.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SymmetricError {
+    /// No back end has this name.
+    #[error("there is no symmetric memory called `{name}`: use vmm, nccl, emulated or nvshmem")]
+    UnknownBackend {
+        /// The name asked for.
+        name: String,
+    },
+    /// The back end cannot be used here. Nothing else is taken in its place.
+    #[error("symmetric memory `{backend}` is not available: {why}")]
+    Unavailable {
+        /// The back end asked for.
+        backend: BackendName,
+        /// What is missing, and how to mend it.
+        why: String,
+    },
+    /// Two ranks opened one arena in different ways.
+    #[error("{rank} opens an arena with {found}, {other} with {expected}: every rank opens the same")]
+    Rendezvous {
+        /// One rank.
+        rank: Rank,
+        /// What it asked for.
+        found: String,
+        /// Another.
+        other: Rank,
+        /// What that one asked for.
+        expected: String,
+    },
+    /// Ranks did not come in time.
+    #[error("{what}: {} did not come within {waited:?}", list(ranks))]
+    Missing {
+        /// What they were waited for.
+        what: String,
+        /// Who is missing.
+        ranks: Vec<Rank>,
+        /// The deadline.
+        waited: Duration,
+    },
+    /// A rank gave up.
+    #[error("{rank} gave up: {why}")]
+    Aborted {
+        /// Who.
+        rank: Rank,
+        /// Why.
+        why: String,
+    },
+    /// Two ranks took different things from their arenas.
+    #[error("allocation {number} is {found} on {rank} and {expected} on {other}: every rank takes the same from its arena, in one order")]
+    Layout {
+        /// Which allocation, from 0.
+        number: usize,
+        /// One rank.
+        rank: Rank,
+        /// What it took.
+        found: String,
+        /// Another.
+        other: Rank,
+        /// What that one took.
+        expected: String,
+    },
+    /// The arena is full.
+    #[error("the arena has {left} bytes left where {needed} are needed: open it with more (ArenaOptions::bytes)")]
+    Full {
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// All signal channels are taken.
+    #[error("all {channels} channels are taken: open the arena with more (ArenaOptions::channels)")]
+    NoChannel {
+        /// How many there are.
+        channels: u32,
+    },
+    /// A wait of a stream was not answered in time. The arena is unusable from here on.
+    #[error("{rank}: {operation}, number {sequence}: no signal from {} within {waited:?}", list(missing))]
+    Deadline {
+        /// Who waited.
+        rank: Rank,
+        /// For what.
+        operation: &'static str,
+        /// The number of the operation in its channel.
+        sequence: u64,
+        /// Who did not signal.
+        missing: Vec<Rank>,
+        /// The deadline.
+        waited: Duration,
+    },
+    /// The arena is in use.
+    #[error("the arena cannot be closed: {handles} of its buffers and tickets are still there: drop them first")]
+    InUse {
+        /// How many handles there are.
+        handles: usize,
+    },
+}
+
+fn list(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,54 @@
+//! Symmetric memory: one arena a rank, one-sided operations on it, and signals.
+//!
+//! Each rank opens an [`Arena`] and takes the same [buffers](SymmetricBuffer) and [channels](Channel) from it in the same order, so that all
+//! ranks know where each other's lie. On a stream it [gets](Peer::get) from and [puts](Peer::put) to its peers; what orders the
+//! ranks' streams are [signals](Arena::signal) that carry [epochs](Epoch). A [`Ticket`] stands for a result that other ranks take part in.
+//!
+//! ```
+//! use oxtile::comm::{EmulatedCommunicator, WorldSize};
+//! use oxtile::symmetric::{Arena, ArenaOptions, Epoch};
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(2)?;
+//! let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(2).unwrap())?;
+//! let arenas: Vec<_> = ranks.iter().map(|rank| Arena::open(rank, ArenaOptions::default())).collect::<Result<_>>()?;
+//! let mut buffers: Vec<_> = arenas.iter().map(|arena| arena.buffer::<u32>(2)).collect::<Result<_>>()?;
+//! let channels: Vec<_> = arenas.iter().map(|arena| arena.channel()).collect::<Result<_>>()?;
+//! let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream()).collect::<Result<_>>()?;
+//! let (zero, one) = (arenas[0].rank(), arenas[1].rank());
+//!
+//! // Rank 1 writes its buffer and says so; rank 0 waits for that and gets it.
+//! buffers[1].local_mut().copy_from_slice(&streams[1], &[7_u32, 8])?;
+//! arenas[1].signal(&streams[1], channels[1], zero, Epoch::ZERO.next())?;
+//!
+//! arenas[0].wait(&streams[0], channels[0], one, Epoch::ZERO.next())?;
+//! let target = Buffer::uninitialised(&streams[0], 2)?;
+//! let target = buffers[0].peer(one)?.get(&streams[0], 0..2, target, 0)?.wait()?;
+//! assert_eq!(target.to_vec(&streams[0])?, [7, 8]);
+//!
+//! // Nobody frees what another may still read.
+//! drop(buffers);
+//! let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_>>()?;
+//! closing.into_iter().try_for_each(|arena| arena.finish())
+//! # }
+//! ```
+
+mod arena;
+mod backend;
+mod buffer;
+mod error;
+mod gather;
+mod layout;
+mod push;
+mod signal;
+mod ticket;
+
+pub use arena::{Arena, ArenaOptions, Closing};
+pub use backend::{BackendName, Capabilities, SymmetricBackend};
+pub use buffer::{Peer, SymmetricBuffer};
+pub use error::SymmetricError;
+pub use gather::{GatherMemory, Gathered, PullGather};
+pub use push::{PushGather, PushMemory};
+pub use signal::{Channel, Epoch};
+pub use ticket::Ticket;

@@ -1,0 +1,206 @@
+//! The all-gather whose members put their shards to the others.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::num::Pod;
+
+use super::arena::Arena;
+use super::buffer::SymmetricBuffer;
+use super::gather::bounds;
+use super::signal::{Channel, Epoch};
+use super::ticket::{Awaited, Ticket};
+use crate::comm::{Member, Rank};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Buffer, Error, Event, Memory, Result, Stream, order};
+
+/// What a [`PushGather`] needs of an arena: every rank takes it, in one order with all else, also one that takes no part in the gather.
+#[derive(Debug)]
+pub struct PushMemory<T> {
+    gathered: SymmetricBuffer<T>,
+    shard: u64,
+    ready: Channel,
+    free: Channel,
+}
+
+impl<T: Pod> PushMemory<T> {
+    /// For `members` shards of `len` elements.
+    ///
+    /// # Errors
+    /// As [`Arena::buffer`] and [`Arena::channel`]; [`Error::TooLarge`].
+    pub fn take(arena: &Arena, len: u64, members: u32) -> Result<Self> {
+        let whole = len.checked_mul(members.into());
+        let whole = whole.ok_or(Error::TooLarge { what: "PushMemory::take", count: len, element_bytes: size_of::<T>() as u64 })?;
+        Ok(Self { gathered: arena.buffer(whole)?, shard: len, ready: arena.channel()?, free: arena.channel()? })
+    }
+}
+
+/// Each member puts its shard to all others by its copy engine.
+///
+/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; who sees it puts the chunks
+/// of its shard there, READY of the chunk behind each.
+pub struct PushGather<T> {
+    arena: Arena,
+    member: Member,
+    memory: PushMemory<T>,
+    /// Carries the copies.
+    out: Stream,
+    /// Waits for the others' chunks.
+    arrivals: Stream,
+    chunks: u64,
+    epoch: Epoch,
+    /// By member and chunk, of this epoch.
+    events: Vec<Vec<Event>>,
+    cell: Arc<Memory>,
+    readers: Mutex<Vec<Stream>>,
+    /// When this rank's reads of the epoch before were done.
+    released: Option<Event>,
+}
+
+impl<T: Pod> PushGather<T> {
+    /// For a member of a team of the arena's world. `out` carries the copies and `arrivals` waits for those of the others; each shard is
+    /// copied in `chunks` pieces.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no chunks, a team of another world or memory for fewer members.
+    pub fn new(arena: &Arena, member: &Member, memory: PushMemory<T>, [out, arrivals]: [&Stream; 2], chunks: u64) -> Result<Self> {
+        let fits = memory.gathered.len() == memory.shard * u64::from(member.team().size().get());
+        if chunks == 0 || !fits || member.team().world() != arena.world() || member.world_rank() != arena.rank() {
+            let why = format!("{chunks} chunks and {} elements for {member:?} in an arena of {}", memory.gathered.len(), arena.world());
+            return Err(Error::Invalid { what: "PushGather::new", why });
+        }
+        let local = memory.gathered.local();
+        let cell = Memory::borrowed(&out.0.runtime, local.device().index(), local.address(), local.memory().bytes);
+        Ok(Self {
+            arena: arena.clone(),
+            member: member.clone(),
+            memory,
+            out: out.clone(),
+            arrivals: arrivals.clone(),
+            chunks,
+            epoch: Epoch::ZERO,
+            events: Vec::new(),
+            cell,
+            readers: Mutex::default(),
+            released: None,
+        })
+    }
+
+    /// Puts `shard` to all members, this one too. Every member calls; the result of the epoch before has been
+    /// [released](Self::release).
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Invalid`] for a result that was not released; a failure of the arena; an error of the driver.
+    #[track_caller]
+    pub fn run(&mut self, shard: &Buffer<T>) -> Result<Ticket<()>> {
+        if shard.len() != self.memory.shard {
+            return Err(Error::Length { what: "PushGather::run, shard", expected: self.memory.shard, found: shard.len() });
+        }
+        if self.epoch > Epoch::ZERO && self.released.is_none() {
+            let why = "the gather before is still in use: release it behind its last reader".to_owned();
+            return Err(Error::Invalid { what: "PushGather::run", why });
+        }
+        let before = self.epoch;
+        self.epoch = before.next();
+        self.events = vec![Vec::new(); self.member.team().size().get() as usize];
+        if let Some(released) = self.released.take() {
+            self.out.wait(&released)?;
+        }
+        let me = self.member.rank();
+        self.put(shard, me, before, self.arena.rank())?;
+        for member in self.member.others() {
+            let other = self.world_rank(member);
+            self.arena.wait(&self.out, self.memory.free, other, before)?;
+            self.put(shard, member, before, other)?;
+        }
+        self.events[me.index() as usize] = vec![self.out.record()?; self.chunks as usize];
+        let mut waits = Vec::new();
+        for member in self.member.others() {
+            let from = self.world_rank(member);
+            for chunk in 0..self.chunks {
+                let epoch = self.ready(before, chunk);
+                self.arena.wait(&self.arrivals, self.memory.ready, from, epoch)?;
+                waits.push(Awaited { channel: self.memory.ready, from, epoch });
+                self.events[member.index() as usize].push(self.arrivals.record()?);
+            }
+        }
+        self.arrivals.wait(&self.out.record()?)?;
+        Ok(Ticket::new(&self.arena, &self.arrivals, "PushGather::run", ())?.waiting(self.epoch.get(), waits))
+    }
+
+    /// READY of a chunk: all chunks of an epoch come before all of the next.
+    fn ready(&self, before: Epoch, chunk: u64) -> Epoch {
+        Epoch::ZERO.later(before.get() * self.chunks + chunk + 1)
+    }
+
+    #[track_caller]
+    fn put(&self, shard: &Buffer<T>, member: Rank, before: Epoch, to: Rank) -> Result<()> {
+        let peer = self.memory.gathered.peer(to)?;
+        for chunk in 0..self.chunks {
+            let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
+            let place = u64::from(self.member.rank().index()) * self.memory.shard;
+            peer.put(&self.out, shard, start..end, place + start)?;
+            if member != self.member.rank() {
+                self.arena.signal(&self.out, self.memory.ready, to, self.ready(before, chunk))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk of a member's shard, for work on `stream`, which waits for this chunk alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a chunk that is not there; an error of the driver.
+    pub fn chunk(&self, stream: &Stream, member: Rank, chunk: u64) -> Result<DeviceView<'_, T>> {
+        let of_member = self.events.get(member.index() as usize);
+        let Some(event) = of_member.and_then(|events| events.get(chunk as usize)) else {
+            return Err(Error::Invalid { what: "PushGather::chunk", why: format!("there is no chunk {chunk} of {member}") });
+        };
+        stream.wait(event)?;
+        lock(&self.readers).push(stream.clone());
+        let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
+        let address = self.cell.address + (u64::from(member.index()) * self.memory.shard + start) * size_of::<T>() as u64;
+        // SAFETY: the elements lie inside the arena's buffer, which `self` keeps; its next write comes behind `release`, which is behind
+        // every stream that got a view, since it takes `&mut self`.
+        Ok(unsafe { DeviceView::from_raw(address, end - start, &self.cell) })
+    }
+
+    /// All shards, for work on `stream`, which waits for all of them.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn whole(&self, stream: &Stream) -> Result<DeviceView<'_, T>> {
+        for event in self.events.iter().filter_map(|events| events.last()) {
+            stream.wait(event)?;
+        }
+        lock(&self.readers).push(stream.clone());
+        // SAFETY: as in `chunk`.
+        Ok(unsafe { DeviceView::from_raw(self.cell.address, self.memory.gathered.len(), &self.cell) })
+    }
+
+    /// Tells the others that what they put has been read by all work enqueued so far on the streams that got views.
+    ///
+    /// # Errors
+    /// A failure of the arena; an error of the driver.
+    #[track_caller]
+    pub fn release(&mut self) -> Result<()> {
+        let readers = std::mem::take(&mut *lock(&self.readers));
+        order(&self.arrivals.0, |wait_for| wait_for.extend(readers.iter().map(|reader| Arc::clone(&reader.0))))?;
+        for member in self.member.others() {
+            self.arena.signal(&self.arrivals, self.memory.free, self.world_rank(member), self.epoch)?;
+        }
+        self.released = Some(self.arrivals.record()?);
+        Ok(())
+    }
+
+    fn world_rank(&self, member: Rank) -> Rank {
+        self.member.team().world_rank(member).unwrap_or(self.member.world_rank())
+    }
+}
+
+impl<T> fmt::Debug for PushGather<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushGather").field("member", &self.member).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,35 @@
+//! Signals: words that only grow.
+
+/// A moment of a channel. The first is 1: no signal has come yet at 0. Epochs only grow; a word is never set back, so that a late waiter
+/// cannot take an old signal for a new one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub(crate) u64);
+
+impl Epoch {
+    /// Before the first signal.
+    pub const ZERO: Self = Self(0);
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The next moment.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+
+    /// The moment `count` later.
+    #[must_use]
+    pub const fn later(self, count: u64) -> Self {
+        Self(self.0 + count)
+    }
+}
+
+/// A channel of an arena: on every rank a word for each rank, which that rank alone writes. Made by [`Arena::channel`](super::Arena::channel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channel {
+    pub(super) number: usize,
+    pub(super) index: u64,
+}
