@@ -26,6 +26,7 @@ pub const KERNELS: &[KernelFamily] = &[
     column_sums::COLUMN_SUMS,
     attention::ATTENTION_FORWARD,
     attention::ATTENTION_FORWARD_FP8,
+    attention::ATTENTION_FORWARD_GENERAL,
     copy::COPY_WORDS,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,

@@ -4,6 +4,7 @@
 mod amax;
 mod attention;
 mod attention_fp8;
+mod attention_general;
 mod conformance;
 mod copy;
 mod device;
@@ -40,6 +41,7 @@ const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
     attention_fp8::JOBS,
+    attention_general::JOBS,
     copy::JOBS,
     fp8::JOBS,
     gemm::JOBS,

@@ -159,7 +159,8 @@ impl TensorMap {
             if !(0..self.dimensions[d + 1] as i64).contains(&index) {
                 return None;
             }
-            address += index as u64 * stride;
+            // Hardware wraps addresses, which maps with an edge that moves rely on.
+            address = address.wrapping_add((index as u64).wrapping_mul(stride));
         }
         Some(address)
     }

@@ -31,11 +31,11 @@ use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
-use super::QUERIES;
-use super::forward::{PART, store, store_rows};
+use super::epilogue::{store, store_rows};
 use super::mask::{FAR, Mask, Span};
 use super::schedule::{Queue, Schedule, Tile};
 use super::softmax::Softmax;
+use super::team::{PART, Pair, QUERIES};
 
 /// Keys of a block.
 pub const FP8_KEYS: usize = 128;
@@ -104,7 +104,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
         shared.turned.init_between(TURNERS, Team::CONSUMER_WARPS);
     }
     block::sync();
-    let schedule = Schedule { row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section };
+    let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section };
     let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
     let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
     match Team::role() {
@@ -197,9 +197,9 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let finished = softmax.finish();
                 let worth = of_head(&v_scale, key_head);
                 sum.scale_rows(finished.factor.map(|factor| factor * worth));
-                store(&out, &sum, shared.staging.tile(part), part, Tile { row, ..tile });
+                store::<Pair, _, _, _>(&out, &sum, shared.staging.tile(part), part, [tile.batch, tile.head, row, 0]);
                 let head = u64::from(tile.batch * heads + tile.head) * u64::from(rows);
-                store_rows(&log_sum_exp, head, row, rows, finished.log_sum_exp);
+                store_rows(&log_sum_exp, head, row, rows, finished.log_sum_exp());
             }
             if warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();

@@ -2,23 +2,36 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `forward` | the kernel: tiles, roles, the loop over blocks of keys |
 //! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
+//! | `forward` | the kernel of dense tensors, full or causal: tiles, copies |
+//! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
+//! | `team` | who computes a tile |
+//! | `walk` | a warpgroup's loop over blocks of keys |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
 //! | `sequence` | where the sequences of a batch lie |
+//! | `epilogue` | the end of a tile |
+//! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
+mod epilogue;
 mod forward;
 mod forward_fp8;
+mod forward_general;
 mod mask;
 mod schedule;
 mod sequence;
 mod softmax;
+mod team;
+mod walk;
+mod workspace;
 
 pub use forward::*;
 pub use forward_fp8::*;
+pub use forward_general::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
+pub use team::{PART, Pair, QUERIES, Team, Three, Wide};
+pub use workspace::Workspace;

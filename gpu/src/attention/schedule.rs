@@ -2,12 +2,14 @@
 
 use oxtile_tile::prelude::*;
 
-use super::QUERIES;
+use super::sequence::{Sequence, Sequences};
 
 /// The order: heads in sections whose keys and values fit the L2 cache together; in a section the last rows of all heads
 /// first, as they see the most keys where a mask is causal.
 #[derive(Clone, Copy)]
 pub struct Schedule {
+    /// Rows of a tile.
+    pub tile_rows: u32,
     /// Tiles of a head.
     pub row_tiles: u32,
     /// Heads of a batch.
@@ -18,7 +20,7 @@ pub struct Schedule {
     pub section: u32,
 }
 
-/// `QUERIES` rows of one head of one batch.
+/// Some rows of one head of one batch.
 #[derive(Clone, Copy)]
 pub struct Tile {
     /// The first row.
@@ -48,7 +50,7 @@ impl Schedule {
         let first_head = section * self.section;
         let width = (self.heads * self.batches - first_head).min(self.section).max(1);
         let (head, heads) = (first_head + inside % width, self.heads.max(1));
-        Some(Tile { row: (self.row_tiles - 1 - inside / width) * QUERIES as u32, head: head % heads, batch: head / heads })
+        Some(Tile { row: (self.row_tiles - 1 - inside / width) * self.tile_rows, head: head % heads, batch: head / heads })
     }
 }
 
@@ -81,5 +83,95 @@ impl Queue {
             atomic::add_u32(&self.counter, 0, self.tiles.wrapping_neg());
         }
         block::count()[0] + ticket.0
+    }
+}
+
+/// A tile, with its sequence.
+#[derive(Clone, Copy)]
+pub struct Item {
+    /// The tile; its row counts from the sequence's first query.
+    pub tile: Tile,
+    /// The sequence.
+    pub sequence: Sequence,
+}
+
+/// Words of an [`Item`].
+pub const ITEM_WORDS: usize = 8;
+
+/// The batch of no tile.
+const NOTHING: u32 = u32::MAX;
+
+impl Item {
+    /// Writes it where another thread reads it; none says that there are no more.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(item: Option<Self>, words: SharedArray<u32, ITEM_WORDS>) {
+        let Some(Self { tile, sequence }) = item else { return words.store(2, NOTHING) };
+        let Sequence { queries, rows, keys, query_offset, key_offset } = sequence;
+        let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset];
+        let mut i = 0;
+        while i < ITEM_WORDS {
+            words.store(i as u32, values[i]);
+            i += 1;
+        }
+    }
+
+    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(words: SharedArray<u32, ITEM_WORDS>) -> Option<Self> {
+        let word = |i: u32| warp::shuffle(words.load(i), 0);
+        let batch = word(2);
+        if batch == NOTHING {
+            return None;
+        }
+        let sequence = Sequence { queries: word(3), rows: word(4), keys: word(5), query_offset: word(6), key_offset: word(7) };
+        Some(Self { tile: Tile { row: word(0), head: word(1), batch }, sequence })
+    }
+}
+
+/// The order of tiles of sequences that differ in length: one sequence after the other, each as [`Schedule`] has a batch. One
+/// thread walks along it.
+pub struct SequenceSchedule {
+    sequences: Sequences,
+    tile_rows: u32,
+    batches: u32,
+    heads: u32,
+    group: u32,
+    /// Keys, of a number of key heads, whose tiles are computed together.
+    section_keys: u32,
+    batch: u32,
+    sequence: Sequence,
+    /// Tiles of the sequences before.
+    before: u32,
+}
+
+impl SequenceSchedule {
+    /// At the first of the sequences, of which there is one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn new(sequences: Sequences, tile_rows: u32, batches: u32, heads: u32, group: u32, section_keys: u32) -> Self {
+        Self { sequences, tile_rows, batches, heads, group, section_keys, batch: 0, sequence: sequences.get(0), before: 0 }
+    }
+
+    /// Tile `index`, which is not below that of the call before.
+    #[inline(always)]
+    #[track_caller]
+    pub fn tile(&mut self, index: u32) -> Option<Item> {
+        loop {
+            let section = (self.section_keys / self.sequence.keys.max(1)).max(1).saturating_mul(self.group);
+            let row_tiles = self.sequence.rows.div_ceil(self.tile_rows);
+            let (tile_rows, heads) = (self.tile_rows, self.heads);
+            let schedule = Schedule { tile_rows, row_tiles, heads, batches: 1, section: section.min(heads) };
+            if let Some(tile) = schedule.tile(index - self.before) {
+                return Some(Item { tile: Tile { batch: self.batch, ..tile }, sequence: self.sequence });
+            }
+            self.before += schedule.tiles();
+            self.batch += 1;
+            if self.batch >= self.batches {
+                return None;
+            }
+            self.sequence = self.sequences.get(self.batch);
+        }
     }
 }

@@ -19,21 +19,26 @@ pub struct Softmax {
     scale: f32,
     margin: f32,
     lift: f32,
+    /// The largest score so far, of those that are not hidden.
+    largest: Rows,
 }
 
 /// What rows come to.
 pub struct Finished {
     /// The factor that makes weights sum to 1; 0 for a row that sees nothing.
     pub factor: Rows,
-    /// The natural logarithm of the sum of the exponentials; -inf for such a row.
-    pub log_sum_exp: Rows,
+    /// The logarithm to base 2 of the sum of the exponentials; -inf for such a row.
+    pub log_sum: Rows,
+    /// The largest score, times the scale; -inf for such a row.
+    pub largest: Rows,
 }
 
 impl Softmax {
     /// No scores yet. `scale` is positive and has the factor `log2(e)`.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        Self { maximum: [LOWEST; THREAD_ROWS], sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0 }
+        let (maximum, largest) = ([LOWEST; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
+        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest }
     }
 
     /// The same with all weights times `2^lift`, for a format of weights whose small numbers are coarse. Weights still stay
@@ -41,6 +46,18 @@ impl Softmax {
     #[inline(always)]
     pub fn lifted(scale: f32, lift: f32) -> Self {
         Self { margin: MARGIN - lift, lift, ..Self::new(scale) }
+    }
+
+    /// A score beside those of the keys, already scaled and times `log2(e)`; -inf is none.
+    #[inline(always)]
+    pub fn with_sink(scale: f32, sink: f32) -> Self {
+        let maximum = sink * reciprocal(scale);
+        if maximum > LOWEST {
+            // Each of the row's four lanes counts a quarter of it.
+            Self { maximum: [maximum; THREAD_ROWS], sum: [0.25; THREAD_ROWS], ..Self::new(scale) }
+        } else {
+            Self::new(scale)
+        }
     }
 
     /// Turns scores into weights and counts them; gives the factors for what was accumulated with earlier weights, if the
@@ -52,6 +69,7 @@ impl Softmax {
         Columns<KEYS>: MatrixColumns,
     {
         let found = maxima(scores);
+        self.largest = [0, 1].map(|half| max(self.largest[half], found[half]));
         let rises = |half: usize| (found[half] - self.maximum[half]) * self.scale > self.margin;
         let mut factors = None;
         // The whole warp takes one way: multiplications are in flight.
@@ -92,11 +110,35 @@ impl Softmax {
         let sum = self.sum.map(quad_sum);
         Finished {
             factor: sum.map(|sum| if sum == 0.0 { 0.0 } else { reciprocal(sum) }),
-            log_sum_exp: [0, 1].map(|half| match sum[half] == 0.0 {
+            log_sum: [0, 1].map(|half| match sum[half] == 0.0 {
                 true => f32::NEG_INFINITY,
-                false => fma(self.maximum[half], self.scale, log2(sum[half]) - self.lift) * core::f32::consts::LN_2,
+                false => fma(self.maximum[half], self.scale, log2(sum[half]) - self.lift),
             }),
+            largest: self.largest.map(|largest| largest * self.scale),
         }
+    }
+}
+
+impl Finished {
+    /// The natural logarithm of the sum of the exponentials.
+    #[inline(always)]
+    pub fn log_sum_exp(&self) -> Rows {
+        self.log_sum.map(|log| log * core::f32::consts::LN_2)
+    }
+
+    /// With rows for which `is_query` (given the thread's row, 0 or 1) does not hold as if they saw nothing.
+    #[inline(always)]
+    pub fn of_rows(mut self, is_query: impl Fn(u32) -> bool) -> Self {
+        let mut half = 0;
+        while half < THREAD_ROWS {
+            if !is_query(half as u32) {
+                self.factor[half] = 0.0;
+                self.log_sum[half] = f32::NEG_INFINITY;
+                self.largest[half] = f32::NEG_INFINITY;
+            }
+            half += 1;
+        }
+        self
     }
 }
 
@@ -117,4 +159,14 @@ where
         }
         quad_max(max(found[0], found[1]))
     })
+}
+
+/// `cap * tanh(x)` for scores of which `factor` makes `2 log2(e) x`.
+#[inline(always)]
+pub fn cap<const KEYS: usize>(scores: &mut RegisterTile<KEYS>, factor: f32, cap: f32)
+where
+    Columns<KEYS>: MatrixColumns,
+{
+    // tanh(x) = 1 - 2 / (1 + e^2x); an exponential of inf gives 1, one of 0 gives -1.
+    scores.map(|score| fma(-2.0 * cap, reciprocal(1.0 + exp2(score * factor)), cap));
 }

@@ -12,6 +12,14 @@ pub fn max_non_negative(slot: &GlobalMut<f32>, index: u64, value: f32) {
     unsafe { <Target as Atomic>::max_u32(slot.address_of(index), value.to_bits()) };
 }
 
+/// Raises element `index` to `value` if that is larger. Relaxed.
+#[inline(always)]
+#[track_caller]
+pub fn max_u32(slot: &GlobalMut<u32>, index: u64, value: u32) {
+    // SAFETY: as above.
+    unsafe { <Target as Atomic>::max_u32(slot.address_of(index), value) };
+}
+
 /// Adds `value` to element `index`; returns the old value. Relaxed.
 #[inline(always)]
 #[track_caller]

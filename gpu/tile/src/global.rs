@@ -239,6 +239,15 @@ impl<T: Pod> GlobalMut<T> {
         Vector::from_words(unsafe { <Target as GlobalMemory>::load_vector(self.range(index, Vector::<T>::LANES as u64)) })
     }
 
+    /// The 8 bytes that start at element `index`, whose address is a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_pair(&self, index: u64) -> [u32; 2] {
+        // SAFETY: as `Global::load`.
+        let pair: u64 = unsafe { <Target as GlobalMemory>::load(self.range(index, elements_of::<T>(8).into())) };
+        [pair as u32, (pair >> 32) as u32]
+    }
+
     /// Writes element `index`.
     #[inline(always)]
     #[track_caller]

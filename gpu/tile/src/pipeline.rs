@@ -324,6 +324,17 @@ impl<S: Copy> Stage<S> {
         unsafe { Target::arrive_if(self.empty.address, crate::thread::lane() == 0) };
     }
 
+    /// [`release`](Self::release)s the stage, or gives it back to be kept for longer.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release_unless(self, keep: bool) -> Option<Self> {
+        if keep {
+            return Some(self);
+        }
+        self.release();
+        None
+    }
+
     /// Hands back a stage that only matrix instructions read, after the [wait](crate::matrix::InFlight) for them: the lanes
     /// waited together, so they need not meet again. All lanes of the warp call it.
     #[inline(always)]

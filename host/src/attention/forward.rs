@@ -2,17 +2,14 @@
 
 use std::fmt;
 
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, KEYS};
-use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_kernels::attention::{AttentionForward, AttentionForwardGeneral, Pair, Team, Wide};
 use oxtile_tile::launch::Kernel;
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Pod, bf16, f16};
-use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Layout, Mask};
-use super::tensors::{Inputs, Outputs, Target};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::{Strided, TensorMap, TensorMapMut};
+use super::config::AttentionConfig;
+use super::plan::{Facts, Key, Kind};
+use super::tensors::{Inputs, Outputs};
+use crate::runtime::{Error, Result, Runtime, Stream};
 
 /// Attends with elements of `T`: `bf16` or `f16`.
 pub struct Attention<T> {
@@ -33,7 +30,7 @@ impl<T: AttentionElement> Attention<T> {
     /// As [`AttentionConfig::choose`] and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig) -> Result<Self> {
         let launches = !config.choose::<T>()?.kernel.is_empty();
-        Ok(Self { config, instance: launches.then(|| T::load(runtime, config.head_size, config.mask != Mask::Full)).transpose()? })
+        Ok(Self { config, instance: launches.then(|| T::load(runtime, config.key())).transpose()? })
     }
 
     /// Binds tensors; encodes their tensor maps on the device and waits for those to be there.
@@ -59,7 +56,11 @@ impl<T: AttentionElement> Attention<T> {
     }
 }
 
-impl BoundAttention<'_> {
+impl<'a> BoundAttention<'a> {
+    pub(super) fn new(launch: impl FnMut(&Stream) -> Result<()> + Send + 'a) -> Self {
+        Self(Box::new(launch))
+    }
+
     /// Enqueues it.
     ///
     /// # Errors
@@ -71,12 +72,13 @@ impl BoundAttention<'_> {
 
 /// An element of `Q`, `K` and `V`.
 pub trait AttentionElement: Pod {
-    /// The entry for heads of a size; none if there is none.
-    fn name(head_size: u64, causal: bool) -> Option<&'static str>;
+    /// A kernel's name and step; none if there is none.
+    #[doc(hidden)]
+    fn facts(key: Key) -> Option<Facts>;
 
     /// Loads it.
     #[doc(hidden)]
-    fn load(runtime: &Runtime, head_size: u64, causal: bool) -> Result<Box<dyn Instance<Self>>>;
+    fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>>;
 }
 
 /// A loaded kernel of any head size and mask.
@@ -91,86 +93,46 @@ pub trait Instance<T>: Send + Sync {
     ) -> Result<BoundAttention<'a>>;
 }
 
-/// A dense tensor of heads, seen as `[batches, heads, rows, size]`.
-pub(super) fn by_head(layout: Layout, batches: u64, rows: u64, heads: u64, size: u64) -> Strided<4> {
-    let row = heads * size;
-    let [batch, row] = if layout == Layout::Sbhd { [row, batches * row] } else { [rows * row, row] };
-    Strided { shape: [batches, heads, rows, size], strides: [batch, size, row, 1] }
-}
-
-impl<T, const D: usize, const CAUSAL: bool> Instance<T> for Loaded<AttentionForward<T, D, CAUSAL>>
-where
-    T: RegisterElement + StoredElement,
-    Columns<D>: MatrixColumns,
-    AttentionForward<T, D, CAUSAL>: for<'a> Kernel<Args<'a> = AttentionForwardArgs<'a, T, D, CAUSAL>>,
-{
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
-        let (Inputs { q, k, v, .. }, Outputs { out: Target::Rounded(out), mut log_sum_exp, .. }) = (inputs, outputs) else {
-            return Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() });
-        };
-        let of_queries = by_head(layout, batches, queries, heads, head_size);
-        // Without keys nothing is loaded by these maps, which must be of something: the queries.
-        let (k, v, of_keys) = if keys == 0 { (q, q, of_queries) } else { (k, v, by_head(layout, batches, keys, key_heads, head_size)) };
-        let q = TensorMap::<_, 64, D, Swizzle128, 4>::strided(stream, q, of_queries)?;
-        let k = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, k, of_keys)?;
-        let v = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, v, of_keys)?;
-        let mut out = TensorMapMut::<_, 64, D, Swizzle128, 4>::strided(stream, out, of_queries)?;
-        let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let [batches, rows, keys, group] = [batches, queries, keys, heads / key_heads].map(|size| size as u32);
-        let log_sum_exp_length = log_sum_exp.len();
-        let (diagonal, section, scale) = (config.diagonal(), config.section(size_of::<T>() as u64), config.scale_log2());
-        Ok(BoundAttention(Box::new(move |stream| {
-            let args = AttentionForwardArgs {
-                q: q.view(),
-                k: k.view(),
-                v: v.view(),
-                out: out.view_mut(),
-                log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
-                counter: counter.view_mut(),
-                batches,
-                heads: heads as u32,
-                group,
-                rows,
-                keys,
-                diagonal,
-                section,
-                scale,
-            };
-            self.launch(stream, args)
-        })))
-    }
-}
-
+/// Each line: sizes of heads, kind, its kernel as a type of the element, and the queries and keys of a step.
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $causal:literal])*;)*) => { $(
+    ($([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?>;)*) => {
+        elements!(@ bf16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?>;)*);
+        elements!(@ f16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?>;)*);
+    };
+    (@ $t:ident $([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?>;)*) => {
         impl AttentionElement for $t {
-            fn name(head_size: u64, causal: bool) -> Option<&'static str> {
-                match (head_size, causal) {
-                    $(($d, $causal) => Some(<AttentionForward<$t, $d, $causal> as Kernel>::INFO.name),)*
+            fn facts(key: Key) -> Option<Facts> {
+                match (key.sizes, key.kind) {
+                    $(([$d, $v], Kind::$kind) => Some(Facts {
+                        name: <$kernel<$t, $d, $v, $keys, $team $(, $causal)?> as Kernel>::INFO.name,
+                        step: [<$team as Team>::QUERIES, $keys],
+                    }),)*
                     _ => None,
                 }
             }
 
-            fn load(runtime: &Runtime, head_size: u64, causal: bool) -> Result<Box<dyn Instance<Self>>> {
-                match (head_size, causal) {
-                    $(($d, $causal) => Ok(Box::new(runtime.load::<AttentionForward<$t, $d, $causal>>()?)),)*
-                    _ => Err(Error::Invalid { what: "Attention", why: format!("no kernel of head_size {head_size}") }),
+            fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
+                match (key.sizes, key.kind) {
+                    $(([$d, $v], Kind::$kind) => Ok(Box::new(runtime.load::<$kernel<$t, $d, $v, $keys, $team $(, $causal)?>>()?)),)*
+                    _ => Err(Error::Invalid { what: "Attention", why: format!("no kernel for {key:?}") }),
                 }
             }
         }
-    )* };
+    };
 }
 
 elements! {
-    bf16: [64 false] [64 true] [128 false] [128 true];
-    f16: [64 false] [64 true] [128 false] [128 true];
+    [64 64 Full] AttentionForward<128, Pair, false>;
+    [64 64 Causal] AttentionForward<128, Pair, true>;
+    [64 64 General] AttentionForwardGeneral<128, Pair>;
+    [128 128 Full] AttentionForward<128, Pair, false>;
+    [128 128 Causal] AttentionForward<128, Pair, true>;
+    [128 128 General] AttentionForwardGeneral<128, Wide>;
+    [192 128 Full] AttentionForward<128, Wide, false>;
+    [192 128 Causal] AttentionForward<128, Wide, true>;
+    [192 128 General] AttentionForwardGeneral<128, Wide>;
+    [256 256 Full] AttentionForward<80, Wide, false>;
+    [256 256 Causal] AttentionForward<80, Wide, true>;
 }
 
 impl<T> fmt::Debug for Attention<T> {

@@ -9,7 +9,8 @@ use oxtile_tile::layout::{Swizzle, Swizzle64, Swizzle128};
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::config::{AttentionConfig, Mask, refuse};
-use super::forward::{BoundAttention, by_head};
+use super::dense::by_head;
+use super::forward::BoundAttention;
 use super::tensors::{Inputs, Outputs, Target};
 use crate::gemm::Choice;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
@@ -64,8 +65,11 @@ impl AttentionConfig {
     /// As [`validate`](Self::validate), and for what no kernel has.
     pub fn choose_fp8(&self) -> Result<Choice> {
         let choice = self.choose::<bf16>()?;
-        if self.needs_general() {
-            return Err(Error::Invalid { what: "AttentionConfig", why: "8-bit attention is dense, full or causal".to_owned() });
+        if self.needs_general() || self.value_size() != self.head_size {
+            return Err(Error::Invalid {
+                what: "AttentionConfig",
+                why: "8-bit attention is dense, full or causal, and has values as large as keys".to_owned(),
+            });
         }
         let causal = self.mask != Mask::Full;
         let kernel = match (self.head_size, causal) {
@@ -123,7 +127,7 @@ impl AttentionFp8 {
         }
         match &self.instance {
             Some(instance) => instance.bind(stream, &self.config, inputs, scales, outputs),
-            None => Ok(BoundAttention(Box::new(|_| Ok(())))),
+            None => Ok(BoundAttention::new(|_| Ok(()))),
         }
     }
 
@@ -176,7 +180,7 @@ where
         let [batches, rows, keys, group] = [batches, queries, keys, heads / key_heads].map(|size| size as u32);
         let log_sum_exp_length = log_sum_exp.len();
         let (diagonal, section, scale) = (config.diagonal(), config.section(1), config.scale_log2());
-        Ok(BoundAttention(Box::new(move |stream| {
+        Ok(BoundAttention::new(move |stream| {
             let args = AttentionForwardFp8Args {
                 q: q.view(),
                 k: k.view(),
@@ -197,7 +201,7 @@ where
                 scale,
             };
             self.launch(stream, args)
-        })))
+        }))
     }
 }
 

@@ -9,7 +9,8 @@
 //! | `config` | what is computed, checked as a whole |
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
-//! | `forward` | the pass forward: tensors bound, kernels launched |
+//! | `forward` | the pass forward |
+//! | `dense`, `general` | tensors bound to its kernels |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //!
 //! ```
@@ -36,8 +37,10 @@
 //! ```
 
 mod config;
+mod dense;
 mod forward;
 mod fp8;
+mod general;
 mod plan;
 mod tensors;
 

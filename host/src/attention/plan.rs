@@ -1,14 +1,44 @@
 //! Which kernel a configuration takes, and why.
 
-use oxtile_kernels::attention::{KEYS, QUERIES};
-
 use super::config::{AttentionConfig, Layout, Mask, Output, Sink, Window, refuse};
 use super::forward::AttentionElement;
 use crate::gemm::Choice;
 use crate::runtime::{Error, Result};
 
 /// Bytes of keys and values that are read by heads computed together: about half of an H200's L2 cache.
-const SECTION_BYTES: u64 = 32 << 20;
+pub(super) const SECTION_BYTES: u64 = 32 << 20;
+
+/// A kernel among those of an element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct Key {
+    /// Elements of a row of a head that its tiles have room for, of `Q` and of `V`.
+    pub(super) sizes: [u64; 2],
+    pub(super) kind: Kind,
+}
+
+/// What a kernel can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Kind {
+    /// Dense tensors, all keys.
+    Full,
+    /// Dense tensors, a causal mask.
+    Causal,
+    /// Everything.
+    General,
+}
+
+/// What is known of a kernel.
+#[doc(hidden)]
+pub struct Facts {
+    pub(super) name: &'static str,
+    /// Queries and keys of a step.
+    pub(super) step: [u32; 2],
+}
+
+/// Sizes of heads that kernels have tiles for; smaller heads are padded with zeros on their way into shared memory.
+const SIZES: [[u64; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
 impl AttentionConfig {
     /// The kernel for elements of `T`, which does not depend on the device.
@@ -17,35 +47,65 @@ impl AttentionConfig {
     /// As [`validate`](Self::validate).
     pub fn choose<T: AttentionElement>(&self) -> Result<Choice> {
         self.validate()?;
-        let Self { batches, queries, heads, head_size, mask, .. } = *self;
-        let tiles = u128::from(batches) * u128::from(heads) * u128::from(queries.div_ceil(QUERIES as u64));
+        let key = self.key();
+        let Some(Facts { name, step: [queries, keys] }) = T::facts(key) else {
+            let (field, [size, limit]) = match self.value_size() > 128 {
+                true => ("value_size", [self.value_size(), 128]),
+                false => ("head_size", [self.head_size, 192]),
+            };
+            return refuse(field, size, format!("at most {limit} with {}", self.needs().join(", ")));
+        };
+        let sequences = u128::from(self.batches);
+        let row_tiles = match self.layout {
+            Layout::Packed => u128::from(self.queries.div_ceil(queries.into())) + sequences,
+            Layout::Bshd | Layout::Sbhd => u128::from(self.queries.div_ceil(queries.into())) * sequences,
+        };
+        let tiles = row_tiles * u128::from(self.heads);
         if tiles > i32::MAX as u128 {
-            let why = format!("batches, heads and queries make {tiles} tiles of {QUERIES} queries: at most {}", i32::MAX);
+            let why = format!("batches, heads and queries make {tiles} tiles of {queries} queries: at most {}", i32::MAX);
             return Err(Error::Invalid { what: "AttentionConfig", why });
         }
-        if tiles == 0 {
+        if self.rows()[0] * self.heads * self.batches == 0 {
             return Ok(Choice { kernel: "", why: "the output is empty".to_owned() });
         }
-        let causal = mask != Mask::Full;
-        if self.needs_general() {
-            return Err(Error::Invalid { what: "AttentionConfig", why: "only dense full and causal attention has a kernel".to_owned() });
-        }
-        let Some(kernel) = T::name(head_size, causal) else {
-            return refuse("head_size", head_size, "64 or 128");
+        let ([d, v], [size, value_size]) = (key.sizes, [self.head_size, self.value_size()]);
+        let masked = match (key.kind, self.needs()) {
+            (Kind::Full, _) => "all keys".to_owned(),
+            (Kind::Causal, _) => "causal".to_owned(),
+            (Kind::General, needs) => format!("general for {}", needs.join(", ")),
         };
-        let masked = if causal { "causal" } else { "all keys" };
-        Ok(Choice { kernel, why: format!("{QUERIES} queries by {KEYS} keys on wgmma, head_size {head_size}, {masked}") })
+        let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
+        let why = format!("{queries} queries by {keys} keys on wgmma, heads of {size} and {value_size}{padded}, {masked}");
+        Ok(Choice { kernel: name, why })
+    }
+
+    /// Its kernel; the configuration is valid.
+    pub(super) fn key(&self) -> Key {
+        let fits = |[d, v]: &[u64; 2]| self.head_size <= *d && self.value_size() <= *v;
+        let kind = match self.mask {
+            _ if self.needs_general() => Kind::General,
+            Mask::Full => Kind::Full,
+            Mask::CausalTopLeft | Mask::CausalBottomRight => Kind::Causal,
+        };
+        Key { sizes: SIZES.into_iter().find(fits).unwrap_or(SIZES[3]), kind }
+    }
+
+    /// Fields that take more than the kernels of dense full and causal attention have.
+    fn needs(&self) -> Vec<&'static str> {
+        let needs = [
+            ("layout", self.layout == Layout::Packed),
+            ("window", self.window != Window::default()),
+            ("soft_cap", self.soft_cap.is_some()),
+            ("sink", self.sink != Sink::None),
+            ("output", self.output != Output::Rounded),
+            ("max_logit", self.max_logit),
+        ];
+        needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
     }
 
     /// Whether it takes more than the kernels of dense full and causal attention have.
     pub(super) fn needs_general(&self) -> bool {
-        self.layout == Layout::Packed
-            || self.window != Window::default()
-            || self.soft_cap.is_some()
-            || self.sink != Sink::None
-            || self.output != Output::Rounded
-            || self.max_logit
-            || self.value_size() != self.head_size
+        !self.needs().is_empty()
     }
 
     /// The last key that query 0 sees.

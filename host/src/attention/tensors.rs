@@ -40,7 +40,7 @@ pub struct Sequences<'a> {
 /// What becomes of the output's rows from the end of a sequence to the next offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Padding {
-    /// They become zeros, and -inf in the log-sum-exp.
+    /// They become zeros, and -inf in the log-sum-exp; a merged result stays as it is.
     #[default]
     Zeroed,
     /// They stay as they are: others write them.
@@ -53,7 +53,8 @@ pub struct Outputs<'a, T> {
     pub out: Target<'a, T>,
     /// The natural logarithm of each row's sum of exponentials.
     pub log_sum_exp: DeviceViewMut<'a, f32>,
-    /// Each head's largest scaled score, `[heads]`, which is raised: it begins as -inf. Given if the configuration asks for it.
+    /// Each head's largest scaled score, `[heads]`, over all sequences; -inf where nothing is seen. Given if the configuration
+    /// asks for it.
     pub max_logit: Option<DeviceViewMut<'a, f32>>,
 }
 

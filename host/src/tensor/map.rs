@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use oxtile_kernels::attention::MAP_ROWS;
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::layout::{Linear, Swizzle};
 use oxtile_tile::num::Pod;
@@ -50,7 +51,37 @@ impl<const RANK: usize> Strided<RANK> {
         }
         last.checked_add(1)
     }
+
+    /// Whether it lies in a view of `len` elements.
+    fn check(&self, len: u64) -> Result<()> {
+        let refuse = |why: String| Err(Error::Invalid { what: "tensor map", why });
+        if self.shape.contains(&0) {
+            return refuse("the tensor is empty: the copy engine has nothing to address, so launch nothing".to_owned());
+        }
+        if self.strides[RANK - 1] != 1 || self.extent().is_none_or(|extent| extent > len) {
+            return refuse(format!("{self:?} does not lie in a view of {len} elements with neighbours in the last dimension"));
+        }
+        Ok(())
+    }
 }
+
+/// A tensor of rows of heads, of which sequences are some rows that follow each other. Strides are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceRows {
+    /// Rows.
+    pub rows: u64,
+    /// From one row to the next.
+    pub row: u64,
+    /// Heads.
+    pub heads: u64,
+    /// From one head to the next.
+    pub head: u64,
+    /// Elements of a row of a head.
+    pub size: u64,
+}
+
+/// More than any index.
+const FAR: u64 = 0x7fff_0000;
 
 impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
     /// Encodes a tensor without gaps, its shape outermost first, and copies the map to the stream's device; waits for that
@@ -71,6 +102,25 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
         Self::encode(stream, tensor.len(), layout, tensor.access("tensor"))
     }
 
+    /// The map of the sequences of a tensor, with an edge that the kernel moves to the end of each.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn sequences(stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self> {
+        Self::sequence_rows(stream, tensor.len(), rows, tensor.access("tensor"))
+    }
+
+    fn sequence_rows(stream: &Stream, len: u64, rows: SequenceRows, tensor: BufferAccess<'a>) -> Result<Self> {
+        const { assert!(RANK == 5, "such a map has two dimensions more than the tensor") };
+        let whole = Strided { shape: [rows.heads, rows.rows, rows.size], strides: [rows.head, rows.row, 1] };
+        whole.check(len)?;
+        // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
+        let (mut shape, mut strides) = ([1; RANK], [1; RANK]);
+        shape.copy_from_slice(&[FAR, FAR, rows.heads, u64::from(MAP_ROWS), rows.size]);
+        strides.copy_from_slice(&[(1 << 34) - rows.row, rows.row, rows.head, rows.row, 1]);
+        Self::encode_unchecked(stream, Strided { shape, strides }, tensor)
+    }
+
     fn dense(stream: &Stream, len: u64, shape: [u64; RANK], tensor: BufferAccess<'a>) -> Result<Self> {
         let expected = crate::tensor::shape::numel(&shape)?;
         if len != expected {
@@ -80,20 +130,19 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     }
 
     fn encode(stream: &Stream, len: u64, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
-        let refuse = |why: String| Err(Error::Invalid { what: "tensor map", why });
-        if layout.shape.contains(&0) {
-            return refuse("the tensor is empty: the copy engine has nothing to address, so launch nothing".to_owned());
-        }
-        if layout.strides[RANK - 1] != 1 || layout.extent().is_none_or(|extent| extent > len) {
-            return refuse(format!("{layout:?} does not lie in a view of {len} elements with neighbours in the last dimension"));
-        }
+        layout.check(len)?;
+        Self::encode_unchecked(stream, layout, tensor)
+    }
+
+    fn encode_unchecked(stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         let element_bytes = size_of::<T>() as u64;
         let strides: Vec<u64> = layout.strides.iter().rev().skip(1).map(|stride| stride.saturating_mul(element_bytes)).collect();
         if let Some(off) = [tensor.address].iter().chain(&strides).find(|bytes| !bytes.is_multiple_of(16)) {
-            return refuse(format!(
+            let why = format!(
                 "the tensor starts at {:#x} with strides of {strides:?} bytes, of which {off} is no multiple of 16: pad the rows",
                 tensor.address
-            ));
+            );
+            return Err(Error::Invalid { what: "tensor map", why });
         }
         let mut box_dimensions = vec![1; RANK];
         box_dimensions[0] = tensor_map::TensorMap::<T, ROWS, COLUMNS, S, RANK>::PANEL_COLUMNS as u32;
@@ -143,6 +192,14 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// As [`TensorMap::new`].
     pub fn strided(stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
         Ok(Self(TensorMap::encode(stream, tensor.len(), layout, tensor.access("tensor"))?))
+    }
+
+    /// As [`TensorMap::sequences`], with the view taken as [`new`](Self::new) does.
+    ///
+    /// # Errors
+    /// As [`TensorMap::new`].
+    pub fn sequences(stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self> {
+        Ok(Self(TensorMap::sequence_rows(stream, tensor.len(), rows, tensor.access("tensor"))?))
     }
 
     /// Lends the map to a kernel.

@@ -4,6 +4,6 @@ mod map;
 pub mod shape;
 mod table;
 
-pub use map::{Strided, TensorMap, TensorMapMut};
+pub use map::{SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;

@@ -183,7 +183,7 @@ fn refused(runtime: &Runtime) -> Outcome {
         Err(error) => Err(format!("{error}, where {words:?} are to be named")),
         Ok(_) => Err(format!("{config:?} is not refused")),
     };
-    expect(AttentionConfig { head_size: 96, ..good }, &["head_size is 96", "64 or 128"])?;
+    expect(AttentionConfig { head_size: 100, ..good }, &["head_size is 100", "a multiple of 8 up to 256"])?;
     expect(AttentionConfig { heads: 6, key_heads: 4, ..good }, &["key_heads is 4", "divisor of heads", "6"])?;
     expect(AttentionConfig { key_heads: 0, ..good }, &["key_heads is 0"])?;
     expect(AttentionConfig { scale: Some(-1.0), ..good }, &["scale is -1", "positive"])?;
@@ -191,7 +191,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     expect(AttentionConfig { keys: 1 << 30, ..good }, &["keys is 1073741824", "at most"])?;
     expect(AttentionConfig { batches: 1 << 20, heads: 1 << 12, key_heads: 1, ..good }, &["tiles", "at most"])?;
     let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<f16>())?;
-    if choice.kernel != "attention_forward__f16__d64__causal" || !choice.why.contains("128 queries by 128 keys") {
+    if choice.kernel != "attention_forward__f16__d64__v64__keys128__pair__causal" || !choice.why.contains("128 queries by 128 keys") {
         return Err(format!("{choice:?}"));
     }
     let stream = stream(runtime)?;

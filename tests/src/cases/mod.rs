@@ -4,6 +4,7 @@ mod activation;
 mod amax;
 mod attention;
 mod attention_fp8;
+mod attention_general;
 mod conformance;
 mod copy;
 mod element;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Case> {
         quantized_gemm::cases(),
         attention::cases(),
         attention_fp8::cases(),
+        attention_general::cases(),
         conformance::cases(),
     ]
     .into_iter()

@@ -2,7 +2,7 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs};
+use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, Pair};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
@@ -11,7 +11,7 @@ use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_forward", run: attention_forward, equivalents: EQUIVALENTS }];
 
-const EQUIVALENTS: &[Equivalent<'static>] = &[
+pub const EQUIVALENTS: &[Equivalent<'static>] = &[
     Equivalent {
         matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
         reason: "waits for one group more than needed: slower, never wrong",
@@ -56,7 +56,7 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
     let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
-        AttentionForwardArgs::<bf16, 64, true> {
+        AttentionForwardArgs::<bf16, 64, 64, 128, Pair, true> {
             q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
             k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
             v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
@@ -71,8 +71,9 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
             diagonal: keys as i32 - queries as i32,
             section: 1,
             scale: 0.18,
+            marker: std::marker::PhantomData,
         }
     };
-    device.launch::<AttentionForward<bf16, 64, true>>(args)?;
+    device.launch::<AttentionForward<bf16, 64, 64, 128, Pair, true>>(args)?;
     Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
 }

@@ -9,6 +9,7 @@ mod agreement;
 pub mod amax;
 pub mod attention;
 pub mod attention_fp8;
+pub mod attention_head;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;

@@ -1,0 +1,444 @@
+//! Attention of any layout, window, sink, cap and output, against f64. Rows that belong to no sequence hold NaN, so that none of
+//! them is used; what the kernel does not write is seen.
+
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Output, Outputs, Padding, Sequences, Sink, Target, Window};
+use oxtile::{Buffer, Runtime};
+use oxtile_tests::inputs::Random;
+use oxtile_tests::oracle::attention_head::Head;
+use oxtile_tests::oracle::formats::{BF16, Format};
+use oxtile_tile::num::bf16;
+
+use crate::case::{Case, Outcome, Size, equal, stream, text};
+
+/// Half a unit in the last place of bf16, relative.
+const HALF_UNIT: f64 = 1.0 / 256.0;
+/// What the output holds before.
+const UNTOUCHED: f32 = 77.0;
+/// What the log-sum-exp holds before.
+const UNTOUCHED_SUM: f32 = -77.0;
+
+/// A problem: the configuration, and where sequences lie.
+#[derive(Clone)]
+struct Problem {
+    config: AttentionConfig,
+    /// First row and rows of each sequence, of queries and of keys. For a packed layout; else the configuration says it.
+    sequences: Vec<[[usize; 2]; 2]>,
+    padding: Padding,
+    /// Whether values name their key instead of being random.
+    one_hot: bool,
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let base = AttentionConfig { heads: 2, head_size: 64, ..AttentionConfig::default() };
+    let window = |left, right| Window { left, right };
+    // Every side of the window, with bounds inside a block of keys, between blocks, over several; rows that see nothing.
+    let windows = [
+        ("left", Mask::Full, window(Some(5), None)),
+        ("right", Mask::Full, window(None, Some(3))),
+        ("band", Mask::Full, window(Some(130), Some(0))),
+        ("nothing", Mask::CausalTopLeft, window(Some(0), None)),
+        ("bottom_right", Mask::CausalBottomRight, window(Some(40), Some(9))),
+    ];
+    for (name, mask, window) in windows {
+        for [queries, keys] in [[70, 300], [150, 60]] {
+            let config = AttentionConfig { queries, keys, mask, window, heads: 1, ..base };
+            dense(&mut cases, &format!("window::{name}::{queries}x{keys}"), config);
+            let problem = Problem { one_hot: true, ..Problem::dense(config) };
+            if [queries, keys] == [150, 60] || name == "band" {
+                push(&mut cases, &format!("window::{name}::{queries}x{keys}::visible"), problem);
+            }
+        }
+    }
+    let shape = AttentionConfig { queries: 67, keys: 140, ..base };
+    dense(&mut cases, "cap", AttentionConfig { soft_cap: Some(2.0), scale: Some(0.5), ..shape });
+    dense(&mut cases, "cap::causal", AttentionConfig { soft_cap: Some(30.0), mask: Mask::CausalBottomRight, max_logit: true, ..shape });
+    dense(&mut cases, "sink::one", AttentionConfig { sink: Sink::OffByOne, ..shape });
+    dense(&mut cases, "sink::learnable", AttentionConfig { sink: Sink::Learnable, mask: Mask::CausalTopLeft, ..shape });
+    dense(&mut cases, "sink::nothing seen", AttentionConfig { sink: Sink::Learnable, keys: 0, ..shape });
+    dense(&mut cases, "max_logit", AttentionConfig { max_logit: true, heads: 4, key_heads: 2, batches: 2, ..shape });
+    dense(&mut cases, "max_logit::none", AttentionConfig { max_logit: true, keys: 0, ..shape });
+    for layout in [Layout::Bshd, Layout::Sbhd] {
+        let config = AttentionConfig { layout, batches: 3, heads: 4, key_heads: 2, queries: 40, keys: 70, max_logit: true, ..base };
+        dense(&mut cases, &format!("{layout:?}"), config);
+        dense(&mut cases, &format!("{layout:?}::merged"), AttentionConfig { output: Output::Merged, ..config });
+    }
+    // Heads smaller than tiles, and each tile.
+    for (size, value) in [(40, 64), (96, 96), (128, 128), (192, 128), (256, 256), (136, 200)] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), queries: 70, keys: 150, heads: 1, ..base };
+        let name = format!("sizes::{size}x{value}");
+        dense(&mut cases, &format!("{name}::dense"), AttentionConfig { mask: Mask::CausalBottomRight, ..config });
+        if value <= 128 {
+            dense(&mut cases, &name, AttentionConfig { sink: Sink::OffByOne, mask: Mask::CausalBottomRight, ..config });
+            dense(&mut cases, &format!("{name}::merged"), AttentionConfig { output: Output::Merged, ..config });
+        }
+    }
+    dense(&mut cases, "sbhd::dense", AttentionConfig { layout: Layout::Sbhd, batches: 2, queries: 40, keys: 70, ..base });
+    packed(&mut cases, base);
+    cases.push(Case::new("attention_general::ring", Size::Small, ring));
+    cases
+}
+
+/// Sequences of all lengths, with padding and without, that share keys, that begin anywhere.
+fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
+    let tight = |lengths: &[[usize; 2]]| -> Vec<[[usize; 2]; 2]> {
+        let mut at = [0, 0];
+        let mut place = |side: usize, rows: usize| {
+            at[side] += rows;
+            [at[side] - rows, rows]
+        };
+        lengths.iter().map(|&[queries, keys]| [place(0, queries), place(1, keys)]).collect()
+    };
+    let mixed = [[0, 5], [1, 0], [130, 40], [7, 200], [0, 0], [65, 65]];
+    let masks = [
+        ("full", Mask::Full, Window::default()),
+        ("bottom_right", Mask::CausalBottomRight, Window::default()),
+        ("top_left", Mask::CausalTopLeft, Window::default()),
+        ("window", Mask::Full, Window { left: Some(20), right: Some(4) }),
+    ];
+    for (name, mask, window) in masks {
+        let config = AttentionConfig { layout: Layout::Packed, mask, window, ..base };
+        let problem = Problem::packed(config, tight(&mixed));
+        push(cases, &format!("packed::{name}"), problem.clone());
+        push(cases, &format!("packed::{name}::visible"), Problem { one_hot: true, ..problem });
+    }
+    let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, max_logit: true, ..base };
+    // Padding before, between and behind; a sequence whose tiles are all padding.
+    let padded = vec![[[3, 60], [1, 70]], [[200, 0], [90, 4]], [[340, 1], [100, 0]], [[350, 20], [101, 30]]];
+    for (name, padding) in [("zeroed", Padding::Zeroed), ("kept", Padding::Kept)] {
+        push(cases, &format!("padded::{name}"), Problem { padding, ..Problem::packed(config, padded.clone()) });
+    }
+    // Two chunks of a sequence that see one set of keys, as ranks of context parallelism have them, in one launch.
+    let pair = vec![[[40, 30], [0, 150]], [[0, 30], [0, 60]]];
+    push(cases, "pair", Problem { padding: Padding::Kept, ..Problem::packed(config, pair) });
+    let merged = AttentionConfig { output: Output::Merged, ..config };
+    push(cases, "padded::merged", Problem { padding: Padding::Kept, ..Problem::packed(merged, padded) });
+}
+
+fn dense(cases: &mut Vec<Case>, name: &str, config: AttentionConfig) {
+    push(cases, name, Problem::dense(config));
+}
+
+fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
+    cases.push(Case::new(format!("attention_general::{name}"), Size::Small, move |runtime| problem.check(runtime)));
+}
+
+/// Where an element lies.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    head: usize,
+    start: usize,
+}
+
+impl Place {
+    fn at(self, row: usize, head: usize, element: usize) -> usize {
+        self.start + row * self.row + head * self.head + element
+    }
+}
+
+/// What the kernel is given, and what it gives.
+struct Tensors {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sink: Vec<f32>,
+}
+
+struct Found {
+    out: Vec<f64>,
+    log_sum_exp: Vec<f32>,
+    max_logit: Vec<f32>,
+}
+
+impl Problem {
+    fn dense(config: AttentionConfig) -> Self {
+        Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false }
+    }
+
+    /// The tensors end some rows behind the last sequence.
+    fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
+        let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
+        let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
+        Self { config, sequences, padding: Padding::Zeroed, one_hot: false }
+    }
+
+    /// Queries and keys of sequence `batch`.
+    fn lengths(&self, batch: usize) -> [usize; 2] {
+        match self.config.layout {
+            Layout::Packed => self.sequences[batch].map(|[_, rows]| rows),
+            _ => [self.config.queries as usize, self.config.keys as usize],
+        }
+    }
+
+    /// Where the sequence's rows lie on a side (0 for queries, 1 for keys) of so many heads of so many elements.
+    fn place(&self, batch: usize, side: usize, heads: usize, size: usize) -> Place {
+        let (batches, rows) = (self.config.batches as usize, [self.config.queries, self.config.keys][side] as usize);
+        let row = heads * size;
+        match self.config.layout {
+            Layout::Bshd => Place { row, head: size, start: batch * rows * row },
+            Layout::Sbhd => Place { row: batches * row, head: size, start: batch * row },
+            Layout::Packed => Place { row, head: size, start: self.sequences[batch][side][0] * row },
+        }
+    }
+
+    /// Where row 0 of a head is in the log-sum-exp.
+    fn statistics(&self, batch: usize, head: usize) -> usize {
+        let (queries, heads) = (self.config.queries as usize, self.config.heads as usize);
+        match self.config.layout {
+            Layout::Packed => head * queries + self.sequences[batch][0][0],
+            _ => (batch * heads + head) * queries,
+        }
+    }
+
+    fn head(&self, batch: usize, sink: Option<f64>) -> Head {
+        let AttentionConfig { mask, window, head_size, soft_cap, .. } = self.config;
+        let right = window.right.map(|right| right as i64);
+        let right = if mask == Mask::CausalBottomRight { Some(right.map_or(0, |right| right.min(0))) } else { right };
+        Head {
+            rows: self.lengths(batch),
+            sizes: [head_size as usize, self.config.value_size() as usize],
+            top_left: mask == Mask::CausalTopLeft,
+            window: [window.left.map(|left| left as i64), right],
+            scale: self.config.scale.map_or((head_size as f64).powf(-0.5), f64::from),
+            cap: soft_cap.map(f64::from),
+            sink,
+        }
+    }
+
+    fn tensors(&self, first_key: usize) -> Tensors {
+        let AttentionConfig { layout, batches, heads, key_heads, head_size, queries, keys, .. } = self.config;
+        let [heads, key_heads, size, value_size] = [heads, key_heads, head_size, self.config.value_size()].map(|n| n as usize);
+        let rows = |rows: u64| if layout == Layout::Packed { rows } else { batches * rows } as usize;
+        let mut random = Random::new(queries * 1000 + keys + head_size);
+        let nothing = |count: usize| vec![f32::NAN; count];
+        let mut tensors = Tensors {
+            q: nothing(rows(queries) * heads * size),
+            k: nothing(rows(keys) * key_heads * size),
+            v: nothing(rows(keys) * key_heads * value_size),
+            sink: (0..heads).map(|head| head as f32 - 1.5).collect(),
+        };
+        for batch in 0..batches as usize {
+            let lengths = self.lengths(batch);
+            let sides =
+                [(&mut tensors.q, 0, heads, size), (&mut tensors.k, 1, key_heads, size), (&mut tensors.v, 1, key_heads, value_size)];
+            for (number, (tensor, side, heads, size)) in sides.into_iter().enumerate() {
+                let place = self.place(batch, side, heads, size);
+                for (row, head, element) in each([lengths[side], heads, size]) {
+                    let value = match (self.one_hot, number) {
+                        (false, _) => BF16.round(f64::from(random.normal())) as f32,
+                        (true, 2) => f32::from(u8::from(row == first_key + element)),
+                        (true, _) => 0.0,
+                    };
+                    tensor[place.at(row, head, element)] = value;
+                }
+            }
+        }
+        tensors
+    }
+
+    fn run(&self, runtime: &Runtime, tensors: &Tensors) -> Result<Found, String> {
+        let stream = stream(runtime)?;
+        let AttentionConfig { layout, heads, sink, output, max_logit, .. } = self.config;
+        let upload = |values: &[f32]| {
+            let bits = values.iter().map(|&x| bf16::from_bits(if x.is_nan() { 0x7fc0 } else { encode(&BF16, x) }));
+            text(Buffer::from_slice(&stream, &bits.collect::<Vec<bf16>>()))
+        };
+        let (q, k, v) = (upload(&tensors.q)?, upload(&tensors.k)?, upload(&tensors.v)?);
+        let sink_scores = text(Buffer::from_slice(&stream, &tensors.sink))?;
+        let sums = |side: usize| {
+            let ends = self.sequences.iter().scan(0, |end, s| {
+                *end += s[side][1] as u32;
+                Some(*end)
+            });
+            [0].into_iter().chain(ends).collect::<Vec<u32>>()
+        };
+        let offsets = |side: usize| {
+            let last = self.sequences.last().map_or(0, |s| s[side][0] + s[side][1] + 5) as u32;
+            self.sequences.iter().map(|s| s[side][0] as u32).chain([last]).collect::<Vec<u32>>()
+        };
+        let array = |values: Vec<u32>| text(Buffer::from_slice(&stream, &values));
+        let arrays = [array(sums(0))?, array(sums(1))?, array(offsets(0))?, array(offsets(1))?];
+        let sequences = (layout == Layout::Packed).then(|| Sequences {
+            cu_seqlens_q_padded: Some(arrays[2].view()),
+            cu_seqlens_kv_padded: Some(arrays[3].view()),
+            padding: self.padding,
+            ..Sequences::new(arrays[0].view(), arrays[1].view())
+        });
+        let elements = q.len() / self.config.head_size * self.config.value_size();
+        let rows = q.len() / self.config.head_size;
+        let running = output == Output::Merged;
+        let mut out = upload(&vec![UNTOUCHED; elements as usize])?;
+        let mut merged = text(Buffer::from_slice(&stream, &vec![0_f32; if running { elements as usize } else { 0 }]))?;
+        let before = if running { f32::NEG_INFINITY } else { UNTOUCHED_SUM };
+        let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![before; rows as usize]))?;
+        let mut largest = text(Buffer::from_slice(&stream, &vec![f32::NAN; if max_logit { heads as usize } else { 0 }]))?;
+        let attention = text(Attention::<bf16>::new(runtime, self.config))?;
+        let inputs =
+            Inputs { sequences, sink: (sink == Sink::Learnable).then(|| sink_scores.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
+        let target = if running { Target::Merged(merged.view_mut()) } else { Target::Rounded(out.view_mut()) };
+        let outputs = Outputs { out: target, log_sum_exp: log_sum_exp.view_mut(), max_logit: max_logit.then(|| largest.view_mut()) };
+        let mut bound = text(attention.bind(&stream, inputs, outputs))?;
+        text(bound.run(&stream))?;
+        if !running {
+            // The second run finds the workspace as the first left it.
+            text(bound.run(&stream))?;
+        }
+        drop(bound);
+        let rounded = text(out.to_vec(&stream))?.into_iter().map(|x| BF16.decode(x.to_bits().into()));
+        let running: Vec<f64> = text(merged.to_vec(&stream))?.into_iter().map(f64::from).collect();
+        Ok(Found {
+            out: if running.is_empty() { rounded.collect() } else { running },
+            log_sum_exp: text(log_sum_exp.to_vec(&stream))?,
+            max_logit: text(largest.to_vec(&stream))?,
+        })
+    }
+
+    fn check(&self, runtime: &Runtime) -> Outcome {
+        let columns = self.config.value_size() as usize;
+        let keys = if self.one_hot { (0..self.config.batches as usize).map(|b| self.lengths(b)[1]).max().unwrap_or(0) } else { 1 };
+        (0..keys.max(1)).step_by(columns).try_for_each(|first_key| self.check_from(runtime, first_key))
+    }
+
+    /// With values that name the keys from `first_key` on, if they name keys.
+    fn check_from(&self, runtime: &Runtime, first_key: usize) -> Outcome {
+        let AttentionConfig { batches, heads, key_heads, sink, output, .. } = self.config;
+        let [heads, key_heads, size, value_size] = [heads, key_heads, self.config.head_size, self.config.value_size()].map(|n| n as usize);
+        let tensors = self.tensors(first_key);
+        let found = self.run(runtime, &tensors)?;
+        let mut seen = vec![false; found.out.len()];
+        let mut largest = vec![f64::NEG_INFINITY; heads];
+        let rounding = if output == Output::Merged { 1e-6 } else { HALF_UNIT };
+        for (batch, head) in (0..batches as usize).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
+            let sink = match sink {
+                Sink::None => None,
+                Sink::OffByOne => Some(0.0),
+                Sink::Learnable => Some(f64::from(tensors.sink[head])),
+            };
+            let of = |tensor: &[f32], place: Place, head: usize, i: usize, l: usize| f64::from(tensor[place.at(i, head, l)]);
+            let (of_q, of_k) = (self.place(batch, 0, heads, size), self.place(batch, 1, key_heads, size));
+            let (of_v, of_out) = (self.place(batch, 1, key_heads, value_size), self.place(batch, 0, heads, value_size));
+            let key_head = head * key_heads / heads;
+            let expected = self.head(batch, sink).attend(
+                |i, l| of(&tensors.q, of_q, head, i, l),
+                |j, l| of(&tensors.k, of_k, key_head, j, l),
+                |j, l| of(&tensors.v, of_v, key_head, j, l),
+            );
+            largest[head] = largest[head].max(expected.max_logit);
+            for (i, &value) in expected.log_sum_exp.iter().enumerate() {
+                let found = f64::from(found.log_sum_exp[self.statistics(batch, head) + i]);
+                if !(found == value || (found - value).abs() <= 1e-5 * value.abs().max(1.0)) {
+                    return Err(format!("sequence {batch}, head {head}: log_sum_exp[{i}] is {found}, expected {value}"));
+                }
+            }
+            for (i, &value) in expected.out.iter().enumerate() {
+                let at = of_out.at(i / value_size, head, i % value_size);
+                seen[at] = true;
+                let bound = (HALF_UNIT + 2e-4) * expected.magnitudes[i] + rounding * value.abs() + 2e-7;
+                let off = (found.out[at] - value).abs();
+                if off.is_nan() || off > bound {
+                    let (row, column) = (i / value_size, i % value_size);
+                    return Err(format!(
+                        "sequence {batch}, head {head}, row {row}, column {column} is {}, expected {value} within {bound}",
+                        found.out[at]
+                    ));
+                }
+            }
+        }
+        let logits: Vec<f64> = found.max_logit.iter().map(|&x| f64::from(x)).collect();
+        for (head, (&found, &value)) in logits.iter().zip(&largest).enumerate() {
+            if !(found == value || (found - value).abs() <= 1e-5 * value.abs().max(1.0)) {
+                return Err(format!("max_logit[{head}] is {found}, expected {value}"));
+            }
+        }
+        self.check_rest(&found, &seen)
+    }
+
+    /// Rows between sequences are zeros, or as before; all others are as before.
+    fn check_rest(&self, found: &Found, seen: &[bool]) -> Outcome {
+        let [heads, value_size, rows] = [self.config.heads, self.config.value_size(), self.config.queries].map(|n| n as usize);
+        let padding = |row: usize| {
+            let inside = |pair: &[[[usize; 2]; 2]]| (pair[0][0][0] + pair[0][0][1]..pair[1][0][0]).contains(&row);
+            let last = self.sequences.last().is_some_and(|s| (s[0][0] + s[0][1]..s[0][0] + s[0][1] + 5).contains(&row));
+            self.padding == Padding::Zeroed && (self.sequences.windows(2).any(inside) || last)
+        };
+        let before = if self.config.output == Output::Merged { 0.0 } else { f64::from(UNTOUCHED) };
+        let rest = (0..seen.len()).filter(|&at| !seen[at]);
+        let expected = |at: usize| if padding(at / (heads * value_size)) { 0.0 } else { before };
+        let rest: Vec<usize> = rest.collect();
+        let out: Vec<f64> = rest.iter().map(|&at| found.out[at]).collect();
+        equal("rows of no sequence", &out, &rest.iter().map(|&at| expected(at)).collect::<Vec<_>>())?;
+        let rows_of_none: Vec<usize> = (0..rows).filter(|row| !seen[row * heads * value_size]).collect();
+        for row in rows_of_none.into_iter().filter(|_| self.config.layout == Layout::Packed) {
+            let sum = found.log_sum_exp[row];
+            let merged = self.config.output == Output::Merged;
+            let expected = if padding(row) || merged { f32::NEG_INFINITY } else { UNTOUCHED_SUM };
+            if sum != expected {
+                return Err(format!("log_sum_exp of row {row}, of no sequence, is {sum}, expected {expected}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All indices of three dimensions.
+fn each([a, b, c]: [usize; 3]) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
+}
+
+fn encode(format: &Format, value: f32) -> u16 {
+    format.encode(value.into()) as u16
+}
+
+/// Steps of a ring: keys that come in parts, merged in place, are as keys at once.
+fn ring(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let (rows, size, parts) = (70_usize, 64_usize, [[0_u32, 50], [50, 150], [200, 9]]);
+    let mut random = Random::new(9);
+    let mut values = |count: usize| (0..count).map(|_| BF16.round(f64::from(random.normal())) as f32).collect::<Vec<_>>();
+    let (q, k, v) = (values(rows * size), values(209 * size), values(209 * size));
+    let upload =
+        |values: &[f32]| text(Buffer::from_slice(&stream, &values.iter().map(|&x| bf16::from_bits(encode(&BF16, x))).collect::<Vec<_>>()));
+    let tensors = [upload(&q)?, upload(&k)?, upload(&v)?];
+    let config = AttentionConfig {
+        layout: Layout::Packed,
+        queries: rows as u64,
+        keys: 209,
+        head_size: size as u64,
+        output: Output::Merged,
+        ..AttentionConfig::default()
+    };
+    let mut out = text(Buffer::<f32>::zeros(&stream, (rows * size) as u64))?;
+    let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NEG_INFINITY; rows]))?;
+    let attention = text(Attention::<bf16>::new(runtime, config))?;
+    for [offset, keys] in parts {
+        let array = |values: [u32; 2]| text(Buffer::from_slice(&stream, &values));
+        let arrays = [array([0, rows as u32])?, array([0, keys])?, array([offset, offset + keys])?];
+        let sequences = Sequences { cu_seqlens_kv_padded: Some(arrays[2].view()), ..Sequences::new(arrays[0].view(), arrays[1].view()) };
+        let inputs = Inputs { sequences: Some(sequences), ..Inputs::new(tensors[0].view(), tensors[1].view(), tensors[2].view()) };
+        text(attention.forward(&stream, inputs, Outputs::merged(out.view_mut(), log_sum_exp.view_mut())))?;
+    }
+    let head = Head {
+        rows: [rows, 209],
+        sizes: [size; 2],
+        top_left: false,
+        window: [None; 2],
+        scale: (size as f64).powf(-0.5),
+        cap: None,
+        sink: None,
+    };
+    let of = |tensor: &[f32], i: usize, l: usize| f64::from(tensor[i * size + l]);
+    let expected = head.attend(|i, l| of(&q, i, l), |i, l| of(&k, i, l), |i, l| of(&v, i, l));
+    let found = text(out.to_vec(&stream))?;
+    for (i, (&found, &value)) in found.iter().zip(&expected.out).enumerate() {
+        if (f64::from(found) - value).abs() > (HALF_UNIT + 2e-4) * expected.magnitudes[i] {
+            return Err(format!("out[{i}] is {found}, expected {value}"));
+        }
+    }
+    for (i, (&found, &value)) in text(log_sum_exp.to_vec(&stream))?.iter().zip(&expected.log_sum_exp).enumerate() {
+        if (f64::from(found) - value).abs() > 1e-5 * value.abs().max(1.0) {
+            return Err(format!("log_sum_exp[{i}] is {found}, expected {value}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Attention of one head of one sequence in f64, with everything that scores can be subject to.
+
+/// What is computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Head {
+    /// Queries and keys.
+    pub rows: [usize; 2],
+    /// Elements of a row of `Q` and of `V`.
+    pub sizes: [usize; 2],
+    /// Whether query `i` sees no key behind key `i`.
+    pub top_left: bool,
+    /// Keys seen before and behind the diagonal that ends at the last query and the last key.
+    pub window: [Option<i64>; 2],
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Scores `s` are replaced by `c tanh(s / c)`.
+    pub cap: Option<f64>,
+    /// A score beside those of the keys, without a value.
+    pub sink: Option<f64>,
+}
+
+/// The result; a query that sees nothing has zeros and -inf.
+pub struct Attended {
+    /// `[queries, value size]`
+    pub out: Vec<f64>,
+    /// For each element of `out`, the weighted sum of the magnitudes of values.
+    pub magnitudes: Vec<f64>,
+    /// `[queries]`
+    pub log_sum_exp: Vec<f64>,
+    /// The largest score that any query sees.
+    pub max_logit: f64,
+}
+
+impl Head {
+    /// Whether query `i` sees key `j`.
+    pub fn sees(&self, i: usize, j: usize) -> bool {
+        let ahead = j as i64 - (i as i64 + self.rows[1] as i64 - self.rows[0] as i64);
+        self.window[0].is_none_or(|left| ahead >= -left) && self.window[1].is_none_or(|right| ahead <= right) && !(self.top_left && j > i)
+    }
+
+    /// Attends; `q`, `k` and `v` give element `l` of row `i`.
+    pub fn attend(&self, q: impl Fn(usize, usize) -> f64, k: impl Fn(usize, usize) -> f64, v: impl Fn(usize, usize) -> f64) -> Attended {
+        let ([queries, keys], [size, value_size]) = (self.rows, self.sizes);
+        let zeros = vec![0.0; queries * value_size];
+        let mut attended =
+            Attended { out: zeros.clone(), magnitudes: zeros, log_sum_exp: Vec::with_capacity(queries), max_logit: f64::NEG_INFINITY };
+        for i in 0..queries {
+            let score = |j: usize| {
+                let score = self.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
+                self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| self.sees(i, j)).map(|j| (j, score(j))).collect();
+            let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
+            attended.max_logit = attended.max_logit.max(largest);
+            let base = largest.max(self.sink.unwrap_or(f64::NEG_INFINITY));
+            let sum =
+                scores.iter().map(|&(_, score)| (score - base).exp()).sum::<f64>() + self.sink.map_or(0.0, |sink| (sink - base).exp());
+            for (j, score) in scores {
+                let weight = (score - base).exp() / sum;
+                for l in 0..value_size {
+                    attended.out[i * value_size + l] += weight * v(j, l);
+                    attended.magnitudes[i * value_size + l] += weight * v(j, l).abs();
+                }
+            }
+            attended.log_sum_exp.push(if base == f64::NEG_INFINITY { base } else { base + sum.ln() });
+        }
+        attended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: Head = Head { rows: [2, 2], sizes: [1, 1], top_left: false, window: [None, None], scale: 1.0, cap: None, sink: None };
+
+    fn attend(head: Head) -> Attended {
+        // Scores [0, ln 3] and [0, 0].
+        let ln3 = 3f64.ln();
+        head.attend(|i, _| [1.0, 0.0][i], |j, _| [0.0, ln3][j], |j, _| [4.0, -8.0][j])
+    }
+
+    fn near(found: &[f64], expected: &[f64]) {
+        assert!(found.iter().zip(expected).all(|(f, e)| f == e || (f - e).abs() < 1e-12), "{found:?}, not {expected:?}");
+    }
+
+    #[test]
+    fn by_hand() {
+        let full = attend(HEAD);
+        near(&full.out, &[-5.0, -2.0]);
+        near(&full.magnitudes, &[7.0, 6.0]);
+        near(&full.log_sum_exp, &[4f64.ln(), 2f64.ln()]);
+        near(&[full.max_logit], &[3f64.ln()]);
+        near(&attend(Head { top_left: true, ..HEAD }).out, &[4.0, -2.0]);
+        near(&attend(Head { window: [Some(0), Some(0)], ..HEAD }).out, &[4.0, -8.0]);
+        let none = attend(Head { window: [Some(-1), Some(0)], ..HEAD });
+        near(&none.out, &[0.0, 0.0]);
+        near(&none.log_sum_exp, &[f64::NEG_INFINITY; 2]);
+        // A score of 0 beside: weights of 1/5 and 3/5, then 1/3 each.
+        near(&attend(Head { sink: Some(0.0), ..HEAD }).out, &[-4.0, -4.0 / 3.0]);
+        let capped = attend(Head { cap: Some(1.0), ..HEAD });
+        near(&[capped.max_logit], &[3f64.ln().tanh()]);
+    }
+}
