@@ -32,7 +32,8 @@ impl QuantizedGemmConfig {
             a: operand(self.b, n, true),
             b: operand(self.a, m, false),
             d: MatmulMatrix { element, rows: n, columns: m },
-            fast_accumulation: fast_accumulation && codes,
+            // Sums of blocks are full ones in any case.
+            fast_accumulation: fast_accumulation && codes && self.a == OperandFormat::Fp8,
             factors: if by_device { MatmulFactors::Device } else { MatmulFactors::Host { alpha, beta } },
         })
     }
@@ -109,5 +110,7 @@ mod tests {
         let config = QuantizedGemmConfig { b: square, ..QuantizedGemmConfig::new(row, [64, 128, 256]) };
         let found = config.matmul::<bf16>(Path::CublasLt).unwrap();
         assert_eq!((found.a.scale, found.b.scale), (MatmulScale::Square128, MatmulScale::Row128));
+        let fast = QuantizedGemmConfig { fast_accumulation: true, ..config };
+        assert!(!fast.matmul::<bf16>(Path::CublasLt).unwrap().fast_accumulation);
     }
 }
