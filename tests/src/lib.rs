@@ -15,3 +15,6 @@ mod golden_mxfp8;
 #[cfg(test)]
 #[path = "../golden/nvfp4.rs"]
 mod golden_nvfp4;
+#[cfg(test)]
+#[path = "../golden/nvfp4_reference.rs"]
+mod golden_nvfp4_reference;

@@ -17,13 +17,14 @@ mod case;
 mod cases;
 mod golden;
 mod mutation;
+mod sweep;
 mod times;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
-    let trials = backend::trials(cases::all()).into_iter().chain(mutation::trials()).collect();
+    let trials = backend::trials(cases::all()).into_iter().chain(mutation::trials()).chain(sweep::trials()).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Err(error) = golden::finish(&backend::device_line()) {
         eprintln!("OXTILE_GOLDEN_OUT: {error}");

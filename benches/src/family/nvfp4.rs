@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use anyhow::Result;
 use oxtile::runtime::Buffer;
 use oxtile_kernels::amax::{Amax, AmaxArgs};
+use oxtile_kernels::interleave::interleaved_len;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3};
 
@@ -21,15 +22,21 @@ type Shape = (u64, u64, usize);
 /// What is measured: its name, how many casts it writes or reads beside the wide tensor, the peer, and what captures it.
 type Measured = (&'static str, u64, &'static [&'static str], fn(&Gpu, Shape) -> Result<Prepared>);
 
-const MEASURED: [Measured; 8] = [
+const MEASURED: [Measured; 14] = [
     ("nvfp4_cast_rows", 1, &["nvfp4_cast_compiled"], prepare_cast),
     ("nvfp4_cast_rows_stochastic stochastic8", 1, &[], prepare_stochastic),
+    ("nvfp4_cast_rows_interleaved", 1, &[], prepare_interleaved),
+    ("nvfp4_cast_rows_4over6", 1, &[], prepare_4over6),
+    ("nvfp4_cast_columns_4over6", 1, &[], prepare_columns_4over6),
+    ("nvfp4_cast_scaled_rows", 1, &[], prepare_scaled_rows),
     ("nvfp4_cast_columns", 1, &["nvfp4_cast_columns_compiled"], prepare_columns::<false>),
     ("nvfp4_cast_columns hadamard", 1, &["nvfp4_cast_hadamard_compiled"], prepare_columns::<true>),
     ("nvfp4_hadamard_amax", 0, &[], prepare_hadamard_amax),
     ("nvfp4_cast_both", 2, &["nvfp4_cast_both_compiled"], prepare_both),
+    ("nvfp4_cast_squares", 2, &[], prepare_squares),
     ("nvfp4_dequantize_rows", 1, &["nvfp4_dequantize_compiled"], prepare_dequantize),
     ("nvfp4_dequantize_columns", 1, &["nvfp4_dequantize_columns_compiled"], prepare_dequantize_columns),
+    ("nvfp4_dequantize_scaled_rows", 1, &[], prepare_dequantize_scaled_rows),
 ];
 
 /// All at a large and a small shape.
@@ -101,18 +108,122 @@ fn outputs(
 }
 
 fn prepare_stochastic(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
-    let mut tensors = tensors(gpu, shape)?;
     let kernel = gpu.runtime.load::<Nvfp4CastRowsStochastic<bf16, Stochastic8>>()?;
     let offset = Buffer::from_slice(&gpu.stream, &[7_u64])?;
+    prepare_each(gpu, tensors(gpu, shape)?, |Tensor { wide, amax, data, scales }| {
+        let (input, amax, data, scales, offset) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut(), offset.view());
+        kernel.launch(&gpu.stream, Nvfp4CastRowsStochasticArgs { input, amax, data, scales, seed: 5, offset, marker: PhantomData })
+    })
+}
+
+/// The cast of each tensor by `launch`, captured.
+fn prepare_each(
+    gpu: &Gpu,
+    mut tensors: Vec<Tensor>,
+    mut launch: impl FnMut(&mut Tensor) -> oxtile::runtime::Result<()>,
+) -> Result<Prepared> {
+    let graph = Prepared::capture(gpu, || tensors.iter_mut().try_for_each(&mut launch))?;
+    Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
+}
+
+fn prepare_interleaved(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let mut tensors = tensors(gpu, shape)?;
+    for tensor in &mut tensors {
+        tensor.scales = Buffer::uninitialised(&gpu.stream, interleaved_len(rows, columns / BLOCK))?;
+    }
+    let kernel = gpu.runtime.load::<Nvfp4CastRowsInterleaved<bf16>>()?;
+    prepare_each(gpu, tensors, |Tensor { wide, amax, data, scales }| {
+        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
+    })
+}
+
+fn prepare_4over6(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let kernel = gpu.runtime.load::<Nvfp4CastRows4over6<bf16, FourOverSix>>()?;
+    prepare_each(gpu, tensors(gpu, shape)?, |Tensor { wide, amax, data, scales }| {
+        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastRows4over6Args { input, amax, data, scales, marker: PhantomData })
+    })
+}
+
+fn prepare_columns_4over6(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let kernel = gpu.runtime.load::<Nvfp4CastColumns4over6<bf16, FourOverSix>>()?;
+    prepare_each(gpu, tensors(gpu, shape)?, |Tensor { wide, amax, data, scales }| {
+        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
+        let args = Nvfp4CastColumns4over6Args { input, amax, data, scales, rows, columns, marker: PhantomData };
+        kernel.launch(&gpu.stream, args)
+    })
+}
+
+/// The amax of each tensor becomes one of its rows.
+fn scale_rows(gpu: &Gpu, (rows, columns, _): Shape, tensor: &mut Tensor) -> oxtile::runtime::Result<()> {
+    let kernel = gpu.runtime.load::<Nvfp4CastScaledRows<bf16, ToSix>>()?;
+    tensor.amax = Buffer::uninitialised(&gpu.stream, rows)?;
+    let Tensor { wide, amax, data, scales } = tensor;
+    let (input, amaxes, data, scales) = (wide.view(), amax.view_mut(), data.view_mut(), scales.view_mut());
+    kernel.launch(&gpu.stream, Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns, marker: PhantomData })
+}
+
+fn prepare_scaled_rows(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let mut tensors = tensors(gpu, shape)?;
+    for tensor in &mut tensors {
+        tensor.amax = Buffer::uninitialised(&gpu.stream, rows)?;
+    }
+    let kernel = gpu.runtime.load::<Nvfp4CastScaledRows<bf16, ToSix>>()?;
+    prepare_each(gpu, tensors, |Tensor { wide, amax, data, scales }| {
+        let (input, amaxes, data, scales) = (wide.view(), amax.view_mut(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns, marker: PhantomData })
+    })
+}
+
+fn prepare_dequantize_scaled_rows(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let mut tensors = tensors(gpu, shape)?;
+    tensors.iter_mut().try_for_each(|tensor| scale_rows(gpu, shape, tensor))?;
+    let kernel = gpu.runtime.load::<Nvfp4DequantizeScaledRows<bf16>>()?;
+    let factor = 1.0 / (6.0 * ToSix::LARGEST_SCALE);
     let graph = Prepared::capture(gpu, || {
         tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
-            let (data, scales, offset) = (data.view_mut(), scales.view_mut(), offset.view());
-            let args =
-                Nvfp4CastRowsStochasticArgs { input: wide.view(), amax: amax.view(), data, scales, seed: 5, offset, marker: PhantomData };
+            let (data, scales, amaxes, output) = (data.view(), scales.view(), amax.view(), wide.view_mut());
+            kernel.launch(&gpu.stream, Nvfp4DequantizeScaledRowsArgs { data, scales, amaxes, output, factor, rows, columns })
+        })
+    })?;
+    Ok(Prepared::new(graph, move |stream| wide_output(&tensors[0].wide, stream)))
+}
+
+fn prepare_squares(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (rows, columns, _) = shape;
+    let (mut by_rows, mut by_columns) = (tensors(gpu, shape)?, tensors(gpu, shape)?);
+    let kernel = gpu.runtime.load::<Nvfp4CastSquares<bf16>>()?;
+    let graph = Prepared::capture(gpu, || {
+        by_rows.iter_mut().zip(&mut by_columns).try_for_each(|(row, column)| {
+            let args = Nvfp4CastSquaresArgs {
+                input: row.wide.view(),
+                amax: row.amax.view(),
+                row_data: row.data.view_mut(),
+                row_scales: row.scales.view_mut(),
+                column_data: column.data.view_mut(),
+                column_scales: column.scales.view_mut(),
+                rows,
+                columns,
+            };
             kernel.launch(&gpu.stream, args)
         })
     })?;
-    Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
+    Ok(Prepared::new(graph, move |stream| {
+        let rows = outputs(["row_data", "row_scales"], &by_rows[0].data, &by_rows[0].scales, stream)?;
+        let columns = outputs(["column_data", "column_scales"], &by_columns[0].data, &by_columns[0].scales, stream)?;
+        Ok(rows.into_iter().chain(columns).collect())
+    }))
+}
+
+/// The values that a dequantization wrote.
+fn wide_output(wide: &Buffer<bf16>, stream: &oxtile::runtime::Stream) -> Result<Vec<Output>> {
+    let wide: Vec<half::bf16> = wide.to_vec_as(stream)?;
+    Ok(vec![Output { name: "wide", bytes: wide.iter().flat_map(|value| value.to_le_bytes()).collect() }])
 }
 
 fn hadamard_amaxes(gpu: &Gpu, (rows, columns, _): Shape, tensors: &mut [Tensor], before: &mut Buffer<f32>) -> oxtile::runtime::Result<()> {
@@ -207,10 +318,7 @@ fn prepare_dequantize_columns(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
             kernel.launch(&gpu.stream, Nvfp4DequantizeColumnsArgs { data, scales, amax, output, rows, columns })
         })
     })?;
-    Ok(Prepared::new(graph, move |stream| {
-        let wide: Vec<half::bf16> = tensors[0].wide.to_vec_as(stream)?;
-        Ok(vec![Output { name: "wide", bytes: wide.iter().flat_map(|value| value.to_le_bytes()).collect() }])
-    }))
+    Ok(Prepared::new(graph, move |stream| wide_output(&tensors[0].wide, stream)))
 }
 
 fn prepare_cast(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
@@ -229,8 +337,5 @@ fn prepare_dequantize(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
             kernel.launch(&gpu.stream, args)
         })
     })?;
-    Ok(Prepared::new(graph, move |stream| {
-        let wide: Vec<half::bf16> = tensors[0].wide.to_vec_as(stream)?;
-        Ok(vec![Output { name: "wide", bytes: wide.iter().flat_map(|value| value.to_le_bytes()).collect() }])
-    }))
+    Ok(Prepared::new(graph, move |stream| wide_output(&tensors[0].wide, stream)))
 }

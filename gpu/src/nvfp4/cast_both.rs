@@ -48,7 +48,7 @@ pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
 ) {
     let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
     let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile);
+    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile, R::DRAWS == 0);
 }
 
 /// Both casts of a tensor.
@@ -59,7 +59,8 @@ pub(super) struct Outputs {
     pub column_scales: GlobalMut<e4m3>,
 }
 
-/// What a CUDA block does with its tile, in [`Shared`]; each amax has one element.
+/// What a CUDA block does with its tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
+/// registers, does not read them again.
 #[inline(always)]
 pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,
@@ -67,17 +68,26 @@ pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     &Outputs { row_data, row_scales, column_data, column_scales }: &Outputs,
     rounding: R,
     tile: &CastTile<T>,
+    keeps: bool,
 ) {
     let Shared { row_multipliers, column_multipliers, .. } = Shared::claim();
-    let chunks = tile.load(input);
+    let chunks = if keeps { tile.load_blocks(input) } else { tile.load(input) };
     row_multipliers.fill::<R>(encode_scale(row_amax.load(0)));
     if HADAMARD {
         column_multipliers.fill::<R>(encode_scale(column_amax.load(0)));
     }
-    tile.store(chunks);
+    if keeps {
+        tile.store_blocks(&chunks);
+    } else {
+        tile.store(chunks);
+    }
     block::sync();
     let by_rows = BlockCast { data: row_data, scales: row_scales, multipliers: row_multipliers, rounding };
-    by_rows.rows(tile, |_, amax| row_multipliers.of_block(amax));
+    if keeps {
+        by_rows.loaded_rows(tile, &chunks, |_, amax| row_multipliers.of_block(amax));
+    } else {
+        by_rows.rows(tile, |_, amax| row_multipliers.of_block(amax));
+    }
     if HADAMARD {
         BlockCast { data: column_data, scales: column_scales, multipliers: column_multipliers, rounding }.transformed_columns(tile);
     } else {

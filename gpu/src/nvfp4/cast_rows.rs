@@ -8,11 +8,12 @@
 //! |---|---|
 //! | block | the table is written, and read |
 
-use oxtile_tile::num::{Pod, e2m1x2, e2m1x8, e4m3};
+use oxtile_tile::num::{e2m1x2, e2m1x8, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::cast_block::encode_saturating;
 use super::cast_tile::check_output;
+use super::mapping::BlockElements;
 use super::multipliers::{Multipliers, SCALES};
 use super::rounding::{Nearest, ROWS, Rounding, Stochastic8, Stochastic16};
 use super::*;
@@ -68,7 +69,7 @@ pub(super) fn cast<T: Magnitude, R: Rounding>(
 ) {
     let mut index = block * u64::from(THREADS * steps) + u64::from(thread::index());
     // Threads beyond the last block load it too: no branch parts the loads from the table.
-    let load = |index: u64| load_block(input, index.min(scales.len() - 1));
+    let load = |index: u64| RowBlock::load(input, index.min(scales.len() - 1));
     let mut next = load(index);
     let multipliers = Shared::claim().multipliers;
     multipliers.fill::<R>(encode_scale(amax));
@@ -77,33 +78,35 @@ pub(super) fn cast<T: Magnitude, R: Rounding>(
     let end = if steps == 1 { 1 } else { steps.min(block::threads()) };
     let mut step = 0;
     while step < end {
-        let vectors = next;
+        let block = next;
         step += 1;
         if step < end {
             next = load(index + u64::from(THREADS));
         }
         if index < scales.len() {
-            cast_block(input, &vectors, index, data, scales, multipliers, rounding);
+            let (scale, codes) = block_codes(input, &block, index, multipliers, rounding);
+            data.store_pair(index * BLOCK_BYTES, codes);
+            scales.store(index, scale);
         }
         index += u64::from(THREADS);
     }
 }
 
+/// The scale and the codes of block `index`, which is loaded.
 #[inline(always)]
-fn cast_block<T: Magnitude, R: Rounding>(
+pub(super) fn block_codes<T: Magnitude, R: Rounding>(
     input: &Global<T>,
-    vectors: &[Vector<T>; VECTORS],
+    block: &RowBlock<T>,
     index: u64,
-    data: &GlobalMut<e2m1x2>,
-    scales: &GlobalMut<e4m3>,
     multipliers: Multipliers,
     rounding: R,
-) {
-    let scale = multipliers.of_block(amax_of(vectors));
-    let codes = match [0, 1].map(|half| {
-        let (scaled, signs) = halves(vectors, half, scale.scaled);
+) -> (e4m3, [u32; 2]) {
+    let scale = multipliers.of_block(T::finish(block.running()));
+    let codes = [0, 1].map(|half| {
+        let (scaled, signs) = block.half(half, scale.scaled);
         rounding.encode(ROWS, index, half, scaled, signs)
-    }) {
+    });
+    let codes = match codes {
         [Some(low), Some(high)] if scale.is_exact => [low, high].map(e2m1x8::to_bits),
         _ => {
             let multiplier = multipliers.exact(scale.code);
@@ -111,8 +114,7 @@ fn cast_block<T: Magnitude, R: Rounding>(
             encode_saturating(rounding, ROWS, index, |i| input.load(index * BLOCK + u64::from(i)).to_f32() * multiplier)
         }
     };
-    data.store_pair(index * BLOCK_BYTES, codes);
-    scales.store(index, scale.code);
+    (scale.code, codes)
 }
 
 fn grid<T: Magnitude>(args: &Nvfp4CastRowsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
@@ -137,30 +139,42 @@ fn stochastic_grid<T: Magnitude, R: Rounding>(args: &Nvfp4CastRowsStochasticArgs
     check(args.input, args.amax, &args.data, &args.scales, DRAWN_STEPS)
 }
 
-/// The vectors of a block; a 16-bit type has half as many, and zeros after them.
-#[inline(always)]
-fn load_block<T: Pod>(input: &Global<T>, block: u64) -> [Vector<T>; VECTORS] {
-    core::array::from_fn(|i| {
-        let first = i * Vector::<T>::LANES;
-        if first < BLOCK as usize { input.load_vector(block * BLOCK + first as u64) } else { Vector::from_words([0; 4]) }
-    })
-}
+/// A block of a row in registers; a 16-bit type has half as many vectors, and zeros after them.
+#[derive(Clone, Copy)]
+pub(super) struct RowBlock<T>([Vector<T>; VECTORS]);
 
-#[inline(always)]
-fn amax_of<T: Magnitude>(vectors: &[Vector<T>; VECTORS]) -> f32 {
-    let mut running = 0;
-    for vector in vectors.iter().take(BLOCK as usize / Vector::<T>::LANES) {
-        running = T::join(running, of_vector(*vector));
+impl<T: Magnitude> RowBlock<T> {
+    /// Block `index` of a run of blocks.
+    #[inline(always)]
+    pub fn load(input: &Global<T>, index: u64) -> Self {
+        Self(core::array::from_fn(|i| {
+            let first = i * Vector::<T>::LANES;
+            if first < BLOCK as usize { input.load_vector(index * BLOCK + first as u64) } else { Vector::from_words([0; 4]) }
+        }))
     }
-    T::finish(running)
-}
 
-/// Half of a block as [`Rounding::encode`] takes it: magnitudes times [`Rounding::SCALE`] and signs.
-#[inline(always)]
-fn halves<T: Magnitude>(vectors: &[Vector<T>; VECTORS], half: usize, multiplier: f32) -> ([f32; 8], u32) {
-    let (first, lanes) = (8 * half, Vector::<T>::LANES);
-    let word = |i: usize| vectors[first / lanes + i / 4].words()[i % 4];
-    let magnitudes = |vector: usize| Vector::<T>::from_words(vectors[vector].words().map(T::magnitudes));
-    let scaled = |i: usize| magnitudes((first + i) / lanes).lane(i % lanes).to_f32() * multiplier;
-    (core::array::from_fn(scaled), T::signs(word))
+    /// The running maximum of its magnitudes.
+    #[inline(always)]
+    pub fn running(&self) -> u32 {
+        let vectors = self.0.iter().take(BLOCK as usize / Vector::<T>::LANES);
+        vectors.fold(0, |running, vector| T::join(running, of_vector(*vector)))
+    }
+
+    /// Its elements.
+    #[inline(always)]
+    pub fn elements(&self) -> BlockElements {
+        let [(low, low_signs), (high, high_signs)] = [0, 1].map(|half| self.half(half, 1.0));
+        let magnitudes = core::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] });
+        BlockElements { magnitudes, signs: [low_signs, high_signs], amax: T::finish(self.running()) }
+    }
+
+    /// Half of it as [`Rounding::encode`] takes it: magnitudes times [`Rounding::SCALE`] and signs.
+    #[inline(always)]
+    fn half(&self, half: usize, multiplier: f32) -> ([f32; 8], u32) {
+        let (first, lanes) = (8 * half, Vector::<T>::LANES);
+        let word = |i: usize| self.0[first / lanes + i / 4].words()[i % 4];
+        let magnitudes = |vector: usize| Vector::<T>::from_words(self.0[vector].words().map(T::magnitudes));
+        let scaled = |i: usize| magnitudes((first + i) / lanes).lane(i % lanes).to_f32() * multiplier;
+        (core::array::from_fn(scaled), T::signs(word))
+    }
 }

@@ -28,7 +28,7 @@ const ROWS: u32 = 128;
 const ROW_BYTES: u32 = 256;
 const CHUNKS: u32 = ROW_BYTES / 16;
 /// Chunks of a thread.
-const STEPS: usize = (ROWS * CHUNKS / THREADS) as usize;
+pub(super) const STEPS: usize = (ROWS * CHUNKS / THREADS) as usize;
 /// Blocks of 16 rows.
 const ROW_BLOCKS: u32 = ROWS / BLOCK as u32;
 /// Squares of 16 by 16 elements of a 16-bit type; `f32` has half as many.
@@ -116,17 +116,18 @@ impl<T: Magnitude> CastTile<T> {
         Self { words, first_row, first_column, rows, columns, element: PhantomData }
     }
 
-    /// This thread's chunks: one of every sixteenth row. What is outside the tensor is 0.
+    /// This thread's chunks: one of every sixteenth row. Outside the tensor nobody reads them: there they are others of its chunks.
     #[inline(always)]
     pub fn load(&self, input: &Global<T>) -> [Vector<T>; STEPS] {
         let (row, chunk) = (thread::index() / CHUNKS, thread::index() % CHUNKS);
         let column = self.first_column + u64::from(chunk) * Vector::<T>::LANES as u64;
-        let end = if column < self.columns { self.rows_here() } else { 0 };
+        let column = if column < self.columns { column } else { self.first_column };
         let mut element = (self.first_row + u64::from(row)) * self.columns + column;
+        let end = self.rows_here();
         core::array::from_fn(|step| {
-            let is_inside = row + (step as u32) * (BLOCK as u32) < end;
-            let vector = if is_inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
-            element += BLOCK * self.columns;
+            let vector = input.load_vector(element);
+            // The same for all threads: a block of rows is whole.
+            element += if (step as u32 + 1) * (BLOCK as u32) < end { BLOCK * self.columns } else { 0 };
             vector
         })
     }
@@ -136,6 +137,39 @@ impl<T: Magnitude> CastTile<T> {
     pub fn store(&self, chunks: [Vector<T>; STEPS]) {
         for (step, chunk) in chunks.iter().enumerate() {
             self.words.store_vector(self.place(step as u32, thread::index() / CHUNKS, thread::index() % CHUNKS * 4), chunk.words());
+        }
+    }
+
+    /// The blocks of rows that [`row_blocks`](Self::row_blocks) gives this thread, by their chunks. Outside the tensor nobody reads them: there
+    /// they are others of its chunks.
+    #[inline(always)]
+    pub fn load_blocks(&self, input: &Global<T>) -> [Vector<T>; STEPS] {
+        let blocks = columns_a_tile::<T>() / BLOCK as u32;
+        let (row, of_row) = (thread::index() / blocks, thread::index() % blocks);
+        let column = self.first_column + u64::from(of_row) * BLOCK;
+        let column = if column < self.columns { column } else { self.first_column };
+        let end = self.rows_here();
+        let mut element = (self.first_row + u64::from(row.min(end - 1))) * self.columns + column;
+        core::array::from_fn(|step| {
+            let (number, part) = (step / size_of::<T>(), step % size_of::<T>());
+            let vector = input.load_vector(element + (part * Vector::<T>::LANES) as u64);
+            if part + 1 == size_of::<T>() {
+                let next = row + (number as u32 + 1) * (THREADS / blocks);
+                element += if next < end { u64::from(THREADS / blocks) * self.columns } else { 0 };
+            }
+            vector
+        })
+    }
+
+    /// Puts them where all threads find them after a block barrier.
+    #[inline(always)]
+    pub fn store_blocks(&self, chunks: &[Vector<T>; STEPS]) {
+        let blocks = columns_a_tile::<T>() / BLOCK as u32;
+        let (row, of_row) = (thread::index() / blocks, thread::index() % blocks);
+        for (step, chunk) in chunks.iter().enumerate() {
+            let (number, part) = ((step / size_of::<T>()) as u32, (step % size_of::<T>()) as u32);
+            let row_block = row / BLOCK as u32 + number * (THREADS / blocks / BLOCK as u32);
+            self.words.store_vector(self.place(row_block, row % BLOCK as u32, of_row * (WORDS / blocks) + part * 4), chunk.words());
         }
     }
 

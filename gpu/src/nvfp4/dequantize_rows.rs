@@ -37,12 +37,13 @@ pub(super) fn dequantize<T: Wide>(data: &Global<e2m1x2>, amax: f32, output: &Glo
     if part(STEPS - 1) < parts {
         let loaded: [_; STEPS] = core::array::from_fn(|step| load_part(data, &scale, part(step)));
         for (step, loaded) in loaded.iter().enumerate() {
-            store_part(output, part(step), *loaded, amax);
+            store_part(output, part(step), loaded.0, decode_factor(loaded.1, amax));
         }
     } else {
         let mut part = first;
         while part < parts {
-            store_part(output, part, load_part(data, &scale, part), amax);
+            let (codes, scale) = load_part(data, &scale, part);
+            store_part(output, part, codes, decode_factor(scale, amax));
             part += u64::from(THREADS);
         }
     }
@@ -61,13 +62,13 @@ fn grid<T: Wide>(args: &Nvfp4DequantizeRowsArgs<'_, T>, _: &DeviceLimits) -> Res
 
 /// Eight codes and their scale.
 #[inline(always)]
-fn load_part(data: &Global<e2m1x2>, scale: impl Fn(u64) -> e4m3, part: u64) -> (e2m1x8, e4m3) {
+pub(super) fn load_part(data: &Global<e2m1x2>, scale: impl Fn(u64) -> e4m3, part: u64) -> (e2m1x8, e4m3) {
     (e2m1x8::from_bits(data.load_word(part * PART / 2)), scale(part * PART / BLOCK))
 }
 
+/// Stores the values of eight codes.
 #[inline(always)]
-fn store_part<T: Wide>(output: &GlobalMut<T>, part: u64, (codes, scale): (e2m1x8, e4m3), amax: f32) {
-    let factor = decode_factor(scale, amax);
+pub(super) fn store_part<T: Wide>(output: &GlobalMut<T>, part: u64, codes: e2m1x8, factor: f32) {
     let [a, b, c, d, e, f, g, h] = codes.to_f32().map(|x| x * factor);
     let (low, high) = ([a, b, c, d], [e, f, g, h]);
     output.store_vector(part * PART, T::vector(low, high));

@@ -70,7 +70,7 @@ pub fn nvfp4_cast_both_grouped<T: Magnitude>(
     let (row_data, row_scales) = outputs(&member, &row_data, &row_scales);
     let (column_data, column_scales) = outputs(&member, &column_data, &column_scales);
     let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both::<T, Nearest, false>(&inputs.get(member.index), [&amax, &amax], &outputs, Nearest, &tile);
+    cast_both::<T, Nearest, false>(&inputs.get(member.index), [&amax, &amax], &outputs, Nearest, &tile, false);
 }
 
 /// Decodes rowwise members.

@@ -23,29 +23,41 @@
 mod cast_block;
 mod cast_both;
 mod cast_columns;
+mod cast_columns_4over6;
 mod cast_rows;
+mod cast_rows_4over6;
+mod cast_rows_interleaved;
+mod cast_scaled_rows;
 mod cast_squares;
 mod cast_tile;
 mod dequantize_columns;
 mod dequantize_interleaved;
 mod dequantize_rows;
+mod dequantize_scaled_rows;
 mod grouped;
 mod hadamard;
 mod hadamard_amax;
+mod mapping;
 mod multipliers;
 mod philox;
 mod rounding;
 
 pub use cast_both::{NVFP4_CAST_BOTH, Nvfp4CastBoth, Nvfp4CastBothArgs};
 pub use cast_columns::{NVFP4_CAST_COLUMNS, Nvfp4CastColumns, Nvfp4CastColumnsArgs};
+pub use cast_columns_4over6::{NVFP4_CAST_COLUMNS_4OVER6, Nvfp4CastColumns4over6, Nvfp4CastColumns4over6Args};
 pub use cast_rows::{NVFP4_CAST_ROWS, Nvfp4CastRows, Nvfp4CastRowsArgs};
 pub use cast_rows::{NVFP4_CAST_ROWS_STOCHASTIC, Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
+pub use cast_rows_4over6::{NVFP4_CAST_ROWS_4OVER6, Nvfp4CastRows4over6, Nvfp4CastRows4over6Args};
+pub use cast_rows_interleaved::{NVFP4_CAST_ROWS_INTERLEAVED, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
+pub use cast_scaled_rows::{NVFP4_CAST_SCALED_ROWS, Nvfp4CastScaledRows, Nvfp4CastScaledRowsArgs};
 pub use cast_squares::{NVFP4_CAST_SQUARES, Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 pub use dequantize_columns::{NVFP4_DEQUANTIZE_COLUMNS, Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs};
 pub use dequantize_interleaved::*;
 pub use dequantize_rows::{NVFP4_DEQUANTIZE_ROWS, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+pub use dequantize_scaled_rows::{NVFP4_DEQUANTIZE_SCALED_ROWS, Nvfp4DequantizeScaledRows, Nvfp4DequantizeScaledRowsArgs};
 pub use grouped::*;
 pub use hadamard_amax::{NVFP4_HADAMARD_AMAX, Nvfp4HadamardAmax, Nvfp4HadamardAmaxArgs};
+pub use mapping::{FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping, ToSix};
 pub use rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
 
 use oxtile_tile::num::{Float, e4m3, min};
@@ -62,7 +74,13 @@ const LARGEST: f32 = 6.0 * 448.0;
 /// The factor that takes a tensor whose largest magnitude is `amax` to the range of scales times codes.
 #[inline(always)]
 pub fn encode_scale(amax: f32) -> f32 {
-    let scale = min(LARGEST / amax, f32::MAX);
+    encode_scale_to(LARGEST / 6.0, amax)
+}
+
+/// The same where the largest scale is another.
+#[inline(always)]
+fn encode_scale_to(largest_scale: f32, amax: f32) -> f32 {
+    let scale = min(6.0 * largest_scale / amax, f32::MAX);
     if amax == 0.0 || scale == 0.0 { 1.0 } else { scale }
 }
 

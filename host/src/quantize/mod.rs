@@ -12,6 +12,8 @@ pub mod layout;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_columns;
+pub mod nvfp4_mapped;
+pub mod nvfp4_squares;
 mod shards;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
@@ -26,4 +28,6 @@ pub use layout::{Compact, Interleaved, Layout};
 pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
+pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4ScaledRows};
+pub use nvfp4_squares::Nvfp4Squares;
 pub use shards::JoinShards;

@@ -30,7 +30,8 @@ use std::fmt;
 use oxtile_kernels::amax::{self, AmaxArgs};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
-use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
+use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
@@ -46,6 +47,8 @@ pub trait Nvfp4Number: Magnitude + Wide {
     type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
     /// The cast.
     type Cast: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
+    /// The cast with interleaved scales.
+    type CastInterleaved: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, Self>>;
     /// Its inverse.
     type Dequantize: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
 }
@@ -55,6 +58,7 @@ macro_rules! numbers {
         impl Nvfp4Number for $t {
             type Amax = amax::Amax<$t>;
             type Cast = Nvfp4CastRows<$t>;
+            type CastInterleaved = Nvfp4CastRowsInterleaved<$t>;
             type Dequantize = Nvfp4DequantizeRows<$t>;
         }
     )* };
@@ -65,6 +69,7 @@ numbers! { bf16 f16 f32 }
 pub struct Nvfp4<T: Nvfp4Number> {
     amax: Loaded<T::Amax>,
     cast: Loaded<T::Cast>,
+    cast_interleaved: Loaded<T::CastInterleaved>,
     dequantize: Loaded<T::Dequantize>,
 }
 
@@ -107,7 +112,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, dequantize: runtime.load()? })
+        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -139,6 +144,26 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         check_blocks("Nvfp4::quantize_rows, shape", shape)?;
         check("Nvfp4::quantize_rows, input", numel(&shape)?, input.len())?;
         self.cast.launch(stream, Nvfp4CastRowsArgs { input, amax, data, scales })
+    }
+
+    /// As [`quantize_rows`](Self::quantize_rows), the scales written [interleaved](oxtile_kernels::interleave) for block-scaled matrix
+    /// multiplication, in tiles of 128 rows by 4 blocks, 0 where they are padding:
+    /// [`interleaved_len`](oxtile_kernels::interleave::interleaved_len) of them. Compact scales are what ranks exchange.
+    ///
+    /// # Errors
+    /// As [`quantize_rows`](Self::quantize_rows).
+    pub fn quantize_rows_interleaved(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        amax: DeviceView<'_, f32>,
+        data: DeviceViewMut<'_, e2m1x2>,
+        scales: DeviceViewMut<'_, e4m3>,
+    ) -> Result<()> {
+        check_blocks("Nvfp4::quantize_rows_interleaved, shape", shape)?;
+        let [rows, columns] = shape;
+        self.cast_interleaved.launch(stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
     }
 
     /// The matrix back in `T`, rounded to nearest even.

@@ -202,7 +202,7 @@ impl HadamardAmax {
     }
 }
 
-fn check(what: &'static str, tensor: &Nvfp4Tensor, direction: Direction, elements: u64) -> Result<()> {
+pub(super) fn check(what: &'static str, tensor: &Nvfp4Tensor, direction: Direction, elements: u64) -> Result<()> {
     if tensor.direction != direction {
         return Err(Error::Invalid { what, why: format!("the tensor is one of {:?}: make one of {direction:?}", tensor.direction) });
     }

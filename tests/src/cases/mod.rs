@@ -20,6 +20,8 @@ mod mxfp8_columns;
 mod mxfp8_fused;
 mod nvfp4;
 mod nvfp4_columns;
+mod nvfp4_sweeps;
+mod nvfp4_variants;
 mod quantized_gemm;
 mod shards;
 
@@ -37,6 +39,8 @@ pub fn all() -> Vec<Case> {
         nvfp4::cases(),
         activation::cases(),
         nvfp4_columns::cases(),
+        nvfp4_sweeps::cases(),
+        nvfp4_variants::cases(),
         interleave::cases(),
         interleaved::cases(),
         shards::cases(),

@@ -4,6 +4,7 @@ use oxtile::{Buffer, Runtime};
 use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
+use oxtile_tests::oracle::interleave::interleave;
 use oxtile_tests::oracle::nvfp4::{Quantized, dequantize, quantize};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
@@ -25,6 +26,7 @@ pub fn cases() -> Vec<Case> {
 fn of_type<T: TestElement>() -> Vec<Case>
 where
     Nvfp4CastRows<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, T>>,
+    Nvfp4CastRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, T>>,
     Nvfp4DequantizeRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, T>>,
 {
     let name = T::DTYPE.name();
@@ -44,6 +46,9 @@ where
         cases.push(Case::new(format!("nvfp4::cast::{name}::{rows}x{columns}"), size, move |r| {
             let values = Scenario::Normal.generate(T::DTYPE, rows * columns, 3);
             cast::<T>(r, &values, amax(&values))
+        }));
+        cases.push(Case::new(format!("nvfp4::cast_interleaved::{name}::{rows}x{columns}"), size, move |r| {
+            interleaved::<T>(r, rows, columns)
         }));
         cases.push(Case::new(format!("nvfp4::dequantize::{name}::{rows}x{columns}"), size, move |r| back::<T>(r, rows * columns, 3.7)));
     }
@@ -69,6 +74,32 @@ where
     let scales: Vec<u8> = text(scales.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect();
     let data: Vec<u8> = text(data.to_vec(&stream))?.into_iter().map(e2m1x2::to_bits).collect();
     equal("scales", &scales, &expected.scales)?;
+    equal("data", &data, &expected.data)
+}
+
+fn interleaved<T: TestElement>(runtime: &Runtime, rows: usize, columns: usize) -> Outcome
+where
+    Nvfp4CastRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, T>>,
+{
+    let stream = stream(runtime)?;
+    let values = Scenario::Outlier.generate(T::DTYPE, rows * columns, 3);
+    let expected = quantize(&values, amax(&values));
+    let expected_scales = interleave(rows, columns / 16, |row, block| expected.scales[row * (columns / 16) + block]);
+    let (input, amax) = (T::upload(&stream, &values)?, text(Buffer::from_slice(&stream, &[expected.amax]))?);
+    let mut data = text(Buffer::from_slice(&stream, &vec![e2m1x2::from_bits(0xa5); expected.data.len()]))?;
+    let mut scales = text(Buffer::from_slice(&stream, &vec![e4m3::from_bits(0xa5); expected_scales.len()]))?;
+    let args = Nvfp4CastRowsInterleavedArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        rows: rows as u64,
+        columns: columns as u64,
+    };
+    text(text(runtime.load::<Nvfp4CastRowsInterleaved<T>>())?.launch(&stream, args))?;
+    let scales: Vec<u8> = text(scales.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect();
+    let data: Vec<u8> = text(data.to_vec(&stream))?.into_iter().map(e2m1x2::to_bits).collect();
+    equal("scales", &scales, &expected_scales)?;
     equal("data", &data, &expected.data)
 }
 

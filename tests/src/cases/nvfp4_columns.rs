@@ -110,18 +110,18 @@ where
 }
 
 /// What a cast writes, poisoned, so that an element nobody writes shows.
-struct Output {
-    data: Buffer<e2m1x2>,
-    scales: Buffer<e4m3>,
+pub(super) struct Output {
+    pub data: Buffer<e2m1x2>,
+    pub scales: Buffer<e4m3>,
 }
 
 impl Output {
-    fn of(stream: &Stream, elements: usize) -> Result<Self, String> {
+    pub fn of(stream: &Stream, elements: usize) -> Result<Self, String> {
         let data = text(Buffer::from_slice(stream, &vec![e2m1x2::from_bits(0xa5); elements / 2]))?;
         Ok(Self { data, scales: text(Buffer::from_slice(stream, &vec![e4m3::from_bits(0xa5); elements / 16]))? })
     }
 
-    fn equals(&self, stream: &Stream, direction: &str, expected: &Quantized) -> Outcome {
+    pub fn equals(&self, stream: &Stream, direction: &str, expected: &Quantized) -> Outcome {
         let scales: Vec<u8> = text(self.scales.to_vec(stream))?.into_iter().map(e4m3::to_bits).collect();
         let data: Vec<u8> = text(self.data.to_vec(stream))?.into_iter().map(e2m1x2::to_bits).collect();
         equal(&format!("{direction} scales"), &scales, &expected.scales)?;

@@ -15,6 +15,11 @@ pub const JOBS: &[Job] = &[
     Job { name: "nvfp4_cast_columns", run: cast_columns, equivalents: &[] },
     Job { name: "nvfp4_cast_both", run: cast_both, equivalents: &[] },
     Job { name: "nvfp4_cast_squares", run: cast_squares, equivalents: &[] },
+    Job { name: "nvfp4_cast_rows_4over6", run: cast_rows_4over6, equivalents: &[] },
+    Job { name: "nvfp4_cast_rows_interleaved", run: cast_rows_interleaved, equivalents: &[] },
+    Job { name: "nvfp4_cast_columns_4over6", run: cast_columns_4over6, equivalents: &[] },
+    Job { name: "nvfp4_cast_scaled_rows", run: cast_scaled_rows, equivalents: &[] },
+    Job { name: "nvfp4_dequantize_scaled_rows", run: dequantize_scaled_rows, equivalents: &[] },
     Job { name: "nvfp4_hadamard_amax", run: hadamard_amax, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_columns", run: dequantize_columns, equivalents: &[] },
@@ -81,6 +86,78 @@ fn cast_squares(device: &Device) -> Result<Vec<u32>, Outcome> {
         columns: COLUMNS,
     })?;
     Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_rows_4over6(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(260 * 8)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scales) = (device.upload("data", &[0; 260 * 2]), device.upload("scales", &[0; 65]));
+    device.launch::<Nvfp4CastRows4over6<bf16, FourOverSix>>(Nvfp4CastRows4over6Args {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+/// A tile and a part of one, both padded.
+fn cast_rows_interleaved(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; 256]));
+    device.launch::<Nvfp4CastRowsInterleaved<bf16>>(Nvfp4CastRowsInterleavedArgs {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        rows: ROWS,
+        columns: COLUMNS,
+    })?;
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_columns_4over6(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
+    let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; WORDS / 32]));
+    device.launch::<Nvfp4CastColumns4over6<bf16, FourOverSix>>(Nvfp4CastColumns4over6Args {
+        input: input.view(),
+        amax: amax.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        rows: ROWS,
+        columns: COLUMNS,
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&data), device.download(&scales)].concat())
+}
+
+fn cast_scaled_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, mut amaxes) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amaxes", &[0; ROWS as usize]));
+    let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; WORDS / 32]));
+    device.launch::<Nvfp4CastScaledRows<bf16, ToSix>>(Nvfp4CastScaledRowsArgs {
+        input: input.view(),
+        amaxes: amaxes.view_mut(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        columns: COLUMNS,
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&amaxes), device.download(&data), device.download(&scales)].concat())
+}
+
+fn dequantize_scaled_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (data, scales) = (device.upload("data", &words(WORDS / 4)), device.upload("scales", &words(WORDS / 32)));
+    let (amaxes, mut output) = (device.upload("amaxes", &[3f32.to_bits(); ROWS as usize]), device.upload("output", &[0; WORDS]));
+    device.launch::<Nvfp4DequantizeScaledRows<bf16>>(Nvfp4DequantizeScaledRowsArgs {
+        data: data.view(),
+        scales: scales.view(),
+        amaxes: amaxes.view(),
+        output: output.view_mut(),
+        factor: 1.0 / 2688.0,
+        rows: ROWS,
+        columns: COLUMNS,
+    })?;
+    Ok(device.download(&output))
 }
 
 fn cast_rows_stochastic(device: &Device) -> Result<Vec<u32>, Outcome> {

@@ -17,3 +17,4 @@ pub mod interleave;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_stochastic;
+pub mod nvfp4_variants;

@@ -97,7 +97,12 @@ pub fn dequantize(quantized: &Quantized) -> Vec<f32> {
 
 /// The tensor's encode scale.
 pub fn encode_scale(amax: f32) -> f32 {
-    let scale = at_most_max(quotient(2688.0, amax));
+    encode_scale_of(448.0, amax)
+}
+
+/// That of a tensor whose amax is mapped to 6 times this scale.
+pub(super) fn encode_scale_of(largest_scale: f32, amax: f32) -> f32 {
+    let scale = at_most_max(quotient(6.0 * largest_scale, amax));
     if amax == 0.0 || scale == 0.0 { 1.0 } else { scale }
 }
 
@@ -108,22 +113,22 @@ pub fn block_scale(block: &[f32], encode: f32) -> u8 {
 }
 
 /// What the elements of a block are multiplied by.
-fn block_multiplier(scale: u8, encode: f32) -> f32 {
+pub(super) fn block_multiplier(scale: u8, encode: f32) -> f32 {
     at_most_max(quotient(1.0, product(E4M3.decode(u32::from(scale)) as f32, quotient(1.0, encode))))
 }
 
 /// CUDA's `fminf(x, FLT_MAX)`: a NaN loses.
-fn at_most_max(x: f32) -> f32 {
+pub(super) fn at_most_max(x: f32) -> f32 {
     if x <= f32::MAX { x } else { f32::MAX }
 }
 
 /// An f32 product: exact in f64, rounded once.
-fn product(a: f32, b: f32) -> f32 {
+pub(super) fn product(a: f32, b: f32) -> f32 {
     (f64::from(a) * f64::from(b)) as f32
 }
 
 /// An f32 quotient.
-fn quotient(a: f32, b: f32) -> f32 {
+pub(super) fn quotient(a: f32, b: f32) -> f32 {
     a / b
 }
 

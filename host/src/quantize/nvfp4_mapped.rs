@@ -1,0 +1,247 @@
+//! NVFP4 by other rules: four over six, and an amax for each row.
+//!
+//! [Four over six](FourOverSix) casts each block with two scales, which take its largest element to 6 or to 4, and keeps the better.
+//! [`Nvfp4ScaledRows`] gives each row an amax of its own, found in the pass that casts.
+//!
+//! ```
+//! use oxtile::quantize::nvfp4_mapped::{FourOverSix, Nvfp4FourOverSix, Nvfp4ScaledRows, ToSix};
+//! use oxtile::quantize::Direction;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let x = Buffer::from_slice(&stream, &[[24.0_f32, 18.0, -18.0, 18.0]; 8].concat())?;
+//! let mut restored = Buffer::<f32>::uninitialised(&stream, 32)?;
+//!
+//! // 18 is 3 of the 4 that 24 becomes; of the 6 it would be between 4 and 6.
+//! let better = Nvfp4FourOverSix::<f32, FourOverSix>::new(&runtime)?;
+//! let tensor = better.quantize(&stream, x.view(), [2, 16], Direction::Rows)?;
+//! better.dequantize(&stream, &tensor, restored.view_mut())?;
+//! assert_eq!(tensor.data.to_vec(&stream)?[0].to_bits(), 0x56);
+//!
+//! let rows = Nvfp4ScaledRows::<f32, ToSix>::new(&runtime)?.quantize(&stream, x.view(), [2, 16])?;
+//! assert_eq!(rows.amax.to_vec(&stream)?, [24.0, 24.0]);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use oxtile_kernels::amax::AmaxArgs;
+use oxtile_kernels::nvfp4::*;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{e2m1x2, e4m3};
+
+use super::mxfp8::Direction;
+use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::numel;
+
+pub use oxtile_kernels::nvfp4::{FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping, ToSix};
+
+/// A matrix quantized by the mapping `M`, in device memory.
+#[derive(Debug)]
+pub struct Nvfp4MappedTensor<M> {
+    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`; of the transpose where it is columnwise.
+    pub data: Buffer<e2m1x2>,
+    /// The scales, `[rows, columns / 16]`, or of the transpose.
+    pub scales: Buffer<e4m3>,
+    /// The largest magnitude: one element, or one for each row.
+    pub amax: Buffer<f32>,
+    /// Rows and columns.
+    pub shape: [u64; 2],
+    /// Which elements share a scale.
+    pub direction: Direction,
+    mapping: PhantomData<M>,
+}
+
+impl<M: Mapping> Nvfp4MappedTensor<M> {
+    /// A matrix to be quantized into, its data and scales uninitialised, its amax 0.
+    ///
+    /// # Errors
+    /// As [`Nvfp4Tensor::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
+        let Nvfp4Tensor { data, scales, amax, .. } = Nvfp4Tensor::uninitialised(stream, shape, direction)?;
+        Ok(Self { data, scales, amax, shape, direction, mapping: PhantomData })
+    }
+
+    /// The same as a tensor of the plain rule, which decodes it too.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the plain rule gives other values: with an amax for each row, or a largest scale other than 448.
+    pub fn into_plain(self) -> Result<Nvfp4Tensor> {
+        let Self { data, scales, amax, shape, direction, .. } = self;
+        let why = if M::LARGEST_SCALE != ToSix::LARGEST_SCALE {
+            format!("its largest scale is {}, not 448: use `dequantize`", M::LARGEST_SCALE)
+        } else if amax.len() != 1 {
+            "each row has its own amax: use `Nvfp4ScaledRows::dequantize`".to_owned()
+        } else {
+            return Ok(Nvfp4Tensor { data, scales, amax, shape, direction });
+        };
+        Err(Error::Invalid { what: "Nvfp4MappedTensor::into_plain", why })
+    }
+
+    /// Rows and columns of the codes.
+    fn code_shape(&self) -> [u64; 2] {
+        let [rows, columns] = self.shape;
+        if self.direction == Direction::Rows { [rows, columns] } else { [columns, rows] }
+    }
+
+    fn dequantize<T: Nvfp4Number>(
+        &self,
+        stream: &Stream,
+        kernel: &Loaded<Nvfp4DequantizeScaledRows<T>>,
+        output: DeviceViewMut<'_, T>,
+    ) -> Result<()>
+    where
+        Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+    {
+        let [rows, columns] = self.code_shape();
+        let (data, scales, amaxes) = (self.data.view(), self.scales.view(), self.amax.view());
+        let factor = 1.0 / (6.0 * M::LARGEST_SCALE);
+        kernel.launch(stream, Nvfp4DequantizeScaledRowsArgs { data, scales, amaxes, output, factor, rows, columns })
+    }
+}
+
+/// The casts of `T` by four over six. `M` is [`FourOverSix`], or for `bf16` one of the others: by the squares of the errors, or with
+/// scales up to 256 before a block's is expanded, so that none is cut off.
+pub struct Nvfp4FourOverSix<T: Nvfp4Number, M: Mapping = FourOverSix>
+where
+    Nvfp4CastRows4over6<T, M>: Kernel,
+    Nvfp4CastColumns4over6<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
+{
+    amax: Loaded<T::Amax>,
+    rows: Loaded<Nvfp4CastRows4over6<T, M>>,
+    columns: Loaded<Nvfp4CastColumns4over6<T, M>>,
+    dequantize: Loaded<Nvfp4DequantizeScaledRows<T>>,
+}
+
+impl<T: Nvfp4Number, M: Mapping> Nvfp4FourOverSix<T, M>
+where
+    Nvfp4CastRows4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, M>>,
+    Nvfp4CastColumns4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastColumns4over6Args<'a, T, M>>,
+    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { amax: runtime.load()?, rows: runtime.load()?, columns: runtime.load()?, dequantize: runtime.load()? })
+    }
+
+    /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
+    ///
+    /// # Errors
+    /// As [`Nvfp4MappedTensor::uninitialised`] and [`cast`](Self::cast).
+    pub fn quantize(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        direction: Direction,
+    ) -> Result<Nvfp4MappedTensor<M>> {
+        let mut tensor = Nvfp4MappedTensor::uninitialised(stream, shape, direction)?;
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.cast(stream, input, &mut tensor)?;
+        Ok(tensor)
+    }
+
+    /// Casts a matrix of the tensor's shape, in its direction, with its amax: its own, or that of a larger one that it is a part of.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `input` does not have the tensor's shape; as [`Loaded::launch`], also where a dimension along which a
+    /// block lies is not a multiple of 16, or, columnwise, either, or `input` does not start at a multiple of 16 bytes.
+    pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
+        let ([rows, columns], expected) = (tensor.shape, numel(&tensor.shape)?);
+        if input.len() != expected {
+            return Err(Error::Length { what: "Nvfp4FourOverSix::cast, input", expected, found: input.len() });
+        }
+        let (amax, data, scales) = (tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut());
+        let marker = PhantomData;
+        match tensor.direction {
+            Direction::Rows => self.rows.launch(stream, Nvfp4CastRows4over6Args { input, amax, data, scales, marker }),
+            Direction::Columns => {
+                let args = Nvfp4CastColumns4over6Args { input, amax, data, scales, rows, columns, marker };
+                self.columns.launch(stream, args)
+            }
+        }
+    }
+
+    /// The matrix back in `T`, rounded to nearest even; of a columnwise one the transpose.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], also where `output` is not as long as the tensor or does not start at a multiple of 16 bytes.
+    pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4MappedTensor<M>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        tensor.dequantize(stream, &self.dequantize, output)
+    }
+}
+
+/// The cast of `T` with an amax for each row, by [`ToSix`] or, for `bf16`, by four over six; rowwise alone.
+pub struct Nvfp4ScaledRows<T: Nvfp4Number, M: Mapping = ToSix>
+where
+    Nvfp4CastScaledRows<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
+{
+    cast: Loaded<Nvfp4CastScaledRows<T, M>>,
+    dequantize: Loaded<Nvfp4DequantizeScaledRows<T>>,
+}
+
+impl<T: Nvfp4Number, M: Mapping> Nvfp4ScaledRows<T, M>
+where
+    Nvfp4CastScaledRows<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastScaledRowsArgs<'a, T, M>>,
+    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { cast: runtime.load()?, dequantize: runtime.load()? })
+    }
+
+    /// Quantizes a matrix into new buffers; `amax` has an element for each row.
+    ///
+    /// # Errors
+    /// As [`Nvfp4MappedTensor::uninitialised`] and [`Loaded::launch`], also where `input` does not have the shape or does not start
+    /// at a multiple of 16 bytes.
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4MappedTensor<M>> {
+        let mut tensor = Nvfp4MappedTensor::uninitialised(stream, shape, Direction::Rows)?;
+        tensor.amax = Buffer::uninitialised(stream, shape[0])?;
+        let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
+        let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: shape[1], marker: PhantomData };
+        self.cast.launch(stream, args)?;
+        Ok(tensor)
+    }
+
+    /// The matrix back in `T`, rounded to nearest even.
+    ///
+    /// # Errors
+    /// As [`Nvfp4FourOverSix::dequantize`].
+    pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4MappedTensor<M>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        tensor.dequantize(stream, &self.dequantize, output)
+    }
+}
+
+impl<T: Nvfp4Number, M: Mapping> fmt::Debug for Nvfp4FourOverSix<T, M>
+where
+    Nvfp4CastRows4over6<T, M>: Kernel,
+    Nvfp4CastColumns4over6<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4FourOverSix").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl<T: Nvfp4Number, M: Mapping> fmt::Debug for Nvfp4ScaledRows<T, M>
+where
+    Nvfp4CastScaledRows<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4ScaledRows").field("cast", &self.cast).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,101 @@
+//! NVFP4 with one scale for 16 by 16 elements: a weight and its transpose get the same values.
+//!
+//! Both directions are written by one pass; either is a tensor as any other, its scales repeated for the 16 rows, or columns, of a
+//! square, so that [`Nvfp4`](super::Nvfp4) and [`Nvfp4Columns`](super::Nvfp4Columns) decode them.
+//!
+//! ```
+//! use oxtile::quantize::{Nvfp4, Nvfp4Columns, Nvfp4Squares};
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let weights: Vec<f32> = (0..512).map(|i| (i % 37) as f32 - 18.0).collect();
+//! let weights = Buffer::from_slice(&stream, &weights)?;
+//!
+//! let pair = Nvfp4Squares::<f32>::new(&runtime)?.quantize(&stream, weights.view(), [16, 32])?;
+//! let mut by_rows = Buffer::<f32>::uninitialised(&stream, 512)?;
+//! let mut by_columns = Buffer::<f32>::uninitialised(&stream, 512)?;
+//! Nvfp4::<f32>::new(&runtime)?.dequantize(&stream, &pair.rows, by_rows.view_mut())?;
+//! Nvfp4Columns::<f32>::new(&runtime)?.dequantize_columns(&stream, &pair.columns, by_columns.view_mut())?;
+//! assert_eq!(by_rows.to_vec(&stream)?, by_columns.to_vec(&stream)?);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+
+use oxtile_kernels::amax::AmaxArgs;
+use oxtile_kernels::nvfp4::{Nvfp4CastSquares, Nvfp4CastSquaresArgs};
+use oxtile_tile::launch::{DeviceView, Kernel};
+
+use super::mxfp8::Direction;
+use super::nvfp4::Nvfp4Number;
+use super::nvfp4_columns::{Nvfp4Pair, check};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
+
+/// The cast of `T` to NVFP4 in squares.
+pub struct Nvfp4Squares<T: Nvfp4Number>
+where
+    Nvfp4CastSquares<T>: Kernel,
+{
+    amax: Loaded<T::Amax>,
+    cast: Loaded<Nvfp4CastSquares<T>>,
+}
+
+impl<T: Nvfp4Number> Nvfp4Squares<T>
+where
+    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+    }
+
+    /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
+    ///
+    /// # Errors
+    /// As [`Nvfp4Pair::uninitialised`] and [`cast`](Self::cast).
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Pair> {
+        let mut pair = Nvfp4Pair::uninitialised(stream, shape)?;
+        self.amax.launch(stream, AmaxArgs { input, output: pair.rows.amax.view_mut() })?;
+        self.cast(stream, input, &mut pair)?;
+        Ok(pair)
+    }
+
+    /// Casts a matrix of the pair's shape with the amax of its rows, which becomes that of its columns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) if the pair's tensors are not one of each direction;
+    /// [`Error::Length`](crate::Error::Length) if `input` does not have their shape; as [`Loaded::launch`], also where a dimension is
+    /// not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
+    pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Nvfp4Pair) -> Result<()> {
+        let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
+        check("Nvfp4Squares::cast, rows", by_rows, Direction::Rows, input.len())?;
+        check("Nvfp4Squares::cast, columns", by_columns, Direction::Columns, input.len())?;
+        let [rows, columns] = by_rows.shape;
+        let args = Nvfp4CastSquaresArgs {
+            input,
+            amax: by_rows.amax.view(),
+            row_data: by_rows.data.view_mut(),
+            row_scales: by_rows.scales.view_mut(),
+            column_data: by_columns.data.view_mut(),
+            column_scales: by_columns.scales.view_mut(),
+            rows,
+            columns,
+        };
+        self.cast.launch(stream, args)?;
+        by_columns.amax.copy_from(stream, &by_rows.amax)
+    }
+}
+
+impl<T: Nvfp4Number> fmt::Debug for Nvfp4Squares<T>
+where
+    Nvfp4CastSquares<T>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4Squares").field("cast", &self.cast).finish_non_exhaustive()
+    }
+}
