@@ -12,9 +12,9 @@ use super::element::{TestElement, comparable_bits, rounded_bits};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns. Whole blocks, then ragged ones; TransformerEngine's list among them.
-const SHAPES: [(usize, usize); 12] =
-    [(1, 32), (3, 64), (17, 96), (128, 128), (4, 1056), (1, 16), (16, 48), (5, 1), (33, 65), (17, 400), (0, 64), (4, 0)];
-const LARGE: [(usize, usize); 3] = [(993, 512), (256, 8192), (127, 4000)];
+const SHAPES: [(usize, usize); 13] =
+    [(1, 1024), (1, 32), (3, 64), (17, 96), (128, 128), (4, 1056), (1, 16), (16, 48), (5, 1), (33, 65), (17, 400), (0, 64), (4, 0)];
+const LARGE: [(usize, usize); 5] = [(993, 512), (256, 1024), (512, 512), (256, 8192), (127, 4000)];
 
 /// An 8-bit format with the oracle's description of it.
 pub trait TestFp8: Fp8 + HostElement<Device = Self> {

@@ -13,9 +13,24 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: one row, one column, ends of tiles in both dimensions, whole tiles, more than a CUDA block, no whole
 /// vectors, and nothing. TransformerEngine's list among them.
-const SHAPES: [(usize, usize); 13] =
-    [(1, 32), (32, 64), (33, 72), (17, 32), (64, 520), (65, 80), (31, 8), (1, 16), (16, 48), (40, 1), (33, 65), (0, 64), (4, 0)];
-const LARGE: [(usize, usize); 4] = [(993, 512), (127, 400), (256, 8192), (127, 4001)];
+const SHAPES: [(usize, usize); 15] = [
+    (1, 1024),
+    (128, 128),
+    (1, 32),
+    (32, 64),
+    (33, 72),
+    (17, 32),
+    (64, 520),
+    (65, 80),
+    (31, 8),
+    (1, 16),
+    (16, 48),
+    (40, 1),
+    (33, 65),
+    (0, 64),
+    (4, 0),
+];
+const LARGE: [(usize, usize); 6] = [(993, 512), (256, 1024), (512, 512), (127, 400), (256, 8192), (127, 4001)];
 
 pub fn cases() -> Vec<Case> {
     macro_rules! instances {

@@ -17,8 +17,8 @@ use super::mxfp8::TestFp8;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: ends of tiles and of squares in both dimensions, more than a CUDA block, nothing.
-const SHAPES: [(usize, usize); 7] = [(1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
-const LARGE: [(usize, usize); 2] = [(993, 512), (256, 4128)];
+const SHAPES: [(usize, usize); 10] = [(1, 16), (16, 48), (65, 80), (1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
+const LARGE: [(usize, usize); 3] = [(993, 512), (127, 400), (256, 4128)];
 const OPTIONS: [(&str, u32); 4] = [
     ("plain", 0),
     ("square", SQUARE_BLOCKS),

@@ -12,8 +12,8 @@ use super::super::mxfp8::TestFp8;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns, rows of whole vectors: parts of a tile, a tile, tiles at edges in both dimensions, and nothing.
-const SHAPES: [(usize, usize); 8] = [(1, 16), (5, 8), (128, 128), (17, 136), (130, 136), (144, 264), (0, 64), (4, 0)];
-const LARGE: [(usize, usize); 2] = [(993, 512), (256, 2048)];
+const SHAPES: [(usize, usize); 10] = [(16, 48), (1, 1024), (1, 16), (5, 8), (128, 128), (17, 136), (130, 136), (144, 264), (0, 64), (4, 0)];
+const LARGE: [(usize, usize); 4] = [(993, 512), (256, 1024), (512, 512), (256, 2048)];
 
 /// What a smaller amax counts as, and whether scales are powers of two.
 const RULES: [(f32, bool); 2] = [(0.0, false), (1e-4, true)];

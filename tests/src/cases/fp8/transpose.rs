@@ -13,9 +13,10 @@ use super::super::mxfp8::TestFp8;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: a tile, parts of one, tiles at edges in both dimensions, and nothing. Rows of whole vectors, then others.
-const SHAPES: [(usize, usize); 10] = [(128, 128), (16, 48), (1, 16), (5, 8), (144, 160), (130, 136), (17, 32), (0, 64), (4, 0), (129, 264)];
+const SHAPES: [(usize, usize); 11] =
+    [(1, 1024), (128, 128), (16, 48), (1, 16), (5, 8), (144, 160), (130, 136), (17, 32), (0, 64), (4, 0), (129, 264)];
 const RAGGED: [(usize, usize); 5] = [(5, 1), (65, 80), (33, 65), (130, 131), (16, 129)];
-const LARGE: [(usize, usize); 2] = [(993, 512), (256, 2048)];
+const LARGE: [(usize, usize); 4] = [(993, 512), (256, 1024), (512, 512), (256, 2048)];
 
 const PLAIN: Rule = Rule { epsilon: 0.0, power_of_two: false, largest: f32::MAX };
 const POWERS: Rule = Rule { epsilon: 1e-4, power_of_two: true, largest: f32::MAX };
