@@ -16,8 +16,10 @@ use signal_hook::{
 /// Files to be removed when a signal ends the process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
+type Forward = Box<dyn Fn(i32) + Send>;
+
 /// What is told of signals instead.
-static FORWARD: Mutex<Option<Box<dyn Fn(i32) + Send>>> = Mutex::new(None);
+static FORWARD: Mutex<Option<Forward>> = Mutex::new(None);
 
 /// Has signals told to `to` while this lives, instead of ending the process.
 pub(crate) fn forward(to: impl Fn(i32) + Send + 'static) -> Forwarding {
