@@ -49,6 +49,11 @@ pub use tensor::DeviceTable;
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// So are those of the page on communication.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/communication.md")]
+struct Communication;
+
 /// So are those of the guide to matrix kernels.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/kernels.md")]

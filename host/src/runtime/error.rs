@@ -156,6 +156,9 @@ pub enum Error {
     /// The virtual cluster found two uses of memory that nothing orders. Nothing runs on it any more.
     #[error("{0}")]
     Race(Box<StreamRace>),
+    /// A run of [`explore`](crate::runtime::explore) came to a state that another run has gone through: pass it on.
+    #[error("this state was explored before")]
+    SeenBefore,
     /// Symmetric memory, or a rank that shares it, failed.
     #[error("{0}")]
     Symmetric(SymmetricError),

@@ -30,7 +30,7 @@ pub(crate) mod stream;
 pub use buffer::Buffer;
 pub use device::Device;
 pub use element::HostElement;
-pub use emulated::{EmulatedOptions, RaceKind, StreamRace, StreamUse};
+pub use emulated::{EmulatedOptions, Exploration, Explored, RaceKind, StreamRace, StreamUse, explore};
 pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::Graph;

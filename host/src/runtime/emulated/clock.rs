@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// What is known to have happened: of each queue, by handle, how many operations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Clock(BTreeMap<u64, u64>);
 
 impl Clock {

@@ -3,8 +3,11 @@
 mod clock;
 mod cluster;
 mod collective;
+mod explore;
 mod operation;
 mod options;
+#[cfg(test)]
+mod protocols;
 mod race;
 mod random;
 mod reduction;
@@ -14,6 +17,7 @@ mod scheduler;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use collective::{Call, Group, Part, Region, Transfer};
+pub use explore::{Exploration, Explored, explore};
 pub(crate) use operation::POISON;
 pub use options::EmulatedOptions;
 pub use race::{RaceKind, StreamRace, StreamUse};

@@ -119,6 +119,11 @@ impl Operation {
         }
     }
 
+    /// Whether its order among other queues matters to anything but races.
+    pub fn is_visible(&self) -> bool {
+        matches!(self, Self::WriteValue { .. } | Self::WaitValue { .. } | Self::Arrive(_) | Self::Leave(_))
+    }
+
     /// What keeps a queue from going on, for the report of a deadlock.
     pub fn waits_for(&self) -> String {
         match self {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use oxtile_emulator::Mode;
 
+use super::explore::Exploration;
+
 /// Options of [`Runtime::emulated_with`](crate::runtime::Runtime::emulated_with).
 #[derive(Clone, Debug)]
 pub struct EmulatedOptions {
@@ -20,6 +22,8 @@ pub struct EmulatedOptions {
     pub multiprocessors: u32,
     /// Whether uses of memory by streams that nothing orders are errors, [`Error::Race`](crate::Error::Race).
     pub sanitize_streams: bool,
+    /// Takes the order from a search of all orders, in place of the seed.
+    pub exploration: Option<Exploration>,
     /// How long a wait goes on when nothing can run and other threads drive ranks: they may still enqueue what is missing.
     pub patience: Duration,
 }
@@ -33,6 +37,7 @@ impl Default for EmulatedOptions {
             workers: 0,
             multiprocessors: 4,
             sanitize_streams: true,
+            exploration: None,
             patience: Duration::from_secs(10),
         }
     }

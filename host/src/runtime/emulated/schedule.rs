@@ -7,6 +7,7 @@ use oxtile_emulator::Memory;
 
 use super::operation::{Entry, Mark, Operation};
 use super::random::Random;
+use crate::runtime::error::Result;
 
 /// The queues of several streams, by handle: ordered, so that a seed means the same on every run.
 #[derive(Default)]
@@ -55,6 +56,26 @@ impl Queues {
             queue.held = random.below(LONGEST_DELAY);
         }
         queue.entries.pop_front().map(|entry| (chosen, entry))
+    }
+
+    /// Takes what `choose` says among the visible operations that can go on, by their queues; before that everything else.
+    pub fn take_explored(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Result<usize>) -> Result<Option<(u64, Entry)>> {
+        let ready = |(handle, entry): (u64, &Entry)| entry.operation.is_ready(memory).then_some((handle, entry.operation.is_visible()));
+        let ready: Vec<_> = self.heads().filter_map(ready).collect();
+        let hidden = ready.iter().find(|(_, visible)| !visible).map(|(handle, _)| *handle);
+        let handles: Vec<_> = ready.iter().map(|(handle, _)| *handle).collect();
+        let chosen = match (hidden, handles.as_slice()) {
+            (_, []) => return Ok(None),
+            (Some(hidden), _) => hidden,
+            (None, [only]) => *only,
+            (None, several) => several[choose(several)?],
+        };
+        Ok(self.0.get_mut(&chosen).and_then(|queue| queue.entries.pop_front()).map(|entry| (chosen, entry)))
+    }
+
+    /// How much each queue has left.
+    pub fn lengths(&self) -> Vec<(u64, usize)> {
+        self.0.iter().map(|(handle, queue)| (*handle, queue.entries.len())).collect()
     }
 
     /// Counts a choice against the delay of a queue; whether it is still held.

@@ -121,10 +121,21 @@ impl State {
 
     /// Runs one operation of a random queue that can go on; false if there is none.
     pub fn step(&mut self, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<bool> {
-        let Some((queue, entry)) = self.queues.take(&mut self.random, memory) else { return Ok(false) };
+        let taken = self.take(memory, options).map_err(|error| self.poison(error, memory))?;
+        let Some((queue, entry)) = taken else { return Ok(false) };
         self.steps += 1;
         self.execute(queue, &entry, memory, options).map_err(|error| self.poison(error, memory))?;
         Ok(true)
+    }
+
+    fn take(&mut self, memory: &Memory, options: &EmulatedOptions) -> Result<Option<(u64, Entry)>> {
+        let Some(exploration) = &options.exploration else { return Ok(self.queues.take(&mut self.random, memory)) };
+        let place = |address: u64| memory.find(address).map(|found| (found.device, found.name, found.offset));
+        let mut signals: Vec<_> = self.signals.iter().map(|(address, written)| (place(*address), written)).collect();
+        // Addresses differ from run to run.
+        signals.sort_by(|a, b| a.0.cmp(&b.0));
+        let state = (self.queues.lengths(), signals, &self.clocks, &self.poisoned);
+        self.queues.take_explored(memory, |ready| exploration.choose(ready.len(), state))
     }
 
     fn execute(&mut self, queue: u64, entry: &Entry, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<()> {
@@ -135,6 +146,10 @@ impl State {
         let result = match &entry.operation {
             Operation::WriteValue { address, value } => {
                 let written = self.signals.entry(*address).or_default();
+                // What was set back cannot have been waited for by what comes later.
+                if written.back().is_some_and(|(last, _)| value < last) {
+                    written.clear();
+                }
                 written.push_back((*value, clock.clone()));
                 if written.len() > SIGNALS_KEPT {
                     written.pop_front();
