@@ -27,6 +27,7 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_FORWARD,
     attention::ATTENTION_FORWARD_FP8,
     attention::ATTENTION_FORWARD_GENERAL,
+    attention::ATTENTION_FORWARD_PORTABLE,
     copy::COPY_WORDS,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,

@@ -5,6 +5,7 @@ mod amax;
 mod attention;
 mod attention_fp8;
 mod attention_general;
+mod attention_portable;
 mod conformance;
 mod copy;
 mod device;
@@ -42,6 +43,7 @@ const SHIPPED: &[&[Job]] = &[
     attention::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,
+    attention_portable::JOBS,
     copy::JOBS,
     fp8::JOBS,
     gemm::JOBS,

@@ -1,13 +1,13 @@
 //! Attention, forward, of e4m3 tensors into a bf16 result.
 //!
 //! The structure is that of [`attention_forward`](fn@super::attention_forward), with one difference. The tensor cores take
-//! 8-bit operands along the direction that is summed over alone, and values lie across it: so two warps of the producer's
+//! 8-bit operands along the direction that is summed over alone, and values lie across it: so three warps of the producer's
 //! warpgroup transpose each block of values on its way, from one ring to another.
 //!
 //! | warp of the producer's warpgroup | does |
 //! |---|---|
 //! | 0 | one thread copies queries, keys and values in |
-//! | 1, 2 | transpose values |
+//! | 1 to 3 | transpose values |
 //!
 //! | barrier | between |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! | `turned` | values are transposed; both warpgroups have multiplied by them |
 //! | warpgroup | its staging tile was stored and may be written again; it is written |
 //!
-//! Weights are rounded to e4m3 for their product, 256 times as large as softmax has them, so that few are subnormal; their sum is of the unrounded ones. A scale is what an element is worth: one for a tensor, or one for each of
+//! Weights are rounded to e4m3 for their product, 16 times as large as softmax has them, so that few are subnormal; their sum is of the unrounded ones. A scale is what an element is worth: one for a tensor, or one for each of
 //! its heads, positive.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
@@ -26,7 +26,7 @@ use oxtile_tile::matrix;
 use oxtile_tile::num::e4m3;
 use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{OperandTile, RegisterTile};
+use oxtile_tile::register_tile::RegisterTile;
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
@@ -38,20 +38,18 @@ use super::softmax::Softmax;
 use super::team::{PART, Pair, QUERIES};
 
 /// Keys of a block.
-pub const FP8_KEYS: usize = 128;
+pub const FP8_KEYS: usize = 192;
 const KEYS: usize = FP8_KEYS;
 /// Warps that transpose.
-const TURNERS: u32 = 2;
-/// Parts of a block that a warp transposes at once.
-const BATCH: usize = 2;
-/// Weights are 2^8 times as large as they are worth. Maxima follow at once then, and the largest weight of a row is exact.
-const LIFT: f32 = 8.0;
+const TURNERS: u32 = 3;
+/// Weights are 2^4 times as large as they are worth, up to 2^8.
+const LIFT: f32 = 4.0;
 
-type Team = Roles<2, 56, 224>;
+type Team = Roles<2, 72, 216>;
 
 type Query<const D: usize, S> = SharedTile<e4m3, PART, D, S>;
 type Key<const D: usize, S> = SharedTile<e4m3, KEYS, D, S>;
-type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle128>;
+type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle64>;
 
 /// A tile's queries, and its number.
 #[derive(SharedStorage, Clone, Copy)]
@@ -62,7 +60,7 @@ struct Queries<const D: usize, S: Swizzle> {
 
 #[derive(SharedStorage)]
 struct Shared<const D: usize, S: Swizzle> {
-    queries: Pipeline<Queries<D, S>, 1>,
+    queries: Pipeline<Queries<D, S>, 2>,
     keys: Pipeline<Key<D, S>, 2>,
     values: Pipeline<Key<D, S>, 2>,
     turned: Pipeline<Turned<D>, 2>,
@@ -143,7 +141,11 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     for _ in 0..blocks_of(tile) {
                         let value = value_ring.wait();
                         let target = turned.wait();
-                        turn_share(value.memory(), target.memory(), warp - 1);
+                        let mut row = 32 * (warp - 1);
+                        while row < KEYS as u32 {
+                            value.memory().turn(target.memory(), row);
+                            row += 32 * TURNERS;
+                        }
                         target.publish();
                         // The lanes met in `publish`, after their loads.
                         value.release_after_wait();
@@ -156,9 +158,8 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
             let (mut queries, mut key_ring, mut value_ring) = (shared.queries.consumer(), shared.keys.consumer(), shared.turned.consumer());
             loop {
                 let stage = queries.wait();
-                let query = OperandTile::<e4m3, D>::load(stage.memory().parts.tile(part));
+                let query = stage.memory().parts.tile(part).k_major();
                 let index = warp::shuffle(stage.memory().index.load(0), 0);
-                stage.release();
                 let Some(tile) = schedule.tile(index) else { break };
                 let row = tile.row + part * PART as u32;
                 let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
@@ -194,6 +195,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     sum = sum.multiply_add(weights, value.memory().k_major()).wait();
                     value.release_after_wait();
                 }
+                stage.release();
                 let finished = softmax.finish();
                 let worth = of_head(&v_scale, key_head);
                 sum.scale_rows(finished.factor.map(|factor| factor * worth));
@@ -205,17 +207,6 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 pipeline::wait_stores::<0>();
             }
         }
-    }
-}
-
-/// Transposes the share of one of the warps.
-#[inline(always)]
-fn turn_share<const D: usize, S: Swizzle>(value: Key<D, S>, target: Turned<D>, turner: u32) {
-    const { assert!(Key::<D, S>::TURN_PARTS.is_multiple_of(TURNERS * BATCH as u32), "warps have equal shares") };
-    let mut first = turner;
-    while first < Key::<D, S>::TURN_PARTS {
-        value.turn::<_, BATCH>(target, first, TURNERS);
-        first += TURNERS * BATCH as u32;
     }
 }
 

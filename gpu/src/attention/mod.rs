@@ -7,6 +7,7 @@
 //! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
 //! | `team` | who computes a tile |
 //! | `walk` | a warpgroup's loop over blocks of keys |
+//! | `forward_portable` | the same on any GPU from sm_80 on |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
 //! | `sequence` | where the sequences of a batch lie |
@@ -20,6 +21,7 @@ mod epilogue;
 mod forward;
 mod forward_fp8;
 mod forward_general;
+mod forward_portable;
 mod mask;
 mod schedule;
 mod sequence;
@@ -31,6 +33,7 @@ mod workspace;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;
+pub use forward_portable::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
 pub use team::{PART, Pair, QUERIES, Team, Three, Wide};

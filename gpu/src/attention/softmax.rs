@@ -1,7 +1,7 @@
 //! The softmax of rows whose scores come block by block.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::num::{exp2, fma, log2, max, reciprocal};
+use oxtile_tile::num::{exp2, fma, log2, max, min, reciprocal};
 use oxtile_tile::register_tile::{RegisterTile, Rows, THREAD_ROWS, quad_max, quad_sum};
 use oxtile_tile::warp;
 
@@ -12,6 +12,9 @@ const LOWEST: f32 = -1e30;
 /// is rarely scaled. The result is the same but for rounding, as maximum and sum belong together.
 const MARGIN: f32 = 8.0;
 
+/// Of the sum over a thread's columns, a quarter of a row's.
+const LARGE_SHARE: f32 = 1.0 / 8.0;
+
 /// For the two rows of a thread: `sum` of `exp2(scale * (score - maximum))`, over the thread's own columns.
 pub struct Softmax {
     maximum: Rows,
@@ -21,6 +24,8 @@ pub struct Softmax {
     lift: f32,
     /// The largest score so far, of those that are not hidden.
     largest: Rows,
+    /// Scores beyond which a lifted maximum is raised.
+    limit: Rows,
 }
 
 /// What rows come to.
@@ -38,11 +43,11 @@ impl Softmax {
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
         let (maximum, largest) = ([LOWEST; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
-        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest }
+        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS] }
     }
 
-    /// The same with all weights times `2^lift`, for a format of weights whose small numbers are coarse. Weights still stay
-    /// below 2^8.
+    /// The same with all weights times `2^lift`, for a coarse format: few weights are subnormal then, and still they stay below
+    /// 2^8. A maximum is raised at once if its weight is a good part of the sum, so that rounding leaves it as it is.
     #[inline(always)]
     pub fn lifted(scale: f32, lift: f32) -> Self {
         Self { margin: MARGIN - lift, lift, ..Self::new(scale) }
@@ -70,7 +75,10 @@ impl Softmax {
     {
         let found = maxima(scores);
         self.largest = [0, 1].map(|half| max(self.largest[half], found[half]));
-        let rises = |half: usize| (found[half] - self.maximum[half]) * self.scale > self.margin;
+        let rises = |half: usize| match self.lift == 0.0 {
+            true => (found[half] - self.maximum[half]) * self.scale > self.margin,
+            false => found[half] > self.limit[half],
+        };
         let mut factors = None;
         // The whole warp takes one way: multiplications are in flight.
         if warp::any(rises(0) | rises(1)) {
@@ -88,9 +96,19 @@ impl Softmax {
                 pair += 1;
             }
             self.sum[half] += sums[0] + sums[1];
+            if self.lift != 0.0 {
+                self.limit[half] = self.limit(half);
+            }
             half += 1;
         }
         factors
+    }
+
+    /// The score whose weight is a good part of the row's sum, at least the maximum and at most the margin above it.
+    #[inline(always)]
+    fn limit(&self, half: usize) -> f32 {
+        let share = log2(self.sum[half] * LARGE_SHARE) - self.lift;
+        fma(min(max(share, 0.0), self.margin), reciprocal(self.scale), self.maximum[half])
     }
 
     /// Raises a row's maximum; gives the factor for what was accumulated.

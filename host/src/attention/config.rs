@@ -38,6 +38,18 @@ pub struct AttentionConfig {
     pub output: Output,
     /// Whether each head's largest scaled score is an output too.
     pub max_logit: bool,
+    /// Which kernels may be taken.
+    pub kernels: Kernels,
+}
+
+/// Which kernels may be taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kernels {
+    /// The device's fastest.
+    #[default]
+    Fastest,
+    /// Those that run on any GPU from sm_80 on.
+    Portable,
 }
 
 /// How sequences lie in the tensors, all without gaps.
@@ -123,6 +135,7 @@ impl Default for AttentionConfig {
             sink: Sink::None,
             output: Output::Rounded,
             max_logit: false,
+            kernels: Kernels::Fastest,
         }
     }
 }

@@ -4,10 +4,11 @@ use std::fmt;
 
 use oxtile_kernels::attention::{AttentionForward, AttentionForwardGeneral, Pair, Team, Wide};
 use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{Pod, bf16, f16};
+use oxtile_tile::num::{bf16, f16};
 
 use super::config::AttentionConfig;
 use super::plan::{Facts, Key, Kind};
+use super::portable::PortableElement;
 use super::tensors::{Inputs, Outputs};
 use crate::runtime::{Error, Result, Runtime, Stream};
 
@@ -27,9 +28,13 @@ impl<T: AttentionElement> Attention<T> {
     /// Checks the configuration and loads its kernel.
     ///
     /// # Errors
-    /// As [`AttentionConfig::choose`] and [`Runtime::load`].
+    /// As [`AttentionConfig::choose_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig) -> Result<Self> {
-        let launches = !config.choose::<T>()?.kernel.is_empty();
+        let device = runtime.device(0)?;
+        let launches = !config.choose_on::<T>(&device)?.kernel.is_empty();
+        if config.is_portable_on(&device) {
+            return Ok(Self { config, instance: launches.then(|| T::load_portable(runtime, config.head_size)).transpose()? });
+        }
         Ok(Self { config, instance: launches.then(|| T::load(runtime, config.key())).transpose()? })
     }
 
@@ -71,7 +76,7 @@ impl<'a> BoundAttention<'a> {
 }
 
 /// An element of `Q`, `K` and `V`.
-pub trait AttentionElement: Pod {
+pub trait AttentionElement: PortableElement {
     /// A kernel's name and step; none if there is none.
     #[doc(hidden)]
     fn facts(key: Key) -> Option<Facts>;

@@ -12,6 +12,7 @@
 //! | `forward` | the pass forward |
 //! | `dense`, `general` | tensors bound to its kernels |
 //! | `fp8` | the same of 8-bit tensors with scales |
+//! | `portable` | the kernels for GPUs other than Hopper |
 //!
 //! ```
 //! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
@@ -42,11 +43,13 @@ mod forward;
 mod fp8;
 mod general;
 mod plan;
+mod portable;
 mod tensors;
 
-pub use config::{AttentionConfig, Layout, Mask, Output, Sink, Window};
+pub use config::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement, BoundAttention};
 pub use fp8::{AttentionFp8, Scales};
+pub use portable::PortableElement;
 pub use tensors::{Inputs, Outputs, Padding, Sequences, Target};
 
 pub use crate::gemm::Choice;

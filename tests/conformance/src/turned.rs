@@ -54,9 +54,7 @@ pub fn turned_products(input: Global<u32>, output: GlobalMut<u32>) {
         fill(v, &input, 3 + round);
         block::sync();
         let filling = producer.wait();
-        const { assert!(SharedTile::<e4m3, 128, 64, Swizzle64>::TURN_PARTS == 16) };
-        v.turn::<_, 2>(filling.memory(), thread::warp(), 4);
-        v.turn::<_, 2>(filling.memory(), thread::warp() + 8, 4);
+        v.turn(filling.memory(), thread::warp() * 32);
         filling.publish();
         let stage = consumer.wait();
         sum = sum.multiply_add(weights, stage.memory().k_major()).wait();

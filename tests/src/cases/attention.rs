@@ -9,7 +9,7 @@ use oxtile_tile::num::{Element, bf16, f16};
 
 use crate::case::{Case, Outcome, Size, stream, text};
 
-trait Operand: AttentionElement + HostElement<Device = Self> {
+pub(super) trait Operand: AttentionElement + HostElement<Device = Self> {
     const FORMAT: &'static Format;
     /// Half a unit in the last place, relative.
     const HALF_UNIT: f64;
@@ -96,7 +96,7 @@ fn problem(config: &AttentionConfig) -> Problem {
 }
 
 /// What the kernel makes of values that are exact in `T`.
-fn attend<T: Operand>(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f32]; 3]) -> Result<(Vec<f64>, Vec<f32>), String> {
+pub(super) fn attend<T: Operand>(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f32]; 3]) -> Result<(Vec<f64>, Vec<f32>), String> {
     let stream = stream(runtime)?;
     let [q, k, v] = inputs.map(|values| {
         let values: Vec<T> = values.iter().map(|&x| T::of(T::FORMAT.encode(x.into()) as u16)).collect();
@@ -121,7 +121,7 @@ fn attend<T: Operand>(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f3
 }
 
 /// Random values: every element within what rounding of weights and result allows, and the whole within less.
-fn check<T: Operand>(runtime: &Runtime, config: &AttentionConfig, size: f32) -> Outcome {
+pub(super) fn check<T: Operand>(runtime: &Runtime, config: &AttentionConfig, size: f32) -> Outcome {
     let problem = problem(config);
     let mut random = Random::new(config.queries * 1000 + config.keys + config.head_size);
     let mut values =
@@ -155,7 +155,7 @@ fn check<T: Operand>(runtime: &Runtime, config: &AttentionConfig, size: f32) -> 
 
 /// One key after the other is given a value of 1 in a column of its own, and all scores are equal: the columns of a row
 /// that are not zero are the keys that its query sees.
-fn visible<T: Operand>(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
+pub(super) fn visible<T: Operand>(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
     let problem = problem(config);
     let Problem { queries, keys, head_size, .. } = problem;
     for first in (0..keys.max(1)).step_by(head_size) {

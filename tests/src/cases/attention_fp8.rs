@@ -118,7 +118,7 @@ fn check(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
     for (i, (&found, &value)) in log_sum_exp.iter().zip(&expected.log_sum_exp).enumerate() {
         let found = f64::from(found);
         // Scores are summed by the tensor cores with fewer bits than f32 has.
-        if !(found == value || (found - value).abs() <= 2e-3 * value.abs().max(1.0)) {
+        if !(found == value || (found - value).abs() <= 6e-3 * value.abs().max(1.0)) {
             return Err(format!("log_sum_exp[{i}] is {found}, expected {value}"));
         }
     }

@@ -5,6 +5,7 @@ mod amax;
 mod attention;
 mod attention_fp8;
 mod attention_general;
+mod attention_portable;
 mod conformance;
 mod copy;
 mod element;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Case> {
         attention::cases(),
         attention_fp8::cases(),
         attention_general::cases(),
+        attention_portable::cases(),
         conformance::cases(),
     ]
     .into_iter()

@@ -2,7 +2,7 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args};
+use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::layout::Swizzle64;
 use oxtile_tile::num::{Pod, bf16, e4m3};
@@ -25,7 +25,7 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
 
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then tiles that the mask
 /// cuts, to nothing too.
-const SHAPES: [[u64; 2]; 2] = [[136, 300], [300, 160]];
+const SHAPES: [[u64; 2]; 2] = [[136, 500], [300, 220]];
 const SIZE: u64 = 64;
 
 /// A map of boxes of `box_rows` rows of one head of one batch.
@@ -56,7 +56,12 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
     let out = device.upload::<bf16>("out", &vec![0; (queries * SIZE / 2) as usize]);
     let scale = device.upload::<f32>("scale", &[1_f32.to_bits()]);
     let (mut log_sum_exp, mut counter) = (device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]), device.upload("counter", &[0]));
-    let maps = [map(device, &q, queries, 64), map(device, &k, keys, 128), map(device, &v, keys, 128), map(device, &out, queries, 64)];
+    let maps = [
+        map(device, &q, queries, 64),
+        map(device, &k, keys, FP8_KEYS as u32),
+        map(device, &v, keys, FP8_KEYS as u32),
+        map(device, &out, queries, 64),
+    ];
     let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
