@@ -21,7 +21,7 @@ use super::column_tile::{ColumnTile, ROWS, ROWS_A_LANE, raise, scales_of_columns
 use super::row_scales::{RowScales, scales_a_row, stage};
 use super::*;
 use crate::activation::*;
-use crate::interleave::{TILE_BLOCKS, TILE_OUTER, interleaved_len, offset};
+use crate::interleave::{TILE_OUTER, interleaved_len, offset};
 
 /// Option: 32 by 32 elements share a scale, so that both directions have the same codes.
 pub const SQUARE_BLOCKS: u32 = 1;
@@ -76,6 +76,7 @@ struct Shared<O: Operation> {
     GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
 ], T = [bf16], Q = [e4m3])]
 #[expect(clippy::too_many_arguments, reason = "two directions and what stands around a cast")]
+#[expect(clippy::needless_range_loop, reason = "the indices are constants once loops are unrolled")]
 pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     input: Global<T>,
     gradient: Global<T>,
@@ -294,6 +295,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
 
     /// The sums of the tile's columns, in an order of their own but always the same.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "as in the kernel")]
     fn store_sums(&self, sums: &GlobalMut<f32>, part: Part) {
         let mut total = [0.0; 8];
         for step in 0..ROWS_A_LANE {

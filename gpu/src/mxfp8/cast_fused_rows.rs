@@ -84,6 +84,7 @@ struct Output<Q> {
 
 /// A tile inside a result, and its running maximum: all loads first, the scales last.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "the indices are constants once loops are unrolled")]
 fn cast_tile<O: Operation, T: Magnitude + Wide, Q: Fp8>(operands: &Operands<T>, output: &Output<Q>, first: u64) -> u32 {
     let column = lane_element::<T>(first, 0);
     let origin = operands.at::<O>(output.row, column);
@@ -136,6 +137,7 @@ fn store_scales<O: Operation, T: Magnitude, Q: Fp8>(output: &Output<Q>, codes: [
 
 /// What of a tile is inside a result, and where scales are interleaved the padding beyond the last one and below.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "as in a whole tile")]
 fn cast_edge<O: Operation, T: Magnitude + Wide, Q: Fp8>(operands: &Operands<T>, output: &Output<Q>, first: u64) -> u32 {
     let (of_result, blocks) = (operands.columns, output.columns.div_ceil(BLOCK));
     let mut running = 0;
