@@ -44,7 +44,7 @@ fn what_cannot_be_run_is_said() {
     let error = run(&options(&["gemv"]), &mut |_| ()).unwrap_err().to_string();
     assert_eq!(
         error,
-        "there is no family `gemv`: name some of copy, amax, fp8, mxfp8, mxfp8_fused, interleave, nvfp4, gemm, attention, launch"
+        "there is no family `gemv`: name some of copy, amax, fp8, mxfp8, mxfp8_fused, interleave, grouped, nvfp4, gemm, attention, launch"
     );
     let few = Options { rounds: 29, size: Size::Full, ..options(&[]) };
     let error = run(&few, &mut |_| ()).unwrap_err().to_string();

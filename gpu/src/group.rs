@@ -17,6 +17,8 @@ use oxtile_tile::prelude::*;
 pub const RECORD: usize = 6;
 /// Words of a table for each member.
 const WORDS: u64 = RECORD as u64 + 1;
+/// Members that a warp asks for their first block at once.
+const PROBES: u64 = 4 * warp::LANES as u64;
 /// CUDA blocks of a launch.
 const BLOCK_LIMIT: u64 = i32::MAX as u64;
 
@@ -34,18 +36,24 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The member of this CUDA block, of a table that counts `blocks`.
+    /// The member of this CUDA block, of a table that counts `blocks`. All lanes of each warp call it.
     #[inline(always)]
     pub fn of_block(table: &Global<u64>, blocks: u64) -> Self {
         let block = u64::from(block::index()[0]);
         debug_assert!(block < blocks, "the grid is that of the table");
         let members = table.len() / WORDS;
         let first_block = |member| table.load(members * RECORD as u64 + member);
-        // The last member whose first block is not beyond this one.
-        let (mut below, mut above) = (0, members);
-        while below + 1 < above {
-            let middle = (below + above) / 2;
-            if first_block(middle) <= block { below = middle } else { above = middle }
+        // The last of `length` members from `below` on whose first block is not beyond this one: each round asks `PROBES` of them at once.
+        let (mut below, mut length) = (0, members);
+        while length > 1 {
+            let step = length.div_ceil(PROBES);
+            let counts = [0, 1, 2, 3].map(|part| {
+                let probe = u64::from(thread::lane() + part * warp::LANES) * step;
+                let is_before = probe < length && first_block(below + probe) <= block;
+                warp::ballot(is_before).count_ones()
+            });
+            let found = u64::from(counts.iter().sum::<u32>() - 1) * step;
+            (below, length) = (below + found, step.min(length - found));
         }
         let [index_rows, columns_start, starts] = [0, 2, 4].map(|word| table.load_vector(below * RECORD as u64 + word));
         Self {
@@ -66,7 +74,13 @@ impl Member {
     /// This CUDA block's place, across and down, where `across` of the member's lie side by side.
     #[inline(always)]
     pub fn place(&self, across: u64) -> [u64; 2] {
-        let (block, across) = (self.block as u32, across as u32);
+        Self::place_of(self.block, across)
+    }
+
+    /// The place of any of the member's blocks.
+    #[inline(always)]
+    pub fn place_of(block: u64, across: u64) -> [u64; 2] {
+        let (block, across) = (block as u32, across as u32);
         let down = block.checked_div(across).unwrap_or(0);
         [u64::from(block - down * across), u64::from(down)]
     }
@@ -76,6 +90,18 @@ impl Member {
 pub trait Grouped {
     /// For a matrix of so many rows and columns; none for one without elements.
     fn blocks(rows: u64, columns: u64) -> u64;
+}
+
+/// Calls `part` for each of the `COUNT` parts of a CUDA block of a group, which do the work of single kernels' blocks one after the other: looking
+/// for the member costs as much as a short block takes.
+#[inline(always)]
+pub(crate) fn for_each_part<const COUNT: u32>(block: u64, mut part: impl FnMut(u64)) {
+    let mut i = 0;
+    // An end that the compiler does not know keeps it from unrolling.
+    while i < block::threads().min(COUNT) {
+        part(block * u64::from(COUNT) + u64::from(i));
+        i += 1;
+    }
 }
 
 /// The grid for a table that counts so many CUDA blocks.

@@ -6,6 +6,7 @@ pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
 pub mod gemm;
+pub mod grouped;
 pub mod interleave;
 pub mod launch;
 pub mod mxfp8;
@@ -17,13 +18,14 @@ mod raw_launch;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
     mxfp8::FAMILY,
     mxfp8_fused::FAMILY,
     interleave::FAMILY,
+    grouped::FAMILY,
     nvfp4::FAMILY,
     gemm::FAMILY,
     attention::FAMILY,
@@ -40,6 +42,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         mxfp8::benches(size),
         mxfp8_fused::benches(size),
         interleave::benches(size),
+        grouped::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),
         quantized_gemm::benches(size),

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use oxtile::runtime::{Buffer, Graph};
+use oxtile_kernels::interleave::interleaved_len;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::num::{bf16, e4m3, ue8m0};
 
@@ -17,8 +18,9 @@ type Shape = (u64, u64, usize);
 /// What is measured: its name, how many casts it writes or reads beside the wide tensor, the peer, and what captures it.
 type Measured = (&'static str, u64, &'static [&'static str], fn(&Gpu, Shape) -> Result<Prepared>);
 
-const MEASURED: [Measured; 5] = [
+const MEASURED: [Measured; 6] = [
     ("mxfp8_cast_rows e4m3", 1, &["mxfp8_cast_compiled"], prepare_cast_rows),
+    ("mxfp8_cast_rows_interleaved e4m3", 1, &[], prepare_cast_rows_interleaved),
     ("mxfp8_cast_columns e4m3", 1, &["mxfp8_cast_columns_compiled"], prepare_cast_columns),
     ("mxfp8_cast_both e4m3", 2, &["mxfp8_cast_both_compiled"], prepare_cast_both),
     ("mxfp8_dequantize_rows e4m3", 1, &["mxfp8_dequantize_compiled"], prepare_dequantize_rows),
@@ -107,6 +109,23 @@ fn cast_both(gpu: &Gpu, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()> {
 fn prepare_cast_rows(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let mut tensors = tensors(gpu, shape, 1)?;
     let graph = Prepared::capture(gpu, || cast_rows(gpu, &mut tensors))?;
+    Ok(cast_outputs(graph, tensors, &[["data", "scales"]]))
+}
+
+/// Its peer is among those of the fused casts.
+fn prepare_cast_rows_interleaved(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
+    let (mut tensors, (rows, columns, _)) = (tensors(gpu, shape, 1)?, shape);
+    for Tensor { casts, .. } in &mut tensors {
+        casts[0].scales = Buffer::uninitialised(&gpu.stream, interleaved_len(rows, columns / BLOCK))?;
+    }
+    let kernel = gpu.runtime.load::<Mxfp8CastRowsInterleaved<bf16, e4m3>>()?;
+    let graph = Prepared::capture(gpu, || {
+        tensors.iter_mut().try_for_each(|Tensor { wide, casts, .. }| {
+            let Cast { data, scales } = &mut casts[0];
+            let (input, data, scales) = (wide.view(), data.view_mut(), scales.view_mut());
+            kernel.launch(&gpu.stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })
+        })
+    })?;
     Ok(cast_outputs(graph, tensors, &[["data", "scales"]]))
 }
 

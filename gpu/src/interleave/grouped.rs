@@ -9,13 +9,17 @@ use oxtile_tile::prelude::*;
 use super::*;
 use crate::group::{self, Grouped, Member};
 
+/// Blocks of the single kernels that a CUDA block does.
+const PARTS: u32 = 4;
+
 /// Interleaves scales that are compact as `[outer, blocks]`; the padding becomes 0.
 #[kernel(threads = THREADS, grid = interleave_rows_grid)]
 #[instances(S = [ue8m0, e4m3])]
 pub fn interleave_rows_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Global<u64>, blocks: u64) {
     let (member, (number, r)) = (Member::of_block(&table, blocks), rows::place_of_thread());
     let [from, to] = starts(&member);
-    rows::interleave(&compact.slice(from.0, from.1), &interleaved.slice(to.0, to.1), &tile(&member, number), r);
+    let (compact, interleaved) = (compact.slice(from.0, from.1), interleaved.slice(to.0, to.1));
+    group::for_each_part::<PARTS>(member.block, |part| rows::interleave(&compact, &interleaved, &tile(&member, part, number), r));
 }
 
 /// The inverse.
@@ -24,7 +28,8 @@ pub fn interleave_rows_grouped<S: ScaleCode>(compact: Global<S>, interleaved: Gl
 pub fn deinterleave_rows_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Global<u64>, blocks: u64) {
     let (member, (number, r)) = (Member::of_block(&table, blocks), rows::place_of_thread());
     let [to, from] = starts(&member);
-    rows::deinterleave(&interleaved.slice(from.0, from.1), &compact.slice(to.0, to.1), &tile(&member, number), r);
+    let (interleaved, compact) = (interleaved.slice(from.0, from.1), compact.slice(to.0, to.1));
+    group::for_each_part::<PARTS>(member.block, |part| rows::deinterleave(&interleaved, &compact, &tile(&member, part, number), r));
 }
 
 /// Interleaves scales that are compact as `[blocks, outer]`; the padding becomes 0.
@@ -33,7 +38,8 @@ pub fn deinterleave_rows_grouped<S: ScaleCode>(interleaved: Global<S>, compact: 
 pub fn interleave_columns_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Global<u64>, blocks: u64) {
     let member = Member::of_block(&table, blocks);
     let [from, to] = starts(&member);
-    columns::interleave(&compact.slice(from.0, from.1), &interleaved.slice(to.0, to.1), &tile(&member, thread::warp()));
+    let (compact, interleaved) = (compact.slice(from.0, from.1), interleaved.slice(to.0, to.1));
+    group::for_each_part::<PARTS>(member.block, |part| columns::interleave(&compact, &interleaved, &tile(&member, part, thread::warp())));
 }
 
 /// The inverse.
@@ -42,7 +48,8 @@ pub fn interleave_columns_grouped<S: ScaleCode>(compact: Global<S>, interleaved:
 pub fn deinterleave_columns_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Global<u64>, blocks: u64) {
     let member = Member::of_block(&table, blocks);
     let [to, from] = starts(&member);
-    columns::deinterleave(&interleaved.slice(from.0, from.1), &compact.slice(to.0, to.1), &tile(&member, thread::warp()));
+    let (interleaved, compact) = (interleaved.slice(from.0, from.1), compact.slice(to.0, to.1));
+    group::for_each_part::<PARTS>(member.block, |part| columns::deinterleave(&interleaved, &compact, &tile(&member, part, thread::warp())));
 }
 
 /// Start and length of the member's compact scales, and of its interleaved ones.
@@ -52,10 +59,10 @@ fn starts(member: &Member) -> [(u64, u64); 2] {
     [(compact, member.elements()), (interleaved, interleaved_len(member.rows, member.columns))]
 }
 
-/// Tile `number` of the CUDA block's.
+/// Tile `number` of a part of the CUDA block's.
 #[inline(always)]
-fn tile(member: &Member, number: u32) -> Tile {
-    Tile::at(member.place(Tile::groups(member.columns)), number, member.rows, member.columns)
+fn tile(member: &Member, part: u64, number: u32) -> Tile {
+    Tile::at(Member::place_of(part, Tile::groups(member.columns)), number, member.rows, member.columns)
 }
 
 macro_rules! grids {
@@ -66,7 +73,7 @@ macro_rules! grids {
 
         impl<S: ScaleCode> Grouped for $kernel<S> {
             fn blocks(outer: u64, blocks: u64) -> u64 {
-                outer.div_ceil(TILE_OUTER) * Tile::groups(blocks)
+                (outer.div_ceil(TILE_OUTER) * Tile::groups(blocks)).div_ceil(u64::from(PARTS))
             }
         }
     )* };

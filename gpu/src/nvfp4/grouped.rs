@@ -17,8 +17,13 @@ use crate::group::{self, Grouped, Member};
 use crate::magnitude::Magnitude;
 use crate::mxfp8::Wide;
 
+/// Blocks of elements that a thread of the rowwise cast does: looking for the member and making the table of multipliers take long.
+const CAST_STEPS: u32 = 4;
+/// Blocks of the single inverse of the rowwise cast that a CUDA block does.
+const DEQUANTIZE_PARTS: u32 = 4;
+
 /// Casts members by rows, each at a multiple of 16 bytes.
-#[kernel(threads = cast_rows::THREADS, grid = rows_grid, shared = cast_rows::Shared, min_blocks = cast_rows::resident::<T>())]
+#[kernel(threads = cast_rows::THREADS, grid = rows_grid, shared = cast_rows::Shared, min_blocks = if size_of::<T>() == 4 { 3 } else { 5 })]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
@@ -30,7 +35,7 @@ pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
 ) {
     let member = Member::of_block(&table, blocks);
     let (data, scales) = outputs(&member, &data, &scales);
-    cast(&inputs.get(member.index), amaxes.load(member.index), &data, &scales, Nearest, 1, member.block);
+    cast(&inputs.get(member.index), amaxes.load(member.index), &data, &scales, Nearest, CAST_STEPS, member.block);
 }
 
 /// Casts members by columns, each at a multiple of 16 bytes.
@@ -74,7 +79,7 @@ pub fn nvfp4_cast_both_grouped<T: Magnitude>(
 }
 
 /// Decodes rowwise members.
-#[kernel(threads = dequantize_rows::THREADS, grid = dequantize_rows_grid, min_blocks = dequantize_rows::RESIDENT)]
+#[kernel(threads = dequantize_rows::THREADS, grid = dequantize_rows_grid, min_blocks = 6)]
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_dequantize_rows_grouped<T: Wide>(
     data: Global<e2m1x2>,
@@ -88,7 +93,10 @@ pub fn nvfp4_dequantize_rows_grouped<T: Wide>(
     let [start, scales_start, _] = member.starts;
     let (data, output) = (data.slice(start / 2, member.elements() / 2), output.slice(start, member.elements()));
     let scales = scales.slice(scales_start, member.elements() / BLOCK);
-    dequantize_rows::dequantize(&data, amaxes.load(member.index), &output, member.block, |block| scales.load(block));
+    let amax = amaxes.load(member.index);
+    group::for_each_part::<DEQUANTIZE_PARTS>(member.block, |part| {
+        dequantize_rows::dequantize(&data, amax, &output, part, |block| scales.load(block));
+    });
 }
 
 /// Decodes columnwise members.
@@ -142,7 +150,7 @@ grids! {
 
 impl<T: Magnitude> Grouped for Nvfp4CastRowsGrouped<T> {
     fn blocks(rows: u64, columns: u64) -> u64 {
-        (rows * columns).div_ceil(u64::from(cast_rows::THREADS) * BLOCK)
+        (rows * columns).div_ceil(u64::from(cast_rows::THREADS * CAST_STEPS) * BLOCK)
     }
 }
 
@@ -160,7 +168,7 @@ impl<T: Magnitude> Grouped for Nvfp4CastBothGrouped<T> {
 
 impl<T: Wide> Grouped for Nvfp4DequantizeRowsGrouped<T> {
     fn blocks(rows: u64, columns: u64) -> u64 {
-        (rows * columns).div_ceil(dequantize_rows::ELEMENTS)
+        (rows * columns).div_ceil(u64::from(DEQUANTIZE_PARTS) * dequantize_rows::ELEMENTS)
     }
 }
 

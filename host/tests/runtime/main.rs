@@ -7,6 +7,7 @@ mod collectives;
 mod faults;
 mod fp8;
 mod graphs;
+mod grouped;
 mod launches;
 mod library;
 mod quantization;

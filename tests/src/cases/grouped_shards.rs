@@ -2,7 +2,7 @@
 //!
 //! On the emulator the ranks are those of a virtual cluster; on one GPU a world of one.
 
-use oxtile::comm::{Communicator, EmulatedCommunicator, ReduceMax, SingleRank, WorldSize};
+use oxtile::comm::{EmulatedCommunicator, ReduceMax, SingleRank, WorldSize};
 use oxtile::quantize::Direction;
 use oxtile::quantize::grouped::*;
 use oxtile::{Buffer, HostElement, Kind, Runtime, Stream};
