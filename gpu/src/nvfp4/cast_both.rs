@@ -1,7 +1,7 @@
 //! Cast to NVFP4 by rows and by columns in one pass over the input.
 //!
-//! Floor: 2 (bf16) + 2 (1/2 + 1/16) bytes an element. A CUDA block casts one [tile](super::cast_tile), its rows and then its
-//! columns.
+//! Floor: 2 (bf16) + 2 (1/2 + 1/16) bytes an element. A CUDA block casts one [tile](super::cast_tile), its rows, which
+//! threads that do not draw keep in registers, and then its columns.
 //!
 //! | barrier | between |
 //! |---|---|

@@ -8,7 +8,8 @@
 //! | rows | a block of 16 elements of a row | the next blocks of the row |
 //! | columns | 16 rows of one word: two columns, or one of `f32` | the next 16 rows: 64 bytes of a row of the transpose for 8 threads |
 //!
-//! Each walk is a loop to an end that follows from the shape: unrolled it needs more registers and is no faster.
+//! Each walk is a loop to an end that follows from the shape: unrolled it needs more registers and is no faster. Rows that a thread
+//! loads as whole blocks it can cast from its registers instead, without the walk.
 
 use core::marker::PhantomData;
 
