@@ -13,14 +13,14 @@ pub const FAMILY: &str = "attention";
 /// Batches, length of queries and keys, heads, heads of keys, head size.
 type Shape = [u64; 5];
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys.
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of three head sizes; shared heads of keys.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick([2048, 4096, 8192, 16384], [64, 65, 128, 130]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
     let mut benches = Vec::new();
-    for head_size in [128, 64] {
+    for head_size in [128, 64, 256] {
         for length in lengths {
-            let heads = heads / head_size;
+            let heads = (heads / head_size).max(1);
             let shape = [(tokens / length).max(1), length, heads, heads, head_size];
             benches.push(bench("attention forward full", &["attention_full"], shape, Mask::Full));
             benches.push(bench("attention forward causal", &["attention_causal"], shape, Mask::CausalBottomRight));

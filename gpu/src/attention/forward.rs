@@ -1,8 +1,8 @@
 //! Attention, forward: dense tensors, full or causal.
 //!
 //! A block stays on its multiprocessor and computes the result for a tile of queries of one head after another. One thread
-//! copies their queries, and keeps two stages of keys and two of values full, the last block of keys first. Two or three
-//! warpgroups hold 64 queries each and walk over the blocks of keys ([`walk`]).
+//! copies their queries, and keeps two stages of keys and two of values full, the last block of keys first. Two
+//! warpgroups have 64 queries each and walk over the blocks of keys ([`walk`]).
 //!
 //! | barrier | between |
 //! |---|---|

@@ -81,9 +81,6 @@ pub struct Pair;
 /// Two warpgroups with their queries in shared memory: for larger heads.
 pub struct Wide;
 
-/// Three warpgroups with 160 registers a thread, their queries in shared memory: for heads of 64, where the exponentials bound.
-pub struct Three;
-
 /// No memory.
 #[derive(Clone, Copy)]
 pub struct Nothing;
@@ -192,10 +189,5 @@ impl Team for Pair {
 
 impl Team for Wide {
     team!(2 parts, 56 and 224 registers);
-    team!(in place);
-}
-
-impl Team for Three {
-    team!(3 parts, 32 and 160 registers);
     team!(in place);
 }
