@@ -3,6 +3,7 @@
 
 mod amax;
 mod attention;
+mod attention_backward;
 mod attention_fp8;
 mod attention_general;
 mod attention_portable;
@@ -41,6 +42,7 @@ struct Job {
 const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
+    attention_backward::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,
     attention_portable::JOBS,

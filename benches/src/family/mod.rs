@@ -2,6 +2,7 @@
 
 pub mod amax;
 pub mod attention;
+pub mod attention_backward;
 pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
@@ -29,6 +30,7 @@ pub const NAMES: [&str; 11] = [
     nvfp4::FAMILY,
     gemm::FAMILY,
     attention::FAMILY,
+    attention_backward::FAMILY,
     launch::FAMILY,
 ];
 
@@ -47,6 +49,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         gemm::benches(size),
         quantized_gemm::benches(size),
         attention::benches(size),
+        attention_backward::benches(size),
     ]
     .into_iter()
     .flatten()

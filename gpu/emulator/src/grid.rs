@@ -177,6 +177,8 @@ pub(crate) struct Grid {
     pub snapshot: Snapshot,
     pub next_block: AtomicU64,
     pub stopped: AtomicBool,
+    /// How often a thread of any worker went on.
+    pub progress: AtomicU64,
 }
 
 impl Grid {
@@ -209,6 +211,7 @@ impl GridRun {
             memory: Arc::clone(memory),
             next_block: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            progress: AtomicU64::new(0),
         });
         Ok(Self { scheduler: Scheduler::new(&grid), grid, done: false })
     }
@@ -253,16 +256,22 @@ impl GridRun {
     }
 }
 
-/// Steps a scheduler to its end.
+/// Steps a scheduler to its end. What it polls for may come from another worker: as long as one of them goes on, it waits.
 fn drive(scheduler: &mut Scheduler) -> Result<(), Fault> {
-    let mut blocked_since: Option<Instant> = None;
+    let (mut productive_at, mut seen) = (Instant::now(), u64::MAX);
     loop {
-        match scheduler.step(1 << 20)? {
+        let before = scheduler.progress();
+        let progress = scheduler.step(1 << 12)?;
+        let made = scheduler.progress() - before;
+        let all = scheduler.grid().progress.fetch_add(made, Ordering::Relaxed) + made;
+        if all != std::mem::replace(&mut seen, all) {
+            productive_at = Instant::now();
+        }
+        match progress {
             Progress::Done => return Ok(()),
-            Progress::Running => blocked_since = None,
+            Progress::Running => {}
             Progress::Blocked(on) => {
-                let since = *blocked_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > scheduler.grid().options.patience {
+                if productive_at.elapsed() > scheduler.grid().options.patience {
                     scheduler.grid().stopped.store(true, Ordering::Relaxed);
                     return Err(scheduler.no_progress(&on));
                 }

@@ -59,6 +59,11 @@ impl Scheduler {
         Report { steps: self.worker.steps.get(), sites: self.worker.sites(), lines: self.worker.totals.borrow().lines() }
     }
 
+    /// How often a thread went on so far.
+    pub fn progress(&self) -> u64 {
+        self.worker.progress()
+    }
+
     /// Runs up to `budget` resumptions.
     pub fn step(&mut self, budget: u64) -> Result<Progress, Fault> {
         let result = catch_unwind(AssertUnwindSafe(|| self.run_for(budget)));

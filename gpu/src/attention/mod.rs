@@ -14,9 +14,17 @@
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
+//! | `backward` | the gradients: tiles, roles, the loop over blocks of queries |
+//! | `backward_prepare`, `backward_convert` | what goes before and behind it |
+//! | `backward_mask`, `backward_schedule` | the same two from the keys' side |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
+mod backward;
+mod backward_convert;
+mod backward_mask;
+mod backward_prepare;
+mod backward_schedule;
 mod epilogue;
 mod forward;
 mod forward_fp8;
@@ -30,6 +38,9 @@ mod team;
 mod walk;
 mod workspace;
 
+pub use backward::*;
+pub use backward_convert::*;
+pub use backward_prepare::*;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;

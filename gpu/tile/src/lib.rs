@@ -26,6 +26,7 @@ pub mod atomic;
 pub mod block;
 pub mod cluster;
 pub mod epilogue;
+pub mod fragment_tile;
 pub mod global;
 pub mod launch;
 pub mod layout;

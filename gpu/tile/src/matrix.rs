@@ -21,7 +21,7 @@
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 
-use crate::arch::{Columns, MatrixColumns, MatrixElement, Target, Ticket, Wgmma};
+use crate::arch::{Columns, Descriptor, MatrixColumns, MatrixElement, Target, Ticket, Wgmma};
 use crate::layout::{Swizzle, SwizzleMode, TileLayout};
 use crate::register_tile::{OperandTile, RegisterTile};
 use crate::shared::{SharedTile, Tiles};
@@ -84,8 +84,9 @@ impl<T: MatrixElement, const MN: usize, const K: usize, const MN_MAJOR: bool> Op
 
     /// The descriptor of the part that instruction `step` takes.
     #[inline(always)]
-    fn part(self, step: usize) -> u64 {
-        self.descriptor + self.layout.step(step as u32, T::STEP as u32, MN_MAJOR)
+    fn part(self, step: usize) -> Descriptor {
+        let offset = self.layout.step(step as u32, T::STEP as u32, MN_MAJOR) as u32;
+        Descriptor { low: self.descriptor as u32, offset, high: (self.descriptor >> 32) as u32 }
     }
 }
 
@@ -97,6 +98,24 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
     pub fn k_major(self) -> Operand<T, ROWS, COLUMNS, false> {
         let () = Self::SWIZZLED;
         Operand::of(self)
+    }
+
+    /// As [`k_major`](Self::k_major), of the `PART` rows from `first` on, a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    pub fn k_major_rows<const PART: usize>(self, first: u32) -> Operand<T, PART, COLUMNS, false> {
+        let () = Self::SWIZZLED;
+        const { assert!(PART <= ROWS && PART.is_multiple_of(8), "rows are taken by atoms") };
+        Operand::new(self.address() + first * Self::LAYOUT.panel_row(), Self::LAYOUT)
+    }
+
+    /// As [`mn_major`](Self::mn_major), of the `PART` columns of panel `index`: those from `index * PART` on.
+    #[inline(always)]
+    #[track_caller]
+    pub fn mn_major_panel<const PART: usize>(self, index: u32) -> Operand<T, PART, ROWS, true> {
+        let () = Self::SWIZZLED;
+        const { assert!(PART * size_of::<T>() == S::MODE.span() as usize, "a panel is as wide as the swizzle's span") };
+        Operand::new(self.address() + index * Self::LAYOUT.panel(), Self::LAYOUT)
     }
 
     /// The tile with its columns along K: an operand on the right, `[K, N]`, or the transpose of one on the left.
@@ -114,7 +133,7 @@ pub trait Left<T: MatrixElement, const K: usize>: Copy {
     /// # Safety
     /// As [`MatrixColumns::multiply`].
     #[doc(hidden)]
-    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: u64)
+    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: Descriptor)
     where
         Columns<N>: MatrixColumns;
 }
@@ -122,7 +141,7 @@ pub trait Left<T: MatrixElement, const K: usize>: Copy {
 impl<T: MatrixElement, const K: usize, const A_MN: bool> Left<T, K> for Operand<T, 64, K, A_MN> {
     #[inline(always)]
     #[track_caller]
-    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: u64)
+    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: Descriptor)
     where
         Columns<N>: MatrixColumns,
     {
@@ -137,7 +156,7 @@ where
 {
     #[inline(always)]
     #[track_caller]
-    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: u64)
+    unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: Descriptor)
     where
         Columns<N>: MatrixColumns,
     {
@@ -229,10 +248,17 @@ where
     /// Waits for all but the newest `PENDING` multiplications of the warpgroup, which are others' than this.
     #[inline(always)]
     #[track_caller]
-    pub fn wait_leaving<const PENDING: u32>(mut self) -> RegisterTile<N> {
+    pub fn wait_leaving<const PENDING: u32>(self) -> RegisterTile<N> {
         <Target as Wgmma>::wait::<PENDING>();
-        // SAFETY: the ticket came with the registers; the multiplications that were waited for have written them all (that
-        // `PENDING` leaves only others' is what the emulator checks).
+        self.waited()
+    }
+
+    /// The result of multiplications that a wait for newer ones has covered.
+    #[inline(always)]
+    #[track_caller]
+    pub fn waited(mut self) -> RegisterTile<N> {
+        // SAFETY: the ticket came with the registers; the multiplications that were waited for have written them all (that they
+        // were waited for is what the emulator checks).
         let registers = unsafe {
             Columns::<N>::publish(&mut self.registers, self.ticket);
             self.registers.assume_init()

@@ -51,6 +51,14 @@ impl Mbarrier {
         unsafe { <Target as crate::arch::Mbarrier>::arrive(self.address) };
     }
 
+    /// Arrives if `predicate` holds, without a branch: for one lane of a warp in a hot loop.
+    #[inline(always)]
+    #[track_caller]
+    pub fn arrive_if(self, predicate: bool) {
+        // SAFETY: as `arrive`.
+        unsafe { <Target as crate::arch::Mbarrier>::arrive_if(self.address, predicate) };
+    }
+
     /// Arrives and announces `bytes` that copies will complete in this phase.
     #[inline(always)]
     #[track_caller]
@@ -297,7 +305,7 @@ impl<S: SharedStorage, const STAGES: usize> Consumer<S, STAGES> {
         let Cursor { stage, parity } = self.cursor;
         self.ring.full(stage).wait(parity);
         self.cursor.advance();
-        Stage { memory: self.ring.memory(stage), empty: self.ring.empty(stage) }
+        Stage { memory: self.ring.memory(stage), full: self.ring.full(stage), parity, empty: self.ring.empty(stage) }
     }
 }
 
@@ -305,6 +313,8 @@ impl<S: SharedStorage, const STAGES: usize> Consumer<S, STAGES> {
 #[must_use = "a stage that is not released stops the producer"]
 pub struct Stage<S> {
     memory: S,
+    full: Mbarrier,
+    parity: u32,
     empty: Mbarrier,
 }
 
@@ -313,6 +323,14 @@ impl<S: Copy> Stage<S> {
     #[inline(always)]
     pub fn memory(&self) -> S {
         self.memory
+    }
+
+    /// Waits for what is there already. ptxas moves no wait for multiplications across: it would have them waited for before
+    /// instructions that were to run meanwhile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_again(&self) {
+        self.full.wait(self.parity);
     }
 
     /// Hands the stage back. All lanes of the warp call it, after their last read.

@@ -230,6 +230,30 @@ impl<T: MatrixElement, const K: usize> OperandTile<T, K>
 where
     Columns<K>: MatrixColumns,
 {
+    /// Writes its transpose, `[K, 64]`, to a tile in shared memory, from a row and a column on that are multiples of 8. All
+    /// threads of the warpgroup call it; waits for nothing.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_transposed<const HEIGHT: usize, const WIDTH: usize, S: Swizzle>(
+        &self,
+        target: SharedTile<T, HEIGHT, WIDTH, S>,
+        [first_row, first]: [u32; 2],
+    ) {
+        let row = first_row + thread::lane() / 16 * 8 + thread::lane() % 8;
+        let column = first + thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8;
+        let address = target.address_of(row, column);
+        let mut step = 0;
+        while step < K / 16 {
+            let words = core::array::from_fn(|i| self.words.as_ref()[4 * step + i]);
+            // Atoms have 8 rows: 16 rows further the chunks are permuted in the same way.
+            let further = 16 * step as u32 * SharedTile::<T, HEIGHT, WIDTH, S>::LAYOUT.panel_row();
+            // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile, which has `K`
+            // rows from `first_row` on.
+            unsafe { Target::store_matrices_transposed(address + further, words) };
+            step += 1;
+        }
+    }
+
     /// Loads an operand from shared memory. All threads of the warpgroup call it, after whatever published the tile.
     #[inline(always)]
     #[track_caller]

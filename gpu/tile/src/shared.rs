@@ -33,7 +33,7 @@ pub fn arena() -> u32 {
     Target::arena()
 }
 
-/// The largest of some alignments. For the derive.
+/// The largest of some sizes or alignments. For the derive.
 #[doc(hidden)]
 pub const fn max_align(aligns: &[u32]) -> u32 {
     let (mut largest, mut i) = (1, 0);
@@ -85,6 +85,49 @@ impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
     }
 }
 
+/// One piece of memory that is an `A` and a `B` at different times: each use begins by writing, behind whatever ends the
+/// other's reads.
+pub struct Overlay<A, B> {
+    address: u32,
+    pieces: PhantomData<fn() -> (A, B)>,
+}
+
+impl<A, B> Clone for Overlay<A, B> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A, B> Copy for Overlay<A, B> {}
+
+impl<A: SharedStorage, B: SharedStorage> SharedStorage for Overlay<A, B> {
+    const SIZE: u32 = max_align(&[A::SIZE, B::SIZE]);
+    const ALIGN: u32 = max_align(&[A::ALIGN, B::ALIGN]);
+
+    #[inline(always)]
+    unsafe fn at(address: u32) -> Self {
+        Self { address, pieces: PhantomData }
+    }
+}
+
+impl<A: SharedStorage, B: SharedStorage> Overlay<A, B> {
+    /// The memory as an `A`.
+    #[inline(always)]
+    pub fn first(self) -> A {
+        // SAFETY: whoever made this handle vouched for the larger of both; that their uses do not meet is the kernel's
+        // contract, which the race detector holds it to: both are plain bytes.
+        unsafe { A::at(self.address) }
+    }
+
+    /// The memory as a `B`.
+    #[inline(always)]
+    pub fn second(self) -> B {
+        // SAFETY: as `first`.
+        unsafe { B::at(self.address) }
+    }
+}
+
 impl<T: Pod, const N: usize> SharedArray<T, N> {
     /// Element `index`.
     #[inline(always)]
@@ -100,6 +143,17 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     pub fn store(self, index: u32, value: T) {
         // SAFETY: as `load`.
         unsafe { <Target as SharedMemory>::store(self.range(index, 1), value) };
+    }
+
+    /// The two elements from `index` on, an even one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_pair(self, index: u32) -> [T; 2]
+    where
+        [T; 2]: Pod,
+    {
+        // SAFETY: as `load`; the array is 16-byte aligned.
+        unsafe { <Target as SharedMemory>::load(self.range(index, 2)) }
     }
 
     /// The 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.

@@ -59,6 +59,15 @@ impl<const REGISTERS: u32> ProducerRole<REGISTERS> {
         Target::release::<REGISTERS>();
         thread::index() == 0
     }
+
+    /// As [`begin`](Self::begin), where the four warps have tasks of their own: gives the warp's number, the same in all lanes
+    /// to the compiler too.
+    #[inline(always)]
+    #[track_caller]
+    pub fn begin_warps(self) -> u32 {
+        Target::release::<REGISTERS>();
+        warp::shuffle(thread::warp(), 0)
+    }
 }
 
 impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {

@@ -62,8 +62,14 @@ impl<T: AttentionElement> Attention<T> {
 }
 
 impl<'a> BoundAttention<'a> {
+    /// What is enqueued.
     pub(super) fn new(launch: impl FnMut(&Stream) -> Result<()> + Send + 'a) -> Self {
         Self(Box::new(launch))
+    }
+
+    /// Nothing to be enqueued.
+    pub(super) fn nothing() -> Self {
+        Self::new(|_| Ok(()))
     }
 
     /// Enqueues it.

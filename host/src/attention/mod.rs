@@ -12,6 +12,7 @@
 //! | `forward` | the pass forward |
 //! | `dense`, `general` | tensors bound to its kernels |
 //! | `fp8` | the same of 8-bit tensors with scales |
+//! | `backward` | the pass backward: gradients |
 //! | `portable` | the kernels for GPUs other than Hopper |
 //!
 //! ```
@@ -37,6 +38,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backward;
 mod config;
 mod dense;
 mod forward;
@@ -46,6 +48,7 @@ mod plan;
 mod portable;
 mod tensors;
 
+pub use backward::{AttentionBackward, BackwardElement, BackwardInputs, Gradients, Order};
 pub use config::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement, BoundAttention};
 pub use fp8::{AttentionFp8, Scales};

@@ -231,6 +231,22 @@ pub const COVERED: &[(&str, &[&str])] = &[
     ("copy_async_tile", &["pipeline::copy_async_to_tile"]),
     ("warp_products", &["register_tile::OperandTile::load_transposed", "warp_matrix::multiply_add", "warp_matrix::Right::fragments"]),
     (
+        "fragment_sums",
+        &[
+            "fragment_tile::Tiles::add_to",
+            "fragment_tile::Tiles::store_to",
+            "fragment_tile::RegisterTile::load_fragments",
+            "fragment_tile::RegisterTile::store_fragments",
+            "matrix::SharedTile::k_major_rows",
+            "matrix::SharedTile::mn_major_panel",
+            "pipeline::Mbarrier::arrive_if",
+            "register_tile::OperandTile::store_transposed",
+            "shared::Overlay::first",
+            "shared::Overlay::second",
+            "shared::SharedArray::load_pair",
+        ],
+    ),
+    (
         "turned_products",
         &[
             "pipeline::Filling::memory",

@@ -14,6 +14,7 @@ pub mod copies;
 mod coverage;
 pub mod exchange;
 pub mod formats;
+pub mod fragments;
 pub mod matrix;
 pub mod memory;
 pub mod order;
@@ -44,6 +45,7 @@ pub const KERNELS: &[KernelFamily] = &[
     exchange::WARP_REDUCTIONS,
     exchange::BLOCK_MAXIMUM,
     exchange::NAMED_BARRIERS,
+    fragments::FRAGMENT_SUMS,
     formats::SMALL_FORMATS,
     formats::HALF_FORMATS,
     matrix::MATRIX_LAYOUTS,

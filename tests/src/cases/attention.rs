@@ -77,7 +77,7 @@ fn random<T: Operand + Element>(cases: &mut Vec<Case>, mask: &str, config: Atten
 }
 
 /// The same for the oracle.
-fn problem(config: &AttentionConfig) -> Problem {
+pub(super) fn problem(config: &AttentionConfig) -> Problem {
     let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, mask, scale, .. } = *config;
     Problem {
         batches: batches as usize,

@@ -3,8 +3,8 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, matrix::*, memory::*, order::*, roles::*, turned::*, views::*,
-    warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, roles::*, turned::*,
+    views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
@@ -19,7 +19,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 41] = [
+    let kernels: [(&str, Written); 42] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -61,6 +61,7 @@ pub fn cases() -> Vec<Case> {
         ("warp_products", warp_products),
         ("warp_products_8", warp_products_8),
         ("turned_products", turned_products),
+        ("fragment_sums", fragment_sums),
     ];
     golden::announce(kernels.map(|(name, _)| name).as_slice());
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
@@ -145,6 +146,18 @@ one_to_one! {
     half_formats: HalfFormats, HalfFormatsArgs, eights() => eights().len() as u32 / VALUES * HALF_WORDS;
     warp_round: WarpRound, WarpRoundArgs, words(THREADS) => THREADS;
     mbarrier_phases: MbarrierPhases, MbarrierPhasesArgs, words(2 * PART) => 1 + 2 * THREADS;
+}
+
+/// Sums of poison that a store replaces, and of zeros.
+fn fragment_sums(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let input = run.input(&words(MATRIX_INPUT))?;
+    let mut output = run.output(FRAGMENTS_OUTPUT)?;
+    let start: Vec<f32> = (0..FRAGMENTS_SUMS).map(|i| if i < FRAGMENTS_SUMS / 2 { 0.5 } else { f32::NAN }).collect();
+    let mut sums = run.input(&start)?;
+    run.launch::<FragmentSums>(FragmentSumsArgs { input: input.view(), output: output.view_mut(), sums: sums.view_mut() })?;
+    let sums = text(sums.to_vec(stream))?.into_iter().flat_map(f32::to_le_bytes);
+    Ok(run.bytes(&output)?.into_iter().chain(sums).collect())
 }
 
 /// Values of every exponent and all the specials, as f32 bits.

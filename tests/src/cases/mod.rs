@@ -3,6 +3,7 @@
 mod activation;
 mod amax;
 mod attention;
+mod attention_backward;
 mod attention_fp8;
 mod attention_general;
 mod attention_portable;
@@ -50,6 +51,7 @@ pub fn all() -> Vec<Case> {
         gemm::cases(),
         quantized_gemm::cases(),
         attention::cases(),
+        attention_backward::cases(),
         attention_fp8::cases(),
         attention_general::cases(),
         attention_portable::cases(),

@@ -25,10 +25,10 @@ pub const EQUIVALENTS: &[Equivalent<'static>] = &[
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then tiles of two blocks
 /// of keys, which stages hold without waiting for the consumers, of one that the mask cuts, and of none.
 const SHAPES: [[u64; 2]; 2] = [[136, 300], [300, 160]];
-const SIZE: u64 = 64;
+pub(super) const SIZE: u64 = 64;
 
 /// A map of boxes of `rows` rows of one head of one batch.
-fn map(device: &Device, tensor: &Elements<bf16>, rows: u64, box_rows: u32) -> Elements<u64> {
+pub(super) fn map(device: &Device, tensor: &Elements<bf16>, rows: u64, box_rows: u32) -> Elements<u64> {
     let map = TensorMap {
         address: tensor.address,
         element_bytes: 2,
@@ -46,9 +46,12 @@ fn attention_forward(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok([attend(device, SHAPES[0])?, attend(device, SHAPES[1])?].concat())
 }
 
+/// Rows of numbers below 1, so that every weight counts.
+pub(super) fn small(rows: u64) -> Vec<u32> {
+    words((rows * SIZE) as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect()
+}
+
 fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome> {
-    // Below 1, so that every weight counts.
-    let small = |rows: u64| words((rows * SIZE) as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect::<Vec<_>>();
     let [q, out] = ["q", "out"].map(|name| device.upload::<bf16>(name, &small(queries)));
     let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(keys)));
     let (mut log_sum_exp, mut counter) = (device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]), device.upload("counter", &[0]));

@@ -8,6 +8,7 @@ pub mod activation;
 mod agreement;
 pub mod amax;
 pub mod attention;
+pub mod attention_backward;
 pub mod attention_fp8;
 pub mod attention_head;
 pub mod formats;

@@ -232,6 +232,12 @@ pub trait BulkCopy {
     /// # Safety
     /// As [`load`](Self::load); the source rests until the group is waited for.
     unsafe fn store(global: u64, shared: u32, bytes: u32);
+    /// `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32`: adds each number by itself, in no order. Subnormal addends
+    /// and sums are taken for zeros of their sign.
+    ///
+    /// # Safety
+    /// As [`store`](Self::store).
+    unsafe fn add_f32(global: u64, shared: u32, bytes: u32);
     /// `cp.async.bulk.tensor.{2,3,4,5}d.shared::cluster.global.mbarrier::complete_tx::bytes`: one box of the
     /// tensor that the map at `map` describes, from `coordinates` (innermost first).
     ///

@@ -61,6 +61,27 @@ pub trait Wgmma {
 /// The ticket of the target in force.
 pub type Ticket = <Target as Wgmma>::Ticket;
 
+/// An operand in shared memory as an instruction reads it: PTX ISA 9.7.15.5.1, matrix-descriptor.
+///
+/// The parts are put together beside the instruction. What differs from one instruction to the next is a constant, so
+/// that the compiler keeps one register for an operand, not one for each of its descriptors.
+#[derive(Debug, Clone, Copy)]
+pub struct Descriptor {
+    /// The low word of the operand's first descriptor: where it starts, and the leading stride.
+    pub low: u32,
+    /// What the low word has more, a constant.
+    pub offset: u32,
+    /// The high word, a constant.
+    pub high: u32,
+}
+
+impl Descriptor {
+    /// The 64 bits.
+    pub const fn bits(self) -> u64 {
+        (self.low + self.offset) as u64 | (self.high as u64) << 32
+    }
+}
+
 /// `N` columns of a register tile, a multiple of 16 up to 256.
 pub struct Columns<const N: usize>;
 
@@ -87,8 +108,8 @@ pub trait MatrixColumns {
     unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
         registers: &mut MaybeUninit<Self::Registers>,
         ticket: Ticket,
-        a: u64,
-        b: u64,
+        a: Descriptor,
+        b: Descriptor,
     );
 
     /// The same with `A` in registers: word `i` of a thread holds row `16 * warp + lane / 4 + 8 * (i % 2)` and the
@@ -100,7 +121,7 @@ pub trait MatrixColumns {
         registers: &mut MaybeUninit<Self::Registers>,
         ticket: Ticket,
         a: [u32; 4],
-        b: u64,
+        b: Descriptor,
     );
 
     /// Hands the registers over to ordinary instructions, after the wait for their group.
@@ -119,6 +140,12 @@ pub trait MatrixMove {
     /// # Safety
     /// `row` is 16-byte aligned with 16 bytes inside the arena.
     unsafe fn store_matrices(row: u32, words: [u32; 4]);
+    /// `stmatrix.sync.aligned.m8n8.x4.trans.shared.b16` (sm_90): a lane's words hold column `lane / 4`, rows `2 * (lane % 4)`
+    /// and the next.
+    ///
+    /// # Safety
+    /// As [`store_matrices`](Self::store_matrices).
+    unsafe fn store_matrices_transposed(row: u32, words: [u32; 4]);
     /// `ldmatrix.sync.aligned.m8n8.x4.shared.b16` (sm_75)
     ///
     /// # Safety

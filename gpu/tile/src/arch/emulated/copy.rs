@@ -52,6 +52,12 @@ impl BulkCopy for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {
+        device::bulk_reduce_add_f32(global, shared, bytes);
+    }
+
+    #[inline(always)]
+    #[track_caller]
     unsafe fn load_tensor<const RANK: usize>(shared: u32, map: u64, coordinates: [u32; RANK], mbarrier: u32) {
         device::tensor_load(shared, map, coordinates.map(u32::cast_signed), mbarrier);
     }

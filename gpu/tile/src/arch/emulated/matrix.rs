@@ -6,7 +6,7 @@ use oxtile_emulator::wgmma::{Format, Instruction, Left};
 use oxtile_emulator::{Group, device};
 
 use super::Emulated;
-use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
+use crate::arch::matrix::{Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
 use crate::warp;
 
 impl Wgmma for Emulated {
@@ -59,6 +59,16 @@ fn exchange(parts: &mut [&mut Part]) {
     }
 }
 
+/// As [`exchange`], of the transposed matrices: the halves of words part.
+fn exchange_turned(parts: &mut [&mut Part]) {
+    let before: [[u32; 4]; 32] = core::array::from_fn(|lane| parts[lane].words);
+    for (lane, part) in parts.iter_mut().enumerate() {
+        let (matrix, row) = (lane / 8, lane % 8);
+        let element = |column: usize| before[4 * column + row / 2][matrix] >> (16 * (row % 2)) & 0xffff;
+        part.words = core::array::from_fn(|word| element(2 * word) | element(2 * word + 1) << 16);
+    }
+}
+
 /// The inverse of [`exchange`].
 fn exchange_back(parts: &mut [&mut Part]) {
     let before: [[u32; 4]; 32] = core::array::from_fn(|lane| parts[lane].words);
@@ -94,6 +104,15 @@ impl MatrixMove for Emulated {
     unsafe fn store_matrices(row: u32, words: [u32; 4]) {
         let mut part = Part { words };
         device::collective(Group::Warp(warp::ALL), &mut part, exchange);
+        let bytes: [[u8; 4]; 4] = part.words.map(u32::to_le_bytes);
+        device::shared_write::<16>(row, core::array::from_fn(|i| bytes[i / 4][i % 4]));
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_matrices_transposed(row: u32, words: [u32; 4]) {
+        let mut part = Part { words };
+        device::collective(Group::Warp(warp::ALL), &mut part, exchange_turned);
         let bytes: [[u8; 4]; 4] = part.words.map(u32::to_le_bytes);
         device::shared_write::<16>(row, core::array::from_fn(|i| bytes[i / 4][i % 4]));
     }
@@ -149,12 +168,12 @@ macro_rules! shapes {
             unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
                 registers: &mut MaybeUninit<Self::Registers>,
                 ticket: u32,
-                a: u64,
-                b: u64,
+                a: Descriptor,
+                b: Descriptor,
             ) {
                 let instruction = Instruction { columns: $columns, format: format(T::FORMAT), left_mn_major: A_MN, right_mn_major: B_MN };
                 // SAFETY: passed on to the caller.
-                device::wgmma_multiply(&instruction, ticket, Left::Shared(a), b, unsafe { addends::<Self, FRESH>(registers) });
+                device::wgmma_multiply(&instruction, ticket, Left::Shared(a.bits()), b.bits(), unsafe { addends::<Self, FRESH>(registers) });
             }
 
             #[track_caller]
@@ -162,11 +181,11 @@ macro_rules! shapes {
                 registers: &mut MaybeUninit<Self::Registers>,
                 ticket: u32,
                 a: [u32; 4],
-                b: u64,
+                b: Descriptor,
             ) {
                 let instruction = Instruction { columns: $columns, format: format(T::FORMAT), left_mn_major: false, right_mn_major: B_MN };
                 // SAFETY: passed on to the caller.
-                device::wgmma_multiply(&instruction, ticket, Left::Registers(a), b, unsafe { addends::<Self, FRESH>(registers) });
+                device::wgmma_multiply(&instruction, ticket, Left::Registers(a), b.bits(), unsafe { addends::<Self, FRESH>(registers) });
             }
 
             #[track_caller]

@@ -76,6 +76,15 @@ impl BulkCopy for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{0}], [{1}], {2};",
+                in(reg64) global, in(reg32) shared, in(reg32) bytes, options(nostack));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_tensor<const RANK: usize>(shared: u32, map: u64, at: [u32; RANK], mbarrier: u32) {
         macro_rules! load {
             ($form:literal, $coordinates:literal, [$($index:literal)*]) => {

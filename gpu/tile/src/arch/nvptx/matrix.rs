@@ -7,7 +7,7 @@ use core::arch::asm;
 use core::mem::MaybeUninit;
 
 use super::{Nvptx, intrinsics};
-use crate::arch::matrix::{Columns, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
+use crate::arch::matrix::{Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
 
 // SAFETY (all of this block): the intrinsics touch registers only; that the warpgroup comes together is the kernel's
 // contract, which the emulator checks.
@@ -56,6 +56,15 @@ impl MatrixMove for Nvptx {
         // SAFETY: the caller vouches for the row.
         unsafe {
             asm!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [{0}], {{{1}, {2}, {3}, {4}}};",
+                in(reg32) row, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_matrices_transposed(row: u32, [a, b, c, d]: [u32; 4]) {
+        // SAFETY: the caller vouches for the row.
+        unsafe {
+            asm!("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{0}], {{{1}, {2}, {3}, {4}}};",
                 in(reg32) row, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
         }
     }
@@ -110,12 +119,27 @@ impl WarpMatrix for Nvptx {
     }
 }
 
-/// One `wgmma.mma_async`: direction of the accumulators, shape and types, the operands after them, their values.
+/// Puts the descriptor of the right operand together.
+macro_rules! right {
+    () => {
+        ".reg .b32 x; .reg .b64 right; add.u32 x, {b}, {b_offset}; mov.b64 right, {{x, {b_high}}}; "
+    };
+}
+
+/// The same of the left operand, too.
+macro_rules! both {
+    () => {
+        concat!(right!(), ".reg .b32 y; .reg .b64 left; add.u32 y, {a}, {a_offset}; mov.b64 left, {{y, {a_high}}}; ")
+    };
+}
+
+/// One `wgmma.mma_async`: direction of the accumulators, shape and types, what puts descriptors together, the operands
+/// after the accumulators, their values.
 macro_rules! issue {
-    ($direction:ident, $registers:ident, $form:expr, $operands:literal, [$($values:tt)*]; $first:literal $($rest:literal)*) => {
+    ($direction:ident, $registers:ident, $form:expr, $descriptors:expr, $operands:literal, [$($values:tt)*]; $first:literal $($rest:literal)*) => {
         // SAFETY: the caller vouches for the operands; the pointer is to as many registers as are named.
         unsafe {
-            asm!(concat!("wgmma.mma_async.sync.aligned.", $form, " {{{", $first, "}", $(", {", $rest, "}",)* "}}, ", $operands, ";"),
+            asm!(concat!("{{ ", $descriptors, "wgmma.mma_async.sync.aligned.", $form, " {{{", $first, "}", $(", {", $rest, "}",)* "}}, ", $operands, "; }}"),
                 $direction(reg32) *$registers.add($first), $($direction(reg32) *$registers.add($rest),)* $($values)* options(nostack))
         }
     };
@@ -123,16 +147,16 @@ macro_rules! issue {
 
 /// Both directions of each format; the branch is resolved at compile time.
 macro_rules! issue_formats {
-    ($t:ty, $fresh:expr, $registers:ident, $columns:literal, $halves:literal, $bytes:literal, [$($halves_values:tt)*], [$($values:tt)*]; $($i:literal)*) => {
+    ($t:ty, $fresh:expr, $registers:ident, $columns:literal, $descriptors:expr, $halves:literal, $bytes:literal, [$($halves_values:tt)*], [$($values:tt)*]; $($i:literal)*) => {
         match (<$t>::FORMAT, $fresh) {
-            (MatrixFormat::Bf16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
-            (MatrixFormat::Bf16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
-            (MatrixFormat::F16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
-            (MatrixFormat::F16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
-            (MatrixFormat::E4m3, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $bytes, [accumulate = const 1, $($values)*]; $($i)*),
-            (MatrixFormat::E4m3, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $bytes, [accumulate = const 0, $($values)*]; $($i)*),
-            (MatrixFormat::E5m2, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $bytes, [accumulate = const 1, $($values)*]; $($i)*),
-            (MatrixFormat::E5m2, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            (MatrixFormat::Bf16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
+            (MatrixFormat::Bf16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
+            (MatrixFormat::F16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
+            (MatrixFormat::F16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
+            (MatrixFormat::E4m3, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E4m3, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
         }
     };
 }
@@ -149,14 +173,17 @@ macro_rules! shape {
             unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
                 registers: &mut MaybeUninit<Self::Registers>,
                 (): (),
-                a: u64,
-                b: u64,
+                a: Descriptor,
+                b: Descriptor,
             ) {
                 let registers: *mut f32 = registers.as_mut_ptr().cast();
-                issue_formats!(T, FRESH, registers, $columns,
-                    "{a}, {b}, {accumulate}, 1, 1, {a_mn}, {b_mn}", "{a}, {b}, {accumulate}, 1, 1",
-                    [a_mn = const A_MN as i32, b_mn = const B_MN as i32, a = in(reg64) a, b = in(reg64) b,],
-                    [a = in(reg64) a, b = in(reg64) b,]; $($i)*)
+                issue_formats!(T, FRESH, registers, $columns, both!(),
+                    "left, right, {accumulate}, 1, 1, {a_mn}, {b_mn}", "left, right, {accumulate}, 1, 1",
+                    [a_mn = const A_MN as i32, b_mn = const B_MN as i32,
+                        a = in(reg32) a.low, a_offset = in(reg32) a.offset, a_high = in(reg32) a.high,
+                        b = in(reg32) b.low, b_offset = in(reg32) b.offset, b_high = in(reg32) b.high,],
+                    [a = in(reg32) a.low, a_offset = in(reg32) a.offset, a_high = in(reg32) a.high,
+                        b = in(reg32) b.low, b_offset = in(reg32) b.offset, b_high = in(reg32) b.high,]; $($i)*)
             }
 
             #[inline(always)]
@@ -164,13 +191,15 @@ macro_rules! shape {
                 registers: &mut MaybeUninit<Self::Registers>,
                 (): (),
                 a: [u32; 4],
-                b: u64,
+                b: Descriptor,
             ) {
                 let registers: *mut f32 = registers.as_mut_ptr().cast();
-                issue_formats!(T, FRESH, registers, $columns,
-                    "{{{a0}, {a1}, {a2}, {a3}}}, {b}, {accumulate}, 1, 1, {b_mn}", "{{{a0}, {a1}, {a2}, {a3}}}, {b}, {accumulate}, 1, 1",
-                    [b_mn = const B_MN as i32, a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3], b = in(reg64) b,],
-                    [a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3], b = in(reg64) b,]; $($i)*)
+                issue_formats!(T, FRESH, registers, $columns, right!(),
+                    "{{{a0}, {a1}, {a2}, {a3}}}, right, {accumulate}, 1, 1, {b_mn}", "{{{a0}, {a1}, {a2}, {a3}}}, right, {accumulate}, 1, 1",
+                    [b_mn = const B_MN as i32, a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b = in(reg32) b.low, b_offset = in(reg32) b.offset, b_high = in(reg32) b.high,],
+                    [a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
+                        b = in(reg32) b.low, b_offset = in(reg32) b.offset, b_high = in(reg32) b.high,]; $($i)*)
             }
 
             #[inline(always)]

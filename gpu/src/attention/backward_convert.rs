@@ -1,0 +1,76 @@
+//! The last step of the backward pass of attention: sums of `dQ` become rows of `dQ`.
+//!
+//! Floor: 4 bytes an element are read, 2 written. A CUDA block takes a block of queries: its two warpgroups load their fragments of
+//! `dQ'` as they were added up, and write them transposed to shared memory, from where the copy engine stores rows.
+
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::Pod;
+use oxtile_tile::pipeline;
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile};
+use oxtile_tile::shared::SharedTile;
+use oxtile_tile::tensor_map::TensorMapMut;
+use oxtile_tile::warpgroup;
+
+const THREADS: u32 = 2 * warpgroup::THREADS;
+/// Rows of `dQ'` of a fragment.
+const PANEL: usize = 64;
+
+#[derive(SharedStorage)]
+struct Shared<T: Pod, const D: usize, const QUERIES: usize> {
+    /// `SPAN` queries each, one after the other.
+    rows: SharedTile<T, QUERIES, D, Swizzle128>,
+}
+
+/// `grad_q` is `scale` times the sums that [`attention_backward`](fn@super::attention_backward) left; `blocks` is how many
+/// blocks of queries a head has. Sums to which nobody added count as zero; the turns are zero afterwards.
+#[kernel(threads = THREADS, grid = grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80])]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
+#[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64])]
+pub fn attention_backward_convert<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize>(
+    sums: GlobalMut<f32>,
+    turns: GlobalMut<u32>,
+    grad_q: TensorMapMut<T, QUERIES, D, Swizzle128, 4>,
+    heads: u32,
+    blocks: u32,
+    scale: f32,
+) where
+    Columns<SPAN>: MatrixColumns,
+{
+    let rows = Shared::<T, D, QUERIES>::claim().rows;
+    let (block, part) = (block::index()[0], warpgroup::index());
+    let mut sum = if turns.load(block.into()) != 0 {
+        RegisterTile::<SPAN>::load_fragments(&sums, (2 * u64::from(block) + u64::from(part)) * (SPAN * PANEL) as u64)
+    } else {
+        RegisterTile::zero()
+    };
+    sum.map(|x| x * scale);
+    let (panel, span) = (part % (D / PANEL) as u32, part / (D / PANEL) as u32 * SPAN as u32);
+    sum.to_operand::<T>().store_transposed(rows, [span, panel * PANEL as u32]);
+    sync::fence_proxy_async();
+    block::sync();
+    if thread::index() == 0 {
+        turns.store(block.into(), 0);
+        let (head, block) = (block / blocks.max(1), block % blocks.max(1));
+        grad_q.store([head / heads.max(1), head % heads.max(1), block * QUERIES as u32, 0], rows);
+        pipeline::commit_stores();
+        pipeline::wait_stores::<0>();
+    }
+}
+
+fn grid<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize>(
+    args: &AttentionBackwardConvertArgs<'_, T, D, QUERIES, SPAN>,
+    _: &DeviceLimits,
+) -> Result<Grid, LaunchError>
+where
+    Columns<SPAN>: MatrixColumns,
+{
+    const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
+    let blocks = args.sums.len() / (QUERIES * D) as u64;
+    LaunchError::check_multiple("sums", u64::from(args.blocks) * u64::from(args.heads) * (QUERIES * D) as u64, args.sums.len())?;
+    LaunchError::check_length("turns", blocks, args.turns.len())?;
+    LaunchError::check_limit("blocks", blocks, (1 << 31) - 1)?;
+    Ok(Grid::x(blocks as u32))
+}

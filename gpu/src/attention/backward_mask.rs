@@ -1,0 +1,118 @@
+//! Which queries see a block of keys: a [`Mask`] from the keys' side.
+
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::register_tile::{self, RegisterTile};
+
+use super::backward::KEYS;
+use super::mask::{FAR, Mask, Span};
+
+/// A mask, cut into blocks of `QUERIES` queries by [`KEYS`] keys; unless `MASKED`, every query sees all keys.
+#[derive(Clone, Copy)]
+pub struct BlockMask<const QUERIES: usize, const MASKED: bool>(pub Mask);
+
+impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
+    /// Blocks of queries of which any sees a key of block `keys`.
+    #[inline(always)]
+    pub fn blocks(&self, keys: u32) -> Span {
+        if !MASKED {
+            return Span { begin: 0, end: self.0.queries.div_ceil(QUERIES as u32) };
+        }
+        let begin = keys * KEYS as u32;
+        let rows = self.0.rows(Span { begin, end: begin + KEYS as u32 });
+        Span { begin: rows.begin / QUERIES as u32, end: rows.end.div_ceil(QUERIES as u32) }
+    }
+
+    /// Which of the [`blocks`](Self::blocks) comes first; the others follow, behind the last the first. Without a mask it is another
+    /// for each block of keys, so that those who compute together add to different sums; not if they add in order.
+    #[inline(always)]
+    pub fn start(&self, keys: u32, ordered: bool) -> u32 {
+        let blocks = self.blocks(keys);
+        if ordered || MASKED && (self.0.first > -FAR || self.0.last < FAR) {
+            return blocks.begin;
+        }
+        // The divisor is not zero where there are queries; saying so keeps the check out.
+        keys * KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
+    }
+
+    /// How many blocks of keys before block `keys` have the block of queries among their [`blocks`](Self::blocks).
+    #[inline(always)]
+    pub fn earlier(&self, keys: u32, block: u32) -> u32 {
+        if !MASKED {
+            return keys;
+        }
+        keys - self.0.blocks::<KEYS>(self.queries(block)).begin
+    }
+
+    /// Whether a query of the block does not see all of block `keys`.
+    #[inline(always)]
+    pub fn cuts(&self, keys: u32, block: u32) -> bool {
+        if !MASKED {
+            return (keys + 1) * KEYS as u32 > self.0.keys;
+        }
+        let whole = self.0.whole_blocks::<KEYS>(self.queries(block));
+        keys < whole.begin || keys >= whole.end
+    }
+
+    /// Makes the scores of hidden keys -inf, in a transposed tile of scores that begins at key `key` and at a block of queries.
+    #[inline(always)]
+    pub fn hide(&self, scores: &mut RegisterTile<QUERIES>, key: u32, block: u32)
+    where
+        Columns<QUERIES>: MatrixColumns,
+    {
+        // Counted from the block's first query, so that nothing need be kept for the next block. Rows behind the last query
+        // are left: they count nothing anyway.
+        let first = (block * QUERIES as u32 + register_tile::column(0)).cast_signed();
+        let seen = [0, 1].map(|half| {
+            let key = (key + register_tile::row(half)).cast_signed();
+            let row = key - first;
+            let [begin, last] = if MASKED { [row - self.0.last, row - self.0.first] } else { [i32::MIN, i32::MAX] };
+            [if key < self.0.keys.cast_signed() { begin } else { i32::MAX }, last]
+        });
+        scores.map_pairs(|half, pair, values| {
+            let [begin, last] = seen[half];
+            [0, 1].map(|i| {
+                let row = (8 * pair + i) as i32;
+                if row >= begin && row <= last { values[i] } else { f32::NEG_INFINITY }
+            })
+        });
+    }
+
+    /// The queries of a block.
+    #[inline(always)]
+    fn queries(&self, block: u32) -> Span {
+        let begin = block * QUERIES as u32;
+        Span { begin, end: (begin + QUERIES as u32).min(self.0.queries) }
+    }
+}
+
+impl Span {
+    /// The one behind `index`, behind the last the first.
+    #[inline(always)]
+    pub(super) fn after(self, index: u32) -> u32 {
+        if index + 1 == self.end { self.begin } else { index + 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of keys add to a block of queries in turn: their numbers follow each other without a gap, from 0 on.
+    #[test]
+    fn turns_follow_each_other() {
+        for (queries, keys) in [(1, 1), (300, 500), (500, 300), (257, 384), (64, 1000)] {
+            for first in [-FAR, -700, -300, -129, -1, 0, 200] {
+                for last in [first, first + 63, first + 300, 0, 100, FAR].into_iter().filter(|&last| last >= first) {
+                    let mask = BlockMask::<64, true>(Mask { queries, keys, first, last });
+                    let mut turns = [0; 8];
+                    for block in 0..keys.div_ceil(KEYS as u32) {
+                        for queries in mask.blocks(block).begin..mask.blocks(block).end {
+                            assert_eq!(mask.earlier(block, queries), turns[queries as usize], "{first} {last}: {block} to {queries}");
+                            turns[queries as usize] += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What the backward pass of attention needs before it starts: two statistics a query.
+//!
+//! Floor: `O` and `dO` are read once. Lanes that hold 16 bytes each share a row; a block has 64 rows of one head.
+
+use oxtile_tile::num::{Pod, fma};
+use oxtile_tile::prelude::*;
+
+const THREADS: u32 = 256;
+/// Rows of a block.
+const ROWS: u32 = 64;
+
+/// For each query of `[batches, heads, padded]`: `offsets` is `-log2(e) log_sum_exp`, `deltas` the sum of `O dO`, over a
+/// row; -inf and 0 behind `rows` and for queries that see nothing, so that their weights are 0.
+///
+/// `out` and `grad_out` are `[batches, rows, heads, D]`, `log_sum_exp` is `[batches, heads, rows]`.
+#[kernel(threads = THREADS, grid = grid)]
+#[instances(T = [bf16, f16], D = [64, 128])]
+#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
+pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
+    out: Global<T>,
+    grad_out: Global<T>,
+    log_sum_exp: Global<f32>,
+    offsets: GlobalMut<f32>,
+    deltas: GlobalMut<f32>,
+    heads: u32,
+    rows: u32,
+    padded: u32,
+) {
+    let lanes = const { (D / Vector::<T>::LANES) as u32 };
+    let block = block::index()[0];
+    // No divisor is zero, as there is a block; saying so keeps the check out.
+    let row_blocks = padded.div_ceil(ROWS).max(1);
+    let (head, start) = (block / row_blocks, block % row_blocks * ROWS);
+    let (batch, head_of_batch) = (head / heads.max(1), head % heads.max(1));
+    let (first, lane) = (start + thread::index() / lanes, thread::index() % lanes);
+    let mut pass = 0;
+    while pass < const { ROWS * (D / Vector::<T>::LANES) as u32 / THREADS } {
+        let row = first + pass * (THREADS / lanes);
+        let mut delta = 0.0;
+        if row < rows {
+            let at = ((u64::from(batch) * u64::from(rows) + u64::from(row)) * u64::from(heads) + u64::from(head_of_batch)) * D as u64
+                + u64::from(lane) * Vector::<T>::LANES as u64;
+            let (a, b) = (out.load_vector(at), grad_out.load_vector(at));
+            for i in 0..Vector::<T>::LANES {
+                delta = fma(a.lane(i).to_f32(), b.lane(i).to_f32(), delta);
+            }
+        }
+        let mut flip = lanes / 2;
+        while flip > 0 {
+            delta += warp::shuffle_xor(delta, flip);
+            flip /= 2;
+        }
+        if lane == 0 && row < padded {
+            let lse = if row < rows { log_sum_exp.load(u64::from(head) * u64::from(rows) + u64::from(row)) } else { f32::NEG_INFINITY };
+            let offset = if lse == f32::NEG_INFINITY { lse } else { -core::f32::consts::LOG2_E * lse };
+            let at = u64::from(head) * u64::from(padded) + u64::from(row);
+            offsets.store(at, offset);
+            deltas.store(at, delta);
+        }
+        pass += 1;
+    }
+}
+
+fn grid<T: Float + Pod, const D: usize>(args: &AttentionBackwardPrepareArgs<'_, T, D>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let rows = args.log_sum_exp.len();
+    let heads = if args.rows == 0 { 0 } else { rows / u64::from(args.rows) };
+    let padded = heads * u64::from(args.padded);
+    LaunchError::check_length("log_sum_exp", heads * u64::from(args.rows), rows)?;
+    LaunchError::check_multiple("log_sum_exp", u64::from(args.heads) * u64::from(args.rows), rows)?;
+    LaunchError::check_length("out", rows * D as u64, args.out.len())?;
+    LaunchError::check_length("grad_out", rows * D as u64, args.grad_out.len())?;
+    LaunchError::check_alignment("out", 16, args.out.address())?;
+    LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
+    LaunchError::check_length("offsets", padded, args.offsets.len())?;
+    LaunchError::check_length("deltas", padded, args.deltas.len())?;
+    LaunchError::check_limit("rows", u64::from(args.rows), args.padded.into())?;
+    let blocks = u64::from(args.padded.div_ceil(ROWS)) * heads;
+    LaunchError::check_limit("padded", blocks, (1 << 31) - 1)?;
+    Ok(Grid::x(blocks as u32))
+}

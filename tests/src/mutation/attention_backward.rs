@@ -1,0 +1,117 @@
+//! Mutants of the backward pass of attention.
+
+use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
+use oxtile_kernels::attention::{
+    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
+    AttentionBackwardPrepareArgs, FAR,
+};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+use oxtile_tile::num::bf16;
+
+use super::Job;
+use super::attention::{SIZE, map, small};
+use super::device::Device;
+
+pub const JOBS: &[Job] = &[Job { name: "attention_backward", run: attention_backward, equivalents: EQUIVALENTS }];
+
+const EQUIVALENTS: &[Equivalent<'static>] = &[
+    Equivalent {
+        matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
+        reason: "waits for one group more than needed: slower, never wrong",
+    },
+    Equivalent {
+        matches: |mutation| stands_in(mutation, "stage.wait_again()"),
+        reason: "waits for what is there: it orders the machine code alone",
+    },
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "warp_sync" && stands_in(mutation, "next_tile(&mut tiles"),
+        reason: "the lanes of consumers meet often before the number two tiles later is written",
+    },
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "wgmma_commit" && stands_in(mutation, "let dv_sum = "),
+        reason: "the products go with the next group, which is waited for at the same place",
+    },
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
+        reason: "one thread's fences: the last covers the barriers of all; skipping that one is reported",
+    },
+];
+
+/// Whether a mutant changes an operation of the kernel's line that has `text`.
+fn stands_in(mutation: &Mutation, text: &str) -> bool {
+    const SOURCE: &str = include_str!("../../../gpu/src/attention/backward.rs");
+    let line = SOURCE.lines().nth(mutation.site.line as usize - 1);
+    mutation.site.file.ends_with("attention/backward.rs") && line.is_some_and(|line| line.contains(text))
+}
+
+const BLOCK: u64 = 128;
+/// Three tiles of keys for one CUDA block, of three blocks of queries, which the mask leaves two, one and none.
+const QUERIES: u64 = 290;
+const KEYS: u64 = 300;
+
+fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let [q, out, grad_out] = ["q", "out", "grad_out"].map(|name| device.upload::<bf16>(name, &small(QUERIES)));
+    let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(KEYS)));
+    let [grad_k, grad_v] = ["grad_k", "grad_v"].map(|name| device.upload::<bf16>(name, &small(KEYS)));
+    let grad_q = device.upload::<bf16>("grad_q", &small(QUERIES));
+    let blocks = QUERIES.div_ceil(BLOCK);
+    let rows = blocks * BLOCK;
+    let [mut offsets, mut deltas] = ["offsets", "deltas"].map(|name| device.upload::<f32>(name, &vec![0; rows as usize]));
+    let mut sums = device.upload::<f32>("sums", &vec![f32::NAN.to_bits(); (rows * SIZE) as usize]);
+    let (mut turns, mut counter) = (device.upload::<u32>("turns", &vec![0; blocks as usize]), device.upload::<u32>("counter", &[0]));
+    let log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![3_f32.to_bits(); QUERIES as usize]);
+    device.launch::<AttentionBackwardPrepare<bf16, 64>>(AttentionBackwardPrepareArgs {
+        out: out.view(),
+        grad_out: grad_out.view(),
+        log_sum_exp: log_sum_exp.view(),
+        offsets: offsets.view_mut(),
+        deltas: deltas.view_mut(),
+        heads: 1,
+        rows: QUERIES as u32,
+        padded: rows as u32,
+    })?;
+    let maps =
+        [map(device, &q, QUERIES, 128), map(device, &grad_out, QUERIES, 128), map(device, &k, KEYS, 128), map(device, &v, KEYS, 128)];
+    let [q_map, grad_out_map, k_map, v_map] = maps.each_ref().map(|map| map.view().access("map"));
+    let maps = [map(device, &grad_k, KEYS, 64), map(device, &grad_v, KEYS, 64), map(device, &grad_q, QUERIES, 128)];
+    let [grad_k_map, grad_v_map, grad_q_map] = maps.each_ref().map(|map| map.view().access("map"));
+    // SAFETY: the maps were encoded for these tensors and boxes.
+    let args = unsafe {
+        AttentionBackwardArgs::<bf16, 64, 128, 64, true> {
+            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
+            grad_out: DeviceTensorMap::from_raw(grad_out_map, grad_out.view().access("tensor")),
+            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
+            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
+            grad_k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
+            grad_v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
+            offsets: offsets.view(),
+            deltas: deltas.view(),
+            sums: sums.view_mut(),
+            turns: turns.view_mut(),
+            counter: counter.view_mut(),
+            batches: 1,
+            heads: 1,
+            group: 1,
+            rows: QUERIES as u32,
+            keys: KEYS as u32,
+            first: -FAR,
+            last: -130,
+            section: 1,
+            scale: 0.18,
+            ordered: 1,
+        }
+    };
+    device.launch::<AttentionBackward<bf16, 64, 128, 64, true>>(args)?;
+    let args = AttentionBackwardConvertArgs::<bf16, 64, 128, 64> {
+        sums: sums.view_mut(),
+        turns: turns.view_mut(),
+        // SAFETY: as above.
+        grad_q: unsafe { DeviceTensorMapMut::from_raw(grad_q_map, grad_q.view().access("tensor")) },
+        heads: 1,
+        blocks: blocks as u32,
+        scale: 0.125,
+    };
+    device.launch::<AttentionBackwardConvert<bf16, 64, 128, 64>>(args)?;
+    Ok([device.download(&grad_q), device.download(&grad_k), device.download(&grad_v), device.download(&turns), device.download(&counter)]
+        .concat())
+}
