@@ -19,7 +19,7 @@ mod raw_launch;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
