@@ -270,6 +270,55 @@ mod tests {
         assert_eq!(TileLayout::bank_conflicts(&[0, 128, 256, 4, 4]), 3);
     }
 
+    /// Numbers below `end`, the same every run (Vigna, "splitmix64").
+    fn below(state: &mut u64, end: u32) -> u32 {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) % u64::from(end)) as u32
+    }
+
+    /// What other parts take for granted, of layouts and places by chance.
+    #[test]
+    fn properties_of_layouts() {
+        let mut state = 7;
+        for _ in 0..20_000 {
+            let swizzle = SWIZZLES[below(&mut state, 3) as usize];
+            let (rows, panels) = (8 * (1 + below(&mut state, 32)), 1 + below(&mut state, 6));
+            let layout = TileLayout { rows, row_bytes: panels * swizzle.span(), swizzle };
+            let start = below(&mut state, 64) * swizzle.alignment();
+            let (row, chunk) = (below(&mut state, rows), below(&mut state, layout.row_bytes / 16));
+            let at = layout.address(start, row, 16 * chunk);
+            let place = std::format!("{layout:?} at {start}, row {row}, chunk {chunk}");
+            assert!(
+                at >= start && at + 16 <= start + rows * layout.row_bytes && at.is_multiple_of(16),
+                "{place}: chunks stay whole and inside"
+            );
+
+            // A box of the copy engine is a panel: rows as wide as the span, one after the other, swizzled by address.
+            let (panel, rest) = (16 * chunk / swizzle.span(), 16 * chunk % swizzle.span());
+            let engine = match swizzle {
+                SwizzleMode::None => oxtile_emulator::tensor_map::Swizzle::None,
+                SwizzleMode::Bytes32 => oxtile_emulator::tensor_map::Swizzle::Bytes32,
+                SwizzleMode::Bytes64 => oxtile_emulator::tensor_map::Swizzle::Bytes64,
+                SwizzleMode::Bytes128 => oxtile_emulator::tensor_map::Swizzle::Bytes128,
+            };
+            assert_eq!(engine.apply(start + panel * layout.panel() + row * swizzle.span() + rest), at, "{place}: the copy engine");
+
+            // Chunks of a panel's row are told apart by an xor, rows of atoms by an addition.
+            let first = layout.address(start, row, panel * swizzle.span());
+            assert_eq!(first ^ rest, at, "{place}: an xor");
+            if row + ATOM_ROWS < rows {
+                assert_eq!(layout.address(start, row + ATOM_ROWS, 16 * chunk), at + ATOM_ROWS * swizzle.span(), "{place}: the next atom");
+            }
+
+            // Eight rows of one chunk, as `ldmatrix` and `stmatrix` move them, meet each bank once.
+            let top = row / ATOM_ROWS * ATOM_ROWS;
+            let column: Vec<u32> = (0..32).map(|lane| layout.address(start, top + lane / 4, 16 * chunk + 4 * (lane % 4))).collect();
+            assert_eq!(TileLayout::bank_conflicts(&column), 1, "{place}: banks");
+        }
+    }
+
     #[test]
     fn a_layout_prints_itself() {
         let text = TileLayout { rows: 8, row_bytes: 128, swizzle: SwizzleMode::Bytes128 }.to_string();
