@@ -1,5 +1,6 @@
 //! The command line, parsed: one file a command.
 
+mod attention;
 mod build;
 mod compare;
 mod demo;
@@ -16,6 +17,7 @@ use std::ffi::OsString;
 
 use lexopt::Parser;
 
+pub use attention::{Attention, Causal};
 pub use build::Build;
 pub use compare::Compare;
 pub use demo::DemoCheckpoint;
@@ -43,6 +45,8 @@ pub enum Request {
     Inspect(Inspect),
     /// Say how far apart two files are.
     Compare(Compare),
+    /// Attend.
+    Attention(Attention),
     /// Run a program as several ranks.
     Launch(Launch),
     /// Compile kernels.
@@ -102,11 +106,12 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 7] = [
+    const COMMANDS: [(&str, Parse); 8] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
         ("compare", compare::parse),
+        ("attention", attention::parse),
         ("launch", launch::parse),
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),

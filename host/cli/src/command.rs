@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::{
     Error,
     arguments::{self, Request},
-    build,
+    attention, build,
     compare::Comparison,
     demo, dequantize,
     inspect::{Inspection, histogram},
@@ -39,6 +39,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             }
             print_report(out, &inspection, request.json)
         }
+        Request::Attention(request) => print(out, &attention::run(&request)?.to_string()),
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Build(request) => print(out, &build::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),

@@ -4,6 +4,7 @@ use std::{io, process::ExitCode};
 
 use crate::{
     arguments::UsageError,
+    attention,
     compare::TooFar,
     dequantize,
     inspect::HistogramError,
@@ -36,6 +37,9 @@ pub enum Error {
     /// Files too far apart.
     #[error(transparent)]
     TooFar(#[from] TooFar),
+    /// Attention.
+    #[error(transparent)]
+    Attention(#[from] attention::JobError),
     /// A launch.
     #[error(transparent)]
     Launch(#[from] LaunchError),

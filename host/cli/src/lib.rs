@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 pub mod arguments;
+pub mod attention;
 pub mod build;
 pub mod command;
 pub mod compare;

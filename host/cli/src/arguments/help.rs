@@ -11,6 +11,7 @@ Commands:
   dequantize       Turn what quantize wrote back into plain numbers
   compare          Say how far the tensors of two safetensors files are apart
   inspect          Show the tensors of a safetensors file and what their values are like
+  attention        Attend: queries, keys and values in, the result out
   launch           Run a program as several ranks on this host
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
@@ -157,4 +158,21 @@ Tensors are matched by name. Of two with one shape and numbers of any type that 
   SNR dB     10 log10 of the reference's energy over that of the difference
   cosine     of the angle between the two as vectors
 An element that is NaN or infinite in either enters none of them; it is counted where the two differ.
+";
+
+pub const ATTENTION_HELP: &str = "\
+Attend: softmax(scale Q K^T + mask) V
+
+Usage: oxtile attention --input FILE --output FILE [OPTIONS]
+
+Options:
+  -i, --input FILE     q [batch, sequence, heads, size], k and v [batch, sequence, key heads, size], BF16 or F16;
+                       or [tokens, heads, size] with cu_seqlens_q and cu_seqlens_kv, I32, one element more than
+                       sequences, and optionally cu_seqlens_q_padded and cu_seqlens_kv_padded, where sequences begin
+  -o, --output FILE    out, as q; lse, the natural log-sum-exp, F32 [batch, heads, sequence] or [heads, tokens]
+      --causal CORNER  top-left: query i sees keys up to i; bottom-right: the last query sees all keys
+      --window L,R     Each query sees L keys before and R behind the diagonal aligned bottom-right; -1 is no bound
+      --scale X        Factor of the scores; by default the head size to the power -1/2
+      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
+  -h, --help           Show this
 ";

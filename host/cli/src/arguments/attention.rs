@@ -1,0 +1,81 @@
+//! `oxtile attention`.
+
+use std::path::PathBuf;
+
+use super::{
+    Device, Request, UsageError,
+    help::ATTENTION_HELP,
+    words::{Word, Words},
+};
+
+/// `oxtile attention`.
+#[derive(Debug, PartialEq)]
+pub struct Attention {
+    /// The file with queries, keys and values.
+    pub input: PathBuf,
+    /// The file to be made.
+    pub output: PathBuf,
+    /// The causal mask, if any.
+    pub causal: Option<Causal>,
+    /// Keys seen before and behind the diagonal; none is no bound.
+    pub window: [Option<u64>; 2],
+    /// The factor of scores, if not that of the head size.
+    pub scale: Option<f32>,
+    /// Where it runs.
+    pub device: Device,
+}
+
+/// `--causal`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Causal {
+    /// Query `i` sees keys up to `i`.
+    TopLeft,
+    /// The last query sees all keys.
+    BottomRight,
+}
+
+pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
+    let (mut input, mut output, mut causal, mut window, mut scale, mut device) = (None, None, None, [None; 2], None, Device::Auto);
+    while let Some(word) = words.next()? {
+        match &word {
+            Word::Help => return Ok(Request::Help(ATTENTION_HELP)),
+            Word::Value(_) => return Err(words.unexpected(&word)),
+            Word::Flag(flag) => match flag.as_str() {
+                "input" => input = Some(words.path()?),
+                "output" => output = Some(words.path()?),
+                "causal" => {
+                    causal = Some(words.choice("--causal", &[("top-left", Causal::TopLeft), ("bottom-right", Causal::BottomRight)])?);
+                }
+                "window" => {
+                    let text = words.text()?;
+                    window = bounds(&text)
+                        .ok_or_else(|| words.error(format!("--window {text:?} is not L,R: two numbers of keys, -1 for no bound")))?;
+                }
+                "scale" => scale = Some(words.number("--scale")?),
+                "device" => device = words.choice("--device", &Device::CHOICES)?,
+                _ => return Err(words.unexpected(&word)),
+            },
+        }
+    }
+    let (input, output) = (words.required(input, "--input FILE")?, words.required(output, "--output FILE")?);
+    Ok(Request::Attention(Attention { input, output, causal, window, scale, device }))
+}
+
+/// `L,R`.
+fn bounds(text: &str) -> Option<[Option<u64>; 2]> {
+    let bound = |word: &str| if word == "-1" { Some(None) } else { word.parse().ok().map(Some) };
+    let (left, right) = text.split_once(',')?;
+    Some([bound(left)?, bound(right)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bounds;
+
+    #[test]
+    fn windows() {
+        assert_eq!(bounds("128,0"), Some([Some(128), Some(0)]));
+        assert_eq!(bounds("-1,4"), Some([None, Some(4)]));
+        assert_eq!(["128", "a,0", "1,-2", "1,2,3", ","].map(bounds), [None; 5]);
+    }
+}

@@ -1,0 +1,163 @@
+//! `oxtile attention`: queries, keys and values in, the result and its log-sum-exp out.
+
+mod plan;
+mod report;
+
+use std::{collections::BTreeMap, path::Path, time::Instant};
+
+use half::{bf16, f16};
+use oxtile::{
+    Buffer, HostElement, Kind, Runtime, Stream,
+    attention::{Attention, AttentionElement, Inputs, Outputs, Sequences},
+};
+
+pub use plan::{Plan, PlanError};
+pub use report::Report;
+
+use crate::{
+    Error, arguments,
+    safetensors::{Checkpoint, Dtype, ReadError, Tensor, TensorSpec, WriteError, Writer},
+};
+
+/// A job that failed; no output is left.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// The input.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// What the input holds.
+    #[error("{file}: {error}")]
+    Plan {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: PlanError,
+    },
+    /// The device, or a combination of sizes and options that no kernel has.
+    #[error(transparent)]
+    Device(#[from] oxtile::Error),
+    /// The output.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Attends as a request says.
+///
+/// # Errors
+/// [`JobError`]; [`Error::Device`] if the device asked for is not there.
+pub fn run(request: &arguments::Attention) -> Result<Report, Error> {
+    let failed = |error| Error::Device { requested: request.device.name(), error };
+    let (runtime, reason) = match request.device {
+        arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, Some(choice.reason))),
+        arguments::Device::Cuda => Runtime::cuda().map(|runtime| (runtime, None)),
+        arguments::Device::Emulated => Runtime::emulated(1).map(|runtime| (runtime, None)),
+    }
+    .map_err(failed)?;
+    let device = runtime.device(0).map_err(failed)?;
+    let name = if runtime.kind() == Kind::Cuda { device.name().to_owned() } else { "CPU emulator".to_owned() };
+    let stream = device.stream().map_err(failed)?;
+    Ok(job(request, &runtime, &stream, reason.unwrap_or(name))?)
+}
+
+fn job(request: &arguments::Attention, runtime: &Runtime, stream: &Stream, device: String) -> Result<Report, JobError> {
+    let begin = Instant::now();
+    let input = Checkpoint::open(&request.input)?;
+    let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
+    let mut plan = Plan::new(&input, request).map_err(at)?;
+    let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
+    plan.check_arrays(&arrays).map_err(at)?;
+    let (kernel, out, log_sum_exp) = match plan.q.dtype {
+        Dtype::F16 => attend::<f16>(runtime, stream, &input, &plan, &arrays)?,
+        _ => attend::<bf16>(runtime, stream, &input, &plan, &arrays)?,
+    };
+    write(&request.output, &request.input, &plan, &out, &log_sum_exp)?;
+    input.verify_unchanged()?;
+    plan.arrays.clear();
+    Ok(Report {
+        device,
+        kernel,
+        input: request.input.clone(),
+        output: request.output.clone(),
+        plan,
+        seconds: begin.elapsed().as_secs_f64(),
+    })
+}
+
+/// A number of the file.
+trait Number: Sized + Copy {
+    const BYTES: usize;
+    fn from_bytes(bytes: &[u8]) -> Self;
+    fn push(self, bytes: &mut Vec<u8>);
+}
+
+macro_rules! numbers {
+    ($($t:ty)*) => { $(
+        impl Number for $t {
+            const BYTES: usize = size_of::<$t>();
+            fn from_bytes(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(bytes.try_into().expect("a number's bytes"))
+            }
+            fn push(self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_le_bytes());
+            }
+        }
+    )* };
+}
+numbers! { bf16 f16 f32 u32 }
+
+/// The whole of a tensor.
+fn read<N: Number>(input: &Checkpoint, tensor: &Tensor) -> Result<Vec<N>, ReadError> {
+    if tensor.bytes() == 0 {
+        return Ok(Vec::new());
+    }
+    let window = input.window(tensor, 0..tensor.bytes())?;
+    Ok(window.chunks_exact(N::BYTES).map(N::from_bytes).collect())
+}
+
+fn bytes_of<N: Number>(numbers: &[N]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(numbers.len() * N::BYTES);
+    numbers.iter().for_each(|number| number.push(&mut bytes));
+    bytes
+}
+
+/// The kernel's choice, and the bytes of the result and of the log-sum-exp. Rows that belong to no sequence are zeros and -inf.
+fn attend<H>(
+    runtime: &Runtime,
+    stream: &Stream,
+    input: &Checkpoint,
+    plan: &Plan,
+    arrays: &[Vec<u32>],
+) -> Result<(String, Vec<u8>, Vec<u8>), JobError>
+where
+    H: Number + HostElement<Device: AttentionElement>,
+{
+    let upload = |tensor| -> Result<Buffer<H::Device>, JobError> { Ok(Buffer::from_slice(stream, &read::<H>(input, tensor)?)?) };
+    let (q, k, v) = (upload(&plan.q)?, upload(&plan.k)?, upload(&plan.v)?);
+    let arrays = arrays.iter().map(|array| Buffer::from_slice(stream, array)).collect::<Result<Vec<Buffer<u32>>, _>>()?;
+    let sequences = match &*arrays {
+        [q, kv, rest @ ..] => Some(Sequences {
+            cu_seqlens_q_padded: rest.first().map(Buffer::view),
+            cu_seqlens_kv_padded: rest.get(1).map(Buffer::view),
+            ..Sequences::new(q.view(), kv.view())
+        }),
+        _ => None,
+    };
+    let (out_elements, rows) = (plan.out_shape().iter().product(), plan.statistics_shape().iter().product::<u64>());
+    let mut out = Buffer::<H::Device>::zeros(stream, out_elements)?;
+    let mut log_sum_exp = Buffer::from_slice(stream, &vec![f32::NEG_INFINITY; rows as usize])?;
+    let choice = plan.config.choose::<H::Device>()?;
+    let attention = Attention::<H::Device>::new(runtime, plan.config)?;
+    let inputs = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
+    attention.forward(stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+    let out: Vec<H> = out.to_vec_as(stream)?;
+    Ok((format!("{}: {}", choice.kernel, choice.why), bytes_of(&out), bytes_of(&log_sum_exp.to_vec(stream)?)))
+}
+
+fn write(path: &Path, input: &Path, plan: &Plan, out: &[u8], log_sum_exp: &[u8]) -> Result<(), WriteError> {
+    let spec = |name: &str, dtype, shape| TensorSpec { name: name.to_owned(), dtype, shape };
+    let tensors = [spec("out", plan.q.dtype, plan.out_shape()), spec("lse", Dtype::F32, plan.statistics_shape())];
+    let mut writer = Writer::create(path, Some(input), &tensors, &BTreeMap::new())?;
+    writer.append("out", out)?;
+    writer.append("lse", log_sum_exp)?;
+    writer.finish()
+}

@@ -1,0 +1,216 @@
+//! What a file holds, as a configuration of attention.
+
+use oxtile::attention::{AttentionConfig, Layout, Mask, Window};
+
+use crate::{
+    arguments::{self, Causal},
+    safetensors::{Checkpoint, Dtype, Tensor},
+};
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A tensor is missing.
+    #[error("there is no tensor `{name}`: {why}")]
+    Missing {
+        /// Its name.
+        name: &'static str,
+        /// Why it is wanted.
+        why: &'static str,
+    },
+    /// A tensor is given that has no use.
+    #[error("there is a tensor `{name}`, but q, k and v are [batch, sequence, heads, size]: leave it out, or give [tokens, heads, size]")]
+    Unused {
+        /// Its name.
+        name: &'static str,
+    },
+    /// A tensor has the wrong type.
+    #[error("tensor `{name}` is {found}: {allowed}")]
+    Dtype {
+        /// Its name.
+        name: &'static str,
+        /// Its type.
+        found: Dtype,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// A tensor has the wrong shape.
+    #[error("tensor `{name}` has the shape {found:?}: {allowed}")]
+    Shape {
+        /// Its name.
+        name: &'static str,
+        /// Its shape.
+        found: Vec<u64>,
+        /// What it may be.
+        allowed: String,
+    },
+    /// Sequences that are none.
+    #[error("tensor `{name}`, element {index}, is {value}: {allowed}")]
+    Sequence {
+        /// The tensor's name.
+        name: &'static str,
+        /// Where.
+        index: usize,
+        /// What is there.
+        value: i32,
+        /// What may be there.
+        allowed: String,
+    },
+}
+
+/// A job.
+#[derive(Debug)]
+pub struct Plan {
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// Values.
+    pub v: Tensor,
+    /// Of packed tensors: `cu_seqlens_q`, `cu_seqlens_kv`, and where queries and keys begin, if given.
+    pub arrays: Vec<Tensor>,
+    /// What is computed.
+    pub config: AttentionConfig,
+}
+
+const ARRAYS: [&str; 4] = ["cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"];
+
+impl Plan {
+    /// The job that a file and a request make.
+    ///
+    /// # Errors
+    /// [`PlanError`] that names the tensor.
+    pub fn new(input: &Checkpoint, request: &arguments::Attention) -> Result<Self, PlanError> {
+        let find = |name: &str| input.tensors().iter().find(|tensor| tensor.name == name).cloned();
+        let need = |name: &'static str| find(name).ok_or(PlanError::Missing { name, why: "the file holds q, k and v" });
+        let (q, k, v) = (need("q")?, need("k")?, need("v")?);
+        if !matches!(q.dtype, Dtype::Bf16 | Dtype::F16) {
+            return Err(PlanError::Dtype { name: "q", found: q.dtype, allowed: "BF16 or F16" });
+        }
+        for (name, tensor) in [("k", &k), ("v", &v)] {
+            if tensor.dtype != q.dtype {
+                return Err(PlanError::Dtype { name, found: tensor.dtype, allowed: "the type of q" });
+            }
+        }
+        let config = AttentionConfig {
+            mask: match request.causal {
+                None => Mask::Full,
+                Some(Causal::TopLeft) => Mask::CausalTopLeft,
+                Some(Causal::BottomRight) => Mask::CausalBottomRight,
+            },
+            window: Window { left: request.window[0], right: request.window[1] },
+            scale: request.scale,
+            ..config(&q, &k, &v)?
+        };
+        let mut plan = Self { q, k, v, arrays: Vec::new(), config };
+        match config.layout {
+            Layout::Packed => plan.find_arrays(find)?,
+            _ => {
+                if let Some(name) = ARRAYS.into_iter().find(|name| find(name).is_some()) {
+                    return Err(PlanError::Unused { name });
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    fn find_arrays(&mut self, find: impl Fn(&str) -> Option<Tensor>) -> Result<(), PlanError> {
+        let padded = ARRAYS[2..].iter().any(|name| find(name).is_some());
+        for name in ARRAYS.into_iter().take(if padded { 4 } else { 2 }) {
+            // Where one side has padding and the other none, the other's offsets are its sums.
+            let given = find(name).or_else(|| name.strip_suffix("_padded").and_then(&find));
+            let why = "q, k and v of [tokens, heads, size] are sequences one after the other, whose ends it says";
+            let tensor = given.ok_or(PlanError::Missing { name, why })?;
+            if tensor.dtype != Dtype::I32 {
+                return Err(PlanError::Dtype { name, found: tensor.dtype, allowed: "I32" });
+            }
+            let length = self.arrays.first().map_or(&tensor, |first| first).elements();
+            if tensor.shape.len() != 1 || tensor.elements() == 0 || tensor.elements() != length {
+                let allowed = "one element more than there are sequences, the same of all".to_owned();
+                return Err(PlanError::Shape { name, found: tensor.shape, allowed });
+            }
+            self.arrays.push(tensor);
+        }
+        self.config.batches = self.arrays[0].elements() - 1;
+        Ok(())
+    }
+
+    /// Checks that sequences lie inside the tensors.
+    ///
+    /// # Errors
+    /// [`PlanError::Sequence`].
+    pub fn check_arrays(&self, arrays: &[Vec<u32>]) -> Result<(), PlanError> {
+        if arrays.is_empty() {
+            return Ok(());
+        }
+        for side in 0..2 {
+            let rows = [self.config.queries, self.config.keys][side];
+            let (sums, offsets) = (&arrays[side], arrays.get(side + 2).unwrap_or(&arrays[side]));
+            let error = |name, index: usize, value: u32, allowed| PlanError::Sequence { name, index, value: value.cast_signed(), allowed };
+            for (i, pair) in sums.windows(2).enumerate() {
+                if pair[1] < pair[0] || pair[1] > i32::MAX as u32 {
+                    return Err(error(ARRAYS[side], i + 1, pair[1], format!("at least the element before, {}", pair[0])));
+                }
+                if u64::from(offsets[i]) + u64::from(pair[1] - pair[0]) > rows {
+                    let allowed = format!("with {} rows of the sequence at most {rows}, the rows there are", pair[1] - pair[0]);
+                    let name = if arrays.len() > 2 { ARRAYS[side + 2] } else { ARRAYS[side] };
+                    return Err(error(name, i, offsets[i], allowed));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Shape of the result.
+    pub fn out_shape(&self) -> Vec<u64> {
+        let (rows, _) = self.q.shape.split_at(self.q.shape.len() - 1);
+        [rows, &[self.config.value_size()]].concat()
+    }
+
+    /// Shape of the log-sum-exp.
+    pub fn statistics_shape(&self) -> Vec<u64> {
+        let AttentionConfig { layout, batches, heads, queries, .. } = self.config;
+        if layout == Layout::Packed { vec![heads, queries] } else { vec![batches, heads, queries] }
+    }
+}
+
+/// Layout and sizes.
+fn config(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<AttentionConfig, PlanError> {
+    let shape = |name, found: &Tensor, allowed: String| Err(PlanError::Shape { name, found: found.shape.clone(), allowed });
+    let base = AttentionConfig::default();
+    let config = match (&*q.shape, &*k.shape, &*v.shape) {
+        (&[batches, queries, heads, head_size], &[_, keys, key_heads, _], &[.., value_size]) => AttentionConfig {
+            layout: Layout::Bshd,
+            batches,
+            queries,
+            keys,
+            heads,
+            key_heads,
+            head_size,
+            value_size: Some(value_size),
+            ..base
+        },
+        (&[queries, heads, head_size], &[keys, key_heads, _], &[.., value_size]) => AttentionConfig {
+            layout: Layout::Packed,
+            batches: 1,
+            queries,
+            keys,
+            heads,
+            key_heads,
+            head_size,
+            value_size: Some(value_size),
+            ..base
+        },
+        ([_, _, _] | [_, _, _, _], ..) => return shape("k", k, format!("as many dimensions as q, which is {:?}", q.shape)),
+        _ => return shape("q", q, "[batch, sequence, heads, size], or [tokens, heads, size]".to_owned()),
+    };
+    let AttentionConfig { batches, keys, key_heads, head_size, .. } = config;
+    let with = |size: u64| if q.shape.len() == 4 { vec![batches, keys, key_heads, size] } else { vec![keys, key_heads, size] };
+    if k.shape != with(head_size) {
+        return shape("k", k, format!("with q of {:?} it is {:?}", q.shape, with(head_size)));
+    }
+    if v.shape != with(config.value_size()) {
+        return shape("v", v, format!("with k of {:?} it is {:?}", k.shape, with(config.value_size())));
+    }
+    Ok(config)
+}

@@ -1,0 +1,160 @@
+//! `oxtile attention`, on the emulator, against f64.
+
+mod common;
+
+use std::{collections::BTreeMap, path::Path};
+
+use common::{file, names, run, stderr};
+use oxtile_tests::{inputs::Random, oracle::attention_head::Head};
+
+/// Tensors of a file: name, type, shape and bytes.
+type Tensors = Vec<(&'static str, &'static str, Vec<usize>, Vec<u8>)>;
+
+fn write(path: &Path, tensors: &Tensors) {
+    let mut at = 0;
+    let entries: Vec<String> = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| {
+            at += bytes.len();
+            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{},{at}]}}"#, at - bytes.len())
+        })
+        .collect();
+    let data: Vec<u8> = tensors.iter().flat_map(|(.., bytes)| bytes.clone()).collect();
+    std::fs::write(path, file(&format!("{{{}}}", entries.join(",")), &data)).expect("a writable folder");
+}
+
+/// Shapes and bytes of a file's tensors.
+fn read(path: &Path) -> BTreeMap<String, (Vec<u64>, Vec<u8>)> {
+    let opened = oxtile_cli::safetensors::Checkpoint::open(path).expect("a safetensors file");
+    let bytes = |tensor| opened.window(tensor, 0..tensor.bytes()).expect("its bytes").to_vec();
+    opened.tensors().iter().map(|tensor| (tensor.name.clone(), (tensor.shape.clone(), bytes(tensor)))).collect()
+}
+
+fn random(count: usize, seed: u64) -> Vec<half::bf16> {
+    let mut random = Random::new(seed);
+    (0..count).map(|_| half::bf16::from_f32(random.normal())).collect()
+}
+
+fn bytes(values: &[half::bf16]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn integers(values: &[i32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn attend(folder: &Path, options: &[&str]) -> (bool, String) {
+    let (input, output) = (folder.join("in.safetensors"), folder.join("out.safetensors"));
+    let mut words: Vec<&dyn AsRef<std::ffi::OsStr>> =
+        vec![&"attention", &"--input", &input, &"--output", &output, &"--device", &"emulated"];
+    words.extend(options.iter().map(|option| option as &dyn AsRef<std::ffi::OsStr>));
+    let done = run(&words);
+    (done.status.success(), stderr(&done))
+}
+
+/// Rows of one head of `q`, `k` and `v`, by their first rows.
+fn expect(head: &Head, found: (&[half::bf16], &[f32]), tensors: [&[half::bf16]; 3], first: [usize; 2]) {
+    let size = head.sizes[0];
+    let of = |tensor: usize, row: usize, l: usize| f64::from(tensors[tensor][row * size + l].to_f32());
+    let expected = head.attend(|i, l| of(0, first[0] + i, l), |j, l| of(1, first[1] + j, l), |j, l| of(2, first[1] + j, l));
+    for (i, (found, value)) in found.1.iter().zip(&expected.log_sum_exp).enumerate() {
+        assert!((f64::from(*found) - value).abs() <= 1e-5 * value.abs().max(1.0), "lse[{i}] is {found}, expected {value}");
+    }
+    for (i, (found, value)) in found.0.iter().zip(&expected.out).enumerate() {
+        let bound = 0.005 * expected.magnitudes[i] + 0.004 * value.abs();
+        assert!((f64::from(found.to_f32()) - value).abs() <= bound, "out[{i}] is {found}, expected {value}");
+    }
+}
+
+fn halves(bytes: &[u8]) -> Vec<half::bf16> {
+    bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]])).collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+#[test]
+fn a_dense_file() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [q, k, v] = [(5, 1), (9, 2), (9, 3)].map(|(rows, seed)| random(rows * 64, seed));
+    let tensor = |name, rows, values: &[half::bf16]| (name, "BF16", vec![1, rows, 1, 64], bytes(values));
+    write(&folder.path().join("in.safetensors"), &vec![tensor("q", 5, &q), tensor("k", 9, &k), tensor("v", 9, &v)]);
+    for (options, top_left, window, scale) in [
+        (&["--causal", "bottom-right"][..], false, [None, Some(0)], 0.125),
+        (&["--causal", "top-left", "--scale", "0.5"], true, [None, None], 0.5),
+        (&["--window", "2,1"], false, [Some(2), Some(1)], 0.125),
+    ] {
+        let (done, said) = attend(folder.path(), options);
+        assert!(done, "{said}");
+        let found = read(&folder.path().join("out.safetensors"));
+        assert_eq!([&found["out"].0, &found["lse"].0], [&vec![1, 5, 1, 64], &vec![1, 1, 5]]);
+        let head = Head { rows: [5, 9], sizes: [64; 2], top_left, window, scale, cap: None, sink: None };
+        expect(&head, (&halves(&found["out"].1), &floats(&found["lse"].1)), [&q, &k, &v], [0, 0]);
+    }
+}
+
+#[test]
+fn a_packed_file_with_padding() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [q, k, v] = [(12, 1), (20, 2), (20, 3)].map(|(rows, seed)| random(rows * 64, seed));
+    let tensor = |name, rows, values: &[half::bf16]| (name, "BF16", vec![rows, 1, 64], bytes(values));
+    let array = |name, values: &[i32]| (name, "I32", vec![values.len()], integers(values));
+    write(
+        &folder.path().join("in.safetensors"),
+        &vec![
+            tensor("q", 12, &q),
+            tensor("k", 20, &k),
+            tensor("v", 20, &v),
+            array("cu_seqlens_q", &[0, 3, 7]),
+            array("cu_seqlens_kv", &[0, 6, 15]),
+            array("cu_seqlens_q_padded", &[1, 6, 12]),
+            array("cu_seqlens_kv_padded", &[2, 9, 20]),
+        ],
+    );
+    let (done, said) = attend(folder.path(), &["--causal", "bottom-right"]);
+    assert!(done, "{said}");
+    let found = read(&folder.path().join("out.safetensors"));
+    let (out, log_sum_exp) = (halves(&found["out"].1), floats(&found["lse"].1));
+    assert_eq!(found["lse"].0, [1, 12]);
+    for (rows, first) in [([3, 6], [1, 2]), ([4, 9], [6, 9])] {
+        let head = Head { rows, sizes: [64; 2], top_left: false, window: [None, Some(0)], scale: 0.125, cap: None, sink: None };
+        let of = first[0]..first[0] + rows[0];
+        expect(&head, (&out[of.start * 64..of.end * 64], &log_sum_exp[of]), [&q, &k, &v], first);
+    }
+    for row in [0, 4, 5, 10, 11] {
+        assert!(out[row * 64..(row + 1) * 64].iter().all(|x| x.to_f32() == 0.0), "row {row} is padding");
+        assert_eq!(log_sum_exp[row], f32::NEG_INFINITY);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let zeros = |name, shape: &[usize]| (name, "BF16", shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]);
+    let array = |name, values: &[i32]| (name, "I32", vec![values.len()], integers(values));
+    let refused = |tensors: Tensors, options: &[&str], words: &[&str]| {
+        write(&folder.path().join("in.safetensors"), &tensors);
+        let (done, said) = attend(folder.path(), options);
+        assert!(!done && words.iter().all(|word| said.contains(word)), "{said}, where {words:?} are to be named");
+        assert_eq!(names(folder.path()), ["in.safetensors"]);
+    };
+    let [q, k, v] = [zeros("q", &[1, 4, 2, 64]), zeros("k", &[1, 5, 1, 64]), zeros("v", &[1, 5, 1, 64])];
+    refused(vec![q.clone(), k.clone()], &[], &["no tensor `v`", "in.safetensors"]);
+    refused(vec![q.clone(), zeros("k", &[1, 5, 1, 32]), v.clone()], &[], &["`k`", "[1, 5, 1, 32]", "[1, 5, 1, 64]"]);
+    refused(vec![q.clone(), zeros("k", &[5, 1, 64]), v.clone()], &[], &["`k`", "as many dimensions as q"]);
+    refused(vec![q.clone(), k.clone(), zeros("v", &[1, 4, 1, 64])], &[], &["`v`", "[1, 5, 1, 64]"]);
+    refused(vec![("q", "F32", vec![1, 1, 1, 8], vec![0; 32]), k.clone(), v.clone()], &[], &["`q` is F32", "BF16 or F16"]);
+    refused(vec![q.clone(), k.clone(), v.clone(), array("cu_seqlens_q", &[0, 4])], &[], &["cu_seqlens_q", "leave it out"]);
+    let wrong = [zeros("q", &[1, 4, 3, 64]), zeros("k", &[1, 5, 2, 64]), zeros("v", &[1, 5, 2, 64])].to_vec();
+    refused(wrong, &[], &["key_heads is 2", "divisor of heads", "3"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["scale is -1", "positive"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "4"], &["--window", "L,R"]);
+    refused(vec![q, k, v], &["--causal", "middle"], &["--causal", "top-left, bottom-right"]);
+    let packed = || vec![zeros("q", &[4, 1, 64]), zeros("k", &[5, 1, 64]), zeros("v", &[5, 1, 64])];
+    refused(packed(), &[], &["no tensor `cu_seqlens_q`", "sequences"]);
+    let with = |sums: &[i32]| [packed(), vec![array("cu_seqlens_q", sums), array("cu_seqlens_kv", &[0, 2, 5])]].concat();
+    refused(with(&[0, 3, 2]), &[], &["cu_seqlens_q", "element 2", "at least the element before, 3"]);
+    refused(with(&[0, 3, 6]), &[], &["cu_seqlens_q", "at most 4"]);
+    refused(with(&[0, 3]), &[], &["cu_seqlens_kv", "one element more than there are sequences"]);
+}
