@@ -281,7 +281,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                         let dk_sum = dk.multiply_add(d_scores, queries.mn_major());
                         let dq = dq.wait_leaving::<1>();
                         dv = dv_sum.waited();
-                        handoff.empty.wait(step % 2 ^ 1);
+                        handoff.empty.wait((step % 2) ^ 1);
                         dq.store_fragments(outgoing.first().tile(part));
                         sync::fence_proxy_async();
                         warp::sync();
@@ -293,7 +293,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 }
                 held.release();
                 // The last parts of both warpgroups were read: none multiplies by scores any more.
-                handoff.empty.wait(step % 2 ^ 1);
+                handoff.empty.wait((step % 2) ^ 1);
                 dk.map(|x| x * core::f32::consts::LN_2 * scale);
                 let (dv_shared, dk_shared) = (outgoing.second().tile(part), shared.scores.tile(part).second());
                 dv.store_columns(0, dv_shared);

@@ -130,7 +130,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     index = queue.index(ticket);
                 }
                 queries.acquire_with(0, |stage| stage.index.store(0, index));
-            } else if warp >= 1 && warp <= TURNERS {
+            } else if (1..=TURNERS).contains(&warp) {
                 let (mut queries, mut value_ring, mut turned) =
                     (shared.queries.consumer(), shared.values.consumer(), shared.turned.producer());
                 loop {

@@ -100,7 +100,6 @@ pub fn mxfp8_cast_ragged_columns_grouped<T: Magnitude, Q: Fp8>(
 /// Casts members of whole vectors a row, each at a multiple of 16 bytes, in both directions.
 #[kernel(threads = THREADS, grid = both_grid, shared = cast_both::Shared, min_blocks = both_resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
 pub fn mxfp8_cast_both_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
     table: Global<u64>,

@@ -25,7 +25,7 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
         }
         let (matrix, pair) = (thread::lane() / 8, thread::lane() % 8);
         let source = self.address_of(row + thread::lane(), 0);
-        let target = target.address_of(2 * pair + (matrix % 2 ^ pair / 4), row + matrix / 2 * 16);
+        let target = target.address_of(2 * pair + ((matrix % 2) ^ (pair / 4)), row + matrix / 2 * 16);
         let mut first = 0;
         while first < COLUMNS / 16 {
             // Everything is loaded before anything is stored, so that loads do not wait for stores.
@@ -34,7 +34,7 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
             while i < BATCH {
                 // SAFETY: swizzles permute the chunks of a row by an xor, so this is chunk `first + i` of the lane's row, inside
                 // the tile.
-                words[i] = unsafe { Target::load_matrices_transposed(source ^ (first + i) as u32 * 16) };
+                words[i] = unsafe { Target::load_matrices_transposed(source ^ ((first + i) as u32 * 16)) };
                 i += 1;
             }
             let mut i = 0;

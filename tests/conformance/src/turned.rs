@@ -38,15 +38,7 @@ pub fn turned_products(input: Global<u32>, output: GlobalMut<u32>) {
     block::sync();
     let mut scores = matrix::multiply(OperandTile::load(q), k.k_major()).wait();
     // Whole numbers up to 8 are exact.
-    scores.map(|x| {
-        if x > 8.0 {
-            8.0
-        } else if x < -8.0 {
-            -8.0
-        } else {
-            x
-        }
-    });
+    scores.map(|x| x.clamp(-8.0, 8.0));
     let weights = scores.to_turned_operand();
     let (mut producer, mut consumer) = (ring.producer(), ring.consumer());
     let mut sum = RegisterTile::<64>::zero();

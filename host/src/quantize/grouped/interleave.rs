@@ -33,7 +33,7 @@ impl<F: Format> InterleaveGroup<F> {
     /// # Errors
     /// As [`Buffer::uninitialised`](crate::Buffer::uninitialised) and [`Loaded::launch`].
     pub fn interleave(&self, stream: &Stream, group: Quantized<F, Compact>) -> Result<Quantized<F, Interleaved>> {
-        let (mut output, compact, compact_starts) = group.with_layout(stream)?;
+        let (mut output, (compact, compact_starts)) = group.with_layout(stream)?;
         let records = records::<F>(&output.shapes, output.direction, &compact_starts, &output.scale_starts);
         let (compact, interleaved) = (compact.view(), output.scales.view_mut());
         if is_transposed::<F>(output.direction) {
@@ -53,7 +53,7 @@ impl<F: Format> InterleaveGroup<F> {
     /// # Errors
     /// As [`interleave`](Self::interleave).
     pub fn compact(&self, stream: &Stream, group: Quantized<F, Interleaved>) -> Result<Quantized<F, Compact>> {
-        let (mut output, interleaved, interleaved_starts) = group.with_layout(stream)?;
+        let (mut output, (interleaved, interleaved_starts)) = group.with_layout(stream)?;
         let records = records::<F>(&output.shapes, output.direction, &output.scale_starts, &interleaved_starts);
         let (interleaved, compact) = (interleaved.view(), output.scales.view_mut());
         if is_transposed::<F>(output.direction) {

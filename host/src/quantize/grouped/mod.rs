@@ -45,6 +45,6 @@ pub use gather::{GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
 pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
 pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
-pub use quantized::Quantized;
+pub use quantized::{CodesAndScales, Quantized};
 pub use split_phase::{GlobalAmax, LocalAmax};
 pub use tensors::{Matrices, TensorGroup};

@@ -16,6 +16,12 @@ use crate::tensor::shape::numel;
 /// Scales that a member's start is a multiple of.
 pub(super) const SCALE_UNIT: u64 = 16;
 
+/// The scales that a group had before its layout changed, and where each member's start.
+pub(super) type OldScales<F> = (Buffer<<F as Format>::Scale>, Starts);
+
+/// The codes and the scales of one member, on the host.
+pub type CodesAndScales<F> = (Vec<<F as Format>::Code>, Vec<<F as Format>::Scale>);
+
 /// Quantized matrices, their scales [`Compact`] or [`Interleaved`](crate::quantize::Interleaved): all codes in one buffer, all scales in another.
 #[derive(Debug)]
 pub struct Quantized<F: Format, L: Layout = Compact> {
@@ -64,10 +70,10 @@ impl<F: Format, L: Layout> Quantized<F, L> {
     }
 
     /// The same codes with room for scales of another layout, and the scales as they are.
-    pub(super) fn with_layout<M: Layout>(self, stream: &Stream) -> Result<(Quantized<F, M>, Buffer<F::Scale>, Starts)> {
+    pub(super) fn with_layout<M: Layout>(self, stream: &Stream) -> Result<(Quantized<F, M>, OldScales<F>)> {
         let scale_starts = scale_starts::<F, M>(&self.shapes, self.direction)?;
         let other = Quantized::of(stream, self.data, self.amax, &self.shapes, self.direction, self.element_starts, scale_starts)?;
-        Ok((other, self.scales, self.scale_starts))
+        Ok((other, (self.scales, self.scale_starts)))
     }
 
     /// How many members.
@@ -114,7 +120,7 @@ impl<F: Format, L: Layout> Quantized<F, L> {
     ///
     /// # Errors
     /// As [`Buffer::copy_to_slice`].
-    pub fn to_vecs(&self, stream: &Stream, member: usize) -> Result<(Vec<F::Code>, Vec<F::Scale>)>
+    pub fn to_vecs(&self, stream: &Stream, member: usize) -> Result<CodesAndScales<F>>
     where
         F::Code: HostElement<Device = F::Code>,
         F::Scale: HostElement<Device = F::Scale>,
