@@ -72,6 +72,8 @@ pub(crate) fn global_read<const N: usize>(thread: &Thread, address: u64, order: 
     let (allocation, offset) = locate(thread, READ, address, N as u64, site);
     if let Some(detector) = thread.detector() {
         check_global_read(thread, detector, allocation, address, N as u64, order, site);
+    } else if let ReadOrder::Relaxed(_) | ReadOrder::Acquire(_) = order {
+        poll_again(thread, address, site);
     }
     let value = memory::load(allocation.words(), offset);
     if let ReadOrder::Acquire(_) = order {
@@ -146,6 +148,8 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     let (allocation, offset) = locate(thread, WRITE, address, bytes, site);
     if let Some(detector) = thread.detector() {
         check_atomic(thread, detector, Some(allocation), address, operation, site);
+    } else if operation.op == AtomicOp::CompareAndSwap {
+        poll_again(thread, address, site);
     }
     let (releases, acquires) = operation.edges();
     if releases {
@@ -157,8 +161,12 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     if acquires {
         atomic::fence(Ordering::Acquire);
     }
-    thread.worker().written(allocation, offset as u64, bytes);
-    (old & mask) >> shift
+    let old = (old & mask) >> shift;
+    // A swap that fails stores nothing, and is how a thread polls.
+    if operation.op != AtomicOp::CompareAndSwap || old == operation.compare & (mask >> shift) {
+        thread.worker().written(allocation, offset as u64, bytes);
+    }
+    old
 }
 
 pub(crate) fn fence(thread: &Thread, scope: Scope, site: Site) {
@@ -183,7 +191,14 @@ pub(crate) fn nanosleep(thread: &Thread, _nanoseconds: u32, site: Site) {
     thread.give_way(Waiting::Sleep, site);
 }
 
-/// Lets others run now and then, before an access that they might meet.
+/// Fast mode: lets others run before a thread reads again what it read last with a strong operation, which is how it polls.
+fn poll_again(thread: &Thread, address: u64, site: Site) {
+    if thread.polled.replace(address) == address {
+        thread.give_way(Waiting::Turn, site);
+    }
+}
+
+/// Check mode: lets others run now and then, before an access that they might meet.
 fn preempt(thread: &Thread, strong: bool, site: Site) {
     if thread.worker().random.once_in(if strong { 2 } else { 16 }) {
         thread.give_way(if strong { Waiting::Turn } else { Waiting::Nothing }, site);

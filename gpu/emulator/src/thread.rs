@@ -71,6 +71,8 @@ pub(crate) struct Thread {
     pub site: Cell<Option<Site>>,
     /// Lowest address of its stack, where the guard page lies.
     pub stack_limit: Cell<usize>,
+    /// The global address of its last strong read; no address is 0.
+    pub polled: Cell<u64>,
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
@@ -93,6 +95,7 @@ impl Thread {
             waiting: Cell::new(Waiting::Nothing),
             site: Cell::new(None),
             stack_limit: Cell::new(0),
+            polled: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
             wgmma: wgmma::Stream::default(),

@@ -179,23 +179,44 @@ fn workers_share_atomics() {
     }
 }
 
+/// Each block waits for a flag of the next, and sets its own.
+fn chain(arguments: &[u64], wait: impl Fn(u64)) {
+    let (block, blocks) = (device::block_index()[0], device::grid_dimensions()[0]);
+    let flag = |b: u32| arguments[0] + u64::from(b) * 4;
+    if block + 1 < blocks {
+        wait(flag(block + 1));
+    }
+    device::global_write(flag(block), [1; 4], WriteOrder::Release(Scope::Device));
+}
+
+fn is_set(flag: u64) -> bool {
+    device::global_read::<4>(flag, ReadOrder::Acquire(Scope::Device)) != [0; 4]
+}
+
 #[test]
 fn fast_blocks_that_wait_for_later_blocks_end() {
-    fn chain(arguments: &[u64]) {
-        let (block, blocks) = (device::block_index()[0], device::grid_dimensions()[0]);
-        let flag = |b: u32| arguments[0] + u64::from(b) * 4;
-        if block + 1 < blocks {
-            while device::global_read::<4>(flag(block + 1), ReadOrder::Acquire(Scope::Device)) == [0; 4] {
+    fn sleeping(arguments: &[u64]) {
+        chain(arguments, |flag| {
+            while !is_set(flag) {
                 device::nanosleep(10);
             }
-        }
-        device::global_write(flag(block), [1; 4], WriteOrder::Release(Scope::Device));
+        });
+    }
+    fn spinning(arguments: &[u64]) {
+        chain(arguments, |flag| while !is_set(flag) {});
+    }
+    fn exchanging(arguments: &[u64]) {
+        let taken =
+            |flag| device::atomic(Space::Global, flag, AtomicOp::CompareAndSwap, 4, 2, 1, AtomicOrder::AcquireRelease, Scope::Device);
+        chain(arguments, |flag| while taken(flag) == 0 {});
     }
     for options in [Options { workers: 1, ..Options::fast() }, Options { workers: 2, ..Options::fast() }, Options::check(0)] {
-        let memory = Memory::new();
-        let flags = memory.allocate("flags", 48, 0);
-        memory.write(flags, &[0; 48]).unwrap();
-        let launch = Launch::new("chain", 12, 1, chain).arguments(&[flags]);
-        GridRun::new(&memory, launch, options).unwrap().run().unwrap();
+        for body in [sleeping as fn(&[u64]), spinning, exchanging] {
+            let memory = Memory::new();
+            let flags = memory.allocate("flags", 48, 0);
+            memory.write(flags, &[0; 48]).unwrap();
+            let launch = Launch::new("chain", 12, 1, body).arguments(&[flags]);
+            GridRun::new(&memory, launch, options.clone()).unwrap().run().unwrap();
+        }
     }
 }
