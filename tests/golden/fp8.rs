@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::golden_hex::{bytes, words};
+
 /// One tensor and its casts.
 #[derive(Deserialize)]
 pub struct Tensor {
@@ -40,15 +42,6 @@ pub struct Casts {
 pub struct Cast {
     data: String,
     inverses: String,
-}
-
-fn bytes(hex: &str) -> Vec<u8> {
-    let digit = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex digits");
-    (0..hex.len()).step_by(2).map(digit).collect()
-}
-
-fn words(hex: &str) -> Vec<f32> {
-    bytes(hex).as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
 }
 
 impl Tensor {

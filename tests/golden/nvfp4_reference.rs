@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::golden_hex::{bytes, words};
+
 /// One tensor and its casts by TransformerEngine's reference; numbers as little-endian hex.
 #[derive(Deserialize)]
 pub struct Tensor {
@@ -26,11 +28,6 @@ pub struct Cast {
     amax: String,
 }
 
-fn bytes(hex: &str) -> Vec<u8> {
-    let digit = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex digits");
-    (0..hex.len()).step_by(2).map(digit).collect()
-}
-
 impl Tensor {
     /// The values, row by row.
     pub fn input(&self) -> Vec<f32> {
@@ -51,7 +48,7 @@ impl Cast {
 
     /// The largest magnitude, or that of each row.
     pub fn amax(&self) -> Vec<f32> {
-        bytes(&self.amax).as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+        words(&self.amax)
     }
 }
 

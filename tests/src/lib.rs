@@ -10,6 +10,9 @@ mod golden;
 #[path = "../golden/fp8.rs"]
 mod golden_fp8;
 #[cfg(test)]
+#[path = "../golden/hex.rs"]
+mod golden_hex;
+#[cfg(test)]
 #[path = "../golden/mxfp8.rs"]
 mod golden_mxfp8;
 #[cfg(test)]

@@ -20,7 +20,7 @@ type Measured = (&'static str, u64, &'static [&'static str], fn(&Gpu, Shape) -> 
 
 const MEASURED: [Measured; 6] = [
     ("mxfp8_cast_rows e4m3", 1, &["mxfp8_cast_compiled"], prepare_cast_rows),
-    ("mxfp8_cast_rows_interleaved e4m3", 1, &[], prepare_cast_rows_interleaved),
+    ("mxfp8_cast_rows_interleaved e4m3", 1, &["mxfp8_interleaved_compiled"], prepare_cast_rows_interleaved),
     ("mxfp8_cast_columns e4m3", 1, &["mxfp8_cast_columns_compiled"], prepare_cast_columns),
     ("mxfp8_cast_both e4m3", 2, &["mxfp8_cast_both_compiled"], prepare_cast_both),
     ("mxfp8_dequantize_rows e4m3", 1, &["mxfp8_dequantize_compiled"], prepare_dequantize_rows),
@@ -112,7 +112,6 @@ fn prepare_cast_rows(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     Ok(cast_outputs(graph, tensors, &[["data", "scales"]]))
 }
 
-/// Its peer is among those of the fused casts.
 fn prepare_cast_rows_interleaved(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let (mut tensors, (rows, columns, _)) = (tensors(gpu, shape, 1)?, shape);
     for Tensor { casts, .. } in &mut tensors {

@@ -36,18 +36,23 @@ const BOTH: Wanted = Wanted { columns: true, ..ROWS };
 pub fn benches(size: Size) -> Vec<Bench> {
     let shapes: [Shape; 2] = size.pick([(16384, 8192, 4), (4096, 4096, 12)], [(128, 256, 2), (128, 128, 3)]);
     let of_shape = |shape| {
-        let interleaved = Wanted { options: INTERLEAVED_SCALES, ..ROWS };
-        let both_interleaved = Wanted { options: INTERLEAVED_SCALES, ..BOTH };
+        let interleaved = Wanted { options: INTERLEAVED_SCALES, ..BOTH };
         let square = Wanted { options: SQUARE_BLOCKS, ..BOTH };
         let bias = Wanted { bias_gradient: true, ..BOTH };
         [
-            bench::<Identity>(size, shape, "mxfp8_cast_fused_rows interleaved", &["mxfp8_interleaved_compiled"], interleaved),
-            bench::<Identity>(size, shape, "mxfp8_cast_fused both, interleaved", &[], both_interleaved),
-            bench::<Identity>(size, shape, "mxfp8_cast_fused both, square", &[], square),
+            bench::<Identity>(size, shape, "mxfp8_cast_fused both, interleaved", &["mxfp8_both_interleaved_compiled"], interleaved),
+            bench::<Identity>(size, shape, "mxfp8_cast_fused both, square", &["mxfp8_squares_compiled"], square),
             bench::<Forward<Gelu>>(size, shape, "mxfp8_cast_fused_rows gelu", &["mxfp8_gelu_compiled"], ROWS),
-            bench::<Backward<Gelu>>(size, shape, "mxfp8_cast_fused gelu backward with bias, both", &["mxfp8_gelu_backward_compiled"], bias),
+            bench::<Backward<Gelu>>(size, shape, "mxfp8_cast_fused gelu backward, both", &["mxfp8_gelu_backward_compiled"], BOTH),
+            bench::<Backward<Gelu>>(
+                size,
+                shape,
+                "mxfp8_cast_fused gelu backward with bias, both",
+                &["mxfp8_gelu_backward_bias_compiled"],
+                bias,
+            ),
             bench::<GatedForward<Silu>>(size, shape, "mxfp8_cast_fused_rows swiglu", &["mxfp8_swiglu_compiled"], ROWS),
-            bench::<GatedBackward<Silu>>(size, shape, "mxfp8_cast_fused swiglu backward, both", &[], BOTH),
+            bench::<GatedBackward<Silu>>(size, shape, "mxfp8_cast_fused swiglu backward, both", &["mxfp8_swiglu_backward_compiled"], BOTH),
         ]
     };
     shapes.into_iter().flat_map(of_shape).collect()

@@ -25,18 +25,18 @@ type Measured = (&'static str, u64, &'static [&'static str], fn(&Gpu, Shape) -> 
 const MEASURED: [Measured; 14] = [
     ("nvfp4_cast_rows", 1, &["nvfp4_cast_compiled"], prepare_cast),
     ("nvfp4_cast_rows_stochastic stochastic8", 1, &[], prepare_stochastic),
-    ("nvfp4_cast_rows_interleaved", 1, &[], prepare_interleaved),
-    ("nvfp4_cast_rows_4over6", 1, &[], prepare_4over6),
-    ("nvfp4_cast_columns_4over6", 1, &[], prepare_columns_4over6),
-    ("nvfp4_cast_scaled_rows", 1, &[], prepare_scaled_rows),
+    ("nvfp4_cast_rows_interleaved", 1, &["nvfp4_interleaved_compiled"], prepare_interleaved),
+    ("nvfp4_cast_rows_4over6", 1, &["nvfp4_4over6_compiled"], prepare_4over6),
+    ("nvfp4_cast_columns_4over6", 1, &["nvfp4_columns_4over6_compiled"], prepare_columns_4over6),
+    ("nvfp4_cast_scaled_rows", 1, &["nvfp4_scaled_rows_compiled"], prepare_scaled_rows),
     ("nvfp4_cast_columns", 1, &["nvfp4_cast_columns_compiled"], prepare_columns::<false>),
     ("nvfp4_cast_columns hadamard", 1, &["nvfp4_cast_hadamard_compiled"], prepare_columns::<true>),
-    ("nvfp4_hadamard_amax", 0, &[], prepare_hadamard_amax),
+    ("nvfp4_hadamard_amax", 0, &["nvfp4_hadamard_amax_compiled"], prepare_hadamard_amax),
     ("nvfp4_cast_both", 2, &["nvfp4_cast_both_compiled"], prepare_both),
-    ("nvfp4_cast_squares", 2, &[], prepare_squares),
+    ("nvfp4_cast_squares", 2, &["nvfp4_squares_compiled"], prepare_squares),
     ("nvfp4_dequantize_rows", 1, &["nvfp4_dequantize_compiled"], prepare_dequantize),
     ("nvfp4_dequantize_columns", 1, &["nvfp4_dequantize_columns_compiled"], prepare_dequantize_columns),
-    ("nvfp4_dequantize_scaled_rows", 1, &[], prepare_dequantize_scaled_rows),
+    ("nvfp4_dequantize_scaled_rows", 1, &["nvfp4_dequantize_scaled_rows_compiled"], prepare_dequantize_scaled_rows),
 ];
 
 /// All at a large and a small shape.
@@ -236,6 +236,8 @@ fn hadamard_amaxes(gpu: &Gpu, (rows, columns, _): Shape, tensors: &mut [Tensor],
 
 fn prepare_hadamard_amax(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let (mut tensors, mut before) = (tensors(gpu, shape)?, Buffer::zeros(&gpu.stream, 1)?);
+    // The kernel raises it.
+    tensors.iter_mut().try_for_each(|tensor| tensor.amax.fill_zero(&gpu.stream))?;
     let graph = Prepared::capture(gpu, || hadamard_amaxes(gpu, shape, &mut tensors, &mut before))?;
     Ok(Prepared::new(graph, move |stream| {
         let amax = tensors[0].amax.to_vec(stream)?;

@@ -1,0 +1,83 @@
+"""Attention by cuDNN."""
+
+import torch
+
+from peer import fill
+
+
+class Attention:
+    """torch's scaled_dot_product_attention by cuDNN, on the same memory: [batches, rows, heads, head_size]."""
+
+    title = "torch SDPA (cuDNN)"
+    # Sums of other orders and other roundings of the weights.
+    tolerance = 5e-3
+    causal = False
+
+    def __init__(self, pattern, dimensions, sets):
+        batches, length, heads, key_heads, head_size = dimensions
+        self.launches = []
+        for set in range(sets):
+            q, k, v = (fill(pattern, 3 * set + i, (batches, length, h, head_size)).transpose(1, 2) for i, h in enumerate((heads, key_heads, key_heads)))
+            self.launches.append(lambda q=q, k=k, v=v: self.attend(q, k, v))
+
+    def attend(self, q, k, v):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    def outputs(self, first):
+        return {"out": first.transpose(1, 2)}
+
+
+class AttentionCausal(Attention):
+    causal = True
+
+
+class AttentionBackward:
+    """The backward pass of torch's scaled_dot_product_attention by cuDNN, on the same memory."""
+
+    title = "torch SDPA backward (cuDNN)"
+    # As of the forward pass.
+    tolerance = 1e-2
+    causal = False
+
+    def __init__(self, pattern, dimensions, sets):
+        batches, length, heads, key_heads, head_size = dimensions
+        self.launches = []
+        for set in range(sets):
+            tensors = (fill(pattern, 4 * set + i, (batches, length, h, head_size)) for i, h in enumerate((heads, key_heads, key_heads, heads)))
+            self.launches.append(self.differentiate(*(tensor.transpose(1, 2) for tensor in tensors)))
+
+    def differentiate(self, q, k, v, grad_out):
+        """The backward pass alone, without autograd's host work. Heads of keys are repeated, and their gradients added up, as torch does."""
+        group = q.shape[1] // k.shape[1]
+        if group > 1:
+            k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
+        forward = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, self.causal, False)
+        out, log_sum_exp, cum_q, cum_k, max_q, max_k, seed, offset = forward[:8]
+
+        def launch():
+            dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                grad_out, q, k, v, out, log_sum_exp, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, self.causal
+            )
+            if group > 1:
+                dk, dv = (tensor.unflatten(1, (-1, group)).sum(2) for tensor in (dk, dv))
+            return dq, dk, dv
+
+        return launch
+
+    def outputs(self, first):
+        return dict(zip(("dq", "dk", "dv"), (gradient.transpose(1, 2) for gradient in first)))
+
+
+class AttentionBackwardCausal(AttentionBackward):
+    causal = True
+
+
+PEERS = {
+    "attention_full": Attention,
+    "attention_causal": AttentionCausal,
+    "attention_backward_full": AttentionBackward,
+    "attention_backward_causal": AttentionBackwardCausal,
+}

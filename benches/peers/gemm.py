@@ -1,0 +1,65 @@
+"""Matrix products by cuBLASLt."""
+
+import torch
+
+from peer import fill
+
+
+class Gemm:
+    """One matrix product a launch by cuBLASLt, into a buffer of its own."""
+
+    title = "torch.mm (cuBLASLt)"
+    # Sums of other orders: outputs are compared by relative Frobenius error.
+    tolerance = 4e-3
+    stored_as_transposed = (False, True)
+
+    def __init__(self, pattern, dimensions, sets):
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        m, n, k = dimensions
+        shapes = [(m, k), (k, n)]
+        stored = [tuple(reversed(shape)) if turned else shape for shape, turned in zip(shapes, self.stored_as_transposed)]
+        self.launches = []
+        for set in range(sets):
+            operands = [self.operand(fill(pattern, 2 * set + i, stored[i])) for i in range(2)]
+            a, b = (x.t() if turned else x for x, turned in zip(operands, self.stored_as_transposed))
+            d = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+            self.launches.append(lambda a=a, b=b, d=d: self.multiply(a, b, d))
+
+    def operand(self, values):
+        return values
+
+    def multiply(self, a, b, d):
+        return torch.mm(a, b, out=d)
+
+    def outputs(self, first):
+        return {"d": first}
+
+
+class GemmNn(Gemm):
+    stored_as_transposed = (False, False)
+
+
+class GemmTn(Gemm):
+    stored_as_transposed = (True, False)
+
+
+class GemmE4m3(Gemm):
+    title = "torch._scaled_mm, fast accumulation (cuBLASLt)"
+
+    def operand(self, values):
+        return values.float().to(torch.float8_e4m3fn)
+
+    def __init__(self, pattern, dimensions, sets):
+        self.one = torch.ones((), device="cuda")
+        super().__init__(pattern, dimensions, sets)
+
+    def multiply(self, a, b, d):
+        return torch._scaled_mm(a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=True, out=d)
+
+
+PEERS = {
+    "gemm_nt": Gemm,
+    "gemm_nn": GemmNn,
+    "gemm_tn": GemmTn,
+    "gemm_e4m3": GemmE4m3,
+}
