@@ -5,8 +5,15 @@ import torch
 from peer import fill
 
 
+def shapes(dimensions):
+    """The shapes of queries, keys, values and result."""
+    batches, queries, keys, heads, key_heads, head_size, value_size = dimensions
+    of_queries, of_keys = (batches, queries, heads), (batches, keys, key_heads)
+    return (*of_queries, head_size), (*of_keys, head_size), (*of_keys, value_size), (*of_queries, value_size)
+
+
 class Attention:
-    """torch's scaled_dot_product_attention by cuDNN, on the same memory: [batches, rows, heads, head_size]."""
+    """torch's scaled_dot_product_attention by cuDNN, on the same memory: [batches, rows, heads, size]. A causal mask is aligned top-left."""
 
     title = "torch SDPA (cuDNN)"
     # Sums of other orders and other roundings of the weights.
@@ -14,10 +21,9 @@ class Attention:
     causal = False
 
     def __init__(self, pattern, dimensions, sets):
-        batches, length, heads, key_heads, head_size = dimensions
         self.launches = []
         for set in range(sets):
-            q, k, v = (fill(pattern, 3 * set + i, (batches, length, h, head_size)).transpose(1, 2) for i, h in enumerate((heads, key_heads, key_heads)))
+            q, k, v = (fill(pattern, 3 * set + i, shape).transpose(1, 2) for i, shape in enumerate(shapes(dimensions)[:3]))
             self.launches.append(lambda q=q, k=k, v=v: self.attend(q, k, v))
 
     def attend(self, q, k, v):
@@ -43,10 +49,9 @@ class AttentionBackward:
     causal = False
 
     def __init__(self, pattern, dimensions, sets):
-        batches, length, heads, key_heads, head_size = dimensions
         self.launches = []
         for set in range(sets):
-            tensors = (fill(pattern, 4 * set + i, (batches, length, h, head_size)) for i, h in enumerate((heads, key_heads, key_heads, heads)))
+            tensors = (fill(pattern, 4 * set + i, shape) for i, shape in enumerate(shapes(dimensions)))
             self.launches.append(self.differentiate(*(tensor.transpose(1, 2) for tensor in tensors)))
 
     def differentiate(self, q, k, v, grad_out):

@@ -7,8 +7,9 @@ use crate::{pattern::Pattern, rounds::Side};
 
 /// Device time that the replays of one round should take at least, so that an event's resolution does not show.
 const ROUND_SECONDS: f64 = 2e-3;
-/// About the rate of an H200's memory; it only sets how many replays a round has.
+/// About the rates of an H200's memory and of its tensor cores in bf16; they only set how many replays a round has.
 const BYTES_A_SECOND: f64 = 4e12;
+const FLOPS_A_SECOND: f64 = 6e14;
 
 /// Where the benchmarks run.
 pub struct Gpu {
@@ -59,6 +60,8 @@ pub struct Bench {
     pub dimensions: Vec<u64>,
     /// Bytes that one launch must move: each input read once, each output written once.
     pub bytes: u64,
+    /// Floating-point operations of one launch, where they are what counts; else 0.
+    pub flops: u64,
     /// Buffer sets that the launches of one graph walk through, so that no launch finds its input in the L2 cache.
     pub sets: usize,
     /// The copy whose rate is the ceiling, by [`name`](Self::name).
@@ -78,7 +81,10 @@ impl Bench {
     /// Replays of the graph in one round.
     pub fn replays(&self, kind: Kind) -> usize {
         match kind {
-            Kind::Cuda => (ROUND_SECONDS * BYTES_A_SECOND / (self.bytes * self.sets as u64) as f64).ceil() as usize,
+            Kind::Cuda => {
+                let launch = (self.bytes as f64 / BYTES_A_SECOND).max(self.flops as f64 / FLOPS_A_SECOND);
+                (ROUND_SECONDS / (launch * self.sets as f64)).ceil() as usize
+            }
             Kind::Emulated => 1,
         }
     }
@@ -88,6 +94,8 @@ impl Bench {
 pub struct Prepared {
     /// One launch a buffer set.
     pub graph: Graph,
+    /// Other kernels of ours for the same, timed in the same rounds, by name.
+    pub rivals: Vec<(&'static str, Graph)>,
     /// Reads back what the first launch wrote.
     pub outputs: Box<ReadOutputs>,
 }
@@ -113,7 +121,13 @@ impl Prepared {
 
     /// A graph and how to read what its first launch wrote.
     pub fn new(graph: Graph, outputs: impl Fn(&Stream) -> Result<Vec<Output>> + 'static) -> Self {
-        Self { graph, outputs: Box::new(outputs) }
+        Self { graph, rivals: Vec::new(), outputs: Box::new(outputs) }
+    }
+
+    /// With another kernel of ours to be timed beside it.
+    pub fn against(mut self, name: &'static str, rival: Self) -> Self {
+        self.rivals.push((name, rival.graph));
+        self
     }
 }
 

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 pub mod bench;
+pub mod chart;
 pub mod family;
 pub mod machine;
 pub mod pattern;

@@ -1,26 +1,34 @@
 //! `oxtile-benches`: measures, writes raw results and prints tables.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_benches::{
     bench::Size,
+    chart, family,
     peers::Peers,
     ranks, render,
     results::Document,
-    run::{self, Options, Outcome},
+    run::{self, LEAST_ROUNDS, Options, Outcome},
 };
 
 const USAGE: &str = "\
 Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --ranks N [--rounds N] [--json FILE.json] [--peers FOLDER | --no-peers] [--seed N]
-       oxtile-benches --render FILE.json...
+       oxtile-benches --render FILE.json... | --chart FILE.json...
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
 
-  FAMILY          copy, amax, fp8, mxfp8, nvfp4, launch; all of them without
-  --rounds N      rounds of each comparison, at least 30 (40)
+  FAMILY          {families};
+                  all of them without
+  --sweep         attention at 40 shapes of every kind, forward and backward, for a minute at most
+  --rounds N      rounds of each comparison, at least 30 (40; 30 of a sweep)
   --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family
   --peers FOLDER  where server.py is (OXTILE_PEERS, beside this program, benches/peers)
   --no-peers      the kernels alone
@@ -28,14 +36,19 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
   --ranks N       collectives of NCCL among N GPUs instead of kernels, in turn with torch.distributed
   --render        prints the tables of results files
+  --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
 
 The commit in the results is that of OXTILE_COMMIT or of the file `commit` beside this program.
 ";
+
+/// Rounds of a comparison, if nobody says how many.
+const ROUNDS: usize = 40;
 
 struct Arguments {
     options: Options,
     json: Option<PathBuf>,
     render: Vec<PathBuf>,
+    chart: Vec<PathBuf>,
     ranks: Option<u32>,
 }
 
@@ -51,14 +64,17 @@ fn main() -> ExitCode {
 
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
-    let options = Options { families: Vec::new(), rounds: 40, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
-    let mut arguments = Arguments { options, json: None, render: Vec::new(), ranks: None };
+    let options =
+        Options { families: Vec::new(), sweep: false, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
+    let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None };
+    let mut rounds = None;
     let options = &mut arguments.options;
     let mut parser = Parser::from_env();
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Value(family) => options.families.push(family.string()?),
-            Arg::Long("rounds") => options.rounds = parser.value()?.parse()?,
+            Arg::Long("rounds") => rounds = Some(parser.value()?.parse()?),
+            Arg::Long("sweep") => options.sweep = true,
             Arg::Long("json") => arguments.json = Some(parser.value()?.into()),
             Arg::Long("peers") => options.peers_folder = Some(parser.value()?.into()),
             Arg::Long("no-peers") => options.peers = false,
@@ -66,19 +82,24 @@ fn arguments() -> Result<Option<Arguments>> {
             Arg::Long("smoke") => options.size = Size::Smoke,
             Arg::Long("ranks") => arguments.ranks = Some(parser.value()?.parse()?),
             Arg::Long("render") => arguments.render.extend(parser.values()?.map(PathBuf::from)),
+            Arg::Long("chart") => arguments.chart.extend(parser.values()?.map(PathBuf::from)),
             Arg::Short('h') | Arg::Long("help") => {
-                print!("{USAGE}");
+                print!("{}", USAGE.replace("{families}", &family::NAMES.join(", ")));
                 return Ok(None);
             }
             other => return Err(other.unexpected().into()),
         }
     }
+    options.rounds = rounds.unwrap_or(if options.sweep { LEAST_ROUNDS } else { ROUNDS });
     options.peers &= options.size == Size::Full;
     Ok(Some(arguments))
 }
 
 fn execute(arguments: &Arguments) -> Result<()> {
-    if !arguments.render.is_empty() {
+    if !arguments.render.is_empty() || !arguments.chart.is_empty() {
+        for file in &arguments.chart {
+            draw(&Document::read(file)?, file)?;
+        }
         for file in &arguments.render {
             println!("{}", render::markdown(&Document::read(file)?));
         }
@@ -96,6 +117,9 @@ fn execute(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.json {
         for file in document.write(path)? {
             eprintln!("wrote {}", file.display());
+            if arguments.options.sweep {
+                draw(&document, &file)?;
+            }
         }
     }
     if arguments.options.size == Size::Smoke {
@@ -103,5 +127,13 @@ fn execute(arguments: &Arguments) -> Result<()> {
     }
     print!("{}", render::markdown(&document));
     ensure!(failures.is_empty(), "{} benchmark(s) failed:\n{}", failures.len(), failures.join("\n"));
+    Ok(())
+}
+
+/// Draws a document beside its file.
+fn draw(document: &Document, file: &Path) -> Result<()> {
+    let drawing = file.with_extension("svg");
+    fs::write(&drawing, chart::svg(document)).with_context(|| format!("cannot write {}", drawing.display()))?;
+    eprintln!("wrote {}", drawing.display());
     Ok(())
 }

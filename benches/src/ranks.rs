@@ -104,6 +104,7 @@ fn compare(ranks: &Ranks, mut peers: Option<&mut Peers>, request: Request, round
         shape: size(request.bytes),
         clock,
         bytes: request.bytes,
+        flops: 0,
         launches: request.calls,
         ceiling: None,
         sides: ["oxtile", "torch.distributed"]

@@ -11,6 +11,12 @@ use crate::{
 pub fn markdown(document: &Document) -> String {
     let mut text = heading(document);
     let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(|record| record.clock == Clock::DeviceEvents);
+    let (products, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.flops > 0);
+    if !products.is_empty() {
+        text += "\n| kernel | shape | us, median [quartiles] | TFLOP/s | peer | peer's us | peer's time / ours, by pairs |\n";
+        text += "|---|---|---|---|---|---|---|\n";
+        products.iter().for_each(|record| product_rows(&mut text, record));
+    }
     if !device.is_empty() {
         text +=
             "\n| kernel | shape | us, median [quartiles] | TB/s | of the copy rate | peer | peer's us | peer's time / ours, by pairs |\n";
@@ -44,11 +50,21 @@ fn heading(document: &Document) -> String {
 }
 
 fn device_rows(text: &mut String, document: &Document, record: &Record) {
-    let ours = record.seconds(0).map_or_else(none, |time| spread(time, 1e6, 1));
     let rate = record.rate(0).map_or_else(none, |rate| format!("{:.2}", rate * 1e-12));
     let share = document.share(record, 0).map_or_else(none, percent);
+    rows(text, record, &format!("{rate} | {share}"));
+}
+
+/// Rows of what the tensor cores bound.
+fn product_rows(text: &mut String, record: &Record) {
+    rows(text, record, &record.flop_rate(0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12)));
+}
+
+/// A row for each peer, with these cells between our time and its.
+fn rows(text: &mut String, record: &Record, rates: &str) {
+    let ours = record.seconds(0).map_or_else(none, |time| spread(time, 1e6, 1));
     let mut row = |peer: &str, time: String, ratio: String| {
-        _ = writeln!(text, "| {} | {} | {ours} | {rate} | {share} | {peer} | {time} | {ratio} |", record.kernel, record.shape);
+        _ = writeln!(text, "| {} | {} | {ours} | {rates} | {peer} | {time} | {ratio} |", record.kernel, record.shape);
     };
     if record.sides.len() < 2 {
         row("none ran", none(), none());
@@ -111,6 +127,13 @@ mod tests {
         let row = "| amax | shape | 200.0 [150.0, 250.0] | 0.00 | 25.0 % | peer | 400.0 [300.0, 500.0] | 2.000 [2.000, 2.000] |\n";
         assert!(text.contains(row), "{text}");
         assert!(text.contains("- amax shape: peer computes something else: amax: 4 of 4 bytes differ\n"), "{text}");
+        document.records[1].flops = 50_000_000_000;
+        let text = markdown(&document);
+        assert!(
+            text.contains("| amax | shape | 200.0 [150.0, 250.0] | 250 | peer | 400.0 [300.0, 500.0] | 2.000 [2.000, 2.000] |\n"),
+            "{text}"
+        );
+        assert!(text.contains("| us, median [quartiles] | TFLOP/s | peer |") && text.contains("| TB/s | of the copy rate |"), "{text}");
         document.records.iter_mut().for_each(|record| record.clock = Clock::Host);
         assert!(markdown(&document).contains("| peer | 400000 [300000, 500000] | -200000 [-250000, -150000] |\n"));
     }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{family, machine::Machine, peers::Check, rounds::Rounds, statistics::Quartiles};
+use crate::{machine::Machine, peers::Check, rounds::Rounds, statistics::Quartiles};
 
 /// The version of the file's form.
 const FORM: u32 = 1;
@@ -41,6 +41,9 @@ pub struct Record {
     pub clock: Clock,
     /// Bytes that one launch must move; 0 where bytes are not what counts.
     pub bytes: u64,
+    /// Floating-point operations of one launch; 0 where they are not what counts.
+    #[serde(default)]
+    pub flops: u64,
     /// Launches in the time of one round.
     pub launches: u64,
     /// The record whose rate is the ceiling, by [`Record::name`].
@@ -107,6 +110,11 @@ impl Record {
         self.seconds(side).map(|time| self.bytes as f64 / time.median)
     }
 
+    /// Floating-point operations a second of a side, at its median time, where they are what counts.
+    pub fn flop_rate(&self, side: usize) -> Option<f64> {
+        self.seconds(side).filter(|_| self.flops > 0).map(|time| self.flops as f64 / time.median)
+    }
+
     /// The time of a side over ours, round by round.
     pub fn ratio(&self, side: usize) -> Option<Quartiles> {
         self.pairs(side, |other, ours| other / ours)
@@ -160,8 +168,13 @@ impl Document {
             return Ok(vec![self.write_file(path.to_owned())?]);
         }
         fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
-        let families = family::NAMES.iter().filter(|name| self.records.iter().any(|record| record.family == **name));
-        families.map(|name| self.of_family(name).write_file(path.join(format!("{name}.json")))).collect()
+        let mut families: Vec<&str> = Vec::new();
+        for record in &self.records {
+            if !families.contains(&record.family.as_str()) {
+                families.push(&record.family);
+            }
+        }
+        families.into_iter().map(|name| self.of_family(name).write_file(path.join(format!("{name}.json")))).collect()
     }
 
     fn of_family(&self, family: &str) -> Self {
@@ -208,6 +221,7 @@ pub(crate) mod tests {
             shape: "shape".into(),
             clock: Clock::DeviceEvents,
             bytes,
+            flops: 0,
             launches: 10,
             ceiling: ceiling.map(str::to_owned),
             sides: vec![side("oxtile", times[0]), side("peer", times[1])],
@@ -227,6 +241,8 @@ pub(crate) mod tests {
         // The copy's fastest side moves 2000 bytes in 0.1 ms.
         assert!((document.share(amax, 0).unwrap() - 0.25).abs() < 1e-12);
         assert_eq!(document.share(&document.records[0], 0), None);
+        assert_eq!(amax.flop_rate(0), None);
+        assert_eq!(Record { flops: 400, ..amax.clone() }.flop_rate(1), Some(1e6));
     }
 
     #[test]

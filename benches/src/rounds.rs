@@ -6,13 +6,10 @@ use anyhow::{Context, Result};
 
 use crate::random::Random;
 
-/// Rounds that at least warm up.
-pub const WARM_UP: usize = 3;
-
 /// How long to measure.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Rounds run uncounted for this long, until the clocks of an idle GPU have risen, and [`WARM_UP`] of them at least.
+    /// Rounds run uncounted for this long, until the clocks of an idle GPU have risen, and one of them at least.
     pub warm_up: Duration,
     /// Rounds that count.
     pub rounds: usize,
@@ -45,10 +42,11 @@ pub struct Rounds {
 /// The first side that fails, named.
 pub fn run(sides: &mut [Box<dyn Side + '_>], plan: Plan, random: &mut Random) -> Result<Rounds> {
     let start = Instant::now();
-    let mut warm = 0;
-    while warm < WARM_UP || start.elapsed() < plan.warm_up {
+    loop {
         round(sides, &random.order(sides.len())).context("warming up")?;
-        warm += 1;
+        if start.elapsed() >= plan.warm_up {
+            break;
+        }
     }
     let mut result = Rounds { milliseconds: vec![Vec::with_capacity(plan.rounds); sides.len()], order: Vec::new() };
     for number in 0..plan.rounds {
@@ -90,7 +88,7 @@ mod tests {
     fn every_side_runs_once_a_round_and_warm_up_is_not_counted() {
         let mut sides: Vec<Box<dyn Side>> = vec![Box::new(Counter(0.0)), Box::new(Counter(100.0))];
         let result = run(&mut sides, Plan { warm_up: Duration::ZERO, rounds: 30 }, &mut Random::new(5)).unwrap();
-        let first: Vec<f64> = (WARM_UP + 1..=WARM_UP + 30).map(|i| i as f64).collect();
+        let first: Vec<f64> = (2..=31).map(f64::from).collect();
         assert_eq!(result.milliseconds[0], first);
         assert_eq!(result.milliseconds[1], first.iter().map(|t| t + 100.0).collect::<Vec<_>>());
         assert!(result.order.contains(&vec![0, 1]) && result.order.contains(&vec![1, 0]));

@@ -1,13 +1,18 @@
 //! A run: the chosen families, one benchmark after the other.
 
-use std::{cell::RefCell, collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use oxtile::runtime::Runtime;
 
 use crate::{
     bench::{Bench, Gpu, Prepared, Replays, Size},
-    family::{self, launch},
+    family::{self, attention, attention_sweep, launch},
     machine::{self, Machine},
     pattern::Pattern,
     peers::{Check, PeerSide, Peers},
@@ -21,12 +26,16 @@ pub const LEAST_ROUNDS: usize = 30;
 
 /// Long enough for the clocks of an idle GPU to rise.
 const WARM_UP: Duration = Duration::from_millis(500);
+/// The same between the shapes of a sweep, which leave it no time to fall.
+const SWEEP_WARM_UP: Duration = Duration::from_millis(100);
+/// A sweep measures no further shape after this long: an hour of a GPU is dear.
+const SWEEP_BUDGET: Duration = Duration::from_secs(60);
 
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Each side holds its own buffers in its own process, several sets so that no launch finds its input in \
 the L2 cache, filled with the same random normal values. The launches over the sets are captured in a CUDA graph. A round \
 times every side once, in random order: one replay that is not timed, an event, the replays, an event. Half a second of \
-warm-up rounds is not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
+warm-up rounds, a tenth in a sweep, is not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
 must move over the median time, over the same of the faster copy in this file. Where the clock is the host's, it is read \
 around `launches` calls from an empty queue.";
 
@@ -35,6 +44,8 @@ around `launches` calls from an empty queue.";
 pub struct Options {
     /// Families; none means all.
     pub families: Vec<String>,
+    /// Many shapes of attention instead, for a minute.
+    pub sweep: bool,
     /// Rounds of each comparison.
     pub rounds: usize,
     /// The shapes.
@@ -62,6 +73,7 @@ pub struct Outcome {
 /// An unknown family, too few rounds, no GPU. A peer that fails is recorded in the document.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome> {
     check(options)?;
+    let start = Instant::now();
     let gpu = open(options)?;
     let peers = match options.peers {
         true => Peers::start(options.peers_folder.as_deref()).map_err(|error| format!("{error:#}")),
@@ -78,7 +90,8 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
         after: machine::Readings::new(),
     };
     let mut document = Document::new(METHOD.to_owned(), options.seed, machine);
-    let plan = Plan { warm_up: options.size.pick(WARM_UP, Duration::ZERO), rounds: options.rounds };
+    let warm_up = if options.sweep { SWEEP_WARM_UP } else { WARM_UP };
+    let plan = Plan { warm_up: options.size.pick(warm_up, Duration::ZERO), rounds: options.rounds };
     let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), plan, random: Random::new(!options.seed) };
     let mut failures = Vec::new();
     let mut keep = |name: &str, result: Result<Record>| match result {
@@ -87,9 +100,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
     };
     for bench in chosen(options) {
         progress(&bench.name());
-        keep(&bench.name(), runner.compare(&bench, progress));
+        let spent = options.sweep && options.size == Size::Full && start.elapsed() > SWEEP_BUDGET;
+        keep(&bench.name(), if spent { Ok(left_out(&bench)) } else { runner.compare(&bench, progress) });
     }
-    if is_chosen(options, launch::FAMILY) {
+    if !options.sweep && is_chosen(options, launch::FAMILY) {
         progress(launch::FAMILY);
         keep(launch::FAMILY, launch::measure(&runner.gpu, options.size, plan, &mut runner.random));
     }
@@ -100,6 +114,9 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
 fn check(options: &Options) -> Result<()> {
     if let Some(unknown) = options.families.iter().find(|family| !family::NAMES.contains(&family.as_str())) {
         bail!("there is no family `{unknown}`: name some of {}", family::NAMES.join(", "));
+    }
+    if options.sweep && options.families.iter().any(|family| family != attention::FAMILY) {
+        bail!("there is a sweep of `{}` alone: name no other family", attention::FAMILY);
     }
     if options.size == Size::Full && options.rounds < LEAST_ROUNDS {
         bail!("{} rounds are too few for quartiles: ask for {LEAST_ROUNDS} or more", options.rounds);
@@ -123,6 +140,9 @@ fn is_chosen(options: &Options, family: &str) -> bool {
 
 /// The benchmarks of the chosen families, and the copies that are their ceilings.
 fn chosen(options: &Options) -> Vec<Bench> {
+    if options.sweep {
+        return attention_sweep::benches(options.size);
+    }
     let (mut benches, others): (Vec<_>, Vec<_>) =
         family::device_benches(options.size).into_iter().partition(|bench| is_chosen(options, bench.family));
     let is_ceiling = |copy: &Bench| benches.iter().any(|bench| bench.ceiling.as_deref() == Some(&copy.name()));
@@ -163,14 +183,18 @@ impl Runner {
         for Missing { peer, why } in &missing {
             progress(&format!("peer {peer} did not run: {why}"));
         }
-        let mut record = record(bench, replays, ready, missing);
+        let side = |label: String, check| SideRecord { label, milliseconds: Vec::new(), check };
+        let rivals = prepared.rivals.iter().map(|(name, _)| side((*name).to_owned(), None));
+        let others = rivals.chain(ready.into_iter().map(|peer| side(peer.title, Some(peer.check)))).collect();
+        let mut record = record(bench, replays, others, missing);
         record.fill(measured?);
         Ok(record)
     }
 
     fn rounds(&mut self, prepared: &Prepared, replays: usize, ready: &[ReadyPeer]) -> Result<Rounds> {
-        let ours = Replays { label: "oxtile", stream: &self.gpu.stream, graph: &prepared.graph, count: replays };
-        let mut sides: Vec<Box<dyn Side + '_>> = vec![Box::new(ours)];
+        let ours = |label, graph| Box::new(Replays { label, stream: &self.gpu.stream, graph, count: replays }) as Box<dyn Side>;
+        let mut sides = vec![ours("oxtile", &prepared.graph)];
+        sides.extend(prepared.rivals.iter().map(|(name, graph)| ours(name, graph)));
         if let Some(peers) = &self.peers {
             let side = |ready: &ReadyPeer| PeerSide { peers, peer: ready.peer, title: ready.title.clone(), replays };
             sides.extend(ready.iter().map(|ready| Box::new(side(ready)) as Box<dyn Side>));
@@ -200,19 +224,24 @@ impl Runner {
     }
 }
 
-fn record(bench: &Bench, replays: usize, ready: Vec<ReadyPeer>, missing: Vec<Missing>) -> Record {
-    let side = |label: String, check| SideRecord { label, milliseconds: Vec::new(), check };
-    let mut sides = vec![side("oxtile".to_owned(), None)];
-    sides.extend(ready.into_iter().map(|peer| side(peer.title, Some(peer.check))));
+/// A record without times, of a shape that a sweep does not come to.
+fn left_out(bench: &Bench) -> Record {
+    let why = format!("the {} s of a sweep are spent", SWEEP_BUDGET.as_secs());
+    record(bench, 0, Vec::new(), bench.peers.iter().map(|&peer| Missing { peer: peer.to_owned(), why: why.clone() }).collect())
+}
+
+fn record(bench: &Bench, replays: usize, others: Vec<SideRecord>, missing: Vec<Missing>) -> Record {
+    let ours = SideRecord { label: "oxtile".to_owned(), milliseconds: Vec::new(), check: None };
     Record {
         family: bench.family.to_owned(),
         kernel: bench.kernel.to_owned(),
         shape: bench.shape.clone(),
         clock: Clock::DeviceEvents,
         bytes: bench.bytes,
+        flops: bench.flops,
         launches: (replays * bench.sets) as u64,
         ceiling: bench.ceiling.clone(),
-        sides,
+        sides: [ours].into_iter().chain(others).collect(),
         order: Vec::new(),
         missing,
     }

@@ -2,14 +2,14 @@
 
 use oxtile_benches::{
     bench::Size,
-    family, render,
+    chart, family, render,
     results::Clock,
     run::{Options, Outcome, run},
 };
 
 fn options(families: &[&str]) -> Options {
     let families = families.iter().map(|family| (*family).to_owned()).collect();
-    Options { families, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
+    Options { families, sweep: false, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
 }
 
 #[test]
@@ -93,6 +93,28 @@ fn peers_are_compared_and_those_that_fail_are_named() {
     assert!(why.starts_with("a round failed: warming up: `the peer of mxfp8_dequantize_compiled`: out of memory"), "{why}");
     let text = render::markdown(&document);
     assert!(text.contains("- copy_words 36 KiB: the peer of copy computes something else: {'target': 36864}"), "{text}");
+}
+
+#[test]
+fn a_sweep_of_attention_is_tabled_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("server.py"), SERVER).unwrap();
+    let sweep = Options { sweep: true, peers: true, peers_folder: Some(folder.path().to_owned()), rounds: 1, ..options(&["attention"]) };
+    let Outcome { document, failures } = run(&sweep, &mut |_| ()).unwrap();
+    assert_eq!(failures, Vec::<String>::new());
+    let names: Vec<_> = document.records.iter().map(|record| record.name()).collect();
+    let [cross, backward] = ["forward causal, top-left 1x9:12x2:1x64", "backward causal, top-left, fast 1x9:12x2:1x64"];
+    assert_eq!(names, [cross, "forward full 1x5:3x1:1x96", backward].map(|name| format!("attention {name}")));
+    assert!(document.records.iter().all(|record| record.family == "attention_sweep" && record.sides.len() == 2));
+    // 4 batches H D, of 9 x 12 keys the 9^2 / 2 that a top-left mask leaves.
+    assert_eq!(document.records[0].flops, 2 * 2 * 81 * 64);
+    assert!(render::markdown(&document).contains("| TFLOP/s | peer |"));
+    assert_eq!(chart::svg(&document).matches("<rect x=").count(), 3);
+
+    let files = document.write(folder.path()).unwrap();
+    assert_eq!(files, [folder.path().join("attention_sweep.json")]);
+    let error = run(&Options { sweep: true, ..options(&["gemm"]) }, &mut |_| ()).unwrap_err().to_string();
+    assert_eq!(error, "there is a sweep of `attention` alone: name no other family");
 }
 
 #[test]

@@ -39,6 +39,8 @@ else
     failures=$((failures + 1))
 fi
 step benches ./oxtile-benches --json "$results/benches"
+# About a minute: a sweep measures no further shape after that.
+step sweep ./oxtile-benches attention --sweep --json "$results/benches"
 printf '==== %s step(s) failed\n' "$failures" | tee -a "$log"
 tar -czf "$archive" -C "$results" . || exit 1
 printf '%s\n' "$archive"

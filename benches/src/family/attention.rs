@@ -1,74 +1,65 @@
 //! Attention, forward.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionConfig, BoundAttention, Inputs, Mask, Outputs};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
+use super::attention_shape::{Shape, bytes_of, tensor};
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 
 /// The family's name.
 pub const FAMILY: &str = "attention";
 
-/// Batches, length of queries and keys, heads, heads of keys, head size.
-type Shape = [u64; 5];
-
 /// 32768 tokens in sequences of 2048 to 16384, full and causal, of three head sizes; shared heads of keys.
 pub fn benches(size: Size) -> Vec<Bench> {
-    let lengths = size.pick([2048, 4096, 8192, 16384], [64, 65, 128, 130]);
+    let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
     let mut benches = Vec::new();
     for head_size in [128, 64, 256] {
-        for length in lengths {
+        for &length in lengths {
             let heads = (heads / head_size).max(1);
-            let shape = [(tokens / length).max(1), length, heads, heads, head_size];
-            benches.push(bench("attention forward full", &["attention_full"], shape, Mask::Full));
-            benches.push(bench("attention forward causal", &["attention_causal"], shape, Mask::CausalBottomRight));
+            let shape = Shape::square([(tokens / length).max(1), length, heads, heads, head_size]);
+            benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| bench(shape, mask)));
         }
     }
-    let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 70, 4, 2]);
-    benches.push(bench(
-        "attention forward causal",
-        &["attention_causal"],
-        [batches, length, heads, key_heads, 128],
-        Mask::CausalBottomRight,
-    ));
+    let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 20, 4, 2]);
+    benches.push(bench(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
     benches
 }
 
-fn bench(kernel: &'static str, peers: &'static [&'static str], shape: Shape, mask: Mask) -> Bench {
-    let [batches, length, heads, key_heads, head_size] = shape;
+/// One shape, beside cuDNN.
+pub(super) fn bench(shape: Shape, mask: Mask) -> Bench {
+    let (kernel, peers): (_, &[&str]) = match mask {
+        Mask::Full => ("attention forward full", &["attention_full"]),
+        Mask::CausalTopLeft => ("attention forward causal, top-left", &["attention_causal"]),
+        Mask::CausalBottomRight => ("attention forward causal", &["attention_causal"]),
+    };
     Bench {
         family: FAMILY,
         kernel,
-        shape: format!("{batches}x{length}x{heads}:{key_heads}x{head_size}"),
-        dimensions: shape.to_vec(),
-        bytes: 2 * batches * length * (heads + key_heads) * head_size * size_of::<bf16>() as u64,
+        shape: shape.label(),
+        dimensions: shape.dimensions(),
+        bytes: shape.bytes(size_of::<bf16>()),
+        flops: shape.forward_flops(mask),
         sets: 1,
         ceiling: None,
         peers,
-        prepare: Box::new(move |gpu| prepare(gpu, shape, mask)),
+        prepare: Box::new(move |gpu| prepare(gpu, shape, shape.config(mask))),
     }
 }
 
-fn prepare(gpu: &Gpu, [batches, length, heads, key_heads, head_size]: Shape, mask: Mask) -> Result<Prepared> {
-    let config =
-        AttentionConfig { batches, queries: length, keys: length, heads, key_heads, head_size, mask, ..AttentionConfig::default() };
+/// The kernel that a configuration takes, on bf16 tensors of the pattern.
+pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig) -> Result<Prepared> {
     let attention = Attention::<bf16>::new(&gpu.runtime, config)?;
-    let tensor = |buffer: usize, heads: u64| -> Result<Buffer<bf16>> {
-        let values = gpu.pattern.fill(buffer, batches * length * heads * head_size);
-        Ok(Buffer::from_slice(&gpu.stream, &values.into_iter().map(|x| bf16::from_bits(x.to_bits())).collect::<Vec<_>>())?)
-    };
-    let (q, k, v) = (tensor(0, heads)?, tensor(1, key_heads)?, tensor(2, key_heads)?);
-    let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, q.len())?;
-    let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, batches * heads * length)?;
+    let [of_q, of_k, of_v, of_out] = shape.elements();
+    let (q, k, v) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?);
+    let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
+    let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
     let graph = {
         let inputs = Inputs::new(q.view(), k.view(), v.view());
-        let mut bound: BoundAttention<'_> = attention.bind(&gpu.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+        let mut bound = attention.bind(&gpu.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };
-    Ok(Prepared::new(graph, move |stream| {
-        let out: Vec<half::bf16> = out.to_vec_as(stream)?;
-        Ok(vec![Output { name: "out", bytes: out.iter().flat_map(|value| value.to_le_bytes()).collect() }])
-    }))
+    Ok(Prepared::new(graph, move |stream| Ok(vec![Output { name: "out", bytes: bytes_of(&out.to_vec_as(stream)?) }])))
 }

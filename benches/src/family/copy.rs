@@ -30,6 +30,7 @@ fn bench(bytes: u64, sets: usize) -> Bench {
         shape: shape(bytes),
         dimensions: vec![bytes],
         bytes: 2 * bytes,
+        flops: 0,
         sets,
         ceiling: None,
         peers: &["copy"],

@@ -44,6 +44,7 @@ fn bench(size: Size, shape: Shape, (kernel, bytes_an_element, peers, prepare): M
         shape: format!("{rows}x{columns} bf16"),
         dimensions: vec![rows, columns],
         bytes,
+        flops: 0,
         sets,
         ceiling: ceiling(size, bytes),
         peers,

@@ -51,6 +51,7 @@ fn bench(size: Size, shape: Shape, is_group: bool, (kernel, [quarters, scale], g
         shape: whole,
         dimensions: vec![members, rows, columns],
         bytes,
+        flops: 0,
         sets: SETS,
         ceiling: ceiling(size, bytes),
         peers: &[],

@@ -44,6 +44,7 @@ fn bench(size: Size, shape: Shape, (kernel, peers, prepare): Measured) -> Bench 
         shape: format!("{outer}x{blocks} scales"),
         dimensions: vec![outer, blocks],
         bytes,
+        flops: 0,
         sets,
         ceiling: ceiling(size, bytes),
         peers,

@@ -89,6 +89,7 @@ pub fn measure(gpu: &Gpu, size: Size, plan: Plan, random: &mut Random) -> Result
         shape: "1 block".to_owned(),
         clock: Clock::Host,
         bytes: 0,
+        flops: 0,
         launches: count,
         ceiling: None,
         sides: labels.collect(),

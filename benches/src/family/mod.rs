@@ -3,6 +3,10 @@
 pub mod amax;
 pub mod attention;
 pub mod attention_backward;
+pub mod attention_fp8;
+pub mod attention_portable;
+mod attention_shape;
+pub mod attention_sweep;
 pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
@@ -19,7 +23,7 @@ mod raw_launch;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 14] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
@@ -31,6 +35,8 @@ pub const NAMES: [&str; 12] = [
     gemm::FAMILY,
     attention::FAMILY,
     attention_backward::FAMILY,
+    attention_fp8::FAMILY,
+    attention_portable::FAMILY,
     launch::FAMILY,
 ];
 
@@ -50,6 +56,8 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         quantized_gemm::benches(size),
         attention::benches(size),
         attention_backward::benches(size),
+        attention_fp8::benches(size),
+        attention_portable::benches(size),
     ]
     .into_iter()
     .flatten()

@@ -44,6 +44,7 @@ fn bench(size: Size, shape: Shape, (kernel, casts, peers, prepare): Measured) ->
         shape: format!("{rows}x{columns} bf16"),
         dimensions: vec![rows, columns],
         bytes,
+        flops: 0,
         sets,
         ceiling: ceiling(size, bytes),
         peers,

@@ -74,6 +74,7 @@ where
         shape: format!("{rows}x{columns} bf16"),
         dimensions: vec![rows, columns],
         bytes,
+        flops: 0,
         sets,
         ceiling: ceiling(size, bytes),
         peers,

@@ -40,6 +40,7 @@ fn bench(kernel: &'static str, config: QuantizedGemmConfig) -> Bench {
         shape: format!("{m}x{n}x{k}"),
         dimensions: vec![m, n, k],
         bytes: (code * ((m + n) * k) as f64) as u64 + 2 * m * n,
+        flops: 2 * m * n * k,
         sets: 1,
         ceiling: None,
         peers: &[],

@@ -1,0 +1,31 @@
+//! Attention, forward, by the kernels that run on any GPU, beside Hopper's and cuDNN.
+
+use oxtile::attention::{AttentionConfig, Kernels, Mask};
+
+use super::attention;
+use super::attention_shape::Shape;
+use crate::bench::{Bench, Size};
+
+/// The family's name.
+pub const FAMILY: &str = "attention_portable";
+
+/// 16384 tokens in sequences of 4096, full and causal, of both head sizes; shared heads of keys.
+pub fn benches(size: Size) -> Vec<Bench> {
+    let shapes = size.pick(&[[4, 4096, 16, 16, 128], [4, 4096, 32, 32, 64], [4, 4096, 16, 4, 128]][..], &[[1, 20, 2, 1, 64]]);
+    let both = |&shape: &[u64; 5]| [Mask::Full, Mask::CausalBottomRight].map(|mask| bench(Shape::square(shape), mask));
+    shapes.iter().flat_map(both).collect()
+}
+
+fn bench(shape: Shape, mask: Mask) -> Bench {
+    let kernel = if mask == Mask::Full { "attention portable full" } else { "attention portable causal" };
+    let fastest = shape.config(mask);
+    let portable = AttentionConfig { kernels: Kernels::Portable, ..fastest };
+    Bench {
+        family: FAMILY,
+        kernel,
+        prepare: Box::new(move |gpu| {
+            Ok(attention::prepare(gpu, shape, portable)?.against("ours on wgmma", attention::prepare(gpu, shape, fastest)?))
+        }),
+        ..attention::bench(shape, mask)
+    }
+}
