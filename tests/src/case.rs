@@ -11,6 +11,9 @@ pub enum Size {
     Small,
     /// For the emulator's fast mode and the GPU.
     Large,
+    /// For the GPU: more tiles than it has multiprocessors, of work that would take the emulator minutes. The emulated device
+    /// has so few multiprocessors that a small case covers the same branches.
+    Waves,
 }
 
 /// What a case says when it fails.

@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("matrix::InFlight::waited", "the second half of `wait`, which is covered; the emulator reports a missing wait"),
     ("matrix::Left::issue", "every multiplication calls it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),
+    ("pipeline::Stage::release_unless", "`release`, which is covered, or nothing"),
     (
         "pipeline::Stage::wait_again",
         "`Consumer::wait`, which is covered, of the same phase: it changes nothing but the machine code's order",

@@ -127,7 +127,8 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
     }
     let finished = softmax.finish();
     let log_sum_exp_of = finished.log_sum_exp();
-    for (half, log_sum_exp_of_row) in log_sum_exp_of.into_iter().enumerate() {
+    #[expect(clippy::needless_range_loop, reason = "an index that is known at compile time keeps the sums in registers")]
+    for half in 0..2 {
         let row = row + register_tile::row(half as u32);
         if row >= sequence.rows {
             continue;
@@ -144,7 +145,7 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
                 0 => u64::from(head) * u64::from(query_rows) + u64::from(sequence.query_offset + row),
                 rows => u64::from(batch * heads + head) * u64::from(rows) + u64::from(row),
             };
-            log_sum_exp.store(at, if attends { log_sum_exp_of_row } else { f32::NEG_INFINITY });
+            log_sum_exp.store(at, if attends { log_sum_exp_of[half] } else { f32::NEG_INFINITY });
         }
     }
 }

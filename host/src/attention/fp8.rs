@@ -42,7 +42,7 @@ pub struct Scales<'a> {
 /// let (zero, one, three) = (e4m3::from_bits(0), e4m3::from_bits(0x38), e4m3::from_bits(0x44));
 /// let (q, v) = (vec![zero; 2 * 64], [[one; 64], [three; 64]]);
 /// let (q, v) = (Buffer::from_slice(&stream, &q)?, Buffer::from_slice(&stream, v.as_flattened())?);
-/// let (unit, half) = (Buffer::from_slice(&stream, &[1.0])?, Buffer::from_slice(&stream, &[0.5])?);
+/// let (unit, half) = (Buffer::from_slice(&stream, &[1.0_f32])?, Buffer::from_slice(&stream, &[0.5_f32])?);
 /// let scales = Scales { q: unit.view(), k: unit.view(), v: half.view() };
 /// let mut out = Buffer::<bf16>::zeros(&stream, 2 * 64)?;
 /// let mut log_sum_exp = Buffer::<f32>::zeros(&stream, 2)?;

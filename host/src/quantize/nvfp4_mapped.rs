@@ -11,17 +11,18 @@
 //! # fn main() -> Result<()> {
 //! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
-//! let x = Buffer::from_slice(&stream, &[[24.0_f32, 18.0, -18.0, 18.0]; 8].concat())?;
+//! let x = Buffer::from_slice(&stream, &[[24.0_f32, 18.0, -18.0, 18.0].repeat(4), vec![48.0; 16]].concat())?;
 //! let mut restored = Buffer::<f32>::uninitialised(&stream, 32)?;
 //!
-//! // 18 is 3 of the 4 that 24 becomes; of the 6 it would be between 4 and 6.
+//! // 18 is 3 of the 4 that 24 becomes; of the 6 it would be between 4 and 6. (The block of the tensor's largest element has no
+//! // choice: no scale beyond 448 would take it to 4.)
 //! let better = Nvfp4FourOverSix::<f32, FourOverSix>::new(&runtime)?;
 //! let tensor = better.quantize(&stream, x.view(), [2, 16], Direction::Rows)?;
 //! better.dequantize(&stream, &tensor, restored.view_mut())?;
 //! assert_eq!(tensor.data.to_vec(&stream)?[0].to_bits(), 0x56);
 //!
 //! let rows = Nvfp4ScaledRows::<f32, ToSix>::new(&runtime)?.quantize(&stream, x.view(), [2, 16])?;
-//! assert_eq!(rows.amax.to_vec(&stream)?, [24.0, 24.0]);
+//! assert_eq!(rows.amax.to_vec(&stream)?, [24.0, 48.0]);
 //! # Ok(()) }
 //! ```
 

@@ -55,6 +55,7 @@ pub const KERNELS: &[KernelFamily] = &[
     memory::LOADS_AND_STORES,
     memory::SHARED_MEMORY,
     memory::ATOMICS,
+    memory::MAXIMA,
     memory::LAST_BLOCK,
     memory::MESSAGE,
     order::FENCES,

@@ -33,6 +33,7 @@ pub fn loads_and_stores(bytes: Global<u8>, halves: Global<u16>, words: Global<u3
     output.store(row, u32::from(bytes.load(t)));
     output.store(row + 1, u32::from(halves.load(t)));
     output.store_pair(row + 2, words.load_pair(2 * t));
+    output.store_pair(row + 2, output.load_pair(row + 2));
     let long = longs.load(t);
     output.store_pair(row + 4, [long as u32, (long >> 32) as u32]);
     output.store(row + 6, words.load_word(t) ^ output.load(row));
@@ -93,6 +94,19 @@ pub fn atomics(input: Global<u32>, maximum: GlobalMut<f32>, sums: GlobalMut<u32>
 
 fn atomics_grid(args: &AtomicsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("input", u64::from(BLOCKS * THREADS), args.input.len())?;
+    Ok(Grid::x(BLOCKS))
+}
+
+/// Raises `output[word % 8]` to `word`, from all threads.
+#[kernel(threads = THREADS, grid = maxima_grid)]
+pub fn maxima(input: Global<u32>, output: GlobalMut<u32>) {
+    let word = input.load(u64::from(block::index()[0] * THREADS + thread::index()));
+    atomic::max_u32(&output, u64::from(word % 8), word);
+}
+
+fn maxima_grid(args: &MaximaArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(BLOCKS * THREADS), args.input.len())?;
+    LaunchError::check_length("output", 8, args.output.len())?;
     Ok(Grid::x(BLOCKS))
 }
 

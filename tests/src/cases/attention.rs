@@ -73,7 +73,7 @@ fn random<T: Operand + Element>(cases: &mut Vec<Case>, mask: &str, config: Atten
     let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, .. } = config;
     let name = format!("attention::{}::d{head_size}::{mask}::{batches}x{queries}x{keys}x{heads}x{key_heads}", T::NAME);
     let run = move |r: &Runtime| check::<T>(r, &config, size);
-    cases.push(Case::new(name, if queries > 1000 { Size::Large } else { Size::Small }, run));
+    cases.push(Case::new(name, if queries > 1000 { Size::Waves } else { Size::Small }, run));
 }
 
 /// The same for the oracle.

@@ -49,7 +49,7 @@ fn random<T: Differentiable>(cases: &mut Vec<Case>, mask: &str, config: Attentio
     let order_name = if order == Order::Fast { "fast" } else { "ordered" };
     let shape = format!("{batches}x{queries}x{keys}x{heads}x{key_heads}");
     let name = format!("attention_backward::{}::d{head_size}::{mask}::{order_name}::{shape}", T::NAME);
-    let size = if keys > 1000 { Size::Large } else { Size::Small };
+    let size = if keys > 1000 { Size::Waves } else { Size::Small };
     cases.push(Case::new(name, size, move |r: &Runtime| {
         let pass = Pass::<T>::new(&config, keys);
         compare::<T>(&pass.expected(&config, 0), &pass.run(r, &config, order, 0)?)

@@ -45,7 +45,7 @@ pub fn cases() -> Vec<Case> {
 fn random(cases: &mut Vec<Case>, mask: &str, config: AttentionConfig) {
     let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, .. } = config;
     let name = format!("attention_fp8::d{head_size}::{mask}::{batches}x{queries}x{keys}x{heads}x{key_heads}");
-    cases.push(Case::new(name, if queries > 1000 { Size::Large } else { Size::Small }, move |r| check(r, &config)));
+    cases.push(Case::new(name, if queries > 1000 { Size::Waves } else { Size::Small }, move |r| check(r, &config)));
 }
 
 /// The same for the oracle.

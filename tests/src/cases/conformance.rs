@@ -19,11 +19,12 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 42] = [
+    let kernels: [(&str, Written); 43] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
         ("atomics", atomics),
+        ("maxima", maxima),
         ("last_block", last_block),
         ("message", message),
         ("shuffles", shuffles),
@@ -249,6 +250,13 @@ fn atomics(runtime: &Runtime, stream: &Stream) -> Bytes {
     bytes.extend(text(longs.to_vec(stream))?[0].to_le_bytes());
     bytes.extend(text(floats.to_vec(stream))?[0].to_le_bytes());
     Ok(bytes)
+}
+
+fn maxima(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let (input, mut output) = (run.input(&words(BLOCKS * THREADS))?, run.input(&[1u32; 8])?);
+    run.launch::<Maxima>(MaximaArgs { input: input.view(), output: output.view_mut() })?;
+    run.bytes(&output)
 }
 
 fn last_block(runtime: &Runtime, stream: &Stream) -> Bytes {

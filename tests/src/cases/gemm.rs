@@ -87,7 +87,7 @@ pub fn cases() -> Vec<Case> {
     of_layout::<e4m3, f32>(&mut cases, "e4m3_f32", [false, true]);
     let problem = Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false };
     cases
-        .push(Case::new("gemm::bf16::nt::waves", Size::Large, move |r| check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true })));
+        .push(Case::new("gemm::bf16::nt::waves", Size::Waves, move |r| check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true })));
     for transposed in [[false, false], [false, true], [true, false], [true, true]] {
         any_shape::<bf16, bf16>(&mut cases, "bf16", transposed);
         any_shape::<e4m3, f32>(&mut cases, "e4m3_f32", transposed);

@@ -75,7 +75,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(Case::new(format!("quantized_gemm::{name}::bf16"), Size::Small, move |r| every_path::<bf16>(r, of(SMALL))));
         let scaled = QuantizedGemmConfig { alpha: 0.5, beta: -2.0, ..of(SMALL) };
         cases.push(Case::new(format!("quantized_gemm::{name}::f32::scaled"), Size::Small, move |r| every_path::<f32>(r, scaled)));
-        cases.push(Case::new(format!("quantized_gemm::{name}::large"), Size::Large, move |r| every_path::<bf16>(r, of(LARGE))));
+        cases.push(Case::new(format!("quantized_gemm::{name}::large"), Size::Waves, move |r| every_path::<bf16>(r, of(LARGE))));
     }
     for (name, format) in [("fp8", FP8), ("mxfp8", MXFP8), ("mxfp8_columns", MXFP8_COLUMNS)] {
         let odd = QuantizedGemmConfig::new(format, [5, 7, 40]);
