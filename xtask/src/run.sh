@@ -1,8 +1,11 @@
 #!/bin/sh
-# Runs on a GPU machine as it is: the cases on both back ends, memcheck, the GPU's bytes of the conformance kernels, the
-# benchmarks. Builds nothing. Leaves one file: results.tgz beside this script, or where the first argument says.
+# Runs on a GPU machine as it is: the cases on the GPU, memcheck, the GPU's bytes of the conformance kernels, the benchmarks.
+# Builds nothing. Leaves one file: results.tgz beside this script, or where the first argument says. Further arguments
+# choose steps: `./run.sh results.tgz cases bytes`.
 here=$(cd "$(dirname "$0")" && pwd)
 archive=${1:-$here/results.tgz}
+[ $# -eq 0 ] || shift
+chosen=" $* "
 results=$(mktemp -d) || exit 1
 trap 'rm -rf "$results"' EXIT
 log=$results/log.txt
@@ -16,6 +19,7 @@ failures=0
 step() {
     name=$1
     shift
+    case "$chosen" in "  " | *" $name "*) ;; *) return ;; esac
     printf '==== %s: %s\n' "$name" "$*" | tee -a "$log"
     start=$(date +%s)
     "$@" >>"$log" 2>&1
@@ -28,7 +32,7 @@ step() {
 }
 
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
-step cases ./oxtile-tests
+step cases ./oxtile-tests cuda::
 step runtime ./runtime-tests
 step nccl ./nccl-tests
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance

@@ -83,6 +83,7 @@ pub fn split(module: &str) -> Result<Vec<Entry>, String> {
         }
         text.push_str(&with_bounds(&item.text, &meta));
         text.push_str(&files);
+        let text = with_isa_version(text);
         Ok(Entry { meta, text, unresolved })
     };
     entries.map(entry).collect()
@@ -203,6 +204,25 @@ fn reachable<'a>(entry: &Item, items: &'a [Item]) -> Vec<&'a Item> {
 }
 
 /// The entry with its performance directives between parameters and body (PTX ISA, "Performance-Tuning Directives").
+/// Instructions that need a later PTX ISA than the one that LLVM writes for the oldest architecture that has them (PTX ISA, the
+/// "PTX ISA Notes" of each instruction).
+const LATER_ISA: [(&str, [u32; 2]); 2] =
+    [("mma.sync.aligned.m16n8k32.row.col.f32.e4m3", [8, 4]), ("mma.sync.aligned.m16n8k32.row.col.f32.e5m2", [8, 4])];
+
+/// The entry with the PTX ISA version that its instructions need: LLVM does not look into inline assembly.
+fn with_isa_version(text: String) -> String {
+    let needed = LATER_ISA.iter().filter(|(instruction, _)| text.contains(instruction)).map(|(_, version)| *version).max();
+    let Some(line) = text.lines().find(|line| line.starts_with(".version ")) else { return text };
+    let stated = line
+        .trim_start_matches(".version ")
+        .split_once('.')
+        .and_then(|(major, minor)| Some([major.trim().parse().ok()?, minor.trim().parse().ok()?]));
+    match (needed, stated) {
+        (Some(needed @ [major, minor]), Some(stated)) if stated < needed => text.replacen(line, &format!(".version {major}.{minor}"), 1),
+        _ => text,
+    }
+}
+
 /// Without `.maxntid` ptxas ignores setmaxnreg and may use more registers than the block's threads can have.
 fn with_bounds(entry: &str, meta: &Meta) -> String {
     let [x, y, z] = meta.threads;
@@ -319,6 +339,16 @@ again:	bar.warp.sync -1;
         let first = ")\n.maxntid 128, 1, 1\n.minnctapersm 2\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n{\n\t.loc";
         assert!(entries[0].text.contains(first), "{}", entries[0].text);
         assert!(entries[1].text.contains(")\n.maxntid 32, 2, 1\n{\n\tcall"), "{}", entries[1].text);
+    }
+
+    #[test]
+    fn an_instruction_of_a_later_isa_raises_the_version() {
+        let later = MODULE.replace("mov.u32 %r1, arena;", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f1};");
+        let versions = |module: &str| {
+            split(module).unwrap().into_iter().map(|entry| entry.text.lines().next().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(versions(&later), [".version 8.4", ".version 8.0"]);
+        assert_eq!(versions(&later.replace(".version 8.0", ".version 8.6")), [".version 8.6"; 2]);
     }
 
     #[test]

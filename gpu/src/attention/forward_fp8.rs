@@ -136,7 +136,8 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 loop {
                     let stage = queries.wait();
                     let index = warp::shuffle(stage.memory().index.load(0), 0);
-                    stage.release();
+                    // The lanes met in the shuffle, after their loads.
+                    stage.release_after_wait();
                     let Some(tile) = schedule.tile(index) else { break };
                     for _ in 0..blocks_of(tile) {
                         let value = value_ring.wait();
