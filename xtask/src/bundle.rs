@@ -4,10 +4,10 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{ExitCode, Stdio},
+    process::{Command, ExitCode, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lexopt::Parser;
 
 use crate::{cargo, commit, kernels, root, say, target};
@@ -48,9 +48,18 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     let script = folder.join("run.sh");
     fs::write(&script, include_str!("run.sh")).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    compress(&folder, "kernels")?;
     let size = check_size(&folder)?;
     println!("{}: {:.1} MiB; on the GPU machine: ./run.sh", folder.display(), size as f64 / f64::from(1 << 20));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Turns a folder of the bundle into an archive, which `run.sh` unpacks: PTX and machine code shrink to a fifth.
+fn compress(bundle: &Path, name: &str) -> Result<()> {
+    let mut tar = Command::new("tar");
+    let status = tar.current_dir(bundle).args(["-czf", &format!("{name}.tgz"), name]).status().context("cannot run tar")?;
+    ensure!(status.success(), "tar could not compress {}", bundle.join(name).display());
+    fs::remove_dir_all(bundle.join(name)).with_context(|| format!("cannot remove {}", bundle.join(name).display()))
 }
 
 /// Builds the programs in release without symbols and returns their paths.

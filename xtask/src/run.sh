@@ -13,6 +13,7 @@ export OXTILE_KERNELS="$here/kernels" OXTILE_PEERS="$here" OXTILE_REQUIRE=cuda
 OXTILE_COMMIT=$(cat "$here/commit")
 export OXTILE_COMMIT
 cd "$here" || exit 1
+[ -d kernels ] || tar -xzf kernels.tgz || exit 1
 failures=0
 
 # step NAME COMMAND...: its output goes to the log, framed by its name, status and time; the frame to the terminal too.
