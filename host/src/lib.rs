@@ -29,6 +29,7 @@
 //! | attention | [`attention`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
+//! | what ran when | [`timeline`] |
 #![deny(missing_docs)]
 
 pub mod attention;
@@ -38,6 +39,7 @@ pub mod quantize;
 pub mod runtime;
 pub mod symmetric;
 pub mod tensor;
+pub mod timeline;
 
 pub use oxtile_kernels as kernels;
 pub use oxtile_tile::num;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceMax, ReduceOp, WorldSize};
+use oxtile::timeline::{Activity, Timeline};
 use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 
 /// The deadline of ranks that all come.
@@ -23,12 +24,13 @@ fn main() -> ExitCode {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = found.as_ref().err().filter(|_| !required);
     let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
-    let tests: [(&str, Test); 7] = [
+    let tests: [(&str, Test); 8] = [
         ("reductions", reductions),
         ("gathers_and_broadcasts", gathers_and_broadcasts),
         ("rings_and_exchanges", rings_and_exchanges),
         ("halves_of_a_world", halves_of_a_world),
         ("a_collective_in_a_graph", a_collective_in_a_graph),
+        ("collectives_are_recorded", collectives_are_recorded),
         ("wrong_arguments_enqueue_nothing", wrong_arguments_enqueue_nothing),
         ("an_aborted_rank_returns_its_reason", an_aborted_rank_returns_its_reason),
     ];
@@ -189,6 +191,29 @@ fn a_collective_in_a_graph(member: &Member) -> Result<()> {
         graph.replay(stream)?;
     }
     member.check(&sum, &[world.pow(4); 64])
+}
+
+/// The process is recorded by its first rank; calls of a group are one span.
+fn collectives_are_recorded(member: &Member) -> Result<()> {
+    let (world, stream) = (member.world(), &member.stream);
+    let timeline = if member.rank() == 0 { Some(Timeline::start(&Runtime::cuda()?)?) } else { None };
+    let shard = Buffer::from_slice(stream, &[1_u8; 1 << 10])?;
+    let mut whole = Buffer::<u8>::zeros(stream, u64::from(world) << 10)?;
+    member.comm.barrier(stream)?;
+    member.comm.all_gather(stream, &shard, &mut whole)?;
+    let mut sums = [1_u32, 2].map(|value| Buffer::from_slice(stream, &[value]).expect("device memory"));
+    member.comm.group(|| sums.iter_mut().try_for_each(|sum| member.comm.all_reduce(stream, sum, ReduceOp::Sum)))?;
+    member.check(&sums[1], &[2 * world])?;
+    let Some(timeline) = timeline else { return Ok(()) };
+    let recording = timeline.finish()?;
+    let collectives: Vec<_> = recording.spans.iter().filter(|s| s.rank == 0 && s.activity == Activity::Collective).collect();
+    let found: Vec<_> = collectives.iter().map(|span| (span.name.as_str(), span.bytes, span.is_finished)).collect();
+    let bytes = u64::from(world) << 10;
+    let expected = [("all_reduce", Some(1), true), ("all_gather", Some(bytes), true), ("all_reduce + all_reduce", Some(8), true)];
+    assert_eq!(found, expected);
+    assert!(collectives.iter().all(|s| s.duration() > 0.0 && s.at.as_ref().is_some_and(|at| at.contains("nccl.rs:"))), "{collectives:?}");
+    assert!(collectives.is_sorted_by(|a, b| a.end <= b.start), "{collectives:?}");
+    Ok(())
 }
 
 fn wrong_arguments_enqueue_nothing(member: &Member) -> Result<()> {

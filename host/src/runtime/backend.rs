@@ -12,6 +12,8 @@ use super::emulated::Cluster;
 use super::error::Result;
 use super::library::KernelLibrary;
 use super::matmul::{Matmul, MatmulMemory, MatmulPlan};
+use super::recorder::Recorder;
+use crate::timeline::Recording;
 
 /// Where a program enqueued work.
 pub(crate) type Caller = &'static Location<'static>;
@@ -128,8 +130,21 @@ pub(crate) trait Backend: Send + Sync {
 
     fn begin_capture(&self, origin: StreamId) -> Result<()>;
     fn end_capture(&self, origin: StreamId) -> Result<GraphId>;
-    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()>;
+    fn launch_graph(&self, stream: StreamId, graph: GraphId, caller: Caller) -> Result<()>;
     fn destroy_graph(&self, graph: GraphId);
+
+    /// What records work between two events, where the back end has no scheduler that knows better.
+    fn recorder(&self) -> Option<&Recorder> {
+        None
+    }
+    /// Whether what is enqueued is captured, not done.
+    fn is_capturing(&self, stream: StreamId) -> Result<bool>;
+    /// Records from now on; false if that is so already.
+    fn start_recording(&self) -> bool;
+    /// What was recorded so far, and what is under way. Does not wait.
+    fn recorded(&self) -> Result<Recording>;
+    /// Forgets what was recorded.
+    fn stop_recording(&self);
 }
 
 /// A tensor and the box that one bulk copy moves; dimensions innermost first, strides in bytes from the second on.
@@ -159,4 +174,15 @@ pub(crate) enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
+}
+
+impl Direction {
+    /// What a copy that way is called in a recording.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HostToDevice => "copy from host",
+            Self::DeviceToHost => "copy to host",
+            Self::DeviceToDevice => "copy",
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Graphs: work captured once and replayed with one call.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -39,6 +40,7 @@ impl Graph {
     ///
     /// # Errors
     /// [`Error::ForeignRuntime`], [`Error::NotCapturable`] inside another capture, a driver error.
+    #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         let stream = &stream.0;
         if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
@@ -51,7 +53,7 @@ impl Graph {
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
         let _enqueue = self.runtime.enqueue_alone();
         memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
-        self.runtime.backend.launch_graph(stream.id, self.id)
+        self.runtime.backend.launch_graph(stream.id, self.id, Location::caller())
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) mod matmul;
 pub(crate) mod memory;
 pub(crate) mod module;
 mod pinned;
+pub(crate) mod recorder;
 #[allow(clippy::module_inception, reason = "the noun")]
 pub(crate) mod runtime;
 pub(crate) mod stream;

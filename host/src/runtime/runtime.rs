@@ -14,6 +14,7 @@ use super::emulated::{Cluster, EmulatedOptions};
 use super::error::{Error, Result};
 use super::library::KernelLibrary;
 use super::module::Loaded;
+use crate::timeline::Trace;
 
 /// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
 #[derive(Clone)]
@@ -55,6 +56,8 @@ pub(crate) struct Inner {
     pub order: Mutex<()>,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
     kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
+    /// The file that what is done is recorded for, if any.
+    trace: Option<Trace>,
 }
 
 /// One kernel by device, loaded when first launched there.
@@ -76,7 +79,7 @@ impl Runtime {
     /// As [`cuda`](Self::cuda).
     pub fn cuda_with(options: CudaOptions) -> Result<Self> {
         let library = KernelLibrary::new(options.kernels);
-        Ok(Self::new(cuda::platform()?, library, Kind::Cuda))
+        Self::new(cuda::platform()?, library, Kind::Cuda)
     }
 
     /// `devices` virtual GPUs that run kernels fast, checking bounds alone.
@@ -92,11 +95,13 @@ impl Runtime {
     /// # Errors
     /// [`Error::Invalid`] for no devices or an `OXTILE_SEED` that is not a number.
     pub fn emulated_with(options: EmulatedOptions) -> Result<Self> {
-        Ok(Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated))
+        Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated)
     }
 
-    fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Self {
-        Self(Arc::new(Inner { backend, library, kind, enqueue: RwLock::default(), order: Mutex::default(), kernels: Mutex::default() }))
+    fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Result<Self> {
+        let trace = Trace::from_environment(&*backend)?;
+        let (enqueue, order, kernels) = (RwLock::default(), Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { backend, library, kind, enqueue, order, kernels, trace })))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.
@@ -188,6 +193,14 @@ impl Inner {
         let functions: Functions = self.backend.devices().iter().map(|_| OnceLock::new()).collect();
         kernels.insert((info.package, info.name), Arc::clone(&functions));
         Ok(functions)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(trace) = &self.trace {
+            trace.write(&*self.backend);
+        }
     }
 }
 

@@ -6,3 +6,4 @@ mod one_sided;
 mod sanitizer;
 mod support;
 mod symmetric;
+mod timeline;

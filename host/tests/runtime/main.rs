@@ -13,3 +13,4 @@ mod library;
 mod quantization;
 mod streams;
 mod support;
+mod timeline;

@@ -50,6 +50,7 @@ impl Copier {
         Self(runtime.load().expect("the copy kernel"))
     }
 
+    #[track_caller]
     pub fn copy(&self, stream: &Stream, source: &Buffer<u32>, target: &mut Buffer<u32>) -> Result<()> {
         self.0.launch(stream, CopyWordsArgs { source: source.view(), target: target.view_mut() })
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::panic::Location;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +12,9 @@ use oxtile_tile::num::Pod;
 use super::handle::Handle;
 use super::library::{Comm, CudaStream, Functions, Nccl as Library, NcclVersion, SUCCESS, UniqueId};
 use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
+use crate::runtime::recorder::{self, Group};
 use crate::runtime::{Buffer, Device, Error, Kind, Memory, Result, Stream, lock, order};
+use crate::timeline::{Activity, Work};
 
 /// A world of ranks that NCCL connects, seen from one of them. Cloning gives another handle on the same.
 ///
@@ -28,6 +31,8 @@ pub struct NcclCommunicator {
     device: Device,
     /// What barriers reduce.
     token: Arc<Mutex<Buffer<u8>>>,
+    /// What is recorded of the group under way.
+    group: Arc<Group>,
 }
 
 /// Options of [`NcclCommunicator::join`].
@@ -96,7 +101,7 @@ impl NcclCommunicator {
         let stream = device.stream()?;
         let token = Buffer::zeros(&stream, 1)?;
         stream.synchronize()?;
-        Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)) })
+        Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)), group: Arc::default() })
     }
 
     /// A communicator of the ranks that name the same colour, ordered by `key` and then by their ranks here; none for a rank
@@ -118,9 +123,11 @@ impl NcclCommunicator {
         // SAFETY: no arguments; the matching end follows, whatever the body returns.
         self.handle.call("ncclGroupStart", |nccl, _| unsafe { (nccl.group_start)() })?;
         let end = GroupEnd(&self.handle);
+        self.group.begin();
         let done = body();
         let ended = end.run();
-        done.and(ended)
+        let recorded = self.group.end(&*self.device.runtime.backend);
+        done.and(ended).and(recorded)
     }
 
     /// Waits until all work of the stream is done, at most as long as the deadline.
@@ -165,6 +172,7 @@ impl NcclCommunicator {
     }
 
     /// Orders a call after the other uses of what it reads and writes, and makes it.
+    #[track_caller]
     fn enqueue(
         &self,
         stream: &Stream,
@@ -181,8 +189,13 @@ impl NcclCommunicator {
             reads.iter().for_each(|memory| memory.add_use(&stream.0, false, wait_for));
             writes.iter().for_each(|memory| memory.add_use(&stream.0, true, wait_for));
         })?;
+        let (backend, caller) = (&*stream.0.runtime.backend, Location::caller());
+        let moved = || if writes.is_empty() { reads } else { writes }.iter().map(|memory| memory.bytes).sum();
+        let name = what.trim_start_matches("Communicator::");
+        let open = self.group.call(backend, stream.0.id, || Work::new(Activity::Collective, name, Some(moved()), Some(caller)))?;
         // The memory was checked to be the device's, and is freed behind the stream's work; the callers checked the lengths.
-        self.handle.call(what, |nccl, comm| call(nccl, comm, raw))
+        let done = self.handle.call(what, |nccl, comm| call(nccl, comm, raw));
+        done.and(open.map_or(Ok(()), |open| recorder::end(backend, open)))
     }
 }
 

@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
 use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 
 use super::context::Context;
@@ -18,6 +20,8 @@ use crate::runtime::backend::{
 use crate::runtime::error::Result;
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::matmul::{Matmul, MatmulMemory, MatmulPlan};
+use crate::runtime::recorder::{self, Recorder};
+use crate::timeline::{Activity, Recording, Work};
 
 /// All GPUs of the machine. One for the process, never torn down.
 pub(crate) struct Platform {
@@ -26,6 +30,7 @@ pub(crate) struct Platform {
     functions: Functions,
     pinned: PinnedPool,
     cublaslt: CublasLt,
+    recorder: Recorder,
 }
 
 /// The machine's GPUs, found when first asked for.
@@ -40,12 +45,26 @@ impl Platform {
         let found: Result<Vec<_>> = (0..start()?).map(Context::new).collect();
         let (contexts, devices): (Vec<_>, Vec<_>) = found?.into_iter().unzip();
         let cublaslt = CublasLt::new(devices.len());
-        Ok(Self { contexts, devices, functions: Functions::default(), pinned: PinnedPool::default(), cublaslt })
+        Ok(Self {
+            contexts,
+            devices,
+            functions: Functions::default(),
+            pinned: PinnedPool::default(),
+            cublaslt,
+            recorder: Recorder::default(),
+        })
     }
 
     #[inline]
     fn enter(&self, device: u32) -> Result<()> {
         self.contexts[device as usize].make_current()
+    }
+
+    /// Enqueues one piece of work, between two events if it is recorded.
+    #[inline]
+    fn work(&self, stream: StreamId, work: impl FnOnce() -> Work, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.enter(stream.device)?;
+        recorder::record(self, stream, work, enqueue)
     }
 }
 
@@ -124,9 +143,9 @@ impl Backend for Platform {
     }
 
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
-        self.enter(stream.device)?;
+        let work = || Work::new(Activity::Wait, "wait for an event", None, None);
         // SAFETY: a live event and stream; they may be of different devices. No flags.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.cuda(), event.cuda(), 0) })
+        self.work(stream, work, || check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.cuda(), event.cuda(), 0) }))
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<()> {
@@ -184,45 +203,48 @@ impl Backend for Platform {
         super::tensor_map::encode(map)
     }
 
-    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, _caller: Caller) -> Result<()> {
-        self.enter(stream.device)?;
+    fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()> {
+        let work = || Work::new(Activity::Fill, "fill", Some(bytes), Some(caller));
         // SAFETY: the runtime owns so many bytes at the address and keeps them until the stream's work is done.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, stream.cuda()) })
+        let fill = || check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, stream.cuda()) });
+        self.work(stream, work, fill)
     }
 
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
-        self.enter(stream.device)?;
-        let (bytes, stream) = (copy.bytes as usize, stream.cuda());
-        match copy.direction {
+        let work = || Work::new(Activity::Copy, copy.direction.name(), Some(copy.bytes), Some(copy.caller));
+        let (bytes, cuda) = (copy.bytes as usize, stream.cuda());
+        self.work(stream, work, || match copy.direction {
             Direction::HostToDevice => {
                 let source = ptr::with_exposed_provenance::<c_void>(copy.source as usize);
                 // SAFETY: both ends hold so many bytes and stay until the copy is done: the runtime waits for pageable
                 // host memory, and frees pinned and device memory in stream order.
-                check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(copy.target, source, bytes, stream) })
+                check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(copy.target, source, bytes, cuda) })
             }
             Direction::DeviceToHost => {
                 let target = ptr::with_exposed_provenance_mut::<c_void>(copy.target as usize);
                 // SAFETY: as above.
-                check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, copy.source, bytes, stream) })
+                check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, copy.source, bytes, cuda) })
             }
             Direction::DeviceToDevice => {
                 // SAFETY: as above.
-                check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(copy.target, copy.source, bytes, stream) })
+                check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(copy.target, copy.source, bytes, cuda) })
             }
-        }
+        })
     }
 
-    fn write_value(&self, stream: StreamId, address: u64, value: u64, _caller: Caller) -> Result<()> {
-        self.enter(stream.device)?;
+    fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
+        let work = || Work::new(Activity::Signal, format!("signal {value}"), None, Some(caller));
         // SAFETY: a live stream, and a word of memory that the runtime keeps until the stream's work is done. Flag 0 puts a
         // fence of system scope before the write.
-        check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, 0) })
+        let write = || check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, 0) });
+        self.work(stream, work, write)
     }
 
-    fn wait_value(&self, stream: StreamId, address: u64, value: u64, _caller: Caller) -> Result<()> {
-        self.enter(stream.device)?;
+    fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
+        let work = || Work::new(Activity::Wait, format!("wait for signal {value}"), None, Some(caller));
         // SAFETY: as above. Flag 0 is the cyclic comparison `>=` (CU_STREAM_WAIT_VALUE_GEQ).
-        check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, 0) })
+        let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, 0) });
+        self.work(stream, work, wait)
     }
 
     fn read_word(&self, stream: StreamId, address: u64) -> Result<u64> {
@@ -241,7 +263,7 @@ impl Backend for Platform {
     }
 
     fn launch(&self, stream: StreamId, launch: &KernelLaunch<'_>) -> Result<()> {
-        self.enter(stream.device)?;
+        let work = || Work::new(Activity::Kernel, launch.info.name, None, Some(launch.caller));
         let mut words = ArgumentWords::new();
         launch.args.pack(&mut words);
         // Each parameter is the low bytes of its word, since both ends are little endian.
@@ -251,13 +273,15 @@ impl Backend for Platform {
         }
         let (function, grid, threads) = (launch.function.0 as CUfunction, launch.grid, launch.info.threads);
         let (shared, extra) = (launch.info.shared_bytes, ptr::null_mut());
-        // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
-        // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
-        // behind them until the stream's work is done, and `Kernel::grid` checked their sizes.
-        let result = unsafe {
-            sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
-        };
-        check("cuLaunchKernel", result)
+        self.work(stream, work, || {
+            // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
+            // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
+            // behind them until the stream's work is done, and `Kernel::grid` checked their sizes.
+            let result = unsafe {
+                sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
+            };
+            check("cuLaunchKernel", result)
+        })
     }
 
     fn cublaslt(&self) -> Result<usize, String> {
@@ -270,8 +294,7 @@ impl Backend for Platform {
     }
 
     fn matmul(&self, stream: StreamId, plan: &dyn MatmulPlan) -> Result<()> {
-        self.enter(stream.device)?;
-        plan.enqueue(stream)
+        self.work(stream, || Work::new(Activity::Kernel, "cublasLtMatmul", None, None), || plan.enqueue(stream))
     }
 
     /// In relaxed mode: what may not be captured is refused by the runtime, and loading a kernel meanwhile is fine.
@@ -296,10 +319,11 @@ impl Backend for Platform {
         Ok(GraphId { device: origin.device, handle: executable as u64 })
     }
 
-    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()> {
-        self.enter(stream.device)?;
+    fn launch_graph(&self, stream: StreamId, graph: GraphId, caller: Caller) -> Result<()> {
+        let work = || Work::new(Activity::Graph, "replay", None, Some(caller));
         // SAFETY: a live executable graph and stream; the runtime keeps the memory that the graph uses.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.handle as CUgraphExec, stream.cuda()) })
+        let replay = || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.handle as CUgraphExec, stream.cuda()) });
+        self.work(stream, work, replay)
     }
 
     /// A replay under way still ends (CUDA driver API, `cuGraphExecDestroy`).
@@ -307,5 +331,28 @@ impl Backend for Platform {
         // SAFETY: a live executable graph, not used after this.
         let destroy = || check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(graph.handle as CUgraphExec) });
         log(self.enter(graph.device).and_then(|()| destroy()));
+    }
+    fn recorder(&self) -> Option<&Recorder> {
+        Some(&self.recorder)
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool> {
+        self.enter(stream.device)?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live stream and a valid place for the status.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream.cuda(), &raw mut status) })?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn start_recording(&self) -> bool {
+        self.recorder.start()
+    }
+
+    fn recorded(&self) -> Result<Recording> {
+        self.recorder.recording(self)
+    }
+
+    fn stop_recording(&self) {
+        self.recorder.stop(self);
     }
 }

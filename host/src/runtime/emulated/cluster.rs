@@ -18,6 +18,7 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::memory_of;
 use crate::runtime::runtime::{lock, seed_from_environment};
+use crate::timeline::Recording;
 
 /// Dynamic shared memory a block may ask for on compute capability 9.0 (CUDA C++ Programming Guide, table 27).
 const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;
@@ -158,7 +159,7 @@ impl Backend for Cluster {
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
         let mut state = lock(&self.state);
-        let mark = Mark::new(state.capturing.get(&stream.handle).copied());
+        let mark = Mark::new(stream.handle, state.capturing.get(&stream.handle).copied());
         state.push(stream.handle, Operation::Record(Arc::clone(&mark)), None)?;
         state.events.insert(event.handle, Some(mark));
         self.progress.notify_all();
@@ -322,11 +323,11 @@ impl Backend for Cluster {
         Ok(GraphId { device: origin.device, handle })
     }
 
-    fn launch_graph(&self, stream: StreamId, graph: GraphId) -> Result<()> {
+    fn launch_graph(&self, stream: StreamId, graph: GraphId, caller: Caller) -> Result<()> {
         let mut state = lock(&self.state);
         match state.graphs.get(&graph.handle).cloned() {
             Some(graph) => {
-                state.push(stream.handle, Operation::Replay(graph), None)?;
+                state.push(stream.handle, Operation::Replay(graph), Some(caller))?;
                 self.progress.notify_all();
                 Ok(())
             }
@@ -336,6 +337,22 @@ impl Backend for Cluster {
 
     fn destroy_graph(&self, graph: GraphId) {
         lock(&self.state).graphs.remove(&graph.handle);
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool> {
+        Ok(lock(&self.state).capturing.contains_key(&stream.handle))
+    }
+
+    fn start_recording(&self) -> bool {
+        lock(&self.state).start_recording()
+    }
+
+    fn recorded(&self) -> Result<Recording> {
+        Ok(lock(&self.state).recorded(&self.memory))
+    }
+
+    fn stop_recording(&self) {
+        lock(&self.state).log = None;
     }
 }
 

@@ -59,6 +59,20 @@ pub(crate) enum Call {
     },
 }
 
+impl Call {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce { .. } => "all_reduce",
+            Self::AllGather { .. } => "all_gather",
+            Self::ReduceScatter { .. } => "reduce_scatter",
+            Self::Broadcast { .. } => "broadcast",
+            Self::AllToAll { .. } => "all_to_all",
+            Self::Barrier => "barrier",
+            Self::Message { .. } => "message",
+        }
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -268,6 +282,17 @@ impl Part {
                 let send = |t: &Transfer| access(t.region, Kind::Read, format!("{} sends to {}", self.rank, t.peer).into());
                 let receive = |t: &Transfer| access(t.region, Kind::Write, format!("{} receives from {}", self.rank, t.peer).into());
                 sends.iter().map(send).chain(receives.iter().map(receive)).collect()
+            }
+        }
+    }
+
+    /// Its name and how many bytes the rank gets, or gives if it gets none.
+    pub fn describe(&self) -> (&'static str, u64) {
+        match &self.work {
+            Work::Collective { call, input, output } => (call.name(), if output.bytes > 0 { output.bytes } else { input.bytes }),
+            Work::Exchange { sends, receives } => {
+                let moved = if receives.is_empty() { sends } else { receives };
+                ("exchange", moved.iter().map(|transfer| transfer.region.bytes).sum())
             }
         }
     }

@@ -4,6 +4,7 @@ mod clock;
 mod cluster;
 mod collective;
 mod explore;
+mod log;
 mod operation;
 mod options;
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(super) struct Entry {
     /// What the host had waited for when it enqueued the work.
     pub host: Arc<Clock>,
     pub caller: Option<Caller>,
+    /// How many operations the cluster had done when it was enqueued.
+    pub step: u64,
 }
 
 /// A launch and the memory that its arguments name.
@@ -69,18 +71,20 @@ pub(super) enum Operation {
 
 /// One record of an event: done once the stream reached it.
 pub(super) struct Mark {
+    /// The stream that records it.
+    pub stream: u64,
     /// The capture that it was recorded in.
     pub capture: Option<u64>,
     reached: Mutex<Option<(Instant, Clock)>>,
 }
 
 impl Mark {
-    pub fn new(capture: Option<u64>) -> Arc<Self> {
-        Arc::new(Self { capture, reached: Mutex::new(None) })
+    pub fn new(stream: u64, capture: Option<u64>) -> Arc<Self> {
+        Arc::new(Self { stream, capture, reached: Mutex::new(None) })
     }
 
-    pub fn reached_at_start() -> Arc<Self> {
-        Arc::new(Self { capture: None, reached: Mutex::new(Some((Instant::now(), Clock::default()))) })
+    pub fn reached_at_start(stream: u64) -> Arc<Self> {
+        Arc::new(Self { stream, capture: None, reached: Mutex::new(Some((Instant::now(), Clock::default()))) })
     }
 
     pub fn is_reached(&self) -> bool {

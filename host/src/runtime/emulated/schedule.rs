@@ -119,7 +119,10 @@ pub(super) struct Branch {
 
 impl Graph {
     pub fn new(captured: Queues, mut new_handle: impl FnMut() -> u64) -> Arc<Self> {
-        let branch = |entries| Branch { queue: new_handle(), entries, end: Mark::reached_at_start() };
+        let branch = |entries| {
+            let queue = new_handle();
+            Branch { queue, entries, end: Mark::reached_at_start(queue) }
+        };
         Arc::new(Self(captured.into_queues().map(branch).collect()))
     }
 

@@ -10,6 +10,7 @@ use std::thread::ThreadId;
 use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
+use super::log::Log;
 use super::operation::{Entry, Mark, Operation, POISON, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
@@ -17,6 +18,7 @@ use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
 use crate::runtime::backend::{Caller, EventId};
 use crate::runtime::error::{Error, Result};
+use crate::timeline::Recording;
 
 /// Writes of a signal word that a late wait can still tell apart.
 const SIGNALS_KEPT: usize = 64;
@@ -47,6 +49,8 @@ pub(super) struct State {
     pub graphs: BTreeMap<u64, Arc<Graph>>,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
+    /// What is recorded, if it is.
+    pub log: Option<Log>,
     /// What ended all work.
     fault: Option<Error>,
 }
@@ -69,6 +73,7 @@ impl State {
             captures: BTreeMap::new(),
             graphs: BTreeMap::new(),
             drivers: BTreeMap::new(),
+            log: None,
             fault: None,
         }
     }
@@ -84,7 +89,7 @@ impl State {
 
     pub fn push(&mut self, stream: u64, operation: Operation, caller: Option<Caller>) -> Result<()> {
         self.check()?;
-        let entry = Entry { operation, host: Arc::clone(&self.host), caller };
+        let entry = Entry { operation, host: Arc::clone(&self.host), caller, step: self.steps };
         let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
         captured.unwrap_or(&mut self.queues).push(stream, entry);
         Ok(())
@@ -113,10 +118,12 @@ impl State {
     }
 
     pub fn forget_stream(&mut self, stream: u64) {
-        if self.queues.forget(stream) {
+        // One that still has work belongs to its device until the end.
+        if self.queues.is_empty(stream) {
+            self.queues.forget(stream);
             self.clocks.remove(&stream);
+            self.streams.remove(&stream);
         }
-        self.streams.remove(&stream);
     }
 
     /// Runs one operation of a random queue that can go on; false if there is none.
@@ -124,8 +131,32 @@ impl State {
         let taken = self.take(memory, options).map_err(|error| self.poison(error, memory))?;
         let Some((queue, entry)) = taken else { return Ok(false) };
         self.steps += 1;
-        self.execute(queue, &entry, memory, options).map_err(|error| self.poison(error, memory))?;
+        let done = self.execute(queue, &entry, memory, options);
+        if let Some(log) = &mut self.log {
+            log.add(queue, self.streams.get(&queue), &entry, memory, self.steps, done.is_ok());
+        }
+        done.map_err(|error| self.poison(error, memory))?;
         Ok(true)
+    }
+
+    pub fn start_recording(&mut self) -> bool {
+        let starts = self.log.is_none();
+        let steps = self.steps;
+        self.log.get_or_insert_with(|| Log::new(steps));
+        starts
+    }
+
+    pub fn recorded(&self, memory: &Memory) -> Recording {
+        let log = self.log.clone().unwrap_or_else(|| Log::new(self.steps));
+        self.with_heads(log, memory).into_recording()
+    }
+
+    /// Adds what each queue is at.
+    fn with_heads(&self, mut log: Log, memory: &Memory) -> Log {
+        for (queue, entry) in self.queues.heads() {
+            log.add(queue, self.streams.get(&queue), entry, memory, self.steps, false);
+        }
+        log
     }
 
     fn take(&mut self, memory: &Memory, options: &EmulatedOptions) -> Result<Option<(u64, Entry)>> {
@@ -207,15 +238,16 @@ impl State {
         graph.reset();
         let host = Arc::new(clock.clone());
         for branch in graph.branches() {
-            let end = Entry { operation: Operation::Record(Arc::clone(&branch.end)), host: Arc::clone(&host), caller: None };
+            let entry = |operation| Entry { operation, host: Arc::clone(&host), caller: None, step: self.steps };
+            let end = entry(Operation::Record(Arc::clone(&branch.end)));
+            let wait = entry(Operation::Wait(Arc::clone(&branch.end)));
             if let Some(device) = self.streams.get(&stream).copied() {
                 self.streams.insert(branch.queue, device);
             }
             for entry in branch.entries.iter().cloned().chain([end]) {
-                self.queues.push(branch.queue, Entry { host: Arc::clone(&host), ..entry });
+                self.queues.push(branch.queue, Entry { host: Arc::clone(&host), step: self.steps, ..entry });
             }
-            let wait = Operation::Wait(Arc::clone(&branch.end));
-            self.queues.push_first(stream, Entry { operation: wait, host: Arc::clone(&host), caller: None });
+            self.queues.push_first(stream, wait);
         }
     }
 
@@ -233,6 +265,8 @@ impl State {
     /// Ends all work: only frees are still done.
     pub fn poison(&mut self, error: Error, memory: &Arc<Memory>) -> Error {
         self.fault = Some(error.clone());
+        // What the queues were at is what a reader of the recording looks for.
+        self.log = self.log.take().map(|log| self.with_heads(log, memory));
         self.abandon(memory);
         error
     }

@@ -1,0 +1,369 @@
+//! Work recorded between two events each, for devices that keep their own time.
+//!
+//! Nobody waits for the events of the work: they are read when they are done, whenever more work is recorded or somebody asks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::backend::{Backend, EventId, StreamId};
+use super::error::Result;
+use super::runtime::lock;
+use crate::timeline::{Clock, MOST_SPANS, Recording, Span, Work, now_ns, process_rank};
+
+/// Records the work of a back end's streams, of whatever runtime.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    on: AtomicBool,
+    log: Mutex<Option<Log>>,
+}
+
+/// Work that began to be enqueued behind an event.
+pub(crate) struct Open {
+    pub stream: StreamId,
+    start: EventId,
+    pub work: Work,
+}
+
+/// Enqueues work: between two events, if it is recorded.
+#[inline]
+pub(crate) fn record(
+    backend: &dyn Backend,
+    stream: StreamId,
+    work: impl FnOnce() -> Work,
+    enqueue: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    match begin(backend, stream, work)? {
+        None => enqueue(),
+        Some(open) => {
+            let done = enqueue();
+            done.and(end(backend, open))
+        }
+    }
+}
+
+/// Notes that work follows; none if it is not recorded, or captured: then its replay is.
+#[inline]
+pub(crate) fn begin(backend: &dyn Backend, stream: StreamId, work: impl FnOnce() -> Work) -> Result<Option<Open>> {
+    match backend.recorder() {
+        Some(recorder) if recorder.is_on() => recorder.begin(backend, stream, work()),
+        _ => Ok(None),
+    }
+}
+
+/// Notes that the work is enqueued.
+pub(crate) fn end(backend: &dyn Backend, open: Open) -> Result<()> {
+    backend.recorder().map_or(Ok(()), |recorder| recorder.end(backend, open))
+}
+
+impl Recorder {
+    #[inline]
+    fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    pub fn start(&self) -> bool {
+        let mut log = lock(&self.log);
+        let starts = log.is_none();
+        log.get_or_insert_with(Log::new);
+        // What it guards is behind the lock.
+        self.on.store(true, Ordering::Relaxed);
+        starts
+    }
+
+    pub fn stop(&self, backend: &dyn Backend) {
+        let log = lock(&self.log).take();
+        self.on.store(false, Ordering::Relaxed);
+        log.iter().flat_map(Log::events).for_each(|event| backend.destroy_event(event));
+    }
+
+    pub fn recording(&self, backend: &dyn Backend) -> Result<Recording> {
+        match &mut *lock(&self.log) {
+            Some(log) => log.recording(backend),
+            None => Log::new().recording(backend),
+        }
+    }
+
+    #[cold]
+    fn begin(&self, backend: &dyn Backend, stream: StreamId, work: Work) -> Result<Option<Open>> {
+        if backend.is_capturing(stream)? {
+            return Ok(None);
+        }
+        let mut log = lock(&self.log);
+        let Some(log) = log.as_mut() else { return Ok(None) };
+        let start = log.event(backend, stream.device)?;
+        backend.record(start, stream)?;
+        Ok(Some(Open { stream, start, work }))
+    }
+
+    fn end(&self, backend: &dyn Backend, open: Open) -> Result<()> {
+        match &mut *lock(&self.log) {
+            Some(log) => log.end(backend, open),
+            None => {
+                // The recording ended meanwhile.
+                backend.destroy_event(open.start);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Calls that run together when the last of them was made: they are one piece of work a stream.
+#[derive(Default)]
+pub(crate) struct Group(Mutex<GroupState>);
+
+#[derive(Default)]
+struct GroupState {
+    depth: u32,
+    open: Vec<Open>,
+}
+
+impl Group {
+    pub fn begin(&self) {
+        lock(&self.0).depth += 1;
+    }
+
+    /// Notes a call; it is returned, to be ended behind the call, unless it belongs to a group.
+    pub fn call(&self, backend: &dyn Backend, stream: StreamId, work: impl FnOnce() -> Work) -> Result<Option<Open>> {
+        if backend.recorder().is_none_or(|recorder| !recorder.is_on()) {
+            return Ok(None);
+        }
+        let mut group = lock(&self.0);
+        if let Some(open) = group.open.iter_mut().find(|open| open.stream == stream) {
+            open.work.join(work());
+            return Ok(None);
+        }
+        let open = begin(backend, stream, work)?;
+        if group.depth == 0 {
+            return Ok(open);
+        }
+        group.open.extend(open);
+        Ok(None)
+    }
+
+    pub fn end(&self, backend: &dyn Backend) -> Result<()> {
+        let mut group = lock(&self.0);
+        group.depth -= 1;
+        if group.depth > 0 { Ok(()) } else { group.open.drain(..).try_for_each(|open| end(backend, open)) }
+    }
+}
+
+struct Log {
+    rank: Option<u32>,
+    started: Instant,
+    start_ns: u64,
+    clocks: BTreeMap<u32, DeviceClock>,
+    /// Their places are their numbers, from 1.
+    streams: Vec<StreamId>,
+    /// Events to be used again.
+    idle: Vec<EventId>,
+    /// Work in the order in which it was enqueued, with the events before and behind it.
+    pending: VecDeque<(Open, EventId)>,
+    spans: Vec<Span>,
+    dropped: u64,
+    /// How far from a device's clock times are read.
+    longest: f64,
+}
+
+/// A moment of a device: an event, and when it was in the recording, in microseconds.
+#[derive(Clone, Copy)]
+struct DeviceClock {
+    event: EventId,
+    at: f64,
+}
+
+/// The driver gives times as f32 milliseconds: beyond this many microseconds they are taken from a later event, so that their
+/// grain stays below a tenth of one.
+const LONGEST: f64 = 1e6;
+
+impl Log {
+    fn new() -> Self {
+        Self {
+            rank: process_rank(),
+            started: Instant::now(),
+            start_ns: now_ns(),
+            clocks: BTreeMap::new(),
+            streams: Vec::new(),
+            idle: Vec::new(),
+            pending: VecDeque::new(),
+            spans: Vec::new(),
+            dropped: 0,
+            longest: LONGEST,
+        }
+    }
+
+    fn now(&self) -> f64 {
+        self.started.elapsed().as_secs_f64() * 1e6
+    }
+
+    /// An event of a device whose clock is known.
+    fn event(&mut self, backend: &dyn Backend, device: u32) -> Result<EventId> {
+        if !self.clocks.contains_key(&device) {
+            let clock = self.set_clock(backend, device)?;
+            self.clocks.insert(device, clock);
+        }
+        match self.idle.iter().rposition(|event| event.device == device) {
+            Some(at) => Ok(self.idle.swap_remove(at)),
+            None => backend.create_event(device, true),
+        }
+    }
+
+    /// The only wait there is, once a device: for an event on a stream that holds nothing else.
+    fn set_clock(&self, backend: &dyn Backend, device: u32) -> Result<DeviceClock> {
+        let (stream, event) = (backend.create_stream(device)?, backend.create_event(device, true)?);
+        let known = backend.record(event, stream).and_then(|()| backend.synchronize_event(event));
+        let at = self.now();
+        backend.destroy_stream(stream);
+        known.map(|()| DeviceClock { event, at })
+    }
+
+    fn end(&mut self, backend: &dyn Backend, open: Open) -> Result<()> {
+        let end = self.event(backend, open.stream.device)?;
+        backend.record(end, open.stream)?;
+        self.pending.push_back((open, end));
+        self.read_done(backend)
+    }
+
+    /// Reads the events of work that is done, up to the first that is not.
+    fn read_done(&mut self, backend: &dyn Backend) -> Result<()> {
+        while let Some((_, end)) = self.pending.front()
+            && backend.is_done(*end)?
+            && let Some((open, end)) = self.pending.pop_front()
+        {
+            let start = self.time(backend, open.start)?;
+            let duration = backend.elapsed_seconds(open.start, end)? * 1e6;
+            self.idle.push(end);
+            if let Some(clock) = self.clocks.get_mut(&open.stream.device).filter(|clock| start - clock.at > self.longest) {
+                self.idle.push(std::mem::replace(clock, DeviceClock { event: open.start, at: start }).event);
+            } else {
+                self.idle.push(open.start);
+            }
+            if self.spans.len() < MOST_SPANS {
+                let span = self.span(open.stream, open.work, [start, start + duration], true);
+                self.spans.push(span);
+            } else {
+                self.dropped += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// When an event that is done was. It may be a little earlier than the clock's: times are signed.
+    fn time(&self, backend: &dyn Backend, event: EventId) -> Result<f64> {
+        match self.clocks.get(&event.device) {
+            Some(clock) => Ok(clock.at + backend.elapsed_seconds(clock.event, event)? * 1e6),
+            None => Ok(0.0),
+        }
+    }
+
+    fn span(&mut self, stream: StreamId, work: Work, times: [f64; 2], is_finished: bool) -> Span {
+        let at = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
+            self.streams.push(stream);
+            self.streams.len() - 1
+        });
+        work.spanning(self.rank.unwrap_or(stream.device), stream.device, at as u64 + 1, times, is_finished)
+    }
+
+    fn recording(&mut self, backend: &dyn Backend) -> Result<Recording> {
+        self.read_done(backend)?;
+        let mut spans = self.spans.clone();
+        // What stands behind work that is not done may be done, or under way.
+        let pending: Vec<_> = self.pending.iter().map(|(open, end)| (open.stream, open.start, open.work.clone(), *end)).collect();
+        for (stream, start, work, end) in pending {
+            if backend.is_done(start)? {
+                let is_finished = backend.is_done(end)?;
+                let start = self.time(backend, start)?;
+                let end = if is_finished { self.time(backend, end)? } else { self.now() };
+                spans.push(self.span(stream, work, [start, end], is_finished));
+            }
+        }
+        Ok(Recording::new(Clock::Device, self.start_ns, spans, self.dropped))
+    }
+
+    fn events(&self) -> impl Iterator<Item = EventId> {
+        let pending = self.pending.iter().flat_map(|(open, end)| [open.start, *end]);
+        self.idle.iter().copied().chain(pending).chain(self.clocks.values().map(|clock| clock.event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::runtime::Runtime;
+    use crate::timeline::Activity;
+
+    fn work(name: &str) -> Work {
+        Work::new(Activity::Wait, name, None, Some(Location::caller()))
+    }
+
+    /// The emulator's events have times too, which the same code can read.
+    fn recorder() -> (Runtime, Recorder) {
+        let recorder = Recorder::default();
+        assert!(recorder.start() && !recorder.start());
+        (Runtime::emulated(2).unwrap(), recorder)
+    }
+
+    #[test]
+    fn spans_lie_between_their_events() {
+        for longest in [LONGEST, 0.0] {
+            let (runtime, recorder) = recorder();
+            let backend = &*runtime.0.backend;
+            lock(&recorder.log).as_mut().unwrap().longest = longest;
+            let streams = [1, 0, 1].map(|device| backend.create_stream(device).unwrap());
+            for number in 0..90 {
+                let open = recorder.begin(backend, streams[number % 3], work(&number.to_string())).unwrap().unwrap();
+                recorder.end(backend, open).unwrap();
+            }
+            streams.iter().try_for_each(|stream| backend.synchronize(*stream)).unwrap();
+            let recording = recorder.recording(backend).unwrap();
+            let lanes = recording.lanes();
+            assert_eq!(lanes.keys().map(|lane| lane.rank).collect::<Vec<_>>(), [0, 1, 1]);
+            for spans in lanes.values() {
+                assert!(spans.len() == 30 && spans.is_sorted_by(|a, b| a.end <= b.start), "{spans:?}");
+                assert!(spans.is_sorted_by_key(|span| span.name.parse::<u32>().unwrap()) && spans.iter().all(|span| span.is_finished));
+            }
+            // Events are used again.
+            let events = lock(&recorder.log).as_ref().unwrap().events().count();
+            assert!(events <= 182, "{events} events for 90 spans");
+            recorder.stop(backend);
+            assert_eq!(recorder.recording(backend).unwrap().spans, []);
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_is_not_finished_and_what_is_behind_it_not_begun() {
+        let (runtime, recorder) = recorder();
+        let backend = &*runtime.0.backend;
+        let [held, other] = [0, 0].map(|device| backend.create_stream(device).unwrap());
+        let word = backend.allocate(held, "word", 8).unwrap();
+        backend.fill(held, word, 0, 8, Location::caller()).unwrap();
+        backend.synchronize(held).unwrap();
+        for name in ["held", "behind"] {
+            let open = recorder.begin(backend, held, work(name)).unwrap().unwrap();
+            backend.wait_value(held, word, 1, Location::caller()).unwrap();
+            recorder.end(backend, open).unwrap();
+        }
+        let found = |recording: Recording| recording.spans.iter().map(|s| (s.name.clone(), s.is_finished)).collect::<Vec<_>>();
+        assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), false)]);
+        backend.write_value(other, word, 1, Location::caller()).unwrap();
+        backend.synchronize(held).unwrap();
+        assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), true), ("behind".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_group_is_one_span_a_stream() {
+        let runtime = Runtime::emulated(1).unwrap();
+        let stream = runtime.0.backend.create_stream(0).unwrap();
+        // A back end without a recorder: nothing to note, and nothing to end.
+        let group = Group::default();
+        group.begin();
+        assert!(group.call(&*runtime.0.backend, stream, || panic!("nobody asks for a name")).unwrap().is_none());
+        group.end(&*runtime.0.backend).unwrap();
+        let mut first = Work::new(Activity::Collective, "all_gather", Some(8), None);
+        first.join(Work::new(Activity::Collective, "all_reduce", Some(4), None));
+        assert_eq!((first.name.as_str(), first.bytes), ("all_gather + all_reduce", Some(12)));
+    }
+}

@@ -1,0 +1,115 @@
+//! `OXTILE_TRACE=FILE`: every runtime of the process is recorded, and the file written when each is gone.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use super::recording::{Clock, Recording};
+use crate::runtime::backend::Backend;
+use crate::runtime::{Error, Result, lock};
+
+/// The variable that names the file.
+const VARIABLE: &str = "OXTILE_TRACE";
+
+/// What the runtimes of the process have recorded.
+static PROCESS: Mutex<Process> = Mutex::new(Process { first: None, gpus: None, clusters: None });
+
+struct Process {
+    /// The clock that was recorded first takes the file's name; the other, if there is one, a name beside it.
+    first: Option<Clock>,
+    /// The GPUs are one back end, whose recording goes on.
+    gpus: Option<Recording>,
+    /// Virtual clusters come one after another.
+    clusters: Option<Recording>,
+}
+
+/// The file that a runtime's recording is for.
+pub(crate) struct Trace {
+    file: PathBuf,
+}
+
+impl Trace {
+    /// Begins to record if the variable is set.
+    pub fn from_environment(backend: &dyn Backend) -> Result<Option<Self>> {
+        let Some(file) = std::env::var_os(VARIABLE).filter(|file| !file.is_empty()) else { return Ok(None) };
+        let file = file_of(Path::new(&file), process_rank());
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(&file);
+        opened.map_err(|error| Error::Invalid { what: VARIABLE, why: format!("{} cannot be written: {error}", file.display()) })?;
+        // That the GPUs are recorded already is what other runtimes of this process have asked for.
+        backend.start_recording();
+        Ok(Some(Self { file }))
+    }
+
+    /// Adds what the runtime did to the file.
+    pub fn write(&self, backend: &dyn Backend) {
+        let written = backend.recorded().map_err(|error| error.to_string()).and_then(|recording| {
+            let clock = recording.clock;
+            let (file, whole) = lock(&PROCESS).add(&self.file, recording);
+            tracing::debug!(clock = clock.name(), file = %file.display(), "a timeline is written");
+            whole.write(&file).map_err(|error| error.to_string())
+        });
+        if let Err(error) = written {
+            tracing::warn!(error, "{VARIABLE}: the timeline was not written");
+        }
+    }
+}
+
+impl Process {
+    fn add(&mut self, file: &Path, recording: Recording) -> (PathBuf, Recording) {
+        let clock = recording.clock;
+        let first = *self.first.get_or_insert(clock);
+        let file = if clock == first { file.to_owned() } else { with_inserted(file, clock.name()) };
+        let whole = match clock {
+            Clock::Device => self.gpus.insert(recording),
+            Clock::Steps => {
+                let whole = match self.clusters.take() {
+                    Some(before) => before.append(recording),
+                    None => recording,
+                };
+                self.clusters.insert(whole)
+            }
+        };
+        (file, whole.clone())
+    }
+}
+
+/// The rank of this process, where it is one of several: `RANK`, as launchers set it.
+pub(crate) fn process_rank() -> Option<u32> {
+    std::env::var("RANK").ok()?.trim().parse().ok()
+}
+
+/// `trace.json` of rank 3 is `trace.rank3.json`.
+fn file_of(file: &Path, rank: Option<u32>) -> PathBuf {
+    rank.map_or_else(|| file.to_owned(), |rank| with_inserted(file, &format!("rank{rank}")))
+}
+
+fn with_inserted(file: &Path, word: &str) -> PathBuf {
+    match file.extension() {
+        Some(extension) => file.with_extension(format!("{word}.{}", extension.to_string_lossy())),
+        None => file.with_extension(word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_are_processes_have_a_file_each() {
+        let file = |name: &str, rank| file_of(Path::new(name), rank).to_string_lossy().into_owned();
+        assert_eq!(file("a/trace.json", None), "a/trace.json");
+        assert_eq!(file("a/trace.json", Some(3)), "a/trace.rank3.json");
+        assert_eq!(file("trace", Some(0)), "trace.rank0");
+    }
+
+    #[test]
+    fn the_second_clock_has_a_file_beside() {
+        let mut process = Process { first: None, gpus: None, clusters: None };
+        let empty = |clock| Recording::new(clock, 0, Vec::new(), 1);
+        let mut add = |clock| process.add(Path::new("t.json"), empty(clock));
+        assert_eq!(add(Clock::Device).0, Path::new("t.json"));
+        assert_eq!(add(Clock::Steps).0, Path::new("t.steps.json"));
+        let (file, whole) = add(Clock::Device);
+        assert_eq!((file.as_path(), whole.dropped), (Path::new("t.json"), 1), "a recording that goes on is not added twice");
+        assert_eq!(add(Clock::Steps).1.dropped, 2);
+    }
+}
