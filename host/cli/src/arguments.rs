@@ -11,6 +11,7 @@ mod launch;
 mod quantize;
 #[cfg(test)]
 mod tests;
+mod timeline;
 mod words;
 
 use std::ffi::OsString;
@@ -26,6 +27,7 @@ pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
 pub use launch::Launch;
 pub use quantize::Quantize;
+pub use timeline::Timeline;
 use words::{Word, Words};
 
 use crate::safetensors::Dtype;
@@ -49,6 +51,8 @@ pub enum Request {
     Attention(Attention),
     /// Run a program as several ranks.
     Launch(Launch),
+    /// Draw recordings.
+    Timeline(Timeline),
     /// Compile kernels.
     Build(Build),
     /// Make a checkpoint to try things on.
@@ -106,13 +110,14 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 8] = [
+    const COMMANDS: [(&str, Parse); 9] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
         ("compare", compare::parse),
         ("attention", attention::parse),
         ("launch", launch::parse),
+        ("timeline", timeline::parse),
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),
     ];

@@ -15,6 +15,7 @@ use crate::{
     progress::Progress,
     quantize,
     text::{bytes, count},
+    timeline,
 };
 
 /// Carries out a request; results go to `out`, progress to standard error.
@@ -41,6 +42,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         }
         Request::Attention(request) => print(out, &attention::run(&request)?.to_string()),
         Request::Launch(request) => Ok(launch::run(&request)?),
+        Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),
         Request::Build(request) => print(out, &build::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }

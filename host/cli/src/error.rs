@@ -11,6 +11,7 @@ use crate::{
     launch::LaunchError,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
+    timeline::DrawError,
 };
 
 /// A command that failed.
@@ -43,6 +44,9 @@ pub enum Error {
     /// A launch.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A timeline.
+    #[error(transparent)]
+    Timeline(#[from] DrawError),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

@@ -1,4 +1,4 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `build` and `demo-checkpoint`.
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `build` and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -20,5 +20,6 @@ pub mod progress;
 pub mod quantize;
 pub mod safetensors;
 pub mod text;
+pub mod timeline;
 
 pub use error::Error;

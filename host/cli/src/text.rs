@@ -1,6 +1,6 @@
 //! Text for people: file content made safe to print, numbers with units, columns that line up.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Write as _};
 
 /// `text` with control and bidirectional characters escaped: a name from a file must not drive the terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
@@ -10,6 +10,33 @@ pub fn printable(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     text.chars().map(|c| if unsafe_to_print(c) { c.escape_unicode().to_string() } else { c.to_string() }).collect::<String>().into()
+}
+
+/// At most so many characters, the last an ellipsis if there were more.
+pub fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.into(),
+        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
+    }
+}
+
+/// Text as XML takes it.
+pub fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // No XML document may hold them, in whatever form.
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => {
+                let _ = write!(escaped, "\\u{{{:x}}}", u32::from(c));
+            }
+            c => escaped.push(c),
+        }
+    }
+    escaped
 }
 
 /// A shape as `30522x384`; a tensor of no dimension is a `scalar`.
@@ -149,6 +176,13 @@ mod tests {
         assert_eq!(value(448.0), "448.0");
         assert_eq!(value(-3.4e38), "-3.400e38");
         assert_eq!(value(f64::INFINITY), "inf");
+    }
+
+    #[test]
+    fn texts_of_pictures_are_safe_and_short() {
+        assert_eq!(escaped("a<b>&\"\u{1b}"), "a&lt;b&gt;&amp;&quot;\\u{1b}");
+        assert_eq!(shortened("abcdef", 4), "abc…");
+        assert_eq!(shortened("abcd", 4), "abcd");
     }
 
     #[test]

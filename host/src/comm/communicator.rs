@@ -130,6 +130,7 @@ pub trait ReduceMax {
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
+    #[track_caller]
     fn reduce_max(&self, stream: &Stream, slots: &mut Buffer<f32>) -> Result<()>;
 }
 

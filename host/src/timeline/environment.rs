@@ -56,7 +56,11 @@ impl Trace {
 impl Process {
     fn add(&mut self, file: &Path, recording: Recording) -> (PathBuf, Recording) {
         let clock = recording.clock;
-        let first = *self.first.get_or_insert(clock);
+        // A GPU that was only looked at claims nothing.
+        if self.first.is_none() && !recording.spans.is_empty() {
+            self.first = Some(clock);
+        }
+        let first = self.first.unwrap_or(clock);
         let file = if clock == first { file.to_owned() } else { with_inserted(file, clock.name()) };
         let whole = match clock {
             Clock::Device => self.gpus.insert(recording),
@@ -92,6 +96,7 @@ fn with_inserted(file: &Path, word: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timeline::{Activity, Work};
 
     #[test]
     fn ranks_that_are_processes_have_a_file_each() {
@@ -104,12 +109,14 @@ mod tests {
     #[test]
     fn the_second_clock_has_a_file_beside() {
         let mut process = Process { first: None, gpus: None, clusters: None };
-        let empty = |clock| Recording::new(clock, 0, Vec::new(), 1);
-        let mut add = |clock| process.add(Path::new("t.json"), empty(clock));
-        assert_eq!(add(Clock::Device).0, Path::new("t.json"));
-        assert_eq!(add(Clock::Steps).0, Path::new("t.steps.json"));
-        let (file, whole) = add(Clock::Device);
-        assert_eq!((file.as_path(), whole.dropped), (Path::new("t.json"), 1), "a recording that goes on is not added twice");
-        assert_eq!(add(Clock::Steps).1.dropped, 2);
+        let work = || Work::new(Activity::Fill, "fill", None, None).spanning(0, 0, 1, [0.0, 1.0], true);
+        let recording = |clock, spans| Recording::new(clock, 0, spans, 1);
+        assert_eq!(process.add(Path::new("t.json"), recording(Clock::Device, Vec::new())).0, Path::new("t.json"));
+        let mut add = |clock| process.add(Path::new("t.json"), recording(clock, vec![work()]));
+        assert_eq!(add(Clock::Steps).0, Path::new("t.json"), "nothing was recorded on the other");
+        assert_eq!(add(Clock::Device).0, Path::new("t.device.json"));
+        assert_eq!(add(Clock::Device).1.spans.len(), 1, "a recording that goes on is not added twice");
+        let (file, whole) = add(Clock::Steps);
+        assert_eq!((file.as_path(), whole.spans.len(), whole.dropped), (Path::new("t.json"), 2, 2));
     }
 }

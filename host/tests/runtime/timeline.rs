@@ -135,9 +135,11 @@ fn what_is_not_asked_for_is_not_recorded() {
 /// What the tests below run as a process of its own; does nothing that could fail without them.
 #[test]
 fn a_program() {
-    let [first, second] = [runtime(), emulated(4, 1)];
-    for runtime in [&first, &second] {
-        Buffer::<u32>::zeros(&stream(runtime), 4).and_then(|zeros| zeros.to_vec(&stream(runtime))).unwrap();
+    let makers: [fn() -> Runtime; 2] = [runtime, || emulated(4, 1)];
+    for make in makers {
+        // One after the other: the first takes the file's name.
+        let runtime = make();
+        Buffer::<u32>::zeros(&stream(&runtime), 4).and_then(|zeros| zeros.to_vec(&stream(&runtime))).unwrap();
     }
 }
 
@@ -159,6 +161,7 @@ fn a_process_writes_what_its_runtimes_did() {
     for (rank, name) in [(0, "trace.json"), (3, "trace.rank3.json")] {
         let recording = Recording::read(&folder.path().join(name)).unwrap();
         let fills = |recording: &Recording| recording.spans.iter().filter(|span| span.activity == Activity::Fill).count();
+        assert_eq!(recording.clock, if cuda { Clock::Device } else { Clock::Steps });
         assert_eq!(recording.ranks().into_iter().collect::<Vec<_>>(), [rank]);
         // On a GPU the emulator's steps are beside it; two emulators are one after the other.
         assert_eq!(fills(&recording), if cuda { 1 } else { 2 });

@@ -13,6 +13,7 @@ Commands:
   inspect          Show the tensors of a safetensors file and what their values are like
   attention        Attend: queries, keys and values in, the result out
   launch           Run a program as several ranks on this host
+  timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
@@ -91,6 +92,21 @@ Options:
   -h, --help               Show this
 
 Of a file of oxtile quantize NAME is the tensor's name before: its codes are drawn as the values that they stand for.
+";
+
+pub const TIMELINE_HELP: &str = "\
+Draw what the streams of one or more ranks did when
+
+Usage: oxtile timeline FILE... [OPTIONS]
+
+Options:
+      --svg OUT.svg      Draw them: a lane a stream, a box a piece of work, waits pale; boxes say more when pointed at
+      --merged OUT.json  Write one file of all, for Perfetto (ui.perfetto.dev) or chrome://tracing
+  -h, --help             Show this
+
+A program on Oxtile that runs with OXTILE_TRACE=FILE records its streams, GPUs' or emulated; a process with RANK inserts that
+into the name (FILE.json of rank 3 is FILE.rank3.json). Several files are ranks of one run, aligned by the host's clock. Times
+are microseconds of the GPUs, or steps of the virtual cluster's scheduler, which are no time at all.
 ";
 
 pub const BUILD_HELP: &str = "\

@@ -56,6 +56,8 @@ fn every_option_reaches_its_command() {
     };
     let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
     assert_eq!(words(line).expect("valid"), Request::Build(build));
+    let timeline = Timeline { files: vec!["a".into(), "b".into()], svg: Some("c".into()), merged: Some("d".into()) };
+    assert_eq!(words("timeline a --svg c b --merged d").expect("valid"), Request::Timeline(timeline));
     for line in [
         "",
         "--help",
@@ -66,6 +68,7 @@ fn every_option_reaches_its_command() {
         "compare --help",
         "inspect -h",
         "build --help",
+        "timeline --help",
         "demo-checkpoint --help",
     ] {
         assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
@@ -86,6 +89,9 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("inspect a b").contains("\"b\""));
     assert!(refusal("inspect --jsno a").contains("--jsno"));
     assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
+    assert!(refusal("timeline --svg a").contains("FILE is missing"));
+    assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));
+    assert!(refusal("timeline a --json").contains("--json"));
     assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed"));
 }
 

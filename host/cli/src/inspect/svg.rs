@@ -1,9 +1,10 @@
 //! Histograms of magnitudes as an SVG picture: no scripts, no external fonts, the same bytes for the same numbers, readable on light
 //! and on dark ground.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use super::Magnitudes;
+use crate::text::{escaped, shortened};
 
 /// Width of the picture, and the edges of its plots, in pixels.
 const WIDTH: u32 = 960;
@@ -237,33 +238,6 @@ fn percent(share: f64) -> String {
     format!("{percent:.digits$} %")
 }
 
-/// At most so many characters, the last an ellipsis if there were more.
-fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        None => text.into(),
-        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
-    }
-}
-
-/// Text as XML takes it.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // No XML document may hold them, in whatever form.
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => {
-                let _ = write!(escaped, "\\u{{{:x}}}", u32::from(c));
-            }
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -308,10 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_safe_and_short() {
-        assert_eq!(escaped("a<b>&\"\u{1b}"), "a&lt;b&gt;&amp;&quot;\\u{1b}");
-        assert_eq!(shortened("abcdef", 4), "abc…");
-        assert_eq!(shortened("abcd", 4), "abcd");
+    fn shares_are_percent() {
         assert_eq!([1.0, 0.1, 0.025, 0.000_01].map(percent), ["100 %", "10 %", "2.5 %", "0.001 %"]);
     }
 }

@@ -52,6 +52,30 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Every tag is closed in its order, and every attribute of a picture is quoted: what XML asks for. It loads nothing.
+pub fn assert_well_formed(picture: &str) {
+    let mut open = Vec::new();
+    let mut rest = picture;
+    while let Some(start) = rest.find('<') {
+        assert!(!rest[..start].contains('>') || open.last() == Some(&"style"), "a stray > in {:?}", &rest[..start]);
+        let end = start + rest[start..].find('>').expect("a tag ends");
+        let tag = &rest[start + 1..end];
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name), "closed in order"),
+            None if tag.ends_with('/') => {}
+            None => open.push(tag.split_whitespace().next().expect("a name")),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        rest = &rest[end + 1..];
+    }
+    assert!(open.is_empty(), "{open:?} stay open");
+    for loaded in ["<script", "@import", "href", "url(", "<image", "<foreignObject"] {
+        assert!(!picture.contains(loaded), "{loaded}: the picture loads nothing");
+    }
+    assert_eq!(picture.matches("http").count(), 1, "the name space alone");
+    assert!(picture.contains("prefers-color-scheme:dark") && picture.contains("role=\"img\""));
+}
+
 /// Quantizes to MXFP8 with the scalar quantizer.
 pub fn quantize(input: &Path, output: &Path) -> Result<Outcome, JobError> {
     quantize_by(Recipe::default(), input, output)

@@ -1,0 +1,114 @@
+//! `oxtile timeline`: recordings of ranks, merged and drawn.
+
+mod picture;
+
+use std::{
+    fmt, io,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use oxtile::timeline::{Clock, Recording, TimelineError};
+
+use crate::{
+    arguments,
+    output::Output,
+    safetensors::WriteError,
+    text::{count, printable},
+};
+
+pub use picture::Picture;
+
+/// A recording that cannot be read, or that does not go with the others.
+#[derive(Debug, thiserror::Error)]
+pub enum DrawError {
+    /// A file.
+    #[error("{}: {}", .file.display(), printable(&.error.to_string()))]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// What is wrong with it.
+        error: TimelineError,
+    },
+    /// Nothing to draw.
+    #[error("nothing was recorded: the program enqueued no work, or ended before a Runtime was dropped")]
+    Empty,
+    /// A file that cannot be read at all.
+    #[error(transparent)]
+    Read(TimelineError),
+    /// A picture or file that cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// What is said of a recording.
+#[derive(Debug)]
+pub struct Report {
+    recording: Recording,
+    outputs: Vec<PathBuf>,
+}
+
+/// Reads, merges, draws and writes.
+///
+/// # Errors
+/// [`DrawError`]: a file that is no recording, files that do not go together, a target that cannot be written.
+pub fn run(request: &arguments::Timeline) -> Result<Report, DrawError> {
+    let inputs: Vec<_> = request.files.iter().map(PathBuf::as_path).collect();
+    let recording = read(&inputs)?;
+    if recording.spans.is_empty() {
+        return Err(DrawError::Empty);
+    }
+    if let Some(file) = &request.merged {
+        write(file, &inputs, &recording.to_json())?;
+    }
+    if let Some(file) = &request.svg {
+        write(file, &inputs, &Picture::of(&recording).to_string())?;
+    }
+    let outputs = request.svg.iter().chain(&request.merged).cloned().collect();
+    Ok(Report { recording, outputs })
+}
+
+fn read(files: &[&Path]) -> Result<Recording, DrawError> {
+    let mut merged: Option<Recording> = None;
+    for file in files {
+        let wrong = |error| match error {
+            // It names the file itself.
+            error @ TimelineError::Io { .. } => DrawError::Read(error),
+            error => DrawError::File { file: file.to_path_buf(), error },
+        };
+        let recording = Recording::read(file).map_err(wrong)?;
+        merged = Some(match merged {
+            None => recording,
+            Some(before) => before.merge(recording).map_err(wrong)?,
+        });
+    }
+    merged.ok_or(DrawError::Empty)
+}
+
+fn write(file: &Path, inputs: &[&Path], text: &str) -> Result<(), WriteError> {
+    let output = Output::create(file, inputs)?;
+    let written: io::Result<()> = output.file().write_all(text.as_bytes());
+    written.map_err(|error| output.error("write it", error))?;
+    output.finish()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { recording, outputs } = self;
+        let (ranks, streams, spans) = (recording.ranks().len(), recording.lanes().len(), recording.spans.len());
+        let unit = match recording.clock {
+            Clock::Device => "microseconds",
+            Clock::Steps => "steps of the scheduler",
+        };
+        writeln!(f, "ranks   {ranks}, streams {streams}")?;
+        writeln!(f, "spans   {}, {:.0} {unit}", count(spans as u64), recording.end())?;
+        let unfinished = recording.spans.iter().filter(|span| !span.is_finished).count();
+        if unfinished > 0 {
+            writeln!(f, "        {unfinished} under way when the recording ended")?;
+        }
+        if recording.dropped > 0 {
+            writeln!(f, "        {} more were left out: there were too many", count(recording.dropped))?;
+        }
+        outputs.iter().try_for_each(|file| writeln!(f, "output  {}", file.display()))
+    }
+}
