@@ -32,7 +32,7 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     for program in programs()? {
         copy(&program, &folder)?;
     }
-    for name in ["runtime", "nccl"] {
+    for name in ["runtime", "nccl", "vmm"] {
         let to = folder.join(format!("{name}-tests"));
         fs::copy(host_test(name)?, &to).with_context(|| format!("cannot copy {}", to.display()))?;
     }

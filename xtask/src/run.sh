@@ -36,6 +36,7 @@ step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total
 step cases ./oxtile-tests cuda::
 step runtime ./runtime-tests
 step nccl ./nccl-tests
+step vmm env OXTILE_REQUIRE=vmm ./vmm-tests
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
     step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small

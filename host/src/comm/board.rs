@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::rank::Rank;
-use crate::runtime::Result;
+use super::rank::{Rank, WorldSize};
 use crate::runtime::runtime::lock;
+use crate::runtime::{Error, Result};
 use crate::symmetric::SymmetricError;
 
 /// A board on which each rank pins notes that all ranks can read: the control plane of a rendezvous. Every wait has a deadline.
@@ -18,15 +18,31 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// An error of the transport.
     fn publish(&self, from: Rank, key: &str, note: Vec<u8>) -> Result<()>;
 
-    /// Waits until a rank has pinned a note and reads it.
+    /// Waits until a rank has pinned a note and reads it. What was pinned before the rank gave up can still be read.
     ///
     /// # Errors
-    /// [`SymmetricError::Missing`] after `patience`; [`SymmetricError::Aborted`] as soon as the rank has given up; an error of the
-    /// transport.
+    /// [`SymmetricError::Missing`] after `patience`; [`SymmetricError::Aborted`] as soon as the rank has given up or is gone.
     fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>>;
 
     /// Tells everybody that a rank will pin nothing more whose key begins with `scope`: whoever waits for it gets `why`.
     fn give_up(&self, rank: Rank, scope: &str, why: &str);
+}
+
+/// Every rank's note of a key, in the order of ranks; all who are missing are named.
+pub(crate) fn gather(board: &dyn Board, world: WorldSize, key: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
+    let start = Instant::now();
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for rank in world.ranks() {
+        match board.read(rank, key, patience.saturating_sub(start.elapsed())) {
+            Ok(note) => found.push(note),
+            Err(Error::Symmetric(SymmetricError::Missing { .. })) => missing.push(rank),
+            Err(error) => return Err(error),
+        }
+    }
+    if missing.is_empty() {
+        return Ok(found);
+    }
+    Err(SymmetricError::Missing { what: key.to_owned(), ranks: missing, waited: patience }.into())
 }
 
 /// The board of ranks in one process.
@@ -41,6 +57,25 @@ struct Notes {
     pinned: BTreeMap<(Rank, String), Vec<u8>>,
     /// Scope and reason.
     gave_up: BTreeMap<Rank, Vec<(String, String)>>,
+    /// Nothing more comes from anybody: whose fault that is, and why.
+    ended: Option<(Rank, String)>,
+}
+
+impl Notes {
+    /// Why a note will not come any more.
+    fn hopeless(&self, from: Rank, key: &str) -> Option<SymmetricError> {
+        let gave_up = self.gave_up.get(&from).and_then(|all| all.iter().find(|(scope, _)| key.starts_with(scope)));
+        let of_rank = gave_up.map(|(_, why)| (from, why.clone()));
+        of_rank.or_else(|| self.ended.clone()).map(|(rank, why)| SymmetricError::Aborted { rank, why })
+    }
+}
+
+impl LocalBoard {
+    /// Nothing more comes from anybody.
+    pub fn end(&self, rank: Rank, why: &str) {
+        lock(&self.notes).ended.get_or_insert((rank, why.to_owned()));
+        self.changed.notify_all();
+    }
 }
 
 impl Board for LocalBoard {
@@ -57,9 +92,8 @@ impl Board for LocalBoard {
             if let Some(note) = notes.pinned.get(&key) {
                 return Ok(note.clone());
             }
-            let gave_up = notes.gave_up.get(&from).and_then(|all| all.iter().find(|(scope, _)| key.1.starts_with(scope)));
-            if let Some((_, why)) = gave_up {
-                return Err(SymmetricError::Aborted { rank: from, why: why.clone() }.into());
+            if let Some(error) = notes.hopeless(from, &key.1) {
+                return Err(error.into());
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use oxtile_tile::num::Pod;
 
-use super::board::{Board, LocalBoard};
+use super::board::LocalBoard;
 use super::communicator::{Communicator, ReduceOp, Reducible};
+use super::meeting::{ArenaRank, Meeting};
 use super::rank::{Rank, WorldSize};
 use super::team::Team;
 use crate::runtime::emulated::{Call, Cluster, Group, Part, Reduction, Region, Transfer};
@@ -116,14 +117,6 @@ impl EmulatedCommunicator {
         &self.driver.device
     }
 
-    /// Where this rank meets the others for its next arena, and what the arena is called there.
-    pub(crate) fn next_arena(&self) -> (Arc<dyn Board>, String) {
-        let mut arenas = lock(&self.ranks.arenas);
-        let number = arenas.entry(self.rank).or_default();
-        *number += 1;
-        (self.ranks.board.clone(), format!("arena {}:", *number - 1))
-    }
-
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
         let (found, expected) = (stream.device(), self.device());
         if found == *expected {
@@ -166,6 +159,19 @@ impl EmulatedCommunicator {
             Some(before) => stream.order_after(&[before]),
             None => Ok(()),
         }
+    }
+}
+
+impl ArenaRank for EmulatedCommunicator {
+    fn device(&self) -> &Device {
+        &self.driver.device
+    }
+
+    fn next_meeting(&self) -> Meeting {
+        let mut arenas = lock(&self.ranks.arenas);
+        let number = arenas.entry(self.rank).or_default();
+        *number += 1;
+        Meeting::new(self.ranks.board.clone(), self.rank, self.world, format!("arena {}", *number - 1))
     }
 }
 

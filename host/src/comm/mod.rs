@@ -1,7 +1,8 @@
 //! Ranks and the collectives among them.
 //!
 //! A program of one rank uses [`SingleRank`] and is then the same program as that of many; [`EmulatedCommunicator`] gives
-//! the ranks of a virtual cluster. Every collective is
+//! the ranks of a virtual cluster, [`NcclCommunicator`] those of worlds on GPUs, [`HostRank`] those of one host that reach each other's
+//! memory. Every collective is
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
 //! collectives in the same order, an empty rank too.
 
@@ -9,6 +10,8 @@ mod board;
 pub mod bootstrap;
 mod communicator;
 mod emulated;
+mod host_rank;
+mod meeting;
 mod nccl;
 mod rank;
 mod single_rank;
@@ -17,6 +20,8 @@ mod team;
 pub use board::Board;
 pub use communicator::{Communicator, DType, ReduceMax, ReduceOp, Reducible};
 pub use emulated::EmulatedCommunicator;
+pub use host_rank::HostRank;
+pub use meeting::{ArenaRank, Meeting};
 pub use nccl::{NcclCommunicator, NcclOptions, NcclVersion, UniqueId};
 pub use rank::{Rank, WorldSize};
 pub use single_rank::SingleRank;

@@ -4,6 +4,8 @@
 //! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
 
 use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
 
 use oxtile_tile::launch::{DeviceLimits, Grid, KernelArgs, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
@@ -13,6 +15,7 @@ use super::error::Result;
 use super::library::KernelLibrary;
 use super::matmul::{Matmul, MatmulMemory, MatmulPlan};
 use super::recorder::Recorder;
+use crate::symmetric::vmm::Driver;
 use crate::timeline::Recording;
 
 /// Where a program enqueued work.
@@ -75,6 +78,10 @@ pub(crate) trait Backend: Send + Sync {
     fn make_current(&self, device: u32) -> Result<()>;
 
     fn create_stream(&self, device: u32) -> Result<StreamId>;
+    /// A stream that the device serves before others.
+    fn create_urgent_stream(&self, device: u32) -> Result<StreamId> {
+        self.create_stream(device)
+    }
     /// Work already enqueued is still done.
     fn destroy_stream(&self, stream: StreamId);
     /// Waits for all work of the stream; reports what went wrong in it.
@@ -109,8 +116,13 @@ pub(crate) trait Backend: Send + Sync {
     /// The stream goes on once the word of its own device is at least `value`: `(word - value) as i64 >= 0`.
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
 
-    /// A word of the stream's device, now; waits for the stream. Others may be writing it.
-    fn read_word(&self, stream: StreamId, address: u64) -> Result<u64>;
+    /// A word of the stream's device, now; waits for the stream, at most so long. Others may be writing it.
+    fn read_word(&self, stream: StreamId, address: u64, limit: Duration) -> Result<u64>;
+
+    /// Virtual memory management of a device, where there is any.
+    fn virtual_memory(&self, _device: u32) -> Option<Arc<dyn Driver>> {
+        None
+    }
 
     /// Finds the kernel where the back end needs compiled code and loads it.
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId>;

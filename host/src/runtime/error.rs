@@ -7,6 +7,7 @@ use oxtile_tile::launch::LaunchError;
 
 use super::emulated::StreamRace;
 use crate::comm::Rank;
+use crate::comm::bootstrap::BootstrapError;
 use crate::symmetric::SymmetricError;
 
 /// The result of a runtime call.
@@ -162,6 +163,9 @@ pub enum Error {
     /// Symmetric memory, or a rank that shares it, failed.
     #[error("{0}")]
     Symmetric(SymmetricError),
+    /// Ranks could not find one another, or lost one another.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     /// No folder holds compiled kernels of the package.
     #[error(
         "no compiled kernels of `{package}` for `{kernel}`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS{}",

@@ -38,6 +38,12 @@ impl Stream {
         Ok(Self::from_id(device, id, true))
     }
 
+    /// A stream whose work goes before that of others: not behind a wait of theirs that shares a queue of the device with it.
+    pub(crate) fn urgent(device: &Device) -> Result<Self> {
+        let id = device.runtime.backend.create_urgent_stream(device.index)?;
+        Ok(Self::from_id(device, id, true))
+    }
+
     /// Borrows a stream of another library: on CUDA a `CUstream` (0 is the legacy default stream).
     ///
     /// # Safety

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use oxtile_tile::num::Pod;
 
-use super::backend::{self, BackendName, Capabilities, SymmetricBackend};
+use super::backend::{self, ArenaMemory, BackendName, Capabilities, SymmetricBackend};
 use super::buffer::SymmetricBuffer;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
-use crate::comm::{Board, Communicator, EmulatedCommunicator, Rank, WorldSize};
+use crate::comm::{ArenaRank, Meeting, Rank, WorldSize};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, POISON, Result, Stream};
+use crate::runtime::{Buffer, Device, Error, Kind, POISON, Result, Stream};
 
 /// How an arena is opened; the same on every rank.
 #[derive(Clone, Debug)]
@@ -26,13 +26,15 @@ pub struct ArenaOptions {
     pub bytes: u64,
     /// Signal channels: one for each direction of each operation object.
     pub channels: u32,
+    /// Whether ranks may be on one device: for tests on one GPU. Without it, `vmm` takes that for a mistake.
+    pub share_devices: bool,
     /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
     pub deadline: Duration,
 }
 
 impl Default for ArenaOptions {
     fn default() -> Self {
-        Self { backend: BackendName::Emulated, bytes: 1 << 20, channels: 16, deadline: Duration::from_secs(30) }
+        Self { backend: BackendName::Emulated, bytes: 1 << 20, channels: 16, share_devices: false, deadline: Duration::from_secs(30) }
     }
 }
 
@@ -41,15 +43,20 @@ impl Default for ArenaOptions {
 #[derive(Clone)]
 pub struct Arena(pub(super) Arc<Inner>);
 
+/// What a rank asks for.
+const OPTIONS: &str = "options";
+/// That it needs the arena no more.
+const CLOSED: &str = "closed";
+/// Never pinned: whoever ended the arena pins nothing any more.
+const NOTICE: &str = "notice";
+
 pub(super) struct Inner {
     pub rank: Rank,
     pub world: WorldSize,
     pub options: ArenaOptions,
     pub layout: Layout,
     backend: Box<dyn SymmetricBackend>,
-    board: Arc<dyn Board>,
-    /// What the arena's notes on the board begin with.
-    key: String,
+    meeting: Meeting,
     /// Where it lies.
     pub base: u64,
     /// Where the ranks' arenas lie, in the order of ranks, once all are there.
@@ -65,31 +72,33 @@ pub(super) struct Inner {
 }
 
 impl Arena {
-    /// Opens this rank's arena. Waits for nobody: the other ranks are met when a peer is first used, within the deadline. Every rank of
-    /// the communicator opens as many arenas, in one order.
+    /// Opens this rank's arena. Every rank opens as many arenas, in one order. `vmm` waits for all ranks here; on the virtual cluster, whose
+    /// ranks one thread may drive, they are met when a peer is first used. Either way at most for the deadline.
     ///
     /// # Errors
-    /// [`SymmetricError::Unavailable`]; out of memory. The others then get [`SymmetricError::Aborted`], or
-    /// [`SymmetricError::Rendezvous`] where they opened something else.
-    pub fn open(ranks: &EmulatedCommunicator, options: ArenaOptions) -> Result<Self> {
-        let (board, key) = ranks.next_arena();
-        let asked = format!("{} memory of {} bytes and {} channels", options.backend, options.bytes, options.channels);
-        board.publish(ranks.rank(), &format!("{key} options"), asked.into_bytes())?;
-        let scope = key.clone();
-        Self::allocate(ranks, options, Arc::clone(&board), key).inspect_err(|error| board.give_up(ranks.rank(), &scope, &error.to_string()))
+    /// [`SymmetricError::Unavailable`], [`Error::NoLibrary`]; out of memory. The others then get [`SymmetricError::Aborted`],
+    /// [`SymmetricError::Step`], or [`SymmetricError::Rendezvous`] where they opened something else.
+    pub fn open(rank: &impl ArenaRank, options: ArenaOptions) -> Result<Self> {
+        let meeting = rank.next_meeting();
+        let ArenaOptions { backend, bytes, channels, share_devices, .. } = &options;
+        let shared = if *share_devices { " on shared devices" } else { "" };
+        meeting.publish(OPTIONS, format!("{backend} memory of {bytes} bytes and {channels} channels{shared}").into_bytes())?;
+        Self::allocate(rank.device(), options, meeting.clone()).inspect_err(|error| meeting.give_up(&error.to_string()))
     }
 
-    fn allocate(ranks: &EmulatedCommunicator, options: ArenaOptions, board: Arc<dyn Board>, key: String) -> Result<Self> {
-        let (rank, world, control) = (ranks.rank(), ranks.world(), ranks.device().stream()?);
+    fn allocate(device: &Device, options: ArenaOptions, meeting: Meeting) -> Result<Self> {
+        let (rank, world, control) = (meeting.rank(), meeting.world(), Stream::urgent(device)?);
         let backend = backend::find(options.backend, &control)?;
         let layout = Layout::new(world, options.channels, options.bytes)?;
-        let (base, export) = backend.allocate(&control, layout.bytes())?;
+        if backend.is_collective() {
+            compare_options(&meeting, options.deadline)?;
+        }
+        let ArenaOptions { share_devices, deadline, .. } = options;
+        let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
-        control.0.runtime.backend.fill(control.0.id, base, 0, layout.heap(), Location::caller())?;
-        control.synchronize()?;
-        board.publish(rank, &format!("{key} export"), export)?;
+        let base = backend.open(&control, &meeting, memory)?;
         let (peers, streams, failure, closed) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::new(false));
-        Ok(Self(Arc::new(Inner { rank, world, options, layout, backend, board, key, base, peers, control, streams, failure, closed })))
+        Ok(Self(Arc::new(Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, failure, closed })))
     }
 
     /// This rank.
@@ -184,7 +193,7 @@ impl Arena {
             return Err(SymmetricError::InUse { handles }.into());
         }
         self.0.drain()?;
-        self.0.board.publish(self.0.rank, &format!("{} closed", self.0.key), Vec::new())?;
+        self.0.meeting.publish(CLOSED, Vec::new())?;
         *lock(&self.0.closed) = true;
         Ok(Closing(self.0))
     }
@@ -201,9 +210,8 @@ impl Closing {
     /// [`SymmetricError::Missing`] with who has not: the memory is then kept, since that rank may still use it.
     pub fn finish(self) -> Result<()> {
         let inner = &self.0;
-        let key = format!("{} closed", inner.key);
-        inner.read_all(&key, |_, _| Ok(()))?;
-        inner.backend.free(&inner.control, inner.base)
+        inner.meeting.gather(CLOSED, inner.options.deadline)?;
+        inner.backend.close(&inner.control)
     }
 }
 
@@ -236,35 +244,14 @@ impl Inner {
 
     /// All ranks' options, then all ranks' memory.
     fn meet(&self) -> Result<Vec<u64>> {
-        let mine = self.board.read(self.rank, &format!("{} options", self.key), self.options.deadline)?;
-        self.read_all(&format!("{} options", self.key), |other, note| {
-            let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();
-            let differ = || SymmetricError::Rendezvous { rank: self.rank, found: text(&mine), other, expected: text(&note) };
-            if note == mine { Ok(()) } else { Err(differ().into()) }
-        })?;
-        self.read_all(
-            &format!("{} export", self.key),
-            |other, note| if other == self.rank { Ok(self.base) } else { self.backend.map(&note) },
-        )
-    }
-
-    /// Every rank's note, in the order of ranks; all who are missing are named.
-    fn read_all<R>(&self, key: &str, mut each: impl FnMut(Rank, Vec<u8>) -> Result<R>) -> Result<Vec<R>> {
-        let start = Instant::now();
-        let (mut found, mut missing) = (Vec::new(), Vec::new());
-        for rank in self.world.ranks() {
-            match self.board.read(rank, key, self.options.deadline.saturating_sub(start.elapsed())) {
-                Ok(note) => found.push(each(rank, note)?),
-                Err(Error::Symmetric(SymmetricError::Missing { .. })) => missing.push(rank),
-                Err(error) => return Err(error),
-            }
+        if !self.backend.is_collective() {
+            compare_options(&self.meeting, self.options.deadline)?;
         }
-        let error = || SymmetricError::Missing { what: key.to_owned(), ranks: missing.clone(), waited: self.options.deadline };
-        if missing.is_empty() { Ok(found) } else { Err(error().into()) }
+        self.backend.peers(&self.meeting, self.options.deadline)
     }
 
     fn publish_layout(&self, number: usize) -> Result<()> {
-        self.board.publish(self.rank, &format!("{} allocation {number}", self.key), self.layout.note(number))
+        self.meeting.publish(&format!("allocation {number}"), self.layout.note(number))
     }
 
     /// What a peer took so far is what this rank took.
@@ -272,14 +259,14 @@ impl Inner {
         if self.layout.is_checked(other, number) {
             return Ok(());
         }
-        let theirs = self.board.read(other, &format!("{} allocation {number}", self.key), self.options.deadline)?;
+        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.deadline)?;
         self.layout.compare(self.rank, other, number, &theirs)
     }
 
     /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
     pub fn fail(&self, error: Error) -> Result<Error> {
         let first = lock(&self.failure).get_or_insert(error).clone();
-        self.board.give_up(self.rank, &self.key, &first.to_string());
+        self.meeting.give_up(&first.to_string());
         if let Some(peers) = self.peers.get() {
             let notice = self.layout.notice();
             peers.iter().try_for_each(|base| self.poison(base + notice))?;
@@ -300,7 +287,7 @@ impl Inner {
         let start = Instant::now();
         loop {
             self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
-            self.control.synchronize()?;
+            self.settle(&self.control)?;
             let mut all_done = true;
             for end in &ends {
                 all_done &= end.is_done()?;
@@ -323,7 +310,7 @@ impl Inner {
             return Ok(());
         }
         let gave_up = self.world.ranks().filter(|rank| *rank != self.rank).find_map(|rank| {
-            let error = self.board.read(rank, &format!("{} notice", self.key), Duration::ZERO).err()?;
+            let error = self.meeting.read(rank, NOTICE, Duration::ZERO).err()?;
             matches!(error, Error::Symmetric(SymmetricError::Aborted { .. })).then_some(error)
         });
         let unknown = || SymmetricError::Aborted { rank: self.rank, why: "another rank wrote poison".to_owned() }.into();
@@ -332,14 +319,40 @@ impl Inner {
 
     /// A word of this rank's arena, now.
     pub fn word(&self, offset: u64) -> Result<u64> {
-        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset)
+        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset, self.options.deadline)
     }
 
     /// Waits for all work that used a peer.
     fn drain(&self) -> Result<()> {
         let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
-        streams.iter().try_for_each(Stream::synchronize)
+        streams.iter().try_for_each(|stream| self.settle(stream))
     }
+
+    /// Waits for a stream, on GPUs at most for the deadline. On the virtual cluster a stream that cannot go on is an error by itself.
+    fn settle(&self, stream: &Stream) -> Result<()> {
+        if stream.0.runtime.kind() == Kind::Emulated {
+            return stream.synchronize();
+        }
+        let (end, start, limit) = (stream.record()?, Instant::now(), self.options.deadline);
+        while !end.is_done()? {
+            if start.elapsed() > limit {
+                let mend = "see what signal of which rank a stream of the arena still waits for";
+                return Err(Error::Deadline { what: format!("{}: the work of a stream of its arena", self.rank), limit, mend });
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+/// All ranks ask for the same.
+fn compare_options(meeting: &Meeting, deadline: Duration) -> Result<()> {
+    let notes = meeting.gather(OPTIONS, deadline)?;
+    let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();
+    let (rank, mine) = (meeting.rank(), &notes[meeting.rank().index() as usize]);
+    let differs = meeting.world().ranks().zip(&notes).find(|(_, note)| *note != mine);
+    let error = |(other, note): (Rank, &Vec<u8>)| SymmetricError::Rendezvous { rank, found: text(mine), other, expected: text(note) };
+    differs.map_or(Ok(()), |differs| Err(error(differs).into()))
 }
 
 /// Memory that others may still use is kept. Whoever waits for this rank is told.
@@ -348,7 +361,7 @@ impl Drop for Inner {
         if *lock(&self.closed) {
             return;
         }
-        self.board.give_up(self.rank, &self.key, "it dropped its arena without closing it");
+        self.meeting.give_up("it dropped its arena without closing it");
         let notice = self.layout.notice();
         let told = self.peers.get().map_or(Ok(()), |peers| peers.iter().try_for_each(|base| self.poison(base + notice)));
         tracing::warn!(

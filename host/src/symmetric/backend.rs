@@ -1,9 +1,14 @@
 //! Where symmetric memory comes from.
 
 use std::fmt;
+use std::panic::Location;
 use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use super::error::SymmetricError;
+use super::vmm::Vmm;
+use crate::comm::{Meeting, NcclCommunicator};
 use crate::runtime::{Error, Result, Stream};
 
 /// A way to make memory that other ranks reach, by name. What is asked for is used or is an error: nothing falls back.
@@ -51,6 +56,21 @@ pub struct Capabilities {
     pub multicast: bool,
 }
 
+/// What an arena asks of its back end.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaMemory {
+    /// Its size; the same on every rank.
+    pub bytes: u64,
+    /// How many bytes at its beginning are zero before another rank reaches it.
+    pub zeros: u64,
+    /// A hash of what it is divided into.
+    pub layout: u64,
+    /// Whether ranks may be on one device.
+    pub share_devices: bool,
+    /// How long ranks wait for each other.
+    pub deadline: Duration,
+}
+
 /// Makes one rank's arena and gives it back.
 pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// Its name.
@@ -59,39 +79,62 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
-    /// Memory of the stream's device, for `bytes`: what the other ranks need to reach it, and its address here.
+    /// Whether [`open`](Self::open) waits for all ranks.
+    fn is_collective(&self) -> bool;
+
+    /// Memory of the stream's device, made known to the ranks of the meeting: its address here.
     ///
     /// # Errors
-    /// Out of memory; an error of the driver.
-    fn allocate(&self, stream: &Stream, bytes: u64) -> Result<(u64, Vec<u8>)>;
+    /// Out of memory; an error of the driver; of another rank, if it is collective.
+    fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64>;
 
-    /// The address here of another rank's arena, from what that rank's [`allocate`](Self::allocate) told.
+    /// Where the ranks' arenas lie here, in the order of ranks, once all are there.
     ///
     /// # Errors
-    /// An export that does not fit; an error of the driver.
-    fn map(&self, export: &[u8]) -> Result<u64>;
+    /// [`SymmetricError::Missing`]; another rank's failure; an error of the driver.
+    fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>>;
 
-    /// Gives the memory back once the stream's work is done. No rank uses it any more.
+    /// Gives the memory back. No stream and no rank uses it any more.
     ///
     /// # Errors
     /// An error of the driver.
-    fn free(&self, stream: &Stream, address: u64) -> Result<()>;
+    fn close(&self, stream: &Stream) -> Result<()>;
 }
 
 /// The back end of a name, for the runtime of the stream.
 pub(super) fn find(name: BackendName, stream: &Stream) -> Result<Box<dyn SymmetricBackend>> {
     let unavailable = |why: &str| Err(SymmetricError::Unavailable { backend: name, why: why.to_owned() }.into());
-    match (name, stream.0.runtime.backend.cluster()) {
-        (BackendName::Emulated, Some(_)) => Ok(Box::new(Emulated)),
+    let backend = &stream.0.runtime.backend;
+    match (name, backend.cluster()) {
+        (BackendName::Emulated, Some(_)) => Ok(Box::new(Emulated::default())),
         (BackendName::Emulated, None) => unavailable("the runtime has GPUs, not a virtual cluster: use vmm"),
+        (BackendName::Nvshmem, _) => unavailable("it is not built in this version: use vmm"),
         (_, Some(_)) => unavailable("the runtime is a virtual cluster without GPUs: use emulated"),
-        (_, None) => unavailable("this version has no such memory on GPUs"),
+        (BackendName::Vmm, None) => match backend.virtual_memory(stream.0.id.device) {
+            Some(driver) => Ok(Box::new(Vmm::new(driver))),
+            None => unavailable("the devices have no virtual memory management"),
+        },
+        (BackendName::Nccl, None) => {
+            let version = NcclCommunicator::version()?;
+            unavailable(&format!("arenas of NCCL windows are not built in this version (found {version}): use vmm"))
+        }
     }
 }
 
+/// Makes the first bytes of an arena zero, and waits for that.
+pub(super) fn clear(stream: &Stream, address: u64, bytes: u64) -> Result<()> {
+    stream.0.runtime.backend.fill(stream.0.id, address, 0, bytes, Location::caller())?;
+    stream.synchronize()
+}
+
 /// The virtual cluster: one process holds all memory, and an address means the same to every rank.
-#[derive(Debug)]
-struct Emulated;
+#[derive(Debug, Default)]
+struct Emulated {
+    own: OnceLock<u64>,
+}
+
+/// What the note with a rank's address is called.
+const EXPORT: &str = "export";
 
 impl SymmetricBackend for Emulated {
     fn name(&self) -> BackendName {
@@ -102,17 +145,24 @@ impl SymmetricBackend for Emulated {
         Capabilities { processes: false, contiguous: false, multicast: false }
     }
 
-    fn allocate(&self, stream: &Stream, bytes: u64) -> Result<(u64, Vec<u8>)> {
-        let address = stream.0.runtime.backend.allocate(stream.0.id, "arena", bytes)?;
-        Ok((address, address.to_le_bytes().to_vec()))
+    fn is_collective(&self) -> bool {
+        false
     }
 
-    fn map(&self, export: &[u8]) -> Result<u64> {
-        let bytes = export.try_into().map_err(|_| Error::Invalid { what: "Arena", why: "an export that is not an address".to_owned() })?;
-        Ok(u64::from_le_bytes(bytes))
+    fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
+        let address = stream.0.runtime.backend.allocate(stream.0.id, "arena", memory.bytes)?;
+        clear(stream, address, memory.zeros)?;
+        meeting.publish(EXPORT, address.to_le_bytes().to_vec())?;
+        Ok(*self.own.get_or_init(|| address))
     }
 
-    fn free(&self, stream: &Stream, address: u64) -> Result<()> {
-        stream.0.runtime.backend.free(stream.0.id, address)
+    fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>> {
+        let invalid = |_| Error::Invalid { what: "Arena", why: "an export that is not an address".to_owned() };
+        let exports = meeting.gather(EXPORT, deadline)?;
+        exports.into_iter().map(|export| export.try_into().map(u64::from_le_bytes).map_err(invalid)).collect()
+    }
+
+    fn close(&self, stream: &Stream) -> Result<()> {
+        self.own.get().map_or(Ok(()), |address| stream.0.runtime.backend.free(stream.0.id, *address))
     }
 }

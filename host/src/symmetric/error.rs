@@ -1,6 +1,9 @@
 //! What can go wrong between ranks.
 
+use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::backend::BackendName;
 use crate::comm::Rank;
@@ -34,6 +37,16 @@ pub enum SymmetricError {
         other: Rank,
         /// What that one asked for.
         expected: String,
+    },
+    /// A rank could not do its part when memory was mapped, or is gone. Every rank gets this, and nothing is left mapped.
+    #[error("{rank} failed at {step}: {why}")]
+    Step {
+        /// Who.
+        rank: Rank,
+        /// At what.
+        step: Step,
+        /// Why.
+        why: String,
     },
     /// Ranks did not come in time.
     #[error("{what}: {} did not come within {waited:?}", list(ranks))]
@@ -101,6 +114,58 @@ pub enum SymmetricError {
         /// How many handles there are.
         handles: usize,
     },
+}
+
+/// What a rank does, in this order, until all ranks have each other's memory mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Step {
+    /// All up to [`Agree`](Self::Agree), of a rank that is gone.
+    Prepare,
+    /// Asking its device what it can do.
+    Check,
+    /// Allocating.
+    Create,
+    /// Setting addresses aside.
+    Reserve,
+    /// Mapping memory, and getting access to it.
+    Map,
+    /// Making the signals zero.
+    Clear,
+    /// Listening for descriptors.
+    Listen,
+    /// Comparing what the ranks have.
+    Agree,
+    /// Making a descriptor.
+    Export,
+    /// Sending it.
+    Send,
+    /// Waiting for those of the others.
+    Receive,
+    /// Making memory of a descriptor.
+    Import,
+    /// All after [`Agree`](Self::Agree), of a rank that is gone.
+    Commit,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prepare => "preparing its memory",
+            Self::Check => "the check of its device",
+            Self::Create => "allocating",
+            Self::Reserve => "reserving addresses",
+            Self::Map => "mapping memory",
+            Self::Clear => "clearing its signals",
+            Self::Listen => "listening for descriptors",
+            Self::Agree => "the comparison of all ranks' memory",
+            Self::Export => "exporting its memory",
+            Self::Send => "sending its descriptor",
+            Self::Receive => "the exchange of descriptors",
+            Self::Import => "importing memory",
+            Self::Commit => "mapping the others' memory",
+        })
+    }
 }
 
 fn list(ranks: &[Rank]) -> String {

@@ -43,11 +43,12 @@ mod layout;
 mod push;
 mod signal;
 mod ticket;
+pub mod vmm;
 
 pub use arena::{Arena, ArenaOptions, Closing};
-pub use backend::{BackendName, Capabilities, SymmetricBackend};
+pub use backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend};
 pub use buffer::{Peer, SymmetricBuffer};
-pub use error::SymmetricError;
+pub use error::{Step, SymmetricError};
 pub use gather::{GatherMemory, Gathered, PullGather};
 pub use push::{PushGather, PushMemory};
 pub use signal::{Channel, Epoch};

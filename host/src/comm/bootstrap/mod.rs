@@ -29,6 +29,7 @@
 //!
 //! What it is not: a way to move data. One process holds every byte that is exchanged.
 
+mod board;
 mod environment;
 mod error;
 mod job;
@@ -37,6 +38,7 @@ mod server;
 mod store;
 mod wire;
 
+pub use board::StoreBoard;
 pub use environment::{Environment, Launcher};
 pub use error::BootstrapError;
 pub use job::JobId;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, read_frame, write_frame};
+use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, read_frame, write_frame};
 
 /// Between two looks for new connections, while ranks are missing.
 const POLL: Duration = Duration::from_millis(2);
@@ -39,6 +39,7 @@ pub struct Identity {
 enum Event {
     Hello(usize, Hello),
     Call(usize, Call),
+    Post(usize, Post),
     Gone(usize),
     Stop,
 }
@@ -66,6 +67,8 @@ struct State {
     listener: Option<TcpListener>,
     failure: Option<Answer>,
     is_closed: bool,
+    /// Ranks post notes: one that goes is no failure of the others.
+    is_board: bool,
 }
 
 impl Server {
@@ -84,6 +87,7 @@ impl Server {
             listener: Some(listener),
             failure: None,
             is_closed: false,
+            is_board: false,
         };
         let thread = thread::Builder::new().name("bootstrap".into()).spawn(move || state.serve(&inbox))?;
         Ok(Self { events, thread: Some(thread) })
@@ -107,6 +111,7 @@ impl State {
                 Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(Event::Hello(connection, hello)) => self.greet(connection, hello),
                 Ok(Event::Call(connection, call)) => self.call(connection, call),
+                Ok(Event::Post(connection, post)) => self.post(connection, post),
                 Ok(Event::Gone(connection)) => self.gone(connection),
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -196,13 +201,30 @@ impl State {
         let result = match operation {
             Operation::AllGather => brought,
             Operation::Broadcast(root) => vec![std::mem::take(&mut brought[root as usize])],
-            Operation::Barrier | Operation::Close => Vec::new(),
+            Operation::Barrier | Operation::Close | Operation::Board => Vec::new(),
         };
         self.is_closed = operation == Operation::Close;
+        self.is_board = operation == Operation::Board;
         self.finish(&Answer::Done(result));
     }
 
+    /// Everyone gets it, whoever posted it too: what a rank has back, all others have got.
+    fn post(&self, number: usize, post: Post) {
+        if let (Some(rank), true) = (self.connections[number].rank, self.is_board) {
+            self.tell_all(&Answer::News { rank, post });
+        }
+    }
+
+    fn tell_all(&self, answer: &Answer) {
+        let ranks = (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some());
+        ranks.for_each(|number| self.answer(number, answer));
+    }
+
     fn gone(&mut self, number: usize) {
+        if let (Some(rank), true) = (self.connections[number].rank, self.is_board) {
+            self.connections[number].rank = None;
+            return self.tell_all(&Answer::Lost(rank));
+        }
         if let (Some(rank), false) = (self.connections[number].rank, self.is_closed || self.failure.is_some()) {
             self.fail(Answer::Lost(rank));
         }
@@ -226,9 +248,7 @@ impl State {
     /// Everyone is told, whoever waits and whoever comes later.
     fn fail(&mut self, failure: Answer) {
         self.waiting.clear();
-        for number in (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some()) {
-            self.answer(number, &failure);
-        }
+        self.tell_all(&failure);
         self.failure = Some(failure);
     }
 
@@ -248,8 +268,12 @@ fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
         return;
     };
     let _ = events.send(Event::Hello(number, hello));
-    while let Some(call) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Call::from_body(&body)) {
-        if events.send(Event::Call(number, call)).is_err() {
+    while let Some(request) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Request::from_body(&body)) {
+        let event = match request {
+            Request::Call(call) => Event::Call(number, call),
+            Request::Post(post) => Event::Post(number, post),
+        };
+        if events.send(event).is_err() {
             return;
         }
     }

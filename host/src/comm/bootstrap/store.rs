@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    BootstrapError,
+    BootstrapError, StoreBoard,
     server::Server,
     wire::{Answer, Call, MAX_PAYLOAD, Operation, read_answer, write_frame},
 };
@@ -99,6 +99,17 @@ impl Store {
         self.call(Operation::Close, &[]).map(drop)
     }
 
+    /// The ranks' board, in the place of the store. Every rank calls it as it does an operation.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather); [`Io`](BootstrapError::Io) if the system has no thread.
+    pub fn into_board(mut self) -> Result<StoreBoard, BootstrapError> {
+        self.call(Operation::Board, &[])?;
+        let Self { stream, rank, world, timeout, _server: server, .. } = self;
+        let failed = |error| BootstrapError::Io { operation: Operation::Board.to_string(), error: Arc::new(error) };
+        StoreBoard::over(stream, rank, world, timeout, server).map_err(failed)
+    }
+
     pub(super) fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -139,6 +150,8 @@ impl Store {
             Ok(Answer::Mismatch { rank: found_by, found, expected }) => {
                 BootstrapError::Mismatch { rank: rank(found_by), found: found.to_string(), expected: expected.to_string() }
             }
+            // Nobody posts before all have called for the board, and this rank then listens elsewhere.
+            Ok(Answer::News { .. }) => BootstrapError::Protocol { operation: operation.into(), reason: "a note".into() },
             Err(error) => self.connection_failed(operation, error),
         };
         Err(self.fail(failure))

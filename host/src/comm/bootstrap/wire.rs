@@ -8,7 +8,7 @@ use std::{
 };
 
 /// The first bytes of every connection: name and version of the protocol.
-const MAGIC: [u8; 8] = *b"oxtile\x00\x01";
+const MAGIC: [u8; 8] = *b"oxtile\x00\x02";
 /// The longest frame: what 4096 ranks of the longest contribution make.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
@@ -39,6 +39,8 @@ pub enum Operation {
     Barrier,
     /// The same, for the last time.
     Close,
+    /// The same; from here on ranks post notes.
+    Board,
 }
 
 /// A rank's part in an operation.
@@ -47,6 +49,22 @@ pub struct Call {
     pub operation: Operation,
     pub timeout: Duration,
     pub payload: Vec<u8>,
+}
+
+/// What a rank tells all others, once they have a board.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Post {
+    /// A note and its key.
+    Note { key: String, note: Vec<u8> },
+    /// Nothing more will come whose key begins so.
+    GaveUp { scope: String, why: String },
+}
+
+/// What a rank sends after its hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Call(Call),
+    Post(Post),
 }
 
 /// What rank 0 answers.
@@ -62,6 +80,8 @@ pub enum Answer {
     Missing(Vec<u32>),
     /// A rank called another operation than the first.
     Mismatch { rank: u32, found: Operation, expected: Operation },
+    /// What another rank posted.
+    News { rank: u32, post: Post },
 }
 
 impl fmt::Display for Operation {
@@ -71,6 +91,7 @@ impl fmt::Display for Operation {
             Self::Broadcast(root) => write!(f, "a broadcast of rank {root}"),
             Self::Barrier => f.write_str("a barrier"),
             Self::Close => f.write_str("the closing of the store"),
+            Self::Board => f.write_str("the setting up of the board"),
         }
     }
 }
@@ -117,6 +138,10 @@ impl<'a> Parts<'a> {
         Some(bytes)
     }
 
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.into()).ok()
+    }
+
     fn end<T>(self, value: T) -> Option<T> {
         self.0.is_empty().then_some(value)
     }
@@ -129,6 +154,7 @@ impl Operation {
             Self::Broadcast(root) => [1, root],
             Self::Barrier => [2, 0],
             Self::Close => [3, 0],
+            Self::Board => [4, 0],
         }
     }
 
@@ -138,6 +164,7 @@ impl Operation {
             [1, root] => Some(Self::Broadcast(root)),
             [2, 0] => Some(Self::Barrier),
             [3, 0] => Some(Self::Close),
+            [4, 0] => Some(Self::Board),
             _ => None,
         }
     }
@@ -154,7 +181,7 @@ impl Hello {
 
     pub fn from_body(body: &[u8]) -> Option<Self> {
         let mut parts = Parts(body.strip_prefix(&MAGIC)?);
-        let job = String::from_utf8(parts.bytes()?.into()).ok()?;
+        let job = parts.text()?;
         let [rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?];
         let timeout = parts.duration()?;
         parts.end(Self { job, rank, world, uid, timeout })
@@ -175,6 +202,36 @@ impl Call {
     }
 }
 
+impl Post {
+    /// What no operation has for a code.
+    const NOTE: u32 = 16;
+    const GAVE_UP: u32 = 17;
+
+    pub fn to_body(&self) -> Vec<u8> {
+        let (code, one, other) = match self {
+            Self::Note { key, note } => (Self::NOTE, key, &note[..]),
+            Self::GaveUp { scope, why } => (Self::GAVE_UP, scope, why.as_bytes()),
+        };
+        Body::default().number(code).bytes(one.as_bytes()).bytes(other).0
+    }
+
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        let mut parts = Parts(body);
+        let post = match parts.number()? {
+            Self::NOTE => Self::Note { key: parts.text()?, note: parts.bytes()?.to_vec() },
+            Self::GAVE_UP => Self::GaveUp { scope: parts.text()?, why: parts.text()? },
+            _ => return None,
+        };
+        parts.end(post)
+    }
+}
+
+impl Request {
+    pub fn from_body(body: &[u8]) -> Option<Self> {
+        Call::from_body(body).map(Self::Call).or_else(|| Post::from_body(body).map(Self::Post))
+    }
+}
+
 impl Answer {
     pub fn to_body(&self) -> Vec<u8> {
         let tag = |tag| Body::default().number(tag);
@@ -187,6 +244,7 @@ impl Answer {
                 let codes = [found.code(), expected.code()].concat();
                 codes.into_iter().fold(tag(4).number(*rank), Body::number).0
             }
+            Self::News { rank, post } => tag(5).number(*rank).bytes(&post.to_body()).0,
         }
     }
 
@@ -197,7 +255,7 @@ impl Answer {
                 let count = parts.number()?;
                 Self::Done((0..count).map(|_| parts.bytes().map(<[u8]>::to_vec)).collect::<Option<_>>()?)
             }
-            1 => Self::Refused(String::from_utf8(parts.bytes()?.into()).ok()?),
+            1 => Self::Refused(parts.text()?),
             2 => Self::Lost(parts.number()?),
             3 => {
                 let count = parts.number()?;
@@ -207,6 +265,7 @@ impl Answer {
                 let rank = parts.number()?;
                 Self::Mismatch { rank, found: Operation::from_parts(&mut parts)?, expected: Operation::from_parts(&mut parts)? }
             }
+            5 => Self::News { rank: parts.number()?, post: Post::from_body(parts.bytes()?)? },
             _ => return None,
         };
         parts.end(answer)
@@ -275,9 +334,13 @@ mod tests {
     fn bodies_are_read_as_written_and_nothing_else() {
         let hello = Hello { job: "j".into(), rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
         assert_eq!(Hello::from_body(&hello.to_body()), Some(hello.clone()));
-        for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close] {
+        for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close, Operation::Board] {
             let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
-            assert_eq!(Call::from_body(&call.to_body()), Some(call));
+            assert_eq!(Request::from_body(&call.to_body()), Some(Request::Call(call)));
+        }
+        let note = Post::Note { key: "k".into(), note: vec![7] };
+        for post in [note.clone(), Post::GaveUp { scope: String::new(), why: "w".into() }] {
+            assert_eq!(Request::from_body(&post.to_body()), Some(Request::Post(post)));
         }
         for answer in [
             Answer::Done(vec![vec![], vec![1, 2]]),
@@ -285,6 +348,7 @@ mod tests {
             Answer::Lost(3),
             Answer::Missing(vec![1, 5]),
             Answer::Mismatch { rank: 2, found: Operation::Barrier, expected: Operation::Broadcast(1) },
+            Answer::News { rank: 1, post: note },
         ] {
             let body = answer.to_body();
             for cut in 0..body.len() {

@@ -12,6 +12,7 @@ use crate::runtime::backend::DeviceProperties;
 use crate::runtime::error::Result;
 
 /// The primary context of one device: shared with every other library of the process that uses the runtime API.
+#[derive(Debug)]
 pub(super) struct Context {
     device: c_int,
     /// Retained when first used, since a context takes memory; never released, since that would wait for the device
@@ -19,7 +20,7 @@ pub(super) struct Context {
     handle: OnceLock<Handle>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Handle(CUcontext);
 
 // SAFETY: a context may be made current on any thread (CUDA driver API, "Context management").
@@ -42,6 +43,11 @@ impl Context {
         };
         let properties = DeviceProperties { name: name(device)?, capability, limits };
         Ok((Self { device, handle: OnceLock::new() }, properties))
+    }
+
+    /// The device by the driver's number.
+    pub fn device(&self) -> c_int {
+        self.device
     }
 
     /// Makes the context current on this thread: two cheap driver calls at most, no system call. Another library may
@@ -84,7 +90,7 @@ impl Context {
     }
 }
 
-fn attribute(device: c_int, attribute: Attribute) -> Result<u32> {
+pub(super) fn attribute(device: c_int, attribute: Attribute) -> Result<u32> {
     let mut value = 0;
     // SAFETY: a valid place for the value and a valid device.
     check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;

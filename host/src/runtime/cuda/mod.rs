@@ -7,5 +7,6 @@ mod function;
 mod pinned;
 mod platform;
 mod tensor_map;
+mod virtual_memory;
 
 pub(crate) use platform::platform;

@@ -3,9 +3,11 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
     self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUstreamWaitValue_flags, CUstreamWriteValue_flags,
 };
 use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 
@@ -14,18 +16,20 @@ use super::cublaslt::CublasLt;
 use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
+use super::virtual_memory::VirtualMemory;
 use crate::runtime::backend::{
     Backend, BoxMap, Caller, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId,
 };
-use crate::runtime::error::Result;
+use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::matmul::{Matmul, MatmulMemory, MatmulPlan};
 use crate::runtime::recorder::{self, Recorder};
+use crate::symmetric::vmm::Driver;
 use crate::timeline::{Activity, Recording, Work};
 
 /// All GPUs of the machine. One for the process, never torn down.
 pub(crate) struct Platform {
-    contexts: Vec<Context>,
+    contexts: Vec<Arc<Context>>,
     devices: Vec<DeviceProperties>,
     functions: Functions,
     pinned: PinnedPool,
@@ -43,7 +47,7 @@ pub(crate) fn platform() -> Result<Arc<dyn Backend>> {
 impl Platform {
     fn new() -> Result<Self> {
         let found: Result<Vec<_>> = (0..start()?).map(Context::new).collect();
-        let (contexts, devices): (Vec<_>, Vec<_>) = found?.into_iter().unzip();
+        let (contexts, devices): (Vec<_>, Vec<_>) = found?.into_iter().map(|(context, device)| (Arc::new(context), device)).unzip();
         let cublaslt = CublasLt::new(devices.len());
         Ok(Self {
             contexts,
@@ -104,6 +108,19 @@ impl Backend for Platform {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a valid place for the stream.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+        Ok(StreamId { device, handle: stream as u64 })
+    }
+
+    /// Streams of another priority have hardware queues of their own, so that a wait on a stream of the usual priority does not hold it up
+    /// (CUDA C++ Programming Guide, "Stream Priorities"; `CUDA_DEVICE_MAX_CONNECTIONS`).
+    fn create_urgent_stream(&self, device: u32) -> Result<StreamId> {
+        self.enter(device)?;
+        let (mut least, mut greatest, mut stream): (_, _, CUstream) = (0, 0, ptr::null_mut());
+        // SAFETY: valid places for the two numbers.
+        check("cuCtxGetStreamPriorityRange", unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) })?;
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a valid place for the stream.
+        check("cuStreamCreateWithPriority", unsafe { sys::cuStreamCreateWithPriority(&raw mut stream, flags, greatest) })?;
         Ok(StreamId { device, handle: stream as u64 })
     }
 
@@ -232,28 +249,52 @@ impl Backend for Platform {
         })
     }
 
+    /// The default flag: the write comes behind a fence of system scope for the stream's earlier work (CUDA driver API,
+    /// `cuStreamWriteValue64`, `CU_STREAM_WRITE_VALUE_DEFAULT`). The address is any that the device reaches, a peer's mapping too.
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
         let work = || Work::new(Activity::Signal, format!("signal {value}"), None, Some(caller));
-        // SAFETY: a live stream, and a word of memory that the runtime keeps until the stream's work is done. Flag 0 puts a
-        // fence of system scope before the write.
-        let write = || check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, 0) });
+        let flags = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: a live stream, and an aligned word of memory that the runtime keeps until the stream's work is done.
+        let write = || check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, flags) });
         self.work(stream, work, write)
     }
 
+    /// `(int64_t)(*address - value) >= 0` (CUDA driver API, `cuStreamWaitValue64`, `CU_STREAM_WAIT_VALUE_GEQ`): the words of signals grow
+    /// from 0 to less than 2^63, so that it means what it says. No flush: it is for writes of third devices, not for peers'.
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
         let work = || Work::new(Activity::Wait, format!("wait for signal {value}"), None, Some(caller));
-        // SAFETY: as above. Flag 0 is the cyclic comparison `>=` (CU_STREAM_WAIT_VALUE_GEQ).
-        let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, 0) });
+        let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: as above; the word is of the stream's own device.
+        let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, flags) });
         self.work(stream, work, wait)
     }
 
-    fn read_word(&self, stream: StreamId, address: u64) -> Result<u64> {
+    /// Into page-locked memory: a copy to pageable memory would not return before it is done, without a deadline.
+    fn read_word(&self, stream: StreamId, address: u64, limit: Duration) -> Result<u64> {
+        const BYTES: u64 = size_of::<u64>() as u64;
         self.enter(stream.device)?;
-        let mut word = 0_u64;
-        // SAFETY: a word of live device memory, and a place for it that stays until the stream is waited for.
-        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), address, size_of::<u64>(), stream.cuda()) })?;
-        self.synchronize(stream)?;
-        Ok(word)
+        let place = self.pinned.allocate(BYTES)?;
+        let target = ptr::with_exposed_provenance_mut::<u64>(place as usize);
+        // SAFETY: a word of live device memory, and a block for it that is given back below, to be used again only after the copy.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), address, BYTES as usize, stream.cuda()) };
+        let (start, done) = (Instant::now(), self.create_event(stream.device, false)?);
+        self.record(done, stream)?;
+        let mut result = check("cuMemcpyDtoHAsync", copied);
+        while result.is_ok() && !self.is_done(done)? {
+            if start.elapsed() > limit {
+                let mend = "the stream that reads signals waits for another: raise CUDA_DEVICE_MAX_CONNECTIONS";
+                result = Err(Error::Deadline { what: "reading a word of the device".to_owned(), limit, mend });
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: the copy is done, or the word is what the block held before and is not used.
+        let word = unsafe { target.read_volatile() };
+        self.pinned.give(place, BYTES, done);
+        result.map(|()| word)
+    }
+
+    fn virtual_memory(&self, device: u32) -> Option<Arc<dyn Driver>> {
+        Some(Arc::new(VirtualMemory::new(&self.contexts[device as usize])))
     }
 
     fn load(&self, device: u32, info: &KernelInfo, library: &KernelLibrary) -> Result<FunctionId> {

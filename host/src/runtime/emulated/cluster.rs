@@ -1,7 +1,7 @@
 //! The emulated back end: one memory, the streams of all devices, and the scheduler that empties them.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{Launch, Memory, Options, TensorName};
@@ -271,7 +271,7 @@ impl Backend for Cluster {
         self.push(stream, Operation::WaitValue { address, value }, Some(caller))
     }
 
-    fn read_word(&self, _: StreamId, address: u64) -> Result<u64> {
+    fn read_word(&self, _: StreamId, address: u64, _: Duration) -> Result<u64> {
         let gone = || Error::Invalid { what: "emulated memory", why: format!("there is no word at {address:#x}") };
         word(&self.memory, address).ok_or_else(gone)
     }

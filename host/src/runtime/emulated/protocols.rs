@@ -1,6 +1,7 @@
 //! Exhaustive searches of signal protocols, on bare words.
 
 use std::panic::Location;
+use std::time::Duration;
 
 use super::{EmulatedOptions, Exploration, Explored, POISON, explore};
 use crate::runtime::backend::{Copy, Direction};
@@ -56,7 +57,7 @@ impl Node {
     }
 
     fn value(&self, index: u64) -> Result<u64> {
-        self.stream.0.runtime.backend.read_word(self.stream.0.id, self.word(index))
+        self.stream.0.runtime.backend.read_word(self.stream.0.id, self.word(index), Duration::ZERO)
     }
 }
 

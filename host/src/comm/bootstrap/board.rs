@@ -1,0 +1,134 @@
+//! The board of ranks that are processes.
+
+use std::{
+    fmt, io,
+    net::{Shutdown, TcpStream},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{
+    server::Server,
+    wire::{Answer, Post, read_frame, write_frame},
+};
+use crate::comm::{
+    Board, Rank, WorldSize,
+    board::{LocalBoard, gather},
+};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Error, Result};
+
+/// What a rank pins when it needs the board no more.
+const CLOSED: &str = "board closed";
+/// What rank 0 pins when it leaves.
+const LAST: &str = "board left";
+/// How long that may take.
+const FLUSH: Duration = Duration::from_millis(500);
+
+/// A [`Board`] over the connections of a [`Store`](super::Store), made by [`Store::into_board`](super::Store::into_board).
+///
+/// Every rank holds a copy of all notes. What is posted goes to rank 0 and from there to all, in one order; to read is to wait for one's own
+/// copy. A rank whose process ends is seen at once by all who wait for it. When rank 0 ends, all that is not there yet fails.
+pub struct StoreBoard {
+    rank: Rank,
+    world: WorldSize,
+    timeout: Duration,
+    notes: Arc<LocalBoard>,
+    stream: Arc<TcpStream>,
+    /// One post at a time.
+    writing: Mutex<()>,
+    reader: Option<JoinHandle<()>>,
+    /// Of rank 0.
+    server: Option<Server>,
+}
+
+impl StoreBoard {
+    pub(super) fn over(stream: TcpStream, rank: Rank, world: WorldSize, timeout: Duration, server: Option<Server>) -> io::Result<Self> {
+        stream.set_write_timeout(Some(timeout))?;
+        let (notes, stream) = (Arc::new(LocalBoard::default()), Arc::new(stream));
+        let (pinned, incoming) = (Arc::clone(&notes), Arc::clone(&stream));
+        let reader = thread::Builder::new().name("board".into()).spawn(move || read_all(&incoming, world, &pinned))?;
+        Ok(Self { rank, world, timeout, notes, stream, writing: Mutex::new(()), reader: Some(reader), server })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> WorldSize {
+        self.world
+    }
+
+    /// Waits until no rank needs the board any more, for the timeout of the store at most. A rank that ends before is a lost one to the
+    /// others.
+    ///
+    /// # Errors
+    /// [`SymmetricError`](crate::symmetric::SymmetricError): who did not come, or is gone.
+    pub fn close(&self) -> Result<()> {
+        self.publish(self.rank, CLOSED, Vec::new())?;
+        gather(self, self.world, CLOSED, self.timeout).map(drop)
+    }
+
+    fn post(&self, post: &Post) -> Result<()> {
+        let _writing = lock(&self.writing);
+        write_frame(&self.stream, &post.to_body()).map_err(|error| Error::Invalid {
+            what: "StoreBoard",
+            why: format!("a note of {} cannot be sent to rank 0, which passes it on: {error}", self.rank),
+        })
+    }
+}
+
+impl Board for StoreBoard {
+    /// In this rank's name: `from` is this rank.
+    fn publish(&self, _from: Rank, key: &str, note: Vec<u8>) -> Result<()> {
+        self.post(&Post::Note { key: key.to_owned(), note })
+    }
+
+    fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>> {
+        self.notes.read(from, key, patience)
+    }
+
+    fn give_up(&self, rank: Rank, scope: &str, why: &str) {
+        self.notes.give_up(rank, scope, why);
+        // Where rank 0 is gone, the others know by that.
+        let _ = self.post(&Post::GaveUp { scope: scope.to_owned(), why: why.to_owned() });
+    }
+}
+
+impl Drop for StoreBoard {
+    fn drop(&mut self) {
+        if self.server.is_some() {
+            // What rank 0 said last reaches the others before it ends the connections.
+            let _ = self.publish(self.rank, LAST, Vec::new());
+            let _ = self.notes.read(self.rank, LAST, FLUSH);
+        }
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+impl fmt::Debug for StoreBoard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreBoard").field("rank", &self.rank).field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
+/// Pins what the others post, until the connection ends.
+fn read_all(stream: &TcpStream, world: WorldSize, notes: &LocalBoard) {
+    let next = || read_frame(stream, u32::MAX, None::<Instant>).ok().and_then(|body| Answer::from_body(&body));
+    let rank = |index| Rank::new(index, world).unwrap_or(Rank::ZERO);
+    while let Some(answer) = next() {
+        match answer {
+            Answer::News { rank: from, post: Post::Note { key, note } } => _ = notes.publish(rank(from), &key, note),
+            Answer::News { rank: from, post: Post::GaveUp { scope, why } } => notes.give_up(rank(from), &scope, &why),
+            Answer::Lost(lost) => notes.give_up(rank(lost), "", "its process is gone"),
+            _ => break,
+        }
+    }
+    notes.end(Rank::ZERO, "its process is gone, and with it the board");
+}

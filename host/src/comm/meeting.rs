@@ -1,0 +1,76 @@
+//! Where the ranks of an arena meet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::board::{Board, gather};
+use super::rank::{Rank, WorldSize};
+use crate::runtime::{Device, Result};
+
+/// A rank that can open arenas with the others of its world.
+pub trait ArenaRank {
+    /// Where its arenas lie.
+    fn device(&self) -> &Device;
+
+    /// Where it meets the others for its next arena. Every rank asks as often, in one order.
+    fn next_meeting(&self) -> Meeting;
+}
+
+/// One matter that the ranks of a world agree on over a [`Board`]: its notes bear a name of their own.
+#[derive(Clone, Debug)]
+pub struct Meeting {
+    rank: Rank,
+    world: WorldSize,
+    board: Arc<dyn Board>,
+    name: String,
+}
+
+impl Meeting {
+    /// A meeting of this name, the same on every rank.
+    pub fn new(board: Arc<dyn Board>, rank: Rank, world: WorldSize, name: impl Into<String>) -> Self {
+        Self { rank, world, board, name: name.into() }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> WorldSize {
+        self.world
+    }
+
+    /// Pins this rank's note.
+    ///
+    /// # Errors
+    /// As [`Board::publish`].
+    pub fn publish(&self, what: &str, note: Vec<u8>) -> Result<()> {
+        self.board.publish(self.rank, &self.key(what), note)
+    }
+
+    /// Waits for a rank's note.
+    ///
+    /// # Errors
+    /// As [`Board::read`].
+    pub fn read(&self, from: Rank, what: &str, patience: Duration) -> Result<Vec<u8>> {
+        self.board.read(from, &self.key(what), patience)
+    }
+
+    /// Waits for every rank's note.
+    ///
+    /// # Errors
+    /// As [`Board::read`]; all that are missing are named.
+    pub fn gather(&self, what: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
+        gather(&*self.board, self.world, &self.key(what), patience)
+    }
+
+    /// This rank says nothing more here; whoever waits for it is told why.
+    pub fn give_up(&self, why: &str) {
+        self.board.give_up(self.rank, &self.name, why);
+    }
+
+    fn key(&self, what: &str) -> String {
+        format!("{}: {what}", self.name)
+    }
+}

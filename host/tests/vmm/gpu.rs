@@ -1,0 +1,232 @@
+//! Arenas of mapped GPU memory. Each test is a program of its own, or as many as there are ranks, with a limit: what hangs is ended.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+use oxtile::comm::bootstrap::Environment;
+use oxtile::comm::{HostRank, Rank, Team};
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Epoch, GatherMemory, PullGather, PushGather, PushMemory, Step, SymmetricError};
+use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
+
+use crate::ranks;
+
+const LIMIT: Duration = Duration::from_secs(40);
+const FIRST: Epoch = Epoch::ZERO.next();
+
+/// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
+const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+/// What waits shares its queue with what else there is of its priority.
+const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+
+pub fn trials() -> Vec<Trial> {
+    let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
+    let missing = Runtime::cuda().err().filter(|_| !required);
+    let case = |name: &'static str, world: u32, queues: (&'static str, &'static str)| {
+        let test = move || {
+            for (rank, child) in ranks::start(world, &format!("gpu:{name}"), &[queues]).into_iter().enumerate() {
+                let (code, said) = ranks::end(child, LIMIT);
+                if code != Some(0) {
+                    return Err(Failed::from(format!("rank {rank} ended with {code:?} and said {said:?}")));
+                }
+            }
+            Ok(())
+        };
+        Trial::test(format!("gpu::{name}::{world}"), test).with_ignored_flag(missing.is_some())
+    };
+    if let Some(reason) = &missing {
+        eprintln!("vmm: 9 tests skipped: {reason}");
+    }
+    vec![
+        case("threads-1", 1, QUEUES),
+        case("threads-2", 1, QUEUES),
+        case("threads-4", 1, QUEUES),
+        case("process", 1, QUEUES),
+        case("process", 2, QUEUES),
+        case("process", 3, QUEUES),
+        case("silence", 1, QUEUES),
+        case("silence-of-one-queue", 1, ONE_QUEUE),
+        case("refusals", 1, QUEUES),
+    ]
+}
+
+/// A program of a test.
+pub fn child(case: &str) -> ExitCode {
+    let result = match case {
+        "threads-1" => threads(1, &program),
+        "threads-2" => threads(2, &program),
+        "threads-4" => threads(4, &program),
+        "process" => process(),
+        "silence" | "silence-of-one-queue" => threads(2, &silence),
+        "refusals" => refusals(),
+        _ => panic!("{case}"),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A GPU a rank, as far as they go.
+fn device(index: u32) -> Result<Device> {
+    let runtime = Runtime::cuda()?;
+    let count = runtime.device_count();
+    runtime.device(index % count)
+}
+
+fn options() -> ArenaOptions {
+    ArenaOptions {
+        backend: BackendName::Vmm,
+        bytes: 8 << 20,
+        share_devices: true,
+        deadline: Duration::from_secs(10),
+        ..ArenaOptions::default()
+    }
+}
+
+fn threads(world: u32, body: &(dyn Fn(HostRank) -> Result<()> + Sync)) -> Result<()> {
+    // A runtime each: nothing is ordered but by signals.
+    let devices: Vec<_> = (0..world).map(device).collect::<Result<_>>()?;
+    let ranks = HostRank::threads(&devices)?;
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    })
+}
+
+fn process() -> Result<()> {
+    let environment = Environment::read()?;
+    program(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
+}
+
+fn numbers(rank: Rank, round: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| (rank.index() + 1) << 24 | round << 16 | i).collect()
+}
+
+/// Without waiting for the stream, which may wait for other ranks.
+fn later(buffer: &mut Buffer<u32>, stream: &Stream, values: &[u32]) -> Result<()> {
+    buffer.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, values)?)
+}
+
+/// What a rank does: puts, gets, and gathers by copy engines in three rounds, both ways.
+fn program(rank: HostRank) -> Result<()> {
+    const LEN: u32 = 10_000;
+    let (me, world) = (rank.rank(), rank.world());
+    let (compute, copies, side) = (rank.device().stream()?, rank.device().stream()?, rank.device().stream()?);
+    let arena = Arena::open(&rank, options())?;
+    let capabilities = arena.capabilities();
+    assert!(capabilities.processes && capabilities.contiguous);
+
+    // Every rank puts its numbers to every rank and signals; who has seen the signal reads them, here and at the peers.
+    let buffer = arena.buffer::<u32>(u64::from(LEN * world.get()))?;
+    let (arrived, read) = (arena.channel()?, arena.channel()?);
+    let mut own = Buffer::<u32>::zeros(&compute, LEN.into())?;
+    for (round, epoch) in (0..3).zip(1..) {
+        let epoch = Epoch::ZERO.later(epoch);
+        later(&mut own, &compute, &numbers(me, round, LEN))?;
+        for peer in world.ranks() {
+            // The peer has read the round before.
+            arena.wait(&compute, read, peer, Epoch::ZERO.later(round.into()))?;
+            buffer.peer(peer)?.put(&compute, &own, 0..LEN.into(), u64::from(LEN * me.index()))?;
+            arena.signal(&compute, arrived, peer, epoch)?;
+        }
+        world.ranks().try_for_each(|peer| arena.wait(&compute, arrived, peer, epoch))?;
+        let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
+        assert_eq!(buffer.local().to_vec(&compute)?, expected, "{me}, round {round}: what was put");
+        let next = Rank::new((me.index() + 1) % world.get(), world).expect("of this world");
+        let mine = u64::from(LEN * me.index());
+        let target = Buffer::uninitialised(&compute, LEN.into())?;
+        let target = buffer.peer(next)?.get(&compute, mine..mine + u64::from(LEN), target, 0)?.wait()?;
+        assert_eq!(target.to_vec(&compute)?, numbers(me, round, LEN), "{me}, round {round}: what is got from {next}");
+        world.ranks().try_for_each(|peer| arena.signal(&compute, read, peer, epoch))?;
+    }
+    compute.synchronize()?;
+
+    let team = Team::all(world);
+    let member = team.member(me).expect("of the world");
+    let memory = GatherMemory::<u32>::take(&arena, LEN.into())?;
+    let mut pull = PullGather::new(&arena, &member, memory, &copies, 3)?;
+    let memory = PushMemory::<u32>::take(&arena, LEN.into(), world.get())?;
+    let mut push = PushGather::new(&arena, &member, memory, [&copies, &side], 3)?;
+    for round in 0..3 {
+        let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
+        later(pull.shard(&compute)?, &compute, &numbers(me, round, LEN))?;
+        let pulled = pull.run(Buffer::uninitialised(&compute, u64::from(LEN * world.get()))?)?.wait()?;
+        assert_eq!(pulled.to_vec(&compute)?, expected, "{me}, round {round}: pulled");
+        later(&mut own, &compute, &numbers(me, round, LEN))?;
+        push.run(&own)?.wait()?;
+        let view = push.whole(&compute)?;
+        // SAFETY: the elements of the view, which the gather keeps until they are released below; `compute` waits for them.
+        let pushed = unsafe { Buffer::<u32>::borrow_raw(rank.device(), view.address(), view.len())? };
+        assert_eq!(pushed.to_vec(&compute)?, expected, "{me}, round {round}: pushed");
+        push.release()?;
+    }
+    copies.synchronize()?;
+    drop((buffer, pull, push));
+    arena.close()?.finish()?;
+    rank.close()
+}
+
+/// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.
+fn silence(rank: HostRank) -> Result<()> {
+    let me = rank.rank();
+    let stream = rank.device().stream()?;
+    let deadline = Duration::from_millis(500);
+    let arena = Arena::open(&rank, ArenaOptions { deadline, ..options() })?;
+    let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
+    let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
+    buffer.peer(other)?;
+    // Both wait for a signal that neither sends.
+    arena.wait(&stream, channel, other, FIRST)?;
+    let target = Buffer::uninitialised(&stream, 4)?;
+    let start = Instant::now();
+    let error = buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("nobody signals");
+    assert!(start.elapsed() < deadline + Duration::from_secs(1), "{me}: {:?}", start.elapsed());
+    let is_told = |error: &Error| matches!(error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));
+    assert!(is_told(&error), "{me}: {error}");
+    assert!(is_told(&arena.check().expect_err("it has ended")));
+    stream.synchronize()?;
+    let again = Arena::open(&rank, options())?;
+    let channel = again.channel()?;
+    again.signal(&stream, channel, other, FIRST)?;
+    again.wait(&stream, channel, other, FIRST)?;
+    stream.synchronize()?;
+    again.close()?.finish()?;
+    rank.close()
+}
+
+/// What cannot be done is an error of every rank, at once, and leaves nothing.
+fn refusals() -> Result<()> {
+    let step = |result: Result<Arena>| match result.expect_err("a refusal") {
+        Error::Symmetric(SymmetricError::Step { rank, step, .. }) => (rank.index(), step),
+        other => panic!("{other}"),
+    };
+    let huge = |rank: HostRank| {
+        let bytes = if rank.rank().index() == 0 { 8 << 20 } else { 1 << 50 };
+        // Sizes that differ are found before anything is allocated.
+        let error = Arena::open(&rank, ArenaOptions { bytes, ..options() }).expect_err("they differ");
+        assert!(matches!(&error, Error::Symmetric(SymmetricError::Rendezvous { .. })), "{error}");
+        let (rank_of, at) = step(Arena::open(&rank, ArenaOptions { bytes: 1 << 50, ..options() }));
+        assert!(rank_of < 2 && at == Step::Create, "{at}");
+        rank.close()
+    };
+    threads(2, &huge)?;
+    let devices = [device(0)?, device(0)?];
+    let ranks = HostRank::threads(&devices)?;
+    thread::scope(|scope| {
+        for rank in ranks {
+            scope.spawn(move || {
+                let found = step(Arena::open(&rank, ArenaOptions { share_devices: false, ..options() }));
+                assert_eq!(found, (1, Step::Agree), "both are on device 0");
+            });
+        }
+    });
+    let error = Arena::open(&HostRank::threads(&devices[..1])?.remove(0), ArenaOptions { backend: BackendName::Emulated, ..options() })
+        .expect_err("there are GPUs");
+    assert!(matches!(&error, Error::Symmetric(SymmetricError::Unavailable { .. })), "{error}");
+    Ok(())
+}

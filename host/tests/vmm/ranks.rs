@@ -1,0 +1,46 @@
+//! This program as the ranks of a job.
+
+use std::env;
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::CHILD;
+
+/// As `oxtile launch` starts them, but to be looked at one by one.
+pub fn start(world: u32, what: &str, variables: &[(&str, &str)]) -> Vec<Child> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    drop(listener);
+    let start = |rank: u32| {
+        let of_rank = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)].map(|(name, value)| (name, value.to_string()));
+        Command::new(env::current_exe().expect("a path"))
+            .envs(of_rank)
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("OXTILE_JOB_ID", what), (CHILD, what)])
+            .envs(variables.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the ranks start")
+    };
+    (0..world).map(start).collect()
+}
+
+/// What a rank said and how it ended; it is killed at the limit.
+pub fn end(mut child: Child, limit: Duration) -> (Option<i32>, String) {
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            break status;
+        }
+        if start.elapsed() > limit {
+            let _ = child.kill();
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let mut said = String::new();
+    child.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
+    (status.code(), said.trim().to_owned())
+}

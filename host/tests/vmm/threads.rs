@@ -1,0 +1,139 @@
+//! Ranks that are threads of one process: handles are passed on, no descriptors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use oxtile::comm::bootstrap::{self, StoreBoard};
+use oxtile::comm::{ArenaRank, HostRank, Rank, Team, WorldSize};
+use oxtile::symmetric::vmm::{Driver, Memfd};
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGather, Step, SymmetricError};
+use oxtile::{Buffer, Error, Result, Runtime};
+
+use crate::program::{Faulty, device, options, refused, write_and_read};
+use crate::trial;
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials: Vec<Trial> =
+        [1, 2, 4].map(|world| trial(format!("threads::write_and_read::{world}"), move || all_goes_well(world))).into();
+    for (call, step) in [("create", Step::Create), ("reserve", Step::Reserve), ("map", Step::Map), ("access", Step::Map)] {
+        trials.push(trial(format!("threads::{call}::error"), move || an_error_of_one_is_an_error_of_all(call, step)));
+    }
+    trials.push(trial("threads::panic", a_thread_that_panics_is_an_error_of_the_others));
+    trials.push(trial("threads::arenas_of_host_ranks", arenas_of_host_ranks));
+    trials.push(trial("threads::back_ends_by_name", back_ends_by_name));
+    trials
+}
+
+/// Runs a rank a thread.
+pub fn run<R: Send>(world: u32, body: impl Fn(&Arc<StoreBoard>) -> R + Sync) -> Vec<thread::Result<R>> {
+    let stores = bootstrap::threads(WorldSize::new(world).expect("not zero"), Duration::from_secs(10)).expect("a rendezvous");
+    let body = &body;
+    thread::scope(|scope| {
+        let start = |store: bootstrap::Store| scope.spawn(move || body(&Arc::new(store.into_board().expect("a board"))));
+        let threads: Vec<_> = stores.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    })
+}
+
+fn all_goes_well(world: u32) {
+    let exports = AtomicU32::new(0);
+    let exports: &'static AtomicU32 = Box::leak(Box::new(exports));
+    let ended = run(world, |board| {
+        let count = move || {
+            exports.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let driver: Arc<dyn Driver> = Arc::new(Faulty::new(device(board.rank()), "export", Box::new(count)));
+        write_and_read(driver, board, "arena", options())?;
+        board.close()
+    });
+    ended.into_iter().for_each(|rank| rank.expect("no panic").expect("no error"));
+    assert_eq!(exports.load(Ordering::Relaxed), 0, "within a process nothing is exported");
+}
+
+fn an_error_of_one_is_an_error_of_all(call: &str, expected: Step) {
+    let ended = run(3, |board| {
+        let fault = if board.rank().index() == 1 { call } else { "" };
+        let driver: Arc<dyn Driver> = Arc::new(Faulty::new(device(board.rank()), fault, Box::new(|| Err(refused()))));
+        let result = write_and_read(driver, board, "first", options());
+        let driver: Arc<dyn Driver> = Arc::new(Memfd::new(device(board.rank())));
+        write_and_read(driver, board, "second", options()).expect("another can be opened");
+        board.close().expect("all are there");
+        result
+    });
+    for result in ended {
+        let error = result.expect("no panic").expect_err("the fault struck");
+        let Error::Symmetric(SymmetricError::Step { rank, step, why }) = &error else { panic!("{error}") };
+        assert_eq!((rank.index(), *step), (1, expected), "{why}");
+        assert!(why.contains("told to refuse"), "{why}");
+    }
+}
+
+fn a_thread_that_panics_is_an_error_of_the_others() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let ended = run(3, |board| {
+        let fault = if board.rank().index() == 2 { "map" } else { "" };
+        let driver: Arc<dyn Driver> = Arc::new(Faulty::new(device(board.rank()), fault, Box::new(|| panic!("meant"))));
+        write_and_read(driver, board, "first", options())
+    });
+    let _ = std::panic::take_hook();
+    for (rank, result) in ended.into_iter().enumerate() {
+        match result {
+            Err(_) => assert_eq!(rank, 2),
+            Ok(result) => {
+                let error = result.expect_err("rank 2 has panicked");
+                let names_it = matches!(&error, Error::Symmetric(SymmetricError::Step { rank, .. }) if rank.index() == 2);
+                assert!(names_it, "rank {rank}: {error}");
+            }
+        }
+    }
+}
+
+/// The arenas of a host's ranks, on virtual GPUs: the same program runs on `vmm`.
+fn arenas_of_host_ranks() {
+    let runtime = Runtime::emulated(3).unwrap();
+    let devices: Vec<_> = (0..3).map(|index| runtime.device(index).unwrap()).collect();
+    let ranks = HostRank::threads(&devices).unwrap();
+    let program = |rank: HostRank| -> Result<Vec<u32>> {
+        let (compute, copies) = (rank.device().stream()?, rank.device().stream()?);
+        let arena = Arena::open(&rank, ArenaOptions::default())?;
+        let memory = GatherMemory::<u32>::take(&arena, 2)?;
+        let me = Team::all(rank.world()).member(rank.rank()).expect("of the world");
+        let mut gather = PullGather::new(&arena, &me, memory, &copies, 2)?;
+        gather.shard(&compute)?.copy_from_slice(&compute, &[rank.rank().index(), 7])?;
+        let all = gather.run(Buffer::uninitialised(&compute, 6)?)?.wait()?.to_vec(&compute)?;
+        drop(gather);
+        arena.close()?.finish()?;
+        rank.close()?;
+        Ok(all)
+    };
+    let found: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| program(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
+    });
+    assert_eq!(found, vec![vec![0, 7, 1, 7, 2, 7]; 3]);
+    assert!(HostRank::threads(&[]).is_err());
+}
+
+fn back_ends_by_name() {
+    let runtime = Runtime::emulated(1).unwrap();
+    let device = runtime.device(0).unwrap();
+    let ranks = HostRank::threads(&[device.clone(), device]).unwrap();
+    assert_eq!(ArenaRank::device(&ranks[0]).index(), 0);
+    let open = |rank: &HostRank, backend| {
+        Arena::open(rank, ArenaOptions { backend, deadline: Duration::from_millis(200), ..ArenaOptions::default() })
+    };
+    for (name, why) in [(BackendName::Nvshmem, "not built"), (BackendName::Vmm, "virtual cluster"), (BackendName::Nccl, "virtual cluster")]
+    {
+        let error = open(&ranks[0], name).unwrap_err();
+        assert!(matches!(&error, Error::Symmetric(SymmetricError::Unavailable { backend, .. }) if *backend == name), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        // The other rank, which opens what it can, learns that the first opened something else.
+        let other = open(&ranks[1], BackendName::Emulated).unwrap();
+        let error = other.buffer::<u8>(1).unwrap().peer(Rank::ZERO).unwrap_err();
+        assert!(matches!(&error, Error::Symmetric(SymmetricError::Rendezvous { .. })), "{error}");
+    }
+}
