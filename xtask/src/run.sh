@@ -12,6 +12,8 @@ log=$results/log.txt
 export OXTILE_KERNELS="$here/kernels" OXTILE_PEERS="$here" OXTILE_REQUIRE=cuda
 OXTILE_COMMIT=$(cat "$here/commit")
 export OXTILE_COMMIT
+# Where a toolkit keeps cuBLASLt, which one path of the quantized products takes.
+[ ! -d /usr/local/cuda/lib64 ] || export LD_LIBRARY_PATH="/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cd "$here" || exit 1
 [ -d kernels ] || tar -xzf kernels.tgz || exit 1
 failures=0

@@ -227,6 +227,14 @@ fn refused(runtime: &Runtime) -> Outcome {
         if choice.path != Path::Dequantize || !choice.refused[0].1.contains("emulated devices have none") {
             return Err(format!("{choice:?}"));
         }
+    } else {
+        // A GPU takes the library's path, or the library is what it lacks.
+        let choice = text(config.choose::<f32>(&device))?;
+        let lacks = choice.refused.iter().any(|(path, why)| *path == Path::CublasLt && why.contains("libcublasLt"));
+        eprintln!("quantized_gemm: FP8 by {:?}; refused: {:?}", choice.path, choice.refused);
+        if choice.path != Path::CublasLt && !lacks {
+            return Err(format!("{choice:?}"));
+        }
     }
     let product = text(QuantizedGemm::<f32>::new(&device, QuantizedGemmConfig { path: Some(Path::Dequantize), ..config }))?;
     let right = Quantized::cast(runtime, &stream, FP8, [16, 32], &[1.0; 512])?;
