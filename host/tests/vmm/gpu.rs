@@ -12,7 +12,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::ranks;
 
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(20);
 const FIRST: Epoch = Epoch::ZERO.next();
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
@@ -53,6 +53,8 @@ pub fn trials() -> Vec<Trial> {
 
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
+    // Where the test looks for it.
+    std::panic::set_hook(Box::new(|panic| println!("{panic}")));
     let result = match case {
         "threads-1" => threads(1, &program),
         "threads-2" => threads(2, &program),
