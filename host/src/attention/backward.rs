@@ -118,12 +118,7 @@ impl AttentionConfig {
     pub fn choose_backward<T: BackwardElement>(&self) -> Result<Choice> {
         self.validate()?;
         let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
-        if self.needs_general() {
-            return Err(Error::Invalid {
-                what: "AttentionConfig",
-                why: "only dense full and causal attention has a kernel backward".to_owned(),
-            });
-        }
+        self.refuse_general("backward")?;
         if self.value_size() != head_size {
             return refuse("value_size", self.value_size(), format!("as head_size, which is {head_size}, backward"));
         }

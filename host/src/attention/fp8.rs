@@ -64,13 +64,12 @@ impl AttentionConfig {
     /// # Errors
     /// As [`validate`](Self::validate), and for what no kernel has.
     pub fn choose_fp8(&self) -> Result<Choice> {
-        let choice = self.choose::<bf16>()?;
-        if self.needs_general() || self.value_size() != self.head_size {
-            return Err(Error::Invalid {
-                what: "AttentionConfig",
-                why: "8-bit attention is dense, full or causal, and has values as large as keys".to_owned(),
-            });
+        self.validate()?;
+        self.refuse_general("of 8 bits")?;
+        if self.value_size() != self.head_size {
+            return refuse("value_size", self.value_size(), format!("as head_size, which is {}, of 8 bits", self.head_size));
         }
+        let choice = self.choose::<bf16>()?;
         let causal = self.mask != Mask::Full;
         let kernel = match (self.head_size, causal) {
             _ if choice.kernel.is_empty() => return Ok(choice),

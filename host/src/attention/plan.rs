@@ -108,6 +108,20 @@ impl AttentionConfig {
         !self.needs().is_empty()
     }
 
+    /// Refuses what the kernels of dense full and causal attention do not have, where there are no others: `place` says where.
+    pub(super) fn refuse_general(&self, place: &str) -> Result<()> {
+        let (field, value, allowed) = match *self {
+            Self { layout: Layout::Packed, .. } => ("layout", "Packed".to_owned(), "Bshd or Sbhd"),
+            Self { window, .. } if window != Window::default() => ("window", format!("{window:?}"), "without bounds"),
+            Self { soft_cap: Some(cap), .. } => ("soft_cap", cap.to_string(), "none"),
+            Self { sink, .. } if sink != Sink::None => ("sink", format!("{sink:?}"), "None"),
+            Self { output, .. } if output != Output::Rounded => ("output", format!("{output:?}"), "Rounded"),
+            Self { max_logit: true, .. } => ("max_logit", "true".to_owned(), "false"),
+            _ => return Ok(()),
+        };
+        refuse(field, value, format!("{allowed} {place}"))
+    }
+
     /// The last key that query 0 sees.
     pub(super) fn diagonal(&self) -> i32 {
         match self.mask {
