@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `OXTILE_REQUIRE=cuda` | a missing GPU is a failure, not a skip |
 //! | `OXTILE_SEED=N` | this one seed, to replay |
-//! | `OXTILE_LONG=1` | 64 seeds, full sweeps |
+//! | `OXTILE_LONG=1` | 64 seeds, full sweeps, the largest shapes (`cargo xtask test --long`) |
 //! | `OXTILE_TIMES=FILE` | append seconds and name of every case |
 //! | `OXTILE_GOLDEN_OUT=FILE` | write the GPU's bytes of the conformance kernels there, compare nothing |
 

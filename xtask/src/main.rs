@@ -27,7 +27,9 @@ cargo xtask <command>
   kernel NAME [--arch A] [--watch] [--emulate --seed N]
                         figures against the ratchet and the machine code of the hot loop of the kernels
                         whose name begins so; --watch again at every edit; --emulate runs their cases
-  test                  format, clippy, build-ptx, every test that needs no GPU
+  test [--long] [FILTER...]
+                        format, clippy, build-ptx, every test that needs no GPU; --long: every number instead
+                        of samples, 64 seeds instead of 3 (hours)
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
   bundle                everything a GPU machine needs, in bundle/ of the target directory

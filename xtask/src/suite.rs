@@ -111,9 +111,11 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?.success())
 }
 
-/// `test [FILTER...]`: the whole suite; with a filter, only the tests whose names contain it.
+/// `test [--long] [FILTER...]`: the whole suite; with a filter, only the tests whose names contain it; `--long` tries all of what is
+/// sampled otherwise, and more seeds.
 pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
-    let filter: Vec<_> = arguments.raw_args()?.collect();
+    let (long, filter): (Vec<_>, Vec<_>) = arguments.raw_args()?.partition(|argument| argument == "--long");
+    let long = (!long.is_empty()).then_some(("OXTILE_LONG", "1"));
     let mut tally = Tally::default();
     machine::ready()?;
     if filter.is_empty() {
@@ -127,10 +129,10 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         tally.step("cargo clippy", || succeeds(&mut cargo(clippy)));
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast", "--"]);
-    tally.tests("cargo test", tests.args(&filter))?;
+    tally.tests("cargo test", tests.args(&filter).envs(long))?;
     let times = target().join("case-times.tsv");
     let _ = fs::remove_file(&times);
-    tally.tests("oxtile-tests", programs::cases().env("OXTILE_TIMES", &times).args(&filter))?;
+    tally.tests("oxtile-tests", programs::cases().env("OXTILE_TIMES", &times).envs(long).args(&filter))?;
     let case_times = fs::read_to_string(&times).unwrap_or_default();
     tally.times.extend(case_times.lines().filter_map(case_time));
     Ok(tally.report())

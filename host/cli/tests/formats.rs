@@ -203,7 +203,7 @@ fn both_commands_say_what_they_did() {
     let printed = String::from_utf8(done.expect("the binary runs").stdout).expect("UTF-8");
     for expected in [
         "one for the tensor; by rows and by columns; scales interleaved; columns Hadamard-transformed; stochastic rounding, seed 3",
-        "F32 is not BF16, which --hadamard takes",
+        "F32 is not BF16, the one type that --hadamard takes: convert it before, or leave --hadamard out",
         "1 rows (all dimensions but the last) are not a multiple of 16",
         "BOOL is not F32, F16 or BF16",
         "no elements",

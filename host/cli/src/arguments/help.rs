@@ -57,8 +57,9 @@ each with the largest magnitude that it was cast with, F32 [1], as NAME_amax or 
 codes are multiplied by; pairs of nvfp4 codes have the even element in the low nibble; a block at the end of a row of
 fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to multiples of 128 and 4.
 K, or M where columns are quantized, must be a multiple of 32 (mxfp8), 16 (nvfp4) or 8 (fp8-block); by columns nvfp4 and
-fp8-block ask it of both. Every other tensor is copied as it is and listed with the reason. The metadata holds format,
-options, and type and shape of every tensor as it was.
+fp8-block ask it of both. With --hadamard or --stochastic F32 and F16 tensors are not quantized: the transform and the
+rounding by chance are defined for BF16, and rounding to that first would change what is drawn. Every other tensor is copied
+as it is and listed with the reason. The metadata holds format, options, and type and shape of every tensor as it was.
 ";
 
 pub const LAUNCH_HELP: &str = "\

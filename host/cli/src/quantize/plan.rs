@@ -39,8 +39,8 @@ pub enum Reason {
     /// Only f32, f16 and bf16 are quantized.
     #[error("{0} is not F32, F16 or BF16")]
     Dtype(Dtype),
-    /// The kernels of an option take one type.
-    #[error("{0} is not BF16, which {1} takes")]
+    /// The kernels of an option take one type, as TransformerEngine's do.
+    #[error("{0} is not BF16, the one type that {1} takes: convert it before, or leave {1} out")]
     NotBf16(Dtype, &'static str),
     /// Vectors and scalars are not matrices.
     #[error("{0} dimension{s}, fewer than 2", s = if *.0 == 1 { "" } else { "s" })]
@@ -212,8 +212,14 @@ mod tests {
         assert_eq!(reason(Dtype::F32, &[32, 24], by(Format::Nvfp4, Directions::Column)), "last dimension 24 is not a multiple of 16");
         assert_eq!(reason(Dtype::F32, &[3, 12], Recipe::of(Format::Fp8Block)), "last dimension 12 is not a multiple of 8");
         let hadamard = Recipe { hadamard: true, ..by(Format::Nvfp4, Directions::Both) };
-        assert_eq!(reason(Dtype::F16, &[16, 16], hadamard), "F16 is not BF16, which --hadamard takes");
+        assert_eq!(
+            reason(Dtype::F16, &[16, 16], hadamard),
+            "F16 is not BF16, the one type that --hadamard takes: convert it before, or leave --hadamard out"
+        );
         let stochastic = Recipe { seed: Some(1), ..Recipe::of(Format::Nvfp4) };
-        assert_eq!(reason(Dtype::F32, &[16, 16], stochastic), "F32 is not BF16, which --stochastic takes");
+        assert_eq!(
+            reason(Dtype::F32, &[16, 16], stochastic),
+            "F32 is not BF16, the one type that --stochastic takes: convert it before, or leave --stochastic out"
+        );
     }
 }

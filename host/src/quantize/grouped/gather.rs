@@ -104,8 +104,34 @@ impl<F: Format> GatherShards<F> {
         shards: &Quantized<F, Compact>,
         rows: &[u64],
     ) -> Result<Quantized<F, Compact>> {
-        let [padded, whole] = shapes::<F>(communicator, shards, rows)?;
+        let [_, whole] = shapes::<F>(communicator, shards, rows)?;
         let mut output = Quantized::<F>::uninitialised(stream, &whole, shards.direction, F::share(&shards.amax))?;
+        self.run_into(communicator, stream, shards, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`run`](Self::run), into buffers that are there already and whose addresses stay, as a captured graph or a consumer that keeps
+    /// them needs it. The wholes' rows are those of `output`, and its amax becomes that of the shards.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`Error::Invalid`] unless `output` is quantized along the shards' direction and of their columns.
+    pub fn run_into(
+        &self,
+        communicator: &impl Communicator,
+        stream: &Stream,
+        shards: &Quantized<F, Compact>,
+        output: &mut Quantized<F, Compact>,
+    ) -> Result<()> {
+        let rows: Vec<u64> = output.shapes.iter().map(|shape| shape[0]).collect();
+        let [padded, whole] = shapes::<F>(communicator, shards, &rows)?;
+        if output.direction != shards.direction || output.shapes != whole {
+            let why = format!(
+                "it holds {:?} along {:?} where shards of {whole:?} along {:?} are gathered: make one by `Quantized::uninitialised`",
+                output.shapes, output.direction, shards.direction
+            );
+            return Err(Error::Invalid { what: "GatherShards::run_into, output", why });
+        }
+        output.amax = F::share(&shards.amax);
         let by_side = F::TRANSPOSES && shards.direction == Direction::Columns;
         let join = |of: fn([u64; 2], Direction) -> [u64; 2], unit| {
             let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(*shape, shards.direction)).collect::<Vec<_>>();
@@ -117,8 +143,7 @@ impl<F: Format> GatherShards<F> {
         let unit = UNIT / F::ELEMENTS;
         join(F::codes, unit)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
         let (from, to) = ((&shards.scales, &shards.scale_starts), (&mut output.scales, &output.scale_starts));
-        join(F::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)?;
-        Ok(output)
+        join(F::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)
     }
 }
 

@@ -1,9 +1,10 @@
 //! The MXFP8 cast fused with what stands around it in a model.
 
+use std::any::TypeId;
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::activation::Operation;
+use oxtile_kernels::activation::{Identity, Operation};
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
@@ -21,6 +22,8 @@ use crate::tensor::shape::numel;
 pub struct FusedMxfp8<O: Operation, T: Magnitude + Wide = bf16, Q: Fp8 = e4m3> {
     cast: Loaded<Mxfp8CastFused<O, T, Q>>,
     cast_rows: Loaded<Mxfp8CastFusedRows<O, T, Q>>,
+    /// Of the identity alone, where nothing but codes and interleaved scales is asked for: it writes whole sectors of scales.
+    cast_rows_interleaved: Option<Loaded<Mxfp8CastRowsInterleaved<T, Q>>>,
     sums: Loaded<ColumnSums<T>>,
 }
 
@@ -62,6 +65,7 @@ impl<O: Operation, T: Magnitude + Wide, Q: Fp8> FusedMxfp8<O, T, Q>
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
     Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
+    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
     ColumnSums<T>: for<'a> Kernel<Args<'a> = ColumnSumsArgs<'a, T>>,
 {
     /// Loads the kernels.
@@ -69,10 +73,12 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { cast: runtime.load()?, cast_rows: runtime.load()?, sums: runtime.load()? })
+        let is_identity = TypeId::of::<O>() == TypeId::of::<Identity>();
+        let cast_rows_interleaved = if is_identity { Some(runtime.load()?) } else { None };
+        Ok(Self { cast: runtime.load()?, cast_rows: runtime.load()?, cast_rows_interleaved, sums: runtime.load()? })
     }
 
-    /// Enqueues the cast, by a kernel of its own where rows alone are wanted, and the addition of the partial sums of a bias gradient.
+    /// Enqueues the cast, by kernels of their own where rows alone are wanted, and the addition of the partial sums of a bias gradient.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a tensor of another shape or direction, and for a bias gradient that might be skipped;
@@ -99,6 +105,10 @@ where
         let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
         let gradient = gradient.unwrap_or_else(|| no_gradient.view());
         if column_data.is_empty() && bias_gradient.is_none() && !square_blocks && !row_data.is_empty() {
+            let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
+            if let (true, Some(cast)) = (is_plain, &self.cast_rows_interleaved) {
+                return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data: row_data, scales: row_scales, rows, columns });
+            }
             let args = Mxfp8CastFusedRowsArgs {
                 input,
                 gradient,
