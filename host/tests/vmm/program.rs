@@ -11,7 +11,7 @@ use oxtile::comm::{Meeting, Rank};
 use oxtile::symmetric::vmm::{Driver, FlatOptions, FlatView, Handle, Memfd};
 use oxtile::{Error, Result};
 
-pub const DEADLINE: Duration = Duration::from_millis(1500);
+pub const DEADLINE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two hundred words, so that the size is not a multiple of the granularity.
