@@ -4,6 +4,7 @@
 mod amax;
 mod attention;
 mod attention_backward;
+mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
 mod attention_portable;
@@ -43,6 +44,7 @@ const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
     attention_backward::JOBS,
+    attention_backward_portable::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,
     attention_portable::JOBS,

@@ -1,7 +1,7 @@
 //! Attention, backward: deterministic and fast.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionBackward, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs};
+use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
@@ -49,30 +49,29 @@ pub(super) fn bench(shape: Shape, mask: Mask, order: Order) -> Bench {
         sets: 1,
         ceiling: None,
         peers,
-        prepare: Box::new(move |gpu| prepare(gpu, shape, mask, order)),
+        prepare: Box::new(move |gpu| prepare(gpu, shape, shape.config(mask), order)),
     }
 }
 
-fn prepare(gpu: &Gpu, shape: Shape, mask: Mask, order: Order) -> Result<Prepared> {
+/// The configuration is of the shape, and says by which kernels.
+pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig, order: Order) -> Result<Prepared> {
     let [of_q, of_k, of_v, of_out] = shape.elements();
     let (q, k, v, grad_out) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?, tensor(gpu, 3, of_out)?);
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
-    let forward = Attention::<bf16>::new(&gpu.runtime, shape.config(mask))?;
+    let forward = Attention::<bf16>::new(&gpu.runtime, config)?;
     forward.forward(&gpu.stream, Inputs::new(q.view(), k.view(), v.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
-    let backward = AttentionBackward::<bf16>::new(&gpu.runtime, shape.config(mask), order)?;
+    let backward = AttentionBackward::<bf16>::new(&gpu.runtime, config, order)?;
     let gradient = |length: u64| Buffer::<bf16>::uninitialised(&gpu.stream, length);
     let (mut dq, mut dk, mut dv) = (gradient(of_q)?, gradient(of_k)?, gradient(of_v)?);
     let graph = {
         let inputs = BackwardInputs {
-            q: q.view(),
-            k: k.view(),
-            v: v.view(),
+            forward: Inputs::new(q.view(), k.view(), v.view()),
             out: out.view(),
             log_sum_exp: log_sum_exp.view(),
             grad_out: grad_out.view(),
         };
-        let gradients = Gradients { q: dq.view_mut(), k: dk.view_mut(), v: dv.view_mut() };
+        let gradients = Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         let mut bound = backward.bind(&gpu.stream, inputs, gradients)?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };

@@ -17,14 +17,20 @@
 //! | `backward` | the gradients: tiles, roles, the loop over blocks of queries |
 //! | `backward_prepare`, `backward_convert` | what goes before and behind it |
 //! | `backward_mask`, `backward_schedule` | the same two from the keys' side |
+//! | `backward_portable` | the gradients of everything else, on any GPU from sm_80 on |
+//! | `backward_rows` | its rows: where they lie, copies, results |
+//! | `backward_statistics` | what goes before and behind that one |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
 mod backward;
 mod backward_convert;
 mod backward_mask;
+mod backward_portable;
 mod backward_prepare;
+mod backward_rows;
 mod backward_schedule;
+mod backward_statistics;
 mod epilogue;
 mod forward;
 mod forward_fp8;
@@ -40,7 +46,10 @@ mod workspace;
 
 pub use backward::*;
 pub use backward_convert::*;
+pub use backward_portable::*;
 pub use backward_prepare::*;
+pub use backward_rows::{BACKWARD_PANEL, RESTING};
+pub use backward_statistics::*;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;

@@ -66,6 +66,14 @@ impl Sequences {
             key_offset,
         }
     }
+
+    /// Rows of a sequence's keys, with the padding up to the next offset if it belongs to the sequence.
+    #[inline(always)]
+    #[track_caller]
+    pub fn key_rows(&self, batch: u32, sequence: &Sequence) -> u32 {
+        let next = if self.padded { self.key_offsets.load(u64::from(batch) + 1).min(self.rows[1]) } else { 0 };
+        next.saturating_sub(sequence.key_offset).max(sequence.keys)
+    }
 }
 
 /// Coordinates in a tensor map whose edge is moved to the end of a sequence: `row` of `count` rows from `offset` on, of `head`.

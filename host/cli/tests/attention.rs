@@ -128,6 +128,57 @@ fn a_packed_file_with_padding() {
     }
 }
 
+/// Gradients of a dense file, and of a packed one with padding, whose rows get zeros.
+#[test]
+fn gradients() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [q, k, v, dout] = [(12, 1), (20, 2), (20, 3), (12, 4)].map(|(rows, seed)| random(rows * 64, seed));
+    let array = |name, values: &[i32]| (name, "I32", vec![values.len()], integers(values));
+    let padding = vec![
+        array("cu_seqlens_q", &[0, 3, 7]),
+        array("cu_seqlens_kv", &[0, 6, 15]),
+        array("cu_seqlens_q_padded", &[1, 6, 12]),
+        array("cu_seqlens_kv_padded", &[2, 9, 20]),
+    ];
+    for packed in [false, true] {
+        let shape = |rows| if packed { vec![rows, 1, 64] } else { vec![1, rows, 1, 64] };
+        let tensor = |name, rows, values: &[half::bf16]| (name, "BF16", shape(rows), bytes(values));
+        let mut tensors = vec![tensor("q", 12, &q), tensor("k", 20, &k), tensor("v", 20, &v), tensor("dout", 12, &dout)];
+        tensors.extend(padding.iter().filter(|_| packed).cloned());
+        write(&folder.path().join("in.safetensors"), &tensors);
+        let (done, said) = attend(folder.path(), &["--causal", "bottom-right", "--backward"]);
+        assert!(done, "{said}");
+        let found = read(&folder.path().join("out.safetensors"));
+        let shapes = ["dq", "dk", "dv"].map(|name| found[name].0.iter().map(|&n| n as usize).collect::<Vec<_>>());
+        assert_eq!(shapes, [shape(12), shape(20), shape(20)]);
+        let (out, log_sum_exp) = (halves(&found["out"].1), floats(&found["lse"].1));
+        let mut grads = ["dq", "dk", "dv"].map(|name| halves(&found[name].1));
+        let sequences: &[[[usize; 2]; 2]] = if packed { &[[[3, 6], [1, 2]], [[4, 9], [6, 9]]] } else { &[[[12, 20], [0, 0]]] };
+        for &[rows, first] in sequences {
+            let head = Head { rows, sizes: [64; 2], top_left: false, window: [None, Some(0)], scale: 0.125, cap: None, sink: None };
+            let of = |tensor: &[half::bf16], row: usize, l: usize| f64::from(tensor[row * 64 + l].to_f32());
+            let log_sum_exp: Vec<f64> = log_sum_exp[first[0]..first[0] + rows[0]].iter().map(|&x| f64::from(x)).collect();
+            let expected = head.differentiate(
+                [&|i, l| of(&q, first[0] + i, l), &|j, l| of(&k, first[1] + j, l), &|j, l| of(&v, first[1] + j, l), &|i, l| {
+                    of(&dout, first[0] + i, l)
+                }],
+                &|i, l| of(&out, first[0] + i, l),
+                &log_sum_exp,
+            );
+            for (tensor, grads) in grads.iter_mut().enumerate() {
+                let start = first[tensor.min(1)] * 64;
+                for (i, (value, magnitude)) in expected.values[tensor].iter().zip(&expected.magnitudes[tensor]).enumerate() {
+                    let (found, bound) = (f64::from(grads[start + i].to_f32()), 0.005 * magnitude + 0.004 * value.abs() + 1e-6);
+                    assert!((found - value).abs() <= bound, "tensor {tensor}, element {i}: {found}, expected {value}");
+                    grads[start + i] = half::bf16::ZERO;
+                }
+            }
+        }
+        // What is left are rows of no sequence.
+        assert!(grads.iter().flatten().all(|x| x.to_f32() == 0.0));
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -150,6 +201,9 @@ fn what_makes_no_sense_is_refused() {
     refused(wrong, &[], &["key_heads is 2", "divisor of heads", "3"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["scale is -1", "positive"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "4"], &["--window", "L,R"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--backward"], &["no tensor `dout`", "--backward"]);
+    let wrong = vec![q.clone(), k.clone(), v.clone(), zeros("dout", &[1, 4, 2, 32])];
+    refused(wrong, &["--backward"], &["`dout`", "[1, 4, 2, 32]", "[1, 4, 2, 64]"]);
     refused(vec![q, k, v], &["--causal", "middle"], &["--causal", "top-left, bottom-right"]);
     let packed = || vec![zeros("q", &[4, 1, 64]), zeros("k", &[5, 1, 64]), zeros("v", &[5, 1, 64])];
     refused(packed(), &[], &["no tensor `cu_seqlens_q`", "sequences"]);

@@ -4,23 +4,26 @@ use std::fmt;
 
 use oxtile_kernels::attention::{
     AttentionBackward as Main, AttentionBackwardArgs as MainArgs, AttentionBackwardConvert as Convert,
-    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, FAR,
-    KEYS,
+    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardDeltas as Deltas, AttentionBackwardPortable as Portable,
+    AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, BACKWARD_PANEL, FAR, KEYS, RESTING,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::Kernel;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Float, Pod, bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Mask, refuse};
+use super::backward_portable;
+use super::backward_tensors::{BackwardInputs, GradientTarget, Gradients};
+use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
 use super::dense::by_head;
 use super::forward::BoundAttention;
+use super::tensors::Inputs;
 use crate::gemm::Choice;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{TensorMap, TensorMapMut};
 
-/// How the gradients of queries are added up, to which blocks of keys contribute.
+/// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels are always deterministic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// In the order of keys: the same bits every time.
@@ -38,66 +41,25 @@ pub struct AttentionBackward<T> {
     instance: Box<dyn Instance<T>>,
 }
 
-/// What the backward pass reads: `out` and its log-sum-exp may be those of more keys than these are, as in a step of a ring
-/// of ranks; the gradients of the steps then add up to those of all keys.
-#[derive(Clone, Copy)]
-pub struct BackwardInputs<'a, T> {
-    /// Queries.
-    pub q: DeviceView<'a, T>,
-    /// Keys.
-    pub k: DeviceView<'a, T>,
-    /// Values.
-    pub v: DeviceView<'a, T>,
-    /// The result of the pass forward.
-    pub out: DeviceView<'a, T>,
-    /// The log-sum-exp of the pass forward.
-    pub log_sum_exp: DeviceView<'a, f32>,
-    /// The gradient of the result.
-    pub grad_out: DeviceView<'a, T>,
-}
-
-/// What it writes, each of its tensor's shape.
-pub struct Gradients<'a, T> {
-    /// Of the queries.
-    pub q: DeviceViewMut<'a, T>,
-    /// Of the keys.
-    pub k: DeviceViewMut<'a, T>,
-    /// Of the values.
-    pub v: DeviceViewMut<'a, T>,
-}
-
 impl<T: BackwardElement> AttentionBackward<T> {
     /// Checks the configuration and loads its kernels.
     ///
     /// # Errors
-    /// As [`AttentionConfig::choose_backward`] and [`Runtime::load`].
+    /// As [`AttentionConfig::choose_backward_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig, order: Order) -> Result<Self> {
-        config.choose_backward::<T>()?;
-        Ok(Self { config, order, instance: T::load(runtime, config.head_size, config.backward_queries())? })
+        let (key, _) = config.backward_kernel::<T>(config.is_portable_on(&runtime.device(0)?))?;
+        Ok(Self { config, order, instance: T::load(runtime, key)? })
     }
 
-    /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` for each element of `Q`, and three
-    /// words a query. Waits for those to be there.
+    /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
+    /// kernels one for each element of `Q`, and two words a query. Waits for those to be there.
     ///
     /// # Errors
-    /// [`Error::Length`] if a view does not have the configuration's size; as [`TensorMap::strided`].
+    /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
+    /// [`TensorMap::strided`].
     pub fn bind<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<BoundAttention<'a>> {
-        let [q, k, v] = self.config.lengths()?;
-        let rows = self.config.rows()[0] * self.config.heads;
-        let lengths = [
-            ("AttentionBackward, q", q, inputs.q.len()),
-            ("AttentionBackward, k", k, inputs.k.len()),
-            ("AttentionBackward, v", v, inputs.v.len()),
-            ("AttentionBackward, out", q, inputs.out.len()),
-            ("AttentionBackward, log_sum_exp", rows, inputs.log_sum_exp.len()),
-            ("AttentionBackward, grad_out", q, inputs.grad_out.len()),
-            ("AttentionBackward, gradients of q", q, gradients.q.len()),
-            ("AttentionBackward, gradients of k", k, gradients.k.len()),
-            ("AttentionBackward, gradients of v", v, gradients.v.len()),
-        ];
-        if let Some((what, expected, found)) = lengths.into_iter().find(|(_, expected, found)| expected != found) {
-            return Err(Error::Length { what, expected, found });
-        }
+        inputs.check(&self.config)?;
+        gradients.check(&self.config)?;
         self.instance.bind(stream, self.config, self.order, inputs, gradients)
     }
 
@@ -111,28 +73,66 @@ impl<T: BackwardElement> AttentionBackward<T> {
 }
 
 impl AttentionConfig {
-    /// The kernel of the backward pass for elements of `T`.
+    /// The main kernel of the pass backward for elements of `T` on Hopper.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
     pub fn choose_backward<T: BackwardElement>(&self) -> Result<Choice> {
+        Ok(self.backward_kernel::<T>(self.kernels == super::Kernels::Portable)?.1)
+    }
+
+    /// The same on a device.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn choose_backward_on<T: BackwardElement>(&self, device: &Device) -> Result<Choice> {
+        Ok(self.backward_kernel::<T>(self.is_portable_on(device))?.1)
+    }
+
+    /// The kernels, and why them.
+    fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Key, Choice)> {
         self.validate()?;
         let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
-        self.refuse_general("backward")?;
-        if self.value_size() != head_size {
-            return refuse("value_size", self.value_size(), format!("as head_size, which is {head_size}, backward"));
+        let mut needs = self.backward_needs();
+        if portable {
+            needs.push("kernels");
         }
-        let block = self.backward_queries();
-        let Some(kernel) = T::name(head_size, block) else {
-            return refuse("head_size", head_size, "64 or 128 backward");
+        let (key, [query_block, key_block]) = match needs.is_empty() {
+            true => (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64]),
+            false => (Key::portable(head_size.max(self.value_size())), [RESTING as u64; 2]),
         };
-        for (what, rows, heads, block) in [("queries", queries, heads, block), ("keys", keys, key_heads, KEYS as u64)] {
+        for (what, rows, heads, block) in [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)] {
             let tiles = u128::from(batches) * u128::from(heads) * u128::from(rows.div_ceil(block));
             if tiles > i32::MAX as u128 {
                 return refuse(what, rows, format!("with batches and heads at most {} blocks of {block}", i32::MAX));
             }
         }
-        Ok(Choice { kernel, why: format!("{KEYS} keys by {block} queries on wgmma, head_size {head_size}") })
+        let why = match key {
+            Key::Dense { queries, .. } => format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}"),
+            Key::Portable { panels } => {
+                let padded = panels as usize * BACKWARD_PANEL;
+                format!(
+                    "{RESTING} rows on mma, heads of {head_size} and {} padded to {padded}, for {}",
+                    self.value_size(),
+                    needs.join(", ")
+                )
+            }
+        };
+        Ok((key, Choice { kernel: T::name(key), why }))
+    }
+
+    /// Fields that take more than the kernels on wgmma have.
+    fn backward_needs(&self) -> Vec<&'static str> {
+        let needs = [
+            ("layout", self.layout == Layout::Packed),
+            ("window", self.window != Window::default()),
+            ("soft_cap", self.soft_cap.is_some()),
+            ("sink", self.sink != Sink::None),
+            ("gradients", self.gradients != GradientOutput::Rounded),
+            ("value_size", self.value_size() != self.head_size),
+            ("head_size", !matches!(self.head_size, 64 | 128)),
+        ];
+        needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
     }
 
     /// Queries of a block: as many as registers hold; fewer where a mask leaves much of a larger block empty.
@@ -150,14 +150,32 @@ impl AttentionConfig {
     }
 }
 
+/// The kernels of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Key {
+    /// Those on wgmma, of a head size and blocks of so many queries.
+    Dense { head_size: u64, queries: u64 },
+    /// Those on mma, with heads of so many panels.
+    Portable { panels: u64 },
+}
+
+impl Key {
+    /// Heads of 3 panels have room in 4, of which one is left out.
+    fn portable(size: u64) -> Self {
+        Self::Portable { panels: size.div_ceil(BACKWARD_PANEL as u64).next_power_of_two() }
+    }
+}
+
 /// An element of the tensors of the backward pass.
 pub trait BackwardElement: Pod {
-    /// The entry for heads of a size and blocks of so many queries; none if there is none.
-    fn name(head_size: u64, queries: u64) -> Option<&'static str>;
+    /// The entry that computes the gradients of keys.
+    #[doc(hidden)]
+    fn name(key: Key) -> &'static str;
 
     /// Loads it and what goes with it.
     #[doc(hidden)]
-    fn load(runtime: &Runtime, head_size: u64, queries: u64) -> Result<Box<dyn Instance<Self>>>;
+    fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>>;
 }
 
 /// The loaded kernels of a head size.
@@ -202,12 +220,19 @@ where
         let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
         let (mut of_queries, mut of_keys) =
             (by_head(layout, batches, queries, heads, head_size), by_head(layout, batches, keys, key_heads, head_size));
-        let (has_queries, has_keys) = (!inputs.q.is_empty(), !inputs.k.is_empty());
+        let BackwardInputs { forward: Inputs { mut q, mut k, mut v, .. }, out, log_sum_exp, grad_out: grad_out_rows } = inputs;
+        let Gradients {
+            q: GradientTarget::Rounded(grad_q), k: GradientTarget::Rounded(grad_k), v: GradientTarget::Rounded(grad_v), ..
+        } = gradients
+        else {
+            return Err(Error::Invalid { what: "AttentionBackward, gradients", why: "these kernels round them".to_owned() });
+        };
+        let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
         if !has_queries && !has_keys {
             return Ok(BoundAttention::nothing());
         }
         // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
-        let (mut q, mut grad_out, mut k, mut v) = (inputs.q, inputs.grad_out, inputs.k, inputs.v);
+        let mut grad_out = grad_out_rows;
         if !has_queries {
             (q, grad_out, of_queries) = (k, k, of_keys);
         }
@@ -219,8 +244,8 @@ where
         let k = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, k, of_keys)?;
         let v = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, v, of_keys)?;
         let keys_map = |view| TensorMapMut::<_, 64, D, Swizzle128, 4>::strided(stream, view, of_keys);
-        let mut of_keys = if has_keys { Some([keys_map(gradients.k)?, keys_map(gradients.v)?]) } else { None };
-        let queries_map = || TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::strided(stream, gradients.q, of_queries);
+        let mut of_keys = if has_keys { Some([keys_map(grad_k)?, keys_map(grad_v)?]) } else { None };
+        let queries_map = || TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::strided(stream, grad_q, of_queries);
         let mut of_queries = if has_queries { Some(queries_map()?) } else { None };
 
         let blocks = queries.div_ceil(QUERIES as u64);
@@ -234,7 +259,6 @@ where
         let [first, last] = config.bounds();
         let section = (config.section(size_of::<T>() as u64) / config.group() as u32).max(1);
         let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
-        let BackwardInputs { out, log_sum_exp, grad_out: grad_out_rows, .. } = inputs;
         let [batches, rows, keys, heads, key_heads, blocks] = [batches, queries, keys, heads, key_heads, blocks].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
             let args = PrepareArgs {
@@ -282,23 +306,29 @@ where
 }
 
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])*;)*) => { $(
+    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
         impl BackwardElement for $t {
-            fn name(head_size: u64, queries: u64) -> Option<&'static str> {
-                match (head_size, queries) {
-                    $(($d, $queries) => Some(<Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name),)*
-                    _ => None,
+            fn name(key: Key) -> &'static str {
+                match key {
+                    $(Key::Dense { head_size: $d, queries: $queries } => <Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name,)*
+                    $(Key::Portable { panels: $panels } => <Portable<$t, $panels, $step, $parts, true> as Kernel>::INFO.name,)*
+                    _ => "",
                 }
             }
 
-            fn load(runtime: &Runtime, head_size: u64, queries: u64) -> Result<Box<dyn Instance<Self>>> {
-                match (head_size, queries) {
-                    $(($d, $queries) => Ok(Box::new(Kernels {
+            fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
+                match key {
+                    $(Key::Dense { head_size: $d, queries: $queries } => Ok(Box::new(Kernels {
                         prepare: runtime.load::<Prepare<$t, $d>>()?,
                         main: runtime.load::<Main<$t, $d, $queries, $span, $masked>>()?,
                         convert: runtime.load::<Convert<$t, $d, $queries, $span>>()?,
                     })),)*
-                    _ => Err(Error::Invalid { what: "AttentionBackward", why: format!("no kernel of head_size {head_size}") }),
+                    $(Key::Portable { panels: $panels } => Ok(Box::new(backward_portable::Kernels::<
+                        Deltas<$t>,
+                        Portable<$t, $panels, $step, $parts, true>,
+                        Portable<$t, $panels, $step, $parts, false>,
+                    >::load(runtime)?)),)*
+                    _ => Err(Error::Invalid { what: "AttentionBackward", why: format!("no kernel for {key:?}") }),
                 }
             }
         }
@@ -306,8 +336,8 @@ macro_rules! elements {
 }
 
 elements! {
-    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false];
-    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false];
+    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [1 64 1] [2 32 2] [4 16 2];
+    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [1 64 1] [2 32 2] [4 16 2];
 }
 
 impl<T> fmt::Debug for AttentionBackward<T> {

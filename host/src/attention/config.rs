@@ -40,6 +40,18 @@ pub struct AttentionConfig {
     pub max_logit: bool,
     /// Which kernels may be taken.
     pub kernels: Kernels,
+    /// Where the gradients of the pass backward go.
+    pub gradients: GradientOutput,
+}
+
+/// Where the gradients of the pass backward go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GradientOutput {
+    /// To tensors of the inputs' type, rounded.
+    #[default]
+    Rounded,
+    /// They are added to `f32` tensors: a step of a ring of ranks.
+    Added,
 }
 
 /// Which kernels may be taken.
@@ -136,6 +148,7 @@ impl Default for AttentionConfig {
             output: Output::Rounded,
             max_logit: false,
             kernels: Kernels::Fastest,
+            gradients: GradientOutput::Rounded,
         }
     }
 }

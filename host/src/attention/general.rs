@@ -60,7 +60,7 @@ impl<'a> Placement<'a> {
 }
 
 /// Numbers of the softmax: factor of scores, cap and the cap's factor, as the kernel wants them.
-fn softmax_of(config: &AttentionConfig) -> [f32; 3] {
+pub(super) fn softmax_of(config: &AttentionConfig) -> [f32; 3] {
     let log2e = std::f64::consts::LOG2_E;
     let scale = config.scale();
     match config.soft_cap.map(f64::from) {
@@ -81,7 +81,7 @@ fn sink_of<'a>(
 }
 
 /// A view that may not be there, for one launch.
-fn lend<'s, T>(view: &'s mut Option<DeviceViewMut<'_, T>>, none: &'s mut Buffer<T>) -> DeviceViewMut<'s, T>
+pub(super) fn lend<'s, T>(view: &'s mut Option<DeviceViewMut<'_, T>>, none: &'s mut Buffer<T>) -> DeviceViewMut<'s, T>
 where
     T: oxtile_tile::num::Pod,
 {

@@ -12,7 +12,9 @@
 //! | `forward` | the pass forward |
 //! | `dense`, `general` | tensors bound to its kernels |
 //! | `fp8` | the same of 8-bit tensors with scales |
-//! | `backward` | the pass backward: gradients |
+//! | `backward` | the pass backward: which kernels, and those on wgmma |
+//! | `backward_tensors` | what it reads and writes |
+//! | `backward_portable` | its kernels for everything else |
 //! | `portable` | the kernels for GPUs other than Hopper |
 //!
 //! ```
@@ -39,6 +41,8 @@
 //! ```
 
 mod backward;
+mod backward_portable;
+mod backward_tensors;
 mod config;
 mod dense;
 mod forward;
@@ -48,8 +52,9 @@ mod plan;
 mod portable;
 mod tensors;
 
-pub use backward::{AttentionBackward, BackwardElement, BackwardInputs, Gradients, Order};
-pub use config::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
+pub use backward::{AttentionBackward, BackwardElement, Order};
+pub use backward_tensors::{BackwardInputs, GradientTarget, Gradients};
+pub use config::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement, BoundAttention};
 pub use fp8::{AttentionFp8, Scales};
 pub use portable::PortableElement;

@@ -139,7 +139,7 @@ impl<'a, T> Outputs<'a, T> {
     }
 }
 
-fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
+pub(super) fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 

@@ -20,12 +20,12 @@ const UNTOUCHED_SUM: f32 = -77.0;
 /// A problem: the configuration, and where sequences lie.
 #[derive(Clone)]
 pub(super) struct Problem {
-    pub(super) config: AttentionConfig,
+    pub config: AttentionConfig,
     /// First row and rows of each sequence, of queries and of keys. For a packed layout; else the configuration says it.
-    pub(super) sequences: Vec<[[usize; 2]; 2]>,
-    pub(super) padding: Padding,
+    pub sequences: Vec<[[usize; 2]; 2]>,
+    pub padding: Padding,
     /// Whether values name their key instead of being random.
-    pub(super) one_hot: bool,
+    pub one_hot: bool,
 }
 
 pub fn cases() -> Vec<Case> {
@@ -131,14 +131,14 @@ fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
 
 /// Where an element lies.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     row: usize,
     head: usize,
     start: usize,
 }
 
 impl Place {
-    fn at(self, row: usize, head: usize, element: usize) -> usize {
+    pub fn at(self, row: usize, head: usize, element: usize) -> usize {
         self.start + row * self.row + head * self.head + element
     }
 }
@@ -158,19 +158,19 @@ struct Found {
 }
 
 impl Problem {
-    pub(super) fn dense(config: AttentionConfig) -> Self {
+    pub fn dense(config: AttentionConfig) -> Self {
         Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false }
     }
 
     /// The tensors end some rows behind the last sequence.
-    pub(super) fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
+    pub fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
         let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
         let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
         Self { config, sequences, padding: Padding::Zeroed, one_hot: false }
     }
 
     /// Queries and keys of sequence `batch`.
-    fn lengths(&self, batch: usize) -> [usize; 2] {
+    pub fn lengths(&self, batch: usize) -> [usize; 2] {
         match self.config.layout {
             Layout::Packed => self.sequences[batch].map(|[_, rows]| rows),
             _ => [self.config.queries as usize, self.config.keys as usize],
@@ -178,7 +178,7 @@ impl Problem {
     }
 
     /// Where the sequence's rows lie on a side (0 for queries, 1 for keys) of so many heads of so many elements.
-    fn place(&self, batch: usize, side: usize, heads: usize, size: usize) -> Place {
+    pub fn place(&self, batch: usize, side: usize, heads: usize, size: usize) -> Place {
         let (batches, rows) = (self.config.batches as usize, [self.config.queries, self.config.keys][side] as usize);
         let row = heads * size;
         match self.config.layout {
@@ -189,7 +189,7 @@ impl Problem {
     }
 
     /// Where row 0 of a head is in the log-sum-exp.
-    fn statistics(&self, batch: usize, head: usize) -> usize {
+    pub fn statistics(&self, batch: usize, head: usize) -> usize {
         let (queries, heads) = (self.config.queries as usize, self.config.heads as usize);
         match self.config.layout {
             Layout::Packed => head * queries + self.sequences[batch][0][0],
@@ -197,7 +197,7 @@ impl Problem {
         }
     }
 
-    fn head(&self, batch: usize, sink: Option<f64>) -> Head {
+    pub fn head(&self, batch: usize, sink: Option<f64>) -> Head {
         let AttentionConfig { mask, window, head_size, soft_cap, .. } = self.config;
         let right = window.right.map(|right| right as i64);
         let right = if mask == Mask::CausalBottomRight { Some(right.map_or(0, |right| right.min(0))) } else { right };
@@ -210,6 +210,29 @@ impl Problem {
             cap: soft_cap.map(f64::from),
             sink,
         }
+    }
+
+    /// Sums of queries and of keys, and offsets of both.
+    pub fn arrays(&self) -> [Vec<u32>; 4] {
+        let sums = |side: usize| {
+            let ends = self.sequences.iter().scan(0, |end, s| {
+                *end += s[side][1] as u32;
+                Some(*end)
+            });
+            [0].into_iter().chain(ends).collect::<Vec<u32>>()
+        };
+        let offsets = |side: usize| {
+            let last = self.sequences.last().map_or(0, |s| s[side][0] + s[side][1] + 5) as u32;
+            self.sequences.iter().map(|s| s[side][0] as u32).chain([last]).collect::<Vec<u32>>()
+        };
+        [sums(0), sums(1), offsets(0), offsets(1)]
+    }
+
+    /// Whether a row of a side is padding that becomes zero.
+    pub fn is_zeroed(&self, side: usize, row: usize) -> bool {
+        let inside = |pair: &[[[usize; 2]; 2]]| (pair[0][side][0] + pair[0][side][1]..pair[1][side][0]).contains(&row);
+        let behind = |s: &[[usize; 2]; 2]| (s[side][0] + s[side][1]..s[side][0] + s[side][1] + 5).contains(&row);
+        self.padding == Padding::Zeroed && (self.sequences.windows(2).any(inside) || self.sequences.last().is_some_and(behind))
     }
 
     fn tensors(&self, first_key: usize) -> Tensors {
@@ -252,19 +275,9 @@ impl Problem {
         };
         let (q, k, v) = (upload(&tensors.q)?, upload(&tensors.k)?, upload(&tensors.v)?);
         let sink_scores = text(Buffer::from_slice(&stream, &tensors.sink))?;
-        let sums = |side: usize| {
-            let ends = self.sequences.iter().scan(0, |end, s| {
-                *end += s[side][1] as u32;
-                Some(*end)
-            });
-            [0].into_iter().chain(ends).collect::<Vec<u32>>()
-        };
-        let offsets = |side: usize| {
-            let last = self.sequences.last().map_or(0, |s| s[side][0] + s[side][1] + 5) as u32;
-            self.sequences.iter().map(|s| s[side][0] as u32).chain([last]).collect::<Vec<u32>>()
-        };
         let array = |values: Vec<u32>| text(Buffer::from_slice(&stream, &values));
-        let arrays = [array(sums(0))?, array(sums(1))?, array(offsets(0))?, array(offsets(1))?];
+        let [queries, keys, query_offsets, key_offsets] = self.arrays();
+        let arrays = [array(queries)?, array(keys)?, array(query_offsets)?, array(key_offsets)?];
         let sequences = (layout == Layout::Packed).then(|| Sequences {
             cu_seqlens_q_padded: Some(arrays[2].view()),
             cu_seqlens_kv_padded: Some(arrays[3].view()),
@@ -363,11 +376,7 @@ impl Problem {
     /// Rows between sequences are zeros, or as before; all others are as before.
     fn check_rest(&self, found: &Found, seen: &[bool]) -> Outcome {
         let [heads, value_size, rows] = [self.config.heads, self.config.value_size(), self.config.queries].map(|n| n as usize);
-        let padding = |row: usize| {
-            let inside = |pair: &[[[usize; 2]; 2]]| (pair[0][0][0] + pair[0][0][1]..pair[1][0][0]).contains(&row);
-            let last = self.sequences.last().is_some_and(|s| (s[0][0] + s[0][1]..s[0][0] + s[0][1] + 5).contains(&row));
-            self.padding == Padding::Zeroed && (self.sequences.windows(2).any(inside) || last)
-        };
+        let padding = |row: usize| self.is_zeroed(0, row);
         let before = if self.config.output == Output::Merged { 0.0 } else { f64::from(UNTOUCHED) };
         let rest = (0..seen.len()).filter(|&at| !seen[at]);
         let expected = |at: usize| if padding(at / (heads * value_size)) { 0.0 } else { before };
@@ -388,7 +397,7 @@ impl Problem {
 }
 
 /// All indices of three dimensions.
-fn each([a, b, c]: [usize; 3]) -> impl Iterator<Item = (usize, usize, usize)> {
+pub(super) fn each([a, b, c]: [usize; 3]) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
 }
 

@@ -11,6 +11,7 @@ pub mod attention;
 pub mod attention_backward;
 pub mod attention_fp8;
 pub mod attention_head;
+pub mod attention_head_backward;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;

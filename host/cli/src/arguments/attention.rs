@@ -21,6 +21,8 @@ pub struct Attention {
     pub window: [Option<u64>; 2],
     /// The factor of scores, if not that of the head size.
     pub scale: Option<f32>,
+    /// Whether the gradients are computed too.
+    pub backward: bool,
     /// Where it runs.
     pub device: Device,
 }
@@ -35,7 +37,8 @@ pub enum Causal {
 }
 
 pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut input, mut output, mut causal, mut window, mut scale, mut device) = (None, None, None, [None; 2], None, Device::Auto);
+    let (mut input, mut output, mut causal, mut window, mut scale) = (None, None, None, [None; 2], None);
+    let (mut backward, mut device) = (false, Device::Auto);
     while let Some(word) = words.next()? {
         match &word {
             Word::Help => return Ok(Request::Help(ATTENTION_HELP)),
@@ -51,6 +54,7 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                     window = bounds(&text)
                         .ok_or_else(|| words.error(format!("--window {text:?} is not L,R: two numbers of keys, -1 for no bound")))?;
                 }
+                "backward" => backward = true,
                 "scale" => scale = Some(words.number("--scale")?),
                 "device" => device = words.choice("--device", &Device::CHOICES)?,
                 _ => return Err(words.unexpected(&word)),
@@ -58,7 +62,7 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
         }
     }
     let (input, output) = (words.required(input, "--input FILE")?, words.required(output, "--output FILE")?);
-    Ok(Request::Attention(Attention { input, output, causal, window, scale, device }))
+    Ok(Request::Attention(Attention { input, output, causal, window, scale, backward, device }))
 }
 
 /// `L,R`.

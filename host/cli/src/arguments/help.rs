@@ -186,7 +186,9 @@ Options:
   -i, --input FILE     q [batch, sequence, heads, size], k and v [batch, sequence, key heads, size], BF16 or F16;
                        or [tokens, heads, size] with cu_seqlens_q and cu_seqlens_kv, I32, one element more than
                        sequences, and optionally cu_seqlens_q_padded and cu_seqlens_kv_padded, where sequences begin
-  -o, --output FILE    out, as q; lse, the natural log-sum-exp, F32 [batch, heads, sequence] or [heads, tokens]
+  -o, --output FILE    out, as q; lse, the natural log-sum-exp, F32 [batch, heads, sequence] or [heads, tokens];
+                       with --backward dq, dk and dv, as q, k and v
+      --backward       Gradients too: the input holds dout, that of out; the same bits in every run
       --causal CORNER  top-left: query i sees keys up to i; bottom-right: the last query sees all keys
       --window L,R     Each query sees L keys before and R behind the diagonal aligned bottom-right; -1 is no bound
       --scale X        Factor of the scores; by default the head size to the power -1/2

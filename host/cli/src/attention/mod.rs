@@ -1,4 +1,4 @@
-//! `oxtile attention`: queries, keys and values in, the result and its log-sum-exp out.
+//! `oxtile attention`: queries, keys and values in, the result and its log-sum-exp out, and the gradients if asked for.
 
 mod plan;
 mod report;
@@ -8,7 +8,9 @@ use std::{collections::BTreeMap, path::Path, time::Instant};
 use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
-    attention::{Attention, AttentionElement, Inputs, Outputs, Sequences},
+    attention::{
+        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Sequences,
+    },
 };
 
 pub use plan::{Plan, PlanError};
@@ -16,7 +18,7 @@ pub use report::Report;
 
 use crate::{
     Error, arguments,
-    safetensors::{Checkpoint, Dtype, ReadError, Tensor, TensorSpec, WriteError, Writer},
+    safetensors::{Checkpoint, Dtype, ReadError, Tensor, WriteError, Writer},
 };
 
 /// A job that failed; no output is left.
@@ -66,16 +68,16 @@ fn job(request: &arguments::Attention, runtime: &Runtime, stream: &Stream, devic
     let mut plan = Plan::new(&input, request).map_err(at)?;
     let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
     plan.check_arrays(&arrays).map_err(at)?;
-    let (kernel, out, log_sum_exp) = match plan.q.dtype {
+    let (kernels, tensors) = match plan.q.dtype {
         Dtype::F16 => attend::<f16>(runtime, stream, &input, &plan, &arrays)?,
         _ => attend::<bf16>(runtime, stream, &input, &plan, &arrays)?,
     };
-    write(&request.output, &request.input, &plan, &out, &log_sum_exp)?;
+    write(&request.output, &request.input, &plan, &tensors)?;
     input.verify_unchanged()?;
     plan.arrays.clear();
     Ok(Report {
         device,
-        kernel,
+        kernels,
         input: request.input.clone(),
         output: request.output.clone(),
         plan,
@@ -120,16 +122,17 @@ fn bytes_of<N: Number>(numbers: &[N]) -> Vec<u8> {
     bytes
 }
 
-/// The kernel's choice, and the bytes of the result and of the log-sum-exp. Rows that belong to no sequence are zeros and -inf.
+/// The kernels that were taken, and why; and the bytes of [`Plan::outputs`]. Rows that belong to no sequence are zeros, and -inf in the
+/// log-sum-exp.
 fn attend<H>(
     runtime: &Runtime,
     stream: &Stream,
     input: &Checkpoint,
     plan: &Plan,
     arrays: &[Vec<u32>],
-) -> Result<(String, Vec<u8>, Vec<u8>), JobError>
+) -> Result<(Vec<String>, Vec<Vec<u8>>), JobError>
 where
-    H: Number + HostElement<Device: AttentionElement>,
+    H: Number + HostElement<Device: AttentionElement + BackwardElement>,
 {
     let upload = |tensor| -> Result<Buffer<H::Device>, JobError> { Ok(Buffer::from_slice(stream, &read::<H>(input, tensor)?)?) };
     let (q, k, v) = (upload(&plan.q)?, upload(&plan.k)?, upload(&plan.v)?);
@@ -145,19 +148,40 @@ where
     let (out_elements, rows) = (plan.out_shape().iter().product(), plan.statistics_shape().iter().product::<u64>());
     let mut out = Buffer::<H::Device>::zeros(stream, out_elements)?;
     let mut log_sum_exp = Buffer::from_slice(stream, &vec![f32::NEG_INFINITY; rows as usize])?;
-    let choice = plan.config.choose::<H::Device>()?;
+    let inputs = || Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
+    let device = runtime.device(0)?;
+    let choice = plan.config.choose_on::<H::Device>(&device)?;
+    let mut kernels = vec![format!("{}: {}", choice.kernel, choice.why)];
     let attention = Attention::<H::Device>::new(runtime, plan.config)?;
-    let inputs = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
-    attention.forward(stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
-    let out: Vec<H> = out.to_vec_as(stream)?;
-    Ok((format!("{}: {}", choice.kernel, choice.why), bytes_of(&out), bytes_of(&log_sum_exp.to_vec(stream)?)))
+    // Before anything runs, so that what has no kernel is refused at once.
+    let backward = match &plan.grad_out {
+        None => None,
+        Some(grad_out) => {
+            let choice = plan.config.choose_backward_on::<H::Device>(&device)?;
+            kernels.push(format!("{}: {}", choice.kernel, choice.why));
+            Some((AttentionBackward::<H::Device>::new(runtime, plan.config, Order::Deterministic)?, upload(grad_out)?))
+        }
+    };
+    attention.forward(stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+    let download = |buffer: &Buffer<H::Device>| -> Result<Vec<u8>, JobError> { Ok(bytes_of::<H>(&buffer.to_vec_as(stream)?)) };
+    let mut tensors = vec![download(&out)?, bytes_of(&log_sum_exp.to_vec(stream)?)];
+    if let Some((backward, grad_out)) = backward {
+        let zeros = |length: u64| Buffer::<H::Device>::zeros(stream, length);
+        let (mut dq, mut dk, mut dv) = (zeros(q.len())?, zeros(k.len())?, zeros(v.len())?);
+        let inputs = BackwardInputs { forward: inputs(), out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
+        backward.backward(stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?;
+        for gradient in [&dq, &dk, &dv] {
+            tensors.push(download(gradient)?);
+        }
+    }
+    Ok((kernels, tensors))
 }
 
-fn write(path: &Path, input: &Path, plan: &Plan, out: &[u8], log_sum_exp: &[u8]) -> Result<(), WriteError> {
-    let spec = |name: &str, dtype, shape| TensorSpec { name: name.to_owned(), dtype, shape };
-    let tensors = [spec("out", plan.q.dtype, plan.out_shape()), spec("lse", Dtype::F32, plan.statistics_shape())];
-    let mut writer = Writer::create(path, Some(input), &tensors, &BTreeMap::new())?;
-    writer.append("out", out)?;
-    writer.append("lse", log_sum_exp)?;
+fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<(), WriteError> {
+    let specs = plan.outputs();
+    let mut writer = Writer::create(path, Some(input), &specs, &BTreeMap::new())?;
+    for (spec, bytes) in specs.iter().zip(tensors) {
+        writer.append(&spec.name, bytes)?;
+    }
     writer.finish()
 }

@@ -4,7 +4,7 @@ use oxtile::attention::{AttentionConfig, Layout, Mask, Window};
 
 use crate::{
     arguments::{self, Causal},
-    safetensors::{Checkpoint, Dtype, Tensor},
+    safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
 };
 
 /// What is wrong with a file.
@@ -67,6 +67,8 @@ pub struct Plan {
     pub k: Tensor,
     /// Values.
     pub v: Tensor,
+    /// The gradient of the result, if gradients are asked for.
+    pub grad_out: Option<Tensor>,
     /// Of packed tensors: `cu_seqlens_q`, `cu_seqlens_kv`, and where queries and keys begin, if given.
     pub arrays: Vec<Tensor>,
     /// What is computed.
@@ -102,7 +104,10 @@ impl Plan {
             scale: request.scale,
             ..config(&q, &k, &v)?
         };
-        let mut plan = Self { q, k, v, arrays: Vec::new(), config };
+        let mut plan = Self { q, k, v, grad_out: None, arrays: Vec::new(), config };
+        if request.backward {
+            plan.grad_out = Some(plan.find_grad_out(find("dout"))?);
+        }
         match config.layout {
             Layout::Packed => plan.find_arrays(find)?,
             _ => {
@@ -112,6 +117,19 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    fn find_grad_out(&self, given: Option<Tensor>) -> Result<Tensor, PlanError> {
+        let why = "--backward asks for gradients, and `dout` is that of the result";
+        let tensor = given.ok_or(PlanError::Missing { name: "dout", why })?;
+        if tensor.dtype != self.q.dtype {
+            return Err(PlanError::Dtype { name: "dout", found: tensor.dtype, allowed: "the type of q" });
+        }
+        if tensor.shape != self.out_shape() {
+            let allowed = format!("with q of {:?} and v of {:?} it is {:?}", self.q.shape, self.v.shape, self.out_shape());
+            return Err(PlanError::Shape { name: "dout", found: tensor.shape, allowed });
+        }
+        Ok(tensor)
     }
 
     fn find_arrays(&mut self, find: impl Fn(&str) -> Option<Tensor>) -> Result<(), PlanError> {
@@ -159,6 +177,16 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// What is written, in this order.
+    pub fn outputs(&self) -> Vec<TensorSpec> {
+        let spec = |name: &str, dtype, shape| TensorSpec { name: name.to_owned(), dtype, shape };
+        let mut specs = vec![spec("out", self.q.dtype, self.out_shape()), spec("lse", Dtype::F32, self.statistics_shape())];
+        if self.grad_out.is_some() {
+            specs.extend([("dq", &self.q), ("dk", &self.k), ("dv", &self.v)].map(|(name, of)| spec(name, of.dtype, of.shape.clone())));
+        }
+        specs
     }
 
     /// Shape of the result.

@@ -9,8 +9,8 @@ use super::Plan;
 pub struct Report {
     /// The device, or why it was chosen.
     pub device: String,
-    /// The kernel, and why.
-    pub kernel: String,
+    /// The kernels, and why.
+    pub kernels: Vec<String>,
     /// The input.
     pub input: PathBuf,
     /// The output.
@@ -25,10 +25,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { q, k, v, .. } = &self.plan;
         writeln!(f, "device  {}", self.device)?;
-        writeln!(f, "kernel  {}", self.kernel)?;
+        for kernel in &self.kernels {
+            writeln!(f, "kernel  {kernel}")?;
+        }
         writeln!(f, "input   {}: q {:?}, k {:?}, v {:?}, {}", self.input.display(), q.shape, k.shape, v.shape, q.dtype)?;
-        let [out, log_sum_exp] = [self.plan.out_shape(), self.plan.statistics_shape()];
-        writeln!(f, "output  {}: out {out:?}, lse {log_sum_exp:?}", self.output.display())?;
+        let outputs: Vec<String> = self.plan.outputs().iter().map(|spec| format!("{} {:?}", spec.name, spec.shape)).collect();
+        writeln!(f, "output  {}: {}", self.output.display(), outputs.join(", "))?;
         writeln!(f, "time    {:.2} s", self.seconds)
     }
 }

@@ -1,0 +1,138 @@
+//! What goes with the portable backward pass of attention: one statistic a query before it, the gradients of sinks behind it.
+
+use core::f32::consts::LOG2_E;
+
+use oxtile_tile::num::{Pod, exp2, fma};
+use oxtile_tile::prelude::*;
+
+use super::sequence::Sequences;
+
+const THREADS: u32 = 256;
+
+/// `deltas`, `[batches, heads, rows]`, are the sums of `O dO` over the rows of `[batches, rows, heads, size]`.
+///
+/// Floor: both tensors are read once. Lanes that hold 16 bytes each share a row: `lanes` of them, a power of two up to 32, times 8
+/// elements are at least `size`, a multiple of 8.
+#[kernel(threads = THREADS, grid = deltas_grid)]
+#[instances(T = [bf16, f16])]
+#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
+pub fn attention_backward_deltas<T: Float + Pod>(
+    out: Global<T>,
+    grad_out: Global<T>,
+    deltas: GlobalMut<f32>,
+    rows: u32,
+    heads: u32,
+    size: u32,
+    lanes: u32,
+) {
+    // No divisor is zero, as there is a block; saying so keeps the check out.
+    let (lanes, heads, rows) = (lanes.max(1), heads.max(1), rows.max(1));
+    let (index, lane) = (block::index()[0] * (THREADS / lanes) + thread::index() / lanes, thread::index() % lanes);
+    let element = lane * Vector::<T>::LANES as u32;
+    let inside = u64::from(index) < deltas.len();
+    let mut delta = 0.0;
+    if inside && element < size {
+        let at = u64::from(index) * u64::from(size) + u64::from(element);
+        let (a, b) = (out.load_vector(at), grad_out.load_vector(at));
+        for i in 0..Vector::<T>::LANES {
+            delta = fma(a.lane(i).to_f32(), b.lane(i).to_f32(), delta);
+        }
+    }
+    let mut flip = lanes / 2;
+    while flip > 0 {
+        delta += warp::shuffle_xor(delta, flip);
+        flip /= 2;
+    }
+    if inside && lane == 0 {
+        let (head, row, batch) = (index % heads, index / heads % rows, index / heads / rows);
+        deltas.store((u64::from(batch) * u64::from(heads) + u64::from(head)) * u64::from(rows) + u64::from(row), delta);
+    }
+}
+
+fn deltas_grid<T: Float + Pod>(args: &AttentionBackwardDeltasArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let elements = args.deltas.len() * u64::from(args.size);
+    LaunchError::check_length("out", elements, args.out.len())?;
+    LaunchError::check_length("grad_out", elements, args.grad_out.len())?;
+    LaunchError::check_multiple("deltas", u64::from(args.rows) * u64::from(args.heads), args.deltas.len())?;
+    LaunchError::check_alignment("out", 16, args.out.address())?;
+    LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
+    LaunchError::check_limit("lanes", u64::from(args.lanes), 32)?;
+    LaunchError::check_limit("size", u64::from(args.size), u64::from(args.lanes) * Vector::<T>::LANES as u64)?;
+    LaunchError::check_limit("deltas", args.deltas.len(), (1 << 31) - 1)?;
+    Grid::cover("deltas", args.deltas.len(), THREADS / args.lanes.max(1))
+}
+
+#[derive(SharedStorage)]
+struct Shared {
+    partial: SharedArray<f32, { (THREADS / 32) as usize }>,
+}
+
+/// `grad_sink` of each head is the sum of `-exp(sink - lse) delta` over the queries of all sequences: what the sink's weight, which
+/// has no value, takes from the result.
+///
+/// One block a head adds in one order. `log_sum_exp`, `deltas` and the sequences are those of
+/// [`attention_backward_portable`](fn@super::attention_backward_portable).
+#[kernel(threads = THREADS, grid = sink_grid, shared = Shared)]
+#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
+pub fn attention_backward_sink(
+    sink: Global<f32>,
+    log_sum_exp: Global<f32>,
+    deltas: Global<f32>,
+    grad_sink: GlobalMut<f32>,
+    query_ends: Global<u32>,
+    query_offsets: Global<u32>,
+    query_rows: u32,
+    batches: u32,
+    log_rows: u32,
+) {
+    let partial = Shared::claim().partial;
+    let (head, heads) = (block::index()[0], block::count()[0]);
+    let score = sink.load(head.into()) * LOG2_E;
+    let sequences = Sequences {
+        query_ends,
+        key_ends: query_ends,
+        query_offsets,
+        key_offsets: query_offsets,
+        rows: [query_rows, query_rows],
+        padded: false,
+    };
+    let mut sum = 0.0;
+    for batch in 0..batches {
+        let sequence = sequences.get(batch);
+        let first = match log_rows {
+            0 => u64::from(head) * u64::from(query_rows) + u64::from(sequence.query_offset),
+            rows => u64::from(batch * heads + head) * u64::from(rows),
+        };
+        let mut row = thread::index();
+        while row < sequence.queries {
+            let at = first + u64::from(row);
+            let log_sum = log_sum_exp.load(at);
+            // A log-sum-exp that counts the sink is finite.
+            let weight = if log_sum == f32::NEG_INFINITY { 0.0 } else { exp2(fma(log_sum, -LOG2_E, score)) };
+            sum = fma(-weight, deltas.load(at), sum);
+            row += THREADS;
+        }
+    }
+    let of_warp = warp::sum_f32(sum);
+    if thread::lane() == 0 {
+        partial.store(thread::warp(), of_warp);
+    }
+    block::sync();
+    if thread::index() == 0 {
+        let mut sum = 0.0;
+        for warp in 0..THREADS / 32 {
+            sum += partial.load(warp);
+        }
+        grad_sink.store(head.into(), sum);
+    }
+}
+
+fn sink_grid(args: &AttentionBackwardSinkArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let heads = args.sink.len();
+    LaunchError::check_length("grad_sink", heads, args.grad_sink.len())?;
+    LaunchError::check_length("deltas", args.log_sum_exp.len(), args.deltas.len())?;
+    LaunchError::check_length("query_ends", u64::from(args.batches) + 1, args.query_ends.len())?;
+    LaunchError::check_length("query_offsets", u64::from(args.batches) + 1, args.query_offsets.len())?;
+    LaunchError::check_limit("sink", heads, (1 << 31) - 1)?;
+    Ok(Grid::x(heads as u32))
+}

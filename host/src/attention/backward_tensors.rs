@@ -1,0 +1,104 @@
+//! What the pass backward reads and writes.
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+
+use super::config::{AttentionConfig, GradientOutput, Sink};
+use super::tensors::{Inputs, check_length};
+use crate::runtime::{Error, Result};
+
+/// What the backward pass reads: `out` and its log-sum-exp may be those of more keys than these are, as in a step of a ring
+/// of ranks; the gradients of the steps then add up to those of all keys.
+pub struct BackwardInputs<'a, T> {
+    /// What the pass forward reads. Sequences do not share rows.
+    pub forward: Inputs<'a, T>,
+    /// The result of the pass forward.
+    pub out: DeviceView<'a, T>,
+    /// The log-sum-exp of the pass forward.
+    pub log_sum_exp: DeviceView<'a, f32>,
+    /// The gradient of the result.
+    pub grad_out: DeviceView<'a, T>,
+}
+
+/// What it writes, each of its tensor's shape.
+///
+/// Rows between sequences become zeros if their [`Padding`](super::Padding) is zeroed; sums are left as they are there.
+pub struct Gradients<'a, T> {
+    /// Of the queries.
+    pub q: GradientTarget<'a, T>,
+    /// Of the keys.
+    pub k: GradientTarget<'a, T>,
+    /// Of the values.
+    pub v: GradientTarget<'a, T>,
+    /// Of the sink, `[heads]`, if it is [learnable](Sink::Learnable) and its gradient is wanted. It is written, never added to, and is
+    /// whole: of the steps of a ring one asks for it.
+    pub sink: Option<DeviceViewMut<'a, f32>>,
+}
+
+/// Where a gradient goes.
+pub enum GradientTarget<'a, T> {
+    /// As [`GradientOutput::Rounded`].
+    Rounded(DeviceViewMut<'a, T>),
+    /// As [`GradientOutput::Added`].
+    Added(DeviceViewMut<'a, f32>),
+}
+
+impl<'a, T> Gradients<'a, T> {
+    /// Gradients of the inputs' type.
+    pub fn new(q: DeviceViewMut<'a, T>, k: DeviceViewMut<'a, T>, v: DeviceViewMut<'a, T>) -> Self {
+        Self { q: GradientTarget::Rounded(q), k: GradientTarget::Rounded(k), v: GradientTarget::Rounded(v), sink: None }
+    }
+
+    /// Sums that the gradients are added to.
+    pub fn added(q: DeviceViewMut<'a, f32>, k: DeviceViewMut<'a, f32>, v: DeviceViewMut<'a, f32>) -> Self {
+        Self { q: GradientTarget::Added(q), k: GradientTarget::Added(k), v: GradientTarget::Added(v), sink: None }
+    }
+
+    /// Lengths as configured, and what the configuration asks for.
+    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+        let [q, k, v] = config.lengths()?;
+        self.q.check("AttentionBackward, gradients of q", q, config.gradients)?;
+        self.k.check("AttentionBackward, gradients of k", k, config.gradients)?;
+        self.v.check("AttentionBackward, gradients of v", v, config.gradients)?;
+        let Some(sink) = &self.sink else { return Ok(()) };
+        if config.sink != Sink::Learnable {
+            let why = format!("the configuration's sink is {:?}, which has none: leave it out", config.sink);
+            return Err(Error::Invalid { what: "AttentionBackward, gradients of sink", why });
+        }
+        check_length("AttentionBackward, gradients of sink", config.heads, sink.len())
+    }
+}
+
+impl<'a, T> GradientTarget<'a, T> {
+    fn check(&self, what: &'static str, length: u64, wanted: GradientOutput) -> Result<()> {
+        let (given, found) = match self {
+            Self::Rounded(view) => (GradientOutput::Rounded, view.len()),
+            Self::Added(view) => (GradientOutput::Added, view.len()),
+        };
+        if given != wanted {
+            return Err(Error::Invalid {
+                what,
+                why: format!("the configuration's gradients are {wanted:?}, the tensor given is {given:?}"),
+            });
+        }
+        check_length(what, length, found)
+    }
+
+    /// The tensor, as one of the two.
+    pub(super) fn split(self) -> (Option<DeviceViewMut<'a, T>>, Option<DeviceViewMut<'a, f32>>) {
+        match self {
+            Self::Rounded(view) => (Some(view), None),
+            Self::Added(view) => (None, Some(view)),
+        }
+    }
+}
+
+impl<T> BackwardInputs<'_, T> {
+    /// Lengths as configured, and what the configuration asks for.
+    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+        self.forward.check(config)?;
+        let rows = config.rows()[0] * config.heads;
+        check_length("AttentionBackward, out", rows * config.value_size(), self.out.len())?;
+        check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
+        check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
+    }
+}

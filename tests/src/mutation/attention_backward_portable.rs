@@ -1,0 +1,96 @@
+//! Mutants of the backward pass of attention on any GPU.
+
+use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::attention::{
+    AttentionBackwardDeltas, AttentionBackwardDeltasArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, AttentionBackwardSink,
+    AttentionBackwardSinkArgs, FAR,
+};
+use oxtile_tile::num::bf16;
+
+use super::Job;
+use super::device::{Device, words};
+
+pub const JOBS: &[Job] = &[Job { name: "attention_backward_portable", run: attention_backward_portable, equivalents: &[] }];
+
+/// Heads that share their keys: three steps from the keys' side, and with so many keys three from the queries'.
+const HEADS: u32 = 3;
+const QUERIES: u32 = 5;
+const KEYS: u32 = 140;
+const SIZE: u32 = 64;
+
+fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
+    // Below 1, so that every weight counts.
+    let small = |rows: u32| words((rows * SIZE) as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect::<Vec<_>>();
+    let [q, out, grad_out, mut grad_q] =
+        ["q", "out", "grad_out", "grad_q"].map(|name| device.upload::<bf16>(name, &small(HEADS * QUERIES)));
+    let [k, v, mut grad_k, mut grad_v] = ["k", "v", "grad_k", "grad_v"].map(|name| device.upload::<bf16>(name, &small(KEYS)));
+    let log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![5_f32.to_bits(); (HEADS * QUERIES) as usize]);
+    let mut deltas = device.upload::<f32>("deltas", &vec![0; (HEADS * QUERIES) as usize]);
+    let sink = device.upload::<f32>("sink", &[4_f32.to_bits(); HEADS as usize]);
+    let mut grad_sink = device.upload::<f32>("grad_sink", &[0; HEADS as usize]);
+    let [query_ends, key_ends] = [QUERIES, KEYS].map(|end| device.upload::<u32>("ends", &[0, end]));
+    let mut nothing = device.upload::<bf16>("nothing", &[]);
+    let mut no_sums = [device.upload::<f32>("nothing", &[]), device.upload::<f32>("nothing", &[])];
+    device.launch::<AttentionBackwardDeltas<bf16>>(AttentionBackwardDeltasArgs {
+        out: out.view(),
+        grad_out: grad_out.view(),
+        deltas: deltas.view_mut(),
+        rows: QUERIES,
+        heads: HEADS,
+        size: SIZE,
+        lanes: SIZE / 8,
+    })?;
+    let [no_sum, no_sum_of_v] = &mut no_sums;
+    macro_rules! arguments {
+        ($grad:expr, $grad_v:expr, $rows:expr) => {
+            AttentionBackwardPortableArgs {
+                q: q.view(),
+                k: k.view(),
+                v: v.view(),
+                grad_out: grad_out.view(),
+                log_sum_exp: log_sum_exp.view(),
+                deltas: deltas.view(),
+                grad: $grad.view_mut(),
+                grad_v: $grad_v.view_mut(),
+                grad_sum: no_sum.view_mut(),
+                grad_v_sum: no_sum_of_v.view_mut(),
+                query_ends: query_ends.view(),
+                key_ends: key_ends.view(),
+                query_offsets: query_ends.view(),
+                key_offsets: key_ends.view(),
+                query_rows: QUERIES,
+                key_rows: KEYS,
+                padded: 0,
+                batches: 1,
+                heads: HEADS,
+                group: HEADS,
+                head_step: 0,
+                row_tiles: u32::div_ceil($rows, 64),
+                log_rows: QUERIES,
+                size: SIZE,
+                value_size: SIZE,
+                left: FAR,
+                right: 0,
+                top_left: 0,
+                scale: 0.18,
+                cap_limit: 0.0,
+                cap_factor: 0.0,
+                grad_scale: 0.125,
+            }
+        };
+    }
+    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, true>>(arguments!(grad_k, grad_v, KEYS))?;
+    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, false>>(arguments!(grad_q, nothing, QUERIES))?;
+    device.launch::<AttentionBackwardSink>(AttentionBackwardSinkArgs {
+        sink: sink.view(),
+        log_sum_exp: log_sum_exp.view(),
+        deltas: deltas.view(),
+        grad_sink: grad_sink.view_mut(),
+        query_ends: query_ends.view(),
+        query_offsets: query_ends.view(),
+        query_rows: QUERIES,
+        batches: 1,
+        log_rows: QUERIES,
+    })?;
+    Ok([device.download(&grad_q), device.download(&grad_k), device.download(&grad_v), device.download(&grad_sink)].concat())
+}

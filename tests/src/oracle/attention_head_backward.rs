@@ -1,0 +1,95 @@
+//! The gradients of attention of one head of one sequence in f64, with everything that scores can be subject to.
+
+use super::attention_head::Head;
+
+/// The gradients of `sum(out * grad_out)`, and for each element the sum of the magnitudes of its terms, which errors are measured
+/// by.
+pub struct Gradients {
+    /// Of `Q`, `K` and `V`: rows of the head's sizes.
+    pub values: [Vec<f64>; 3],
+    /// The same sums of magnitudes.
+    pub magnitudes: [Vec<f64>; 3],
+    /// Of the sink, and the sum of magnitudes; 0 without one.
+    pub sink: [f64; 2],
+}
+
+/// Gives element `l` of row `i`.
+pub type Rows<'a> = &'a dyn Fn(usize, usize) -> f64;
+
+impl Head {
+    /// Differentiates, one query at a time. `out` and the log-sum-exp may be those of more keys than these.
+    pub fn differentiate(&self, [q, k, v, grad_out]: [Rows<'_>; 4], out: Rows<'_>, log_sum_exp: &[f64]) -> Gradients {
+        let ([queries, keys], [size, value_size]) = (self.rows, self.sizes);
+        let zeros = || [queries * size, keys * size, keys * value_size].map(|elements| vec![0.0; elements]);
+        let mut found = Gradients { values: zeros(), magnitudes: zeros(), sink: [0.0; 2] };
+        let mut add = |tensor: usize, at: usize, value: f64, size: f64| {
+            found.values[tensor][at] += value;
+            found.magnitudes[tensor][at] += size;
+        };
+        for i in 0..queries {
+            let delta: f64 = (0..value_size).map(|l| out(i, l) * grad_out(i, l)).sum();
+            if let Some(sink) = self.sink {
+                let taken = (sink - log_sum_exp[i]).exp() * delta;
+                found.sink = [found.sink[0] - taken, found.sink[1] + taken.abs()];
+            }
+            for j in (0..keys).filter(|&j| self.sees(i, j)) {
+                let scaled = self.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
+                let (score, slope) = match self.cap {
+                    None => (scaled, 1.0),
+                    Some(cap) => (cap * (scaled / cap).tanh(), (scaled / cap).cosh().powi(-2)),
+                };
+                let weight = (score - log_sum_exp[i]).exp();
+                let of_weight: f64 = (0..value_size).map(|l| grad_out(i, l) * v(j, l)).sum();
+                let of_score = weight * (of_weight - delta) * slope * self.scale;
+                let magnitude = weight * (of_weight.abs() + delta.abs()) * slope * self.scale;
+                for l in 0..size {
+                    add(0, i * size + l, of_score * k(j, l), magnitude * k(j, l).abs());
+                    add(1, j * size + l, of_score * q(i, l), magnitude * q(i, l).abs());
+                }
+                for l in 0..value_size {
+                    add(2, j * value_size + l, weight * grad_out(i, l), weight * grad_out(i, l).abs());
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against differences of the forward pass, for every input and the sink, with a mask and a cap.
+    #[test]
+    fn they_are_derivatives() {
+        let head =
+            Head { rows: [3, 4], sizes: [2, 3], top_left: false, window: [Some(2), Some(0)], scale: 0.7, cap: Some(1.5), sink: Some(0.3) };
+        let waves = |count: usize, step: f64| (0..count).map(|i| (i as f64 * step).sin()).collect::<Vec<f64>>();
+        let mut inputs = [waves(6, 0.7), waves(8, 1.3), waves(12, 2.1), vec![0.3]];
+        let grad_out = waves(9, 0.4);
+        let attend = |[q, k, v, sink]: &[Vec<f64>; 4]| {
+            let head = Head { sink: Some(sink[0]), ..head };
+            head.attend(|i, l| q[2 * i + l], |j, l| k[2 * j + l], |j, l| v[3 * j + l])
+        };
+        let value = |inputs: &[Vec<f64>; 4]| attend(inputs).out.iter().zip(&grad_out).map(|(a, b)| a * b).sum::<f64>();
+        let forward = attend(&inputs);
+        let [q, k, v, _] = inputs.clone();
+        let found = head.differentiate(
+            [&|i, l| q[2 * i + l], &|j, l| k[2 * j + l], &|j, l| v[3 * j + l], &|i, l| grad_out[3 * i + l]],
+            &|i, l| forward.out[3 * i + l],
+            &forward.log_sum_exp,
+        );
+        for tensor in 0..4 {
+            for at in 0..inputs[tensor].len() {
+                let there = inputs[tensor][at];
+                inputs[tensor][at] = there + 1e-4;
+                let above = value(&inputs);
+                inputs[tensor][at] = there - 1e-4;
+                let slope = (above - value(&inputs)) / 2e-4;
+                inputs[tensor][at] = there;
+                let gradient = if tensor == 3 { found.sink[0] } else { found.values[tensor][at] };
+                assert!((gradient - slope).abs() < 1e-7, "tensor {tensor} at {at}: {gradient}, differences give {slope}");
+            }
+        }
+    }
+}
