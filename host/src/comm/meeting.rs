@@ -67,7 +67,7 @@ impl Meeting {
 
     /// This rank says nothing more here; whoever waits for it is told why.
     pub fn give_up(&self, why: &str) {
-        self.board.give_up(self.rank, &self.name, why);
+        self.board.give_up(self.rank, &self.key(""), why);
     }
 
     fn key(&self, what: &str) -> String {

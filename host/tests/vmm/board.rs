@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use oxtile::Error;
-use oxtile::comm::{Board, Rank};
+use oxtile::comm::{Board, Meeting, Rank};
 use oxtile::symmetric::SymmetricError;
 
 use crate::threads::run;
@@ -51,12 +51,20 @@ fn a_rank_that_gives_up_is_not_waited_for() {
         let (me, last) = (board.rank(), board.world().ranks().last().expect("three"));
         if me == last {
             board.publish(me, "arena 1: before", vec![1]).expect("it is sent");
-            board.give_up(me, "arena 1", "no memory");
+            board.give_up(me, "arena 1:", "no memory");
             board.publish(me, "arena 2: after", vec![2]).expect("it is sent");
         }
         assert_eq!(board.read(last, "arena 2: after", LONG).expect("another scope"), [2]);
         assert_eq!(aborted(board.read(last, "arena 1: never", LONG)), (2, "no memory".to_owned()));
         assert_eq!(board.read(last, "arena 1: before", LONG).expect("it was pinned before"), [1]);
+        // A meeting's end is its own, whatever another is called.
+        let [one, ten] = ["arena 1", "arena 10"].map(|name| Meeting::new(board.clone(), me, board.world(), name));
+        if me == last {
+            one.give_up("no memory");
+            ten.publish("after", vec![3]).expect("it is sent");
+        }
+        assert_eq!(ten.read(last, "after", LONG).expect("another meeting"), [3]);
+        assert!(matches!(ten.read(last, "never", Duration::ZERO), Err(Error::Symmetric(SymmetricError::Missing { .. }))));
         board.close().expect("all come");
     });
     ended.into_iter().for_each(|rank| rank.expect("no panic"));
