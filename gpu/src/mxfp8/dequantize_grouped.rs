@@ -14,6 +14,9 @@ use super::ragged_rows::Place;
 use super::*;
 use crate::group::{self, Grouped, Member};
 
+/// Blocks of the single inverse of the rowwise cast that a CUDA block does.
+const ROWS_PARTS: u32 = 2;
+
 /// Decodes rowwise members of whole blocks a row.
 #[kernel(threads = THREADS, grid = rows_grid, min_blocks = RESIDENT)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
@@ -28,7 +31,7 @@ pub fn mxfp8_dequantize_rows_grouped<Q: Fp8, T: Wide>(
     let [data_start, scales_start, _] = member.starts;
     let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.elements() / BLOCK);
-    dequantize_rows(&data, &output, member.block, |block| scales.load(block));
+    group::for_each_part::<ROWS_PARTS>(member.block, |part| dequantize_rows(&data, &output, part, |block| scales.load(block)));
 }
 
 /// Decodes rowwise members of any shape.
@@ -101,7 +104,7 @@ grids! {
 
 impl<Q: Fp8, T: Wide> Grouped for Mxfp8DequantizeRowsGrouped<Q, T> {
     fn blocks(rows: u64, columns: u64) -> u64 {
-        (rows * columns).div_ceil(dequantize_elements::<T>())
+        (rows * columns).div_ceil(u64::from(ROWS_PARTS) * dequantize_elements::<T>())
     }
 }
 

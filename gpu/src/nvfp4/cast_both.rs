@@ -6,6 +6,7 @@
 //! | barrier | between |
 //! |---|---|
 //! | block | the tile and the tables are written, and read |
+//! | block | a tile is read, and the next one of the same CUDA block, in a [group](super::grouped), is written |
 
 use oxtile_tile::num::{e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
@@ -48,7 +49,7 @@ pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
 ) {
     let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
     let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile, R::DRAWS == 0);
+    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile, R::DRAWS == 0, false);
 }
 
 /// Both casts of a tensor.
@@ -59,8 +60,8 @@ pub(super) struct Outputs {
     pub column_scales: GlobalMut<e4m3>,
 }
 
-/// What a CUDA block does with its tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
-/// registers, does not read them again.
+/// What a CUDA block does with a tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
+/// registers, does not read them again. Whether the CUDA block did a tile `before`, with the same amaxes.
 #[inline(always)]
 pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,
@@ -69,12 +70,17 @@ pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     rounding: R,
     tile: &CastTile<T>,
     keeps: bool,
+    before: bool,
 ) {
     let Shared { row_multipliers, column_multipliers, .. } = Shared::claim();
     let chunks = if keeps { tile.load_blocks(input) } else { tile.load(input) };
-    row_multipliers.fill::<R>(encode_scale(row_amax.load(0)));
-    if HADAMARD {
-        column_multipliers.fill::<R>(encode_scale(column_amax.load(0)));
+    if before {
+        block::sync();
+    } else {
+        row_multipliers.fill::<R>(encode_scale(row_amax.load(0)));
+        if HADAMARD {
+            column_multipliers.fill::<R>(encode_scale(column_amax.load(0)));
+        }
     }
     if keeps {
         tile.store_blocks(&chunks);

@@ -5,6 +5,7 @@
 //! | barrier | between |
 //! |---|---|
 //! | block | the tile and the table are written, and read |
+//! | block | a tile is read, and the next one of the same CUDA block, in a [group](super::grouped), is written |
 
 use oxtile_tile::num::{e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
@@ -42,10 +43,10 @@ pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     columns: u64,
 ) {
     let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
-    cast_columns::<T, R, HADAMARD>(&input, &amax, (data, scales), R::new(seed, &offset), &tile);
+    cast_columns::<T, R, HADAMARD>(&input, &amax, (data, scales), R::new(seed, &offset), &tile, false);
 }
 
-/// What a CUDA block does with its tile, in [`Shared`]; `amax` has one element.
+/// What a CUDA block does with a tile, in [`Shared`]; `amax` has one element. Whether it did one `before`, with the same amax.
 #[inline(always)]
 pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,
@@ -53,10 +54,15 @@ pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     (data, scales): (GlobalMut<e2m1x2>, GlobalMut<e4m3>),
     rounding: R,
     tile: &CastTile<T>,
+    before: bool,
 ) {
     let multipliers = Shared::claim().multipliers;
     let chunks = tile.load(input);
-    multipliers.fill::<R>(encode_scale(amax.load(0)));
+    if before {
+        block::sync();
+    } else {
+        multipliers.fill::<R>(encode_scale(amax.load(0)));
+    }
     tile.store(chunks);
     block::sync();
     let cast = BlockCast { data, scales, multipliers, rounding };

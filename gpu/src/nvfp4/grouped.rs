@@ -19,6 +19,9 @@ use crate::mxfp8::Wide;
 
 /// Blocks of elements that a thread of the rowwise cast does: looking for the member and making the table of multipliers take long.
 const CAST_STEPS: u32 = 4;
+/// Tiles that a CUDA block of the columnwise cast does, and of the cast in both directions.
+const COLUMN_TILES: u32 = 2;
+const BOTH_TILES: u32 = 2;
 /// Blocks of the single inverse of the rowwise cast that a CUDA block does.
 const DEQUANTIZE_PARTS: u32 = 4;
 
@@ -50,9 +53,10 @@ pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
     blocks: u64,
 ) {
     let member = Member::of_block(&table, blocks);
-    let tile = tile_of::<T>(&member, cast_columns::Shared::claim().tile);
-    let amax = amaxes.slice(member.index, 1);
-    cast_columns::<T, Nearest, false>(&inputs.get(member.index), &amax, outputs(&member, &data, &scales), Nearest, &tile);
+    let (input, amax, outputs) = (inputs.get(member.index), amaxes.slice(member.index, 1), outputs(&member, &data, &scales));
+    for_each_tile::<T, COLUMN_TILES>(&member, cast_columns::Shared::claim().tile, |tile, before| {
+        cast_columns::<T, Nearest, false>(&input, &amax, outputs, Nearest, tile, before);
+    });
 }
 
 /// Casts members in both directions, each at a multiple of 16 bytes.
@@ -70,12 +74,13 @@ pub fn nvfp4_cast_both_grouped<T: Magnitude>(
     blocks: u64,
 ) {
     let member = Member::of_block(&table, blocks);
-    let tile = tile_of::<T>(&member, cast_both::Shared::claim().tile);
-    let amax = amaxes.slice(member.index, 1);
+    let (input, amax) = (inputs.get(member.index), amaxes.slice(member.index, 1));
     let (row_data, row_scales) = outputs(&member, &row_data, &row_scales);
     let (column_data, column_scales) = outputs(&member, &column_data, &column_scales);
     let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both::<T, Nearest, false>(&inputs.get(member.index), [&amax, &amax], &outputs, Nearest, &tile, false);
+    for_each_tile::<T, BOTH_TILES>(&member, cast_both::Shared::claim().tile, |tile, before| {
+        cast_both::<T, Nearest, false>(&input, [&amax, &amax], &outputs, Nearest, tile, false, before);
+    });
 }
 
 /// Decodes rowwise members.
@@ -126,11 +131,21 @@ fn outputs(member: &Member, data: &GlobalMut<e2m1x2>, scales: &GlobalMut<e4m3>) 
     (data.slice(start / 2, member.elements() / 2), scales.slice(scales_start, member.elements() / BLOCK))
 }
 
-/// The tile of a CUDA block.
+/// Calls `cast` for each of the `COUNT` tiles of a CUDA block that the member has, one after the other, and says whether there was one before.
 #[inline(always)]
-fn tile_of<T: Magnitude>(member: &Member, words: cast_tile::TileWords) -> CastTile<T> {
-    let [across, _] = CastTile::<T>::tiles(member.rows, member.columns);
-    CastTile::at(words, member.place(across), member.rows, member.columns)
+fn for_each_tile<T: Magnitude, const COUNT: u32>(member: &Member, words: cast_tile::TileWords, cast: impl Fn(&CastTile<T>, bool)) {
+    let Member { rows, columns, .. } = *member;
+    let [across, down] = CastTile::<T>::tiles(rows, columns);
+    group::for_each_part::<COUNT>(member.block, |part| {
+        if part < across * down {
+            cast(&CastTile::at(words, Member::place_of(part, across), rows, columns), part > member.block * u64::from(COUNT));
+        }
+    });
+}
+
+/// CUDA blocks that do `count` tiles each.
+fn blocks_of_tiles<T: Magnitude>(rows: u64, columns: u64, count: u32) -> u64 {
+    CastTile::<T>::tiles(rows, columns).iter().product::<u64>().div_ceil(u64::from(count))
 }
 
 macro_rules! grids {
@@ -156,13 +171,13 @@ impl<T: Magnitude> Grouped for Nvfp4CastRowsGrouped<T> {
 
 impl<T: Magnitude> Grouped for Nvfp4CastColumnsGrouped<T> {
     fn blocks(rows: u64, columns: u64) -> u64 {
-        CastTile::<T>::tiles(rows, columns).iter().product()
+        blocks_of_tiles::<T>(rows, columns, COLUMN_TILES)
     }
 }
 
 impl<T: Magnitude> Grouped for Nvfp4CastBothGrouped<T> {
     fn blocks(rows: u64, columns: u64) -> u64 {
-        CastTile::<T>::tiles(rows, columns).iter().product()
+        blocks_of_tiles::<T>(rows, columns, BOTH_TILES)
     }
 }
 

@@ -28,7 +28,36 @@ pub fn cases() -> Vec<Case> {
     };
     let both = |(ranks, direction)| [case("mxfp8", ranks, direction, of_mxfp8), case("nvfp4", ranks, direction, of_nvfp4)];
     let worlds = [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| [(ranks, Direction::Rows), (ranks, Direction::Columns)]);
-    worlds.flat_map(both).collect()
+    worlds.flat_map(both).chain([Case::new("grouped::shards::in_place", Size::Small, in_place)]).collect()
+}
+
+/// A gather into buffers of the caller's: they stay where they are, and must be of the shards' kind.
+fn in_place(runtime: &Runtime) -> Outcome {
+    let device = text(runtime.device(0))?;
+    let (alone, stream, shape) = (SingleRank::new(&device), text(device.stream())?, [64, 40]);
+    let input = bf16::upload(&stream, &Scenario::Normal.generate(Dtype::Bf16, 64 * 40, 5))?;
+    let group = text(TensorGroup::new(&stream, &[(input.view(), shape)]))?;
+    let shards = text(text(GroupedMxfp8::<bf16, e4m3>::new(runtime))?.quantize(&stream, &group, Direction::Columns))?;
+    let gather = text(GatherShards::<Mxfp8Format>::new(runtime))?;
+    let output = |direction| text(Quantized::<Mxfp8Format>::uninitialised(&stream, &[shape], direction, ()));
+
+    let mut whole = output(Direction::Columns)?;
+    let places = |whole: &Quantized<Mxfp8Format>| [whole.codes(0).address(), whole.scales(0).address()];
+    let before = places(&whole);
+    text(gather.run_into(&alone, &stream, &shards, &mut whole))?;
+    equal("addresses", &places(&whole), &before)?;
+    let [found, expected] = [&whole, &shards].map(|group| group.to_vecs(&stream, 0));
+    let ((found_codes, found_scales), (codes, scales)) = (text(found)?, text(expected)?);
+    equal("codes", &found_codes, &codes)?;
+    equal("scales", &found_scales, &scales)?;
+    let refused = |result: oxtile::Result<()>, words: &str| match result {
+        Err(error) if error.to_string().contains(words) => Ok(()),
+        other => Err(format!("expected an error with {words:?}, got {other:?}")),
+    };
+    let into_rows = gather.run_into(&alone, &stream, &shards, &mut output(Direction::Rows)?);
+    refused(into_rows, "along Rows where shards of [[64, 40]] along Columns are gathered")?;
+    // A shard whose last block of rows is another rank's too.
+    refused(gather.run(&alone, &stream, &shards, &[65]).map(drop), "member 0: 64 rows where rank 0 has rows 0..65 of 65: cast those")
 }
 
 /// Codes and scales of each member.

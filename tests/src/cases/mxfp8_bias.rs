@@ -1,11 +1,14 @@
-//! The gradient of a bias beside a backward cast, by the host types.
+//! Fused casts by the host types: the gradient of a bias beside a backward cast, interleaved scales, refusals.
 
 use oxtile::quantize::{Direction, FusedInput, FusedMxfp8, FusedOutput, Interleaved, Mxfp8Tensor};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::activation::{Backward, Identity, Relu};
 use oxtile_tests::inputs::{Dtype, Scenario};
 use oxtile_tests::oracle::amax::amax;
-use oxtile_tile::num::{Float, bf16, e4m3};
+use oxtile_tests::oracle::formats::E4M3;
+use oxtile_tests::oracle::interleave::interleave;
+use oxtile_tests::oracle::mxfp8::quantize;
+use oxtile_tile::num::{Float, bf16, e4m3, ue8m0};
 
 use super::element::TestElement;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -20,6 +23,10 @@ pub fn cases() -> Vec<Case> {
     };
     let mut cases: Vec<_> = SHAPES.map(case).into();
     cases.push(Case::new("mxfp8::fused::refusals", Size::Small, refusals));
+    // Whole blocks, which a kernel of their own takes, and others.
+    for columns in [160, 72] {
+        cases.push(Case::new(format!("mxfp8::fused::interleaved_rows::{columns}"), Size::Small, move |r| interleaved_rows(r, columns)));
+    }
     cases
 }
 
@@ -51,6 +58,27 @@ fn run(runtime: &Runtime, [rows, columns]: [usize; 2]) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// The plain cast along rows with interleaved scales, and the same with an amax.
+fn interleaved_rows(runtime: &Runtime, columns: usize) -> Outcome {
+    let (stream, rows) = (stream(runtime)?, 37);
+    let x = Scenario::Outlier.generate(Dtype::Bf16, rows * columns, 3);
+    let (expected, blocks) = (quantize(&x, rows, columns, &E4M3), columns.div_ceil(32));
+    let scales = interleave(rows, blocks, |row, block| expected.scales[row * blocks + block]);
+    let (input, fused) = (bf16::upload(&stream, &x)?, text(FusedMxfp8::<Identity>::new(runtime))?);
+    let shape = [rows as u64, columns as u64];
+    let from = FusedInput { input: input.view(), gradient: None, shape, square_blocks: false, skip: None };
+    let mut largest = text(Buffer::<f32>::from_slice(&stream, &[7.0_f32]))?;
+    for amax in [None, Some(&mut largest)] {
+        let mut tensor = text(Mxfp8Tensor::<e4m3, Interleaved>::uninitialised(&stream, shape, Direction::Rows))?;
+        text(fused.run(&stream, from, FusedOutput { rows: Some(&mut tensor), amax, ..Default::default() }))?;
+        let found: Vec<ue8m0> = text(tensor.scales.to_vec(&stream))?;
+        equal("scales", &found.into_iter().map(ue8m0::to_bits).collect::<Vec<_>>(), &scales)?;
+        let found: Vec<e4m3> = text(tensor.data.to_vec(&stream))?;
+        equal("data", &found.into_iter().map(e4m3::to_bits).collect::<Vec<_>>(), &expected.data)?;
+    }
+    equal("amax", &text(largest.to_vec(&stream))?, &[amax(&x)])
 }
 
 /// What cannot be done is an error before the launch.

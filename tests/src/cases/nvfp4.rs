@@ -2,7 +2,7 @@
 
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::nvfp4::*;
-use oxtile_tests::inputs::{Random, Scenario};
+use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::interleave::interleave;
 use oxtile_tests::oracle::nvfp4::{Quantized, dequantize, quantize};
@@ -10,11 +10,18 @@ use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
 use super::element::{TestElement, comparable_bits, rounded_bits};
+use crate::backend::long;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns; TransformerEngine's list among them.
 const SHAPES: [(usize, usize); 8] = [(1, 16), (17, 32), (16, 48), (128, 128), (304, 304), (5, 1056), (0, 64), (4, 0)];
 const LARGE: (usize, usize) = (993, 512);
+
+/// The shapes of TransformerEngine's exact and C++ tests that are not among the others.
+const OF_TRANSFORMER_ENGINE: [(usize, usize); 9] =
+    [(16, 128), (32, 128), (32, 32), (128, 256), (256, 272), (320, 256), (256, 1024), (1024, 256), (2048, 160)];
+/// Those of them that take minutes.
+const LONG: [(usize, usize); 5] = [(2048, 2048), (1024, 2048), (2048, 1024), (8192, 128), (1024, 16384)];
 
 /// Amaxes that are not the tensor's own: scales and elements saturate, or all but vanish; specials.
 const AMAXES: [f32; 8] = [0.0, 1e-3, 1e6, 1e-38, f32::MAX, f32::INFINITY, f32::NAN, 1e-45];
@@ -52,11 +59,24 @@ where
         }));
         cases.push(Case::new(format!("nvfp4::dequantize::{name}::{rows}x{columns}"), size, move |r| back::<T>(r, rows * columns, 3.7)));
     }
+    if T::DTYPE != Dtype::F16 {
+        cases.extend(shapes_of_transformer_engine().map(|(rows, columns)| {
+            Case::new(format!("nvfp4::cast::{name}::{rows}x{columns}"), Size::Large, move |r| {
+                let values = Scenario::Uniform.generate(T::DTYPE, rows * columns, 3);
+                cast::<T>(r, &values, amax(&values))
+            })
+        }));
+    }
     for given in AMAXES {
         let every = 256 * 16;
         cases.push(Case::new(format!("nvfp4::dequantize::{name}::amax {given:e}"), Size::Small, move |r| back::<T>(r, every, given)));
     }
     cases
+}
+
+/// All of them where long runs are asked for.
+pub(super) fn shapes_of_transformer_engine() -> impl Iterator<Item = (usize, usize)> {
+    OF_TRANSFORMER_ENGINE.into_iter().chain(LONG.into_iter().filter(|_| long()))
 }
 
 fn cast<T: TestElement>(runtime: &Runtime, values: &[f32], amax: f32) -> Outcome
