@@ -15,7 +15,6 @@ const THREADS: u32 = 256;
 /// elements are at least `size`, a multiple of 8.
 #[kernel(threads = THREADS, grid = deltas_grid)]
 #[instances(T = [bf16, f16])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward_deltas<T: Float + Pod>(
     out: Global<T>,
     grad_out: Global<T>,

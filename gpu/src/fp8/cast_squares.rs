@@ -53,7 +53,7 @@ pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(
     let scale = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() }.scale::<Q>(amax);
     cast_lines(&tile, &lines, scale, &data, &shared.stage);
     let [row, column] = [tile.first_row / SIDE, tile.first_column / SIDE];
-    if thread::index() == 0 && !tile.is_empty() {
+    if thread::index() == 0 && tile.has_elements() {
         scale_inverses.store(row * row_of_scales(columns.div_ceil(SIDE)) + column, 1.0 / scale);
         if !transposed.is_empty() {
             transposed_scale_inverses.store(column * row_of_scales(rows.div_ceil(SIDE)) + row, 1.0 / scale);

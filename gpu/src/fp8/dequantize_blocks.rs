@@ -52,8 +52,10 @@ fn grid<Q: Fp8, T: Wide>(args: &Fp8DequantizeBlocksArgs<'_, Q, T>, _: &DeviceLim
     LaunchError::check_length("output", elements, args.output.len())?;
     LaunchError::check_limit("row_shift", args.row_shift.into(), 63)?;
     if elements > 0 {
-        let last = ((rows - 1) >> args.row_shift) * args.row_stride + (columns - 1) / SIDE * args.block_stride;
-        LaunchError::check_limit("row_stride", last, args.scale_inverses.len().saturating_sub(1))?;
+        LaunchError::check_length("data", rows.saturating_mul(columns), elements)?;
+        let [down, across] = [(rows - 1) >> args.row_shift, (columns - 1) / SIDE];
+        let last = down.saturating_mul(args.row_stride).saturating_add(across.saturating_mul(args.block_stride));
+        LaunchError::check_limit("row_stride", last.saturating_add(1), args.scale_inverses.len())?;
     }
     Tile::<T>::check_vectors(columns, ("output", args.output.address()), ("data", args.data.address()))?;
     Tile::<T>::grid("data", elements, rows, columns)

@@ -41,7 +41,7 @@ pub fn fp8_partial_amax<T: Magnitude>(shard: Global<T>, amaxes: GlobalMut<f32>, 
         running = words.into_iter().fold(running, T::raise);
     });
     let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
-    if thread::index() == 0 {
+    if thread::index() == 0 && square.is_inside() {
         amaxes.store(square.index(), f32::from_bits(largest));
     }
 }
@@ -67,6 +67,9 @@ pub fn fp8_partial_cast<T: Magnitude, Q: Fp8>(
     power_of_two: u32,
 ) {
     let square = Square::of_block(rows, columns, start, shard.len());
+    if !square.is_inside() {
+        return;
+    }
     let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
     let scale = rule.scale::<Q>(amaxes.load(square.index()));
     square.for_each_row(|row| {
@@ -115,6 +118,12 @@ impl Square {
         let [x, y, z] = block::index();
         let row = u64::from(z) * u64::from(block::count()[1]) + u64::from(y);
         Self { place: [row, u64::from(x)], rows, columns, start, end: start + length }
+    }
+
+    /// Whether the matrix has it: a grid in three dimensions may have more blocks than there are squares.
+    #[inline(always)]
+    fn is_inside(&self) -> bool {
+        self.place[0] * SIDE < self.rows && self.place[1] * SIDE < self.columns
     }
 
     /// Where its amax is.

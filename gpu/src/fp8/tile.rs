@@ -83,10 +83,10 @@ impl<T: Element> Tile<T> {
         Ok(Grid { x: across.x, y: down.div_ceil(z) as u32, z: z as u32 })
     }
 
-    /// Whether the matrix has nothing.
+    /// Whether it has any: a grid in three dimensions may have more blocks than there are tiles.
     #[inline(always)]
-    pub fn is_empty(&self) -> bool {
-        self.rows == 0 || self.columns == 0
+    pub fn has_elements(&self) -> bool {
+        self.first_row < self.rows && self.first_column < self.columns
     }
 
     /// Whether it is the matrix's first.

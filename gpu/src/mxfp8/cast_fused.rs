@@ -262,7 +262,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
             if is_inside {
                 store_scales::<T>(scales, self.place.row_block * self.columns + self.column, columns);
             }
-        } else if self.column < self.scales_end(interleaved) {
+        } else if self.column < self.scales_end(interleaved) && self.place.row_block < row_blocks.next_multiple_of(TILE_OUTER / BLOCK) {
             // A vector's columns are of one run of 32: their scales lie 16 bytes apart.
             let first = offset(self.column, self.place.row_block, row_blocks);
             let code = |i: usize| if is_inside { columns[i].code } else { ue8m0::from_bits(0) };
@@ -283,7 +283,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
             let row = self.first_row + u64::from(slot / scales_a_row::<T>());
             let block = first + u64::from(slot % scales_a_row::<T>());
             let is_inside = row < self.rows && block < self.end.div_ceil(BLOCK);
-            if interleaved && block < end {
+            if interleaved && block < end && row < self.rows.next_multiple_of(TILE_OUTER) {
                 let code = if is_inside { staged.load(slot) } else { ue8m0::from_bits(0) };
                 scales.store(offset(row, block, blocks), code);
             } else if !interleaved && is_inside {

@@ -159,7 +159,7 @@ fn cast_edge<O: Operation, T: Magnitude + Wide, Q: Fp8>(operands: &Operands<T>, 
             let is_last = result + 1 == O::RESULTS;
             let end = if is_last { blocks.next_multiple_of(TILE_BLOCKS) } else { (result_column + of_result) / BLOCK };
             if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
-                if output.interleaved && block < end {
+                if output.interleaved && block < end && output.row < output.rows.next_multiple_of(TILE_OUTER) {
                     output.scales.store(offset(output.row, block, blocks), code);
                 } else if is_inside {
                     output.scales.store(output.row * blocks + block, code);

@@ -241,6 +241,17 @@ fn refused(runtime: &Runtime) -> Outcome {
     let other = Quantized::cast(runtime, &stream, MXFP8, [16, 32], &[1.0; 512])?;
     let short = Quantized::cast(runtime, &stream, FP8, [15, 32], &[1.0; 480])?;
     let mut d = text(Buffer::<f32>::zeros(&stream, 256))?;
+    let rows = QuantizedGemmConfig::new(OperandFormat::Fp8Block(ScaleBlock::Row), [16, 16, 32]);
+    let of_blocks = text(QuantizedGemm::<f32>::new(&device, QuantizedGemmConfig { path: Some(Path::Dequantize), ..rows }))?;
+    let whole = Quantized::cast(runtime, &stream, rows.a, [16, 32], &[1.0; 512])?;
+    let Quantized::Fp8Block(mut cut) = Quantized::cast(runtime, &stream, rows.a, [16, 32], &[1.0; 512])? else {
+        return Err("another format".to_owned());
+    };
+    cut.scale_inverses = text(Buffer::zeros(&stream, 1))?;
+    match of_blocks.run(&stream, whole.matrix(), (&cut).into(), d.view_mut()) {
+        Err(Error::Length { what: "QuantizedGemm, b", found: 1, .. }) => {}
+        found => return Err(format!("{found:?}")),
+    }
     match product.run(&stream, other.matrix(), right.matrix(), d.view_mut()) {
         Err(error @ Error::Invalid { .. }) if error.to_string().contains("the configuration says Fp8") => {}
         found => return Err(format!("{found:?}")),

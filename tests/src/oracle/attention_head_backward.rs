@@ -26,10 +26,10 @@ impl Head {
             found.values[tensor][at] += value;
             found.magnitudes[tensor][at] += size;
         };
-        for i in 0..queries {
+        for (i, &log_sum_exp) in log_sum_exp[..queries].iter().enumerate() {
             let delta: f64 = (0..value_size).map(|l| out(i, l) * grad_out(i, l)).sum();
             if let Some(sink) = self.sink {
-                let taken = (sink - log_sum_exp[i]).exp() * delta;
+                let taken = (sink - log_sum_exp).exp() * delta;
                 found.sink = [found.sink[0] - taken, found.sink[1] + taken.abs()];
             }
             for j in (0..keys).filter(|&j| self.sees(i, j)) {
@@ -38,7 +38,7 @@ impl Head {
                     None => (scaled, 1.0),
                     Some(cap) => (cap * (scaled / cap).tanh(), (scaled / cap).cosh().powi(-2)),
                 };
-                let weight = (score - log_sum_exp[i]).exp();
+                let weight = (score - log_sum_exp).exp();
                 let of_weight: f64 = (0..value_size).map(|l| grad_out(i, l) * v(j, l)).sum();
                 let of_score = weight * (of_weight - delta) * slope * self.scale;
                 let magnitude = weight * (of_weight.abs() + delta.abs()) * slope * self.scale;

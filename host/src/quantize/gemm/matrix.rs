@@ -11,9 +11,9 @@ use oxtile_tile::num::{bf16, e4m3, ue8m0};
 use super::choice::OperandFormat;
 use super::invalid;
 use super::scratch::{Pad, Pads};
-use crate::quantize::fp8::{BlockScaling, Fp8BlockTensor, Fp8Tensor, ScaleOptions};
-use crate::quantize::mxfp8::{Direction, Mxfp8, Mxfp8Tensor};
-use crate::quantize::nvfp4::Nvfp4Tensor;
+use crate::quantize::fp8::{BlockScaling, Fp8BlockTensor, Fp8Tensor, ScaleOptions, scale_count as fp8_block_scale_count};
+use crate::quantize::mxfp8::{Direction, Mxfp8, Mxfp8Tensor, scale_count as mxfp8_scale_count};
+use crate::quantize::nvfp4::{Nvfp4Tensor, scale_count as nvfp4_scale_count};
 use crate::runtime::{Error, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -79,15 +79,40 @@ impl<'a> QuantizedMatrix<'a> {
         }
         let by = |direction, shape: [u64; 2]| if direction == Direction::Rows { shape } else { [shape[1], shape[0]] };
         let shape = match self {
-            Self::Fp8 { data, .. } => {
-                let (expected, found) = (numel(&[outer, k])?, data.len());
-                return if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) };
-            }
+            Self::Fp8 { .. } => [outer, k],
             Self::Fp8Block(tensor) => tensor.shape,
             Self::Mxfp8(tensor) => by(tensor.direction, tensor.shape),
             Self::Nvfp4(tensor) => by(tensor.direction, tensor.shape),
         };
-        if shape == [outer, k] { Ok(()) } else { Err(invalid(format!("{what} is {shape:?} with k last, not {:?}", [outer, k]))) }
+        if shape != [outer, k] {
+            return Err(invalid(format!("{what} is {shape:?} with k last, not {:?}", [outer, k])));
+        }
+        self.check_lengths(what, shape)
+    }
+
+    /// Fails unless codes, scales and amax are as long as a matrix of `shape`, with k last, needs: their fields are public, and cuBLASLt
+    /// does not ask.
+    fn check_lengths(self, what: &'static str, shape: [u64; 2]) -> Result<()> {
+        let codes = numel(&shape)?;
+        let lengths = match self {
+            Self::Fp8 { data, scale_inverse } => [(codes, data.len()), (1, scale_inverse.len()), (1, 1)],
+            Self::Fp8Block(tensor) => {
+                let scales = fp8_block_scale_count(shape, tensor.block)?;
+                [(codes, tensor.data.len()), (scales, tensor.scale_inverses.len()), (1, 1)]
+            }
+            Self::Mxfp8(tensor) => {
+                let scales = mxfp8_scale_count(tensor.shape, tensor.direction)?;
+                [(codes, tensor.data.len()), (scales, tensor.scales.len()), (1, 1)]
+            }
+            Self::Nvfp4(tensor) => {
+                let scales = nvfp4_scale_count(shape)?;
+                [(codes / 2, tensor.data.len()), (scales, tensor.scales.len()), (1, tensor.amax.len())]
+            }
+        };
+        match lengths.into_iter().find(|(expected, found)| expected != found) {
+            Some((expected, found)) => Err(Error::Length { what, expected, found }),
+            None => Ok(()),
+        }
     }
 
     /// The codes.

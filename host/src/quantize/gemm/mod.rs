@@ -186,7 +186,14 @@ where
         let backend = self.device.runtime.backend.clone();
         let plan = backend.plan_matmul(self.device.index(), matmul, &memory)?;
         let plan = plan.ok_or_else(|| invalid("cuBLASLt has no algorithm for matrices at these addresses: pin another path".to_owned()))?;
-        stages.push(Box::new(move |stream| module::enqueue(stream, "cublasLtMatmul", &accesses, |id| backend.matmul(id, &*plan))));
+        let planned = self.device.index();
+        stages.push(Box::new(move |stream| {
+            let found = stream.device().index();
+            if found != planned {
+                return Err(invalid(format!("it is of device {planned}, the stream of device {found}: make one for each device")));
+            }
+            module::enqueue(stream, "cublasLtMatmul", &accesses, |id| backend.matmul(id, &*plan))
+        }));
         Ok(stages)
     }
 

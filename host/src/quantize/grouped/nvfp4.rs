@@ -151,6 +151,7 @@ where
         if (by_rows.direction, by_columns.direction) != (Direction::Rows, Direction::Columns) {
             return Err(Error::Invalid { what: WHAT, why: "the first output is of rows and the second of columns: swap them".to_owned() });
         }
+        by_columns.amax = by_rows.amax.clone();
         let table = group.tables.of::<T::CastBoth>(stream, Purpose::One, by_rows.records())?;
         let args = Nvfp4CastBothGroupedArgs {
             inputs: group.table.view(),
