@@ -134,7 +134,7 @@ fn gradients() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let [q, k, v, dout] = [(12, 1), (20, 2), (20, 3), (12, 4)].map(|(rows, seed)| random(rows * 64, seed));
     let array = |name, values: &[i32]| (name, "I32", vec![values.len()], integers(values));
-    let padding = vec![
+    let padding = [
         array("cu_seqlens_q", &[0, 3, 7]),
         array("cu_seqlens_kv", &[0, 6, 15]),
         array("cu_seqlens_q_padded", &[1, 6, 12]),

@@ -242,7 +242,7 @@ impl<T: Differentiable> Pass<T> {
         let mut sink = vec![[0.0; 2]; config.heads as usize];
         for batch in 0..config.batches as usize {
             let mut expected = [0, 1, 2].map(|tensor| vec![[0.0; 2]; found[tensor].len()]);
-            for head in 0..config.heads as usize {
+            for (head, sink) in sink.iter_mut().enumerate() {
                 let (first, place) = (self.problem.statistics(batch, head), self.place(batch, 3));
                 let tensors = [0, 1, 2, 3].map(|tensor| self.of(batch, head, tensor));
                 let log_sum_exp: Vec<f64> = (0..self.problem.lengths(batch)[0]).map(|i| f64::from(self.log_sum_exp[first + i])).collect();
@@ -251,7 +251,7 @@ impl<T: Differentiable> Pass<T> {
                     &|row, element| f64::from(self.out[place.at(row, head, element)]),
                     &log_sum_exp,
                 );
-                sink[head] = [0, 1].map(|i| sink[head][i] + gradients.sink[i]);
+                *sink = [0, 1].map(|i| sink[i] + gradients.sink[i]);
                 for tensor in 0..3 {
                     let (place, size, head) = (self.place(batch, tensor), size_of(&config, tensor), self.head_in(tensor, head));
                     for (i, (value, magnitude)) in gradients.values[tensor].iter().zip(&gradients.magnitudes[tensor]).enumerate() {
