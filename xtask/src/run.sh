@@ -32,6 +32,8 @@ step() {
         tail -n 20 "$log"
     fi
     printf '==== %s: status %s, %s s\n\n' "$name" "$status" "$(($(date +%s) - start))" | tee -a "$log"
+    # After every step: a run that is cut short leaves what it had.
+    tar -czf "$archive" -C "$results" .
 }
 
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
