@@ -384,11 +384,10 @@ impl<const SPAN: usize> Adder<SPAN> {
     #[track_caller]
     fn add(&self, block: u32, turn: Option<u32>, parity: u32) {
         let start = u64::from(block) * (2 * FragmentTile::<SPAN>::ELEMENTS) as u64;
-        let first = match turn {
-            Some(turn) => self.wait(block, turn),
-            None => self.claim(block),
-        };
+        let its_turn = turn.map(|turn| self.wait(block, turn));
         self.handoff.full.tile(self.number).wait(parity);
+        // Not before the parts are there: others wait for who comes first, which must wait for nothing.
+        let first = its_turn.unwrap_or_else(|| self.claim(block));
         if first {
             self.parts.store_to(&self.sums, start)
         } else {
