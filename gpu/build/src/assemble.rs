@@ -1,4 +1,4 @@
-//! Runs ptxas and nvdisasm on one entry and remembers the result by the content of its PTX.
+//! Runs ptxas on one entry and remembers the result by the content of its PTX.
 
 use std::{
     fs,
@@ -8,9 +8,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, CudaTools, Error, sass::Listing, source_hash::hex_digest, tool};
+use crate::{Arch, CudaTools, Error, machine_code::MachineCode, source_hash::hex_digest, tool};
 
-/// What an entry takes of a multiprocessor, as ptxas and nvdisasm report it.
+/// What an entry takes of a multiprocessor, as ptxas and its machine code tell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Registers a thread (at entry, where the kernel uses setmaxnreg).
@@ -57,9 +57,9 @@ pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) 
     ptxas.arg(format!("-arch={arch}")).args(["-v", "-lineinfo"]).arg(&source).arg("-o").arg(&cubin);
     let output = tool::run("assembling", &mut ptxas)?;
     let mut usage = parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
-    let listing = Listing::of(&cubin, tools)?;
-    usage.instructions = listing.instructions.len() as u32;
-    usage.local_accesses = listing.local_memory();
+    let binary = fs::read(&cubin).map_err(Error::file("read", &cubin))?;
+    let code = MachineCode::of(&binary).map_err(|error| Error::content(&cubin, error))?;
+    (usage.instructions, usage.local_accesses) = (code.instructions, code.local_accesses);
     let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
     fs::write(&report, text).map_err(Error::file("write", &report))?;
     Ok(Assembled { ptx: source, cubin, usage })

@@ -38,6 +38,8 @@ mod error;
 #[cfg(feature = "compile")]
 pub mod lint;
 #[cfg(feature = "compile")]
+mod machine_code;
+#[cfg(feature = "compile")]
 pub mod manifest;
 #[cfg(feature = "compile")]
 pub mod ptx;

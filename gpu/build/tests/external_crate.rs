@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oxtile_build::{Arch, Builder, Error, Manifest, Toolchain, lint::Finding, source_hash};
+use oxtile_build::{Arch, Builder, CudaTools, Error, Manifest, Toolchain, lint::Finding, sass::Listing, source_hash};
 
 /// One build at a time: they share a target directory, so that `core` is compiled once.
 static BUILD: Mutex<()> = Mutex::new(());
@@ -118,6 +118,22 @@ fn other_architectures_have_their_own_code() {
     let (_guard, folder) = external_crate();
     let build = Builder::new(&folder).family("meet").arch("sm_80".parse().unwrap()).inspect().unwrap();
     assert!(fs::read_to_string(&build.kernels[0].ptx).unwrap().contains(".target sm_80\n"));
+}
+
+#[test]
+fn instructions_are_counted_as_nvdisasm_lists_them() {
+    let (_guard, folder) = external_crate();
+    let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let archs = ["sm_80", "sm_90a", "sm_100a", "sm_120a"].map(|arch| arch.parse().unwrap());
+    let build = archs.into_iter().fold(Builder::new(&folder), Builder::arch).inspect().unwrap();
+    let mut local_accesses = 0;
+    for kernel in build.kernels.iter().filter(|kernel| ["meet", "spill"].contains(&&*kernel.meta.family)) {
+        let listing = Listing::of(&kernel.cubin, &tools).unwrap();
+        let listed = (listing.instructions.len() as u32, listing.local_memory());
+        assert_eq!((kernel.usage.instructions, kernel.usage.local_accesses), listed, "{} {}", kernel.meta.name, kernel.arch);
+        local_accesses += listed.1;
+    }
+    assert!(local_accesses > 0, "no kernel here uses local memory");
 }
 
 #[test]
