@@ -1,0 +1,76 @@
+//! Global and shared memory, atomics and fences.
+
+use crate::{
+    access,
+    atomic::Atomic,
+    mbarrier,
+    order::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder},
+    thread::acting,
+};
+use std::panic::Location;
+
+/// Loads `N` (1, 2, 4, 8, 16 or 32) bytes at a global address that is a multiple of `N` (`ld.global`).
+#[track_caller]
+#[inline]
+pub fn global_read<const N: usize>(address: u64, order: ReadOrder) -> [u8; N] {
+    let Some(thread) = acting() else { return [0; N] };
+    access::global_read(thread, address, order, Location::caller())
+}
+
+/// Stores `N` (1, 2, 4, 8, 16 or 32) bytes at a global address that is a multiple of `N` (`st.global`).
+#[track_caller]
+#[inline]
+pub fn global_write<const N: usize>(address: u64, value: [u8; N], order: WriteOrder) {
+    let Some(thread) = acting() else { return };
+    access::global_write(thread, address, value, order, Location::caller());
+}
+
+/// Loads `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`ld.shared`).
+#[track_caller]
+#[inline]
+pub fn shared_read<const N: usize>(offset: u32) -> [u8; N] {
+    let Some(thread) = acting() else { return [0; N] };
+    access::shared_read(thread, offset, Location::caller())
+}
+
+/// Stores `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`st.shared`).
+#[track_caller]
+#[inline]
+pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
+    let Some(thread) = acting() else { return };
+    access::shared_write(thread, offset, value, Location::caller());
+}
+
+/// Reads, modifies and writes `width` (4 or 8) bytes in one step; returns what was there (`atom`). Sums of `f32` in global
+/// memory take subnormal numbers for zeros of their sign, as the hardware does; those in shared memory keep them.
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "the operands of `atom`")]
+#[inline]
+pub fn atomic(space: Space, address: u64, op: AtomicOp, width: u8, operand: u64, compare: u64, order: AtomicOrder, scope: Scope) -> u64 {
+    let Some(thread) = acting() else { return 0 };
+    access::atomic(thread, space, address, &Atomic { op, width, operand, compare, order, scope }, Location::caller())
+}
+
+/// `fence.acq_rel.scope`.
+#[track_caller]
+#[inline]
+pub fn fence(scope: Scope) {
+    let Some(thread) = acting() else { return };
+    access::fence(thread, scope, Location::caller());
+}
+
+/// `fence.proxy.async.{shared::cta, global}`: orders generic accesses before later asynchronous ones.
+#[track_caller]
+#[inline]
+pub fn fence_proxy_async(space: Space) {
+    let Some(thread) = acting() else { return };
+    access::fence_proxy_async(thread, space, Location::caller());
+}
+
+/// `fence.mbarrier_init.release.cluster`: makes initialised mbarriers visible to the asynchronous proxy.
+#[track_caller]
+#[inline]
+pub fn fence_mbarrier_init() {
+    let Some(thread) = acting() else { return };
+    mbarrier::fence_init(thread, Location::caller());
+}
