@@ -40,6 +40,7 @@ mod cost;
 mod detector;
 pub mod device;
 mod fault;
+mod format;
 mod grid;
 mod history;
 mod initialisation;
@@ -64,6 +65,7 @@ mod worker;
 
 pub use cost::LineCost;
 pub use fault::{Fault, FaultKind, Involved};
+pub use format::Format;
 pub use grid::{GridRun, Launch, Mode, Options, Policy, Progress, TensorName};
 pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};

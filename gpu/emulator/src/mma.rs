@@ -5,9 +5,9 @@
 //! documents.
 
 use crate::collective;
+use crate::format::Format;
 use crate::order::Group;
 use crate::thread::{Site, Thread};
-use crate::wgmma::Format;
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;

@@ -11,6 +11,7 @@
 use crate::collective;
 use crate::detector::{Access, Detector};
 use crate::fault::FaultKind;
+use crate::format::Format;
 use crate::order::Group;
 use crate::shadow::{Manner, Record};
 use crate::tensor_map::Swizzle;
@@ -21,71 +22,6 @@ use std::collections::BTreeMap;
 /// Rows of every instruction.
 const ROWS: usize = 64;
 const THREADS: u32 = 128;
-
-/// What the elements of both operands are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Format {
-    /// bfloat16.
-    Bf16,
-    /// IEEE binary16.
-    F16,
-    /// 8 bits: 4 of exponent, 3 of mantissa, no infinity.
-    E4m3,
-    /// 8 bits: 5 of exponent, 2 of mantissa.
-    E5m2,
-}
-
-impl Format {
-    fn bytes(self) -> u32 {
-        match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::E4m3 | Self::E5m2 => 1,
-        }
-    }
-
-    /// Elements along K of an instruction: 32 bytes.
-    pub(crate) fn depth(self) -> usize {
-        32 / self.bytes() as usize
-    }
-
-    /// Writes the values of a register's elements to where they stand in a row: from `first_byte` on.
-    pub(crate) fn spread(self, word: u32, first_byte: usize, row: &mut [f64]) {
-        let bytes = self.bytes() as usize;
-        for element in 0..4 / bytes {
-            let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
-            row[first_byte / bytes + element] = self.decode(code as u16);
-        }
-    }
-
-    /// The value of a code.
-    fn decode(self, code: u16) -> f64 {
-        let small = |code: u16, exponents: u32, mantissas: u32| {
-            let (sign, rest) = (code >> (exponents + mantissas) & 1, u32::from(code) & ((1 << (exponents + mantissas)) - 1));
-            let (exponent, mantissa) = (rest >> mantissas, f64::from(rest & ((1 << mantissas) - 1)));
-            let bias = (1 << (exponents - 1)) - 1;
-            let unit = f64::from(1_u32 << mantissas);
-            let value = match exponent {
-                0 => mantissa / unit * 2_f64.powi(1 - bias),
-                e => (1.0 + mantissa / unit) * 2_f64.powi(e as i32 - bias),
-            };
-            if sign == 1 { -value } else { value }
-        };
-        match self {
-            Self::Bf16 => f32::from_bits(u32::from(code) << 16).into(),
-            Self::F16 | Self::E5m2 => {
-                let code = if self == Self::E5m2 { code << 8 } else { code };
-                match code & 0x7fff {
-                    0x7c00 if code >> 15 == 0 => f64::INFINITY,
-                    0x7c00 => f64::NEG_INFINITY,
-                    0x7c01.. => f64::NAN,
-                    _ => small(code, 5, 10),
-                }
-            }
-            Self::E4m3 if code & 0x7f == 0x7f => f64::NAN,
-            Self::E4m3 => small(code, 4, 3),
-        }
-    }
-}
 
 /// `wgmma.mma_async.m64nNkK.f32`, but for its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::wgmma::{Format, Instruction, Left};
+use oxtile_emulator::Format;
+use oxtile_emulator::wgmma::{Instruction, Left};
 use oxtile_emulator::{FaultKind, Space, device};
 
 /// What a kernel does wrong.

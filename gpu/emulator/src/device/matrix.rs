@@ -1,9 +1,10 @@
 //! Matrix multiplication of a warp and of a warpgroup.
 
 use crate::{
+    format::Format,
     mma,
     thread::acting,
-    wgmma::{self, Format, Instruction, Left},
+    wgmma::{self, Instruction, Left},
 };
 use std::panic::Location;
 

@@ -2,7 +2,10 @@
 
 use core::mem::MaybeUninit;
 
-use oxtile_emulator::wgmma::{Format, Instruction, Left};
+use oxtile_emulator::{
+    Format,
+    wgmma::{Instruction, Left},
+};
 use oxtile_emulator::{Group, device};
 
 use super::Emulated;
