@@ -1,6 +1,7 @@
 //! `oxtile launch`: the ranks of one host, as processes that live and end together.
 //!
-//! Each rank is a process group of its own, so that what it starts ends with it. A rank that fails is named, and the others are
+//! Each rank is a process group of its own, so that what it starts ends with it. A rank that fails is named, with those that fail within
+//! a tenth of a second: a rank that lost another may be seen to end before it. The others are
 //! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. Should the launcher itself be killed,
 //! the kernel kills the ranks.
 
@@ -26,6 +27,9 @@ use crate::{arguments::Launch, interrupt, text::seconds};
 use lines::Lines;
 use rank::{Ended, RankProcess};
 
+/// How long after the first failure others are named too.
+const TOGETHER: Duration = Duration::from_millis(100);
+
 /// A launch that did not end well.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
@@ -41,14 +45,10 @@ pub enum LaunchError {
         error: io::Error,
     },
     /// A rank that failed.
-    #[error("rank {rank} (process {process}) {}{}", how(.ended), and_others(*.others))]
-    Rank {
-        /// The first that failed.
-        rank: u32,
-        /// Its process.
-        process: u32,
-        /// How.
-        ended: Ended,
+    #[error("{}{}", .failed.iter().map(Failed::to_string).collect::<Vec<_>>().join("; "), and_others(*.others))]
+    Ranks {
+        /// The first that failed, and those that failed with it.
+        failed: Vec<Failed>,
         /// How many others had to be ended for it.
         others: usize,
     },
@@ -57,18 +57,31 @@ pub enum LaunchError {
     Signal(i32),
 }
 
+/// A rank that ended, and not well.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("rank {rank} (process {process}) {}", how(.ended))]
+pub struct Failed {
+    /// Its number.
+    pub rank: u32,
+    /// Its process.
+    pub process: u32,
+    /// How.
+    pub ended: Ended,
+}
+
 impl LaunchError {
-    /// The status of the launcher: that of the rank that failed, 128 and the signal that ended it, else 1.
+    /// The status of the launcher: that of the first rank that failed, 128 and the signal that ended it, else 1.
     pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Rank { ended: Ended::Exited(code), .. } => {
-                ExitCode::from(u8::try_from(*code).ok().filter(|&code| code != 0).unwrap_or(1))
-            }
-            Self::Rank { ended: Ended::Killed(signal), .. } | Self::Signal(signal) => {
-                ExitCode::from(u8::try_from(128 + signal).unwrap_or(1))
-            }
-            _ => ExitCode::FAILURE,
-        }
+        let ended = match self {
+            Self::Ranks { failed, .. } => failed.first().map(|failed| failed.ended),
+            Self::Signal(signal) => Some(Ended::Killed(*signal)),
+            Self::Prepare(_) | Self::Start { .. } => None,
+        };
+        let status = ended.map_or(1, |ended| match ended {
+            Ended::Exited(code) => code,
+            Ended::Killed(signal) => 128 + signal,
+        });
+        ExitCode::from(u8::try_from(status).ok().filter(|&status| status != 0).unwrap_or(1))
     }
 }
 
@@ -113,7 +126,8 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
         }
     }
     drop(events);
-    let result = Job { ranks, grace: request.grace, first: None, kill_at: None, signal: None }.watch(&inbox);
+    let result =
+        Job { ranks, grace: request.grace, failed: Vec::new(), others: 0, end_at: None, kill_at: None, signal: None }.watch(&inbox);
     if result.is_ok() && request.verbose {
         eprintln!("oxtile: {} ranks ended well after {}", request.ranks, seconds(begin.elapsed().as_secs_f64()));
     }
@@ -129,8 +143,12 @@ fn free_port() -> io::Result<u16> {
 struct Job {
     ranks: Vec<RankProcess>,
     grace: Duration,
-    /// The rank that failed first, how, and how many others ran then.
-    first: Option<(u32, Ended, usize)>,
+    /// The first that failed, and those that failed with it.
+    failed: Vec<Failed>,
+    /// How many others ran then.
+    others: usize,
+    /// When those are asked to end.
+    end_at: Option<Instant>,
     /// When what still runs is killed.
     kill_at: Option<Instant>,
     signal: Option<i32>,
@@ -139,10 +157,15 @@ struct Job {
 impl Job {
     fn watch(mut self, inbox: &Receiver<Event>) -> Result<(), LaunchError> {
         while self.ranks.iter().any(RankProcess::is_running) {
-            let patience = self.kill_at.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+            let next = self.end_at.or(self.kill_at);
+            let patience = next.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
             match inbox.recv_timeout(patience) {
                 Ok(Event::Ended(rank)) => self.ended(rank),
                 Ok(Event::Signal(signal)) => self.signalled(signal),
+                Err(RecvTimeoutError::Timeout) if self.end_at.is_some() => {
+                    self.others = self.ranks.iter().filter(|rank| rank.is_running()).count();
+                    self.end(SIGTERM);
+                }
                 Err(RecvTimeoutError::Timeout) if self.kill_at.is_some() => {
                     self.send(SIGKILL);
                     self.kill_at = None;
@@ -150,11 +173,10 @@ impl Job {
                 Err(_) => {}
             }
         }
-        let process = |rank: u32| self.ranks[rank as usize].process;
-        let failure = match (self.first, self.signal) {
-            (_, Some(signal)) => Some(LaunchError::Signal(signal)),
-            (Some((rank, ended, others)), None) => Some(LaunchError::Rank { rank, process: process(rank), ended, others }),
-            (None, None) => None,
+        let failure = match self.signal {
+            Some(signal) => Some(LaunchError::Signal(signal)),
+            None if self.failed.is_empty() => None,
+            None => Some(LaunchError::Ranks { failed: self.failed, others: self.others }),
         };
         // Each waits for the last of its output.
         drop(self.ranks);
@@ -162,11 +184,11 @@ impl Job {
     }
 
     fn ended(&mut self, rank: u32) {
-        let how = self.ranks[rank as usize].reap();
-        let others = self.ranks.iter().filter(|rank| rank.is_running()).count();
-        if how != Ended::Exited(0) && self.first.is_none() {
-            self.first = Some((rank, how, others));
-            self.end(SIGTERM);
+        let ended = self.ranks[rank as usize].reap();
+        // Those that were asked to end did not fail.
+        if ended != Ended::Exited(0) && self.kill_at.is_none() {
+            self.failed.push(Failed { rank, process: self.ranks[rank as usize].process, ended });
+            self.end_at.get_or_insert(Instant::now() + TOGETHER);
         }
     }
 
@@ -184,6 +206,7 @@ impl Job {
     /// Asks all to end, and sets the time when they are made to.
     fn end(&mut self, signal: i32) {
         self.send(signal);
+        self.end_at = None;
         self.kill_at.get_or_insert(Instant::now() + self.grace);
     }
 

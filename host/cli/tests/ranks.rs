@@ -70,9 +70,11 @@ fn launched_ranks_find_one_another() {
 
 fn a_rank_that_dies_is_named_by_all() {
     let done = launch("die", "3");
-    assert_eq!(done.status.code(), Some(9), "{}", stderr(&done));
     let said = stderr(&done);
-    assert!(said.contains("oxtile: rank 1 (process ") && said.contains("exited with status 9"), "{said}");
+    // The end of a rank that lost it may be seen first.
+    assert!(matches!(done.status.code(), Some(9 | 3)), "{:?}: {said}", done.status);
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with("oxtile: rank ") && last.contains("rank 1 (process ") && last.contains(") exited with status 9"), "{said}");
     // Who was not ended before it could say so says the same.
     assert!(
         said.lines()

@@ -103,7 +103,13 @@ pub fn child(fault: &str) -> ExitCode {
         BootstrapError::Connect { .. } => ("connect", "0".into()),
         _ => ("other", String::new()),
     };
-    let after = open_descriptors_and_threads();
+    // A thread that was joined stays in /proc for a moment.
+    let patience = Instant::now() + Duration::from_secs(1);
+    let mut after = open_descriptors_and_threads();
+    while after != before && Instant::now() < patience {
+        thread::sleep(Duration::from_millis(1));
+        after = open_descriptors_and_threads();
+    }
     let leaked = if after == before { "nothing leaked".into() } else { format!("{before:?} before, {after:?} after") };
     println!("{how}|{named}|{late}|{leaked}|{error}");
     ExitCode::from(3)
