@@ -112,7 +112,10 @@ fn execute(arguments: &Arguments) -> Result<()> {
             let peers = if peers { Peers::start_ranks(peers_folder.as_deref(), world) } else { Err(anyhow!("not asked for")) };
             Outcome { document: ranks::run(world, rounds, seed, peers, &mut progress)?, failures: Vec::new() }
         }
-        None => run::run(&arguments.options, &mut progress)?,
+        None => {
+            let keep = |document: &Document| arguments.json.as_ref().map_or(Ok(()), |path| document.write(path).map(drop));
+            run::run(&arguments.options, &mut progress, &mut { keep })?
+        }
     };
     if let Some(path) = &arguments.json {
         for file in document.write(path)? {

@@ -67,11 +67,12 @@ pub struct Outcome {
     pub failures: Vec<String>,
 }
 
-/// Runs the benchmarks; `progress` hears what is being done.
+/// Runs the benchmarks; `progress` hears what is being done, `keep` gets the document after each, so that a run which is cut short
+/// leaves what it measured.
 ///
 /// # Errors
-/// An unknown family, too few rounds, no GPU. A peer that fails is recorded in the document.
-pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome> {
+/// An unknown family, too few rounds, no GPU, what `keep` returns. A peer that fails is recorded in the document.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnMut(&Document) -> Result<()>) -> Result<Outcome> {
     check(options)?;
     let start = Instant::now();
     let gpu = open(options)?;
@@ -94,20 +95,25 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Outcome>
     let plan = Plan { warm_up: options.size.pick(warm_up, Duration::ZERO), rounds: options.rounds };
     let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), plan, random: Random::new(!options.seed) };
     let mut failures = Vec::new();
-    let mut keep = |name: &str, result: Result<Record>| match result {
-        Ok(record) => document.records.push(record),
-        Err(error) => failures.push(format!("{name}: {error:#}")),
+    let mut add = |document: &mut Document, name: &str, result: Result<Record>| {
+        match result {
+            Ok(record) => document.records.push(record),
+            Err(error) => failures.push(format!("{name}: {error:#}")),
+        }
+        document.machine.after = machine::readings();
+        keep(document)
     };
     for bench in chosen(options) {
         progress(&bench.name());
         let spent = options.sweep && options.size == Size::Full && start.elapsed() > SWEEP_BUDGET;
-        keep(&bench.name(), if spent { Ok(left_out(&bench)) } else { runner.compare(&bench, progress) });
+        let result = if spent { Ok(left_out(&bench)) } else { runner.compare(&bench, progress) };
+        add(&mut document, &bench.name(), result)?;
     }
     if !options.sweep && is_chosen(options, launch::FAMILY) {
         progress(launch::FAMILY);
-        keep(launch::FAMILY, launch::measure(&runner.gpu, options.size, plan, &mut runner.random));
+        let result = launch::measure(&runner.gpu, options.size, plan, &mut runner.random);
+        add(&mut document, launch::FAMILY, result)?;
     }
-    document.machine.after = machine::readings();
     Ok(Outcome { document, failures })
 }
 

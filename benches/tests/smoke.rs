@@ -3,7 +3,7 @@
 use oxtile_benches::{
     bench::Size,
     chart, family, render,
-    results::Clock,
+    results::{Clock, Document},
     run::{Options, Outcome, run},
 };
 
@@ -14,7 +14,7 @@ fn options(families: &[&str]) -> Options {
 
 #[test]
 fn every_benchmark_runs() {
-    let Outcome { document, failures } = run(&options(&[]), &mut |_| ()).unwrap();
+    let Outcome { document, failures } = run(&options(&[]), &mut |_| (), &mut |_| Ok(())).unwrap();
     assert_eq!(failures, Vec::<String>::new());
     for family in family::NAMES {
         assert!(document.records.iter().any(|record| record.family == family), "nothing of {family}");
@@ -34,17 +34,23 @@ fn every_benchmark_runs() {
 
 #[test]
 fn a_family_brings_its_ceilings_and_nothing_else() {
-    let document = run(&options(&["amax"]), &mut |_| ()).unwrap().document;
+    let mut kept = Vec::new();
+    let mut keep = |document: &Document| {
+        kept.push(document.records.len());
+        Ok(())
+    };
+    let document = run(&options(&["amax"]), &mut |_| (), &mut keep).unwrap().document;
+    assert_eq!(kept, (1..=document.records.len()).collect::<Vec<_>>(), "the document is kept after each");
     let others: Vec<_> = document.records.iter().filter(|record| record.family != "amax").collect();
     assert!(!others.is_empty() && others.iter().all(|record| record.family == "copy"));
 }
 
 #[test]
 fn what_cannot_be_run_is_said() {
-    let error = run(&options(&["gemv"]), &mut |_| ()).unwrap_err().to_string();
+    let error = run(&options(&["gemv"]), &mut |_| (), &mut |_| Ok(())).unwrap_err().to_string();
     assert_eq!(error, format!("there is no family `gemv`: name some of {}", family::NAMES.join(", ")));
     let few = Options { rounds: 29, size: Size::Full, ..options(&[]) };
-    let error = run(&few, &mut |_| ()).unwrap_err().to_string();
+    let error = run(&few, &mut |_| (), &mut |_| Ok(())).unwrap_err().to_string();
     assert_eq!(error, "29 rounds are too few for quartiles: ask for 30 or more");
 }
 
@@ -77,7 +83,7 @@ fn peers_are_compared_and_those_that_fail_are_named() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("server.py"), SERVER).unwrap();
     let with_peers = Options { peers: true, peers_folder: Some(folder.path().to_owned()), ..options(&["amax", "mxfp8"]) };
-    let Outcome { document, failures } = run(&with_peers, &mut |_| ()).unwrap();
+    let Outcome { document, failures } = run(&with_peers, &mut |_| (), &mut |_| Ok(())).unwrap();
     assert_eq!(failures, Vec::<String>::new());
     let record = |kernel: &str| document.records.iter().find(|record| record.kernel == kernel).unwrap();
     let labels = |kernel: &str| record(kernel).sides.iter().map(|side| side.label.clone()).collect::<Vec<_>>();
@@ -100,7 +106,7 @@ fn a_sweep_of_attention_is_tabled_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("server.py"), SERVER).unwrap();
     let sweep = Options { sweep: true, peers: true, peers_folder: Some(folder.path().to_owned()), rounds: 1, ..options(&["attention"]) };
-    let Outcome { document, failures } = run(&sweep, &mut |_| ()).unwrap();
+    let Outcome { document, failures } = run(&sweep, &mut |_| (), &mut |_| Ok(())).unwrap();
     assert_eq!(failures, Vec::<String>::new());
     let names: Vec<_> = document.records.iter().map(|record| record.name()).collect();
     let [cross, backward] = ["forward causal, top-left 1x9:12x2:1x64", "backward causal, top-left, fast 1x9:12x2:1x64"];
@@ -113,7 +119,7 @@ fn a_sweep_of_attention_is_tabled_and_drawn() {
 
     let files = document.write(folder.path()).unwrap();
     assert_eq!(files, [folder.path().join("attention_sweep.json")]);
-    let error = run(&Options { sweep: true, ..options(&["gemm"]) }, &mut |_| ()).unwrap_err().to_string();
+    let error = run(&Options { sweep: true, ..options(&["gemm"]) }, &mut |_| (), &mut |_| Ok(())).unwrap_err().to_string();
     assert_eq!(error, "there is a sweep of `attention` alone: name no other family");
 }
 
@@ -121,7 +127,7 @@ fn a_sweep_of_attention_is_tabled_and_drawn() {
 fn without_peers_the_kernels_run_alone() {
     let nowhere = Options { peers: true, peers_folder: Some("/nowhere".into()), ..options(&["copy"]) };
     let mut said = Vec::new();
-    let document = run(&nowhere, &mut |what| said.push(what.to_owned())).unwrap().document;
+    let document = run(&nowhere, &mut |what| said.push(what.to_owned()), &mut |_| Ok(())).unwrap().document;
     assert!(said[0].starts_with("no peers: there is no server.py in /nowhere"), "{said:?}");
     assert!(document.machine.peers.is_err() && document.records.iter().all(|record| record.sides.len() == 1));
 }
