@@ -281,6 +281,7 @@ pub(crate) fn advance(block: &Block, choice: usize) -> Result<(), Fault> {
     let blocked = matches!(transfers[at].completion, Completion::Arrival { .. })
         && transfers[..at].iter().any(|t| t.thread == transfers[at].thread && matches!(t.completion, Completion::CopyGroup(_)));
     let at = if blocked { 0 } else { at };
+    let thread = &block.threads[transfers[at].thread as usize];
     match transfers[at].stage {
         Stage::Issued => transfers[at].capture(block)?,
         Stage::Captured => transfers[at].write(block)?,
@@ -290,7 +291,7 @@ pub(crate) fn advance(block: &Block, choice: usize) -> Result<(), Fault> {
         }
     }
     drop(transfers);
-    wake(block);
+    wake(thread);
     Ok(())
 }
 
@@ -299,16 +300,11 @@ pub(crate) fn is_held(thread: &Thread, waiting: Waiting) -> bool {
     thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
 }
 
-/// Makes threads ready whose group wait is over.
-fn wake(block: &Block) {
-    let transfers = block.transfers.borrow();
-    for thread in &block.threads {
-        let waiting = thread.waiting.get();
-        if matches!(waiting, Waiting::CopyGroups { .. } | Waiting::BulkGroups { .. })
-            && !transfers.iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
-        {
-            block.make_ready(thread.number);
-        }
+/// Makes the thread of a copy that came one stage on ready if its group wait is over. Those of others are where they were.
+fn wake(thread: &Thread) {
+    let waiting = thread.waiting.get();
+    if matches!(waiting, Waiting::CopyGroups { .. } | Waiting::BulkGroups { .. }) && !is_held(thread, waiting) {
+        thread.block().make_ready(thread.number);
     }
 }
 
