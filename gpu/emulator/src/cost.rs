@@ -5,7 +5,8 @@
 
 use crate::detector::Access;
 use crate::thread::Site;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap as HashMap;
+use std::collections::BTreeMap;
 
 /// What one source line cost in memory requests.
 #[derive(Clone, Debug, PartialEq, Eq)]

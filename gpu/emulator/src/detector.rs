@@ -76,7 +76,7 @@ impl Detector {
             bulk: Stream::default(),
         };
         let shared =
-            Shared { shadow: Shadow::default(), initialised: vec![0; (shared_bytes as usize).div_ceil(64)], releases: Releases::new() };
+            Shared { shadow: Shadow::default(), initialised: vec![0; (shared_bytes as usize).div_ceil(64)], releases: Releases::default() };
         Self {
             block,
             threads: (0..threads).map(|slot| RefCell::new(state(slot))).collect(),

@@ -3,7 +3,7 @@
 use crate::clock::Knowledge;
 use crate::order::Scope;
 use crate::shadow::{Scopes, Shadow};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 use std::ops::Range;
 
 /// A grid's blocks, numbered through all grids of the memory.

@@ -3,7 +3,7 @@
 use crate::clock::View;
 use crate::order::{Scope, Space};
 use crate::thread::Site;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap as HashMap;
 
 /// How an access was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
