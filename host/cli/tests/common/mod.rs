@@ -13,6 +13,7 @@ use oxtile_cli::{
         job::JobError,
         report::{DeviceChoice, Report},
     },
+    safetensors::Checkpoint,
 };
 use oxtile_tests::oracle::{
     self,
@@ -27,6 +28,14 @@ pub fn file(header: &str, data: &[u8]) -> Vec<u8> {
     bytes.extend(header.as_bytes());
     bytes.extend(data);
     bytes
+}
+
+/// The bytes of a tensor in a file.
+pub fn tensor_bytes(path: &Path, name: &str) -> Vec<u8> {
+    let checkpoint = Checkpoint::open(path).expect("a valid file");
+    let tensor = checkpoint.tensors().iter().find(|tensor| tensor.name == name).expect("the tensor is there");
+    let windows = checkpoint.windows(tensor, 1 << 20);
+    windows.flat_map(|window| window.expect("mapped").to_vec()).collect()
 }
 
 /// Names in a folder, sorted.
