@@ -7,6 +7,7 @@ pub mod amax;
 pub mod attention;
 pub mod column_sums;
 pub mod copy;
+pub mod exchange;
 pub mod fp8;
 pub mod gemm;
 pub mod group;
@@ -35,6 +36,7 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_FORWARD_GENERAL,
     attention::ATTENTION_FORWARD_PORTABLE,
     copy::COPY_WORDS,
+    exchange::EXCHANGE,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,
     fp8::FP8_CAST_TRANSPOSE,

@@ -11,6 +11,7 @@ mod attention_portable;
 mod conformance;
 mod copy;
 mod device;
+mod exchange;
 mod fp8;
 mod gemm;
 mod grouped;
@@ -49,6 +50,7 @@ const SHIPPED: &[&[Job]] = &[
     attention_general::JOBS,
     attention_portable::JOBS,
     copy::JOBS,
+    exchange::JOBS,
     fp8::JOBS,
     gemm::JOBS,
     grouped::JOBS,

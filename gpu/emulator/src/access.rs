@@ -205,6 +205,11 @@ fn preempt(thread: &Thread, strong: bool, site: Site) {
     }
 }
 
+/// Whether an access keeps its order: a mutant makes one between devices relaxed.
+fn is_kept(thread: &Thread, order: &'static str, scope: Scope, site: Site) -> bool {
+    scope != Scope::System || thread.worker().performs(order, site)
+}
+
 fn enter_cost(thread: &Thread, detector: &Detector, operation: Operation, access: &Access) {
     let lanes = (thread.block().threads.len() as u32 - (thread.number & !31)).min(32);
     let mut totals = thread.worker().totals.borrow_mut();
@@ -225,7 +230,7 @@ fn check_global_read(
         ReadOrder::ReadOnly => (Manner::ReadOnly, None),
         ReadOrder::Weak => (Manner::Weak, None),
         ReadOrder::Relaxed(scope) => (Manner::Strong(scope), Some((scope, false))),
-        ReadOrder::Acquire(scope) => (Manner::Strong(scope), Some((scope, true))),
+        ReadOrder::Acquire(scope) => (Manner::Strong(scope), Some((scope, is_kept(thread, "acquire", scope, site)))),
     };
     preempt(thread, strong.is_some(), site);
     let access = Access { address, bytes, writes: false, reads: true, manner, site };
@@ -249,7 +254,7 @@ fn check_global_write(
     let (manner, scope, release) = match order {
         WriteOrder::Weak => (Manner::Weak, None, false),
         WriteOrder::Relaxed(scope) => (Manner::Strong(scope), Some(scope), false),
-        WriteOrder::Release(scope) => (Manner::Strong(scope), Some(scope), true),
+        WriteOrder::Release(scope) => (Manner::Strong(scope), Some(scope), is_kept(thread, "release", scope, site)),
     };
     preempt(thread, scope.is_some(), site);
     let access = Access { address, bytes, writes: true, reads: false, manner, site };

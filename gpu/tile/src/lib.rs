@@ -26,6 +26,7 @@ pub mod atomic;
 pub mod block;
 pub mod cluster;
 pub mod epilogue;
+pub mod flag;
 pub mod fragment_tile;
 pub mod global;
 pub mod launch;
@@ -53,5 +54,5 @@ pub mod prelude {
     pub use crate::launch::{DeviceLimits, DeviceView, DeviceViewMut, Grid, LaunchError};
     pub use crate::num::{Element, Float, bf16, f16};
     pub use crate::shared::{SharedArray, SharedStorage};
-    pub use crate::{SharedStorage, atomic, block, kernel, sync, thread, warp};
+    pub use crate::{SharedStorage, atomic, block, flag, kernel, sync, thread, warp};
 }

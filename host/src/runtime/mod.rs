@@ -41,7 +41,7 @@ pub use pinned::PinnedBuffer;
 pub use runtime::{Choice, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
-pub(crate) use emulated::POISON;
+pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use memory::{Memory, order};
 pub(crate) use runtime::lock;
 

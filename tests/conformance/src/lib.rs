@@ -59,6 +59,7 @@ pub const KERNELS: &[KernelFamily] = &[
     memory::LAST_BLOCK,
     memory::MESSAGE,
     order::FENCES,
+    order::FLAGS,
     order::WARP_ROUND,
     order::CLOCK,
     order::MBARRIER_PHASES,

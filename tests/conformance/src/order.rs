@@ -1,5 +1,6 @@
-//! Fences, the warp's barrier, mbarriers by hand, clocks.
+//! Fences, flags between devices, the warp's barrier, mbarriers by hand, clocks.
 
+use oxtile_tile::flag::{FlagStorage, Patience};
 use oxtile_tile::pipeline::{self, Mbarrier};
 use oxtile_tile::prelude::*;
 use oxtile_tile::shared;
@@ -55,6 +56,49 @@ fn fences_grid(args: &FencesArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchEr
     LaunchError::check_length("flags", u64::from(SCOPES), args.flags.len())?;
     LaunchError::check_length("output", u64::from(SCOPES), args.output.len())?;
     Ok(Grid::x(1))
+}
+
+/// Words that [`flags`](fn@flags) writes: the message, how three waits ended, and a flag.
+pub const FLAGS_OUTPUT: u32 = THREADS + 4;
+
+#[derive(SharedStorage)]
+struct Waiting {
+    flag: FlagStorage,
+}
+
+/// Flags at system scope. Block 0 writes a message and signals epoch 3; block 1 waits for it and copies. Then it waits for flag 1, which is
+/// poisoned, and for a moment for flag 2, which does not come; flag 3 is the notice.
+#[kernel(threads = THREADS, grid = flags_grid, shared = Waiting)]
+pub fn flags(input: Global<u32>, mailbox: GlobalMut<u32>, epochs: GlobalMut<u64>, output: GlobalMut<u32>) {
+    const LONG: u64 = 10_000_000_000;
+    let t = thread::index();
+    if block::index()[0] == 0 {
+        mailbox.store(t.into(), input.load(t.into()));
+        block::sync();
+        if t == 0 {
+            flag::signal(&epochs, 0, 3);
+        }
+        return;
+    }
+    let notice = epochs.slice(3, 1);
+    let reached = Patience::new(notice, LONG).wait_block(&epochs, 0, 3, Waiting::claim().flag);
+    output.store(t.into(), mailbox.load(t.into()));
+    if t == 0 {
+        let ended = Patience::new(notice, LONG).wait(&epochs, 1, 3);
+        let late = Patience::new(notice, 1000).wait(&epochs, 2, 3);
+        let words = [reached as u32, ended as u32, late as u32, flag::load(&epochs, 0) as u32];
+        for (i, word) in (0..).zip(words) {
+            output.store(u64::from(THREADS) + i, word);
+        }
+    }
+}
+
+fn flags_grid(args: &FlagsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(THREADS), args.input.len())?;
+    LaunchError::check_length("mailbox", u64::from(THREADS), args.mailbox.len())?;
+    LaunchError::check_length("epochs", 4, args.epochs.len())?;
+    LaunchError::check_length("output", u64::from(FLAGS_OUTPUT), args.output.len())?;
+    Ok(Grid::x(2))
 }
 
 #[derive(SharedStorage)]

@@ -7,6 +7,7 @@ use oxtile_conformance::{
     views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
+use oxtile_tile::flag::POISON;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::Pod;
 
@@ -19,7 +20,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 43] = [
+    let kernels: [(&str, Written); 44] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -45,6 +46,7 @@ pub fn cases() -> Vec<Case> {
         ("small_formats", small_formats),
         ("half_formats", half_formats),
         ("fences", fences),
+        ("flags", flags),
         ("warp_round", warp_round),
         ("clock", clock),
         ("mbarrier_phases", mbarrier_phases),
@@ -280,6 +282,19 @@ fn message(runtime: &Runtime, stream: &Stream) -> Bytes {
         input: input.view(),
         mailbox: mailbox.view_mut(),
         flag: flag.view_mut(),
+        output: output.view_mut(),
+    })?;
+    run.bytes(&output)
+}
+
+fn flags(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let input = run.input(&words(THREADS))?;
+    let (mut mailbox, mut epochs, mut output) = (run.output(THREADS)?, run.input(&[0, POISON, 0, 0])?, run.output(FLAGS_OUTPUT)?);
+    run.launch::<Flags>(FlagsArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        epochs: epochs.view_mut(),
         output: output.view_mut(),
     })?;
     run.bytes(&output)

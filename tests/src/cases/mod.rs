@@ -11,6 +11,7 @@ mod attention_portable;
 mod conformance;
 mod copy;
 mod element;
+mod exchange;
 mod fp8;
 mod gemm;
 mod grouped;
@@ -33,6 +34,7 @@ use crate::case::Case;
 pub fn all() -> Vec<Case> {
     [
         copy::cases(),
+        exchange::cases(),
         amax::cases(),
         fp8::cases(),
         mxfp8::cases(),

@@ -68,6 +68,21 @@ pub trait GlobalMemory {
     /// # Safety
     /// As [`load_read_only`](Self::load_read_only).
     unsafe fn store_release(address: u64, value: u32);
+    /// `ld.relaxed.sys.global.b64`.
+    ///
+    /// # Safety
+    /// As [`load_read_only`](Self::load_read_only).
+    unsafe fn load_relaxed_system(address: u64) -> u64;
+    /// `ld.acquire.sys.global.b64`.
+    ///
+    /// # Safety
+    /// As [`load_read_only`](Self::load_read_only).
+    unsafe fn load_acquire_system(address: u64) -> u64;
+    /// `st.release.sys.global.b64`.
+    ///
+    /// # Safety
+    /// As [`load_read_only`](Self::load_read_only).
+    unsafe fn store_release_system(address: u64, value: u64);
 }
 
 /// Loads and stores of the block's shared memory. PTX ISA 9.7.9, `ld.shared`, `st.shared`.

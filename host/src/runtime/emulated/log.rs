@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use oxtile_emulator::Memory;
 
-use super::operation::{Entry, Operation, POISON};
+use super::operation::{Entry, Operation};
+use crate::runtime::POISON;
 use crate::runtime::backend::{Copy, Direction};
 use crate::timeline::{Activity, Clock, MOST_SPANS, Recording, Span, Work, now_ns, process_rank};
 

@@ -19,7 +19,6 @@ mod scheduler;
 pub(crate) use cluster::Cluster;
 pub(crate) use collective::{Call, Group, Part, Region, Transfer};
 pub use explore::{Exploration, Explored, explore};
-pub(crate) use operation::POISON;
 pub use options::EmulatedOptions;
 pub use race::{RaceKind, StreamRace, StreamUse};
 pub(crate) use reduction::Reduction;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
+use oxtile_tile::flag::POISON;
 
 use super::clock::Clock;
 use super::collective::Part;
@@ -31,9 +32,6 @@ pub(super) struct Launched {
     /// Address, bytes, whether it is written, and the parameter.
     pub uses: Vec<(u64, u64, bool, &'static str)>,
 }
-
-/// A stream waits for this value to release all waits of a word: see the documentation of symmetric memory.
-pub(crate) const POISON: u64 = 1 << 62;
 
 /// What there is to do.
 #[derive(Clone)]

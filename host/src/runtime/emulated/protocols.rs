@@ -3,7 +3,8 @@
 use std::panic::Location;
 use std::time::Duration;
 
-use super::{EmulatedOptions, Exploration, Explored, POISON, explore};
+use super::{EmulatedOptions, Exploration, Explored, explore};
+use crate::runtime::POISON;
 use crate::runtime::backend::{Copy, Direction};
 use crate::runtime::{Buffer, Error, Mode, RaceKind, Result, Runtime, Stream};
 

@@ -11,11 +11,12 @@ use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
 use super::log::Log;
-use super::operation::{Entry, Mark, Operation, POISON, word};
+use super::operation::{Entry, Mark, Operation, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
 use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
+use crate::runtime::POISON;
 use crate::runtime::backend::{Caller, EventId};
 use crate::runtime::error::{Error, Result};
 use crate::timeline::Recording;

@@ -110,6 +110,24 @@ impl GlobalMemory for Emulated {
     unsafe fn store_release(address: u64, value: u32) {
         device::global_write(address, value.to_le_bytes(), WriteOrder::Release(Scope::Device));
     }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_relaxed_system(address: u64) -> u64 {
+        u64::from_le_bytes(device::global_read(address, ReadOrder::Relaxed(Scope::System)))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_acquire_system(address: u64) -> u64 {
+        u64::from_le_bytes(device::global_read(address, ReadOrder::Acquire(Scope::System)))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_release_system(address: u64, value: u64) {
+        device::global_write(address, value.to_le_bytes(), WriteOrder::Release(Scope::System));
+    }
 }
 
 impl SharedMemory for Emulated {

@@ -135,6 +135,28 @@ impl GlobalMemory for Nvptx {
         // SAFETY: the caller vouches for the address.
         unsafe { asm!("st.release.gpu.global.b32 [{1}], {0};", in(reg32) value, in(reg64) address, options(nostack)) };
     }
+
+    #[inline(always)]
+    unsafe fn load_relaxed_system(address: u64) -> u64 {
+        let value: u64;
+        // SAFETY: the caller vouches for the address; not `readonly`: others write it, and each call reads anew.
+        unsafe { asm!("ld.relaxed.sys.global.b64 {0}, [{1}];", out(reg64) value, in(reg64) address, options(nostack)) };
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn load_acquire_system(address: u64) -> u64 {
+        let value: u64;
+        // SAFETY: the caller vouches for the address; not `readonly`: later accesses must stay below it.
+        unsafe { asm!("ld.acquire.sys.global.b64 {0}, [{1}];", out(reg64) value, in(reg64) address, options(nostack)) };
+        value
+    }
+
+    #[inline(always)]
+    unsafe fn store_release_system(address: u64, value: u64) {
+        // SAFETY: the caller vouches for the address.
+        unsafe { asm!("st.release.sys.global.b64 [{1}], {0};", in(reg64) value, in(reg64) address, options(nostack)) };
+    }
 }
 
 impl SharedMemory for Nvptx {

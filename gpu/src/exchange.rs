@@ -1,0 +1,213 @@
+//! Messages between ranks by loads and stores, ordered by flags alone: all-gather and all-to-all of few bytes in one launch a rank.
+//!
+//! Every rank has a *mailbox* that all ranks reach: two flags for each other rank and lane, READY and DONE, each in a line of its own that one
+//! rank writes, and behind them a slot for a piece of a message. A CUDA block serves one lane of one pair of ranks. Round by round it
+//!
+//! 1. waits for the peer's DONE of the round before: the slot over there is free;
+//! 2. stores its piece there and signals READY;
+//! 3. waits for the peer's READY, copies the piece out of its own slot and signals DONE.
+//!
+//! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for where it lies. Every lane does every
+//! round, an empty piece too, so that all flags stay level. All blocks must be resident together, which [`grid`] sees to, on every rank.
+//!
+//! A wait that is not answered ends its block, and says in `verdict` whom it waited for: nothing that may be unfinished is read.
+//!
+//! Bound by latency: a round is two crossings of the link. Large messages are for copy engines.
+
+use oxtile_tile::flag::{FlagStorage, Outcome, Patience};
+use oxtile_tile::prelude::*;
+
+const THREADS: u32 = 256;
+/// Blocks that a multiprocessor surely holds.
+const RESIDENT: u32 = 4;
+/// Words of 64 bits from a flag to the next: a line of 128 bytes.
+const LINE: u64 = 16;
+/// What `verdict` is when a notice or a flag was poisoned.
+pub const ENDED: u32 = u32::MAX;
+
+#[derive(SharedStorage)]
+struct Shared {
+    flag: FlagStorage,
+}
+
+/// How a mailbox is divided: `[READY | DONE]`, each `[lanes, ranks]` flags, then `[lanes, ranks]` slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Mailbox {
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// How many blocks serve a pair.
+    pub lanes: u32,
+    /// Words of 32 bits of a slot: a multiple of 4.
+    pub slot_words: u32,
+}
+
+impl Mailbox {
+    /// Words of 64 bits that it needs.
+    pub const fn len(self) -> u64 {
+        self.flags() + self.lines() * (self.slot_words as u64).div_ceil(2)
+    }
+
+    /// Whether it has no lane, or no rank.
+    pub const fn is_empty(self) -> bool {
+        self.lines() == 0
+    }
+
+    /// Epochs that a message of so many words takes.
+    pub const fn rounds(self, words: u32) -> u32 {
+        words.div_ceil(self.slot_words).div_ceil(self.lanes)
+    }
+
+    const fn lines(self) -> u64 {
+        self.lanes as u64 * self.ranks as u64
+    }
+
+    /// Words of 64 bits of all flags.
+    const fn flags(self) -> u64 {
+        2 * self.lines() * LINE
+    }
+
+    const fn line(self, lane: u32, source: u32) -> u64 {
+        lane as u64 * self.ranks as u64 + source as u64
+    }
+
+    const fn ready(self, lane: u32, source: u32) -> u64 {
+        self.line(lane, source) * LINE
+    }
+
+    const fn done(self, lane: u32, source: u32) -> u64 {
+        (self.lines() + self.line(lane, source)) * LINE
+    }
+}
+
+/// A rank's mailbox, as this rank reaches it.
+#[derive(Clone, Copy)]
+struct Reached {
+    layout: Mailbox,
+    address: u64,
+}
+
+impl Reached {
+    #[inline(always)]
+    fn flags(self) -> GlobalMut<u64> {
+        // SAFETY: whoever launched the kernel vouches for a mailbox of this layout at each address of the table (`exchange`).
+        unsafe { GlobalMut::from_raw_parts(self.address, self.layout.flags()) }
+    }
+
+    #[inline(always)]
+    fn slot(self, lane: u32, source: u32) -> GlobalMut<u32> {
+        let bytes = self.layout.flags() * 8 + self.layout.line(lane, source) * u64::from(self.layout.slot_words) * 4;
+        // SAFETY: as `flags`; slots follow the flags.
+        unsafe { GlobalMut::from_raw_parts(self.address + bytes, u64::from(self.layout.slot_words)) }
+    }
+}
+
+/// Sends a message of `words` words to every rank, the own one too, and makes `output`, `[ranks, words]`, what came from each.
+///
+/// With `spread` 0 all get the same message, `input` of `[words]` (all-gather); with 1 rank `p` gets part `p` of `[ranks, words]`
+/// (all-to-all). `mailboxes` holds the address of each rank's [`Mailbox`] as this device reaches it; flags are 0 before the first launch.
+/// `rounds` is [`Mailbox::rounds`], `epoch` 1 plus the rounds of all launches before, both the same on all ranks.
+///
+/// `verdict` stays 0 if all went well, else it is raised to 1 plus a rank that did not answer within `patience` nanoseconds, or to [`ENDED`]
+/// where `notice` or a flag is poisoned; `output` is of no account then.
+///
+/// One launch may play several ranks of one device, `first` and those behind it: one for each word of `verdict`, which `input` and `output`
+/// then have an instance for each. The host lends no memory behind `mailboxes`: whoever launches keeps it, and orders what else uses it.
+#[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
+pub fn exchange(
+    mailboxes: Global<u64>,
+    notice: GlobalMut<u64>,
+    input: Global<u32>,
+    output: GlobalMut<u32>,
+    verdict: GlobalMut<u32>,
+    first: u32,
+    lanes: u32,
+    slot_words: u32,
+    words: u32,
+    rounds: u32,
+    spread: u32,
+    epoch: u64,
+    patience: u64,
+) {
+    let [lane, peer, player] = block::index();
+    let layout = Mailbox { ranks: block::count()[1], lanes, slot_words };
+    let me = first + player;
+    let reach = |rank: u32| Reached { layout, address: mailboxes.load(u64::from(rank)) };
+    let (mine, theirs) = (reach(me), reach(peer));
+    let patience = Patience::new(notice, patience);
+    let storage = Shared::claim().flag;
+    let messages = if spread == 0 { 1 } else { u64::from(layout.ranks) };
+    let sent = u64::from(player) * messages + u64::from(spread * peer);
+    let received = u64::from(player) * u64::from(layout.ranks) + u64::from(peer);
+    let mut round = 0;
+    while round < rounds {
+        let now = epoch + u64::from(round);
+        let start = (round * lanes + lane) * slot_words;
+        let count = slot_words.min(words.saturating_sub(start));
+        let (from, to) = (sent * u64::from(words) + u64::from(start), received * u64::from(words) + u64::from(start));
+        let free = patience.wait_block(&mine.flags(), layout.done(lane, peer), now - 1, storage);
+        if free != Outcome::Reached {
+            return judge(&verdict, player, peer, free);
+        }
+        let slot = theirs.slot(lane, me);
+        copy(count, input.start() + from * 4, |i| input.load_vector(from + i), |i| input.load(from + i), &slot, 0);
+        block::sync();
+        if thread::index() == 0 {
+            flag::signal(&theirs.flags(), layout.ready(lane, me), now);
+        }
+        let ready = patience.wait_block(&mine.flags(), layout.ready(lane, peer), now, storage);
+        if ready != Outcome::Reached {
+            return judge(&verdict, player, peer, ready);
+        }
+        let slot = mine.slot(lane, peer);
+        copy(count, slot.start(), |i| slot.load_vector(i), |i| slot.load(i), &output, to);
+        block::sync();
+        if thread::index() == 0 {
+            flag::signal(&theirs.flags(), layout.done(lane, me), now);
+        }
+        round += 1;
+    }
+}
+
+/// Copies `count` words to `target` from its element `to` on, by the block: vectors where both sides are aligned for them.
+#[inline(always)]
+fn copy(count: u32, source: u64, vector: impl Fn(u64) -> Vector<u32>, word: impl Fn(u64) -> u32, target: &GlobalMut<u32>, to: u64) {
+    let vectors = if (source | (target.start() + to * 4)).is_multiple_of(16) { count / 4 } else { 0 };
+    let mut i = thread::index();
+    while i < vectors {
+        let at = u64::from(i) * 4;
+        target.store_vector(to + at, vector(at));
+        i += THREADS;
+    }
+    let mut i = vectors * 4 + thread::index();
+    while i < count {
+        target.store(to + u64::from(i), word(i.into()));
+        i += THREADS;
+    }
+}
+
+#[inline(always)]
+fn judge(verdict: &GlobalMut<u32>, player: u32, peer: u32, outcome: Outcome) {
+    if thread::index() == 0 {
+        atomic::max_u32(verdict, player.into(), if outcome == Outcome::Late { 1 + peer } else { ENDED });
+    }
+}
+
+fn grid(args: &ExchangeArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let (ranks, players, words) = (args.mailboxes.len(), args.verdict.len(), u64::from(args.words));
+    LaunchError::check_length("notice", 1, args.notice.len())?;
+    LaunchError::check_multiple("slot_words", 4, args.slot_words.into())?;
+    LaunchError::check_length("lanes", args.lanes.max(1).into(), args.lanes.into())?;
+    LaunchError::check_length("slot_words", args.slot_words.max(4).into(), args.slot_words.into())?;
+    let mailbox = Mailbox { ranks: ranks as u32, lanes: args.lanes, slot_words: args.slot_words };
+    LaunchError::check_length("rounds", mailbox.rounds(args.words).into(), args.rounds.into())?;
+    let messages = if args.spread == 0 { 1 } else { ranks };
+    LaunchError::check_length("input", players * messages * words, args.input.len())?;
+    LaunchError::check_length("output", players * ranks * words, args.output.len())?;
+    LaunchError::check_limit("spread", args.spread.into(), 1)?;
+    LaunchError::check_limit("first", u64::from(args.first) + players, ranks)?;
+    // Blocks wait for each other: none may be left for later.
+    LaunchError::check_limit("lanes", u64::from(args.lanes) * ranks * players, u64::from(device.multiprocessors * RESIDENT))?;
+    // What is added to the last word must not pass the end of its type.
+    LaunchError::check_limit("words", words + 2 * u64::from(args.lanes) * u64::from(args.slot_words), u32::MAX.into())?;
+    Ok(Grid { x: args.lanes, y: ranks as u32, z: players as u32 })
+}
