@@ -193,7 +193,7 @@ struct Member {
 impl Member {
     fn join(id: UniqueId, rank: Rank, world: WorldSize) -> Result<Self> {
         let device = Runtime::cuda()?.device(rank.index())?;
-        let comm = NcclCommunicator::join(&device, id, rank, world, &NcclOptions { deadline: DEADLINE })?;
+        let comm = NcclCommunicator::join(&device, id, rank, world, &NcclOptions { deadline: DEADLINE, ..NcclOptions::default() })?;
         let stream = device.stream()?;
         Ok(Self { comm, whole: Buffer::zeros(&stream, 0)?, part: Buffer::zeros(&stream, 0)?, stream })
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use oxtile::comm::bootstrap::{Store, threads};
 use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceMax, ReduceOp, WorldSize};
 use oxtile::timeline::{Activity, Timeline};
 use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         }
     }
     trials.push(Trial::test("a_rank_that_never_joins", || a_rank_that_never_joins().map_err(Failed::from)));
+    trials.push(Trial::test("calls_that_differ_are_named", || calls_that_differ().map_err(Failed::from)));
     trials.push(Trial::test("a_rank_that_stays_away", || a_rank_that_stays_away().map_err(Failed::from)));
     if let Some(reason) = missing {
         eprintln!("nccl: {} tests skipped: {reason}", trials.len());
@@ -68,7 +70,8 @@ impl Member {
     fn join(id: oxtile::comm::UniqueId, rank: Rank, world: WorldSize, deadline: Duration) -> Result<Self> {
         // A runtime each, as `NcclCommunicator` asks for.
         let device = Runtime::cuda()?.device(rank.index())?;
-        Ok(Self { comm: NcclCommunicator::join(&device, id, rank, world, &NcclOptions { deadline })?, stream: device.stream()? })
+        let options = NcclOptions { deadline, ..NcclOptions::default() };
+        Ok(Self { comm: NcclCommunicator::join(&device, id, rank, world, &options)?, stream: device.stream()? })
     }
 
     fn rank(&self) -> u32 {
@@ -251,6 +254,39 @@ fn a_rank_that_never_joins() -> std::result::Result<(), String> {
         Some(Err(Error::Deadline { .. })) if *elapsed < SHORT + SLACK => Ok(()),
         other => Err(format!("rank 0 got {other:?} after {elapsed:?}")),
     }
+}
+
+/// Ranks that come together over a store. What fits goes on, in parts too; a call that differs is the same error on both, before NCCL could
+/// hang in it.
+fn calls_that_differ() -> std::result::Result<(), String> {
+    let stores = threads(WorldSize::new(2).expect("two"), PATIENT).map_err(|error| error.to_string())?;
+    let rank = |store: Store| -> Result<String> {
+        let (rank, options) = (store.rank().index(), NcclOptions { deadline: PATIENT, compare_calls: true });
+        let device = Runtime::cuda()?.device(rank)?;
+        let comm = NcclCommunicator::from_store(store, &device, &options)?;
+        let member = Member { stream: device.stream()?, comm };
+        let mut sum = Buffer::from_slice(&member.stream, &[rank + 1])?;
+        member.comm.all_reduce(&member.stream, &mut sum, ReduceOp::Sum)?;
+        member.check(&sum, &[3])?;
+        let turned = member.comm.split(Some(0), 1 - rank)?.expect("a part");
+        assert_eq!(turned.rank().index(), 1 - rank);
+        turned.barrier(&member.stream)?;
+        let mut longer = Buffer::<u32>::zeros(&member.stream, u64::from(4 + rank))?;
+        let error = member.comm.all_reduce(&member.stream, &mut longer, ReduceOp::Sum).expect_err("lengths differ");
+        assert!(matches!(error, Error::Mismatch { sequence: 2, .. }), "{error}");
+        turned.synchronize(&member.stream)?;
+        Ok(error.to_string())
+    };
+    let errors = std::thread::scope(|scope| {
+        let threads: Vec<_> = stores.into_iter().map(|store| scope.spawn(|| rank(store))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| "a rank panicked".to_owned()))
+            .collect::<std::result::Result<Vec<_>, _>>()
+    })?;
+    let errors = errors.into_iter().collect::<Result<Vec<_>>>().map_err(|error| error.to_string())?;
+    let expected = "rank 1 called all_reduce (Sum of U32) of 20 bytes, rank 0 called all_reduce (Sum of U32) of 16 bytes";
+    if errors.iter().all(|error| error.contains(expected)) { Ok(()) } else { Err(format!("{errors:?}")) }
 }
 
 /// Rank 1 leaves out a collective: rank 0 has an error within its deadline, the same again for each later call, and both can make a

@@ -26,16 +26,24 @@ pub trait Board: fmt::Debug + Send + Sync {
 
     /// Tells everybody that a rank will pin nothing more whose key begins with `scope`: whoever waits for it gets `why`.
     fn give_up(&self, rank: Rank, scope: &str, why: &str);
+
+    /// Drops all ranks' notes of a key, as far as this process holds them: every rank has read them.
+    fn forget(&self, _key: &str) {}
 }
 
 /// Every rank's note of a key, in the order of ranks; all who are missing are named.
 pub(crate) fn gather(board: &dyn Board, world: WorldSize, key: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
+    gather_of(board, &world.ranks().collect::<Vec<_>>(), key, patience)
+}
+
+/// The same of some ranks, in the order named.
+pub(crate) fn gather_of(board: &dyn Board, ranks: &[Rank], key: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
     let start = Instant::now();
     let (mut found, mut missing) = (Vec::new(), Vec::new());
-    for rank in world.ranks() {
-        match board.read(rank, key, patience.saturating_sub(start.elapsed())) {
+    for rank in ranks {
+        match board.read(*rank, key, patience.saturating_sub(start.elapsed())) {
             Ok(note) => found.push(note),
-            Err(Error::Symmetric(SymmetricError::Missing { .. })) => missing.push(rank),
+            Err(Error::Symmetric(SymmetricError::Missing { .. })) => missing.push(*rank),
             Err(error) => return Err(error),
         }
     }
@@ -106,5 +114,9 @@ impl Board for LocalBoard {
     fn give_up(&self, rank: Rank, scope: &str, why: &str) {
         lock(&self.notes).gave_up.entry(rank).or_default().push((scope.to_owned(), why.to_owned()));
         self.changed.notify_all();
+    }
+
+    fn forget(&self, key: &str) {
+        lock(&self.notes).pinned.retain(|(_, pinned), _| pinned != key);
     }
 }

@@ -14,14 +14,18 @@ mod host_rank;
 mod meeting;
 mod nccl;
 mod rank;
+mod sequence;
 mod single_rank;
 mod team;
 
 pub use board::Board;
+#[cfg(test)]
+pub(crate) use board::LocalBoard;
 pub use communicator::{Communicator, DType, ReduceMax, ReduceOp, Reducible};
 pub use emulated::EmulatedCommunicator;
 pub use host_rank::HostRank;
 pub use meeting::{ArenaRank, Meeting};
+pub(crate) use nccl::{Window, Windows};
 pub use nccl::{NcclCommunicator, NcclOptions, NcclVersion, UniqueId};
 pub use rank::{Rank, WorldSize};
 pub use single_rank::SingleRank;

@@ -96,6 +96,10 @@ impl Board for StoreBoard {
         // Where rank 0 is gone, the others know by that.
         let _ = self.post(&Post::GaveUp { scope: scope.to_owned(), why: why.to_owned() });
     }
+
+    fn forget(&self, key: &str) {
+        self.notes.forget(key);
+    }
 }
 
 impl Drop for StoreBoard {

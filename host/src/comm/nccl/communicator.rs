@@ -9,9 +9,13 @@ use std::time::Duration;
 
 use oxtile_tile::num::Pod;
 
+use super::bootstrap::exchange_id;
 use super::handle::Handle;
 use super::library::{Comm, CudaStream, Functions, Nccl as Library, NcclVersion, SUCCESS, UniqueId};
-use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
+use crate::comm::bootstrap::{Environment, Store};
+use crate::comm::sequence::Sequence;
+use crate::comm::{Board, Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
+use crate::runtime::emulated::{Call, Reduction};
 use crate::runtime::recorder::{self, Group};
 use crate::runtime::{Buffer, Device, Error, Kind, Memory, Result, Stream, lock, order};
 use crate::timeline::{Activity, Work};
@@ -40,12 +44,17 @@ pub struct NcclCommunicator {
 pub struct NcclOptions {
     /// How long any call, or the work before a point that is [waited](NcclCommunicator::synchronize) for, may take.
     pub deadline: Duration,
+    /// Whether every collective is compared with those of the other ranks before it is made: one that differs in kind, reduction, size
+    /// or root is then [`Error::Mismatch`] on all of them. A call costs a meeting of all hosts; [`exchange`](Communicator::exchange) is
+    /// not compared. Of communicators made by [`connect`](NcclCommunicator::connect) and [`from_store`](NcclCommunicator::from_store) and
+    /// of their parts; the same on all ranks.
+    pub compare_calls: bool,
 }
 
 impl Default for NcclOptions {
-    /// Five minutes: the slowest rank of a large job may still be loading its weights.
+    /// Five minutes: the slowest rank of a large job may still be loading its weights. Calls are compared in debug builds.
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(300) }
+        Self { deadline: Duration::from_secs(300), compare_calls: cfg!(debug_assertions) }
     }
 }
 
@@ -78,12 +87,43 @@ impl NcclCommunicator {
         }
     }
 
+    /// The world of a job, on this process's device: the ranks come together by the launcher's variables, and rank 0's id goes to all of
+    /// them. Waits for all ranks.
+    ///
+    /// # Errors
+    /// As [`Store::connect`] and [`from_store`](Self::from_store).
+    pub fn connect(environment: &Environment, device: &Device, options: &NcclOptions) -> Result<Self> {
+        Self::from_store(Store::connect(environment, options.deadline)?, device, options)
+    }
+
+    /// The world of the ranks that a store connects. Every rank calls it.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join), on every rank with who has no library, or another version; [`Error::Bootstrap`].
+    pub fn from_store(mut store: Store, device: &Device, options: &NcclOptions) -> Result<Self> {
+        let (rank, world) = (store.rank(), store.world());
+        let id = exchange_id(&mut store, Self::version(), Self::unique_id)?;
+        if !options.compare_calls {
+            let joined = Self::join(device, id, rank, world, options)?;
+            store.close()?;
+            return Ok(joined);
+        }
+        let board: Arc<dyn Board> = Arc::new(store.into_board()?);
+        let mut handle = Self::join_handle(device, id, rank, world, options)?;
+        handle.sequence = Some(Sequence::new(board, "the world", rank, world.ranks().collect(), options.deadline));
+        Self::new(handle, device)
+    }
+
     /// Joins a world as one of its ranks, on a device; returns when all ranks have joined.
     ///
     /// # Errors
     /// [`Error::NoLibrary`]; [`Error::Invalid`] for an emulated device; [`Error::Deadline`] if a rank does not come;
     /// [`Error::Nccl`].
     pub fn join(device: &Device, id: UniqueId, rank: Rank, world: WorldSize, options: &NcclOptions) -> Result<Self> {
+        Self::new(Self::join_handle(device, id, rank, world, options)?, device)
+    }
+
+    fn join_handle(device: &Device, id: UniqueId, rank: Rank, world: WorldSize, options: &NcclOptions) -> Result<Handle> {
         if device.runtime.kind() != Kind::Cuda {
             let why = "the device is emulated: use a Runtime::cuda, or the communicator of the virtual cluster".to_owned();
             return Err(Error::Invalid { what: "NcclCommunicator::join", why });
@@ -93,8 +133,7 @@ impl NcclCommunicator {
         }
         let functions = &Library::load()?.functions;
         device.runtime.backend.make_current(device.index)?;
-        let handle = Handle::join(functions, id, rank, world, options.deadline)?;
-        Self::new(handle, device)
+        Handle::join(functions, id, rank, world, options.deadline)
     }
 
     fn new(handle: Handle, device: &Device) -> Result<Self> {
@@ -154,6 +193,12 @@ impl NcclCommunicator {
         self.handle.abort(why);
     }
 
+    /// One call of NCCL on this communicator.
+    pub(super) fn call(&self, name: &'static str, call: impl FnOnce(Comm) -> c_int) -> Result<()> {
+        self.device.runtime.backend.make_current(self.device.index)?;
+        self.handle.call(name, |_, comm| call(comm))
+    }
+
     fn peer(&self, what: &'static str, rank: Rank) -> Result<c_int> {
         let world = self.handle.world.get();
         if rank.index() < world {
@@ -177,12 +222,16 @@ impl NcclCommunicator {
         &self,
         stream: &Stream,
         what: &'static str,
+        compared: Option<Call>,
         reads: &[&Arc<Memory>],
         writes: &[&Arc<Memory>],
         call: impl FnOnce(&Functions, Comm, CudaStream) -> c_int,
     ) -> Result<()> {
         self.check_stream(stream, what)?;
         reads.iter().chain(writes).try_for_each(|memory| memory.check_stream(&stream.0, what))?;
+        if let Some(compared) = compared {
+            self.handle.agree(|| compared.to_string())?;
+        }
         let raw = ptr::with_exposed_provenance_mut(stream.raw() as usize);
         let _enqueue = stream.0.runtime.enqueue();
         order(&stream.0, |wait_for| {
@@ -210,7 +259,8 @@ impl Communicator for NcclCommunicator {
 
     fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
         let (at, count) = (address(buffer), count(buffer)?);
-        self.enqueue(stream, "Communicator::all_reduce", &[], &[buffer.memory()], |nccl, comm, stream| {
+        let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: byte_count(buffer)? as u64 };
+        self.enqueue(stream, "Communicator::all_reduce", Some(call), &[], &[buffer.memory()], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.all_reduce)(at, at, count, data_type(T::DTYPE), operator(op), comm, stream) }
         })
@@ -220,7 +270,8 @@ impl Communicator for NcclCommunicator {
         const WHAT: &str = "Communicator::all_gather";
         self.check_whole(WHAT, shard.len(), output.len())?;
         let (from, to, bytes) = (address(shard), address(output), byte_count(shard)?);
-        self.enqueue(stream, WHAT, &[shard.memory()], &[output.memory()], |nccl, comm, stream| {
+        let call = Call::AllGather { shard_bytes: bytes as u64 };
+        self.enqueue(stream, WHAT, Some(call), &[shard.memory()], &[output.memory()], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.all_gather)(from, to, bytes, U8, comm, stream) }
         })
@@ -230,7 +281,8 @@ impl Communicator for NcclCommunicator {
         const WHAT: &str = "Communicator::reduce_scatter";
         self.check_whole(WHAT, shard.len(), input.len())?;
         let (from, to, count) = (address(input), address(shard), count(shard)?);
-        self.enqueue(stream, WHAT, &[input.memory()], &[shard.memory()], |nccl, comm, stream| {
+        let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: byte_count(shard)? as u64 };
+        self.enqueue(stream, WHAT, Some(call), &[input.memory()], &[shard.memory()], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.reduce_scatter)(from, to, count, data_type(T::DTYPE), operator(op), comm, stream) }
         })
@@ -238,10 +290,11 @@ impl Communicator for NcclCommunicator {
 
     fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
         const WHAT: &str = "Communicator::broadcast";
-        let (root, at, bytes) = (self.peer(WHAT, root)?, address(buffer), byte_count(buffer)?);
-        self.enqueue(stream, WHAT, &[], &[buffer.memory()], |nccl, comm, stream| {
+        let (from, at, bytes) = (self.peer(WHAT, root)?, address(buffer), byte_count(buffer)?);
+        let call = Call::Broadcast { root, bytes: bytes as u64 };
+        self.enqueue(stream, WHAT, Some(call), &[], &[buffer.memory()], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
-            unsafe { (nccl.broadcast)(at, at, bytes, U8, root, comm, stream) }
+            unsafe { (nccl.broadcast)(at, at, bytes, U8, from, comm, stream) }
         })
     }
 
@@ -259,7 +312,8 @@ impl Communicator for NcclCommunicator {
                 Message::Receive(to.wrapping_byte_add(at), part, peer as c_int),
             ]
         });
-        self.enqueue(stream, WHAT, &[input.memory()], &[output.memory()], |nccl, comm, stream| {
+        let call = Call::AllToAll { bytes: byte_count(input)? as u64 };
+        self.enqueue(stream, WHAT, Some(call), &[input.memory()], &[output.memory()], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { transfer(messages, nccl, comm, stream) }
         })
@@ -276,7 +330,7 @@ impl Communicator for NcclCommunicator {
         }
         let reads: Vec<_> = sends.iter().map(|(_, buffer)| buffer.memory()).collect();
         let writes: Vec<_> = receives.iter().map(|(_, buffer)| buffer.memory()).collect();
-        self.enqueue(stream, WHAT, &reads, &writes, |nccl, comm, stream| {
+        self.enqueue(stream, WHAT, None, &reads, &writes, |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { transfer(messages, nccl, comm, stream) }
         })

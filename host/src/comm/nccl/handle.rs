@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
 use super::watchdog::Watched;
+use crate::comm::sequence::Sequence;
 use crate::comm::{Rank, WorldSize};
 use crate::runtime::{Error, Result, lock};
 
@@ -18,6 +19,8 @@ pub(super) struct Handle {
     pub limit: Duration,
     /// The calls made so far. Held while one is made: NCCL wants one at a time, in the same order on every rank.
     calls: Mutex<u64>,
+    /// Compares the ranks' calls before they are made, where that was asked for.
+    pub sequence: Option<Sequence>,
     /// What broke it.
     failure: RwLock<Option<Error>>,
 }
@@ -34,8 +37,8 @@ impl Handle {
     }
 
     fn new(functions: &'static Functions, rank: Rank, world: WorldSize, limit: Duration) -> Self {
-        let (calls, failure) = (Mutex::new(0), RwLock::new(None));
-        Self { functions, watched: Watched::new(functions), rank, world, limit, calls, failure }
+        let (calls, sequence, failure) = (Mutex::new(0), None, RwLock::new(None));
+        Self { functions, watched: Watched::new(functions), rank, world, limit, calls, sequence, failure }
     }
 
     /// A communicator of the ranks that name the same colour, ordered by key and then by rank; none for a rank that names none.
@@ -43,12 +46,14 @@ impl Handle {
         /// `NCCL_SPLIT_NOCOLOR`.
         const NO_COLOUR: c_int = -1;
         let number = |what, n: u32| c_int::try_from(n).map_err(|_| Error::Invalid { what, why: format!("{n} is more than 2^31 - 1") });
+        let of = colour;
         let colour = colour.map_or(Ok(NO_COLOUR), |colour| number("NcclCommunicator::split: colour", colour))?;
-        let key = number("NcclCommunicator::split: key", key)?;
+        let order = number("NcclCommunicator::split: key", key)?;
+        let sequence = self.compare(|sequence| sequence.split(of, key))?;
         let mut part = Self::new(self.functions, self.rank, self.world, self.limit);
         let (place, mut config) = (part.watched.place(), Config::blocking());
         // SAFETY: as in `join`; the part's place is filled by the time the call returns.
-        self.call("ncclCommSplit", |nccl, comm| unsafe { (nccl.split)(comm, colour, key, place, &raw mut config) })?;
+        self.call("ncclCommSplit", |nccl, comm| unsafe { (nccl.split)(comm, colour, order, place, &raw mut config) })?;
         if colour == NO_COLOUR {
             return Ok(None);
         }
@@ -59,6 +64,7 @@ impl Handle {
         part.call("ncclCommCount", |nccl, comm| unsafe { (nccl.count)(comm, &raw mut count) })?;
         let world = WorldSize::new(count.unsigned_abs());
         let who = world.and_then(|world| Some((Rank::new(rank.unsigned_abs(), world)?, world)));
+        part.sequence = sequence.flatten();
         (part.rank, part.world) = who.ok_or_else(|| invalid(format!("NCCL made a part of {count} ranks with rank {rank}")))?;
         Ok(Some(part))
     }
@@ -74,6 +80,16 @@ impl Handle {
             Ok(code) => Err(self.fail(self.error(name, code))),
             Err(_) => Err(self.fail(self.late(name, number))),
         }
+    }
+
+    /// Compares a call with those of the other ranks, before it is made: one that does not fit would hang, or give anything.
+    pub fn agree(&self, call: impl FnOnce() -> String) -> Result<()> {
+        self.compare(|sequence| sequence.agree(call())).map(drop)
+    }
+
+    fn compare<R>(&self, compare: impl FnOnce(&Sequence) -> Result<R>) -> Result<Option<R>> {
+        self.check_failure()?;
+        self.sequence.as_ref().map(compare).transpose().map_err(|error| self.fail(error))
     }
 
     /// What went wrong behind the calls, as far as NCCL has noticed.
@@ -174,6 +190,8 @@ mod tests {
 
     use super::super::fake::{FUNCTIONS, Fake};
     use super::*;
+    use crate::comm::Board;
+    use crate::comm::board::LocalBoard;
 
     const SHORT: Duration = Duration::from_millis(60);
     /// Until when a deadline must have been noticed.
@@ -272,6 +290,29 @@ mod tests {
         drop(handle);
         assert!(start.elapsed() < SOON);
         assert_eq!((fake.aborted.load(Acquire), fake.destroyed.load(Acquire)), (1, 0));
+    }
+
+    #[test]
+    fn calls_that_do_not_fit_are_not_made() {
+        let board: Arc<dyn Board> = Arc::new(LocalBoard::default());
+        let world: Vec<Rank> = WorldSize::new(2).unwrap().ranks().collect();
+        let rank = |rank: Rank| {
+            let (fake, id) = Fake::leaked();
+            let mut handle = join(id, Duration::from_secs(10)).unwrap();
+            handle.sequence = Some(Sequence::new(Arc::clone(&board), "the world", rank, world.clone(), handle.limit));
+            handle.agree(|| "barrier".to_owned()).and_then(|()| send(&handle)).unwrap();
+            let made = fake.calls.load(Acquire);
+            let error = handle.agree(|| format!("broadcast from {rank}")).and_then(|()| send(&handle)).unwrap_err();
+            assert_eq!(send(&handle).unwrap_err().to_string(), error.to_string(), "the first error stays");
+            assert_eq!((fake.calls.load(Acquire), fake.aborted.load(Acquire)), (made, 1));
+            assert!(matches!(error, Error::Mismatch { sequence: 1, .. }), "{error}");
+            error.to_string()
+        };
+        let errors = std::thread::scope(|scope| {
+            let threads: Vec<_> = world.iter().map(|of| scope.spawn(|| rank(*of))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(errors.iter().all(|error| error.contains("rank 1 called broadcast from rank 1, rank 0 called broadcast from rank 0")));
     }
 
     #[test]

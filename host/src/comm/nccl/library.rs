@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
+use super::windows::Windows;
 use crate::runtime::{Error, Result};
 
 /// A `ncclComm_t`.
@@ -151,6 +152,8 @@ impl fmt::Display for NcclVersion {
 /// The library in use: loaded once and never unloaded.
 pub(super) struct Nccl {
     pub functions: Functions,
+    /// Those of a library that has them; the name of one that is missing else.
+    pub windows: Result<Windows, &'static str>,
     pub version: NcclVersion,
 }
 
@@ -189,7 +192,9 @@ impl Nccl {
         }
         let code = code.unsigned_abs();
         let number = (code / 10_000, code / 100 % 100, code % 100);
-        Ok(Self { functions, version: NcclVersion { number, library: name } })
+        // SAFETY: as above.
+        let windows = unsafe { Windows::find(library) };
+        Ok(Self { functions, windows, version: NcclVersion { number, library: name } })
     }
 }
 

@@ -24,12 +24,15 @@
 //! # Ok(()) }
 //! ```
 
+mod bootstrap;
 mod communicator;
 #[cfg(test)]
 mod fake;
 mod handle;
 mod library;
 mod watchdog;
+mod windows;
 
 pub use communicator::{NcclCommunicator, NcclOptions};
 pub use library::{NcclVersion, UniqueId};
+pub(crate) use windows::{Window, Windows};

@@ -1,0 +1,119 @@
+//! How the ranks of a job come to an NCCL communicator: over Oxtile's own store, which has deadlines, a job id and a check of the user.
+
+use serde::{Deserialize, Serialize};
+
+use super::library::{NcclVersion, UniqueId};
+use crate::comm::Rank;
+use crate::comm::bootstrap::Store;
+use crate::runtime::{Error, Result};
+
+/// What a rank brings.
+#[derive(Serialize, Deserialize)]
+enum Brought {
+    /// Its NCCL, and, of rank 0, the id.
+    Library { version: (u32, u32, u32), id: Vec<u8> },
+    /// Why it has none.
+    Nothing(String),
+}
+
+/// Gives rank 0's id to every rank, if all have the same NCCL. Every rank calls it; it waits at most as long as the store does.
+///
+/// # Errors
+/// [`Error::NoLibrary`] and [`Error::Invalid`], on every rank, with the rank that has no library, no id or another version;
+/// [`Error::Bootstrap`].
+pub(super) fn exchange_id(store: &mut Store, version: Result<NcclVersion>, make: impl FnOnce() -> Result<UniqueId>) -> Result<UniqueId> {
+    let id = |version: NcclVersion| {
+        let id = if store.rank() == Rank::ZERO { make()?.as_bytes().to_vec() } else { Vec::new() };
+        Ok::<_, Error>(Brought::Library { version: version.number, id })
+    };
+    let mine = version.and_then(id).unwrap_or_else(|error| Brought::Nothing(error.to_string()));
+    // A structure of numbers and strings: there is nothing in it that could fail.
+    let all = store.all_gather(&serde_json::to_vec(&mine).unwrap_or_default())?;
+    let unknown = || Brought::Nothing("it brings something that this version of Oxtile does not know".to_owned());
+    let (mut agreed, mut found) = (None, Vec::new());
+    for (rank, bytes) in store.world().ranks().zip(&all) {
+        match serde_json::from_slice(bytes).unwrap_or_else(|_| unknown()) {
+            Brought::Nothing(why) => return Err(Error::NoLibrary { library: "NCCL", why: format!("{rank}: {why}") }),
+            Brought::Library { version, id } => {
+                agreed = agreed.or_else(|| <[u8; UniqueId::BYTES]>::try_from(id).ok());
+                found.push((rank, version));
+            }
+        }
+    }
+    let (_, first) = found[0];
+    if let Some((rank, (major, minor, patch))) = found.iter().find(|(_, version)| *version != first) {
+        let (a, b, c) = first;
+        let why = format!("{rank} has NCCL {major}.{minor}.{patch}, rank 0 {a}.{b}.{c}: give all ranks one library (OXTILE_NCCL)");
+        return Err(Error::Invalid { what: "NcclCommunicator::from_store", why });
+    }
+    let none = || Error::Invalid { what: "NcclCommunicator::from_store", why: "rank 0 brings no id".to_owned() };
+    agreed.map(UniqueId::from_bytes).ok_or_else(none)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::comm::WorldSize;
+    use crate::comm::bootstrap::{BootstrapError, threads};
+
+    fn version(minor: u32) -> NcclVersion {
+        NcclVersion { number: (2, minor, 9), library: "libnccl.so.2".into() }
+    }
+
+    /// What three ranks, a thread each, get; a rank without a version does not come.
+    fn exchange(patience: Duration, versions: [Option<Result<NcclVersion>>; 3]) -> Vec<Option<Result<UniqueId>>> {
+        let stores = threads(WorldSize::new(3).unwrap(), patience).unwrap();
+        let rank = |(mut store, version): (Store, Option<Result<NcclVersion>>)| {
+            let Some(version) = version else {
+                // It is there, and silent.
+                std::thread::sleep(2 * patience);
+                return None;
+            };
+            let id = UniqueId::from_bytes([store.rank().index() as u8 + 1; UniqueId::BYTES]);
+            Some(exchange_id(&mut store, version, || Ok(id)))
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = stores.into_iter().zip(versions).map(|pair| scope.spawn(move || rank(pair))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    const PATIENT: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn all_get_the_id_of_rank_0() {
+        let ids = exchange(PATIENT, [(); 3].map(|()| Some(Ok(version(28)))));
+        assert!(ids.into_iter().all(|id| id.unwrap().unwrap().as_bytes() == &[1; UniqueId::BYTES]));
+    }
+
+    #[test]
+    fn a_rank_without_a_library_is_named_on_all() {
+        let missing = Err(Error::NoLibrary { library: "NCCL", why: "no libnccl.so.2".into() });
+        for result in exchange(PATIENT, [Some(Ok(version(28))), Some(missing), Some(Ok(version(28)))]) {
+            let error = result.unwrap().unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, Error::NoLibrary { .. }) && text.contains("rank 1: ") && text.contains("no libnccl.so.2"), "{text}");
+        }
+    }
+
+    #[test]
+    fn libraries_that_differ_are_named_on_all() {
+        for result in exchange(PATIENT, [28, 28, 27].map(|minor| Some(Ok(version(minor))))) {
+            let text = result.unwrap().unwrap_err().to_string();
+            assert!(text.contains("rank 2 has NCCL 2.27.9, rank 0 2.28.9"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_silent_is_named_in_time() {
+        let (start, patience) = (Instant::now(), Duration::from_millis(300));
+        let results = exchange(patience, [Some(Ok(version(28))), Some(Ok(version(28))), None]);
+        for result in results.into_iter().flatten() {
+            let error = result.unwrap_err();
+            assert!(matches!(&error, Error::Bootstrap(BootstrapError::Deadline { missing, .. }) if missing[0].index() == 2), "{error}");
+        }
+        assert!(start.elapsed() < Duration::from_secs(3));
+    }
+}
