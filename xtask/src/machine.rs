@@ -5,6 +5,7 @@ use std::{path::Path, process::Command, process::ExitCode};
 use anyhow::{Result, ensure};
 use oxtile_build::{Arch, CudaTools, Toolchain};
 
+use crate::libraries::{Found, Nccl, symmetric};
 use crate::{cargo, root, say};
 
 /// Makes the machine ready; does nothing where it is.
@@ -64,15 +65,22 @@ pub fn doctor() -> Result<ExitCode> {
         Some(names) => names.lines().for_each(|name| report("gpu", name)),
         None => absent("gpu", "none seen by nvidia-smi; kernels run on the emulator"),
     }
-    match library("libnccl.so.2") {
-        true => report("nccl", "libnccl.so.2 is there"),
-        false => absent("nccl", "no libnccl.so.2; `python3 -m pip install nvidia-nccl-cu13` and its lib folder in LD_LIBRARY_PATH"),
-    }
+    let nccl = Nccl::find();
+    found("nccl", &nccl.found);
+    // Symmetric memory by the names of its back ends.
+    symmetric(&nccl).iter().for_each(|(name, back_end)| found(name, back_end));
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn report(what: &str, found: &str) {
     println!("ok      {what:<9} {found}");
+}
+
+fn found(what: &str, found: &Found) {
+    match found {
+        Ok(found) => report(what, found),
+        Err(mend) => absent(what, mend),
+    }
 }
 
 fn absent(what: &str, mend: &str) {

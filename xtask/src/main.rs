@@ -4,6 +4,7 @@
 mod bundle;
 mod kernel;
 mod kernels;
+mod libraries;
 mod machine;
 mod programs;
 mod suite;
