@@ -13,7 +13,7 @@ use super::buffer::SymmetricBuffer;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
-use crate::comm::{ArenaRank, Meeting, Rank, WorldSize};
+use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Device, Error, Kind, POISON, Result, Stream};
 
@@ -114,6 +114,12 @@ impl Arena {
     /// What the memory can do.
     pub fn capabilities(&self) -> Capabilities {
         self.0.backend.capabilities()
+    }
+
+    /// A communicator of all ranks that knows the arena, with the back end `nccl`: its collectives on buffers of the arena, the same on every
+    /// rank, take NCCL's kernels for symmetric memory.
+    pub fn communicator(&self) -> Option<NcclCommunicator> {
+        self.0.backend.communicator()
     }
 
     /// Takes a buffer of `len` elements, not written yet. Every rank takes the same, in one order. The memory stays taken until the
@@ -248,6 +254,12 @@ impl Inner {
             compare_options(&self.meeting, self.options.deadline)?;
         }
         self.backend.peers(&self.meeting, self.options.deadline)
+    }
+
+    /// Waits until all ranks have come to a point of this name.
+    pub fn meet_at(&self, name: &str) -> Result<()> {
+        self.meeting.publish(name, Vec::new())?;
+        self.meeting.gather(name, self.options.deadline).map(drop)
     }
 
     fn publish_layout(&self, number: usize) -> Result<()> {

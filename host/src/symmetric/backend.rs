@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::error::SymmetricError;
+use super::nccl::NcclMemory;
 use super::vmm::Vmm;
 use crate::comm::{Meeting, NcclCommunicator};
 use crate::runtime::{Error, Result, Stream};
@@ -94,6 +95,11 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`]; another rank's failure; an error of the driver.
     fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>>;
 
+    /// The communicator that the memory is registered with, if it is.
+    fn communicator(&self) -> Option<NcclCommunicator> {
+        None
+    }
+
     /// Gives the memory back. No stream and no rank uses it any more.
     ///
     /// # Errors
@@ -110,14 +116,11 @@ pub(super) fn find(name: BackendName, stream: &Stream) -> Result<Box<dyn Symmetr
         (BackendName::Emulated, None) => unavailable("the runtime has GPUs, not a virtual cluster: use vmm"),
         (BackendName::Nvshmem, _) => unavailable("it is not built in this version: use vmm"),
         (_, Some(_)) => unavailable("the runtime is a virtual cluster without GPUs: use emulated"),
-        (BackendName::Vmm, None) => match backend.virtual_memory(stream.0.id.device) {
-            Some(driver) => Ok(Box::new(Vmm::new(driver))),
+        (name, None) => match backend.virtual_memory(stream.0.id.device) {
             None => unavailable("the devices have no virtual memory management"),
+            Some(driver) if name == BackendName::Nccl => Ok(Box::new(NcclMemory::find(driver)?)),
+            Some(driver) => Ok(Box::new(Vmm::new(driver))),
         },
-        (BackendName::Nccl, None) => {
-            let version = NcclCommunicator::version()?;
-            unavailable(&format!("arenas of NCCL windows are not built in this version (found {version}): use vmm"))
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Ranks of the virtual cluster, on the public interface.
 
 mod collectives;
+mod exchange;
 mod mismatches;
 mod one_sided;
 mod sanitizer;

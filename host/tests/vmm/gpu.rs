@@ -12,13 +12,16 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::ranks;
 
-const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(20);
 const FIRST: Epoch = Epoch::ZERO.next();
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
-const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// What waits shares its queue with what else there is of its priority.
 const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+
+/// The back end of a program's arenas, if it is not vmm.
+pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 
 pub fn trials() -> Vec<Trial> {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
@@ -53,9 +56,7 @@ pub fn trials() -> Vec<Trial> {
 
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
-    // Where the test looks for it.
-    std::panic::set_hook(Box::new(|panic| println!("{panic}")));
-    let result = match case {
+    run(|| match case {
         "threads-1" => threads(1, &program),
         "threads-2" => threads(2, &program),
         "threads-4" => threads(4, &program),
@@ -63,8 +64,13 @@ pub fn child(case: &str) -> ExitCode {
         "silence" | "silence-of-one-queue" => threads(2, &silence),
         "refusals" => refusals(),
         _ => panic!("{case}"),
-    };
-    match result {
+    })
+}
+
+/// Runs a program, and says how it ended where the test looks for it.
+pub fn run(program: impl FnOnce() -> Result<()>) -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| println!("{panic}")));
+    match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("{error}");
@@ -80,9 +86,9 @@ fn device(index: u32) -> Result<Device> {
     runtime.device(index % count)
 }
 
-fn options() -> ArenaOptions {
+pub fn options() -> ArenaOptions {
     ArenaOptions {
-        backend: BackendName::Vmm,
+        backend: std::env::var(BACKEND).map_or(BackendName::Vmm, |name| name.parse().expect("a back end")),
         bytes: 8 << 20,
         share_devices: true,
         deadline: Duration::from_secs(10),
@@ -90,7 +96,7 @@ fn options() -> ArenaOptions {
     }
 }
 
-fn threads(world: u32, body: &(dyn Fn(HostRank) -> Result<()> + Sync)) -> Result<()> {
+pub fn threads(world: u32, body: &(dyn Fn(HostRank) -> Result<()> + Sync)) -> Result<()> {
     // A runtime each: nothing is ordered but by signals.
     let devices: Vec<_> = (0..world).map(device).collect::<Result<_>>()?;
     let ranks = HostRank::threads(&devices)?;
@@ -105,12 +111,12 @@ fn process() -> Result<()> {
     program(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
 }
 
-fn numbers(rank: Rank, round: u32, len: u32) -> Vec<u32> {
+pub fn numbers(rank: Rank, round: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| (rank.index() + 1) << 24 | round << 16 | i).collect()
 }
 
 /// Without waiting for the stream, which may wait for other ranks.
-fn later(buffer: &mut Buffer<u32>, stream: &Stream, values: &[u32]) -> Result<()> {
+pub fn later(buffer: &mut Buffer<u32>, stream: &Stream, values: &[u32]) -> Result<()> {
     buffer.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, values)?)
 }
 
@@ -121,7 +127,7 @@ fn program(rank: HostRank) -> Result<()> {
     let (compute, copies, side) = (rank.device().stream()?, rank.device().stream()?, rank.device().stream()?);
     let arena = Arena::open(&rank, options())?;
     let capabilities = arena.capabilities();
-    assert!(capabilities.processes && capabilities.contiguous);
+    assert!(capabilities.processes);
 
     // Every rank puts its numbers to every rank and signals; who has seen the signal reads them, here and at the peers.
     let buffer = arena.buffer::<u32>(u64::from(LEN * world.get()))?;

@@ -2,8 +2,10 @@
 //! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure.
 
 mod board;
+mod exchange;
 mod faults;
 mod gpu;
+mod nccl;
 mod program;
 mod ranks;
 mod threads;
@@ -17,15 +19,18 @@ const CHILD: &str = "OXTILE_TEST_VMM";
 
 fn main() -> ExitCode {
     if let Ok(what) = std::env::var(CHILD) {
-        return match what.strip_prefix("gpu:") {
-            Some(case) => gpu::child(case),
-            None => faults::child(&what),
+        return match what.split_once(':') {
+            Some(("gpu", case)) => gpu::child(case),
+            Some(("nccl", case)) => nccl::child(case),
+            Some(("exchange", case)) => exchange::child(case),
+            _ => faults::child(&what),
         };
     }
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(6));
-    let trials: Vec<Trial> = [board::trials(), threads::trials(), faults::trials(), gpu::trials()].into_iter().flatten().collect();
+    let on_gpus = [gpu::trials(), nccl::trials(), exchange::trials()];
+    let trials: Vec<Trial> = [board::trials(), threads::trials(), faults::trials()].into_iter().chain(on_gpus).flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -131,6 +131,14 @@ impl Driver for VirtualMemory {
         Ok(descriptor)
     }
 
+    fn handle_of(&self, address: u64) -> Result<Handle> {
+        self.context.make_current()?;
+        let (mut handle, pointer) = (0, ptr::with_exposed_provenance_mut::<c_void>(address as usize));
+        // SAFETY: a valid place for the handle; the driver looks the address up.
+        check("cuMemRetainAllocationHandle", unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) })?;
+        Ok(Handle(handle))
+    }
+
     fn import(&self, descriptor: OwnedFd) -> Result<Handle> {
         self.context.make_current()?;
         let mut handle = 0;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::runtime::Result;
+use crate::runtime::{Error, Result};
 
 /// A physical allocation, as its [`Driver`] names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// A descriptor that another process can import (`cuMemExportToShareableHandle`); it is closed on `exec`.
     fn export(&self, handle: Handle) -> Result<OwnedFd>;
+
+    /// The allocation that is mapped at an address, as a handle of its own (`cuMemRetainAllocationHandle`).
+    fn handle_of(&self, address: u64) -> Result<Handle> {
+        Err(Error::Invalid { what: "Driver::handle_of", why: format!("{self:?} cannot tell what lies at {address:#x}") })
+    }
 
     /// The allocation behind a descriptor of another process (`cuMemImportFromShareableHandle`).
     fn import(&self, descriptor: OwnedFd) -> Result<Handle>;

@@ -1,0 +1,165 @@
+//! All-gather and all-to-all of few bytes, by one kernel a rank that waits for flags itself.
+
+use std::fmt;
+use std::time::Duration;
+
+use oxtile_kernels::exchange::{self as kernel, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox};
+
+use super::arena::Arena;
+use super::backend::BackendName;
+use super::buffer::SymmetricBuffer;
+use super::error::SymmetricError;
+use crate::comm::Rank;
+use crate::runtime::{Buffer, Error, Kind, Loaded, Result, Stream};
+
+/// Messages between all ranks of an arena by loads and stores: of some KiB, in one launch a rank and about two crossings of the link.
+/// [`PullGather`](super::PullGather) and [`PushGather`](super::PushGather) carry more, and take no multiprocessor.
+///
+/// A kernel waits for its peers on the device, at most for the arena's deadline and until the arena ends: [`check`](Self::check) says
+/// what came of it. Streams of a rank that its peers wait for have to be able to run beside each other. Ranks on one GPU share its
+/// multiprocessors: all their kernels must fit.
+pub struct Exchange {
+    arena: Arena,
+    mailbox: SymmetricBuffer<u64>,
+    layout: Mailbox,
+    /// Where each rank's mailbox lies here.
+    table: Buffer<u64>,
+    notice: Buffer<u64>,
+    /// 0, or why a launch did not end well.
+    verdict: Buffer<u32>,
+    kernel: Loaded<Kernel>,
+    /// What the next launch begins with.
+    epoch: u64,
+}
+
+/// How an [`Exchange`] cuts its messages; the same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeOptions {
+    /// CUDA blocks for each peer.
+    pub lanes: u32,
+    /// Bytes that a block sends before it waits for an answer: a multiple of 16.
+    pub slot_bytes: u32,
+}
+
+impl Default for ExchangeOptions {
+    /// Messages of 64 KiB in one round.
+    fn default() -> Self {
+        Self { lanes: 8, slot_bytes: 8 << 10 }
+    }
+}
+
+impl Exchange {
+    /// Takes a mailbox from the arena, once all ranks have cleared theirs. Every rank takes the same, in one order.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Unavailable`] for more than one rank of the virtual cluster, whose kernels run one at a time; [`Error::Invalid`] for
+    /// options without a lane, or slots of no multiple of 16 bytes; as [`Arena::buffer`]; ranks that do not come.
+    pub fn new(arena: &Arena, stream: &Stream, options: ExchangeOptions) -> Result<Self> {
+        let (runtime, world) = (&stream.0.runtime, arena.world());
+        if runtime.kind() == Kind::Emulated && world.get() > 1 {
+            let why = "kernels of the virtual cluster run one at a time, and this one waits for its peers: use PullGather".to_owned();
+            return Err(SymmetricError::Unavailable { backend: BackendName::Emulated, why }.into());
+        }
+        let ExchangeOptions { lanes, slot_bytes } = options;
+        if lanes == 0 || slot_bytes == 0 || !slot_bytes.is_multiple_of(16) {
+            let why = format!("{lanes} lanes of slots of {slot_bytes} bytes: take at least one, and a multiple of 16");
+            return Err(Error::Invalid { what: "ExchangeOptions", why });
+        }
+        let layout = Mailbox { ranks: world.get(), lanes, slot_words: slot_bytes / 4 };
+        let mut mailbox = arena.buffer::<u64>(layout.len())?;
+        mailbox.local_mut().copy_from_slice(stream, &vec![0_u64; layout.len() as usize])?;
+        stream.synchronize()?;
+        arena.0.meet_at(&format!("mailbox {}", mailbox.number))?;
+        let addresses = world.ranks().map(|rank| Ok(mailbox.peer(rank)?.address())).collect::<Result<Vec<_>>>()?;
+        // SAFETY: the arena's first word, which the arena keeps, and this keeps the arena.
+        let notice = unsafe { Buffer::borrow_raw(&stream.device(), arena.0.base + arena.0.layout.notice(), 1)? };
+        let (table, verdict) = (Buffer::from_slice(stream, &addresses)?, Buffer::zeros(stream, 1)?);
+        Ok(Self { arena: arena.clone(), mailbox, layout, table, notice, verdict, kernel: Loaded::new(runtime)?, epoch: 1 })
+    }
+
+    /// Makes `output` the shards of all ranks one after another. Every shard has one length.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Argument`] for more blocks than the device holds at once; what ended the arena.
+    pub fn all_gather(&mut self, stream: &Stream, shard: &Buffer<u32>, output: &mut Buffer<u32>) -> Result<()> {
+        self.launch(stream, "Exchange::all_gather", shard.len(), shard, output, 0)
+    }
+
+    /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both are as many parts of one length as there are ranks.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn all_to_all(&mut self, stream: &Stream, input: &Buffer<u32>, output: &mut Buffer<u32>) -> Result<()> {
+        let words = input.len() / u64::from(self.layout.ranks);
+        self.launch(stream, "Exchange::all_to_all", words, input, output, 1)
+    }
+
+    fn launch(
+        &mut self,
+        stream: &Stream,
+        what: &'static str,
+        words: u64,
+        input: &Buffer<u32>,
+        output: &mut Buffer<u32>,
+        spread: u32,
+    ) -> Result<()> {
+        self.arena.0.check()?;
+        let whole = words.saturating_mul(self.layout.ranks.into());
+        if output.len() != whole {
+            return Err(Error::Length { what, expected: whole, found: output.len() });
+        }
+        let words = u32::try_from(words).map_err(|_| Error::TooLarge { what, count: words, element_bytes: 4 })?;
+        let rounds = self.layout.rounds(words);
+        let patience = self.arena.0.options.deadline.min(Duration::from_secs(1 << 32)).as_nanos() as u64;
+        let args = ExchangeArgs {
+            mailboxes: self.table.view(),
+            notice: self.notice.view_mut(),
+            input: input.view(),
+            output: output.view_mut(),
+            verdict: self.verdict.view_mut(),
+            first: self.arena.rank().index(),
+            lanes: self.layout.lanes,
+            slot_words: self.layout.slot_words,
+            words,
+            rounds,
+            spread,
+            epoch: self.epoch,
+            patience,
+        };
+        self.kernel.launch(stream, args)?;
+        self.arena.0.use_on(stream);
+        self.epoch += u64::from(rounds);
+        Ok(())
+    }
+
+    /// Waits for the stream, and says how all launches so far ended. Kernels end by the arena's deadline.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Deadline`] with a rank that did not answer; what ended the arena, here or on another rank.
+    pub fn check(&mut self, stream: &Stream) -> Result<()> {
+        let verdict = self.verdict.to_vec(stream)?[0];
+        self.arena.0.check_notice()?;
+        let (rank, waited) = (self.arena.rank(), self.arena.0.options.deadline);
+        let error = match verdict {
+            0 => return Ok(()),
+            ENDED => SymmetricError::Aborted { rank, why: "a flag of its mailbox is poisoned".to_owned() },
+            late => {
+                let missing = Rank::new(late - 1, self.arena.world()).into_iter().collect();
+                SymmetricError::Deadline { rank, operation: "Exchange", sequence: self.epoch - 1, missing, waited }
+            }
+        };
+        Err(self.arena.0.fail(error.into())?)
+    }
+
+    /// Bytes of the mailbox.
+    pub fn mailbox_bytes(&self) -> u64 {
+        self.mailbox.len() * 8
+    }
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kernel::Mailbox { ranks, lanes, slot_words } = self.layout;
+        f.debug_struct("Exchange").field("ranks", &ranks).field("lanes", &lanes).field("slot_words", &slot_words).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,103 @@
+//! Messages by kernels that wait for flags of other GPUs, or of other streams of one: a rank a thread.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+use oxtile::comm::HostRank;
+use oxtile::symmetric::{Arena, ArenaOptions, Exchange, ExchangeOptions, SymmetricError};
+use oxtile::{Buffer, Error, Result, Runtime};
+
+use crate::gpu::{self, LIMIT, QUEUES, later, numbers, options, threads};
+use crate::ranks;
+
+pub fn trials() -> Vec<Trial> {
+    let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
+    let missing = Runtime::cuda().err().filter(|_| !required);
+    let case = |name: &'static str| {
+        let test = move || {
+            let child = ranks::start(1, &format!("exchange:{name}"), &[QUEUES]).remove(0);
+            let (code, said) = ranks::end(child, LIMIT);
+            if code == Some(0) { Ok(()) } else { Err(Failed::from(format!("it ended with {code:?} and said {said:?}"))) }
+        };
+        Trial::test(format!("exchange::{name}"), test).with_ignored_flag(missing.is_some())
+    };
+    let trials = vec![case("threads-1"), case("threads-2"), case("threads-4"), case("silence")];
+    if let Some(reason) = &missing {
+        eprintln!("exchange: {} tests skipped: {reason}", trials.len());
+    }
+    trials
+}
+
+/// A program of a test.
+pub fn child(case: &str) -> ExitCode {
+    gpu::run(|| match case {
+        "threads-1" => threads(1, &program),
+        "threads-2" => threads(2, &program),
+        "threads-4" => threads(4, &program),
+        "silence" => threads(2, &silence),
+        _ => panic!("{case}"),
+    })
+}
+
+/// Gathers and all-to-alls of many lengths, on the same flags, checked word by word.
+fn program(rank: HostRank) -> Result<()> {
+    let (me, world, stream) = (rank.rank(), rank.world(), rank.device().stream()?);
+    let arena = Arena::open(&rank, options())?;
+    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions { lanes: 4, slot_bytes: 1 << 10 })?;
+    for (round, len) in (0..).zip([1, 256, 1000, 0, 1024, 10_000, 16_384, 3]) {
+        let mut shard = Buffer::<u32>::zeros(&stream, len.into())?;
+        later(&mut shard, &stream, &numbers(me, round, len))?;
+        let mut whole = Buffer::<u32>::zeros(&stream, u64::from(len * world.get()))?;
+        exchange.all_gather(&stream, &shard, &mut whole)?;
+        let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, len)).collect();
+        exchange.check(&stream)?;
+        assert_eq!(whole.to_vec(&stream)?, expected, "{me}, round {round}: gathered");
+
+        // Part `p` of what a rank sends is told from its other parts by the first words' round.
+        let part = |from, to: u32| numbers(from, 16 * round + to, len);
+        let mut input = Buffer::<u32>::zeros(&stream, u64::from(len * world.get()))?;
+        later(&mut input, &stream, &world.ranks().flat_map(|to| part(me, to.index())).collect::<Vec<_>>())?;
+        exchange.all_to_all(&stream, &input, &mut whole)?;
+        exchange.check(&stream)?;
+        let expected: Vec<_> = world.ranks().flat_map(|from| part(from, me.index())).collect();
+        assert_eq!(whole.to_vec(&stream)?, expected, "{me}, round {round}: all to all");
+    }
+    // Many in a row, without the host between them.
+    let shard = Buffer::from_slice(&stream, &numbers(me, 0, 2048))?;
+    let mut whole = Buffer::<u32>::zeros(&stream, 2048 * u64::from(world.get()))?;
+    for _ in 0..200 {
+        exchange.all_gather(&stream, &shard, &mut whole)?;
+    }
+    exchange.check(&stream)?;
+    let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, 0, 2048)).collect();
+    assert_eq!(whole.to_vec(&stream)?, expected, "{me}: the last of many");
+    drop(exchange);
+    arena.close()?.finish()?;
+    rank.close()
+}
+
+/// Rank 1 does not launch: rank 0's kernel ends, names it, and reads nothing of it.
+fn silence(rank: HostRank) -> Result<()> {
+    let (me, stream, deadline) = (rank.rank(), rank.device().stream()?, Duration::from_millis(500));
+    let arena = Arena::open(&rank, ArenaOptions { deadline, ..options() })?;
+    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions::default())?;
+    if me.index() == 0 {
+        let (shard, start) = (Buffer::from_slice(&stream, &[7_u32; 4])?, Instant::now());
+        let mut whole = Buffer::from_slice(&stream, &[9_u32; 8])?;
+        exchange.all_gather(&stream, &shard, &mut whole)?;
+        let error = exchange.check(&stream).expect_err("nobody answers");
+        assert!(start.elapsed() < deadline + Duration::from_secs(1), "{:?}", start.elapsed());
+        let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
+        assert_eq!(missing[0].index(), 1, "{error}");
+        assert_eq!(whole.to_vec(&stream)?, [7, 7, 7, 7, 9, 9, 9, 9]);
+        assert!(exchange.all_gather(&stream, &shard, &mut whole).is_err(), "the arena has ended");
+    } else {
+        // Until rank 0 has ended the arena for all.
+        let start = Instant::now();
+        while exchange.check(&stream).is_ok() {
+            assert!(start.elapsed() < 4 * deadline, "rank 0 did not end the arena");
+        }
+    }
+    Ok(())
+}
