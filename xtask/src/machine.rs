@@ -67,8 +67,10 @@ pub fn doctor() -> Result<ExitCode> {
     }
     let nccl = Nccl::find();
     found("nccl", &nccl.found);
-    // Symmetric memory by the names of its back ends.
-    symmetric(&nccl).iter().for_each(|(name, back_end)| found(name, back_end));
+    for (name, back_end) in symmetric(&nccl) {
+        let named = |text: String| format!("{name}: {text}");
+        found("symmetric", &back_end.map(named).map_err(named));
+    }
     Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

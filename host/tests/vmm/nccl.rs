@@ -81,7 +81,8 @@ fn collectives(rank: HostRank) -> Result<()> {
         arena.signal(&stream, read, other, epoch)?;
         communicator.synchronize(&stream)?;
         // In the order of ranks, each shard the other's.
-        let expected: Vec<_> = world.ranks().map(|rank| if rank == me { other } else { me }).flat_map(|from| numbers(from, round, LEN)).collect();
+        let expected: Vec<_> =
+            world.ranks().map(|rank| if rank == me { other } else { me }).flat_map(|from| numbers(from, round, LEN)).collect();
         assert_eq!(whole.local().to_vec(&stream)?, expected, "{me}, round {round}");
     }
     drop((communicator, shard, whole));
