@@ -41,8 +41,8 @@ pub use pinned::PinnedBuffer;
 pub use runtime::{Choice, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
-pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use memory::{Memory, order};
+pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use runtime::lock;
 
 pub use oxtile_emulator::{Fault, FaultKind, Mode};

@@ -129,10 +129,7 @@ pub const COVERED: &[(&str, &[&str])] = &[
     ("last_block", &["atomic::take_ticket"]),
     ("message", &["atomic::load_acquire", "atomic::store_release", "thread::sleep", "thread::trap"]),
     ("fences", &["sync::fence_block", "sync::fence_device", "sync::fence_system"]),
-    (
-        "flags",
-        &["flag::Patience::new", "flag::Patience::wait", "flag::Patience::wait_block", "flag::load", "flag::signal"],
-    ),
+    ("flags", &["flag::Patience::new", "flag::Patience::wait", "flag::Patience::wait_block", "flag::load", "flag::signal"]),
     ("warp_round", &["warp::sync"]),
     ("clock", &["thread::timer"]),
     (
