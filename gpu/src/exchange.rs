@@ -113,6 +113,7 @@ impl Reached {
 /// One launch may play several ranks of one device, `first` and those behind it: one for each word of `verdict`, which `input` and `output`
 /// then have an instance for each. The host lends no memory behind `mailboxes`: whoever launches keeps it, and orders what else uses it.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
+#[expect(clippy::too_many_arguments, reason = "a team, its messages and how long to wait")]
 pub fn exchange(
     mailboxes: Global<u64>,
     notice: GlobalMut<u64>,

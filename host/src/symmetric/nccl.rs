@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn what_the_library_does_not_allocate_is_an_error_of_all() {
-        for error in open([1000, TOO_MANY as u64], |_, view, _| view.err().expect("a refusal")) {
+        for error in open([1000, TOO_MANY as u64], |_, view, _| view.expect_err("a refusal")) {
             let Error::Symmetric(SymmetricError::Step { rank, step, why }) = &error else { panic!("{error}") };
             assert_eq!((rank.index(), *step), (1, Step::Create), "{error}");
             assert!(why.contains("ncclMemAlloc"), "{why}");
