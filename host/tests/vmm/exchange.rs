@@ -1,28 +1,34 @@
-//! Messages by kernels that wait for flags of other GPUs, or of other streams of one: a rank a thread.
+//! Messages by kernels that wait for flags of other GPUs, or of other processes on one. Ranks are processes: the driver's allocations
+//! wait for kernels of their process.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 use oxtile::comm::HostRank;
+use oxtile::comm::bootstrap::Environment;
 use oxtile::symmetric::{Arena, ArenaOptions, Exchange, ExchangeOptions, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
-use crate::gpu::{self, LIMIT, QUEUES, later, numbers, options, threads};
+use crate::gpu::{self, LIMIT, QUEUES, device, later, numbers, options};
 use crate::ranks;
 
 pub fn trials() -> Vec<Trial> {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
     let missing = Runtime::cuda().err().filter(|_| !required);
-    let case = |name: &'static str| {
+    let case = |name: &'static str, world: u32| {
         let test = move || {
-            let child = ranks::start(1, &format!("exchange:{name}"), &[QUEUES]).remove(0);
-            let (code, said) = ranks::end(child, LIMIT);
-            if code == Some(0) { Ok(()) } else { Err(Failed::from(format!("it ended with {code:?} and said {said:?}"))) }
+            for (rank, child) in ranks::start(world, &format!("exchange:{name}"), &[QUEUES]).into_iter().enumerate() {
+                let (code, said) = ranks::end(child, LIMIT);
+                if code != Some(0) {
+                    return Err(Failed::from(format!("rank {rank} ended with {code:?} and said {said:?}")));
+                }
+            }
+            Ok(())
         };
-        Trial::test(format!("exchange::{name}"), test).with_ignored_flag(missing.is_some())
+        Trial::test(format!("exchange::{name}::{world}"), test).with_ignored_flag(missing.is_some())
     };
-    let trials = vec![case("threads-1"), case("threads-2"), case("threads-4"), case("silence")];
+    let trials = vec![case("program", 1), case("program", 2), case("program", 4), case("silence", 2)];
     if let Some(reason) = &missing {
         eprintln!("exchange: {} tests skipped: {reason}", trials.len());
     }
@@ -31,12 +37,14 @@ pub fn trials() -> Vec<Trial> {
 
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
-    gpu::run(|| match case {
-        "threads-1" => threads(1, &program),
-        "threads-2" => threads(2, &program),
-        "threads-4" => threads(4, &program),
-        "silence" => threads(2, &silence),
-        _ => panic!("{case}"),
+    gpu::run(|| {
+        let environment = Environment::read()?;
+        let rank = HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(10))?;
+        match case {
+            "program" => program(rank),
+            "silence" => silence(rank),
+            _ => panic!("{case}"),
+        }
     })
 }
 

@@ -80,7 +80,7 @@ pub fn run(program: impl FnOnce() -> Result<()>) -> ExitCode {
 }
 
 /// A GPU a rank, as far as they go.
-fn device(index: u32) -> Result<Device> {
+pub fn device(index: u32) -> Result<Device> {
     let runtime = Runtime::cuda()?;
     let count = runtime.device_count();
     runtime.device(index % count)
