@@ -1,5 +1,5 @@
 //! Messages by kernels that wait for flags of other GPUs, or of other processes on one. Ranks are processes: the driver's allocations
-//! wait for kernels of their process.
+//! may wait for kernels of their process.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
