@@ -15,6 +15,7 @@ use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
 use super::memory::{self, Memory, copy};
 use super::pinned::PinnedBuffer;
+use super::runtime::Kind;
 use super::stream::Stream;
 
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
@@ -124,11 +125,6 @@ impl<T: Pod> Buffer<T> {
     }
 
     fn owner(&self) -> &(dyn Any + Send + Sync) {
-        &self.memory
-    }
-
-    /// The memory and its uses.
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
@@ -273,11 +269,16 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Copies between the buffer and pageable host memory, and waits.
+    ///
+    /// The driver copies pageable memory inside the call, where copies of other threads wait for it. So what comes before is waited for
+    /// first: it may be the signal of a rank that one of those threads is.
     fn copy(&self, stream: &Stream, bytes: Copy) -> Result<()> {
-        let (target, source) = match bytes.direction {
-            Direction::HostToDevice => (Some(&self.memory), None),
-            _ => (None, Some(&self.memory)),
-        };
+        let writes = bytes.direction == Direction::HostToDevice;
+        let (target, source) = if writes { (Some(&self.memory), None) } else { (None, Some(&self.memory)) };
+        if stream.0.runtime.kind() == Kind::Cuda {
+            memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, writes, wait_for))?;
+            stream.synchronize()?;
+        }
         copy(&stream.0, bytes, target, source)?;
         stream.synchronize()
     }
@@ -302,6 +303,13 @@ impl<T: Pod> Buffer<T> {
 
     fn too_large(&self) -> Error {
         Error::TooLarge { what: "Buffer::to_vec", count: self.len, element_bytes: size_of::<T>() as u64 }
+    }
+}
+
+impl<T> Buffer<T> {
+    /// The memory and its uses.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 }
 

@@ -124,10 +124,13 @@ impl Memory {
 
     /// Waits on the host for the work that a use of the host has to wait for.
     pub fn wait_on_host(&self, writes: bool) -> Result<()> {
+        self.streams(writes).iter().try_for_each(|stream| stream.wait_on_host())
+    }
+
+    /// The streams that a use has to wait for.
+    pub fn streams(&self, writes: bool) -> Vec<Arc<StreamInner>> {
         let uses = lock(&self.uses);
-        let streams: Vec<_> = uses.writer.iter().chain(uses.readers.iter().filter(|_| writes)).cloned().collect();
-        drop(uses);
-        streams.iter().try_for_each(|stream| stream.wait_on_host())
+        uses.writer.iter().chain(uses.readers.iter().filter(|_| writes)).cloned().collect()
     }
 }
 

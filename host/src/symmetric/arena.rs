@@ -15,7 +15,7 @@ use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
 use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, WorldSize};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Device, Error, Kind, POISON, Result, Stream};
+use crate::runtime::{Buffer, Device, Error, Kind, Result, Stream};
 
 /// How an arena is opened; the same on every rank.
 #[derive(Clone, Debug)]
@@ -47,28 +47,28 @@ pub struct Arena(pub(super) Arc<Inner>);
 const OPTIONS: &str = "options";
 /// That it needs the arena no more.
 const CLOSED: &str = "closed";
-/// Never pinned: whoever ended the arena pins nothing any more.
-const NOTICE: &str = "notice";
 
 pub(super) struct Inner {
     pub rank: Rank,
     pub world: WorldSize,
     pub options: ArenaOptions,
     pub layout: Layout,
-    backend: Box<dyn SymmetricBackend>,
-    meeting: Meeting,
+    pub backend: Box<dyn SymmetricBackend>,
+    pub meeting: Meeting,
     /// Where it lies.
     pub base: u64,
     /// Where the ranks' arenas lie, in the order of ranks, once all are there.
-    peers: OnceLock<Vec<u64>>,
+    pub peers: OnceLock<Vec<u64>>,
     /// Allocates, and writes poison: nothing else waits on it.
     pub control: Stream,
     /// Every stream that used a peer.
-    streams: Mutex<BTreeMap<u64, Stream>>,
+    pub streams: Mutex<BTreeMap<u64, Stream>>,
+    /// What each stream waits for at the latest, by stream, word and who writes it.
+    pub awaited: Mutex<BTreeMap<(u64, u64, Rank), Epoch>>,
     /// What ended it.
-    failure: Mutex<Option<Error>>,
+    pub failure: Mutex<Option<Error>>,
     /// Whether this rank gave it up in order.
-    closed: Mutex<bool>,
+    pub closed: Mutex<bool>,
 }
 
 impl Arena {
@@ -97,8 +97,10 @@ impl Arena {
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
         let base = backend.open(&control, &meeting, memory)?;
-        let (peers, streams, failure, closed) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::new(false));
-        Ok(Self(Arc::new(Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, failure, closed })))
+        let (peers, streams, awaited) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        let (failure, closed) = (Mutex::default(), Mutex::new(false));
+        let inner = Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, awaited, failure, closed };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// This rank.
@@ -167,7 +169,9 @@ impl Arena {
     pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch) -> Result<()> {
         self.0.check()?;
         self.0.use_on(stream);
-        let address = self.0.base + self.0.layout.word(channel.index, from);
+        let word = self.0.layout.word(channel.index, from);
+        lock(&self.0.awaited).insert((stream.raw(), word, from), epoch);
+        let address = self.0.base + word;
         stream.0.runtime.backend.wait_value(stream.0.id, address, epoch.0, Location::caller())
     }
 
@@ -213,11 +217,15 @@ impl Closing {
     /// Waits until every rank has given its arena up and frees this one.
     ///
     /// # Errors
-    /// [`SymmetricError::Missing`] with who has not: the memory is then kept, since that rank may still use it.
+    /// [`SymmetricError::Missing`] with who has not, [`SymmetricError::Aborted`] with who is gone: memory that such a rank may still use
+    /// is then kept; on `vmm` that rank's own mapping keeps it, and it is freed here all the same.
     pub fn finish(self) -> Result<()> {
         let inner = &self.0;
-        inner.meeting.gather(CLOSED, inner.options.deadline)?;
-        inner.backend.close(&inner.control)
+        let closed = inner.meeting.gather(CLOSED, inner.options.deadline);
+        if closed.is_ok() || inner.backend.is_kept_by_mappings() {
+            inner.backend.close(&inner.control)?;
+        }
+        closed.map(drop)
     }
 }
 
@@ -275,65 +283,6 @@ impl Inner {
         self.layout.compare(self.rank, other, number, &theirs)
     }
 
-    /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
-    pub fn fail(&self, error: Error) -> Result<Error> {
-        let first = lock(&self.failure).get_or_insert(error).clone();
-        self.meeting.give_up(&first.to_string());
-        if let Some(peers) = self.peers.get() {
-            let notice = self.layout.notice();
-            peers.iter().try_for_each(|base| self.poison(base + notice))?;
-        }
-        self.release_waits()?;
-        Ok(first)
-    }
-
-    #[track_caller]
-    fn poison(&self, address: u64) -> Result<()> {
-        self.control.0.runtime.backend.write_value(self.control.0.id, address, POISON, Location::caller())
-    }
-
-    /// Writes poison until the streams are through: a late signal may undo one.
-    fn release_waits(&self) -> Result<()> {
-        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
-        let ends: Vec<_> = streams.iter().map(Stream::record).collect::<Result<_>>()?;
-        let start = Instant::now();
-        loop {
-            self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
-            self.settle(&self.control)?;
-            let mut all_done = true;
-            for end in &ends {
-                all_done &= end.is_done()?;
-            }
-            if all_done {
-                return Ok(());
-            }
-            if start.elapsed() > self.options.deadline {
-                tracing::warn!(rank = self.rank.index(), "streams of an ended arena wait for something else than its signals");
-                return Ok(());
-            }
-        }
-    }
-
-    /// Whether another rank has ended the arena; then it is ended here too.
-    pub fn check_notice(&self) -> Result<()> {
-        self.check()?;
-        let word = self.word(self.layout.notice())?;
-        if word < POISON {
-            return Ok(());
-        }
-        let gave_up = self.world.ranks().filter(|rank| *rank != self.rank).find_map(|rank| {
-            let error = self.meeting.read(rank, NOTICE, Duration::ZERO).err()?;
-            matches!(error, Error::Symmetric(SymmetricError::Aborted { .. })).then_some(error)
-        });
-        let unknown = || SymmetricError::Aborted { rank: self.rank, why: "another rank wrote poison".to_owned() }.into();
-        Err(self.fail(gave_up.unwrap_or_else(unknown))?)
-    }
-
-    /// A word of this rank's arena, now.
-    pub fn word(&self, offset: u64) -> Result<u64> {
-        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset, self.options.deadline)
-    }
-
     /// Waits for all work that used a peer.
     fn drain(&self) -> Result<()> {
         let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
@@ -341,7 +290,7 @@ impl Inner {
     }
 
     /// Waits for a stream, on GPUs at most for the deadline. On the virtual cluster a stream that cannot go on is an error by itself.
-    fn settle(&self, stream: &Stream) -> Result<()> {
+    pub fn settle(&self, stream: &Stream) -> Result<()> {
         if stream.0.runtime.kind() == Kind::Emulated {
             return stream.synchronize();
         }
@@ -365,24 +314,6 @@ fn compare_options(meeting: &Meeting, deadline: Duration) -> Result<()> {
     let differs = meeting.world().ranks().zip(&notes).find(|(_, note)| *note != mine);
     let error = |(other, note): (Rank, &Vec<u8>)| SymmetricError::Rendezvous { rank, found: text(mine), other, expected: text(note) };
     differs.map_or(Ok(()), |differs| Err(error(differs).into()))
-}
-
-/// Memory that others may still use is kept. Whoever waits for this rank is told.
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if *lock(&self.closed) {
-            return;
-        }
-        self.meeting.give_up("it dropped its arena without closing it");
-        let notice = self.layout.notice();
-        let told = self.peers.get().map_or(Ok(()), |peers| peers.iter().try_for_each(|base| self.poison(base + notice)));
-        tracing::warn!(
-            rank = self.rank.index(),
-            ?told,
-            bytes = self.layout.bytes(),
-            "an arena was dropped without being closed: its memory is kept"
-        );
-    }
 }
 
 impl fmt::Debug for Arena {

@@ -83,6 +83,12 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// Whether [`open`](Self::open) waits for all ranks.
     fn is_collective(&self) -> bool;
 
+    /// Whether another rank's mapping keeps the memory when its owner has given it back: then an arena that ended in a failure is given
+    /// back too, once this rank's own streams are through.
+    fn is_kept_by_mappings(&self) -> bool {
+        false
+    }
+
     /// Memory of the stream's device, made known to the ranks of the meeting: its address here.
     ///
     /// # Errors

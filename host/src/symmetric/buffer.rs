@@ -56,6 +56,13 @@ impl<T: Pod> SymmetricBuffer<T> {
     }
 }
 
+/// Closing the arena waits for the streams that used this rank's part too.
+impl<T> Drop for SymmetricBuffer<T> {
+    fn drop(&mut self) {
+        self.local.memory().streams(true).into_iter().for_each(|stream| self.arena.0.use_on(&Stream(stream)));
+    }
+}
+
 /// A rank's instance of a symmetric buffer. It has no address that a program could use: bytes come and go by [`get`](Self::get) and
 /// [`put`](Self::put).
 pub struct Peer<'a, T> {

@@ -10,7 +10,7 @@ use oxtile_tile::num::Pod;
 use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
 use super::signal::{Channel, Epoch};
-use super::ticket::{Awaited, Ticket};
+use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
 use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::runtime::lock;
@@ -106,9 +106,8 @@ impl<T: Pod> PullGather<T> {
             events[member.index() as usize] = self.copy(source, &output, member, caller)?;
             self.arena.signal(&self.stream, self.memory.done, other, self.epoch)?;
         }
-        let waits = self.others().into_iter().map(|from| Awaited { channel: self.memory.ready, from, epoch: self.epoch }).collect();
         let cell = Memory::borrowed(&self.stream.0.runtime, output.device().index(), output.address(), output.memory().bytes);
-        let ticket = Ticket::new(&self.arena, &self.stream, "PullGather::run", output)?.waiting(self.epoch.get(), waits);
+        let ticket = Ticket::new(&self.arena, &self.stream, "PullGather::run", output)?.numbered(self.epoch.get());
         Ok(Gathered { ticket, cell, events, shard, readers: Mutex::default() })
     }
 

@@ -39,6 +39,7 @@ mod backend;
 mod buffer;
 mod error;
 mod exchange;
+mod failure;
 mod gather;
 mod layout;
 mod nccl;

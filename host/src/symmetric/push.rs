@@ -10,7 +10,7 @@ use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
 use super::gather::bounds;
 use super::signal::{Channel, Epoch};
-use super::ticket::{Awaited, Ticket};
+use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Event, Memory, Result, Stream, order};
@@ -115,18 +115,15 @@ impl<T: Pod> PushGather<T> {
             self.put(shard, member, before, other)?;
         }
         self.events[me.index() as usize] = vec![self.out.record()?; self.chunks as usize];
-        let mut waits = Vec::new();
         for member in self.member.others() {
             let from = self.world_rank(member);
             for chunk in 0..self.chunks {
-                let epoch = self.ready(before, chunk);
-                self.arena.wait(&self.arrivals, self.memory.ready, from, epoch)?;
-                waits.push(Awaited { channel: self.memory.ready, from, epoch });
+                self.arena.wait(&self.arrivals, self.memory.ready, from, self.ready(before, chunk))?;
                 self.events[member.index() as usize].push(self.arrivals.record()?);
             }
         }
         self.arrivals.wait(&self.out.record()?)?;
-        Ok(Ticket::new(&self.arena, &self.arrivals, "PushGather::run", ())?.waiting(self.epoch.get(), waits))
+        Ok(Ticket::new(&self.arena, &self.arrivals, "PushGather::run", ())?.numbered(self.epoch.get()))
     }
 
     /// READY of a chunk: all chunks of an epoch come before all of the next.
@@ -158,6 +155,7 @@ impl<T: Pod> PushGather<T> {
             return Err(Error::Invalid { what: "PushGather::chunk", why: format!("there is no chunk {chunk} of {member}") });
         };
         stream.wait(event)?;
+        self.arena.0.use_on(stream);
         lock(&self.readers).push(stream.clone());
         let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
         let address = self.cell.address + (u64::from(member.index()) * self.memory.shard + start) * size_of::<T>() as u64;
@@ -174,6 +172,7 @@ impl<T: Pod> PushGather<T> {
         for event in self.events.iter().filter_map(|events| events.last()) {
             stream.wait(event)?;
         }
+        self.arena.0.use_on(stream);
         lock(&self.readers).push(stream.clone());
         // SAFETY: as in `chunk`.
         Ok(unsafe { DeviceView::from_raw(self.cell.address, self.memory.gathered.len(), &self.cell) })

@@ -2,12 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::arena::{Arena, Inner};
+use super::arena::Arena;
 use super::error::SymmetricError;
-use super::signal::{Channel, Epoch};
-use crate::comm::Rank;
 use crate::runtime::{Error, Event, Result, Stream};
 
 /// The result of work on a stream that other ranks take part in. It keeps the arena and the result; giving the ticket in is the only way
@@ -18,26 +16,20 @@ pub struct Ticket<R> {
     event: Event,
     what: &'static str,
     sequence: u64,
-    waits: Vec<Awaited>,
     result: R,
 }
 
-/// A signal that the work waits for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Awaited {
-    pub channel: Channel,
-    pub from: Rank,
-    pub epoch: Epoch,
-}
+/// Between two looks at whether all ranks are still there.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl<R> Ticket<R> {
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        Ok(Self { arena: arena.clone(), event: stream.record()?, what, sequence: 0, waits: Vec::new(), result })
+        Ok(Self { arena: arena.clone(), event: stream.record()?, what, sequence: 0, result })
     }
 
-    /// Adds what the work waits for, so that a deadline can name who is missing.
-    pub(super) fn waiting(self, sequence: u64, waits: Vec<Awaited>) -> Self {
-        Self { sequence, waits, ..self }
+    /// The number of the operation, which a deadline names.
+    pub(super) fn numbered(self, sequence: u64) -> Self {
+        Self { sequence, ..self }
     }
 
     /// Later work of the stream comes after the result, which it may use. The host does not wait. If a rank fails meanwhile the result is
@@ -51,15 +43,21 @@ impl<R> Ticket<R> {
         Ok(self.result)
     }
 
-    /// Waits for the result on the host, at most for the arena's deadline. When that is over the arena is ended for all ranks.
+    /// Waits for the result on the host, at most for the arena's deadline. When that is over, or a rank is gone, the arena is ended for all
+    /// ranks.
     ///
     /// # Errors
     /// [`SymmetricError::Deadline`] with who did not signal; what ended the arena, here or on another rank; what went wrong in the stream.
     pub fn wait(self) -> Result<R> {
         let (arena, start) = (Arc::clone(&self.arena.0), Instant::now());
+        let mut next_look = LOOK;
         while !self.event.is_done()? {
+            if start.elapsed() >= next_look {
+                arena.check_ranks()?;
+                next_look = start.elapsed() + LOOK;
+            }
             if start.elapsed() >= arena.options.deadline {
-                let missing = self.missing(&arena)?;
+                let missing = arena.missing()?;
                 let (rank, waited) = (arena.rank, arena.options.deadline);
                 let error = SymmetricError::Deadline { rank, operation: self.what, sequence: self.sequence, missing, waited };
                 return Err(arena.fail(error.into())?);
@@ -69,17 +67,6 @@ impl<R> Ticket<R> {
         }
         arena.check_notice()?;
         Ok(self.result)
-    }
-
-    /// Whose signals have not come.
-    fn missing(&self, arena: &Inner) -> Result<Vec<Rank>> {
-        let mut missing = Vec::new();
-        for wait in &self.waits {
-            if arena.word(arena.layout.word(wait.channel.index, wait.from))? < wait.epoch.get() && !missing.contains(&wait.from) {
-                missing.push(wait.from);
-            }
-        }
-        Ok(missing)
     }
 }
 

@@ -28,7 +28,7 @@ impl Pair {
     }
 }
 
-/// Rank 1 publishes its buffer, rank 0 gets it and copies it on, rank 1 writes it again.
+/// Rank 1 publishes its buffer, rank 0 gets it and copies it on, rank 1 writes it again and rank 0 gets that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
@@ -42,6 +42,8 @@ enum Bug {
     OverwrittenBeforeDone,
     /// #2443: two streams share one flag.
     TwoWritersOfOneSignal,
+    /// #2443: a flag is used again for the next round, so that the old one is taken for the new one.
+    EpochUsedAgain,
 }
 
 fn program(pair: &mut Pair, bug: Bug) -> Result<()> {
@@ -82,6 +84,11 @@ fn program(pair: &mut Pair, bug: Bug) -> Result<()> {
         pair.arenas[1].wait(&second, pair.done[1], zero, FIRST)?;
     }
     pair.buffers[1].local_mut().fill_zero(&second)?;
+    let next = if bug == Bug::EpochUsedAgain { FIRST } else { FIRST.next() };
+    pair.arenas[1].signal(&second, pair.ready[1], zero, next)?;
+    pair.arenas[0].wait(&fetch, pair.ready[0], one, next)?;
+    let again = Buffer::<u32>::uninitialised(&fetch, 4)?;
+    let _again = pair.buffers[0].peer(one)?.get(&fetch, 0..4, again, 0)?;
     [first, second, fetch, extra].iter().try_for_each(|stream| stream.synchronize())?;
     drop(kept);
     Ok(())
@@ -137,4 +144,15 @@ fn a_shard_overwritten_before_it_is_read() {
 fn a_signal_with_two_writers() {
     // Where the waiter takes the other writer's signal, what is missing is the edge to the data.
     planted(Bug::TwoWritersOfOneSignal, &[RaceKind::Signal, RaceKind::Unordered]);
+}
+
+/// Only where the old signal is still the last: the new one, of the same epoch, is as good as the right one.
+#[test]
+fn an_epoch_that_is_used_again() {
+    let found: Vec<_> = (0..32).filter_map(|seed| run(Bug::EpochUsedAgain, seed).err().map(|error| (seed, error.to_string()))).collect();
+    assert!(found.len() > 4, "{} of 32 seeds", found.len());
+    for (seed, report) in found {
+        assert!(report.contains("one_sided.rs"), "{report}");
+        assert_eq!(run(Bug::EpochUsedAgain, seed).unwrap_err().to_string(), report, "seed {seed} replays its report");
+    }
 }

@@ -168,9 +168,10 @@ fn of_victim(call: &str, kind: &str, me: Rank, _: WorldSize) -> (Arc<dyn Driver>
 }
 
 /// Ends, or stops, this process, or is an error.
-fn strike(kind: &str) -> Result<()> {
+pub fn strike(kind: &str) -> Result<()> {
     let signal = match kind {
         "exit" => std::process::exit(0),
+        "panic" => panic!("meant"),
         "kill" => libc::SIGKILL,
         "stop" => libc::SIGSTOP,
         _ => return Err(refused()),

@@ -1,4 +1,5 @@
-//! Arenas of mapped GPU memory. Each test is a program of its own, or as many as there are ranks, with a limit: what hangs is ended.
+//! Arenas of mapped GPU memory. Each test is a program of its own, or as many as there are ranks, with a limit: what hangs says where, and is
+//! ended.
 
 use std::process::ExitCode;
 use std::thread;
@@ -6,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 use oxtile::comm::bootstrap::Environment;
-use oxtile::comm::{HostRank, Rank, Team};
+use oxtile::comm::{ArenaRank, HostRank, Rank, Team};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Epoch, GatherMemory, PullGather, PushGather, PushMemory, Step, SymmetricError};
 use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
-use crate::ranks;
+use crate::soak::{self, Length};
+use crate::watch::{self, doing, settle};
+use crate::{deaths, hosts, ranks};
 
-pub const LIMIT: Duration = Duration::from_secs(20);
+/// After which a program is killed, which says before where it hangs.
+pub const LIMIT: Duration = Duration::from_secs(30);
 const FIRST: Epoch = Epoch::ZERO.next();
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
@@ -22,54 +26,72 @@ const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
 
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
+/// The tests that need a GPU, but for those of [`deaths`].
+const CASES: [(&str, u32, (&str, &str)); 13] = [
+    ("threads-1", 1, QUEUES),
+    ("threads-2", 1, QUEUES),
+    ("threads-4", 1, QUEUES),
+    ("process", 1, QUEUES),
+    ("process", 2, QUEUES),
+    ("process", 3, QUEUES),
+    ("process", 4, QUEUES),
+    ("silence", 1, QUEUES),
+    ("silence-of-one-queue", 1, ONE_QUEUE),
+    ("refusals", 1, QUEUES),
+    ("soak-threads-2", 1, QUEUES),
+    ("soak", 2, QUEUES),
+    ("soak", 4, QUEUES),
+];
 
 pub fn trials() -> Vec<Trial> {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
     let missing = Runtime::cuda().err().filter(|_| !required);
-    let case = |name: &'static str, world: u32, queues: (&'static str, &'static str)| {
+    let case = |(name, world, queues): (&'static str, u32, (&'static str, &'static str))| {
         let test = move || {
-            for (rank, child) in ranks::start(world, &format!("gpu:{name}"), &[queues]).into_iter().enumerate() {
-                let (code, said) = ranks::end(child, LIMIT);
-                if code != Some(0) {
-                    return Err(Failed::from(format!("rank {rank} ended with {code:?} and said {said:?}")));
-                }
+            let children = ranks::start(world, &format!("gpu:{name}"), &[queues]);
+            let ends: Vec<_> = children.into_iter().map(|child| ranks::end(child, LIMIT + Length::from_variables().least())).collect();
+            let rank = |(rank, (code, said)): (usize, &(Option<i32>, String))| format!("rank {rank} ended with {code:?} and said {said:?}");
+            let all: Vec<_> = ends.iter().enumerate().map(rank).collect();
+            if ends.iter().any(|(code, _)| *code != Some(0)) {
+                return Err(Failed::from(all.join("\n")));
             }
+            // How much was checked.
+            ends.iter().filter(|(_, said)| !said.is_empty()).for_each(|(_, said)| println!("{said}"));
             Ok(())
         };
-        Trial::test(format!("gpu::{name}::{world}"), test).with_ignored_flag(missing.is_some())
+        Trial::test(format!("gpu::{name}::{world}"), test)
     };
+    let trials: Vec<_> = CASES.into_iter().map(case).chain(deaths::trials()).collect();
     if let Some(reason) = &missing {
-        eprintln!("vmm: 9 tests skipped: {reason}");
+        eprintln!("vmm: {} tests skipped: {reason}", trials.len());
     }
-    vec![
-        case("threads-1", 1, QUEUES),
-        case("threads-2", 1, QUEUES),
-        case("threads-4", 1, QUEUES),
-        case("process", 1, QUEUES),
-        case("process", 2, QUEUES),
-        case("process", 3, QUEUES),
-        case("silence", 1, QUEUES),
-        case("silence-of-one-queue", 1, ONE_QUEUE),
-        case("refusals", 1, QUEUES),
-    ]
+    let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(missing.is_some()));
+    trials.chain(hosts::trials()).collect()
 }
 
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
+    let length = Length::from_variables();
+    let soak = |rank: HostRank| soak::soak(rank, options().backend, length).map(|soaked| println!("{soaked}"));
+    let program = |rank: HostRank| program(rank, options());
     run(|| match case {
         "threads-1" => threads(1, &program),
         "threads-2" => threads(2, &program),
         "threads-4" => threads(4, &program),
-        "process" => process(),
+        "process" => process(&program),
         "silence" | "silence-of-one-queue" => threads(2, &silence),
         "refusals" => refusals(),
+        "soak-threads-2" => threads(2, &soak),
+        "soak" => process(&soak),
+        "hosts" => hosts::rank(),
         _ => panic!("{case}"),
     })
 }
 
-/// Runs a program, and says how it ended where the test looks for it.
+/// Runs a program, and says how it ended, or where it hangs, where the test looks for it.
 pub fn run(program: impl FnOnce() -> Result<()>) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| println!("{panic}")));
+    watch::limit(watch::given().unwrap_or(LIMIT - Duration::from_secs(5)) + Length::from_variables().least());
     match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -106,9 +128,9 @@ pub fn threads(world: u32, body: &(dyn Fn(HostRank) -> Result<()> + Sync)) -> Re
     })
 }
 
-fn process() -> Result<()> {
+fn process(body: &dyn Fn(HostRank) -> Result<()>) -> Result<()> {
     let environment = Environment::read()?;
-    program(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
+    body(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
 }
 
 pub fn numbers(rank: Rank, round: u32, len: u32) -> Vec<u32> {
@@ -121,13 +143,15 @@ pub fn later(buffer: &mut Buffer<u32>, stream: &Stream, values: &[u32]) -> Resul
 }
 
 /// What a rank does: puts, gets, and gathers by copy engines in three rounds, both ways.
-fn program(rank: HostRank) -> Result<()> {
+pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     const LEN: u32 = 10_000;
     let (me, world) = (rank.rank(), rank.world());
     let (compute, copies, side) = (rank.device().stream()?, rank.device().stream()?, rank.device().stream()?);
-    let arena = Arena::open(&rank, options())?;
+    let is_virtual = options.backend == BackendName::Emulated;
+    doing(me, "opening its arena");
+    let arena = Arena::open(&rank, options)?;
     let capabilities = arena.capabilities();
-    assert!(capabilities.processes);
+    assert!(capabilities.processes || is_virtual);
 
     // Every rank puts its numbers to every rank and signals; who has seen the signal reads them, here and at the peers.
     let buffer = arena.buffer::<u32>(u64::from(LEN * world.get()))?;
@@ -135,6 +159,7 @@ fn program(rank: HostRank) -> Result<()> {
     let mut own = Buffer::<u32>::zeros(&compute, LEN.into())?;
     for (round, epoch) in (0..3).zip(1..) {
         let epoch = Epoch::ZERO.later(epoch);
+        doing(me, format!("round {round}: putting"));
         later(&mut own, &compute, &numbers(me, round, LEN))?;
         for peer in world.ranks() {
             // The peer has read the round before.
@@ -144,15 +169,20 @@ fn program(rank: HostRank) -> Result<()> {
         }
         world.ranks().try_for_each(|peer| arena.wait(&compute, arrived, peer, epoch))?;
         let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
+        doing(me, format!("round {round}: reading what was put"));
+        settle(&compute)?;
         assert_eq!(buffer.local().to_vec(&compute)?, expected, "{me}, round {round}: what was put");
         let next = Rank::new((me.index() + 1) % world.get(), world).expect("of this world");
         let mine = u64::from(LEN * me.index());
+        doing(me, format!("round {round}: getting"));
         let target = Buffer::uninitialised(&compute, LEN.into())?;
         let target = buffer.peer(next)?.get(&compute, mine..mine + u64::from(LEN), target, 0)?.wait()?;
+        doing(me, format!("round {round}: reading what it got"));
         assert_eq!(target.to_vec(&compute)?, numbers(me, round, LEN), "{me}, round {round}: what is got from {next}");
         world.ranks().try_for_each(|peer| arena.signal(&compute, read, peer, epoch))?;
     }
-    compute.synchronize()?;
+    doing(me, "waiting for the rounds");
+    settle(&compute)?;
 
     let team = Team::all(world);
     let member = team.member(me).expect("of the world");
@@ -162,9 +192,11 @@ fn program(rank: HostRank) -> Result<()> {
     let mut push = PushGather::new(&arena, &member, memory, [&copies, &side], 3)?;
     for round in 0..3 {
         let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
+        doing(me, format!("round {round}: pulling"));
         later(pull.shard(&compute)?, &compute, &numbers(me, round, LEN))?;
         let pulled = pull.run(Buffer::uninitialised(&compute, u64::from(LEN * world.get()))?)?.wait()?;
         assert_eq!(pulled.to_vec(&compute)?, expected, "{me}, round {round}: pulled");
+        doing(me, format!("round {round}: pushing"));
         later(&mut own, &compute, &numbers(me, round, LEN))?;
         push.run(&own)?.wait()?;
         let view = push.whole(&compute)?;
@@ -173,7 +205,8 @@ fn program(rank: HostRank) -> Result<()> {
         assert_eq!(pushed.to_vec(&compute)?, expected, "{me}, round {round}: pushed");
         push.release()?;
     }
-    copies.synchronize()?;
+    doing(me, "closing");
+    settle(&copies)?;
     drop((buffer, pull, push));
     arena.close()?.finish()?;
     rank.close()
@@ -188,7 +221,7 @@ fn silence(rank: HostRank) -> Result<()> {
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
     buffer.peer(other)?;
-    // Both wait for a signal that neither sends.
+    doing(me, "waiting for a signal that nobody sends");
     arena.wait(&stream, channel, other, FIRST)?;
     let target = Buffer::uninitialised(&stream, 4)?;
     let start = Instant::now();
@@ -197,12 +230,20 @@ fn silence(rank: HostRank) -> Result<()> {
     let is_told = |error: &Error| matches!(error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));
     assert!(is_told(&error), "{me}: {error}");
     assert!(is_told(&arena.check().expect_err("it has ended")));
+    doing(me, "draining its stream");
     stream.synchronize()?;
+    doing(me, "opening another arena");
     let again = Arena::open(&rank, options())?;
     let channel = again.channel()?;
     again.signal(&stream, channel, other, FIRST)?;
+    // Where all streams share one queue, a wait would hold up the other's signal behind it: both signals come first.
+    let meeting = rank.next_meeting();
+    meeting.publish("signalled", Vec::new())?;
+    meeting.gather("signalled", deadline * 10)?;
+    doing(me, "waiting for the other's signal");
     again.wait(&stream, channel, other, FIRST)?;
-    stream.synchronize()?;
+    settle(&stream)?;
+    drop((buffer, arena));
     again.close()?.finish()?;
     rank.close()
 }

@@ -2,13 +2,17 @@
 //! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure.
 
 mod board;
+mod deaths;
 mod exchange;
 mod faults;
 mod gpu;
+mod hosts;
 mod nccl;
 mod program;
 mod ranks;
+mod soak;
 mod threads;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -23,6 +27,7 @@ fn main() -> ExitCode {
             Some(("gpu", case)) => gpu::child(case),
             Some(("nccl", case)) => nccl::child(case),
             Some(("exchange", case)) => exchange::child(case),
+            Some(("deaths", case)) => deaths::child(case),
             _ => faults::child(&what),
         };
     }

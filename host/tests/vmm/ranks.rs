@@ -10,7 +10,12 @@ use std::time::{Duration, Instant};
 use crate::CHILD;
 
 /// As `oxtile launch` starts them, but to be looked at one by one.
-pub fn start(world: u32, what: &str, variables: &[(&str, &str)]) -> Vec<Child> {
+pub fn start(world: u32, what: &str, variables: &[(&'static str, &str)]) -> Vec<Child> {
+    start_each(world, what, |_| variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
+}
+
+/// The same, with variables of each rank.
+pub fn start_each(world: u32, what: &str, variables: impl Fn(u32) -> Vec<(&'static str, String)>) -> Vec<Child> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port().to_string();
     drop(listener);
@@ -19,7 +24,7 @@ pub fn start(world: u32, what: &str, variables: &[(&str, &str)]) -> Vec<Child> {
         Command::new(env::current_exe().expect("a path"))
             .envs(of_rank)
             .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("OXTILE_JOB_ID", what), (CHILD, what)])
-            .envs(variables.iter().copied())
+            .envs(variables(rank))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -28,19 +33,20 @@ pub fn start(world: u32, what: &str, variables: &[(&str, &str)]) -> Vec<Child> {
     (0..world).map(start).collect()
 }
 
-/// What a rank said and how it ended; it is killed at the limit.
+/// What a rank said and how it ended; it is killed at the limit, which is then said too.
 pub fn end(mut child: Child, limit: Duration) -> (Option<i32>, String) {
-    let start = Instant::now();
+    let (start, mut is_killed) = (Instant::now(), false);
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child") {
             break status;
         }
         if start.elapsed() > limit {
-            let _ = child.kill();
+            is_killed |= child.kill().is_ok();
         }
         thread::sleep(Duration::from_millis(5));
     };
     let mut said = String::new();
     child.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
-    (status.code(), said.trim().to_owned())
+    let killed = if is_killed { format!(" (killed by the test after {limit:?})") } else { String::new() };
+    (status.code(), said.trim().to_owned() + &killed)
 }

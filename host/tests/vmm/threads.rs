@@ -13,7 +13,7 @@ use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGath
 use oxtile::{Buffer, Error, Result, Runtime};
 
 use crate::program::{Faulty, device, options, refused, write_and_read};
-use crate::trial;
+use crate::{gpu, soak, trial};
 
 pub fn trials() -> Vec<Trial> {
     let mut trials: Vec<Trial> =
@@ -24,6 +24,12 @@ pub fn trials() -> Vec<Trial> {
     trials.push(trial("threads::panic", a_thread_that_panics_is_an_error_of_the_others));
     trials.push(trial("threads::arenas_of_host_ranks", arenas_of_host_ranks));
     trials.push(trial("threads::back_ends_by_name", back_ends_by_name));
+    for world in [1, 2, 3] {
+        trials.push(trial(format!("threads::program_of_gpus_on_virtual_ones::{world}"), move || program_of_gpus(world)));
+    }
+    for world in [2, 3] {
+        trials.push(trial(format!("threads::soak_on_virtual_gpus::{world}"), move || soak::on_virtual_gpus(world)));
+    }
     trials
 }
 
@@ -116,6 +122,16 @@ fn arenas_of_host_ranks() {
     });
     assert_eq!(found, vec![vec![0, 7, 1, 7, 2, 7]; 3]);
     assert!(HostRank::threads(&[]).is_err());
+}
+
+fn program_of_gpus(world: u32) {
+    let runtime = Runtime::emulated(world).unwrap();
+    let devices: Vec<_> = (0..world).map(|index| runtime.device(index).unwrap()).collect();
+    thread::scope(|scope| {
+        let rank = |rank| scope.spawn(|| gpu::program(rank, ArenaOptions { backend: BackendName::Emulated, ..gpu::options() }));
+        let threads: Vec<_> = HostRank::threads(&devices).unwrap().into_iter().map(rank).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
 }
 
 fn back_ends_by_name() {

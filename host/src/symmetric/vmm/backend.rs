@@ -36,6 +36,10 @@ impl SymmetricBackend for Vmm {
         true
     }
 
+    fn is_kept_by_mappings(&self) -> bool {
+        true
+    }
+
     fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
         let ArenaMemory { bytes, zeros, layout, share_devices, deadline } = memory;
         let options = FlatOptions { bytes, layout, share_devices, deadline };
@@ -57,7 +61,7 @@ impl SymmetricBackend for Vmm {
     }
 }
 
-/// An arena that was not closed keeps its memory, which others, or its own streams, may still use.
+/// An arena that was not closed keeps its memory, which its own streams may still use.
 impl Drop for Vmm {
     fn drop(&mut self) {
         std::mem::forget(lock(&self.view).take());

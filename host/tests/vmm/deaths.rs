@@ -1,0 +1,185 @@
+//! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, and when all is to be
+//! given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
+//!
+//! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it.
+
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use libtest_mimic::{Failed, Trial};
+use oxtile::comm::bootstrap::Environment;
+use oxtile::comm::{HostRank, Rank, WorldSize};
+use oxtile::symmetric::{Arena, ArenaOptions, Epoch};
+use oxtile::{Buffer, Graph, Result, Runtime, Stream};
+
+use crate::faults::strike;
+use crate::gpu::{QUEUES, device, options, program, run};
+use crate::ranks;
+use crate::watch::{doing, settle};
+
+const WORLD: u32 = 3;
+const DEADLINE: Duration = Duration::from_secs(3);
+/// In which no survivor can be any more.
+const LIMIT: Duration = Duration::from_secs(40);
+/// 64 MiB, which take a link a fifth of a millisecond.
+const WORDS: u64 = 16 << 20;
+const COPIES: u32 = 64;
+/// What other users of a device may take or give meanwhile.
+const SLACK: usize = 32 << 20;
+const FIRST: Epoch = Epoch::ZERO.next();
+/// Where the survivors meet again.
+const SECOND_PORT: &str = "OXTILE_TEST_SECOND_PORT";
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for phase in ["copy", "wait", "graph", "teardown"] {
+        for (kind, victim) in [("kill", 1), ("panic", 1), ("exit", 1), ("stop", 1), ("kill", 0)] {
+            trials.push(Trial::test(format!("gpu::deaths::{phase}::{kind}::rank{victim}"), move || death(phase, kind, victim)));
+        }
+    }
+    trials
+}
+
+fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let second = listener.local_addr()?.port().to_string();
+    drop(listener);
+    let mut children: Vec<_> =
+        ranks::start(WORLD, &format!("deaths:{phase}:{kind}:{victim}"), &[QUEUES, (SECOND_PORT, &second)]).into_iter().map(Some).collect();
+    let mut wrong = Vec::new();
+    for rank in (0..WORLD).filter(|rank| *rank != victim) {
+        let (code, said) = ranks::end(children[rank as usize].take().expect("not ended yet"), LIMIT);
+        let fields: Vec<_> = said.lines().last().unwrap_or_default().split('|').collect();
+        if code != Some(3) || fields.len() != 5 || fields[..4] != ["named", "in time", "nothing leaked", "again"] {
+            wrong.push(format!("rank {rank} ended with {code:?} and said {said:?}"));
+        }
+    }
+    for mut rest in children.into_iter().flatten() {
+        // A stopped one is still there.
+        let _ = rest.kill();
+        let _ = rest.wait();
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+}
+
+/// One rank. A survivor ends with 3 and says: whether the error names the victim, in time or late, what leaked, whether there is a new world,
+/// and the error.
+pub fn child(case: &str) -> ExitCode {
+    let parts: Vec<_> = case.split(':').collect();
+    let [phase, kind, victim] = parts[..] else { panic!("{case}") };
+    let environment = Environment::read().expect("the variables are set");
+    let victim = Rank::new(victim.parse().expect("a number"), environment.world).expect("of the world");
+    let mut is_over = false;
+    let ended = run(|| {
+        println!("{}", survive(&environment, phase, kind, victim)?);
+        is_over = true;
+        Ok(())
+    });
+    if is_over { ExitCode::from(3) } else { ended }
+}
+
+fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> Result<String> {
+    let device = device(environment.local_rank)?;
+    let is_alone = Runtime::cuda()?.device_count() >= WORLD;
+    let rank = HostRank::connect(environment, &device, Duration::from_secs(20))?;
+    let (streams, me) = ([device.stream()?, device.stream()?], rank.rank());
+    doing(me, "its life without a fault");
+    // What the driver opens, and what its pool keeps, when it is first used is no leak.
+    life(&rank, &streams, phase, &|| ())?;
+    let before = Resources::now();
+    doing(me, "its life with a fault");
+    let begin = Instant::now();
+    let strike = || if me == victim { strike(kind).expect("it ends the process") };
+    let error = life(&rank, &streams, phase, &strike).expect_err("a rank is gone");
+    let late = if begin.elapsed() <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{:?}", begin.elapsed()) };
+    let leaked = Resources::now().beyond(&before, is_alone);
+    drop(rank);
+    doing(me, "its life in another world");
+    let second = Environment {
+        rank: Rank::new(me.index() - u32::from(me > victim), world_without_one(environment)).expect("one is gone"),
+        world: world_without_one(environment),
+        master_port: std::env::var(SECOND_PORT).ok().and_then(|port| port.parse().ok()).expect("a port"),
+        ..environment.clone()
+    };
+    program(HostRank::connect(&second, &device, Duration::from_secs(20))?, options())?;
+    let error = error.to_string();
+    let named = if error.contains(&victim.to_string()) { "named" } else { "not named" };
+    Ok(format!("{named}|{late}|{leaked}|again|{error}"))
+}
+
+fn world_without_one(environment: &Environment) -> WorldSize {
+    WorldSize::new(environment.world.get() - 1).expect("more than one")
+}
+
+/// An arena, work on it, and its end. `strike` is called in the phase.
+fn life(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn Fn()) -> Result<()> {
+    let (me, world) = (rank.rank(), rank.world());
+    let arena = Arena::open(rank, ArenaOptions { bytes: 4 * WORDS, deadline: DEADLINE, ..options() })?;
+    let (buffer, ready, begun) = (arena.buffer::<u32>(WORDS)?, arena.channel()?, arena.channel()?);
+    let own = Buffer::<u32>::zeros(stream, WORDS)?;
+    let next = Rank::new((me.index() + 1) % world.get(), world).expect("of this world");
+    let others = || world.ranks().filter(|rank| *rank != me);
+    // All are there before anything happens.
+    others().try_for_each(|peer| arena.signal(stream, begun, peer, FIRST))?;
+    others().try_for_each(|peer| arena.wait(stream, begun, peer, FIRST))?;
+    settle(stream)?;
+    let put = || buffer.peer(next)?.put(stream, &own, 0..WORDS, 0);
+    match phase {
+        "copy" => {
+            (0..COPIES).try_for_each(|_| put())?;
+            strike();
+        }
+        "wait" => {
+            arena.wait(stream, ready, next, FIRST)?;
+            strike();
+        }
+        "graph" => {
+            let graph = Graph::capture(&[stream], || {
+                put()?;
+                // Each replay waits for it, the first one long.
+                arena.wait(stream, ready, next, FIRST)
+            })?;
+            (0..COPIES).try_for_each(|_| graph.replay(stream))?;
+            strike();
+        }
+        _ => {}
+    }
+    others().try_for_each(|peer| arena.signal(side, ready, peer, FIRST))?;
+    others().try_for_each(|peer| arena.wait(stream, ready, peer, FIRST))?;
+    let target = Buffer::uninitialised(stream, 1)?;
+    buffer.peer(me)?.get(stream, 0..1, target, 0)?.wait()?;
+    settle(side)?;
+    drop(buffer);
+    if phase == "teardown" {
+        strike();
+    }
+    arena.close()?.finish()
+}
+
+/// What a process has that it could leave behind.
+struct Resources {
+    descriptors: usize,
+    free: usize,
+}
+
+impl Resources {
+    fn now() -> Self {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: valid places for two numbers; the library has made the device's context current on this thread.
+        let result = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+        Self { descriptors: std::fs::read_dir("/proc/self/fd").expect("proc is mounted").count(), free }
+    }
+
+    /// What is there now that was not before. Other ranks on the device make its memory no measure.
+    fn beyond(&self, before: &Self, is_alone: bool) -> String {
+        let descriptors = self.descriptors.saturating_sub(before.descriptors);
+        let bytes = before.free.saturating_sub(self.free);
+        if descriptors > 0 || (is_alone && bytes > SLACK) {
+            return format!("{descriptors} descriptors and {} MiB leaked", bytes >> 20);
+        }
+        "nothing leaked".to_owned()
+    }
+}
