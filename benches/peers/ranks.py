@@ -1,6 +1,6 @@
 """Collectives of torch.distributed over NCCL, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, and answers with the wall time of the calls and the device's time
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put` or `get` among them, and answers with the wall time of the calls and the device's time
 for them in milliseconds, each of the slowest rank; `{"do": "hello"}` says what runs.
 """
 
@@ -19,7 +19,23 @@ def serve(rank, world, port, pipe):
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     buffers = {}
 
+    def copy(collective, size):
+        """A copy to, or from, the next rank's symmetric memory: the same engine, another library's way to it."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        if ("copy", size) not in buffers:
+            buffers.clear()
+            shared = symmetric.empty(size // 2, dtype=torch.bfloat16, device=f"cuda:{rank}")
+            handle = symmetric.rendezvous(shared, dist.group.WORLD)
+            theirs = handle.get_buffer((rank + 1) % world, (size // 2,), torch.bfloat16)
+            own = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
+            buffers["copy", size] = [own, theirs, shared, handle]
+        own, theirs, *_ = buffers["copy", size]
+        return {"put": lambda: theirs.copy_(own), "get": lambda: own.copy_(theirs)}[collective]
+
     def calls(collective, size):
+        if collective in ("put", "get"):
+            return copy(collective, size)
         whole, part = size // 2, size // 2 // world
         if size not in buffers:
             buffers.clear()
@@ -31,11 +47,7 @@ def serve(rank, world, port, pipe):
             "all_reduce": lambda: dist.all_reduce(whole),
         }[collective]
 
-    while True:
-        request = pipe.recv()
-        if request is None:
-            break
-        call = calls(request["collective"], request["bytes"])
+    def answer(call, count):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call()
         torch.cuda.synchronize()
@@ -43,12 +55,21 @@ def serve(rank, world, port, pipe):
         torch.cuda.synchronize()
         before = time.perf_counter()
         start.record()
-        for _ in range(request["calls"]):
+        for _ in range(count):
             call()
         end.record()
         torch.cuda.synchronize()
         wall = (time.perf_counter() - before) * 1e3
-        pipe.send({"wall": wall, "device": start.elapsed_time(end)})
+        return {"wall": wall, "device": start.elapsed_time(end)}
+
+    while True:
+        request = pipe.recv()
+        if request is None:
+            break
+        try:
+            pipe.send(answer(calls(request["collective"], request["bytes"]), request["calls"]))
+        except Exception as error:  # torch's own, of whatever kind: the next request may do
+            pipe.send({"error": f"rank {rank}: {error!r}"})
     dist.destroy_process_group()
 
 
@@ -81,10 +102,13 @@ def main():
                 for pipe in pipes:
                     pipe.send(request)
                 answers = [pipe.recv() for pipe in pipes]
+                failed = [answer["error"] for answer in answers if "error" in answer]
+                if failed:
+                    raise RuntimeError(failed[0])
                 answer = {key: max(answer[key] for answer in answers) for key in ("wall", "device")}
             print(json.dumps({"ok": True, **answer}), flush=True)
         except (EOFError, OSError, RuntimeError) as error:
-            print(json.dumps({"ok": False, "error": f"a rank of torch has ended: {error!r}"}), flush=True)
+            print(json.dumps({"ok": False, "error": f"a rank of torch failed or has ended: {error!r}"}), flush=True)
     for pipe in pipes:
         pipe.send(None)
     for worker in workers:

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_benches::{
     bench::Size,
@@ -20,7 +20,7 @@ use oxtile_benches::{
 const USAGE: &str = "\
 Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
-       oxtile-benches --ranks N [--rounds N] [--json FILE.json] [--peers FOLDER | --no-peers] [--seed N]
+       oxtile-benches --ranks N [nccl] [symmetric] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --render FILE.json... | --chart FILE.json...
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
@@ -34,7 +34,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --no-peers      the kernels alone
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
-  --ranks N       collectives of NCCL among N GPUs instead of kernels, in turn with torch.distributed
+  --ranks N       collectives of NCCL and symmetric memory among N GPUs instead of kernels, in turn with torch.distributed
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
 
@@ -108,9 +108,15 @@ fn execute(arguments: &Arguments) -> Result<()> {
     let mut progress = |what: &str| eprintln!("{what}");
     let Outcome { document, failures } = match arguments.ranks {
         Some(world) => {
-            let Options { rounds, seed, peers, ref peers_folder, .. } = arguments.options;
+            let Options { peers, ref peers_folder, ref families, .. } = arguments.options;
+            if let Some(unknown) = families.iter().find(|family| !ranks::NAMES.contains(&family.as_str())) {
+                bail!("ranks have no family `{unknown}`: name some of {}", ranks::NAMES.join(", "));
+            }
             let peers = if peers { Peers::start_ranks(peers_folder.as_deref(), world) } else { Err(anyhow!("not asked for")) };
-            Outcome { document: ranks::run(world, rounds, seed, peers, &mut progress)?, failures: Vec::new() }
+            // After each comparison: a run that is cut short leaves what it had.
+            let mut save = |document: &Document| arguments.json.as_ref().map_or(Ok(()), |path| document.write(path).map(drop));
+            let document = ranks::run(world, &arguments.options, peers, &mut progress, &mut save)?;
+            Outcome { document, failures: Vec::new() }
         }
         None => {
             let keep = |document: &Document| arguments.json.as_ref().map_or(Ok(()), |path| document.write(path).map(drop));

@@ -1,0 +1,158 @@
+//! One rank: its buffers, and what it does in a round.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use oxtile::comm::{Communicator, HostRank, NcclCommunicator, NcclOptions, Rank, ReduceOp, UniqueId};
+use oxtile::gemm::{Gemm, GemmConfig};
+use oxtile::num::bf16;
+use oxtile::symmetric::BackendName;
+use oxtile::{Buffer, Event, Runtime, Stream};
+
+use super::plan::PRODUCT;
+use super::symmetric::Symmetric;
+use super::{Request, Times, Work};
+
+/// How long ranks wait for each other.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+pub struct Member {
+    rank: Rank,
+    /// None on virtual GPUs.
+    comm: Option<NcclCommunicator>,
+    stream: Stream,
+    whole: Buffer<bf16>,
+    part: Buffer<bf16>,
+    symmetric: Symmetric,
+    product: Option<Product>,
+}
+
+/// A product of two matrices.
+struct Product {
+    gemm: Gemm<bf16, bf16>,
+    a: Buffer<bf16>,
+    b: Buffer<bf16>,
+    d: Buffer<bf16>,
+}
+
+impl Member {
+    pub fn join(id: Option<UniqueId>, rank: HostRank) -> Result<Self> {
+        let (device, index, world) = (rank.device().clone(), rank.rank(), rank.world());
+        let join = |id| NcclCommunicator::join(&device, id, index, world, &NcclOptions { deadline: DEADLINE, ..NcclOptions::default() });
+        let comm = id.map(join).transpose()?;
+        let stream = device.stream()?;
+        let (whole, part) = (Buffer::zeros(&stream, 0)?, Buffer::zeros(&stream, 0)?);
+        let backend = if comm.is_some() { BackendName::Vmm } else { BackendName::Emulated };
+        Ok(Self { rank: index, comm, whole, part, symmetric: Symmetric::new(rank, backend)?, product: None, stream })
+    }
+
+    pub fn round(&mut self, request: Request, barrier: &Barrier) -> Result<Times> {
+        self.prepare(request)?;
+        self.enqueue(Request { calls: 1, ..request })?;
+        self.settle()?;
+        barrier.wait();
+        let begin = Instant::now();
+        let [start, end] = self.enqueue(request)?;
+        let issued = begin.elapsed();
+        self.settle()?;
+        let wall = if request.work == Work::Issue { issued } else { begin.elapsed() };
+        Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
+    }
+
+    /// Buffers of the sizes that it needs.
+    fn prepare(&mut self, request: Request) -> Result<()> {
+        let world = u64::from(self.symmetric.world().get());
+        let needs_nccl = matches!(request.work, Work::AllGather | Work::ReduceScatter | Work::AllReduce | Work::GemmWithNccl);
+        if needs_nccl && self.whole.len() != request.bytes / 2 {
+            self.whole = Buffer::zeros(&self.stream, request.bytes / 2)?;
+            self.part = Buffer::zeros(&self.stream, request.bytes / 2 / world)?;
+        }
+        match request.work {
+            Work::Push(_) | Work::Issue | Work::Pull(_) | Work::GemmWithPush => self.symmetric.prepare(request.bytes / world)?,
+            Work::Put | Work::Get | Work::RoundTrip => self.symmetric.prepare(request.bytes)?,
+            _ => {}
+        }
+        if matches!(request.work, Work::Gemm | Work::GemmWithPush | Work::GemmWithNccl) && self.product.is_none() {
+            self.product = Some(Product::new(&self.stream)?);
+        }
+        Ok(())
+    }
+
+    /// The calls, between two events.
+    fn enqueue(&mut self, request: Request) -> Result<[Event; 2]> {
+        match request.work {
+            Work::AllGather | Work::ReduceScatter | Work::AllReduce => {
+                let start = self.stream.record()?;
+                (0..request.calls).try_for_each(|_| self.collective(request.work))?;
+                Ok([start, self.stream.record()?])
+            }
+            Work::Push(chunks) => self.symmetric.push(chunks, request.calls),
+            Work::Issue => self.symmetric.push(1, request.calls),
+            Work::Pull(chunks) => self.symmetric.pull(chunks, request.calls),
+            Work::Put => self.symmetric.put(request.calls),
+            Work::Get => self.symmetric.get(request.calls),
+            Work::RoundTrip => self.symmetric.round_trip(self.rank, request.calls),
+            Work::Gemm => self.products(request.calls),
+            Work::GemmWithPush => {
+                // As many gathers take longer than the products.
+                self.symmetric.push(1, request.calls)?;
+                self.products(request.calls)
+            }
+            Work::GemmWithNccl => {
+                let side = self.symmetric.copies().clone();
+                let (Some(comm), part, whole) = (&self.comm, &self.part, &mut self.whole) else { bail!("there is no NCCL") };
+                (0..request.calls).try_for_each(|_| comm.all_gather(&side, part, whole))?;
+                self.products(request.calls)
+            }
+        }
+    }
+
+    fn collective(&mut self, work: Work) -> Result<()> {
+        let comm = self.comm.as_ref().context("there is no NCCL")?;
+        match work {
+            Work::AllGather => comm.all_gather(&self.stream, &self.part, &mut self.whole)?,
+            Work::ReduceScatter => comm.reduce_scatter(&self.stream, &self.whole, &mut self.part, ReduceOp::Sum)?,
+            _ => comm.all_reduce(&self.stream, &mut self.whole, ReduceOp::Sum)?,
+        }
+        Ok(())
+    }
+
+    fn products(&mut self, calls: u64) -> Result<[Event; 2]> {
+        let Product { gemm, a, b, d } = self.product.as_mut().context("it was prepared")?;
+        let mut bound = gemm.bind(&self.stream, a.view(), b.view(), None, d.view_mut())?;
+        let start = self.stream.record()?;
+        (0..calls).try_for_each(|_| bound.run(&self.stream))?;
+        Ok([start, self.stream.record()?])
+    }
+
+    /// Waits for all of its streams.
+    fn settle(&self) -> Result<()> {
+        self.symmetric.settle()?;
+        match &self.comm {
+            Some(comm) => comm.synchronize(&self.stream)?,
+            None => self.stream.synchronize()?,
+        }
+        Ok(())
+    }
+}
+
+impl Product {
+    fn new(stream: &Stream) -> Result<Self> {
+        let n = PRODUCT;
+        let config = GemmConfig { m: n, n, k: n, transpose_b: true, ..GemmConfig::default() };
+        // Random signs and sizes: what a product's power, and so its clock, depends on.
+        let mut state = 1_u64;
+        let mut value = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            bf16::from_bits((state >> 48) as u16 & 0x80ff | 0x3f00)
+        };
+        let mut operand = || -> Result<Buffer<bf16>> {
+            let values: Vec<bf16> = (0..n * n).map(|_| value()).collect();
+            Ok(Buffer::from_slice(stream, &values)?)
+        };
+        let (a, b) = (operand()?, operand()?);
+        let runtime = Runtime::cuda()?;
+        Ok(Self { gemm: Gemm::new(&runtime, config)?, a, b, d: Buffer::uninitialised(stream, n * n)? })
+    }
+}

@@ -1,0 +1,240 @@
+//! What many ranks do together, a GPU a thread: collectives of NCCL, and symmetric memory moved by copy engines; in turn with
+//! torch.distributed over the same NCCL.
+//!
+//! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
+//! and the device's time between two events are taken, of the slowest rank.
+
+mod member;
+mod plan;
+mod symmetric;
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Barrier};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, ensure};
+use oxtile::comm::{HostRank, NcclCommunicator};
+use oxtile::{Device, Runtime};
+use serde::{Deserialize, Serialize};
+
+use self::member::Member;
+use self::plan::{Comparison, Side};
+use crate::bench::Size;
+use crate::machine::{self, Machine};
+use crate::peers::Peers;
+use crate::random::Random;
+use crate::results::{Document, Missing, Record, SideRecord};
+use crate::run::Options;
+
+/// The families that ranks have.
+pub const NAMES: [&str; 2] = [plan::NCCL, plan::SYMMETRIC];
+/// Rounds that are not counted.
+const WARM_UP: usize = 2;
+const PEER: &str = "torch.distributed";
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Work {
+    /// NCCL's.
+    AllGather,
+    /// NCCL's.
+    ReduceScatter,
+    /// NCCL's.
+    AllReduce,
+    /// The all-gather whose members put, in so many chunks, of [`symmetric::CHUNKS`].
+    Push(u64),
+    /// The same in one chunk, its host time alone.
+    Issue,
+    /// The all-gather whose members get.
+    Pull(u64),
+    /// To the next rank, all at once.
+    Put,
+    /// From the next rank.
+    Get,
+    /// A signal of rank 0 to rank 1 and one back.
+    RoundTrip,
+    /// Products of matrices with nothing beside them.
+    Gemm,
+    /// While shards are pushed.
+    GemmWithPush,
+    /// While NCCL gathers.
+    GemmWithNccl,
+}
+
+/// One round of a side.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Request {
+    #[serde(rename = "collective")]
+    work: Work,
+    /// Of the whole buffer; of what is put or got.
+    bytes: u64,
+    calls: u64,
+}
+
+/// Milliseconds of a round.
+#[derive(Clone, Copy, Deserialize)]
+struct Times {
+    wall: f64,
+    device: f64,
+}
+
+/// Measures the chosen families, all without any. `progress` gets a line for each comparison, `save` the document after each. A smoke run is of
+/// symmetric memory on virtual GPUs.
+///
+/// # Errors
+/// Fewer GPUs than ranks, no NCCL, a rank that fails.
+pub fn run(
+    world: u32,
+    options: &Options,
+    mut peers: Result<Peers>,
+    progress: &mut dyn FnMut(&str),
+    save: &mut dyn FnMut(&Document) -> Result<()>,
+) -> Result<Document> {
+    ensure!(world >= 2, "--ranks {world}: at least 2 ranks communicate");
+    let is_smoke = options.size == Size::Smoke;
+    let runtime = if is_smoke { Runtime::emulated(world)? } else { Runtime::cuda()? };
+    let found = runtime.device_count();
+    ensure!(found >= world, "{world} ranks need as many GPUs; there are {found}");
+    let library = if is_smoke { "no NCCL".to_owned() } else { NcclCommunicator::version()?.to_string() };
+    progress(&format!("{world} ranks on {library}"));
+    let ranks = Ranks::start(world, &runtime)?;
+    let device = format!("{world} x {}, {library}", runtime.device(0)?.name());
+    let versions = peers.as_ref().map(|peers| peers.versions.clone()).map_err(|error| format!("{error:#}"));
+    let empty = machine::Readings::new();
+    let machine = Machine { device, commit: machine::commit(), peers: versions, before: machine::readings(), after: empty };
+    let method = "calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events";
+    let mut document = Document::new(method.into(), options.seed, machine);
+    let mut random = Random::new(options.seed);
+    for comparison in plan::comparisons(world, options.size, &options.families) {
+        progress(&format!("{} {}", comparison.kernel, comparison.shape));
+        let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
+        let records = match compare(&ranks, asked, &comparison, options.rounds, &mut random) {
+            Err(error) if comparison.peer.is_some() && peers.is_ok() => {
+                // It may have been the peer: then ours run alone.
+                let why = format!("a round failed: {error:#}");
+                progress(&why);
+                compare(&ranks, Err(why), &comparison, options.rounds, &mut random)?
+            }
+            records => records?,
+        };
+        document.records.extend(records);
+        document.machine.after = machine::readings();
+        save(&document)?;
+    }
+    Ok(document)
+}
+
+/// `peers`, or why there are none.
+fn compare(
+    ranks: &Ranks,
+    mut peers: Result<&mut Peers, String>,
+    comparison: &Comparison,
+    rounds: usize,
+    random: &mut Random,
+) -> Result<Vec<Record>> {
+    let peer = comparison.peer.filter(|_| peers.is_ok());
+    let sides = comparison.sides.len() + usize::from(peer.is_some());
+    let (mut times, mut orders) = (vec![Vec::new(); sides], Vec::new());
+    for round in 0..WARM_UP + rounds {
+        let order = random.order(sides);
+        for &side in &order {
+            let taken = match (comparison.sides.get(side), peers.as_mut()) {
+                (Some(side), _) => ranks.round(side.request)?,
+                (None, Ok(peers)) => peers.ask::<Times>(&serde_json::to_value(peer)?)?,
+                (None, Err(_)) => continue,
+            };
+            if round >= WARM_UP {
+                times[side].push(taken);
+            }
+        }
+        if round >= WARM_UP {
+            orders.push(order);
+        }
+    }
+    let labels = comparison.sides.iter().map(|Side { label, .. }| *label).chain(peer.map(|_| PEER));
+    let labels: Vec<_> = labels.collect();
+    let missing = peers.err().filter(|_| comparison.peer.is_some()).map(|why| Missing { peer: PEER.into(), why });
+    let record = |clock: &plan::Taken| Record {
+        family: comparison.family.into(),
+        kernel: format!("{}, {}", comparison.kernel, clock.name),
+        shape: comparison.shape.clone(),
+        clock: clock.clock,
+        bytes: comparison.bytes,
+        flops: comparison.flops,
+        launches: comparison.sides[0].request.calls,
+        ceiling: None,
+        sides: labels
+            .iter()
+            .zip(&times)
+            .map(|(label, times)| SideRecord { label: (*label).into(), milliseconds: times.iter().map(clock.of).collect(), check: None })
+            .collect(),
+        order: orders.clone(),
+        missing: missing.iter().cloned().collect(),
+    };
+    Ok(comparison.taken.iter().map(record).collect())
+}
+
+/// The threads of our ranks.
+struct Ranks(Vec<Worker>);
+
+/// The thread of one rank, and how it is asked.
+struct Worker {
+    requests: SyncSender<Request>,
+    results: Receiver<Result<Times>>,
+    thread: JoinHandle<()>,
+}
+
+impl Ranks {
+    fn start(world: u32, runtime: &Runtime) -> Result<Self> {
+        let is_virtual = runtime.kind() == oxtile::runtime::Kind::Emulated;
+        // A runtime each on GPUs: nothing of one rank is ordered behind another's.
+        let of = |rank| if is_virtual { runtime.device(rank) } else { Runtime::cuda()?.device(rank) };
+        let devices: Vec<Device> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
+        let id = if is_virtual { None } else { Some(NcclCommunicator::unique_id()?) };
+        let barrier = Arc::new(Barrier::new(world as usize));
+        let start = |rank: HostRank| {
+            let (requests, incoming) = sync_channel(1);
+            let (answers, results) = sync_channel(1);
+            let barrier = Arc::clone(&barrier);
+            let thread = thread::spawn(move || {
+                let name = rank.rank();
+                serve(Member::join(id, rank).with_context(|| format!("{name} joins")), &barrier, &incoming, &answers);
+            });
+            Worker { requests, results, thread }
+        };
+        Ok(Self(HostRank::threads(&devices)?.into_iter().map(start).collect()))
+    }
+
+    fn round(&self, request: Request) -> Result<Times> {
+        self.0.iter().try_for_each(|worker| worker.requests.send(request)).context("a rank has ended")?;
+        let mut slowest = Times { wall: 0.0, device: 0.0 };
+        for worker in &self.0 {
+            let times = worker.results.recv().context("a rank has ended")??;
+            slowest = Times { wall: slowest.wall.max(times.wall), device: slowest.device.max(times.device) };
+        }
+        Ok(slowest)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        let (requests, threads): (Vec<_>, Vec<_>) = self.0.drain(..).map(|worker| (worker.requests, worker.thread)).unzip();
+        // All first: they give their arenas back together.
+        drop(requests);
+        threads.into_iter().for_each(|thread| _ = thread.join());
+    }
+}
+
+fn serve(mut member: Result<Member>, barrier: &Barrier, requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
+    while let Ok(request) = requests.recv() {
+        let times = match &mut member {
+            Ok(member) => member.round(request, barrier),
+            Err(error) => Err(anyhow::anyhow!("{error:#}")),
+        };
+        let failed = times.is_err();
+        if answers.send(times).is_err() || failed {
+            return;
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What is compared with what.
+
+use super::{Request, Times, Work};
+use crate::bench::Size;
+use crate::results::Clock;
+
+/// Collectives of NCCL.
+pub const NCCL: &str = "nccl";
+/// Symmetric memory and copy engines.
+pub const SYMMETRIC: &str = "symmetric";
+
+/// Sides that do the same.
+pub struct Comparison {
+    pub family: &'static str,
+    pub kernel: String,
+    pub shape: String,
+    /// Bytes that one call brings to each rank.
+    pub bytes: u64,
+    pub flops: u64,
+    pub sides: Vec<Side>,
+    /// What torch is asked for.
+    pub peer: Option<Request>,
+    pub taken: Vec<Taken>,
+}
+
+/// One of ours.
+pub struct Side {
+    pub label: &'static str,
+    pub request: Request,
+}
+
+/// One of the times of a round.
+pub struct Taken {
+    pub name: &'static str,
+    pub clock: Clock,
+    pub of: fn(&Times) -> f64,
+}
+
+// Both are drawn in one table: by the host's clock only the column of shares would be another.
+const WALL: Taken = Taken { name: "wall", clock: Clock::DeviceEvents, of: |times| times.wall };
+const DEVICE: Taken = Taken { name: "device", clock: Clock::DeviceEvents, of: |times| times.device };
+const HOST: Taken = Taken { name: "host", clock: Clock::Host, of: |times| times.wall };
+
+/// M, N and K of the product that a gather goes on beside.
+pub const PRODUCT: u64 = 8192;
+/// A round has so many.
+const PRODUCTS: u64 = 10;
+
+/// Whole buffers of NCCL's collectives.
+const BUFFERS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+/// Shards of gathers.
+const SHARDS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+/// From where on a gather in chunks is measured too.
+const CHUNKED: u64 = 16 << 20;
+const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
+
+/// All of the chosen families, all families without any.
+pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Comparison> {
+    let is_chosen = |family: &str| families.is_empty() || families.iter().any(|chosen| chosen == family);
+    let mut all = Vec::new();
+    if size == Size::Smoke {
+        all.extend([3 << 10].map(|shard| gather(world, shard, false)));
+        all.extend([issue(world, false), round_trip(), copy(Work::Put, 2 << 10, false), copy(Work::Get, 2 << 10, false)]);
+        return all;
+    }
+    if is_chosen(SYMMETRIC) {
+        all.extend(SHARDS.map(|shard| gather(world, shard, true)));
+        all.extend([issue(world, true), round_trip(), product(world)]);
+        all.extend(COPIES.into_iter().flat_map(|bytes| [copy(Work::Put, bytes, true), copy(Work::Get, bytes, true)]));
+    }
+    if is_chosen(NCCL) {
+        for work in [Work::AllGather, Work::ReduceScatter, Work::AllReduce] {
+            all.extend(BUFFERS.map(|bytes| collective(work, bytes)));
+        }
+    }
+    all
+}
+
+/// As many that a round takes some milliseconds, whatever the size.
+fn calls(bytes: u64) -> u64 {
+    ((4 << 30) / bytes).clamp(4, 200)
+}
+
+fn collective(work: Work, bytes: u64) -> Comparison {
+    let request = Request { work, bytes, calls: calls(bytes) };
+    Comparison {
+        family: NCCL,
+        kernel: format!("{work:?}"),
+        shape: text(bytes),
+        bytes,
+        flops: 0,
+        sides: vec![Side { label: "oxtile", request }],
+        peer: Some(request),
+        taken: vec![WALL, DEVICE],
+    }
+}
+
+/// The rate of `bytes` is that of the bus: what others have, over the time.
+fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
+    let whole = shard * u64::from(world);
+    let request = |work| Request { work, bytes: whole, calls: if has_nccl { calls(whole) } else { 3 } };
+    let side = |label, work| Side { label, request: request(work) };
+    let mut sides = vec![side("push", Work::Push(1)), side("pull", Work::Pull(1))];
+    if shard >= CHUNKED || !has_nccl {
+        sides.extend([side("push in 4 chunks", Work::Push(4)), side("pull in 4 chunks", Work::Pull(4))]);
+    }
+    if has_nccl {
+        sides.push(side("NCCL through Oxtile", Work::AllGather));
+    }
+    Comparison {
+        family: SYMMETRIC,
+        kernel: "all-gather".into(),
+        shape: format!("{} a rank", text(shard)),
+        bytes: whole - shard,
+        flops: 0,
+        sides,
+        peer: has_nccl.then(|| request(Work::AllGather)),
+        taken: vec![DEVICE, WALL],
+    }
+}
+
+/// Few enough calls that no queue of the driver is full.
+fn issue(world: u32, is_full: bool) -> Comparison {
+    let shard = if is_full { 64 << 10 } else { 1 << 10 };
+    let side = |label, work| Side { label, request: Request { work, bytes: shard * u64::from(world), calls: 20 } };
+    Comparison {
+        family: SYMMETRIC,
+        kernel: "all-gather, enqueuing".into(),
+        shape: format!("{} a rank", text(shard)),
+        bytes: 0,
+        flops: 0,
+        sides: vec![side("push, unchunked, its release with it", Work::Issue)],
+        peer: None,
+        taken: vec![HOST],
+    }
+}
+
+fn round_trip() -> Comparison {
+    let request = Request { work: Work::RoundTrip, bytes: 1 << 10, calls: 100 };
+    Comparison {
+        family: SYMMETRIC,
+        kernel: "signal there and back".into(),
+        shape: "2 ranks".into(),
+        bytes: 0,
+        flops: 0,
+        sides: vec![Side { label: "oxtile", request }],
+        peer: None,
+        taken: vec![DEVICE],
+    }
+}
+
+/// To, or from, the next rank, all ranks at once.
+fn copy(work: Work, bytes: u64, has_peer: bool) -> Comparison {
+    let request = Request { work, bytes, calls: if has_peer { calls(bytes) } else { 2 } };
+    Comparison {
+        family: SYMMETRIC,
+        kernel: if work == Work::Put { "put" } else { "get" }.into(),
+        shape: text(bytes),
+        bytes,
+        flops: 0,
+        sides: vec![Side { label: "oxtile", request }],
+        peer: has_peer.then_some(request),
+        taken: vec![DEVICE, WALL],
+    }
+}
+
+fn product(world: u32) -> Comparison {
+    let side = |label, work| Side { label, request: Request { work, bytes: u64::from(world) * (256 << 20), calls: PRODUCTS } };
+    Comparison {
+        family: SYMMETRIC,
+        kernel: "gemm bf16 nt".into(),
+        shape: format!("{PRODUCT}x{PRODUCT}x{PRODUCT}"),
+        bytes: 0,
+        flops: 2 * PRODUCT.pow(3),
+        sides: vec![
+            side("alone", Work::Gemm),
+            side("beside a push all-gather", Work::GemmWithPush),
+            side("beside NCCL's all-gather", Work::GemmWithNccl),
+        ],
+        peer: None,
+        taken: vec![DEVICE],
+    }
+}
+
+/// `64 KiB`, `16 MiB`.
+fn text(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}

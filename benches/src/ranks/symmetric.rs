@@ -1,0 +1,182 @@
+//! A rank's symmetric memory.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use oxtile::comm::{HostRank, Rank, Team, WorldSize};
+use oxtile::num::bf16;
+use oxtile::symmetric::{
+    Arena, ArenaOptions, BackendName, Channel, Epoch, GatherMemory, PullGather, PushGather, PushMemory, SymmetricBuffer,
+};
+use oxtile::{Buffer, Event, Stream};
+
+use super::member::DEADLINE;
+
+/// In how many pieces shards are copied.
+pub const CHUNKS: [u64; 2] = [1, 4];
+
+pub struct Symmetric {
+    rank: HostRank,
+    backend: BackendName,
+    copies: Stream,
+    arrivals: Stream,
+    open: Option<Open>,
+}
+
+/// An arena for shards of one size.
+struct Open {
+    shard_bytes: u64,
+    /// In as many chunks as [`CHUNKS`] says.
+    push: [PushGather<bf16>; 2],
+    pull: [PullGather<bf16>; 2],
+    /// What is put, and pushed.
+    shard: Buffer<bf16>,
+    /// What is pulled, and got; `None` while a call has it.
+    output: Option<Buffer<bf16>>,
+    target: SymmetricBuffer<bf16>,
+    pings: Channel,
+    epoch: Epoch,
+    arena: Arena,
+}
+
+impl Symmetric {
+    pub fn new(rank: HostRank, backend: BackendName) -> Result<Self> {
+        let (copies, arrivals) = (rank.device().stream()?, rank.device().stream()?);
+        Ok(Self { rank, backend, copies, arrivals, open: None })
+    }
+
+    pub fn world(&self) -> WorldSize {
+        self.rank.world()
+    }
+
+    pub fn copies(&self) -> &Stream {
+        &self.copies
+    }
+
+    /// Waits for both streams, within the deadline. On virtual GPUs a wait of the driver would take for the end that another rank has not
+    /// come so far.
+    pub fn settle(&self) -> Result<()> {
+        let begin = Instant::now();
+        for end in [self.copies.record()?, self.arrivals.record()?] {
+            while !end.is_done()? {
+                ensure!(begin.elapsed() < DEADLINE, "{}: a round is not done after {DEADLINE:?}", self.rank.rank());
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank asks for the same: arenas are opened and closed together.
+    pub fn prepare(&mut self, shard_bytes: u64) -> Result<()> {
+        if self.open.as_ref().is_some_and(|open| open.shard_bytes == shard_bytes) {
+            return Ok(());
+        }
+        self.close()?;
+        let (world, len) = (self.world(), shard_bytes / 2);
+        let backend = self.backend;
+        // What is gathered and the shard that is pulled, of both kinds, and the target of puts, each rounded up.
+        let bytes = shard_bytes * (2 * u64::from(world.get()) + 3) + 2048;
+        let arena = Arena::open(&self.rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;
+        let member = Team::all(world).member(self.rank.rank()).context("every rank is of the world")?;
+        let (mut pushes, mut pulls) = (Vec::new(), Vec::new());
+        for chunks in CHUNKS {
+            let memory = PushMemory::take(&arena, len, world.get())?;
+            pushes.push(PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?);
+            let mut pull = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
+            pull.shard(&self.copies)?.fill_zero(&self.copies)?;
+            pulls.push(pull);
+        }
+        let (Ok(push), Ok(pull)) = (pushes.try_into(), pulls.try_into()) else { bail!("one for each number of chunks") };
+        let (target, pings) = (arena.buffer(len)?, arena.channel()?);
+        let shard = Buffer::zeros(&self.copies, len)?;
+        let output = Some(Buffer::zeros(&self.copies, len * u64::from(world.get()))?);
+        self.copies.synchronize()?;
+        self.open = Some(Open { shard_bytes, push, pull, shard, output, target, pings, epoch: Epoch::ZERO, arena });
+        Ok(())
+    }
+
+    /// Gathers with all that belongs to them: the results are given free for the next.
+    pub fn push(&mut self, chunks: u64, calls: u64) -> Result<[Event; 2]> {
+        let Open { push, shard, .. } = self.open.as_mut().context("it was prepared")?;
+        let push = &mut push[usize::from(chunks != CHUNKS[0])];
+        let start = self.copies.record()?;
+        for _ in 0..calls {
+            let _ticket = push.run(shard)?;
+            push.whole(&self.arrivals)?;
+            push.release()?;
+        }
+        Ok([start, self.arrivals.record()?])
+    }
+
+    /// Gathers, the shard ready to be written again before each.
+    pub fn pull(&mut self, chunks: u64, calls: u64) -> Result<[Event; 2]> {
+        let Open { pull, output, .. } = self.open.as_mut().context("it was prepared")?;
+        let pull = &mut pull[usize::from(chunks != CHUNKS[0])];
+        let start = self.copies.record()?;
+        for _ in 0..calls {
+            pull.shard(&self.copies)?;
+            let target = output.take().context("the output is back")?;
+            *output = Some(pull.run(target)?.then(&self.copies)?);
+        }
+        Ok([start, self.copies.record()?])
+    }
+
+    pub fn put(&mut self, calls: u64) -> Result<[Event; 2]> {
+        let next = self.next();
+        let Open { target, shard, .. } = self.open.as_ref().context("it was prepared")?;
+        let start = self.copies.record()?;
+        for _ in 0..calls {
+            target.peer(next)?.put(&self.copies, shard, 0..shard.len(), 0)?;
+        }
+        Ok([start, self.copies.record()?])
+    }
+
+    pub fn get(&mut self, calls: u64) -> Result<[Event; 2]> {
+        let next = self.next();
+        let Open { target, shard, output, .. } = self.open.as_mut().context("it was prepared")?;
+        let start = self.copies.record()?;
+        for _ in 0..calls {
+            let into = output.take().context("the output is back")?;
+            *output = Some(target.peer(next)?.get(&self.copies, 0..shard.len(), into, 0)?.then(&self.copies)?);
+        }
+        Ok([start, self.copies.record()?])
+    }
+
+    /// Rank 0 signals rank 1, which signals back.
+    pub fn round_trip(&mut self, rank: Rank, calls: u64) -> Result<[Event; 2]> {
+        let next = self.next();
+        let world = self.world();
+        let Open { arena, pings, epoch, .. } = self.open.as_mut().context("it was prepared")?;
+        let start = self.copies.record()?;
+        for _ in 0..calls {
+            *epoch = epoch.next();
+            if rank == Rank::ZERO {
+                arena.signal(&self.copies, *pings, next, *epoch)?;
+                arena.wait(&self.copies, *pings, next, *epoch)?;
+            } else if Rank::new(1, world) == Some(rank) {
+                arena.wait(&self.copies, *pings, Rank::ZERO, *epoch)?;
+                arena.signal(&self.copies, *pings, Rank::ZERO, *epoch)?;
+            }
+        }
+        Ok([start, self.copies.record()?])
+    }
+
+    fn next(&self) -> Rank {
+        let world = self.world();
+        Rank::new((self.rank.rank().index() + 1) % world.get(), world).unwrap_or(Rank::ZERO)
+    }
+
+    fn close(&mut self) -> Result<()> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        let Open { push, pull, target, arena, .. } = open;
+        drop((push, pull, target));
+        Ok(arena.close()?.finish()?)
+    }
+}
+
+impl Drop for Symmetric {
+    fn drop(&mut self) {
+        // An arena that cannot be closed keeps its memory, until the process ends.
+        let _ = self.close();
+    }
+}
