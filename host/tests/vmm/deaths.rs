@@ -91,7 +91,11 @@ fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> 
     let before = Resources::now();
     doing(me, "its life with a fault");
     let begin = Instant::now();
-    let strike = || if me == victim { strike(kind).expect("it ends the process") };
+    let strike = || {
+        if me == victim {
+            strike(kind).expect("it ends the process")
+        }
+    };
     let error = life(&rank, &streams, phase, &strike).expect_err("a rank is gone");
     let late = if begin.elapsed() <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{:?}", begin.elapsed()) };
     let leaked = Resources::now().beyond(&before, is_alone);
