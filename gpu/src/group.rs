@@ -10,7 +10,32 @@
 //! | 3, 4, 5 | where it starts in the buffers that the members share; what, the kernel says |
 //!
 //! A kernel of a group finds its member and then does what the kernel of a single matrix does, by the same code.
+//!
+//! What a table says is where a kernel reads and writes, and no launch can look at it: it is on the device. So a table is a type of its own,
+//! [`MemberTable`], which only `unsafe` code makes; the library's groups do, of shapes that they have checked.
+//!
+//! ```compile_fail,E0308
+//! use oxtile_kernels::interleave::InterleaveRowsGroupedArgs;
+//! use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+//! use oxtile_tile::num::e4m3;
+//!
+//! fn anywhere<'a>(compact: DeviceView<'a, e4m3>, interleaved: DeviceViewMut<'a, e4m3>, table: DeviceView<'a, u64>) {
+//!     let _ = InterleaveRowsGroupedArgs { compact, interleaved, table };
+//! }
+//! ```
+//!
+//! ```
+//! use oxtile_kernels::group::MemberTable;
+//! use oxtile_kernels::interleave::InterleaveRowsGroupedArgs;
+//! use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+//! use oxtile_tile::num::e4m3;
+//!
+//! fn of_members<'a>(compact: DeviceView<'a, e4m3>, interleaved: DeviceViewMut<'a, e4m3>, table: MemberTable<'a>) {
+//!     let _ = InterleaveRowsGroupedArgs { compact, interleaved, table };
+//! }
+//! ```
 
+use oxtile_tile::launch::{ArgumentWords, BufferAccess, Parameter, WordReader};
 use oxtile_tile::prelude::*;
 
 /// Words of a record.
@@ -21,6 +46,62 @@ const WORDS: u64 = RECORD as u64 + 1;
 const PROBES: u64 = 4 * warp::LANES as u64;
 /// CUDA blocks of a launch.
 const BLOCK_LIMIT: u64 = i32::MAX as u64;
+
+/// A group's table in device memory, lent to a kernel: its [`Members`].
+#[derive(Clone, Copy)]
+pub struct MemberTable<'a> {
+    words: DeviceView<'a, u64>,
+    blocks: u64,
+}
+
+impl<'a> MemberTable<'a> {
+    /// Lends a table whose members take so many CUDA blocks together.
+    ///
+    /// # Safety
+    /// Whoever makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
+    /// [`Grouped::blocks`] of that kernel, whose sum is `blocks`; each member's number has an input, and an amax where the kernel takes
+    /// some; and the launch's buffers hold each member from where it starts, whole.
+    pub const unsafe fn from_raw(words: DeviceView<'a, u64>, blocks: u64) -> Self {
+        Self { words, blocks }
+    }
+
+    /// The grid of a kernel that is given the table.
+    pub(crate) fn grid(&self) -> Result<Grid, LaunchError> {
+        LaunchError::check_multiple("table", WORDS, self.words.len())?;
+        LaunchError::check_alignment("table", 16, self.words.address())?;
+        LaunchError::check_limit("blocks of a group", self.blocks, BLOCK_LIMIT)?;
+        Ok(Grid::x(if self.words.is_empty() { 0 } else { self.blocks as u32 }))
+    }
+}
+
+/// The table of a group, as its kernel takes it.
+#[derive(Clone, Copy)]
+pub struct Members(Global<u64>);
+
+// SAFETY: an address and a length; `access` names that range.
+unsafe impl Parameter for Members {
+    type Argument<'a> = MemberTable<'a>;
+    type First = *const u64;
+    type Second = u64;
+
+    fn pack(argument: &MemberTable<'_>, words: &mut ArgumentWords) {
+        Global::<u64>::pack(&argument.words, words);
+    }
+
+    fn access<'s>(argument: &'s MemberTable<'_>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+        visit(argument.words.access(parameter));
+    }
+
+    fn unpack(words: &mut WordReader<'_>) -> Self {
+        Self(Global::unpack(words))
+    }
+
+    #[inline(always)]
+    unsafe fn from_raw(first: *const u64, length: u64) -> Self {
+        // SAFETY: passed on to the caller.
+        Self(unsafe { Global::from_raw(first, length) })
+    }
+}
 
 /// The member that a CUDA block works on.
 #[derive(Clone, Copy)]
@@ -36,11 +117,10 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The member of this CUDA block, of a table that counts `blocks`. All lanes of each warp call it.
+    /// The member of this CUDA block. All lanes of each warp call it.
     #[inline(always)]
-    pub fn of_block(table: &Global<u64>, blocks: u64) -> Self {
+    pub fn of_block(Members(table): &Members) -> Self {
         let block = u64::from(block::index()[0]);
-        debug_assert!(block < blocks, "the grid is that of the table");
         let members = table.len() / WORDS;
         let first_block = |member| table.load(members * RECORD as u64 + member);
         // The last of `length` members from `below` on whose first block is not beyond this one: each round asks `PROBES` of them at once.
@@ -102,12 +182,4 @@ pub(crate) fn for_each_part<const COUNT: u32>(block: u64, mut part: impl FnMut(u
         part(block * u64::from(COUNT) + u64::from(i));
         i += 1;
     }
-}
-
-/// The grid for a table that counts so many CUDA blocks.
-pub(crate) fn grid(table: &DeviceView<'_, u64>, blocks: u64) -> Result<Grid, LaunchError> {
-    LaunchError::check_multiple("table", WORDS, table.len())?;
-    LaunchError::check_alignment("table", 16, table.address())?;
-    LaunchError::check_limit("blocks", blocks, BLOCK_LIMIT)?;
-    Ok(Grid::x(if table.is_empty() { 0 } else { blocks as u32 }))
 }

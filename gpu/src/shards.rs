@@ -10,7 +10,7 @@
 use oxtile_tile::num::{Pod, e2m1x2, e4m3, e5m2, ue8m0};
 use oxtile_tile::prelude::*;
 
-use crate::group::{self, Grouped, Member};
+use crate::group::{Grouped, Member, Members};
 
 pub(super) const THREADS: u32 = 256;
 /// Bytes that a thread writes.
@@ -94,15 +94,8 @@ impl Join {
 /// where it starts in each of the shards, which are `shard_stride` codes apart, word 4 where in the whole, and word 5 the codes of a shard's row.
 #[kernel(threads = THREADS, grid = grouped_grid)]
 #[instances(T = [e2m1x2, e4m3, e5m2, ue8m0])]
-pub fn join_shards_grouped<T: Byte>(
-    gathered: Global<T>,
-    whole: GlobalMut<T>,
-    table: Global<u64>,
-    shards: u32,
-    shard_stride: u64,
-    blocks: u64,
-) {
-    let member = Member::of_block(&table, blocks);
+pub fn join_shards_grouped<T: Byte>(gathered: Global<T>, whole: GlobalMut<T>, table: Members, shards: u32, shard_stride: u64) {
+    let member = Member::of_block(&table);
     let [from, to, width] = member.starts;
     let [group, row] = member.place(Join::groups(member.columns));
     let (gathered, whole) = (gathered.slice(from, gathered.len() - from), whole.slice(to, member.elements()));
@@ -111,7 +104,7 @@ pub fn join_shards_grouped<T: Byte>(
 
 fn grouped_grid<T: Byte>(args: &JoinShardsGroupedArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("gathered", u64::from(args.shards) * args.shard_stride, args.gathered.len())?;
-    group::grid(&args.table, args.blocks)
+    args.table.grid()
 }
 
 impl<T: Byte> Grouped for JoinShardsGrouped<T> {

@@ -7,7 +7,7 @@ use oxtile_tile::num::{e4m3, ue8m0};
 use oxtile_tile::prelude::*;
 
 use super::*;
-use crate::group::{self, Grouped, Member};
+use crate::group::{self, Grouped, Member, Members};
 
 /// Blocks of the single kernels that a CUDA block does.
 const PARTS: u32 = 4;
@@ -15,8 +15,8 @@ const PARTS: u32 = 4;
 /// Interleaves scales that are compact as `[outer, blocks]`; the padding becomes 0.
 #[kernel(threads = THREADS, grid = interleave_rows_grid)]
 #[instances(S = [ue8m0, e4m3])]
-pub fn interleave_rows_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Global<u64>, blocks: u64) {
-    let (member, (number, r)) = (Member::of_block(&table, blocks), rows::place_of_thread());
+pub fn interleave_rows_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Members) {
+    let (member, (number, r)) = (Member::of_block(&table), rows::place_of_thread());
     let [from, to] = starts(&member);
     let (compact, interleaved) = (compact.slice(from.0, from.1), interleaved.slice(to.0, to.1));
     group::for_each_part::<PARTS>(member.block, |part| rows::interleave(&compact, &interleaved, &tile(&member, part, number), r));
@@ -25,8 +25,8 @@ pub fn interleave_rows_grouped<S: ScaleCode>(compact: Global<S>, interleaved: Gl
 /// The inverse.
 #[kernel(threads = THREADS, grid = deinterleave_rows_grid)]
 #[instances(S = [ue8m0, e4m3])]
-pub fn deinterleave_rows_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Global<u64>, blocks: u64) {
-    let (member, (number, r)) = (Member::of_block(&table, blocks), rows::place_of_thread());
+pub fn deinterleave_rows_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Members) {
+    let (member, (number, r)) = (Member::of_block(&table), rows::place_of_thread());
     let [to, from] = starts(&member);
     let (interleaved, compact) = (interleaved.slice(from.0, from.1), compact.slice(to.0, to.1));
     group::for_each_part::<PARTS>(member.block, |part| rows::deinterleave(&interleaved, &compact, &tile(&member, part, number), r));
@@ -35,8 +35,8 @@ pub fn deinterleave_rows_grouped<S: ScaleCode>(interleaved: Global<S>, compact: 
 /// Interleaves scales that are compact as `[blocks, outer]`; the padding becomes 0.
 #[kernel(threads = THREADS, grid = interleave_columns_grid)]
 #[instances(S = [ue8m0, e4m3])]
-pub fn interleave_columns_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Global<u64>, blocks: u64) {
-    let member = Member::of_block(&table, blocks);
+pub fn interleave_columns_grouped<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<S>, table: Members) {
+    let member = Member::of_block(&table);
     let [from, to] = starts(&member);
     let (compact, interleaved) = (compact.slice(from.0, from.1), interleaved.slice(to.0, to.1));
     group::for_each_part::<PARTS>(member.block, |part| columns::interleave(&compact, &interleaved, &tile(&member, part, thread::warp())));
@@ -45,8 +45,8 @@ pub fn interleave_columns_grouped<S: ScaleCode>(compact: Global<S>, interleaved:
 /// The inverse.
 #[kernel(threads = THREADS, grid = deinterleave_columns_grid)]
 #[instances(S = [ue8m0, e4m3])]
-pub fn deinterleave_columns_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Global<u64>, blocks: u64) {
-    let member = Member::of_block(&table, blocks);
+pub fn deinterleave_columns_grouped<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMut<S>, table: Members) {
+    let member = Member::of_block(&table);
     let [to, from] = starts(&member);
     let (interleaved, compact) = (interleaved.slice(from.0, from.1), compact.slice(to.0, to.1));
     group::for_each_part::<PARTS>(member.block, |part| columns::deinterleave(&interleaved, &compact, &tile(&member, part, thread::warp())));
@@ -68,7 +68,7 @@ fn tile(member: &Member, part: u64, number: u32) -> Tile {
 macro_rules! grids {
     ($($grid:ident: $kernel:ident, $args:ident;)*) => { $(
         fn $grid<S: ScaleCode>(args: &$args<'_, S>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-            group::grid(&args.table, args.blocks)
+            args.table.grid()
         }
 
         impl<S: ScaleCode> Grouped for $kernel<S> {

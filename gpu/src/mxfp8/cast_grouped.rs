@@ -14,7 +14,7 @@ use super::column_tile::ColumnTile;
 use super::ragged_columns::ColumnBlock;
 use super::ragged_rows::Place;
 use super::*;
-use crate::group::{self, Grouped, Member};
+use crate::group::{Grouped, Member, Members};
 
 /// CUDA blocks a multiprocessor. Addresses that a single cast finds among its parameters are in registers here: one block fewer than there.
 const ROWS_RESIDENT: u32 = RESIDENT - 1;
@@ -29,14 +29,8 @@ const fn both_resident<T: Element>() -> u32 {
 /// Casts members of whole blocks a row, each at a multiple of 16 bytes, by rows.
 #[kernel(threads = THREADS, grid = rows_grid, min_blocks = ROWS_RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-pub fn mxfp8_cast_rows_grouped<T: Magnitude, Q: Fp8>(
-    inputs: GlobalTable<T>,
-    table: Global<u64>,
-    data: GlobalMut<Q>,
-    scales: GlobalMut<ue8m0>,
-    blocks: u64,
-) {
-    let member = Member::of_block(&table, blocks);
+pub fn mxfp8_cast_rows_grouped<T: Magnitude, Q: Fp8>(inputs: GlobalTable<T>, table: Members, data: GlobalMut<Q>, scales: GlobalMut<ue8m0>) {
+    let member = Member::of_block(&table);
     let [data_start, scales_start, _] = member.starts;
     let (input, data) = (inputs.get(member.index), data.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.elements() / BLOCK);
@@ -50,12 +44,11 @@ pub fn mxfp8_cast_rows_grouped<T: Magnitude, Q: Fp8>(
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_ragged_rows_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     data: GlobalMut<Q>,
     scales: GlobalMut<ue8m0>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let [data_start, scales_start, _] = member.starts;
     let (input, data) = (inputs.get(member.index), data.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows * member.columns.div_ceil(BLOCK));
@@ -67,12 +60,11 @@ pub fn mxfp8_cast_ragged_rows_grouped<T: Magnitude, Q: Fp8>(
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_columns_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     data: GlobalMut<Q>,
     scales: GlobalMut<ue8m0>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let [data_start, _, scales_start] = member.starts;
     let (input, data) = (inputs.get(member.index), data.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
@@ -84,12 +76,11 @@ pub fn mxfp8_cast_columns_grouped<T: Magnitude, Q: Fp8>(
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_ragged_columns_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     data: GlobalMut<Q>,
     scales: GlobalMut<ue8m0>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let [data_start, _, scales_start] = member.starts;
     let (input, data) = (inputs.get(member.index), data.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
@@ -102,14 +93,13 @@ pub fn mxfp8_cast_ragged_columns_grouped<T: Magnitude, Q: Fp8>(
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn mxfp8_cast_both_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     row_data: GlobalMut<Q>,
     row_scales: GlobalMut<ue8m0>,
     column_data: GlobalMut<Q>,
     column_scales: GlobalMut<ue8m0>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let Member { rows, columns, starts: [data_start, row_start, column_start], .. } = member;
     let outputs = Outputs {
         row_data: row_data.slice(data_start, member.elements()),
@@ -124,7 +114,7 @@ pub fn mxfp8_cast_both_grouped<T: Magnitude, Q: Fp8>(
 macro_rules! grids {
     ($($grid:ident: $args:ident;)*) => { $(
         fn $grid<T: Magnitude, Q: Fp8>(args: &$args<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-            group::grid(&args.table, args.blocks)
+            args.table.grid()
         }
     )* };
 }

@@ -12,7 +12,7 @@ use super::dequantize_rows::{dequantize_elements, dequantize_rows};
 use super::ragged_columns::ColumnBlock;
 use super::ragged_rows::Place;
 use super::*;
-use crate::group::{self, Grouped, Member};
+use crate::group::{self, Grouped, Member, Members};
 
 /// Blocks of the single inverse of the rowwise cast that a CUDA block does.
 const ROWS_PARTS: u32 = 2;
@@ -20,14 +20,8 @@ const ROWS_PARTS: u32 = 2;
 /// Decodes rowwise members of whole blocks a row.
 #[kernel(threads = THREADS, grid = rows_grid, min_blocks = RESIDENT)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
-pub fn mxfp8_dequantize_rows_grouped<Q: Fp8, T: Wide>(
-    data: Global<Q>,
-    scales: Global<ue8m0>,
-    table: Global<u64>,
-    output: GlobalMut<T>,
-    blocks: u64,
-) {
-    let member = Member::of_block(&table, blocks);
+pub fn mxfp8_dequantize_rows_grouped<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, table: Members, output: GlobalMut<T>) {
+    let member = Member::of_block(&table);
     let [data_start, scales_start, _] = member.starts;
     let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.elements() / BLOCK);
@@ -37,14 +31,8 @@ pub fn mxfp8_dequantize_rows_grouped<Q: Fp8, T: Wide>(
 /// Decodes rowwise members of any shape.
 #[kernel(threads = THREADS, grid = ragged_rows_grid)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
-pub fn mxfp8_dequantize_ragged_rows_grouped<Q: Fp8, T: Wide>(
-    data: Global<Q>,
-    scales: Global<ue8m0>,
-    table: Global<u64>,
-    output: GlobalMut<T>,
-    blocks: u64,
-) {
-    let member = Member::of_block(&table, blocks);
+pub fn mxfp8_dequantize_ragged_rows_grouped<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, table: Members, output: GlobalMut<T>) {
+    let member = Member::of_block(&table);
     let [data_start, scales_start, _] = member.starts;
     let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows * member.columns.div_ceil(BLOCK));
@@ -54,14 +42,8 @@ pub fn mxfp8_dequantize_ragged_rows_grouped<Q: Fp8, T: Wide>(
 /// Decodes columnwise members of whole vectors a row.
 #[kernel(threads = THREADS, grid = columns_grid, min_blocks = 2)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
-pub fn mxfp8_dequantize_columns_grouped<Q: Fp8, T: Wide>(
-    data: Global<Q>,
-    scales: Global<ue8m0>,
-    table: Global<u64>,
-    output: GlobalMut<T>,
-    blocks: u64,
-) {
-    let member = Member::of_block(&table, blocks);
+pub fn mxfp8_dequantize_columns_grouped<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global<ue8m0>, table: Members, output: GlobalMut<T>) {
+    let member = Member::of_block(&table);
     let [data_start, _, scales_start] = member.starts;
     let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
@@ -75,11 +57,10 @@ pub fn mxfp8_dequantize_columns_grouped<Q: Fp8, T: Wide>(
 pub fn mxfp8_dequantize_ragged_columns_grouped<Q: Fp8, T: Wide>(
     data: Global<Q>,
     scales: Global<ue8m0>,
-    table: Global<u64>,
+    table: Members,
     output: GlobalMut<T>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let [data_start, _, scales_start] = member.starts;
     let (data, output) = (data.slice(data_start, member.elements()), output.slice(data_start, member.elements()));
     let scales = scales.slice(scales_start, member.rows.div_ceil(BLOCK) * member.columns);
@@ -91,7 +72,7 @@ macro_rules! grids {
     ($($grid:ident: $args:ident;)*) => { $(
         fn $grid<Q: Fp8, T: Wide>(args: &$args<'_, Q, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
             LaunchError::check_length("output", args.data.len(), args.output.len())?;
-            group::grid(&args.table, args.blocks)
+            args.table.grid()
         }
     )* };
 }

@@ -13,7 +13,7 @@ use super::cast_rows::{self, cast};
 use super::cast_tile::{self, CastTile};
 use super::rounding::Nearest;
 use super::*;
-use crate::group::{self, Grouped, Member};
+use crate::group::{self, Grouped, Member, Members};
 use crate::magnitude::Magnitude;
 use crate::mxfp8::Wide;
 
@@ -30,13 +30,12 @@ const DEQUANTIZE_PARTS: u32 = 4;
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     amaxes: Global<f32>,
     data: GlobalMut<e2m1x2>,
     scales: GlobalMut<e4m3>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let (data, scales) = outputs(&member, &data, &scales);
     cast(&inputs.get(member.index), amaxes.load(member.index), &data, &scales, Nearest, CAST_STEPS, member.block);
 }
@@ -46,13 +45,12 @@ pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
 #[instances(T = [bf16, f16, f32])]
 pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     amaxes: Global<f32>,
     data: GlobalMut<e2m1x2>,
     scales: GlobalMut<e4m3>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let (input, amax, outputs) = (inputs.get(member.index), amaxes.slice(member.index, 1), outputs(&member, &data, &scales));
     for_each_tile::<T, COLUMN_TILES>(&member, cast_columns::Shared::claim().tile, |tile, before| {
         cast_columns::<T, Nearest, false>(&input, &amax, outputs, Nearest, tile, before);
@@ -65,15 +63,14 @@ pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
 #[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
 pub fn nvfp4_cast_both_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
-    table: Global<u64>,
+    table: Members,
     amaxes: Global<f32>,
     row_data: GlobalMut<e2m1x2>,
     row_scales: GlobalMut<e4m3>,
     column_data: GlobalMut<e2m1x2>,
     column_scales: GlobalMut<e4m3>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let (input, amax) = (inputs.get(member.index), amaxes.slice(member.index, 1));
     let (row_data, row_scales) = outputs(&member, &row_data, &row_scales);
     let (column_data, column_scales) = outputs(&member, &column_data, &column_scales);
@@ -90,11 +87,10 @@ pub fn nvfp4_dequantize_rows_grouped<T: Wide>(
     data: Global<e2m1x2>,
     scales: Global<e4m3>,
     amaxes: Global<f32>,
-    table: Global<u64>,
+    table: Members,
     output: GlobalMut<T>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let [start, scales_start, _] = member.starts;
     let (data, output) = (data.slice(start / 2, member.elements() / 2), output.slice(start, member.elements()));
     let scales = scales.slice(scales_start, member.elements() / BLOCK);
@@ -111,11 +107,10 @@ pub fn nvfp4_dequantize_columns_grouped<T: Wide>(
     data: Global<e2m1x2>,
     scales: Global<e4m3>,
     amaxes: Global<f32>,
-    table: Global<u64>,
+    table: Members,
     output: GlobalMut<T>,
-    blocks: u64,
 ) {
-    let member = Member::of_block(&table, blocks);
+    let member = Member::of_block(&table);
     let Member { rows, columns, starts: [start, scales_start, _], .. } = member;
     let (data, output) = (data.slice(start / 2, member.elements() / 2), output.slice(start, member.elements()));
     let (scales, amax) = (scales.slice(scales_start, member.elements() / BLOCK), amaxes.slice(member.index, 1));
@@ -151,7 +146,7 @@ fn blocks_of_tiles<T: Magnitude>(rows: u64, columns: u64, count: u32) -> u64 {
 macro_rules! grids {
     ($($grid:ident: $args:ident<$t:ident: $bound:ident>;)*) => { $(
         fn $grid<$t: $bound>(args: &$args<'_, $t>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-            group::grid(&args.table, args.blocks)
+            args.table.grid()
         }
     )* };
 }

@@ -1,16 +1,16 @@
 //! Mutants of the kernels of groups: the barriers are those of the single kernels, behind other addresses.
 
 use oxtile_emulator::mutation::Outcome;
-use oxtile_kernels::group::Grouped;
+use oxtile_kernels::group::{Grouped, MemberTable};
 use oxtile_kernels::interleave::*;
 use oxtile_kernels::mxfp8::*;
 use oxtile_kernels::nvfp4::*;
 use oxtile_kernels::shards::{JoinShardsGrouped, JoinShardsGroupedArgs};
-use oxtile_tile::launch::DeviceTable;
+use oxtile_tile::launch::{DeviceTable, DeviceView};
 use oxtile_tile::num::{Pod, bf16, e2m1x2, e4m3, ue8m0};
 
 use super::Job;
-use super::device::{Device, Elements, words};
+use super::device::{Device, Elements, OWNER, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "mxfp8_cast_grouped", run: mxfp8_cast, equivalents: &[] },
@@ -29,12 +29,14 @@ const SHAPES: [[u64; 2]; 2] = [[32, 64], [16, 128]];
 const ELEMENTS: u64 = 2048;
 const WORDS: usize = ELEMENTS as usize;
 
-/// What a kernel is told of members of these shapes, each with its starts, and how many CUDA blocks that is.
-fn table<G: Grouped>(device: &Device, shapes: [[u64; 2]; 2], starts: [[u64; 3]; 2]) -> (Elements<u64>, u64) {
+/// What a kernel is told of members of these shapes, each with its starts, as a table.
+fn table<G: Grouped>(device: &Device, shapes: [[u64; 2]; 2], starts: [[u64; 3]; 2]) -> MemberTable<'_> {
     let [first, second] = shapes.map(|[rows, columns]| G::blocks(rows, columns));
     let record = |i: usize| [i as u64, shapes[i][0], shapes[i][1], starts[i][0], starts[i][1], starts[i][2]];
     let entries = [&record(0)[..], &record(1), &[0, first]].concat();
-    (device.upload("table", &halves(&entries)), first + second)
+    let words = device.upload::<u64>("table", &halves(&entries));
+    // SAFETY: the memory lives as long as the job's `Device`; the jobs' buffers hold the members at these starts.
+    unsafe { MemberTable::from_raw(DeviceView::from_raw(words.address, words.length, &OWNER), first + second) }
 }
 
 fn halves(words: &[u64]) -> Vec<u32> {
@@ -58,14 +60,8 @@ fn with_inputs<T: Pod, R>(device: &Device, job: impl FnOnce(DeviceTable<'_, T>) 
 macro_rules! mxfp8_cast {
     ($device:ident, $inputs:ident, $kernel:ident, $args:ident) => {{
         let (mut data, mut scales) = ($device.upload("data", &[0; WORDS / 2]), $device.upload("scales", &[0; 48]));
-        let (table, blocks) = table::<$kernel<bf16, e4m3>>($device, SHAPES, starts(64));
-        $device.launch::<$kernel<bf16, e4m3>>($args {
-            inputs: $inputs,
-            table: table.view(),
-            data: data.view_mut(),
-            scales: scales.view_mut(),
-            blocks,
-        })?;
+        let table = table::<$kernel<bf16, e4m3>>($device, SHAPES, starts(64));
+        $device.launch::<$kernel<bf16, e4m3>>($args { inputs: $inputs, table, data: data.view_mut(), scales: scales.view_mut() })?;
         [$device.download(&data), $device.download(&scales)].concat()
     }};
 }
@@ -84,15 +80,14 @@ fn mxfp8_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
     with_inputs::<bf16, _>(device, |inputs| {
         let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 2]), device.upload("row_scales", &[0; 32]));
         let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 2]), device.upload("column_scales", &[0; 48]));
-        let (table, blocks) = table::<Mxfp8CastBothGrouped<bf16, e4m3>>(device, SHAPES, starts(64));
+        let table = table::<Mxfp8CastBothGrouped<bf16, e4m3>>(device, SHAPES, starts(64));
         device.launch::<Mxfp8CastBothGrouped<bf16, e4m3>>(Mxfp8CastBothGroupedArgs {
             inputs,
-            table: table.view(),
+            table,
             row_data: row_data.view_mut(),
             row_scales: row_scales.view_mut(),
             column_data: data.view_mut(),
             column_scales: scales.view_mut(),
-            blocks,
         })?;
         Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
     })
@@ -102,14 +97,8 @@ macro_rules! mxfp8_dequantize {
     ($device:ident, $kernel:ident, $args:ident) => {{
         let (data, scales) = ($device.upload("data", &words(WORDS / 2)), $device.upload("scales", &words(48)));
         let mut output = $device.upload("output", &[0; WORDS]);
-        let (table, blocks) = table::<$kernel<e4m3, bf16>>($device, SHAPES, starts(64));
-        $device.launch::<$kernel<e4m3, bf16>>($args {
-            data: data.view(),
-            scales: scales.view(),
-            table: table.view(),
-            output: output.view_mut(),
-            blocks,
-        })?;
+        let table = table::<$kernel<e4m3, bf16>>($device, SHAPES, starts(64));
+        $device.launch::<$kernel<e4m3, bf16>>($args { data: data.view(), scales: scales.view(), table, output: output.view_mut() })?;
         $device.download(&output)
     }};
 }
@@ -128,14 +117,13 @@ macro_rules! nvfp4_cast {
             with_inputs::<$t, _>(device, |inputs| {
                 let amaxes = device.upload("amaxes", &[3f32.to_bits(), 5f32.to_bits()]);
                 let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; 64]));
-                let (table, blocks) = table::<$kernel<$t>>(device, SHAPES, starts(128));
+                let table = table::<$kernel<$t>>(device, SHAPES, starts(128));
                 device.launch::<$kernel<$t>>($args {
                     inputs,
-                    table: table.view(),
+                    table,
                     amaxes: amaxes.view(),
                     data: data.view_mut(),
                     scales: scales.view_mut(),
-                    blocks,
                 })?;
                 Ok([device.download(&data), device.download(&scales)].concat())
             })
@@ -151,16 +139,15 @@ fn nvfp4_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
         let amaxes = device.upload("amaxes", &[3f32.to_bits(), 5f32.to_bits()]);
         let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 4]), device.upload("row_scales", &[0; 64]));
         let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 4]), device.upload("column_scales", &[0; 64]));
-        let (table, blocks) = table::<Nvfp4CastBothGrouped<f32>>(device, SHAPES, starts(128));
+        let table = table::<Nvfp4CastBothGrouped<f32>>(device, SHAPES, starts(128));
         device.launch::<Nvfp4CastBothGrouped<f32>>(Nvfp4CastBothGroupedArgs {
             inputs,
-            table: table.view(),
+            table,
             amaxes: amaxes.view(),
             row_data: row_data.view_mut(),
             row_scales: row_scales.view_mut(),
             column_data: data.view_mut(),
             column_scales: scales.view_mut(),
-            blocks,
         })?;
         Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
     })
@@ -171,14 +158,13 @@ macro_rules! nvfp4_dequantize {
         let amaxes = $device.upload("amaxes", &[3f32.to_bits(), 5f32.to_bits()]);
         let (data, scales) = ($device.upload("data", &words(WORDS / 4)), $device.upload("scales", &words(64)));
         let mut output = $device.upload("output", &[0; WORDS]);
-        let (table, blocks) = table::<$kernel<bf16>>($device, SHAPES, starts(128));
+        let table = table::<$kernel<bf16>>($device, SHAPES, starts(128));
         $device.launch::<$kernel<bf16>>($args {
             data: data.view(),
             scales: scales.view(),
             amaxes: amaxes.view(),
-            table: table.view(),
+            table,
             output: output.view_mut(),
-            blocks,
         })?;
         $device.download(&output)
     }};
@@ -195,20 +181,10 @@ macro_rules! there_and_back {
         let (shapes, starts) = ([[130, 6], [20, 4]], [[0, 0, 0], [784, 2048, 0]]);
         let compact = $device.upload::<ue8m0>("compact", &words(216));
         let (mut there, mut back) = ($device.upload("interleaved", &[0; 640]), $device.upload("back", &[0; 216]));
-        let (table_there, blocks) = table::<$there<ue8m0>>($device, shapes, starts);
-        $device.launch::<$there<ue8m0>>($there_args {
-            compact: compact.view(),
-            interleaved: there.view_mut(),
-            table: table_there.view(),
-            blocks,
-        })?;
-        let (table_back, blocks) = table::<$back<ue8m0>>($device, shapes, starts);
-        $device.launch::<$back<ue8m0>>($back_args {
-            interleaved: there.view(),
-            compact: back.view_mut(),
-            table: table_back.view(),
-            blocks,
-        })?;
+        let table_there = table::<$there<ue8m0>>($device, shapes, starts);
+        $device.launch::<$there<ue8m0>>($there_args { compact: compact.view(), interleaved: there.view_mut(), table: table_there })?;
+        let table_back = table::<$back<ue8m0>>($device, shapes, starts);
+        $device.launch::<$back<ue8m0>>($back_args { interleaved: there.view(), compact: back.view_mut(), table: table_back })?;
         [$device.download(&there), $device.download(&back)].concat()
     }};
 }
@@ -230,15 +206,8 @@ fn interleave(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn join_shards(device: &Device) -> Result<Vec<u32>, Outcome> {
     type Joining = JoinShardsGrouped<e2m1x2>;
     let (gathered, mut whole) = (device.upload::<e2m1x2>("gathered", &words(48)), device.upload("whole", &[0; 40]));
-    let (table, blocks) = table::<Joining>(device, [[2, 48], [1, 56]], [[0, 0, 16], [32, 96, 20]]);
+    let table = table::<Joining>(device, [[2, 48], [1, 56]], [[0, 0, 16], [32, 96, 20]]);
     let (shards, shard_stride) = (3, 64);
-    device.launch::<Joining>(JoinShardsGroupedArgs {
-        gathered: gathered.view(),
-        whole: whole.view_mut(),
-        table: table.view(),
-        shards,
-        shard_stride,
-        blocks,
-    })?;
+    device.launch::<Joining>(JoinShardsGroupedArgs { gathered: gathered.view(), whole: whole.view_mut(), table, shards, shard_stride })?;
     Ok(device.download(&whole))
 }

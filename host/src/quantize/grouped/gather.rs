@@ -180,14 +180,12 @@ impl Join {
             let mut padded = Buffer::uninitialised(stream, end)?;
             let table = table::<K>(stream, (&self.shard, starts), (&self.padded, &self.padded_starts))?;
             let (gathered, whole, shard_stride) = (shards.view(), padded.view_mut(), shards.len());
-            let (table, blocks) = (table.words.view(), table.blocks);
-            kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table, shards: 1, shard_stride, blocks })?;
+            kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table: table.lend(), shards: 1, shard_stride })?;
             communicator.all_gather(stream, &padded, &mut gathered_shards)?;
         }
         let table = table::<K>(stream, (&self.padded, &self.padded_starts), (&self.whole, whole_starts))?;
         let (gathered, whole) = (gathered_shards.view(), whole.view_mut());
-        let (table, blocks) = (table.words.view(), table.blocks);
-        kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table, shards: world, shard_stride: end, blocks })
+        kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table: table.lend(), shards: world, shard_stride: end })
     }
 }
 

@@ -38,12 +38,10 @@ impl<F: Format> InterleaveGroup<F> {
         let (compact, interleaved) = (compact.view(), output.scales.view_mut());
         if is_transposed::<F>(output.direction) {
             let table = output.tables.of::<F::InterleaveColumns>(stream, Purpose::One, records)?;
-            let (table, blocks) = (table.words.view(), table.blocks);
-            self.columns.launch(stream, InterleaveColumnsGroupedArgs { compact, interleaved, table, blocks })?;
+            self.columns.launch(stream, InterleaveColumnsGroupedArgs { compact, interleaved, table: table.lend() })?;
         } else {
             let table = output.tables.of::<F::InterleaveRows>(stream, Purpose::One, records)?;
-            let (table, blocks) = (table.words.view(), table.blocks);
-            self.rows.launch(stream, InterleaveRowsGroupedArgs { compact, interleaved, table, blocks })?;
+            self.rows.launch(stream, InterleaveRowsGroupedArgs { compact, interleaved, table: table.lend() })?;
         }
         Ok(output)
     }
@@ -58,12 +56,10 @@ impl<F: Format> InterleaveGroup<F> {
         let (interleaved, compact) = (interleaved.view(), output.scales.view_mut());
         if is_transposed::<F>(output.direction) {
             let table = output.tables.of::<F::DeinterleaveColumns>(stream, Purpose::One, records)?;
-            let (table, blocks) = (table.words.view(), table.blocks);
-            self.inverse_columns.launch(stream, DeinterleaveColumnsGroupedArgs { interleaved, compact, table, blocks })?;
+            self.inverse_columns.launch(stream, DeinterleaveColumnsGroupedArgs { interleaved, compact, table: table.lend() })?;
         } else {
             let table = output.tables.of::<F::DeinterleaveRows>(stream, Purpose::One, records)?;
-            let (table, blocks) = (table.words.view(), table.blocks);
-            self.inverse_rows.launch(stream, DeinterleaveRowsGroupedArgs { interleaved, compact, table, blocks })?;
+            self.inverse_rows.launch(stream, DeinterleaveRowsGroupedArgs { interleaved, compact, table: table.lend() })?;
         }
         Ok(output)
     }

@@ -114,8 +114,7 @@ where
         macro_rules! launch {
             ($kernel:ident: $ty:ident, $args:ident, $which:expr) => {{
                 let table = group.tables.of::<T::$ty>(stream, Purpose::One, records().filter($which))?;
-                let (table, blocks) = (table.words.view(), table.blocks);
-                self.$kernel.launch(stream, $args { inputs, table, data: data.view_mut(), scales: scales.view_mut(), blocks })
+                self.$kernel.launch(stream, $args { inputs, table: table.lend(), data: data.view_mut(), scales: scales.view_mut() })
             }};
         }
         match direction {
@@ -161,20 +160,17 @@ where
         let inputs = group.table.view();
         let args = Mxfp8CastBothGroupedArgs {
             inputs,
-            table: fast.words.view(),
+            table: fast.lend(),
             row_data: by_rows.data.view_mut(),
             row_scales: by_rows.scales.view_mut(),
             column_data: by_columns.data.view_mut(),
             column_scales: by_columns.scales.view_mut(),
-            blocks: fast.blocks,
         };
         self.cast_both.launch(stream, args)?;
-        let (table, blocks) = (ragged_rows.words.view(), ragged_rows.blocks);
         let (data, scales) = (by_rows.data.view_mut(), by_rows.scales.view_mut());
-        self.cast_ragged_rows.launch(stream, Mxfp8CastRaggedRowsGroupedArgs { inputs, table, data, scales, blocks })?;
-        let (table, blocks) = (ragged_columns.words.view(), ragged_columns.blocks);
+        self.cast_ragged_rows.launch(stream, Mxfp8CastRaggedRowsGroupedArgs { inputs, table: ragged_rows.lend(), data, scales })?;
         let (data, scales) = (by_columns.data.view_mut(), by_columns.scales.view_mut());
-        self.cast_ragged_columns.launch(stream, Mxfp8CastRaggedColumnsGroupedArgs { inputs, table, data, scales, blocks })
+        self.cast_ragged_columns.launch(stream, Mxfp8CastRaggedColumnsGroupedArgs { inputs, table: ragged_columns.lend(), data, scales })
     }
 
     /// A group back in `T`, rounded to nearest even, in one new buffer.
@@ -199,8 +195,7 @@ where
         macro_rules! launch {
             ($kernel:ident: $ty:ident, $args:ident, $which:expr) => {{
                 let table = group.tables.of::<T::$ty>(stream, Purpose::One, group.records().filter($which))?;
-                let (table, blocks) = (table.words.view(), table.blocks);
-                self.$kernel.launch(stream, $args { data, scales, table, output: output.values.view_mut(), blocks })
+                self.$kernel.launch(stream, $args { data, scales, table: table.lend(), output: output.values.view_mut() })
             }};
         }
         match group.direction {

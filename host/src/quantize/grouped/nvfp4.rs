@@ -114,8 +114,8 @@ where
             ($kernel:ident: $ty:ident, $args:ident) => {{
                 let table = group.tables.of::<T::$ty>(stream, Purpose::One, records)?;
                 let Quantized { data, scales, amax, .. } = output;
-                let (table, amaxes, blocks) = (table.words.view(), amax.slots().view(), table.blocks);
-                self.$kernel.launch(stream, $args { inputs, table, amaxes, data: data.view_mut(), scales: scales.view_mut(), blocks })
+                let (amaxes, data, scales) = (amax.slots().view(), data.view_mut(), scales.view_mut());
+                self.$kernel.launch(stream, $args { inputs, table: table.lend(), amaxes, data, scales })
             }};
         }
         match output.direction {
@@ -155,13 +155,12 @@ where
         let table = group.tables.of::<T::CastBoth>(stream, Purpose::One, by_rows.records())?;
         let args = Nvfp4CastBothGroupedArgs {
             inputs: group.table.view(),
-            table: table.words.view(),
+            table: table.lend(),
             amaxes: by_rows.amax.slots().view(),
             row_data: by_rows.data.view_mut(),
             row_scales: by_rows.scales.view_mut(),
             column_data: by_columns.data.view_mut(),
             column_scales: by_columns.scales.view_mut(),
-            blocks: table.blocks,
         };
         self.cast_both.launch(stream, args)
     }
@@ -179,15 +178,17 @@ where
     /// A group back in `T`, rounded to nearest even. Captured in a graph after it ran once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless the output has the group's shapes; as [`Loaded::launch`].
+    /// [`Error::Invalid`] unless the output has the group's shapes; [`Error::Length`] unless there is an amax for each member; as
+    /// [`Loaded::launch`].
     pub fn dequantize_into(&self, stream: &Stream, group: &Quantized<Nvfp4Format>, output: &mut Matrices<T>) -> Result<()> {
-        check_shapes("GroupedNvfp4::dequantize_into", &group.shapes, output.shapes())?;
+        const WHAT: &str = "GroupedNvfp4::dequantize_into";
+        check_shapes(WHAT, &group.shapes, output.shapes())?;
+        check_amaxes(WHAT, group)?;
         let (data, scales, amaxes) = (group.data.view(), group.scales.view(), group.amax.slots().view());
         macro_rules! launch {
             ($kernel:ident: $ty:ident, $args:ident) => {{
                 let table = group.tables.of::<T::$ty>(stream, Purpose::One, group.records())?;
-                let (table, blocks) = (table.words.view(), table.blocks);
-                self.$kernel.launch(stream, $args { data, scales, amaxes, table, output: output.values.view_mut(), blocks })
+                self.$kernel.launch(stream, $args { data, scales, amaxes, table: table.lend(), output: output.values.view_mut() })
             }};
         }
         match group.direction {
@@ -199,14 +200,17 @@ where
 
 fn check<T: Magnitude>(what: &'static str, group: &TensorGroup<'_, T>, output: &Quantized<Nvfp4Format>) -> Result<()> {
     check_shapes(what, &group.shapes, &output.shapes)?;
-    let amaxes = output.amax.slots().len();
-    if amaxes != group.len() as u64 {
-        return Err(Error::Length { what, expected: group.len() as u64, found: amaxes });
-    }
+    check_amaxes(what, output)?;
     match group.views.iter().position(|view| !view.is_empty() && !view.address().is_multiple_of(16)) {
         None => Ok(()),
         Some(i) => Err(Error::Invalid { what, why: format!("member {i} does not start at a multiple of 16 bytes: copy it") }),
     }
+}
+
+/// The kernels read an amax for each member.
+fn check_amaxes(what: &'static str, group: &Quantized<Nvfp4Format>) -> Result<()> {
+    let (expected, found) = (group.len() as u64, group.amax.slots().len());
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 impl<T: GroupedNvfp4Number> fmt::Debug for GroupedNvfp4<T> {

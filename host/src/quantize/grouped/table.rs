@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use oxtile_kernels::group::Grouped;
+use oxtile_kernels::group::{Grouped, MemberTable};
 use oxtile_tile::launch::Kernel;
 
 use crate::runtime::{Buffer, Error, Result, Stream};
@@ -42,9 +42,9 @@ pub(super) struct Record {
 /// A kernel's table on the device.
 #[derive(Debug)]
 pub(super) struct Table {
-    pub words: Buffer<u64>,
+    words: Buffer<u64>,
     /// CUDA blocks of all members.
-    pub blocks: u64,
+    blocks: u64,
 }
 
 impl Table {
@@ -61,6 +61,13 @@ impl Table {
         }
         words.extend(first_blocks);
         Ok(Self { words: upload(stream, &words)?, blocks })
+    }
+
+    /// For a launch of that kernel.
+    pub fn lend(&self) -> MemberTable<'_> {
+        // SAFETY: `new` lays the table out by the `blocks` of its kernel. The types of groups, which alone see one, launch that kernel with it,
+        // on inputs of the records' shapes and on buffers that were made as long as the `Starts` of which the records are, and check both first.
+        unsafe { MemberTable::from_raw(self.words.view(), self.blocks) }
     }
 }
 
