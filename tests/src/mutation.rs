@@ -4,6 +4,7 @@
 mod amax;
 mod attention;
 mod attention_backward;
+mod attention_backward_general;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
@@ -45,6 +46,7 @@ const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
     attention_backward::JOBS,
+    attention_backward_general::JOBS,
     attention_backward_portable::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,

@@ -1,7 +1,9 @@
 //! Attention, backward: deterministic and fast.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs};
+use oxtile::attention::{
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Mask, Order, Outputs, Sequences,
+};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
@@ -11,7 +13,8 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention_backward";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys.
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys; by the general kernels, packed
+/// sequences and heads of 96.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
@@ -26,7 +29,32 @@ pub fn benches(size: Size) -> Vec<Bench> {
     }
     let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 20, 4, 2]);
     benches.extend(both(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
+    let [batches, length, heads] = size.pick([8, 4096, 16], [2, 20, 2]);
+    for mask in [Mask::Full, Mask::CausalBottomRight] {
+        benches.extend(
+            [Order::Fast, Order::Deterministic].map(|order| packed(Shape::square([batches, length, heads, heads, 128]), mask, order)),
+        );
+        benches.extend(both(Shape::square([batches, length, heads, heads, 96]), mask));
+    }
     benches
+}
+
+/// The same memory as packed sequences, beside the kernels of dense tensors and cuDNN's.
+fn packed(shape: Shape, mask: Mask, order: Order) -> Bench {
+    let kernel = match (mask, order) {
+        (Mask::Full, Order::Fast) => "attention backward packed, full, fast",
+        (Mask::Full, Order::Deterministic) => "attention backward packed, full",
+        (_, Order::Fast) => "attention backward packed, causal, fast",
+        (_, Order::Deterministic) => "attention backward packed, causal",
+    };
+    let dense = shape.config(mask);
+    let config =
+        AttentionConfig { layout: Layout::Packed, queries: shape.batches * shape.queries, keys: shape.batches * shape.keys, ..dense };
+    Bench {
+        kernel,
+        prepare: Box::new(move |gpu| Ok(prepare(gpu, shape, config, order)?.against("ours dense", prepare(gpu, shape, dense, order)?))),
+        ..bench(shape, mask, order)
+    }
 }
 
 /// One shape, beside cuDNN.
@@ -53,24 +81,26 @@ pub(super) fn bench(shape: Shape, mask: Mask, order: Order) -> Bench {
     }
 }
 
-/// The configuration is of the shape, and says by which kernels.
+/// The configuration is of the shape, and says by which kernels; if it is packed, sequences lie as dense ones do.
 pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig, order: Order) -> Result<Prepared> {
     let [of_q, of_k, of_v, of_out] = shape.elements();
     let (q, k, v, grad_out) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?, tensor(gpu, 3, of_out)?);
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
+    let ends = |rows: u64| (0..=shape.batches).map(|batch| (batch * rows) as u32).collect::<Vec<u32>>();
+    let (query_ends, key_ends) =
+        (Buffer::from_slice(&gpu.stream, &ends(shape.queries))?, Buffer::from_slice(&gpu.stream, &ends(shape.keys))?);
+    let inputs = || Inputs {
+        sequences: (config.layout == Layout::Packed).then(|| Sequences::new(query_ends.view(), key_ends.view())),
+        ..Inputs::new(q.view(), k.view(), v.view())
+    };
     let forward = Attention::<bf16>::new(&gpu.runtime, config)?;
-    forward.forward(&gpu.stream, Inputs::new(q.view(), k.view(), v.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+    forward.forward(&gpu.stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
     let backward = AttentionBackward::<bf16>::new(&gpu.runtime, config, order)?;
     let gradient = |length: u64| Buffer::<bf16>::uninitialised(&gpu.stream, length);
     let (mut dq, mut dk, mut dv) = (gradient(of_q)?, gradient(of_k)?, gradient(of_v)?);
     let graph = {
-        let inputs = BackwardInputs {
-            forward: Inputs::new(q.view(), k.view(), v.view()),
-            out: out.view(),
-            log_sum_exp: log_sum_exp.view(),
-            grad_out: grad_out.view(),
-        };
+        let inputs = BackwardInputs { forward: inputs(), out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
         let gradients = Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         let mut bound = backward.bind(&gpu.stream, inputs, gradients)?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?

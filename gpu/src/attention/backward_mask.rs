@@ -3,7 +3,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::register_tile::{self, RegisterTile};
 
-use super::backward::KEYS;
+use super::backward_workspace::KEYS;
 use super::mask::{FAR, Mask, Span};
 
 /// A mask, cut into blocks of `QUERIES` queries by [`KEYS`] keys; unless `MASKED`, every query sees all keys.

@@ -2,8 +2,10 @@
 //!
 //! Floor: `O` and `dO` are read once. Lanes that hold 16 bytes each share a row; a block has 64 rows of one head.
 
-use oxtile_tile::num::{Pod, fma};
+use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
+
+use super::backward_statistics::row_delta;
 
 const THREADS: u32 = 256;
 /// Rows of a block.
@@ -36,20 +38,9 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     let mut pass = 0;
     while pass < const { ROWS * (D / Vector::<T>::LANES) as u32 / THREADS } {
         let row = first + pass * (THREADS / lanes);
-        let mut delta = 0.0;
-        if row < rows {
-            let at = ((u64::from(batch) * u64::from(rows) + u64::from(row)) * u64::from(heads) + u64::from(head_of_batch)) * D as u64
-                + u64::from(lane) * Vector::<T>::LANES as u64;
-            let (a, b) = (out.load_vector(at), grad_out.load_vector(at));
-            for i in 0..Vector::<T>::LANES {
-                delta = fma(a.lane(i).to_f32(), b.lane(i).to_f32(), delta);
-            }
-        }
-        let mut flip = lanes / 2;
-        while flip > 0 {
-            delta += warp::shuffle_xor(delta, flip);
-            flip /= 2;
-        }
+        let at = ((u64::from(batch) * u64::from(rows) + u64::from(row)) * u64::from(heads) + u64::from(head_of_batch)) * D as u64
+            + u64::from(lane) * Vector::<T>::LANES as u64;
+        let delta = row_delta(&out, &grad_out, at, row < rows, lanes);
         if lane == 0 && row < padded {
             let lse = if row < rows { log_sum_exp.load(u64::from(head) * u64::from(rows) + u64::from(row)) } else { f32::NEG_INFINITY };
             let offset = if lse == f32::NEG_INFINITY { lse } else { -core::f32::consts::LOG2_E * lse };

@@ -2,7 +2,7 @@
 
 use oxtile_tile::prelude::*;
 
-use super::backward::KEYS;
+use super::backward_workspace::KEYS;
 
 /// The order: heads of keys in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
 /// first, as most queries see them where a mask is causal.
@@ -65,25 +65,25 @@ impl KeySchedule {
     }
 }
 
-/// Hands out tiles in their order. The counter is zero before and after a launch.
+/// Hands out places in the order of tiles. The counter, one element, is zero before and after a launch.
 #[derive(Clone, Copy)]
-pub struct KeyQueue {
-    /// One element.
-    pub counter: GlobalMut<u32>,
-    /// Tiles there are.
-    pub tiles: u32,
-}
+pub struct KeyQueue(pub GlobalMut<u32>);
 
 impl KeyQueue {
-    /// Takes a place. A block does so until it gets one behind the last tile; the last block to get one sets the counter back.
+    /// Takes a place. A block does so until it gets one behind the last tile.
     #[inline(always)]
     #[track_caller]
     pub fn take(&self) -> u32 {
-        let index = atomic::add_u32(&self.counter, 0, 1);
-        let tickets = self.tiles + block::count()[0];
+        atomic::add_u32(&self.0, 0, 1)
+    }
+
+    /// To be told of a place behind the last of `tiles`: the last block to get one sets the counter back.
+    #[inline(always)]
+    #[track_caller]
+    pub fn leave(&self, index: u32, tiles: u32) {
+        let tickets = tiles + block::count()[0];
         if index == tickets - 1 {
-            atomic::add_u32(&self.counter, 0, tickets.wrapping_neg());
+            atomic::add_u32(&self.0, 0, tickets.wrapping_neg());
         }
-        index
     }
 }

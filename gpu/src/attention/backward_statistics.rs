@@ -29,9 +29,21 @@ pub fn attention_backward_deltas<T: Float + Pod>(
     let (index, lane) = (block::index()[0] * (THREADS / lanes) + thread::index() / lanes, thread::index() % lanes);
     let element = lane * Vector::<T>::LANES as u32;
     let inside = u64::from(index) < deltas.len();
+    let at = u64::from(index) * u64::from(size) + u64::from(element);
+    let delta = row_delta(&out, &grad_out, at, inside && element < size, lanes);
+    if inside && lane == 0 {
+        let (head, row, batch) = (index % heads, index / heads % rows, index / heads / rows);
+        deltas.store((u64::from(batch) * u64::from(heads) + u64::from(head)) * u64::from(rows) + u64::from(row), delta);
+    }
+}
+
+/// The sum of `O dO` over a row, in each of the `lanes` that share it, a power of two: each has 16 bytes of it from element `at` on,
+/// if they are `inside`. All lanes of the warp call it.
+#[inline(always)]
+#[track_caller]
+pub(super) fn row_delta<T: Float + Pod>(out: &Global<T>, grad_out: &Global<T>, at: u64, inside: bool, lanes: u32) -> f32 {
     let mut delta = 0.0;
-    if inside && element < size {
-        let at = u64::from(index) * u64::from(size) + u64::from(element);
+    if inside {
         let (a, b) = (out.load_vector(at), grad_out.load_vector(at));
         for i in 0..Vector::<T>::LANES {
             delta = fma(a.lane(i).to_f32(), b.lane(i).to_f32(), delta);
@@ -42,10 +54,7 @@ pub fn attention_backward_deltas<T: Float + Pod>(
         delta += warp::shuffle_xor(delta, flip);
         flip /= 2;
     }
-    if inside && lane == 0 {
-        let (head, row, batch) = (index % heads, index / heads % rows, index / heads / rows);
-        deltas.store((u64::from(batch) * u64::from(heads) + u64::from(head)) * u64::from(rows) + u64::from(row), delta);
-    }
+    delta
 }
 
 fn deltas_grid<T: Float + Pod>(args: &AttentionBackwardDeltasArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

@@ -14,23 +14,34 @@
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
-//! | `backward` | the gradients: tiles, roles, the loop over blocks of queries |
+//! | `backward` | the gradients of dense tensors, full or causal: roles, copies |
 //! | `backward_prepare`, `backward_convert` | what goes before and behind it |
-//! | `backward_mask`, `backward_schedule` | the same two from the keys' side |
-//! | `backward_portable` | the gradients of everything else, on any GPU from sm_80 on |
+//! | `backward_general` | the gradients of everything else, of heads up to 128 |
+//! | `backward_sequence_rows` | what goes before and behind that one |
+//! | `backward_walk` | a warpgroup's loop over blocks of queries |
+//! | `backward_adder` | who has their gradients added up |
+//! | `backward_workspace` | what a block has in shared memory |
+//! | `backward_mask`, `backward_schedule`, `backward_sequence` | mask, schedule and sequences from the keys' side |
+//! | `backward_portable` | the gradients of everything, on any GPU from sm_80 on |
 //! | `backward_rows` | its rows: where they lie, copies, results |
-//! | `backward_statistics` | what goes before and behind that one |
+//! | `backward_statistics` | the sums of `O dO`, and the gradients of sinks |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
 mod backward;
+mod backward_adder;
 mod backward_convert;
+mod backward_general;
 mod backward_mask;
 mod backward_portable;
 mod backward_prepare;
 mod backward_rows;
 mod backward_schedule;
+mod backward_sequence;
+mod backward_sequence_rows;
 mod backward_statistics;
+mod backward_walk;
+mod backward_workspace;
 mod epilogue;
 mod forward;
 mod forward_fp8;
@@ -46,10 +57,14 @@ mod workspace;
 
 pub use backward::*;
 pub use backward_convert::*;
+pub use backward_general::*;
 pub use backward_portable::*;
 pub use backward_prepare::*;
 pub use backward_rows::{BACKWARD_PANEL, RESTING};
+pub use backward_sequence::QueryBlocks;
+pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
+pub use backward_workspace::KEYS;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;

@@ -4,8 +4,9 @@ use std::fmt;
 
 use oxtile_kernels::attention::{
     AttentionBackward as Main, AttentionBackwardArgs as MainArgs, AttentionBackwardConvert as Convert,
-    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardDeltas as Deltas, AttentionBackwardPortable as Portable,
-    AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, BACKWARD_PANEL, FAR, KEYS, RESTING,
+    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardConvertGeneral as ConvertGeneral, AttentionBackwardDeltas as Deltas,
+    AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, AttentionBackwardPrepare as Prepare,
+    AttentionBackwardPrepareArgs as PrepareArgs, BACKWARD_PANEL, FAR, KEYS, Mask as Bounds, RESTING, Sequence, Window as Seen,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -13,12 +14,12 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Float, Pod, bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::backward_portable;
 use super::backward_tensors::{BackwardInputs, GradientTarget, Gradients};
 use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::Inputs;
+use super::{backward_general, backward_portable};
 use crate::gemm::Choice;
 use crate::runtime::{Buffer, Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{TensorMap, TensorMapMut};
@@ -94,12 +95,18 @@ impl AttentionConfig {
         self.validate()?;
         let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
         let mut needs = self.backward_needs();
-        if portable {
+        let largest = head_size.max(self.value_size());
+        let (key, [query_block, key_block]) = if portable {
             needs.push("kernels");
-        }
-        let (key, [query_block, key_block]) = match needs.is_empty() {
-            true => (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64]),
-            false => (Key::portable(head_size.max(self.value_size())), [RESTING as u64; 2]),
+            (Key::portable(largest), [RESTING as u64; 2])
+        } else if needs.is_empty() {
+            (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64])
+        } else if largest <= LARGEST_GENERAL && batches * queries * keys * heads > 0 {
+            let size = if largest <= 64 { 64 } else { LARGEST_GENERAL };
+            (Key::General { size }, [general_queries(size), KEYS as u64])
+        } else {
+            needs = vec![if largest > LARGEST_GENERAL { "head sizes above 128" } else { "empty tensors" }];
+            (Key::portable(largest), [RESTING as u64; 2])
         };
         for (what, rows, heads, block) in [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)] {
             let tiles = u128::from(batches) * u128::from(heads) * u128::from(rows.div_ceil(block));
@@ -107,27 +114,28 @@ impl AttentionConfig {
                 return refuse(what, rows, format!("with batches and heads at most {} blocks of {block}", i32::MAX));
             }
         }
+        let value_size = self.value_size();
         let why = match key {
             Key::Dense { queries, .. } => format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}"),
+            Key::General { size } => {
+                let (queries, needs) = (general_queries(size), needs.join(", "));
+                let padded = if [head_size, value_size] == [size; 2] { String::new() } else { format!(" padded to {size}") };
+                format!("{KEYS} keys by {queries} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
+            }
             Key::Portable { panels } => {
-                let padded = panels as usize * BACKWARD_PANEL;
-                format!(
-                    "{RESTING} rows on mma, heads of {head_size} and {} padded to {padded}, for {}",
-                    self.value_size(),
-                    needs.join(", ")
-                )
+                let (padded, needs) = (panels as usize * BACKWARD_PANEL, needs.join(", "));
+                format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
             }
         };
         Ok((key, Choice { kernel: T::name(key), why }))
     }
 
-    /// Fields that take more than the kernels on wgmma have.
+    /// Fields that take more than the kernels of dense tensors have.
     fn backward_needs(&self) -> Vec<&'static str> {
         let needs = [
             ("layout", self.layout == Layout::Packed),
-            ("window", self.window != Window::default()),
             ("soft_cap", self.soft_cap.is_some()),
-            ("sink", self.sink != Sink::None),
+            ("sink", self.sink == Sink::Learnable),
             ("gradients", self.gradients != GradientOutput::Rounded),
             ("value_size", self.value_size() != self.head_size),
             ("head_size", !matches!(self.head_size, 64 | 128)),
@@ -137,16 +145,24 @@ impl AttentionConfig {
 
     /// Queries of a block: as many as registers hold; fewer where a mask leaves much of a larger block empty.
     fn backward_queries(&self) -> u64 {
-        match (self.head_size, self.mask) {
-            (128, Mask::Full) => 80,
-            (128, _) => 64,
+        match self.head_size {
+            128 if self.mask == Mask::Full && self.window == Window::default() => 80,
+            128 => 64,
             _ => 128,
         }
     }
 
-    /// The first and the last key that query 0 sees.
-    fn bounds(&self) -> [i32; 2] {
-        if self.mask == Mask::Full { [-FAR, FAR] } else { [-FAR, self.diagonal()] }
+    /// What bounds all sequences, as kernels want it.
+    pub(super) fn seen(&self) -> Seen {
+        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
+        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
+        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
+    }
+
+    /// What bounds each of the sequences of a dense layout.
+    fn bounds(&self) -> Bounds {
+        let (queries, keys) = (self.queries as u32, self.keys as u32);
+        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
     }
 }
 
@@ -156,8 +172,18 @@ impl AttentionConfig {
 pub enum Key {
     /// Those on wgmma, of a head size and blocks of so many queries.
     Dense { head_size: u64, queries: u64 },
+    /// Those of everything else on wgmma, of heads of up to so many elements. No tensor is empty: their maps must be of something.
+    General { size: u64 },
     /// Those on mma, with heads of so many panels.
     Portable { panels: u64 },
+}
+
+/// Elements of a head that the general kernels on wgmma have tiles for, at most.
+const LARGEST_GENERAL: u64 = 128;
+
+/// Queries of their blocks: as many as registers hold.
+fn general_queries(size: u64) -> u64 {
+    if size == 64 { 96 } else { 48 }
 }
 
 impl Key {
@@ -256,7 +282,7 @@ where
         let mut sums = Buffer::<f32>::uninitialised(stream, padded_rows * D as u64)?;
         let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let [first, last] = config.bounds();
+        let Bounds { first, last, .. } = config.bounds();
         let section = (config.section(size_of::<T>() as u64) / config.group() as u32).max(1);
         let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
         let [batches, rows, keys, heads, key_heads, blocks] = [batches, queries, keys, heads, key_heads, blocks].map(|size| size as u32);
@@ -306,11 +332,12 @@ where
 }
 
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
+    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
         impl BackwardElement for $t {
             fn name(key: Key) -> &'static str {
                 match key {
                     $(Key::Dense { head_size: $d, queries: $queries } => <Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name,)*
+                    $(Key::General { size: $size } => <General<$t, $size, $rows, 48> as Kernel>::INFO.name,)*
                     $(Key::Portable { panels: $panels } => <Portable<$t, $panels, $step, $parts, true> as Kernel>::INFO.name,)*
                     _ => "",
                 }
@@ -323,6 +350,11 @@ macro_rules! elements {
                         main: runtime.load::<Main<$t, $d, $queries, $span, $masked>>()?,
                         convert: runtime.load::<Convert<$t, $d, $queries, $span>>()?,
                     })),)*
+                    $(Key::General { size: $size } => Ok(Box::new(backward_general::Kernels::<
+                        Deltas<$t>,
+                        General<$t, $size, $rows, 48>,
+                        ConvertGeneral<$t, $size, $rows, 48>,
+                    >::load(runtime)?)),)*
                     $(Key::Portable { panels: $panels } => Ok(Box::new(backward_portable::Kernels::<
                         Deltas<$t>,
                         Portable<$t, $panels, $step, $parts, true>,
@@ -336,8 +368,8 @@ macro_rules! elements {
 }
 
 elements! {
-    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [1 64 1] [2 32 2] [4 16 2];
-    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [1 64 1] [2 32 2] [4 16 2];
+    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96] [128 48] / [1 64 1] [2 32 2] [4 16 2];
+    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96] [128 48] / [1 64 1] [2 32 2] [4 16 2];
 }
 
 impl<T> fmt::Debug for AttentionBackward<T> {

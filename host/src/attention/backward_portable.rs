@@ -2,7 +2,8 @@
 
 use oxtile_kernels::attention::{
     AttentionBackwardDeltas as Deltas, AttentionBackwardDeltasArgs as DeltasArgs, AttentionBackwardPortable as Main,
-    AttentionBackwardPortableArgs as MainArgs, AttentionBackwardSink as Sink, AttentionBackwardSinkArgs as SinkArgs, FAR, RESTING,
+    AttentionBackwardPortableArgs as MainArgs, AttentionBackwardSink as Sink, AttentionBackwardSinkArgs as SinkArgs, RESTING,
+    Window as Seen,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -11,7 +12,7 @@ use oxtile_tile::register_tile::RegisterElement;
 
 use super::backward::{Instance, Order};
 use super::backward_tensors::{BackwardInputs, Gradients};
-use super::config::{AttentionConfig, Layout, Mask};
+use super::config::{AttentionConfig, Layout};
 use super::forward::BoundAttention;
 use super::general::{Placement, lend, softmax_of};
 use super::tensors::Inputs;
@@ -48,7 +49,7 @@ where
         inputs: BackwardInputs<'a, T>,
         gradients: Gradients<'a, T>,
     ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, mask, window, .. } = config;
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, .. } = config;
         let BackwardInputs { forward: Inputs { q, k, v, sequences, sink }, out, log_sum_exp, grad_out } = inputs;
         let Gradients { q: grad_q, k: grad_k, v: grad_v, sink: mut grad_sink } = gradients;
         let [mut grad_q, mut grad_k, mut grad_v] = [grad_q, grad_k, grad_v].map(super::backward_tensors::GradientTarget::split);
@@ -59,8 +60,7 @@ where
         let (packed, sbhd) = (layout == Layout::Packed, layout == Layout::Sbhd);
         let [query_rows, key_rows] = if sbhd { [queries, keys] } else { config.rows() };
         let [scale, cap_limit, cap_factor] = softmax_of(&config);
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if mask == Mask::CausalBottomRight { 0 } else { FAR };
+        let Seen { left, right, top_left } = config.seen();
         let (size, value_size) = (config.head_size as u32, config.value_size() as u32);
         let [queries, heads, query_rows, key_rows] = [queries, heads, query_rows, key_rows].map(|size| size as u32);
         let log_rows = if packed { 0 } else { queries };
@@ -105,9 +105,9 @@ where
                         log_rows,
                         size,
                         value_size,
-                        left: bound(window.left),
-                        right: right.min(bound(window.right)),
-                        top_left: u32::from(mask == Mask::CausalTopLeft),
+                        left,
+                        right,
+                        top_left: top_left.into(),
                         scale,
                         cap_limit,
                         cap_factor,

@@ -12,9 +12,10 @@
 //! | `forward` | the pass forward |
 //! | `dense`, `general` | tensors bound to its kernels |
 //! | `fp8` | the same of 8-bit tensors with scales |
-//! | `backward` | the pass backward: which kernels, and those on wgmma |
+//! | `backward` | the pass backward: which kernels, and those of dense tensors |
 //! | `backward_tensors` | what it reads and writes |
-//! | `backward_portable` | its kernels for everything else |
+//! | `backward_general` | its kernels of everything else |
+//! | `backward_portable` | its kernels for GPUs other than Hopper and for large heads |
 //! | `portable` | the kernels for GPUs other than Hopper |
 //!
 //! ```
@@ -41,6 +42,7 @@
 //! ```
 
 mod backward;
+mod backward_general;
 mod backward_portable;
 mod backward_tensors;
 mod config;

@@ -1,6 +1,8 @@
 //! The backward pass of attention against f64, and its promises: the same bits every time, steps of a ring that add up.
 
-use oxtile::attention::{AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Mask, Order};
+use oxtile::attention::{
+    AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Mask, Order, Sink, Window,
+};
 use oxtile::{Buffer, EmulatedOptions, Error, HostElement, Kind, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention::{Problem, attention};
@@ -8,6 +10,8 @@ use oxtile_tests::oracle::attention_backward::{self as oracle, Forward, attentio
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, checked, problem};
+use super::attention_backward_portable::check;
+use super::attention_general as general;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}
@@ -40,8 +44,17 @@ pub fn cases() -> Vec<Case> {
         }
         let ring = AttentionConfig { head_size, queries: 70, keys: 200, ..AttentionConfig::default() };
         cases.push(Case::new(format!("attention_backward::d{head_size}::ring"), Size::Large, move |r| a_part_of_the_keys(r, &ring)));
-        let same = AttentionConfig { batches: 2, heads: 4, key_heads: 2, queries: 200, keys: 700, ..ring };
+        // More tiles than a GPU has multiprocessors.
+        let same = AttentionConfig { batches: 16, heads: 4, key_heads: 2, queries: 130, keys: 600, ..ring };
         cases.push(Case::new(format!("attention_backward::d{head_size}::same_bits"), Size::Large, move |r| same_bits(r, &same)));
+    }
+    // What a bound before the diagonal takes, and an option that is in the log-sum-exp already.
+    for (head_size, queries) in [(64, 150), (128, 70)] {
+        let window = Window { left: Some(40), right: Some(9) };
+        let config = AttentionConfig { head_size, queries, keys: 200, window, sink: Sink::OffByOne, ..AttentionConfig::default() };
+        let problem = general::Problem::dense(config);
+        let name = format!("attention_backward::window::d{head_size}");
+        cases.push(Case::new(name, Size::Small, move |r| check::<bf16>(r, &problem, Order::Deterministic)));
     }
     cases.push(Case::new("attention_backward::refused", Size::Small, refused));
     cases
@@ -80,6 +93,18 @@ impl<T: Differentiable> Pass<T> {
         let out = forward.out.into_iter().map(|x| T::FORMAT.round(x)).collect();
         let log_sum_exp = forward.log_sum_exp.into_iter().map(|x| f64::from(x as f32)).collect();
         Self { problem, inputs, out, log_sum_exp, element: std::marker::PhantomData }
+    }
+
+    /// The same without the batches behind the first.
+    fn first_batch(&self) -> Self {
+        let batches = self.problem.batches;
+        Self {
+            problem: Problem { batches: 1, ..self.problem },
+            inputs: self.inputs.each_ref().map(|values| values[..values.len() / batches].to_vec()),
+            out: self.out[..self.out.len() / batches].to_vec(),
+            log_sum_exp: self.log_sum_exp[..self.log_sum_exp.len() / batches].to_vec(),
+            element: self.element,
+        }
     }
 
     /// The part of one batch's keys from `first` on.
@@ -173,7 +198,7 @@ fn same_bits(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
     let config = match runtime.kind() {
         Kind::Cuda => config,
         // More tiles than multiprocessors, and several that add to each block of queries.
-        Kind::Emulated => &AttentionConfig { queries: 130, keys: 300, ..*config },
+        Kind::Emulated => &AttentionConfig { batches: 2, keys: 300, ..*config },
     };
     let pass = Pass::<bf16>::new(config, config.keys);
     let once = pass.run(runtime, config, Order::Deterministic, 0)?;
@@ -182,7 +207,13 @@ fn same_bits(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
         ["dq", "dk", "dv"].into_iter().enumerate().try_for_each(|(i, name)| equal(&format!("{name} {how}"), &found[i], &once[i]))
     };
     if runtime.kind() == Kind::Cuda {
-        return (0..20).try_for_each(|run| again(runtime, &format!("in run {run}")));
+        (0..20).try_for_each(|run| again(runtime, &format!("in run {run}")))?;
+        // Fewer tiles than multiprocessors.
+        let alone = pass.first_batch().run(runtime, &AttentionConfig { batches: 1, ..*config }, Order::Deterministic, 0)?;
+        return ["dq", "dk", "dv"]
+            .into_iter()
+            .enumerate()
+            .try_for_each(|(i, name)| equal(&format!("{name} of the first batch, alone"), &alone[i], &once[i][..alone[i].len()]));
     }
     [1, 3, 7].into_iter().try_for_each(|multiprocessors| {
         let options = EmulatedOptions { multiprocessors, seed: Some(multiprocessors.into()), ..EmulatedOptions::default() };

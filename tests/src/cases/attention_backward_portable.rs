@@ -13,13 +13,17 @@ use super::attention::Operand;
 use super::attention_general::{Place, Problem, each};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
-trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}
+pub(super) trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}
 
 impl<T: Operand + BackwardElement + Element> Differentiable for T {}
 
 /// What gradients hold before, in 16 bits; sums hold [`BEFORE`].
 const UNTOUCHED: u16 = 0x7bff;
 const BEFORE: f32 = 0.5;
+
+const FAMILY: &str = "attention_backward_portable";
+/// These kernels know no other.
+const ORDER: Order = Order::Deterministic;
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -69,9 +73,10 @@ pub fn cases() -> Vec<Case> {
         let large = AttentionConfig { head_size, mask, batches: 2, heads: 4, key_heads: 1, queries: 150, keys: 210, ..base };
         push::<bf16>(&mut cases, &format!("large::d{head_size}"), Problem::dense(large));
     }
-    cases.push(Case::new("attention_backward_portable::ring", Size::Small, ring));
-    cases.push(Case::new("attention_backward_portable::same_bits", Size::Small, same_bits));
-    cases.push(Case::new("attention_backward_portable::refused", Size::Small, refused));
+    cases.push(Case::new(format!("{FAMILY}::ring"), Size::Small, move |r| ring(r, base, ORDER)));
+    let same = AttentionConfig { queries: 20, keys: 90, heads: 2, key_heads: 1, sink: Sink::Learnable, ..base };
+    cases.push(Case::new(format!("{FAMILY}::same_bits"), Size::Small, move |r| same_bits(r, &Problem::dense(same))));
+    cases.push(Case::new(format!("{FAMILY}::refused"), Size::Small, refused));
     cases
 }
 
@@ -90,19 +95,21 @@ fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
 
 fn push<T: Differentiable>(cases: &mut Vec<Case>, name: &str, problem: Problem) {
     let size = if problem.config.keys > 200 { Size::Large } else { Size::Small };
-    cases.push(Case::new(format!("attention_backward_portable::{name}"), size, move |runtime| {
-        let pass = Pass::<T>::new(problem.clone());
-        let found = pass.run(runtime, &problem, &pass.before())?;
-        pass.compare(&found)
-    }));
+    cases.push(Case::new(format!("{FAMILY}::{name}"), size, move |runtime| check::<T>(runtime, &problem, ORDER)));
+}
+
+/// A problem's gradients against f64.
+pub(super) fn check<T: Differentiable>(runtime: &Runtime, problem: &Problem, order: Order) -> Outcome {
+    let pass = Pass::<T>::new(problem.clone());
+    pass.compare(&pass.run(runtime, problem, &pass.before(), order)?)
 }
 
 /// The gradients of queries, keys and values, and of the sink.
-type Found = ([Vec<f64>; 3], Vec<f32>);
+pub(super) type Found = ([Vec<f64>; 3], Vec<f32>);
 
 /// Tensors, exact in `T`, and what the forward pass makes of them.
-struct Pass<T> {
-    problem: Problem,
+pub(super) struct Pass<T> {
+    pub problem: Problem,
     /// `Q`, `K`, `V` and `dO`.
     inputs: [Vec<f32>; 4],
     sink: Vec<f32>,
@@ -115,7 +122,7 @@ struct Pass<T> {
 const SIDES: [usize; 4] = [0, 1, 1, 0];
 
 impl<T: Differentiable> Pass<T> {
-    fn new(problem: Problem) -> Self {
+    pub fn new(problem: Problem) -> Self {
         let config = problem.config;
         let mut random = Random::new(config.queries * 1000 + config.keys + config.head_size);
         let rows =
@@ -184,12 +191,12 @@ impl<T: Differentiable> Pass<T> {
     }
 
     /// Gradients that nobody wrote.
-    fn before(&self) -> [Vec<f32>; 3] {
+    pub fn before(&self) -> [Vec<f32>; 3] {
         [0, 1, 2].map(|tensor| vec![BEFORE; self.inputs[tensor].len()])
     }
 
     /// Gradients of where a problem's sequences are, which may be other than those of the forward pass. Sums are added to `before`.
-    fn run(&self, runtime: &Runtime, problem: &Problem, before: &[Vec<f32>; 3]) -> Result<Found, String> {
+    pub fn run(&self, runtime: &Runtime, problem: &Problem, before: &[Vec<f32>; 3], order: Order) -> Result<Found, String> {
         let (stream, config) = (stream(runtime)?, problem.config);
         let upload = |values: &[f32]| {
             let bits = values.iter().map(|&x| if x.is_nan() { 0x7fff } else { T::FORMAT.encode(x.into()) as u16 });
@@ -213,7 +220,7 @@ impl<T: Differentiable> Pass<T> {
         let (mut sum_q, mut sum_k, mut sum_v) = (sums(&before[0])?, sums(&before[1])?, sums(&before[2])?);
         let learnable = config.sink == Sink::Learnable;
         let mut grad_sink = text(Buffer::from_slice(&stream, &vec![f32::NAN; if learnable { config.heads as usize } else { 0 }]))?;
-        let backward = text(AttentionBackward::<T>::new(runtime, config, Order::Deterministic))?;
+        let backward = text(AttentionBackward::<T>::new(runtime, config, order))?;
         let forward = Inputs { sequences, sink: learnable.then(|| sink.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
         let inputs = BackwardInputs { forward, out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
         let added = config.gradients == GradientOutput::Added;
@@ -311,40 +318,25 @@ fn size_of(config: &AttentionConfig, tensor: usize) -> usize {
 }
 
 /// Steps of a ring: with the log-sum-exp and the result of all keys, the gradients of two parts add up to those of all.
-fn ring(runtime: &Runtime) -> Outcome {
-    let config = AttentionConfig {
-        layout: Layout::Packed,
-        head_size: 64,
-        gradients: GradientOutput::Added,
-        kernels: Kernels::Portable,
-        ..AttentionConfig::default()
-    };
+pub(super) fn ring(runtime: &Runtime, config: AttentionConfig, order: Order) -> Outcome {
+    let config = AttentionConfig { layout: Layout::Packed, gradients: GradientOutput::Added, ..config };
     let whole = Problem { padding: Padding::Kept, ..Problem::packed(config, vec![[[0, 30], [0, 90]]]) };
     let pass = Pass::<bf16>::new(whole.clone());
     let mut sums = pass.before();
     for keys in [[0, 50], [50, 40]] {
         let part = Problem { sequences: vec![[[0, 30], keys]], ..whole.clone() };
-        let (found, _) = pass.run(runtime, &part, &sums)?;
+        let (found, _) = pass.run(runtime, &part, &sums, order)?;
         sums = found.map(|values| values.into_iter().map(|x| x as f32).collect());
     }
     pass.compare(&(sums.map(|values| values.into_iter().map(f64::from).collect()), Vec::new()))
 }
 
 /// The bits are the same in every run and under every grid.
-fn same_bits(runtime: &Runtime) -> Outcome {
-    let config = AttentionConfig {
-        queries: 20,
-        keys: 90,
-        heads: 2,
-        key_heads: 1,
-        head_size: 64,
-        sink: Sink::Learnable,
-        ..AttentionConfig::default()
-    };
-    let pass = Pass::<bf16>::new(Problem::dense(config));
-    let once = pass.run(runtime, &pass.problem, &pass.before())?;
+pub(super) fn same_bits(runtime: &Runtime, problem: &Problem) -> Outcome {
+    let pass = Pass::<bf16>::new(problem.clone());
+    let once = pass.run(runtime, problem, &pass.before(), ORDER)?;
     let again = |runtime: &Runtime, how: &str| {
-        let found = pass.run(runtime, &pass.problem, &pass.before())?;
+        let found = pass.run(runtime, problem, &pass.before(), ORDER)?;
         ["dq", "dk", "dv"].into_iter().enumerate().try_for_each(|(i, name)| equal(&format!("{name} {how}"), &found.0[i], &once.0[i]))?;
         equal(&format!("gradients of sinks {how}"), &found.1, &once.1)
     };
@@ -369,10 +361,12 @@ fn refused(runtime: &Runtime) -> Outcome {
     choose(good, &["attention_backward__f16__d64", "wgmma"])?;
     choose(AttentionConfig { kernels: Kernels::Portable, ..good }, &["attention_backward_portable__f16__panels1", "mma", "for kernels"])?;
     let window = Window { left: Some(3), right: None };
-    choose(AttentionConfig { window, soft_cap: Some(3.0), ..good }, &["panels1", "for window, soft_cap"])?;
-    choose(AttentionConfig { head_size: 192, value_size: Some(128), ..good }, &["panels4", "padded to 256", "for value_size, head_size"])?;
-    let added = AttentionConfig { gradients: GradientOutput::Added, head_size: 128, ..good };
-    choose(added, &["panels2", "for gradients"])?;
+    choose(AttentionConfig { window, head_size: 128, ..good }, &["attention_backward__f16__d128__queries64__span64__masked"])?;
+    choose(AttentionConfig { window, soft_cap: Some(3.0), ..good }, &["attention_backward_general__f16__d64", "general for soft_cap"])?;
+    choose(AttentionConfig { head_size: 192, value_size: Some(128), ..good }, &["panels4", "padded to 256", "for head sizes above 128"])?;
+    choose(AttentionConfig { layout: Layout::Packed, keys: 0, ..good }, &["panels1", "for empty tensors"])?;
+    let added = AttentionConfig { gradients: GradientOutput::Added, head_size: 96, ..good };
+    choose(added, &["attention_backward_general__f16__d128", "padded to 128", "for gradients, head_size"])?;
     let stream = stream(runtime)?;
     let zeros = |length: u64| text(Buffer::<f16>::zeros(&stream, length));
     let (q, mut gradients) = (zeros(512)?, [zeros(512)?, zeros(512)?, zeros(512)?]);

@@ -4,6 +4,7 @@ mod activation;
 mod amax;
 mod attention;
 mod attention_backward;
+mod attention_backward_general;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Case> {
         quantized_gemm::cases(),
         attention::cases(),
         attention_backward::cases(),
+        attention_backward_general::cases(),
         attention_backward_portable::cases(),
         attention_fp8::cases(),
         attention_general::cases(),

@@ -14,7 +14,7 @@ use super::device::Device;
 
 pub const JOBS: &[Job] = &[Job { name: "attention_backward", run: attention_backward, equivalents: EQUIVALENTS }];
 
-const EQUIVALENTS: &[Equivalent<'static>] = &[
+pub const EQUIVALENTS: &[Equivalent<'static>] = &[
     Equivalent {
         matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
         reason: "waits for one group more than needed: slower, never wrong",
@@ -41,11 +41,17 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
     },
 ];
 
-/// Whether a mutant changes an operation of the kernel's line that has `text`.
+/// Whether a mutant changes an operation of a line of the kernels that has `text`.
 fn stands_in(mutation: &Mutation, text: &str) -> bool {
-    const SOURCE: &str = include_str!("../../../gpu/src/attention/backward.rs");
-    let line = SOURCE.lines().nth(mutation.site.line as usize - 1);
-    mutation.site.file.ends_with("attention/backward.rs") && line.is_some_and(|line| line.contains(text))
+    const SOURCES: [(&str, &str); 3] = [
+        ("attention/backward.rs", include_str!("../../../gpu/src/attention/backward.rs")),
+        ("attention/backward_general.rs", include_str!("../../../gpu/src/attention/backward_general.rs")),
+        ("attention/backward_walk.rs", include_str!("../../../gpu/src/attention/backward_walk.rs")),
+    ];
+    SOURCES.iter().any(|(file, source)| {
+        let line = source.lines().nth(mutation.site.line as usize - 1);
+        mutation.site.file.ends_with(file) && line.is_some_and(|line| line.contains(text))
+    })
 }
 
 const BLOCK: u64 = 128;

@@ -19,7 +19,7 @@ pub const JOBS: &[Job] = &[
 const ROWS: [u64; 2] = [210, 300];
 
 /// A map of the sequences of a tensor of one head.
-fn map(device: &Device, tensor: &Elements<bf16>, size: u64, box_rows: u32) -> Elements<u64> {
+pub(super) fn map(device: &Device, tensor: &Elements<bf16>, size: u64, box_rows: u32) -> Elements<u64> {
     let row = 2 * size;
     let map = TensorMap {
         address: tensor.address,

@@ -1,0 +1,162 @@
+//! Where the sequences of a batch lie in the backward pass: their tiles of keys, and their blocks of queries in arrays of its own.
+
+use oxtile_tile::prelude::*;
+
+use super::backward_schedule::{KeySchedule, KeyTile};
+use super::backward_workspace::KEYS;
+use super::sequence::{Sequence, Sequences};
+
+/// Where a head's blocks of `size` queries lie in arrays of so many blocks a head, in which each sequence begins with a block of its
+/// own: behind as many whole blocks as the queries before would fill, and one more for each sequence before. So a sequence's place
+/// needs nothing but the sums of lengths, and no sequence is without a block.
+#[derive(Clone, Copy)]
+pub struct QueryBlocks {
+    /// Sums of the queries of the sequences before, one more than there are sequences.
+    pub query_ends: Global<u32>,
+    /// Sequences, at least one.
+    pub batches: u32,
+    /// Queries of a block.
+    pub size: u32,
+    /// Blocks of a head, at least [`QueryBlocks::of`] all queries.
+    pub blocks: u32,
+}
+
+/// A block of queries of a sequence.
+#[derive(Clone, Copy)]
+pub struct QueryBlock {
+    /// The sequence.
+    pub batch: u32,
+    /// Which of the sequence's blocks.
+    pub index: u32,
+    /// Whether it is the last that the sequence has room for.
+    pub is_last: bool,
+}
+
+impl QueryBlocks {
+    /// How many blocks of `size` have room for `queries` in `batches` sequences.
+    pub const fn of(queries: u64, batches: u64, size: u64) -> u64 {
+        queries / size + batches
+    }
+
+    /// The first block of sequence `batch`; for their number, the end of the last. A block that would be behind the array's end is
+    /// not, whatever the sums say.
+    #[inline(always)]
+    #[track_caller]
+    pub fn first(&self, batch: u32) -> u32 {
+        (self.query_ends.load(batch.into()) / self.size.max(1) + batch).min(self.blocks)
+    }
+
+    /// The sequence, with no more queries than its blocks have room for: where the sums of lengths rise, as many as it has.
+    #[inline(always)]
+    #[track_caller]
+    pub fn limit(&self, batch: u32, sequence: Sequence) -> Sequence {
+        let room = self.first(batch + 1).saturating_sub(self.first(batch)).saturating_mul(self.size);
+        Sequence { queries: sequence.queries.min(room), ..sequence }
+    }
+
+    /// Whose a block is; nobody's before the first sequence, and behind the last.
+    #[inline(always)]
+    #[track_caller]
+    pub fn get(&self, block: u32) -> Option<QueryBlock> {
+        // The last sequence that does not begin behind it.
+        let (mut batch, mut end) = (0, self.batches);
+        while end - batch > 1 {
+            let middle = batch + (end - batch) / 2;
+            if self.first(middle) <= block { batch = middle } else { end = middle }
+        }
+        let (first, next) = (self.first(batch), self.first(batch + 1));
+        (first <= block && block < next).then(|| QueryBlock { batch, index: block - first, is_last: block + 1 == next })
+    }
+}
+
+/// A tile of keys of a sequence.
+#[derive(Clone, Copy)]
+pub struct SequenceTile {
+    /// The tile; its head is one of those of a sequence.
+    pub tile: KeyTile,
+    /// The number of the sequence.
+    pub batch: u32,
+    /// The sequence.
+    pub sequence: Sequence,
+    /// Rows of gradients of keys that are written: the keys, and padding.
+    pub key_rows: u32,
+    /// The sequence's first block of queries.
+    pub first_block: u32,
+}
+
+/// Words of a [`SequenceTile`], which may be none.
+pub const TILE_WORDS: usize = 12;
+
+impl SequenceTile {
+    /// Writes it where other warps read it; none says that there are no more.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(item: Option<Self>, words: SharedArray<u32, TILE_WORDS>) {
+        let Some(Self { tile, batch, sequence, key_rows, first_block }) = item else { return words.store_vector(0, [0; 4]) };
+        let Sequence { queries, keys, query_offset, key_offset, .. } = sequence;
+        words.store_vector(0, [1, tile.block, tile.head, batch]);
+        words.store_vector(4, [queries, keys, query_offset, key_offset]);
+        words.store_vector(8, [key_rows, first_block, 0, 0]);
+    }
+
+    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(words: SharedArray<u32, TILE_WORDS>) -> Option<Self> {
+        let vector = |first: u32| words.load_vector(first).map(|word| warp::shuffle(word, 0));
+        let [is_there, block, head, batch] = vector(0);
+        if is_there == 0 {
+            return None;
+        }
+        let ([queries, keys, query_offset, key_offset], [key_rows, first_block, ..]) = (vector(4), vector(8));
+        let sequence = Sequence { queries, rows: queries, keys, query_offset, key_offset };
+        Some(Self { tile: KeyTile { block, head }, batch, sequence, key_rows, first_block })
+    }
+}
+
+/// The order of tiles of sequences that differ in length: one sequence after the other, each as [`KeySchedule`] has it. One thread walks
+/// along it.
+pub struct SequenceKeySchedule {
+    sequences: Sequences,
+    blocks: QueryBlocks,
+    /// Heads of keys of a sequence.
+    heads: u32,
+    /// Keys, of a number of heads, whose tiles are computed together.
+    section_keys: u32,
+    batch: u32,
+    /// Tiles of the sequences before.
+    before: u32,
+}
+
+impl SequenceKeySchedule {
+    /// At the first of the sequences, of which there is one.
+    #[inline(always)]
+    pub fn new(sequences: Sequences, blocks: QueryBlocks, heads: u32, section_keys: u32) -> Self {
+        Self { sequences, blocks, heads, section_keys, batch: 0, before: 0 }
+    }
+
+    /// Tile `index`, which is not below that of the call before.
+    #[inline(always)]
+    #[track_caller]
+    pub fn tile(&mut self, index: u32) -> Option<SequenceTile> {
+        while self.batch < self.blocks.batches {
+            let batch = self.batch;
+            let sequence = self.blocks.limit(batch, self.sequences.get(batch));
+            let key_rows = self.sequences.key_rows(batch, &sequence);
+            let section = (self.section_keys / sequence.keys.max(1)).clamp(1, self.heads.max(1));
+            let schedule = KeySchedule { key_blocks: key_rows.div_ceil(KEYS as u32), heads: self.heads, section };
+            if let Some(tile) = schedule.tile(index - self.before) {
+                return Some(SequenceTile { tile, batch, sequence, key_rows, first_block: self.blocks.first(batch) });
+            }
+            self.before += schedule.tiles();
+            self.batch += 1;
+        }
+        None
+    }
+
+    /// How many tiles there are, once there are no more.
+    #[inline(always)]
+    pub fn tiles(&self) -> u32 {
+        self.before
+    }
+}
