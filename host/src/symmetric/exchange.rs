@@ -16,8 +16,8 @@ use crate::runtime::{Buffer, Error, Kind, Loaded, Result, Stream};
 /// [`PullGather`](super::PullGather) and [`PushGather`](super::PushGather) carry more, and take no multiprocessor.
 ///
 /// A kernel waits for its peers on the device, at most for the arena's deadline and until the arena ends: [`check`](Self::check) says
-/// what came of it. Nothing that a rank does before its launch may wait for a peer's kernel. The driver's allocations may wait for
-/// kernels of their process, so ranks are best processes; those that are threads allocate what they need before any of them launches.
+/// what came of it. Nothing that a rank does before its launch may wait for a peer's kernel, and the driver's allocations may wait for
+/// kernels of their process (CUDA C++ Programming Guide, "Implicit Synchronization"): ranks are best processes.
 pub struct Exchange {
     arena: Arena,
     mailbox: SymmetricBuffer<u64>,

@@ -1,5 +1,5 @@
-//! Messages by kernels that wait for flags of other GPUs. Ranks are processes: the driver's allocations
-//! may wait for kernels of their process.
+//! Messages by kernels that wait for flags of other GPUs. Ranks are processes: what one does in the driver must not wait for another's
+//! kernel.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
