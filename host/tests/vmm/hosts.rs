@@ -65,7 +65,13 @@ pub fn rank() -> Result<()> {
     let id = store.broadcast(Rank::ZERO, &id)?.try_into().expect("as many bytes as were sent");
     doing(me, "joining");
     let device = device(environment.local_rank)?;
-    let comm = NcclCommunicator::join(&device, UniqueId::from_bytes(id), me, world, &NcclOptions { deadline: Duration::from_secs(20), ..NcclOptions::default() })?;
+    let comm = NcclCommunicator::join(
+        &device,
+        UniqueId::from_bytes(id),
+        me,
+        world,
+        &NcclOptions { deadline: Duration::from_secs(20), ..NcclOptions::default() },
+    )?;
     let stream = device.stream()?;
     let numbers = |rank: Rank| (0..LEN).map(|i| rank.index() << 24 | i).collect::<Vec<u32>>();
     let own = Buffer::from_slice(&stream, &numbers(me))?;
