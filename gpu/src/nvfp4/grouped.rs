@@ -60,7 +60,6 @@ pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
 /// Casts members in both directions, each at a multiple of 16 bytes.
 #[kernel(threads = cast_tile::THREADS, grid = both_grid, shared = cast_both::Shared, min_blocks = cast_tile::resident::<Nearest>())]
 #[instances(T = [bf16, f16, f32])]
-#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
 pub fn nvfp4_cast_both_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
     table: Members,
