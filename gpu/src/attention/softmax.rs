@@ -12,9 +12,6 @@ const LOWEST: f32 = -1e30;
 /// is rarely scaled. The result is the same but for rounding, as maximum and sum belong together.
 const MARGIN: f32 = 8.0;
 
-/// While a thread's share of the sum of a block's weights is at most so much, no weight is above it.
-const LIMIT: f32 = 256.0;
-
 /// Of the sum over a thread's columns, a quarter of a row's.
 const LARGE_SHARE: f32 = 1.0 / 8.0;
 
@@ -29,8 +26,6 @@ pub struct Softmax {
     largest: Rows,
     /// Scores beyond which a lifted maximum is raised.
     limit: Rows,
-    /// Whether maxima are looked for only where the weights are large.
-    sparing: bool,
 }
 
 /// What rows come to.
@@ -48,14 +43,7 @@ impl Softmax {
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
         let (maximum, largest) = ([LOWEST; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
-        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS], sparing: false }
-    }
-
-    /// The same, but behind the first block a maximum is looked for only if the weights by the old one come to more than 2^8. That
-    /// spares a comparison a score, and holds the scores in registers beside the weights. The largest score is not known.
-    #[inline(always)]
-    pub fn sparing(scale: f32) -> Self {
-        Self { sparing: true, ..Self::new(scale) }
+        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS] }
     }
 
     /// The same with all weights times `2^lift`, for a coarse format: few weights are subnormal then, and still they stay below
@@ -114,51 +102,6 @@ impl Softmax {
             half += 1;
         }
         factors
-    }
-
-    /// As [`update`](Self::update), for a block that is not the first.
-    #[inline(always)]
-    #[track_caller]
-    pub fn follow<const KEYS: usize>(&mut self, scores: &mut RegisterTile<KEYS>) -> Option<Rows>
-    where
-        Columns<KEYS>: MatrixColumns,
-    {
-        if !self.sparing {
-            return self.update(scores);
-        }
-        let (mut weights, mut sums) = self.weigh(scores);
-        let mut factors = None;
-        // A row that saw nothing so far has weights of inf; NaN stay NaN.
-        if warp::any(max(sums[0], sums[1]) > LIMIT) {
-            let found = maxima(scores);
-            factors = Some([0, 1].map(|half| self.raise(half, found[half])));
-            (weights, sums) = self.weigh(scores);
-        }
-        *scores = weights;
-        self.sum = [0, 1].map(|half| self.sum[half] + sums[half]);
-        factors
-    }
-
-    /// The weights of scores by the maximum so far, and a thread's share of each row's sum of them.
-    #[inline(always)]
-    fn weigh<const KEYS: usize>(&self, scores: &RegisterTile<KEYS>) -> (RegisterTile<KEYS>, Rows)
-    where
-        Columns<KEYS>: MatrixColumns,
-    {
-        let (mut weights, mut sums) = (*scores, [[0.0; 2]; THREAD_ROWS]);
-        let offsets = self.maximum.map(|maximum| -(maximum * self.scale));
-        let mut pair = 0;
-        while pair < RegisterTile::<KEYS>::PAIRS {
-            let mut half = 0;
-            while half < THREAD_ROWS {
-                let [a, b] = scores.pair(half, pair).map(|score| exp2(fma(score, self.scale, offsets[half])));
-                weights.set_pair(half, pair, [a, b]);
-                sums[half] = [sums[half][0] + a, sums[half][1] + b];
-                half += 1;
-            }
-            pair += 1;
-        }
-        (weights, sums.map(|[a, b]| a + b))
     }
 
     /// The score whose weight is a good part of the row's sum, at least the maximum and at most the margin above it.

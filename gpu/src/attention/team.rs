@@ -78,9 +78,6 @@ pub trait Team: 'static {
 /// tile's queries are copied meanwhile. For heads of up to 128 elements.
 pub struct Pair;
 
-/// As [`Pair`], with more registers for those that multiply; the thread that copies makes do where tensors are dense.
-pub struct Narrow;
-
 /// Two warpgroups with their queries in shared memory: for larger heads.
 pub struct Wide;
 
@@ -187,11 +184,6 @@ macro_rules! team {
 
 impl Team for Pair {
     team!(2 parts, 56 and 224 registers);
-    team!(in registers, 2 parts);
-}
-
-impl Team for Narrow {
-    team!(2 parts, 40 and 232 registers);
     team!(in registers, 2 parts);
 }
 

@@ -63,7 +63,7 @@ where
         let mut scores = scores.wait_leaving::<1>();
         key.release_after_wait();
         edit(&mut scores, Step { block, first: false });
-        let factors = softmax.follow(&mut scores);
+        let factors = softmax.update(&mut scores);
         sum = product.wait();
         value.release_after_wait();
         weights = scores.to_operand();
