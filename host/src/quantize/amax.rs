@@ -32,8 +32,9 @@ where
         if output.len() != 1 {
             return Err(Error::Length { what: "Amax::run, output", expected: 1, found: output.len() });
         }
-        output.fill_zero(stream)?;
-        self.0.launch(stream, kernel::AmaxArgs { input, output: output.view_mut() })
+        let args = kernel::AmaxArgs { input, output: output.view_mut() };
+        let raised = args.output.access("output");
+        self.0.launch_on_zeros(stream, args, &[raised])
     }
 }
 
@@ -99,14 +100,15 @@ where
     /// Sets each slot to the largest magnitude of its tensors, and slots of no tensor to 0.
     ///
     /// # Errors
-    /// [`Error::Length`] if a slot is beyond `outputs`; as [`Loaded::launch`].
+    /// [`Error::Length`] if a slot is beyond `outputs`; as [`Loaded::launch`]. The outputs are then as they were.
     pub fn run(&self, stream: &Stream, plan: &MultiAmaxPlan<'_, T>, outputs: &mut Buffer<f32>) -> Result<()> {
         if outputs.len() < plan.slots_end {
             return Err(Error::Length { what: "MultiAmax::run, outputs", expected: plan.slots_end, found: outputs.len() });
         }
-        outputs.fill_zero(stream)?;
         let (tensors, first_tiles, slots) = (plan.tensors.view(), plan.first_tiles.view(), plan.slots.view());
-        self.0.launch(stream, kernel::MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() })
+        let args = kernel::MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() };
+        let raised = args.outputs.access("outputs");
+        self.0.launch_on_zeros(stream, args, &[raised])
     }
 }
 

@@ -25,7 +25,7 @@ pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMa
 pub use interleave::{Interleave, InterleaveMxfp8};
 pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4, InterleavedNvfp4View};
 pub use layout::{Compact, Interleaved, Layout};
-pub use mxfp8::{Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
+pub use mxfp8::{BiasGradient, Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
 pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4ScaledRows};

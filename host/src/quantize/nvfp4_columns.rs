@@ -186,7 +186,7 @@ impl HadamardAmax {
     /// Sets `amax` to the largest magnitude of a matrix and `transformed` to that of its transformed columns.
     ///
     /// # Errors
-    /// As [`Loaded::launch`], also where a dimension is not a multiple of 16.
+    /// As [`Loaded::launch`], also where a dimension is not a multiple of 16. The amaxes are then as they were.
     pub fn run(
         &self,
         stream: &Stream,
@@ -195,10 +195,10 @@ impl HadamardAmax {
         amax: &mut Buffer<f32>,
         transformed: &mut Buffer<f32>,
     ) -> Result<()> {
-        amax.fill_zero(stream)?;
-        transformed.fill_zero(stream)?;
         let (amax, transformed_amax) = (amax.view_mut(), transformed.view_mut());
-        self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax, transformed_amax, rows, columns })
+        let args = Nvfp4HadamardAmaxArgs { input, amax, transformed_amax, rows, columns };
+        let raised = [args.amax.access("amax"), args.transformed_amax.access("transformed_amax")];
+        self.0.launch_on_zeros(stream, args, &raised)
     }
 }
 

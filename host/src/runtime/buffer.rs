@@ -18,6 +18,18 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
+/// No elements, for an argument of a kernel that is left out. Nobody's memory is behind it, so that it is there during a capture too.
+pub(crate) fn nothing<'a, T>() -> DeviceView<'a, T> {
+    // SAFETY: there is no element at the address.
+    unsafe { DeviceView::from_raw(0, 0, &()) }
+}
+
+/// As [`nothing`], for an argument that would be written.
+pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
+    // SAFETY: as there.
+    unsafe { DeviceViewMut::from_raw(0, 0, &()) }
+}
+
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
 /// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that

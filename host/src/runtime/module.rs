@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use oxtile_tile::launch::{BufferAccess, Kernel, KernelArgs, KernelInfo};
+use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::error::{Error, Result};
@@ -38,25 +38,47 @@ impl<K: Kernel> Loaded<K> {
     /// reported by [`Stream::synchronize`].
     #[track_caller]
     pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
-        let stream = &stream.0;
+        let grid = self.check(&stream.0, &args)?;
+        self.launch_checked(&stream.0, grid, &args)
+    }
+
+    /// As [`launch`](Self::launch), after zeros in `raised`, memory of the arguments that the kernel raises to a maximum. What is refused before
+    /// anything is enqueued leaves them as they were.
+    #[track_caller]
+    pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()> {
+        let grid = self.check(&stream.0, &args)?;
+        for access in raised.iter().filter(|access| access.bytes != 0) {
+            let fill = |id| self.runtime.backend.fill(id, access.address, 0, access.bytes, Location::caller());
+            enqueue(stream, self.info.name, std::slice::from_ref(access), fill)?;
+        }
+        self.launch_checked(&stream.0, grid, &args)
+    }
+
+    /// What can be refused before anything is enqueued.
+    fn check(&self, stream: &Arc<StreamInner>, args: &K::Args<'_>) -> Result<Grid> {
         if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
             return Err(Error::ForeignRuntime { what: "Loaded::launch" });
         }
-        let device = stream.id.device;
-        let limits = self.runtime.properties(device).limits;
-        let grid = K::grid(&args, &limits).map_err(|error| Error::Argument { kernel: self.info.name, error })?;
-        self.check_memory(stream, &args)?;
+        let limits = self.runtime.properties(stream.id.device).limits;
+        let grid = K::grid(args, &limits).map_err(|error| Error::Argument { kernel: self.info.name, error })?;
+        self.check_memory(stream, args)?;
+        if grid.blocks() != 0 {
+            limits::check(&self.info, grid, &limits)?;
+        }
+        Ok(grid)
+    }
+
+    #[track_caller]
+    fn launch_checked(&self, stream: &Arc<StreamInner>, grid: Grid, args: &K::Args<'_>) -> Result<()> {
         if grid.blocks() == 0 {
             return Ok(());
         }
-        limits::check(&self.info, grid, &limits)?;
-        let function = self.function(device)?;
+        let function = self.function(stream.id.device)?;
         let _enqueue = self.runtime.enqueue();
-        order(stream, &args)?;
-        self.runtime.backend.launch(
-            stream.id,
-            &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args: &args, caller: Location::caller() },
-        )
+        order(stream, args)?;
+        self.runtime
+            .backend
+            .launch(stream.id, &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args, caller: Location::caller() })
     }
 
     /// The compile-time facts of the kernel.
@@ -85,6 +107,10 @@ impl<K: Kernel> Loaded<K> {
 
     fn check_access(&self, stream: &StreamInner, access: &BufferAccess<'_>) -> Result<()> {
         let kernel = self.info.name;
+        // An argument that is left out: see `buffer::nothing`.
+        if access.bytes == 0 && memory_of(access).is_none() {
+            return Ok(());
+        }
         let memory = memory_of(access).filter(|memory| Arc::ptr_eq(&memory.runtime, &self.runtime));
         let Some(memory) = memory else {
             return Err(Error::ForeignMemory { kernel, parameter: access.parameter });

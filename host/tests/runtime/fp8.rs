@@ -1,8 +1,8 @@
 //! The host's side of FP8: shapes, alignment, what is loaded, what stays on the device. The kernels' bits are shown elsewhere.
 
 use oxtile::num::{Float, bf16, e4m3};
-use oxtile::quantize::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, ScaleOptions};
-use oxtile::{Buffer, Error};
+use oxtile::quantize::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
+use oxtile::{Buffer, Error, Graph};
 
 use crate::support::{emulated, runtime, stream};
 
@@ -88,4 +88,39 @@ fn delayed_scales_follow_the_amaxes_of_earlier_steps() {
     let error = casts.quantize(&stream, &mut scales, 3, input.view()).unwrap_err();
     assert!(error.to_string().contains("there is no tensor 3: the scales are those of 3"), "{error}");
     assert!(matches!(DelayedScales::new(&stream, 3, 0), Err(Error::Invalid { .. })));
+}
+
+/// Nothing of a step allocates: casts and update are captured once and replayed for each step.
+#[test]
+fn a_graph_holds_a_step_of_delayed_scaling() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let casts = DelayedScaling::<f32>::new(&runtime, AmaxAlgorithm::MostRecent, 0).unwrap();
+    let mut scales = DelayedScales::new(&stream, 3, 4).unwrap();
+    let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
+    let mut flat = Fp8Tensor::uninitialised(&stream, 64).unwrap();
+    // Rows of whole vectors, and others.
+    let mut pairs = [Fp8Pair::uninitialised(&stream, 64).unwrap(), Fp8Pair::uninitialised(&stream, 64).unwrap()];
+    let graph = Graph::capture(&[&stream], || {
+        casts.quantize_into(&stream, &mut scales, 0, input.view(), &mut flat)?;
+        for (pair, (tensor, shape)) in pairs.iter_mut().zip([(1, [4, 16]), (2, [32, 2])]) {
+            casts.quantize_both_into(&stream, &mut scales, tensor, input.view(), shape, pair)?;
+        }
+        casts.update(&stream, &mut scales, None)
+    })
+    .unwrap();
+    let mut expected = 1.0;
+    for value in [224.0_f32, 28.0, 112.0] {
+        input.copy_from_slice(&stream, &[value; 64]).unwrap();
+        graph.replay(&stream).unwrap();
+        for tensor in [&flat, &pairs[0].tensor, &pairs[1].tensor] {
+            assert_eq!(tensor.scale_inverse.to_vec(&stream).unwrap(), [1.0 / expected]);
+            assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), (value * expected).min(448.0));
+        }
+        for pair in &pairs {
+            assert_eq!(pair.transposed.to_vec(&stream).unwrap(), pair.tensor.data.to_vec(&stream).unwrap());
+        }
+        expected = 448.0 / value;
+        assert_eq!(scales.scales().to_vec(&stream).unwrap(), [expected; 3]);
+    }
 }

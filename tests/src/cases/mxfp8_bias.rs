@@ -1,13 +1,13 @@
-//! Fused casts by the host types: the gradient of a bias beside a backward cast, interleaved scales, refusals.
+//! Fused casts by the host types: the gradient of a bias beside a backward cast, interleaved scales, graphs, refusals.
 
-use oxtile::quantize::{Direction, FusedInput, FusedMxfp8, FusedOutput, Interleaved, Mxfp8Tensor};
-use oxtile::{Buffer, Error, Runtime};
+use oxtile::quantize::{BiasGradient, Direction, FusedInput, FusedMxfp8, FusedOutput, Interleaved, Mxfp8Tensor};
+use oxtile::{Buffer, Error, Graph, Runtime};
 use oxtile_kernels::activation::{Backward, Identity, Relu};
 use oxtile_tests::inputs::{Dtype, Scenario};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::formats::E4M3;
 use oxtile_tests::oracle::interleave::interleave;
-use oxtile_tests::oracle::mxfp8::quantize;
+use oxtile_tests::oracle::mxfp8::{quantize, quantize_columns};
 use oxtile_tile::num::{Float, bf16, e4m3, ue8m0};
 
 use super::element::TestElement;
@@ -23,6 +23,7 @@ pub fn cases() -> Vec<Case> {
     };
     let mut cases: Vec<_> = SHAPES.map(case).into();
     cases.push(Case::new("mxfp8::fused::refusals", Size::Small, refusals));
+    cases.push(Case::new("mxfp8::fused::captured", Size::Small, captured));
     // Whole blocks, which a kernel of their own takes, and others.
     for columns in [160, 72] {
         cases.push(Case::new(format!("mxfp8::fused::interleaved_rows::{columns}"), Size::Small, move |r| interleaved_rows(r, columns)));
@@ -40,15 +41,16 @@ fn run(runtime: &Runtime, [rows, columns]: [usize; 2]) -> Outcome {
     let shape = [rows as u64, columns as u64];
 
     let mut tensor = text(Mxfp8Tensor::<e4m3, Interleaved>::uninitialised(&stream, shape, Direction::Columns))?;
-    let mut sums = text(Buffer::from_slice(&stream, &bf16::encode(&vec![7.0; columns])))?;
+    let mut bias = text(BiasGradient::<bf16>::uninitialised(&stream, shape))?;
+    text(bias.sums.copy_from_slice(&stream, &bf16::encode(&vec![7.0; columns])))?;
     let mut largest = text(Buffer::<f32>::from_slice(&stream, &[7.0_f32]))?;
     let fused = text(FusedMxfp8::<Backward<Relu>>::new(runtime))?;
     let from = FusedInput { input: input.view(), gradient: Some(gradient.view()), shape, square_blocks: false, skip: None };
-    let to = FusedOutput { columns: Some(&mut tensor), bias_gradient: Some(&mut sums), amax: Some(&mut largest), rows: None };
+    let to = FusedOutput { columns: Some(&mut tensor), bias_gradient: Some(&mut bias), amax: Some(&mut largest), rows: None };
     text(fused.run(&stream, from, to))?;
 
     equal("amax", &text(largest.to_vec(&stream))?, &[amax(&values)])?;
-    let found: Vec<bf16> = text(sums.to_vec(&stream))?;
+    let found: Vec<bf16> = text(bias.sums.to_vec(&stream))?;
     for (column, found) in found.into_iter().enumerate() {
         let of_column = || (0..rows).map(|row| f64::from(values[row * columns + column]));
         let (sum, size) = (of_column().sum::<f64>(), of_column().map(f64::abs).sum::<f64>());
@@ -88,7 +90,7 @@ fn refusals(runtime: &Runtime) -> Outcome {
     let skip = text(Buffer::<f32>::from_slice(&stream, &[1.0_f32]))?;
     let fused = text(FusedMxfp8::<Identity>::new(runtime))?;
     let from = FusedInput { input: input.view(), gradient: None, shape, square_blocks: false, skip: None };
-    let mut sums = text(Buffer::<bf16>::uninitialised(&stream, 64))?;
+    let mut sums = text(BiasGradient::<bf16>::uninitialised(&stream, shape))?;
     let mut tensor = text(Mxfp8Tensor::<e4m3>::uninitialised(&stream, shape, Direction::Rows))?;
 
     let skipping = FusedInput { skip: Some(skip.view()), ..from };
@@ -97,9 +99,53 @@ fn refusals(runtime: &Runtime) -> Outcome {
     expect(refused, "a bias gradient cannot be skipped")?;
     let refused = fused.run(&stream, from, FusedOutput { columns: Some(&mut tensor), ..Default::default() });
     expect(refused, "a tensor of [32, 64] along Rows where one of [32, 64] along Columns goes")?;
+    let mut of_other = text(BiasGradient::<bf16>::uninitialised(&stream, [64, 64]))?;
+    let refused = fused.run(&stream, from, FusedOutput { bias_gradient: Some(&mut of_other), rows: Some(&mut tensor), ..Default::default() });
+    expect(refused, "a bias gradient of [64, 64] where one of [32, 64] goes")?;
+
+    // What is refused leaves the amax as it was.
+    let mut largest = text(Buffer::<f32>::from_slice(&stream, &[7.0_f32]))?;
+    let refused = fused.run(&stream, from, FusedOutput { columns: Some(&mut tensor), amax: Some(&mut largest), ..Default::default() });
+    expect(refused, "along Rows where one of [32, 64] along Columns goes")?;
     let without_gradient = text(FusedMxfp8::<Backward<Relu>>::new(runtime))?;
-    let refused = without_gradient.run(&stream, from, FusedOutput { rows: Some(&mut tensor), ..Default::default() });
-    expect(refused, "`gradient` has 0 elements; the other arguments ask for 2048")
+    let output = FusedOutput { rows: Some(&mut tensor), amax: Some(&mut largest), ..Default::default() };
+    expect(without_gradient.run(&stream, from, output), "`gradient` has 0 elements; the other arguments ask for 2048")?;
+    equal("amax", &text(largest.to_vec(&stream))?, &[7.0])
+}
+
+/// A graph holds the cast with all that it can write: each replay is of the input as it then is.
+fn captured(runtime: &Runtime) -> Outcome {
+    let (stream, [rows, columns]) = (stream(runtime)?, [40, 64]);
+    let shape = [rows as u64, columns as u64];
+    let mut input = bf16::upload(&stream, &vec![0.0; rows * columns])?;
+    let [mut by_rows, mut by_columns] = [
+        text(Mxfp8Tensor::<e4m3>::uninitialised(&stream, shape, Direction::Rows))?,
+        text(Mxfp8Tensor::<e4m3>::uninitialised(&stream, shape, Direction::Columns))?,
+    ];
+    let mut bias = text(BiasGradient::<bf16>::uninitialised(&stream, shape))?;
+    let (fused, mut largest) = (text(FusedMxfp8::<Identity>::new(runtime))?, text(Buffer::<f32>::uninitialised(&stream, 1))?);
+    let graph = Graph::capture(&[&stream], || {
+        let from = FusedInput { input: input.view(), gradient: None, shape, square_blocks: false, skip: None };
+        let (rows, columns) = (Some(&mut by_rows), Some(&mut by_columns));
+        fused.run(&stream, from, FusedOutput { rows, columns, bias_gradient: Some(&mut bias), amax: Some(&mut largest) })
+    });
+    let graph = text(graph)?;
+    // The second is smaller: its amax shows that the first's is cleared.
+    for scale in [4.0, 1.0] {
+        let values: Vec<f32> = (0..rows * columns).map(|i| scale * ((i % 15) as f32 - 7.0)).collect();
+        text(input.copy_from_slice(&stream, &bf16::encode(&values)))?;
+        text(graph.replay(&stream))?;
+        equal("amax", &text(largest.to_vec(&stream))?, &[amax(&values)])?;
+        let codes = |tensor: &Mxfp8Tensor<e4m3>| Ok::<_, String>(text(tensor.data.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect());
+        let (found_rows, found_columns): (Vec<u8>, Vec<u8>) = (codes(&by_rows)?, codes(&by_columns)?);
+        equal("rows", &found_rows, &quantize(&values, rows, columns, &E4M3).data)?;
+        equal("columns", &found_columns, &quantize_columns(&values, rows, columns, &E4M3).data)?;
+        // Small integers: their sums are exact but for the last rounding.
+        let sums = (0..columns).map(|column| (0..rows).map(|row| values[row * columns + column]).sum::<f32>());
+        let found: Vec<f32> = text(bias.sums.to_vec(&stream))?.into_iter().map(bf16::to_f32).collect();
+        equal("sums", &found, &sums.map(|sum| bf16::from_f32(sum).to_f32()).collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 fn expect(refused: Result<(), Error>, words: &str) -> Outcome {

@@ -7,7 +7,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, ScaleOptions, check};
-use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream, nothing_mut};
 use crate::tensor::shape::numel;
 
 /// Which elements of a matrix share a scale.
@@ -84,8 +84,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// vectors.
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], block: ScaleBlock) -> Result<Fp8BlockTensor<Q>> {
         let mut tensor = Fp8BlockTensor::new(stream, shape, block)?;
-        let (mut no_data, mut no_scales) = (Buffer::uninitialised(stream, 0)?, Buffer::uninitialised(stream, 0)?);
-        self.cast(stream, input, &mut tensor, no_data.view_mut(), no_scales.view_mut())?;
+        self.cast(stream, input, &mut tensor, nothing_mut(), nothing_mut())?;
         Ok(tensor)
     }
 

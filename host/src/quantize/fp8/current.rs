@@ -62,8 +62,21 @@ pub struct Fp8Pair<Q = e4m3> {
 
 impl<Q: Fp8> Fp8Tensor<Q> {
     /// A tensor to be quantized into.
-    pub(super) fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`].
+    pub fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
         Ok(Self { data: Buffer::uninitialised(stream, elements)?, scale_inverse: Buffer::uninitialised(stream, 1)? })
+    }
+}
+
+impl<Q: Fp8> Fp8Pair<Q> {
+    /// A matrix of so many elements to be quantized into, and its transpose.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`].
+    pub fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
+        Ok(Self { tensor: Fp8Tensor::uninitialised(stream, elements)?, transposed: Buffer::uninitialised(stream, elements)? })
     }
 }
 

@@ -7,7 +7,7 @@ use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, Fp8Pair, Fp8Tensor, check, has_whole_vectors};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing};
 use crate::tensor::shape::numel;
 
 /// Which amax of a history a new scale is made of.
@@ -121,13 +121,28 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
     /// [`Error::Invalid`] if there is no such tensor; as [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn quantize(&self, stream: &Stream, scales: &mut DelayedScales, tensor: u64, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
         let mut output = Fp8Tensor::uninitialised(stream, input.len())?;
+        self.quantize_into(stream, scales, tensor, input, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`quantize`](Self::quantize), into buffers that are there. A graph can hold it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such tensor; as [`Loaded::launch`], if a length does not match.
+    pub fn quantize_into(
+        &self,
+        stream: &Stream,
+        scales: &mut DelayedScales,
+        tensor: u64,
+        input: DeviceView<'_, T>,
+        output: &mut Fp8Tensor<Q>,
+    ) -> Result<()> {
         let (data, scale_inverse) = (output.data.view_mut(), output.scale_inverse.view_mut());
         let place = scales.of_tensor(tensor)?;
         let scale = scales.scales.view().slice(place.start, place.end);
         let mut history = scales.history.view_mut();
         let amax = history.slice_mut(place.start, place.end);
-        self.cast.launch(stream, Fp8CastDelayedArgs { input, scale, data, scale_inverse, amax })?;
-        Ok(output)
+        self.cast.launch(stream, Fp8CastDelayedArgs { input, scale, data, scale_inverse, amax })
     }
 
     /// Quantizes a matrix and its transpose so, by one pass over rows of whole 16-byte vectors at 16-byte aligned addresses; others
@@ -143,15 +158,30 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         input: DeviceView<'_, T>,
         [rows, columns]: [u64; 2],
     ) -> Result<Fp8Pair<Q>> {
+        let mut output = Fp8Pair::uninitialised(stream, input.len())?;
+        self.quantize_both_into(stream, scales, tensor, input, [rows, columns], &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`quantize_both`](Self::quantize_both), into buffers that are there. A graph can hold it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless `input` has the shape; as [`quantize_into`](Self::quantize_into).
+    pub fn quantize_both_into(
+        &self,
+        stream: &Stream,
+        scales: &mut DelayedScales,
+        tensor: u64,
+        input: DeviceView<'_, T>,
+        [rows, columns]: [u64; 2],
+        Fp8Pair { tensor: output, transposed }: &mut Fp8Pair<Q>,
+    ) -> Result<()> {
         check("DelayedScaling::quantize_both, input", numel(&[rows, columns])?, input.len())?;
-        let mut transposed = Buffer::uninitialised(stream, input.len())?;
         if !has_whole_vectors::<T>([rows, columns], input.address(), 0) {
-            let output = self.quantize(stream, scales, tensor, input)?;
+            self.quantize_into(stream, scales, tensor, input, output)?;
             let args = Fp8TransposeArgs { data: output.data.view(), transposed: transposed.view_mut(), rows, columns };
-            self.transpose.launch(stream, args)?;
-            return Ok(Fp8Pair { tensor: output, transposed });
+            return self.transpose.launch(stream, args);
         }
-        let mut output = Fp8Tensor::uninitialised(stream, input.len())?;
         let place = scales.of_tensor(tensor)?;
         let mut history = scales.history.view_mut();
         let args = Fp8CastTransposeDelayedArgs {
@@ -164,23 +194,21 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
             rows,
             columns,
         };
-        self.cast_transpose.launch(stream, args)?;
-        Ok(Fp8Pair { tensor: output, transposed })
+        self.cast_transpose.launch(stream, args)
     }
 
     /// The end of a step: rolls all histories and makes new scales, in one launch. `agreed` holds one amax a tensor that the ranks agreed
     /// on; 0 there, or nothing, leaves this rank's own. A tensor whose amax is 0 was not used, and keeps its history and scale; one whose
-    /// amax is Inf keeps its scale, with [`AmaxAlgorithm::Max`] until the Inf has left the history.
+    /// amax is Inf keeps its scale, with [`AmaxAlgorithm::Max`] until the Inf has left the history. A graph can hold it.
     ///
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match.
     pub fn update(&self, stream: &Stream, scales: &mut DelayedScales, agreed: Option<DeviceView<'_, f32>>) -> Result<()> {
         let most_recent = u32::from(self.algorithm == AmaxAlgorithm::MostRecent);
         let (length, scaled_largest) = (scales.length, self.scaled_largest);
-        let empty = Buffer::<f32>::uninitialised(stream, 0)?;
         let args = Fp8UpdateScalesArgs {
             history: scales.history.view_mut(),
-            agreed: agreed.unwrap_or(empty.view()),
+            agreed: agreed.unwrap_or_else(nothing),
             scales: scales.scales.view_mut(),
             scale_inverses: scales.scale_inverses.view_mut(),
             length,

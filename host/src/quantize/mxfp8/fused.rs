@@ -14,7 +14,7 @@ use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
 use super::Mxfp8Tensor;
 use super::tensor::Direction;
 use crate::quantize::layout::Layout;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing, nothing_mut};
 use crate::tensor::shape::numel;
 
 /// Casts the result of an operation `O`, such as [`Identity`](oxtile_kernels::activation::Identity) or
@@ -49,10 +49,44 @@ pub struct FusedOutput<'a, T, Q, L> {
     pub rows: Option<&'a mut Mxfp8Tensor<Q, L>>,
     /// The cast along columns.
     pub columns: Option<&'a mut Mxfp8Tensor<Q, L>>,
-    /// The sums of the result's columns, one a column: the gradient of a bias. They are those of the values that are cast.
-    pub bias_gradient: Option<&'a mut Buffer<T>>,
+    /// The gradient of a bias.
+    pub bias_gradient: Option<&'a mut BiasGradient<T>>,
     /// One element: the largest magnitude of the result.
     pub amax: Option<&'a mut Buffer<f32>>,
+}
+
+/// The sums of a result's columns, which are the gradient of a bias, and the room for the partial sums that they are made of: made once for a
+/// shape, used any number of times. They are sums of the values that are cast.
+#[derive(Debug)]
+pub struct BiasGradient<T = bf16> {
+    /// One sum a column.
+    pub sums: Buffer<T>,
+    partial_sums: Buffer<f32>,
+    shape: [u64; 2],
+}
+
+impl<T: Pod> BiasGradient<T> {
+    /// For results of so many rows and columns, uninitialised.
+    ///
+    /// # Errors
+    /// As [`numel`] and [`Buffer::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
+        let [rows, columns] = shape;
+        let partial_sums = Buffer::named(stream, "partial sums", numel(&[rows.div_ceil(BLOCK), columns])?)?;
+        Ok(Self { sums: Buffer::uninitialised(stream, columns)?, partial_sums, shape })
+    }
+
+    /// The partial sums of a result of that shape.
+    fn partial_sums_of(&mut self, shape: [u64; 2]) -> Result<DeviceViewMut<'_, f32>> {
+        if self.shape != shape {
+            return Err(invalid(format!("a bias gradient of {:?} where one of {shape:?} goes", self.shape)));
+        }
+        let (expected, found) = (shape[1], self.sums.len());
+        if found != expected {
+            return Err(Error::Length { what: "FusedMxfp8::run, bias_gradient", expected, found });
+        }
+        Ok(self.partial_sums.view_mut())
+    }
 }
 
 impl<T, Q, L> Default for FusedOutput<'_, T, Q, L> {
@@ -78,33 +112,28 @@ where
         Ok(Self { cast: runtime.load()?, cast_rows: runtime.load()?, cast_rows_interleaved, sums: runtime.load()? })
     }
 
-    /// Enqueues the cast, by kernels of their own where rows alone are wanted, and the addition of the partial sums of a bias gradient.
+    /// Enqueues the cast, by kernels of their own where rows alone are wanted, and the addition of the partial sums of a bias gradient. It
+    /// allocates nothing, so that a graph can hold it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a tensor of another shape or direction, and for a bias gradient that might be skipped;
-    /// [`Error::Length`] for a bias gradient of other than one element a column; as [`Loaded::launch`].
+    /// [`Error::Invalid`] for a tensor or a bias gradient of another shape or direction, and for a bias gradient that might be skipped;
+    /// [`Error::Length`] for bias gradient of other than one element a column; as [`Loaded::launch`]. The outputs are then as they were.
     pub fn run<L: Layout>(&self, stream: &Stream, input: FusedInput<'_, T>, output: FusedOutput<'_, T, Q, L>) -> Result<()> {
         let FusedInput { input, gradient, shape: [rows, columns], square_blocks, skip } = input;
-        let FusedOutput { rows: by_rows, columns: by_columns, mut bias_gradient, mut amax } = output;
-        if bias_gradient.is_some() && skip.is_some() {
-            return Err(invalid("a bias gradient cannot be skipped: leave `skip` or `bias_gradient` out".to_owned()));
-        }
-        if let Some(found) = bias_gradient.as_ref().map(|sums| sums.len()).filter(|found| *found != columns) {
-            return Err(Error::Length { what: "FusedMxfp8::run, bias_gradient", expected: columns, found });
-        }
-        if let Some(amax) = &mut amax {
-            amax.fill_zero(stream)?;
-        }
-        let partial_count = if bias_gradient.is_some() { numel(&[rows.div_ceil(BLOCK), columns])? } else { 0 };
-        let mut partial_sums = Buffer::uninitialised(stream, partial_count)?;
-        let (mut no_rows, mut no_columns) = (Empty::new(stream)?, Empty::new(stream)?);
-        let (mut no_amax, no_skip, no_gradient) = (empty(stream)?, empty(stream)?, empty(stream)?);
-        let (row_data, row_scales) = views(by_rows, &mut no_rows, [rows, columns], Direction::Rows)?;
-        let (column_data, column_scales) = views(by_columns, &mut no_columns, [rows, columns], Direction::Columns)?;
+        let FusedOutput { rows: by_rows, columns: by_columns, mut bias_gradient, amax } = output;
+        let partial_sums = match &mut bias_gradient {
+            None => nothing_mut(),
+            Some(_) if skip.is_some() => {
+                return Err(invalid("a bias gradient cannot be skipped: leave `skip` or `bias_gradient` out".to_owned()));
+            }
+            Some(bias) => bias.partial_sums_of([rows, columns])?,
+        };
+        let (row_data, row_scales) = views(by_rows, [rows, columns], Direction::Rows)?;
+        let (column_data, column_scales) = views(by_columns, [rows, columns], Direction::Columns)?;
         let options = [(square_blocks, SQUARE_BLOCKS), (L::IS_INTERLEAVED, INTERLEAVED_SCALES)];
         let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
-        let gradient = gradient.unwrap_or_else(|| no_gradient.view());
-        if column_data.is_empty() && bias_gradient.is_none() && !square_blocks && !row_data.is_empty() {
+        let gradient = gradient.unwrap_or_else(nothing);
+        if column_data.is_empty() && partial_sums.is_empty() && !square_blocks && !row_data.is_empty() {
             let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
             if let (true, Some(cast)) = (is_plain, &self.cast_rows_interleaved) {
                 return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data: row_data, scales: row_scales, rows, columns });
@@ -114,14 +143,15 @@ where
                 gradient,
                 data: row_data,
                 scales: row_scales,
-                amax: amax.unwrap_or(&mut no_amax).view_mut(),
-                skip: skip.unwrap_or_else(|| no_skip.view()),
+                amax: amax.map_or_else(nothing_mut, Buffer::view_mut),
+                skip: skip.unwrap_or_else(nothing),
                 rows,
                 columns,
                 options,
                 marker: PhantomData,
             };
-            return self.cast_rows.launch(stream, args);
+            let raised = args.amax.access("amax");
+            return self.cast_rows.launch_on_zeros(stream, args, &[raised]);
         }
         let args = Mxfp8CastFusedArgs {
             input,
@@ -130,17 +160,18 @@ where
             row_scales,
             column_data,
             column_scales,
-            partial_sums: partial_sums.view_mut(),
-            amax: amax.unwrap_or(&mut no_amax).view_mut(),
-            skip: skip.unwrap_or_else(|| no_skip.view()),
+            partial_sums,
+            amax: amax.map_or_else(nothing_mut, Buffer::view_mut),
+            skip: skip.unwrap_or_else(nothing),
             rows,
             columns,
             options,
             marker: PhantomData,
         };
-        self.cast.launch(stream, args)?;
-        match &mut bias_gradient {
-            Some(sums) => self.sums.launch(stream, ColumnSumsArgs { matrix: partial_sums.view(), output: sums.view_mut() }),
+        let raised = args.amax.access("amax");
+        self.cast.launch_on_zeros(stream, args, &[raised])?;
+        match bias_gradient {
+            Some(bias) => self.sums.launch(stream, ColumnSumsArgs { matrix: bias.partial_sums.view(), output: bias.sums.view_mut() }),
             None => Ok(()),
         }
     }
@@ -149,14 +180,9 @@ where
 type Views<'a, Q> = (DeviceViewMut<'a, Q>, DeviceViewMut<'a, ue8m0>);
 
 /// Codes and scales of a tensor of that shape and direction, or nothing.
-fn views<'a, Q: Fp8, L>(
-    tensor: Option<&'a mut Mxfp8Tensor<Q, L>>,
-    otherwise: &'a mut Empty<Q>,
-    shape: [u64; 2],
-    direction: Direction,
-) -> Result<Views<'a, Q>> {
+fn views<Q: Fp8, L>(tensor: Option<&mut Mxfp8Tensor<Q, L>>, shape: [u64; 2], direction: Direction) -> Result<Views<'_, Q>> {
     match tensor {
-        None => Ok((otherwise.data.view_mut(), otherwise.scales.view_mut())),
+        None => Ok((nothing_mut(), nothing_mut())),
         Some(tensor) if tensor.shape == shape && tensor.direction == direction => Ok((tensor.data.view_mut(), tensor.scales.view_mut())),
         Some(tensor) => Err(invalid(format!(
             "a tensor of {:?} along {:?} where one of {shape:?} along {direction:?} goes",
@@ -167,22 +193,6 @@ fn views<'a, Q: Fp8, L>(
 
 fn invalid(why: String) -> Error {
     Error::Invalid { what: "FusedMxfp8::run", why }
-}
-
-/// A direction that is not wanted.
-struct Empty<Q> {
-    data: Buffer<Q>,
-    scales: Buffer<ue8m0>,
-}
-
-impl<Q: Fp8> Empty<Q> {
-    fn new(stream: &Stream) -> Result<Self> {
-        Ok(Self { data: empty(stream)?, scales: empty(stream)? })
-    }
-}
-
-fn empty<T: Pod>(stream: &Stream) -> Result<Buffer<T>> {
-    Buffer::uninitialised(stream, 0)
 }
 
 impl<O: Operation, T: Magnitude + Wide, Q: Fp8> fmt::Debug for FusedMxfp8<O, T, Q> {

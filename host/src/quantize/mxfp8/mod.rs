@@ -35,7 +35,7 @@ use oxtile_kernels::mxfp8::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
-pub use fused::{FusedInput, FusedMxfp8, FusedOutput};
+pub use fused::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput};
 pub use number::Mxfp8Number;
 pub use tensor::{Direction, Mxfp8Pair, Mxfp8Tensor, interleaved_scale_count, scale_count};
 
