@@ -1,15 +1,15 @@
 //! Block scales to and from the layout of block-scaled matrix multiplication.
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use oxtile_kernels::interleave::*;
-use oxtile_kernels::mxfp8::BLOCK;
+use oxtile_kernels::{mxfp8, nvfp4};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::num::{Fp8, ue8m0};
+use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
-use super::layout::{Compact, Interleaved};
+use super::layout::{Compact, Interleaved, InterleavedScales};
 use super::mxfp8::{Direction, Mxfp8Tensor};
+use super::nvfp4::Nvfp4Tensor;
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 
 /// Interleaves scales that are compact as `[outer, blocks]`, row-major: rowwise ones of MXFP8 (`ue8m0`) and both of NVFP4
@@ -83,9 +83,9 @@ impl InterleaveMxfp8 {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn interleave<Q: Fp8>(&self, stream: &Stream, tensor: Mxfp8Tensor<Q, Compact>) -> Result<Mxfp8Tensor<Q, Interleaved>> {
-        let Mxfp8Tensor { data, scales: compact, shape, direction, .. } = tensor;
-        let [outer, blocks] = extents(shape, direction);
-        let mut scales = Buffer::uninitialised(stream, interleaved_len(outer, blocks))?;
+        let Mxfp8Tensor { data, scales: compact, shape, direction } = tensor;
+        let [outer, blocks] = extents(shape, direction, mxfp8::BLOCK);
+        let mut scales = InterleavedScales::uninitialised(stream, interleaved_len(outer, blocks))?;
         match direction {
             Direction::Rows => self.rows.run(stream, compact.view(), [outer, blocks], scales.view_mut())?,
             Direction::Columns => {
@@ -93,7 +93,7 @@ impl InterleaveMxfp8 {
                 self.columns.launch(stream, args)?;
             }
         }
-        Ok(Mxfp8Tensor { data, scales, shape, direction, layout: PhantomData })
+        Ok(Mxfp8Tensor { data, scales, shape, direction })
     }
 
     /// The tensor with compact scales again.
@@ -101,8 +101,8 @@ impl InterleaveMxfp8 {
     /// # Errors
     /// As [`interleave`](Self::interleave).
     pub fn compact<Q: Fp8>(&self, stream: &Stream, tensor: Mxfp8Tensor<Q, Interleaved>) -> Result<Mxfp8Tensor<Q, Compact>> {
-        let Mxfp8Tensor { data, scales: interleaved, shape, direction, .. } = tensor;
-        let [outer, blocks] = extents(shape, direction);
+        let Mxfp8Tensor { data, scales: interleaved, shape, direction } = tensor;
+        let [outer, blocks] = extents(shape, direction, mxfp8::BLOCK);
         let mut scales = Buffer::uninitialised(stream, outer * blocks)?;
         match direction {
             Direction::Rows => self.rows.invert(stream, interleaved.view(), [outer, blocks], scales.view_mut())?,
@@ -111,15 +111,53 @@ impl InterleaveMxfp8 {
                 self.inverse_columns.launch(stream, args)?;
             }
         }
-        Ok(Mxfp8Tensor { data, scales, shape, direction, layout: PhantomData })
+        Ok(Mxfp8Tensor { data, scales, shape, direction })
+    }
+}
+
+/// Changes the layout of the scales of NVFP4 tensors of either direction.
+#[derive(Debug)]
+pub struct InterleaveNvfp4(Interleave<e4m3>);
+
+impl InterleaveNvfp4 {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Interleave::new(runtime).map(Self)
+    }
+
+    /// The tensor with interleaved scales; its codes stay where they are.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
+    pub fn interleave(&self, stream: &Stream, tensor: Nvfp4Tensor<Compact>) -> Result<Nvfp4Tensor<Interleaved>> {
+        let Nvfp4Tensor { data, scales: compact, amax, shape, direction } = tensor;
+        let [outer, blocks] = extents(shape, direction, nvfp4::BLOCK);
+        let mut scales = InterleavedScales::uninitialised(stream, interleaved_len(outer, blocks))?;
+        self.0.run(stream, compact.view(), [outer, blocks], scales.view_mut())?;
+        Ok(Nvfp4Tensor { data, scales, amax, shape, direction })
+    }
+
+    /// The tensor with compact scales again.
+    ///
+    /// # Errors
+    /// As [`interleave`](Self::interleave).
+    pub fn compact(&self, stream: &Stream, tensor: Nvfp4Tensor<Interleaved>) -> Result<Nvfp4Tensor<Compact>> {
+        let Nvfp4Tensor { data, scales: interleaved, amax, shape, direction } = tensor;
+        let [outer, blocks] = extents(shape, direction, nvfp4::BLOCK);
+        let mut scales = Buffer::uninitialised(stream, outer * blocks)?;
+        self.0.invert(stream, interleaved.view(), [outer, blocks], scales.view_mut())?;
+        Ok(Nvfp4Tensor { data, scales, amax, shape, direction })
     }
 }
 
 /// Outer indices and blocks of a matrix.
-fn extents([rows, columns]: [u64; 2], direction: Direction) -> [u64; 2] {
+fn extents([rows, columns]: [u64; 2], direction: Direction, block: u64) -> [u64; 2] {
     match direction {
-        Direction::Rows => [rows, columns.div_ceil(BLOCK)],
-        Direction::Columns => [columns, rows.div_ceil(BLOCK)],
+        Direction::Rows => [rows, columns.div_ceil(block)],
+        Direction::Columns => [columns, rows.div_ceil(block)],
     }
 }
 

@@ -9,10 +9,11 @@ use oxtile_kernels::nvfp4::{
     Nvfp4DequantizeRowsInterleavedArgs,
 };
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::num::{Fp8, e2m1x2, e4m3};
+use oxtile_tile::num::{Fp8, e4m3};
 
 use super::layout::Interleaved;
 use super::mxfp8::{Direction, Mxfp8Tensor};
+use super::nvfp4::Nvfp4Tensor;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// MXFP8 with interleaved scales: the rowwise cast and the inverse of either direction, for rows of whole blocks.
@@ -42,7 +43,7 @@ where
     /// As [`Mxfp8Tensor::uninitialised`]; as [`Loaded::launch`], also where a row is not whole blocks of 32 or `input` does not start at a
     /// multiple of 16 bytes: cast it by [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
     pub fn quantize_rows(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Mxfp8Tensor<Q, Interleaved>> {
-        let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        let mut tensor = Mxfp8Tensor::<Q, Interleaved>::uninitialised(stream, shape, Direction::Rows)?;
         let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), shape);
         self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })?;
         Ok(tensor)
@@ -64,25 +65,11 @@ where
     }
 }
 
-/// NVFP4 with interleaved scales back to wide numbers.
+/// NVFP4 with interleaved scales back to wide numbers. [`Nvfp4::quantize_interleaved`](super::Nvfp4::quantize_interleaved) makes such, and of others
+/// [`InterleaveNvfp4`](super::InterleaveNvfp4).
 pub struct InterleavedNvfp4<T: Wide> {
     rows: Loaded<Nvfp4DequantizeRowsInterleaved<T>>,
     columns: Loaded<Nvfp4DequantizeColumnsInterleaved<T>>,
-}
-
-/// A matrix in NVFP4, its scales interleaved: what [`Interleave`](super::Interleave) makes of an [`Nvfp4Tensor`](super::Nvfp4Tensor)'s.
-#[derive(Clone, Copy)]
-pub struct InterleavedNvfp4View<'a> {
-    /// Pairs of codes, of the transpose where it is columnwise.
-    pub data: DeviceView<'a, e2m1x2>,
-    /// The scales.
-    pub scales: DeviceView<'a, e4m3>,
-    /// The largest magnitude, one element.
-    pub amax: DeviceView<'a, f32>,
-    /// Rows and columns.
-    pub shape: [u64; 2],
-    /// Which elements share a scale.
-    pub direction: Direction,
 }
 
 impl<T: Wide> InterleavedNvfp4<T>
@@ -102,9 +89,10 @@ where
     ///
     /// # Errors
     /// As [`Loaded::launch`], where a length does not match the shape or `output` does not start at a multiple of 16 bytes.
-    pub fn dequantize(&self, stream: &Stream, tensor: InterleavedNvfp4View<'_>, output: DeviceViewMut<'_, T>) -> Result<()> {
-        let InterleavedNvfp4View { data, scales, amax, shape: [rows, columns], direction } = tensor;
-        match direction {
+    pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4Tensor<Interleaved>, output: DeviceViewMut<'_, T>) -> Result<()> {
+        let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
+        let [rows, columns] = tensor.shape;
+        match tensor.direction {
             Direction::Rows => self.rows.launch(stream, Nvfp4DequantizeRowsInterleavedArgs { data, scales, amax, output, columns }),
             Direction::Columns => {
                 self.columns.launch(stream, Nvfp4DequantizeColumnsInterleavedArgs { data, scales, amax, output, rows, columns })
@@ -125,11 +113,5 @@ where
 impl<T: Wide> fmt::Debug for InterleavedNvfp4<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InterleavedNvfp4").field("rows", &self.rows).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for InterleavedNvfp4View<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InterleavedNvfp4View").field("shape", &self.shape).field("direction", &self.direction).finish_non_exhaustive()
     }
 }

@@ -15,6 +15,7 @@ pub mod nvfp4_columns;
 pub mod nvfp4_mapped;
 pub mod nvfp4_squares;
 mod shards;
+mod split_phase;
 
 pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
 pub use fp8::{
@@ -22,12 +23,13 @@ pub use fp8::{
     ScaleOptions, Shard, ShardCasts,
 };
 pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMatrix};
-pub use interleave::{Interleave, InterleaveMxfp8};
-pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4, InterleavedNvfp4View};
-pub use layout::{Compact, Interleaved, Layout};
+pub use interleave::{Interleave, InterleaveMxfp8, InterleaveNvfp4};
+pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4};
+pub use layout::{Compact, Interleaved, InterleavedScales, Layout};
 pub use mxfp8::{BiasGradient, Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
 pub use nvfp4::{Nvfp4, Nvfp4Tensor};
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
 pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4ScaledRows};
 pub use nvfp4_squares::Nvfp4Squares;
 pub use shards::JoinShards;
+pub use split_phase::{GlobalAmax, LocalAmax};

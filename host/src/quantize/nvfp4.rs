@@ -28,6 +28,7 @@
 use std::fmt;
 
 use oxtile_kernels::amax::{self, AmaxArgs};
+use oxtile_kernels::interleave::interleaved_len;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
@@ -35,7 +36,9 @@ use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
+use super::layout::{Compact, Interleaved, Layout, Scales};
 use super::mxfp8::Direction;
+use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -73,13 +76,13 @@ pub struct Nvfp4<T: Nvfp4Number> {
     dequantize: Loaded<T::Dequantize>,
 }
 
-/// A quantized matrix in device memory.
+/// A quantized matrix in device memory, its scales [`Compact`] or [`Interleaved`].
 #[derive(Debug)]
-pub struct Nvfp4Tensor {
+pub struct Nvfp4Tensor<L: Layout = Compact> {
     /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`; of the transpose where it is columnwise.
     pub data: Buffer<e2m1x2>,
-    /// The scales, `[rows, columns / 16]`, or of the transpose.
-    pub scales: Buffer<e4m3>,
+    /// The scales, compact `[rows, columns / 16]`, or of the transpose.
+    pub scales: L::Scales<e4m3>,
     /// The largest magnitude of the tensor that the scales belong to, one element.
     pub amax: Buffer<f32>,
     /// Rows and columns.
@@ -88,17 +91,19 @@ pub struct Nvfp4Tensor {
     pub direction: Direction,
 }
 
-impl Nvfp4Tensor {
+impl<L: Layout> Nvfp4Tensor<L> {
     /// A matrix to be quantized into, its data and scales uninitialised, its amax 0.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless a row, or a column, is whole blocks; as [`Buffer::uninitialised`].
     pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
         let [rows, columns] = shape;
-        let scales = scale_count(if direction == Direction::Rows { shape } else { [columns, rows] })?;
+        let [outer, inner] = if direction == Direction::Rows { shape } else { [columns, rows] };
+        let blocks = scale_count([outer, inner])?;
+        let scales = if L::IS_INTERLEAVED { interleaved_len(outer, inner / BLOCK) } else { blocks };
         Ok(Self {
-            data: Buffer::uninitialised(stream, scales * BLOCK / 2)?,
-            scales: Buffer::uninitialised(stream, scales)?,
+            data: Buffer::uninitialised(stream, blocks * BLOCK / 2)?,
+            scales: Scales::uninitialised(stream, scales)?,
             amax: Buffer::zeros(stream, 1)?,
             shape,
             direction,
@@ -120,9 +125,43 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor> {
-        let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        let mut tensor = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, Direction::Rows)?;
         self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
         self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        let mut slots = Buffer::zeros(stream, 1)?;
+        self.amax.launch(stream, AmaxArgs { input, output: slots.view_mut() })?;
+        Ok(LocalAmax::new(slots))
+    }
+
+    /// Quantizes this rank's rows of a matrix into new buffers: the second phase. Those of all ranks, one after the other, are what
+    /// [`quantize`](Self::quantize) makes of the whole.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one amax; as [`Nvfp4Tensor::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
+    pub fn quantize_shard(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], amax: &GlobalAmax) -> Result<Nvfp4Tensor> {
+        amax.check("Nvfp4::quantize_shard, amax", 1)?;
+        let mut tensor = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, Direction::Rows)?;
+        tensor.amax.copy_from(stream, amax.slots())?;
+        self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
+        Ok(tensor)
+    }
+
+    /// As [`quantize`](Self::quantize), the scales [interleaved](oxtile_kernels::interleave) for block-scaled matrix multiplication.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`quantize_rows_interleaved`](Self::quantize_rows_interleaved).
+    pub fn quantize_interleaved(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor<Interleaved>> {
+        let mut tensor = Nvfp4Tensor::<Interleaved>::uninitialised(stream, shape, Direction::Rows)?;
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.quantize_rows_interleaved(stream, input, &mut tensor)?;
         Ok(tensor)
     }
 
@@ -146,23 +185,24 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         self.cast.launch(stream, Nvfp4CastRowsArgs { input, amax, data, scales })
     }
 
-    /// As [`quantize_rows`](Self::quantize_rows), the scales written [interleaved](oxtile_kernels::interleave) for block-scaled matrix
-    /// multiplication, in tiles of 128 rows by 4 blocks, 0 where they are padding:
-    /// [`interleaved_len`](oxtile_kernels::interleave::interleaved_len) of them. Compact scales are what ranks exchange.
+    /// Casts a matrix of the tensor's shape with the tensor's amax. Scales lie in tiles of 128 rows by 4 blocks, 0 where they are padding.
+    /// Compact scales are what ranks exchange.
     ///
     /// # Errors
-    /// As [`quantize_rows`](Self::quantize_rows).
+    /// [`Error::Invalid`] if the tensor is a columnwise one; as [`quantize_rows`](Self::quantize_rows).
     pub fn quantize_rows_interleaved(
         &self,
         stream: &Stream,
         input: DeviceView<'_, T>,
-        shape: [u64; 2],
-        amax: DeviceView<'_, f32>,
-        data: DeviceViewMut<'_, e2m1x2>,
-        scales: DeviceViewMut<'_, e4m3>,
+        tensor: &mut Nvfp4Tensor<Interleaved>,
     ) -> Result<()> {
-        check_blocks("Nvfp4::quantize_rows_interleaved, shape", shape)?;
-        let [rows, columns] = shape;
+        const WHAT: &str = "Nvfp4::quantize_rows_interleaved, tensor";
+        if tensor.direction != Direction::Rows {
+            return Err(Error::Invalid { what: WHAT, why: "it is columnwise: make one of `Direction::Rows`".to_owned() });
+        }
+        check_blocks(WHAT, tensor.shape)?;
+        let (amax, [rows, columns]) = (tensor.amax.view(), tensor.shape);
+        let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
         self.cast_interleaved.launch(stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
     }
 

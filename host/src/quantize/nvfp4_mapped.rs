@@ -34,6 +34,7 @@ use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{e2m1x2, e4m3};
 
+use super::layout::Compact;
 use super::mxfp8::Direction;
 use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
@@ -63,7 +64,7 @@ impl<M: Mapping> Nvfp4MappedTensor<M> {
     /// # Errors
     /// As [`Nvfp4Tensor::uninitialised`].
     pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
-        let Nvfp4Tensor { data, scales, amax, .. } = Nvfp4Tensor::uninitialised(stream, shape, direction)?;
+        let Nvfp4Tensor { data, scales, amax, .. } = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, direction)?;
         Ok(Self { data, scales, amax, shape, direction, mapping: PhantomData })
     }
 

@@ -1,6 +1,6 @@
 //! Shards of groups, quantized by their ranks with amaxes that all agreed on and gathered: the cast of the whole by the oracle, bit for bit.
 //!
-//! On the emulator the ranks are those of a virtual cluster; on one GPU a world of one.
+//! On the emulator the ranks are those of a virtual cluster; on one GPU they take turns.
 
 use oxtile::comm::{EmulatedCommunicator, ReduceMax, SingleRank, WorldSize};
 use oxtile::quantize::Direction;
@@ -13,6 +13,7 @@ use oxtile_tests::oracle::{amax::amax, mxfp8, nvfp4};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3};
 
 use super::element::TestElement;
+use super::in_turn::InTurn;
 use crate::case::{Case, Outcome, Size, equal, text};
 
 /// Rows and columns of wholes: shards of several blocks, the last shorter, some empty; rows that are no whole blocks; nothing.
@@ -96,14 +97,14 @@ fn of_nvfp4(runtime: &Runtime, ranks: u32, direction: Direction) -> Outcome {
 
 /// What ranks agree by.
 enum Ranks {
-    One(SingleRank),
+    InTurn(InTurn),
     Many(EmulatedCommunicator),
 }
 
 impl ReduceMax for Ranks {
     fn reduce_max(&self, stream: &Stream, slots: &mut Buffer<f32>) -> oxtile::Result<()> {
         match self {
-            Self::One(ranks) => ranks.reduce_max(stream, slots),
+            Self::InTurn(ranks) => ranks.reduce_max(stream, slots),
             Self::Many(ranks) => ranks.reduce_max(stream, slots),
         }
     }
@@ -123,16 +124,24 @@ where
     F::Scale: HostElement<Device = F::Scale>,
 {
     let on_gpu = runtime.kind() == Kind::Cuda;
-    let world = WorldSize::new(if on_gpu { 1 } else { ranks }).expect("at least one rank");
+    let world = WorldSize::new(ranks).expect("at least one rank");
     let (values, gather) = (wholes(shapes), text(GatherShards::<F>::new(runtime))?);
     let rows: Vec<u64> = shapes.iter().map(|shape| shape[0] as u64).collect();
-    let communicators = if on_gpu {
-        vec![Ranks::One(SingleRank::new(&text(runtime.device(0))?))]
+    let communicators: Vec<_> = if on_gpu {
+        InTurn::world(ranks).into_iter().map(Ranks::InTurn).collect()
     } else {
         text(EmulatedCommunicator::world_of(runtime, world))?.into_iter().map(Ranks::Many).collect()
     };
+    // Amaxes, then codes, then wholes: who takes turns sees in one what the others made in the one before.
+    let turns = (0..if on_gpu { 3 } else { 1 }).flat_map(|_| communicators.iter().zip(world.ranks()));
     let mut gathered = Vec::new();
-    for (communicator, rank) in communicators.iter().zip(world.ranks()) {
+    for (communicator, rank) in turns {
+        if rank.index() == 0 {
+            gathered.clear();
+        }
+        if let Ranks::InTurn(communicator) = communicator {
+            communicator.begin();
+        }
         let stream = text(text(runtime.device(rank.index() % runtime.device_count()))?.stream())?;
         let (mut buffers, mut parts) = (Vec::new(), Vec::new());
         for (whole, [rows, columns]) in values.iter().zip(shapes) {
@@ -143,7 +152,7 @@ where
         let members: Vec<_> = buffers.iter().map(Buffer::view).zip(parts).collect();
         let shards = quantize(&stream, &text(TensorGroup::new(&stream, &members))?, communicator)?;
         let whole = match communicator {
-            Ranks::One(communicator) => gather.run(communicator, &stream, &shards, &rows),
+            Ranks::InTurn(communicator) => gather.run(communicator, &stream, &shards, &rows),
             Ranks::Many(communicator) => gather.run(communicator, &stream, &shards, &rows),
         };
         gathered.push((stream, text(whole)?));

@@ -1,6 +1,6 @@
 //! The rowwise cast that interleaves its scales, and values from interleaved scales: against the oracles, bit for bit.
 
-use oxtile::quantize::{Direction, InterleavedMxfp8, InterleavedNvfp4, InterleavedNvfp4View, Mxfp8Tensor};
+use oxtile::quantize::{Direction, Interleaved, InterleavedMxfp8, InterleavedNvfp4, InterleavedScales, Mxfp8Tensor, Nvfp4Tensor};
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::mxfp8::*;
 use oxtile_kernels::nvfp4::*;
@@ -67,8 +67,8 @@ where
     let interleaved = interleave(outer, blocks, |i, j| expected.scales[if by_rows { i * blocks + j } else { j * outer + i }]);
     let codes: Vec<Q> = expected.data.iter().map(|&code| Q::of_code(code)).collect();
     let scales: Vec<ue8m0> = interleaved.iter().map(|&code| ue8m0::from_bits(code)).collect();
-    let mut tensor = text(Mxfp8Tensor::uninitialised(&stream, shape, direction))?;
-    (tensor.data, tensor.scales) = (text(Buffer::from_slice(&stream, &codes))?, text(Buffer::from_slice(&stream, &scales))?);
+    let (data, scales) = (text(Buffer::from_slice(&stream, &codes))?, text(InterleavedScales::from_slice(&stream, &scales))?);
+    let tensor = Mxfp8Tensor::<Q, Interleaved> { data, scales, shape, direction };
     if by_rows {
         let found = text(casts.quantize_rows(&stream, T::upload(&stream, &values)?.view(), shape))?;
         let found_scales: Vec<u8> = text(found.scales.to_vec(&stream))?.into_iter().map(ue8m0::to_bits).collect();
@@ -112,12 +112,12 @@ where
     equal("scales", &[scales.len()], &[length(outer, blocks)])?;
     let data: Vec<e2m1x2> = quantized.data.iter().map(|&pair| e2m1x2::from_bits(pair)).collect();
     let scales: Vec<e4m3> = scales.iter().map(|&code| e4m3::from_bits(code)).collect();
-    let (data, scales) = (text(Buffer::from_slice(&stream, &data))?, text(Buffer::from_slice(&stream, &scales))?);
+    let (data, scales) = (text(Buffer::from_slice(&stream, &data))?, text(InterleavedScales::from_slice(&stream, &scales))?);
     let amax = text(Buffer::from_slice(&stream, &[amax]))?;
     let mut output = text(Buffer::from_slice(&stream, &T::encode(&vec![7.0; rows * columns])))?;
     let shape = [rows as u64, columns as u64];
-    let tensor = InterleavedNvfp4View { data: data.view(), scales: scales.view(), amax: amax.view(), shape, direction };
-    text(text(InterleavedNvfp4::<T>::new(r))?.dequantize(&stream, tensor, output.view_mut()))?;
+    let tensor = Nvfp4Tensor::<Interleaved> { data, scales, amax, shape, direction };
+    text(text(InterleavedNvfp4::<T>::new(r))?.dequantize(&stream, &tensor, output.view_mut()))?;
     let found: Vec<u32> = text(output.to_vec(&stream))?.into_iter().map(comparable_bits::<T>).collect();
     let expected = if by_rows { decoded } else { nvfp4::transpose(&decoded, rows) };
     equal("values", &found, &expected.into_iter().map(rounded_bits::<T>).collect::<Vec<_>>())

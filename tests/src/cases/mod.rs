@@ -17,6 +17,7 @@ mod fp8;
 mod gemm;
 mod grouped;
 mod grouped_shards;
+mod in_turn;
 mod interleave;
 mod interleaved;
 mod mxfp8;
@@ -25,6 +26,7 @@ mod mxfp8_columns;
 mod mxfp8_fused;
 mod nvfp4;
 mod nvfp4_columns;
+mod nvfp4_shards;
 mod nvfp4_sweeps;
 mod nvfp4_variants;
 mod quantized_gemm;
@@ -45,6 +47,7 @@ pub fn all() -> Vec<Case> {
         nvfp4::cases(),
         activation::cases(),
         nvfp4_columns::cases(),
+        nvfp4_shards::cases(),
         nvfp4_sweeps::cases(),
         nvfp4_variants::cases(),
         interleave::cases(),

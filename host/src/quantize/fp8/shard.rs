@@ -7,6 +7,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, ScaleBlock, ScaleOptions, scale_count};
+use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -21,7 +22,7 @@ pub struct Shard {
 
 /// The casts of shards of master weights: a run of a matrix's elements, from any to any, or none.
 ///
-/// Each rank calls [`amaxes`](Self::amaxes), all take the maximum of the results, and each calls [`cast`](Self::cast), which
+/// Each rank calls [`local_amax`](Self::local_amax), all [reduce](LocalAmax::reduce) the results, and each calls [`cast`](Self::cast), which
 /// writes the codes of its own shard alone. Together they are what [`BlockScaling`](super::BlockScaling) makes of the
 /// whole matrix in squares.
 pub struct ShardCasts<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
@@ -44,15 +45,15 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
     ///
     /// # Errors
     /// As [`Loaded::launch`], if the shard reaches beyond the matrix.
-    pub fn amaxes(&self, stream: &Stream, values: DeviceView<'_, T>, shard: Shard) -> Result<Buffer<f32>> {
+    pub fn local_amax(&self, stream: &Stream, values: DeviceView<'_, T>, shard: Shard) -> Result<LocalAmax> {
         let Shard { shape: [rows, columns], start } = shard;
         let mut amaxes = Buffer::uninitialised(stream, numel(&[rows.div_ceil(SIDE), columns.div_ceil(SIDE)])?)?;
         self.amaxes.launch(stream, Fp8PartialAmaxArgs { shard: values, amaxes: amaxes.view_mut(), start, rows, columns })?;
-        Ok(amaxes)
+        Ok(LocalAmax::new(amaxes))
     }
 
     /// Casts the shard to `data`, of the same length: the rank's part of the whole matrix's codes. Returns the inverses of all the
-    /// matrix's scales, laid out as [`ScaleBlock::Square`] says. `amaxes` are those of the whole matrix.
+    /// matrix's scales, laid out as [`ScaleBlock::Square`] says.
     ///
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match or the shard reaches beyond the matrix.
@@ -61,14 +62,14 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         stream: &Stream,
         values: DeviceView<'_, T>,
         shard: Shard,
-        amaxes: DeviceView<'_, f32>,
+        amaxes: &GlobalAmax,
         data: DeviceViewMut<'_, Q>,
     ) -> Result<Buffer<f32>> {
         let (Shard { shape, start }, ScaleOptions { epsilon, power_of_two }) = (shard, self.options);
         let mut inverses = Buffer::zeros(stream, scale_count(shape, ScaleBlock::Square)?)?;
         let args = Fp8PartialCastArgs {
             shard: values,
-            amaxes,
+            amaxes: amaxes.slots().view(),
             data,
             scale_inverses: inverses.view_mut(),
             start,

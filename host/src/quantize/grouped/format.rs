@@ -10,8 +10,7 @@ use oxtile_kernels::{mxfp8, nvfp4};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, e2m1x2, e4m3, e5m2, ue8m0};
 
-use super::split_phase::GlobalAmax;
-use crate::quantize::Direction;
+use crate::quantize::{Direction, GlobalAmax};
 
 /// A format whose elements share scales in blocks: [`Mxfp8Format`] or [`Nvfp4Format`].
 pub trait Format: sealed::Sealed + fmt::Debug + Send + Sync + 'static {

@@ -36,7 +36,6 @@ mod interleave;
 mod mxfp8;
 mod nvfp4;
 mod quantized;
-mod split_phase;
 mod table;
 mod tensors;
 
@@ -46,5 +45,6 @@ pub use interleave::InterleaveGroup;
 pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
 pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
 pub use quantized::{CodesAndScales, Quantized};
-pub use split_phase::{GlobalAmax, LocalAmax};
 pub use tensors::{Matrices, TensorGroup};
+
+pub use super::split_phase::{GlobalAmax, LocalAmax};

@@ -13,10 +13,9 @@ use oxtile_tile::num::{bf16, f16};
 use super::format::Nvfp4Format;
 use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
-use super::split_phase::{GlobalAmax, LocalAmax};
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
-use crate::quantize::{Direction, MultiAmax};
+use crate::quantize::{Direction, GlobalAmax, LocalAmax, MultiAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
 /// A number type whose groups are cast to and from NVFP4: `bf16`, `f16` and `f32`.
@@ -82,7 +81,7 @@ where
     pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
         let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
         self.amax.run(stream, &group.amax, &mut slots)?;
-        Ok(LocalAmax { slots })
+        Ok(LocalAmax::new(slots))
     }
 
     /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.
@@ -183,7 +182,7 @@ where
     pub fn dequantize_into(&self, stream: &Stream, group: &Quantized<Nvfp4Format>, output: &mut Matrices<T>) -> Result<()> {
         const WHAT: &str = "GroupedNvfp4::dequantize_into";
         check_shapes(WHAT, &group.shapes, output.shapes())?;
-        check_amaxes(WHAT, group)?;
+        group.amax.check(WHAT, group.len() as u64)?;
         let (data, scales, amaxes) = (group.data.view(), group.scales.view(), group.amax.slots().view());
         macro_rules! launch {
             ($kernel:ident: $ty:ident, $args:ident) => {{
@@ -200,17 +199,11 @@ where
 
 fn check<T: Magnitude>(what: &'static str, group: &TensorGroup<'_, T>, output: &Quantized<Nvfp4Format>) -> Result<()> {
     check_shapes(what, &group.shapes, &output.shapes)?;
-    check_amaxes(what, output)?;
+    output.amax.check(what, group.len() as u64)?;
     match group.views.iter().position(|view| !view.is_empty() && !view.address().is_multiple_of(16)) {
         None => Ok(()),
         Some(i) => Err(Error::Invalid { what, why: format!("member {i} does not start at a multiple of 16 bytes: copy it") }),
     }
-}
-
-/// The kernels read an amax for each member.
-fn check_amaxes(what: &'static str, group: &Quantized<Nvfp4Format>) -> Result<()> {
-    let (expected, found) = (group.len() as u64, group.amax.slots().len());
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 impl<T: GroupedNvfp4Number> fmt::Debug for GroupedNvfp4<T> {

@@ -13,7 +13,7 @@ use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
 
 use super::Mxfp8Tensor;
 use super::tensor::Direction;
-use crate::quantize::layout::Layout;
+use crate::quantize::layout::{Layout, Scales};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing, nothing_mut};
 use crate::tensor::shape::numel;
 
@@ -44,7 +44,7 @@ pub struct FusedInput<'a, T> {
 
 /// What a fused cast writes: what is wanted. Tensors are of the result's shape, both directions in one layout.
 #[derive(Debug)]
-pub struct FusedOutput<'a, T, Q, L> {
+pub struct FusedOutput<'a, T, Q, L: Layout> {
     /// The cast along rows.
     pub rows: Option<&'a mut Mxfp8Tensor<Q, L>>,
     /// The cast along columns.
@@ -89,7 +89,7 @@ impl<T: Pod> BiasGradient<T> {
     }
 }
 
-impl<T, Q, L> Default for FusedOutput<'_, T, Q, L> {
+impl<T, Q, L: Layout> Default for FusedOutput<'_, T, Q, L> {
     fn default() -> Self {
         Self { rows: None, columns: None, bias_gradient: None, amax: None }
     }
@@ -180,7 +180,7 @@ where
 type Views<'a, Q> = (DeviceViewMut<'a, Q>, DeviceViewMut<'a, ue8m0>);
 
 /// Codes and scales of a tensor of that shape and direction, or nothing.
-fn views<Q: Fp8, L>(tensor: Option<&mut Mxfp8Tensor<Q, L>>, shape: [u64; 2], direction: Direction) -> Result<Views<'_, Q>> {
+fn views<Q: Fp8, L: Layout>(tensor: Option<&mut Mxfp8Tensor<Q, L>>, shape: [u64; 2], direction: Direction) -> Result<Views<'_, Q>> {
     match tensor {
         None => Ok((nothing_mut(), nothing_mut())),
         Some(tensor) if tensor.shape == shape && tensor.direction == direction => Ok((tensor.data.view_mut(), tensor.scales.view_mut())),

@@ -39,6 +39,7 @@ pub use fused::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput};
 pub use number::Mxfp8Number;
 pub use tensor::{Direction, Mxfp8Pair, Mxfp8Tensor, interleaved_scale_count, scale_count};
 
+use crate::quantize::layout::Compact;
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -79,7 +80,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     /// # Errors
     /// As [`Mxfp8Tensor::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], direction: Direction) -> Result<Mxfp8Tensor<Q>> {
-        let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, direction)?;
+        let mut tensor = Mxfp8Tensor::<Q, Compact>::uninitialised(stream, shape, direction)?;
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
         match direction {
             Direction::Rows => self.quantize_rows(stream, input, shape, data, scales)?,

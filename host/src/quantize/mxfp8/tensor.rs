@@ -1,12 +1,10 @@
 //! Matrices in MXFP8.
 
-use std::marker::PhantomData;
-
 use oxtile_kernels::interleave::interleaved_len;
 use oxtile_kernels::mxfp8::BLOCK;
 use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
-use crate::quantize::layout::{Compact, Layout};
+use crate::quantize::layout::{Compact, Layout, Scales};
 use crate::runtime::{Buffer, Result, Stream};
 use crate::tensor::shape::numel;
 
@@ -21,22 +19,20 @@ pub enum Direction {
 
 /// A quantized matrix in device memory, its scales [`Compact`] or [`Interleaved`].
 #[derive(Debug)]
-pub struct Mxfp8Tensor<Q = e4m3, L = Compact> {
+pub struct Mxfp8Tensor<Q = e4m3, L: Layout = Compact> {
     /// The codes, `[rows, columns]`.
     pub data: Buffer<Q>,
     /// The scales; how many there are, [`scale_count`] and [`interleaved_scale_count`] say.
-    pub scales: Buffer<ue8m0>,
+    pub scales: L::Scales<ue8m0>,
     /// Rows and columns.
     pub shape: [u64; 2],
     /// Which elements share a scale.
     pub direction: Direction,
-    /// How the scales lie.
-    pub layout: PhantomData<L>,
 }
 
 /// One matrix quantized in both directions.
 #[derive(Debug)]
-pub struct Mxfp8Pair<Q = e4m3, L = Compact> {
+pub struct Mxfp8Pair<Q = e4m3, L: Layout = Compact> {
     /// Rowwise.
     pub rows: Mxfp8Tensor<Q, L>,
     /// Columnwise.
@@ -51,7 +47,7 @@ impl<Q: Fp8, L: Layout> Mxfp8Tensor<Q, L> {
     pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
         let data = Buffer::uninitialised(stream, numel(&shape)?)?;
         let scales = if L::IS_INTERLEAVED { interleaved_scale_count(shape, direction) } else { scale_count(shape, direction)? };
-        Ok(Self { data, scales: Buffer::uninitialised(stream, scales)?, shape, direction, layout: PhantomData })
+        Ok(Self { data, scales: Scales::uninitialised(stream, scales)?, shape, direction })
     }
 }
 

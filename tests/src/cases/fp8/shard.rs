@@ -8,6 +8,7 @@ use oxtile_tests::oracle::fp8::{BLOCK, Rule, quantize};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::TestElement;
+use super::super::in_turn::InTurn;
 use super::super::mxfp8::TestFp8;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
@@ -48,19 +49,23 @@ fn shards<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario: Scen
     let casts = text(ShardCasts::<T, Q>::new(r, ScaleOptions::default()))?;
     let bounds: Vec<u64> = (0..=ranks).map(|rank| (values.len() * rank / ranks) as u64).collect();
     let shard = |rank: usize| Shard { shape: shape.map(|side| side as u64), start: bounds[rank] };
-    let mut agreed = vec![0_f32; expected.inverses.len()];
+    let communicators = InTurn::world(ranks as u32);
+    let amax = |rank: usize| {
+        let amax = text(casts.local_amax(&stream, input.view().slice(bounds[rank], bounds[rank + 1]), shard(rank)))?;
+        text(amax.reduce(communicators[rank].begin(), &stream))
+    };
+    // What the ranks agree on, each knows in the second turn.
     for rank in 0..ranks {
-        let amaxes = text(casts.amaxes(&stream, input.view().slice(bounds[rank], bounds[rank + 1]), shard(rank)))?;
-        agreed.iter_mut().zip(text(amaxes.to_vec(&stream))?).for_each(|(largest, amax)| *largest = largest.max(amax));
+        amax(rank)?;
     }
-    let agreed = text(Buffer::from_slice(&stream, &agreed))?;
     for rank in 0..ranks {
+        let agreed = amax(rank)?;
         // The whole matrix, of which the kernel is lent the shard.
         let mut codes = text(Buffer::from_slice(&stream, &vec![Q::of_code(GUARD); values.len()]))?;
         let (start, end) = (bounds[rank], bounds[rank + 1]);
         let mut whole = codes.view_mut();
         let data = whole.slice_mut(start, end);
-        let inverses = text(casts.cast(&stream, input.view().slice(start, end), shard(rank), agreed.view(), data))?;
+        let inverses = text(casts.cast(&stream, input.view().slice(start, end), shard(rank), &agreed, data))?;
         let mut guarded = vec![GUARD; values.len()];
         guarded[start as usize..end as usize].copy_from_slice(&expected.data[start as usize..end as usize]);
         let found: Vec<u8> = text(codes.to_vec(&stream))?.into_iter().map(Q::code).collect();

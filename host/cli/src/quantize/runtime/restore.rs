@@ -49,9 +49,9 @@ impl<T: Number> Kernels<T> {
         let mut wide = Buffer::<T>::uninitialised(stream, shape[0] * shape[1])?;
         match side.format {
             Format::Mxfp8 => {
-                let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, library(side.direction))?;
-                tensor.data = from_bytes(stream, piece.codes, e4m3::from_bits)?;
-                tensor.scales = from_bytes(stream, piece.scales, ue8m0::from_bits)?;
+                let data = from_bytes(stream, piece.codes, e4m3::from_bits)?;
+                let scales = from_bytes(stream, piece.scales, ue8m0::from_bits)?;
+                let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, shape, direction: library(side.direction) };
                 loaded(&mut self.mxfp8, || Mxfp8::new(runtime))?.dequantize(stream, &tensor, wide.view_mut())?;
             }
             Format::Nvfp4 => {

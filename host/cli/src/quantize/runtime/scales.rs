@@ -1,11 +1,9 @@
 //! Scales to and from the layout of block-scaled matrix multiplication.
 
-use std::marker::PhantomData;
-
 use oxtile::{
     Buffer, Error, Result, Runtime, Stream,
     num::{e4m3, ue8m0},
-    quantize::{Interleave, InterleaveMxfp8, Layout, Mxfp8Tensor},
+    quantize::{Interleave, InterleaveMxfp8, InterleavedScales, Layout, Mxfp8Tensor},
 };
 
 use super::{bytes, from_bytes, loaded, nvfp4::library};
@@ -24,7 +22,9 @@ impl Interleaving {
         match side.format {
             Format::Mxfp8 => {
                 let kernels = loaded(&mut self.mxfp8, || InterleaveMxfp8::new(runtime))?;
-                bytes(stream, &kernels.interleave(stream, scales_alone(stream, side, compact)?)?.scales, ue8m0::to_bits)
+                let compact = from_bytes(stream, compact, ue8m0::from_bits)?;
+                let interleaved = kernels.interleave(stream, scales_alone(stream, side, compact)?)?.scales.to_vec(stream)?;
+                Ok(interleaved.into_iter().map(ue8m0::to_bits).collect())
             }
             Format::Nvfp4 => {
                 let compact = from_bytes(stream, compact, e4m3::from_bits)?;
@@ -42,6 +42,8 @@ impl Interleaving {
         match side.format {
             Format::Mxfp8 => {
                 let kernels = loaded(&mut self.mxfp8, || InterleaveMxfp8::new(runtime))?;
+                let interleaved: Vec<_> = interleaved.iter().copied().map(ue8m0::from_bits).collect();
+                let interleaved = InterleavedScales::from_slice(stream, &interleaved)?;
                 bytes(stream, &kernels.compact(stream, scales_alone(stream, side, interleaved)?)?.scales, ue8m0::to_bits)
             }
             Format::Nvfp4 => {
@@ -57,13 +59,12 @@ impl Interleaving {
 }
 
 /// A tensor whose codes stay where they are, on the host.
-fn scales_alone<L: Layout>(stream: &Stream, side: &Side, scales: &[u8]) -> Result<Mxfp8Tensor<e4m3, L>> {
+fn scales_alone<L: Layout>(stream: &Stream, side: &Side, scales: L::Scales<ue8m0>) -> Result<Mxfp8Tensor<e4m3, L>> {
     Ok(Mxfp8Tensor {
         data: Buffer::uninitialised(stream, 0)?,
-        scales: from_bytes(stream, scales, ue8m0::from_bits)?,
+        scales,
         shape: side.shape,
         direction: library(side.direction),
-        layout: PhantomData,
     })
 }
 

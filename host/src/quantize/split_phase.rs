@@ -1,0 +1,47 @@
+//! Amaxes in two phases: each rank's own, and all ranks'.
+//!
+//! A tensor that ranks share is cast with one amax. The types keep the order in which it comes about: what finds the amaxes of this rank's
+//! part gives a [`LocalAmax`], of which one reduction makes a [`GlobalAmax`], and only with that is a part cast. A rank whose part is empty
+//! takes part. What ranks then exchange has [`Compact`](super::Compact) scales.
+
+use std::sync::Arc;
+
+use crate::comm::ReduceMax;
+use crate::runtime::{Buffer, Error, Result, Stream};
+
+/// The largest magnitudes of this rank's parts of tensors: of no use but to be [reduced](Self::reduce).
+#[derive(Debug)]
+#[must_use = "the other ranks wait for this one in `reduce`"]
+pub struct LocalAmax(Buffer<f32>);
+
+/// The largest magnitudes of tensors, of which all ranks have the same. Its clones are handles on one.
+#[derive(Debug, Clone)]
+pub struct GlobalAmax(Arc<Buffer<f32>>);
+
+impl LocalAmax {
+    pub(super) fn new(slots: Buffer<f32>) -> Self {
+        Self(slots)
+    }
+
+    /// Agrees with the other ranks on all tensors, or blocks of one, by one collective. Every rank takes part, one without elements too.
+    ///
+    /// # Errors
+    /// As [`ReduceMax::reduce_max`].
+    pub fn reduce(mut self, ranks: &impl ReduceMax, stream: &Stream) -> Result<GlobalAmax> {
+        ranks.reduce_max(stream, &mut self.0)?;
+        Ok(GlobalAmax(Arc::new(self.0)))
+    }
+}
+
+impl GlobalAmax {
+    /// The amax of each tensor, or of each block of one.
+    pub fn slots(&self) -> &Buffer<f32> {
+        &self.0
+    }
+
+    /// Fails unless there are so many.
+    pub(super) fn check(&self, what: &'static str, expected: u64) -> Result<()> {
+        let found = self.0.len();
+        if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+    }
+}

@@ -1,0 +1,103 @@
+//! Ranks that take turns on one device, where a world of more needs several: what a collective gives a rank is what the others gave it in their
+//! last turn. So whatever depends on `n` collectives, one after the other, is right in turn `n + 1`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use oxtile::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
+use oxtile::{Buffer, Error, Result, Stream};
+use oxtile_tile::num::Pod;
+
+/// Bytes by the number of the collective in its rank's turn, and by rank.
+type Board = HashMap<(usize, u32), Vec<u8>>;
+
+/// One of the ranks.
+pub struct InTurn {
+    rank: Rank,
+    world: WorldSize,
+    board: Rc<RefCell<Board>>,
+    calls: Cell<usize>,
+}
+
+impl InTurn {
+    /// All ranks of a world.
+    pub fn world(ranks: u32) -> Vec<Self> {
+        let (world, board) = (WorldSize::new(ranks).expect("at least one rank"), Rc::default());
+        world.ranks().map(|rank| Self { rank, world, board: Rc::clone(&board), calls: Cell::new(0) }).collect()
+    }
+
+    /// The rank's next turn: its collectives are counted anew.
+    pub fn begin(&self) -> &Self {
+        self.calls.set(0);
+        self
+    }
+
+    /// Leaves this rank's bytes and takes those of all, zeros for a rank that had no turn yet.
+    fn meet(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
+        let call = self.calls.replace(self.calls.get() + 1);
+        let nothing = vec![0; bytes.len()];
+        let mut board = self.board.borrow_mut();
+        board.insert((call, self.rank.index()), bytes);
+        self.world.ranks().map(|rank| board.get(&(call, rank.index())).unwrap_or(&nothing).clone()).collect()
+    }
+}
+
+/// The buffer as bytes, for work on this stream alone.
+fn bytes<T: Pod>(buffer: &Buffer<T>) -> Result<Buffer<u8>> {
+    // SAFETY: the buffer outlives its use below, which is on the one stream that uses it, and any bytes are a `Pod`.
+    unsafe { Buffer::borrow_raw(&buffer.device(), buffer.address(), buffer.len() * size_of::<T>() as u64) }
+}
+
+fn unused<T>(what: &'static str) -> Result<T> {
+    Err(Error::Invalid { what, why: "no case with ranks in turn calls it: write it".to_owned() })
+}
+
+impl Communicator for InTurn {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> WorldSize {
+        self.world
+    }
+
+    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+        if (T::DTYPE, op) != (DType::F32, ReduceOp::Max) {
+            return unused("InTurn::all_reduce");
+        }
+        let largest = |bytes: [&[u8]; 2]| {
+            let [a, b] = bytes.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")));
+            a.max(b).to_le_bytes()
+        };
+        let mut buffer = bytes(buffer)?;
+        let all = self.meet(buffer.to_vec(stream)?).into_iter();
+        let join = |a: Vec<u8>, b: Vec<u8>| a.chunks(4).zip(b.chunks(4)).flat_map(|(a, b)| largest([a, b])).collect();
+        buffer.copy_from_slice(stream, &all.reduce(join).expect("at least one rank"))
+    }
+
+    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+        let all = self.meet(bytes(shard)?.to_vec(stream)?);
+        bytes(output)?.copy_from_slice(stream, &all.concat())
+    }
+
+    fn reduce_scatter<T: Reducible>(&self, _: &Stream, _: &Buffer<T>, _: &mut Buffer<T>, _: ReduceOp) -> Result<()> {
+        unused("InTurn::reduce_scatter")
+    }
+
+    fn broadcast<T: Pod>(&self, _: &Stream, _: &mut Buffer<T>, _: Rank) -> Result<()> {
+        unused("InTurn::broadcast")
+    }
+
+    fn all_to_all<T: Pod>(&self, _: &Stream, _: &Buffer<T>, _: &mut Buffer<T>) -> Result<()> {
+        unused("InTurn::all_to_all")
+    }
+
+    fn exchange<T: Pod>(&self, _: &Stream, _: &[(Rank, &Buffer<T>)], _: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+        unused("InTurn::exchange")
+    }
+
+    fn barrier(&self, _: &Stream) -> Result<()> {
+        unused("InTurn::barrier")
+    }
+}
