@@ -157,6 +157,15 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         Ok(Self { config, instance })
     }
 
+    /// As [`new`](Self::new), with the kernel of any shape on any GPU, which leaves the tensor cores idle.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn portable(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
+        let instance = if config.choose::<T, O>()?.kernel.is_empty() { None } else { Some(T::load_any(runtime)?) };
+        Ok(Self { config, instance })
+    }
+
     /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
     ///
     /// `bias` has one value a column.

@@ -1,6 +1,8 @@
 //! What a case is, and how it compares.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
 
 use oxtile::{Runtime, Stream};
 
@@ -37,6 +39,17 @@ impl Case {
 /// A stream on the first device.
 pub fn stream(runtime: &Runtime) -> Result<Stream, String> {
     text(runtime.device(0))?.stream().map_err(|e| e.to_string())
+}
+
+/// Says that a part of a case cannot be done here and why, and how many such parts there were; the same part once.
+pub fn skipped(part: &str, reason: &dyn std::fmt::Display) {
+    static PARTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut parts = PARTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = format!("{part}: {reason}");
+    if !parts.contains(&text) {
+        eprintln!("skip {}: {text}", parts.len() + 1);
+        parts.insert(text);
+    }
 }
 
 /// An error as its text.

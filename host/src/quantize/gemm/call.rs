@@ -13,7 +13,7 @@ impl QuantizedGemmConfig {
         let codes = match path {
             Path::CublasLt => true,
             Path::DequantizeCublasLt => false,
-            Path::Wgmma | Path::Dequantize => return None,
+            Path::Wgmma | Path::Dequantize | Path::DequantizePortable => return None,
         };
         let operand = |format: OperandFormat, outer: u64, transposed_along_k: bool| {
             let (element, scale) = if codes { format.narrow() } else { (MatmulElement::Bf16, MatmulScale::None) };

@@ -58,11 +58,14 @@ pub enum Path {
     Dequantize,
     /// Both operands are dequantized to `bf16`, then cuBLASLt multiplies.
     DequantizeCublasLt,
+    /// Both operands are dequantized to `bf16`, then a kernel without tensor cores multiplies ([`Gemm::portable`](crate::gemm::Gemm::portable)):
+    /// right on any GPU, and slow. It is there where none of the others is.
+    DequantizePortable,
 }
 
 impl Path {
     /// All, in the order in which they are tried.
-    pub const ALL: [Self; 4] = [Self::CublasLt, Self::Wgmma, Self::Dequantize, Self::DequantizeCublasLt];
+    pub const ALL: [Self; 5] = [Self::CublasLt, Self::Wgmma, Self::Dequantize, Self::DequantizeCublasLt, Self::DequantizePortable];
 }
 
 /// Which path a multiplication takes on a device.
@@ -111,7 +114,7 @@ impl QuantizedGemmConfig {
     /// The path for results of `O` on a device, and why the ones before it are not taken.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size beyond 2^31 - 1, and if the pinned path, or every path, is refused: with all reasons.
+    /// [`Error::Invalid`] for a size beyond 2^31 - 1, and if the pinned path is refused: with the reason.
     pub fn choose<O: Element>(&self, device: &Device) -> Result<Choice>
     where
         bf16: GemmElement<O>,
@@ -147,9 +150,10 @@ impl QuantizedGemmConfig {
                 Err(why) => refused.push((path, why)),
             }
         }
+        // The last path refuses nothing: one is pinned.
         let reasons: Vec<_> = refused.iter().map(|(path, why)| format!("{path:?}: {why}")).collect();
-        let what = if self.path.is_some() { "the pinned path cannot be taken" } else { "there is no path" };
-        Err(Error::Invalid { what: "QuantizedGemmConfig", why: format!("{what}: {}", reasons.join("; ")) })
+        let why = format!("the pinned path cannot be taken: {}: leave `path` open, or pin another", reasons.join("; "));
+        Err(Error::Invalid { what: "QuantizedGemmConfig", why })
     }
 
     /// Why a path can be taken, or why it cannot.
@@ -182,6 +186,7 @@ impl QuantizedGemmConfig {
             }
             Path::DequantizeCublasLt if sm < 80 => Err(format!("bf16 tensor cores begin at sm_80, this is sm_{sm}")),
             Path::DequantizeCublasLt => facts.cublaslt.clone().map(|version| format!("any format in bf16, {}", library(version))),
+            Path::DequantizePortable => Ok("any format in bf16, without tensor cores: install cuBLASLt for a fast product".to_owned()),
         })
     }
 
@@ -279,8 +284,24 @@ mod tests {
         assert!(choice.refused[1].1.contains("fast_accumulation"), "{choice:?}");
         let fast = QuantizedGemmConfig { fast_accumulation: true, ..config };
         assert_eq!(choose(fast, (9, 0), false).unwrap().path, Wgmma);
-        let error = choose(config, (8, 0), false).unwrap_err().to_string();
-        assert!(error.contains("there is no path") && error.contains("needs sm_90, this is sm_80"), "{error}");
+    }
+
+    #[test]
+    fn without_library_and_tensor_cores_there_is_a_path_still() {
+        for format in [OperandFormat::Fp8, ROWS, SQUARES, MXFP8, NVFP4] {
+            for capability in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
+                let choice = choose(QuantizedGemmConfig::new(format, [64, 128, 256]), capability, false).unwrap();
+                assert_eq!(choice.path, DequantizePortable, "{format} on {capability:?}");
+                assert!(choice.why.contains("install cuBLASLt"), "{choice:?}");
+                let of = |path| choice.refused.iter().find(|refused| refused.0 == path).map(|(_, why)| why.as_str());
+                assert!(of(Dequantize).is_some_and(|why| why.contains("needs sm_90")), "{choice:?}");
+                assert_eq!(of(DequantizeCublasLt), Some("libcublasLt was not found"));
+            }
+        }
+        // What the copy engine cannot address goes to the same kernel by another path.
+        assert_eq!(choose(QuantizedGemmConfig::new(OperandFormat::Fp8, [5, 7, 40]), (8, 0), false).unwrap().path, Dequantize);
+        let pinned = QuantizedGemmConfig { path: Some(DequantizePortable), ..QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]) };
+        assert_eq!(choose(pinned, (9, 0), true).unwrap().path, DequantizePortable);
     }
 
     #[test]

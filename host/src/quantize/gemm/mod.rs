@@ -6,7 +6,8 @@
 //! | FP8, blocks of 1x128; against squares | in `bf16` | in `bf16` | cuBLASLt | in `bf16` |
 //! | MXFP8, NVFP4 | in `bf16` | in `bf16` | in `bf16` | cuBLASLt, assembled but not run yet |
 //!
-//! In `bf16` means: both are dequantized first, which no rounding but that to `bf16` shows. [`QuantizedGemmConfig::choose`] says which path a
+//! In `bf16` means: both are dequantized first, which no rounding but that to `bf16` shows, and multiplied by cuBLASLt or on `wgmma`; where a GPU has
+//! neither, without tensor cores. [`QuantizedGemmConfig::choose`] says which path a
 //! shape takes on a device and why; [`QuantizedGemmConfig::path`] pins one. A library that is not there is a reason, not an error.
 //!
 //! ```
@@ -96,6 +97,7 @@ where
         let product = match config.matmul::<O>(choice.path) {
             Some(matmul) => Product::Library(matmul),
             None if choice.path == Path::Wgmma => Product::Codes(Gemm::new(&runtime, config.narrow_product())?),
+            None if choice.path == Path::DequantizePortable => Product::Wide(Gemm::portable(&runtime, config.wide_product())?),
             None => Product::Wide(Gemm::new(&runtime, config.wide_product())?),
         };
         Ok(Self { device: device.clone(), config, choice, product })
@@ -188,10 +190,7 @@ where
         let plan = plan.ok_or_else(|| invalid("cuBLASLt has no algorithm for matrices at these addresses: pin another path".to_owned()))?;
         let planned = self.device.index();
         stages.push(Box::new(move |stream| {
-            let found = stream.device().index();
-            if found != planned {
-                return Err(invalid(format!("it is of device {planned}, the stream of device {found}: make one for each device")));
-            }
+            check_device(planned, stream)?;
             module::enqueue(stream, "cublasLtMatmul", &accesses, |id| backend.matmul(id, &*plan))
         }));
         Ok(stages)
@@ -229,6 +228,15 @@ impl BoundQuantizedGemm<'_> {
     }
 }
 
+/// The library's handle and its plan are of one device.
+fn check_device(planned: u32, stream: &Stream) -> Result<()> {
+    let found = stream.device().index();
+    if found == planned {
+        return Ok(());
+    }
+    Err(invalid(format!("it is of device {planned}, the stream of device {found}: make one for each device")))
+}
+
 fn invalid(why: String) -> Error {
     Error::Invalid { what: "QuantizedGemm", why }
 }
@@ -242,5 +250,19 @@ impl<O> fmt::Debug for QuantizedGemm<O> {
 impl fmt::Debug for BoundQuantizedGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BoundQuantizedGemm").field("stages", &self.0.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_enqueued_on_its_device_alone() {
+        let runtime = Runtime::emulated(2).unwrap();
+        let stream = |device| runtime.device(device).unwrap().stream().unwrap();
+        check_device(1, &stream(1)).unwrap();
+        let error = check_device(1, &stream(0)).unwrap_err().to_string();
+        assert_eq!(error, "QuantizedGemm: it is of device 1, the stream of device 0: make one for each device");
     }
 }

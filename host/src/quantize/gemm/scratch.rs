@@ -36,7 +36,7 @@ struct Sizes {
 impl Sizes {
     fn of(config: &QuantizedGemmConfig, path: Path) -> Result<Self> {
         let QuantizedGemmConfig { m, n, k, a, b, .. } = *config;
-        let is_wide = matches!(path, Path::Dequantize | Path::DequantizeCublasLt);
+        let is_wide = matches!(path, Path::Dequantize | Path::DequantizeCublasLt | Path::DequantizePortable);
         let is_library = matches!(path, Path::CublasLt | Path::DequantizeCublasLt);
         let scales = |format: OperandFormat, outer: u64, is_of: fn(OperandFormat) -> bool, block: u64| {
             if path == Path::CublasLt && is_of(format) { interleaved_len(outer, k.div_ceil(block)) } else { 0 }
