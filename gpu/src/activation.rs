@@ -310,8 +310,8 @@ fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) 
     let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
     LaunchError::check_alignment("output", 16, args.output.address())?;
     let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;
-    LaunchError::check_limit("columns", groups.into(), 65_535)?;
-    LaunchError::check_limit("output", rows, i32::MAX as u64)?;
+    LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS) * Vector::<T>::LANES as u64 * O::RESULTS as u64)?;
+    LaunchError::check_limit("rows", rows, i32::MAX as u64)?;
     Ok(if elements == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
 }
 

@@ -121,10 +121,10 @@ fn grid<T: Byte>(args: &JoinShardsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid,
     let (shards, width, stride) = (u64::from(args.shards), u64::from(args.width), u64::from(args.stride));
     // What is added to a column must not pass the end of its type.
     LaunchError::check_limit("stride", stride, 65_535 * u64::from(THREADS * VECTOR))?;
-    LaunchError::check_limit("width", shards * width, stride)?;
+    LaunchError::check_limit("shards * width", shards * width, stride)?;
     LaunchError::check_multiple("whole", stride, args.whole.len())?;
     let rows = args.whole.len().checked_div(stride).unwrap_or(0);
     LaunchError::check_length("gathered", shards * rows * width, args.gathered.len())?;
-    LaunchError::check_limit("whole", rows, i32::MAX as u64)?;
+    LaunchError::check_limit("rows", rows, i32::MAX as u64)?;
     Ok(if rows == 0 { Grid::x(0) } else { Grid::xy(rows as u32, Join::groups(stride) as u32) })
 }

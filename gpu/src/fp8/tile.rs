@@ -28,8 +28,6 @@ const STEPS: usize = 4;
 const GROUPS: u32 = SIDE as u32 / LINES as u32;
 /// Warps of a CUDA block.
 pub(super) const WARPS: u32 = THREADS / warp::LANES;
-/// The last two dimensions of a grid are at most this.
-const GRID_LIMIT: u64 = 65_535;
 
 /// What a lane holds of a tile: a group of rows a step. Narrower types leave the last steps 0.
 pub(super) type Lines<T> = [[Vector<T>; LINES]; STEPS];
@@ -77,10 +75,7 @@ impl<T: Element> Tile<T> {
     pub fn grid(tensor: &'static str, elements: u64, rows: u64, columns: u64) -> Result<Grid, LaunchError> {
         LaunchError::check_length(tensor, rows.saturating_mul(columns), elements)?;
         let across = Grid::cover("columns", columns.max(1), SIDE as u32)?;
-        let down = rows.max(1).div_ceil(SIDE);
-        LaunchError::check_limit("rows", down, GRID_LIMIT * GRID_LIMIT)?;
-        let z = down.div_ceil(GRID_LIMIT);
-        Ok(Grid { x: across.x, y: down.div_ceil(z) as u32, z: z as u32 })
+        Grid::down(across.x, "rows", rows.max(1), SIDE)
     }
 
     /// Whether it has any: a grid in three dimensions may have more blocks than there are tiles.

@@ -155,10 +155,5 @@ fn grid(compact: (&'static str, u64), interleaved: (&'static str, u64, u64), out
     LaunchError::check_length(compact.0, outer.saturating_mul(blocks), compact.1)?;
     LaunchError::check_length(interleaved.0, interleaved_len(outer, blocks), interleaved.1)?;
     LaunchError::check_alignment(interleaved.0, 16, interleaved.2)?;
-    let strips = outer.div_ceil(TILE_OUTER);
-    if strips == 0 || blocks == 0 {
-        return Ok(Grid::x(0));
-    }
-    let z = strips.div_ceil(GRID_LIMIT);
-    Ok(Grid { x: Tile::groups(blocks) as u32, y: strips.div_ceil(z) as u32, z: z as u32 })
+    if outer == 0 || blocks == 0 { Ok(Grid::x(0)) } else { Grid::down(Tile::groups(blocks) as u32, "outer", outer, TILE_OUTER) }
 }

@@ -346,5 +346,5 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(args: &Mxfp8CastFusedArgs<'_,
         true => (row_blocks.next_multiple_of(TILE_OUTER / BLOCK), columns.next_multiple_of(TILE_OUTER) - columns),
         false => (row_blocks, 0),
     };
-    if elements == 0 { Ok(Grid::x(0)) } else { column_tile::grid_of_blocks::<T>("input", covered, columns / O::RESULTS as u64 + padding) }
+    if elements == 0 { Ok(Grid::x(0)) } else { column_tile::grid_of_blocks::<T>(covered, columns / O::RESULTS as u64 + padding) }
 }

@@ -14,8 +14,6 @@ use crate::interleave::{TILE_BLOCKS, TILE_OUTER, interleaved_len, offset};
 
 /// Vectors of a result that a lane holds.
 const STEPS: usize = 4;
-/// The last two dimensions of a grid are at most this.
-const GRID_LIMIT: u64 = 65_535;
 
 /// CUDA blocks a multiprocessor: two results take more registers.
 const fn resident<O: Operation>() -> u32 {
@@ -206,8 +204,5 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
         false => (rows, 0),
     };
     let groups = Grid::cover("columns", columns / O::RESULTS as u64 + padding, warp_tile::<T>(STEPS) as u32)?;
-    let row_groups = rows.div_ceil(u64::from(WARPS));
-    LaunchError::check_limit("input", row_groups, GRID_LIMIT * GRID_LIMIT)?;
-    let z = row_groups.div_ceil(GRID_LIMIT);
-    Ok(Grid { x: groups.x, y: row_groups.div_ceil(z) as u32, z: z as u32 })
+    Grid::down(groups.x, "rows", rows, WARPS.into())
 }

@@ -23,7 +23,6 @@ const QUARTER: u32 = 32;
 const GROUPS: u64 = TILE_OUTER / WARPS as u64;
 /// Bytes of a row in an interleaved tile: four blocks of it and of three others.
 const ROW_BYTES: u32 = 16;
-const GRID_LIMIT: u64 = 65_535;
 
 /// Blocks of a row that a warp casts.
 const fn blocks_a_warp<T>() -> u32 {
@@ -93,8 +92,5 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastRowsInterleavedArgs<'_, T, Q>, _: 
         return Ok(Grid::x(0));
     }
     let chunks = Grid::cover("columns", columns, warp_tile::<T>(STEPS) as u32)?;
-    let groups = rows.div_ceil(TILE_OUTER) * GROUPS;
-    LaunchError::check_limit("rows", groups, GRID_LIMIT * GRID_LIMIT)?;
-    let z = groups.div_ceil(GRID_LIMIT);
-    Ok(Grid { x: chunks.x, y: groups.div_ceil(z) as u32, z: z as u32 })
+    Grid::down(chunks.x, "rows", rows.next_multiple_of(TILE_OUTER), TILE_OUTER / GROUPS)
 }

@@ -17,8 +17,6 @@ const VECTORS: u32 = 8;
 pub(super) const ROWS: u32 = warp::LANES / VECTORS;
 /// Rows of a tile that a lane holds.
 pub(super) const ROWS_A_LANE: usize = BLOCK as usize / ROWS as usize;
-/// The last two dimensions of a grid are at most this.
-const GRID_LIMIT: u64 = 65_535;
 
 /// Elements of a row that a CUDA block holds.
 pub(super) const fn columns_a_block<T>() -> u32 {
@@ -164,15 +162,13 @@ pub(super) fn grid<T>(tensor: &'static str, elements: u64, columns: u64, scales:
     let row_blocks = row_blocks(tensor, elements, columns)?;
     LaunchError::check_multiple("columns", 16 / size_of::<T>() as u64, columns)?;
     LaunchError::check_length(scales.0, row_blocks * columns, scales.1)?;
-    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(tensor, row_blocks, columns) }
+    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(row_blocks, columns) }
 }
 
 /// The grid over so many blocks of 32 rows, at least one.
-pub(super) fn grid_of_blocks<T>(tensor: &'static str, row_blocks: u64, columns: u64) -> Result<Grid, LaunchError> {
+pub(super) fn grid_of_blocks<T>(row_blocks: u64, columns: u64) -> Result<Grid, LaunchError> {
     let groups = Grid::cover("columns", columns, columns_a_block::<T>())?;
-    LaunchError::check_limit(tensor, row_blocks, GRID_LIMIT * GRID_LIMIT)?;
-    let z = row_blocks.div_ceil(GRID_LIMIT);
-    Ok(Grid { x: groups.x, y: row_blocks.div_ceil(z) as u32, z: z as u32 })
+    Grid::down(groups.x, "rows", row_blocks.saturating_mul(BLOCK), BLOCK)
 }
 
 /// Blocks of 32 rows, the last perhaps shorter; none in an empty tensor.

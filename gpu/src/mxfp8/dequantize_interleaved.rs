@@ -45,7 +45,7 @@ fn rows_grid<Q: Fp8, T: Wide>(args: &Mxfp8DequantizeRowsInterleavedArgs<'_, Q, T
     let (elements, columns) = (args.data.len(), args.columns);
     check(elements, columns, args.data.address(), (args.output.len(), args.output.address()))?;
     LaunchError::check_multiple("columns", BLOCK, columns)?;
-    LaunchError::check_limit("data", elements / BLOCK, u32::MAX.into())?;
+    LaunchError::check_limit("data", elements, u64::from(u32::MAX) * BLOCK)?;
     let rows = elements.checked_div(columns).unwrap_or(0);
     LaunchError::check_length("scales", interleaved_len(rows, columns / BLOCK), args.scales.len())?;
     Grid::cover("data", elements, dequantize_elements::<T>() as u32)

@@ -99,6 +99,6 @@ fn grid(tensor: &'static str, elements: u64, scales: u64, columns: u64) -> Resul
     let row_blocks = column_tile::row_blocks(tensor, elements, columns)?;
     LaunchError::check_length("scales", row_blocks * columns, scales)?;
     LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS))?;
-    LaunchError::check_limit(tensor, row_blocks, i32::MAX as u64)?;
+    LaunchError::check_limit("rows", row_blocks * BLOCK, i32::MAX as u64 * BLOCK)?;
     Ok(Grid::xy(row_blocks as u32, ColumnBlock::groups(columns) as u32))
 }

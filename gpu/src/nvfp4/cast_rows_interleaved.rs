@@ -74,7 +74,7 @@ fn grid<T: Magnitude>(args: &Nvfp4CastRowsInterleavedArgs<'_, T>, _: &DeviceLimi
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", interleaved_len(args.rows, blocks), args.scales.len())?;
     let down = args.rows.div_ceil(TILE_OUTER) * A_TILE;
-    LaunchError::check_limit("rows", down, GRID_LIMIT)?;
+    LaunchError::check_limit("rows", args.rows, GRID_LIMIT / A_TILE * TILE_OUTER)?;
     let across = Grid::cover("columns", blocks, TILE_BLOCKS as u32)?;
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
 }

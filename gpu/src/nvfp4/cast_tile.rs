@@ -305,7 +305,7 @@ pub(super) fn grid<T: Element>(input: &DeviceView<'_, T>, rows: u64, columns: u6
     LaunchError::check_length("input", rows.saturating_mul(columns), input.len())?;
     LaunchError::check_alignment("input", 16, input.address())?;
     let down = rows.div_ceil(u64::from(ROWS));
-    LaunchError::check_limit("rows", down, GRID_LIMIT)?;
+    LaunchError::check_limit("rows", rows, GRID_LIMIT * u64::from(ROWS))?;
     let across = Grid::cover("columns", columns, columns_a_tile::<T>())?;
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
 }

@@ -16,6 +16,8 @@ const VECTORS: u32 = 8;
 /// Blocks below each other in a CUDA block.
 const ROW_BLOCKS: u32 = THREADS / VECTORS;
 const GRID_LIMIT: u64 = 65_535;
+/// Rows of a CUDA block.
+const TILE_ROWS: u64 = BLOCK * ROW_BLOCKS as u64;
 
 /// `output[row][column] = data[column][row] * (scale * amax * fp32(1/2688))`, rounded to nearest even; `output` is
 /// `[rows, columns]`, both multiples of 16, `data` `[columns, rows / 2]`, `scales` `[columns, rows / 16]`.
@@ -36,7 +38,7 @@ pub fn nvfp4_dequantize_columns<T: Wide>(
 
 /// CUDA blocks side by side and below each other.
 pub(super) const fn tiles<T: Pod>(rows: u64, columns: u64) -> [u64; 2] {
-    [columns.div_ceil(VECTORS as u64 * Vector::<T>::LANES as u64), rows.div_ceil(BLOCK * ROW_BLOCKS as u64)]
+    [columns.div_ceil(VECTORS as u64 * Vector::<T>::LANES as u64), rows.div_ceil(TILE_ROWS)]
 }
 
 /// What the CUDA block at `[x, y]` does; `scale` gives that of a column's block of rows. `amax` has one element.
@@ -80,8 +82,12 @@ fn grid<T: Wide>(args: &Nvfp4DequantizeColumnsArgs<'_, T>, _: &DeviceLimits) -> 
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", elements / BLOCK, args.scales.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    let [_, down] = tiles::<T>(args.rows, args.columns);
-    LaunchError::check_limit("rows", down, GRID_LIMIT)?;
-    let across = Grid::cover("columns", args.columns, VECTORS * Vector::<T>::LANES as u32)?;
-    Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
+    grid_of_tiles::<T>(args.rows, args.columns)
+}
+
+/// One CUDA block a tile.
+pub(super) fn grid_of_tiles<T: Pod>(rows: u64, columns: u64) -> Result<Grid, LaunchError> {
+    LaunchError::check_limit("rows", rows, GRID_LIMIT * TILE_ROWS)?;
+    let across = Grid::cover("columns", columns, VECTORS * Vector::<T>::LANES as u32)?;
+    Ok(if rows == 0 { Grid::x(0) } else { Grid::xy(across.x, rows.div_ceil(TILE_ROWS) as u32) })
 }

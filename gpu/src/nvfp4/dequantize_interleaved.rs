@@ -5,7 +5,7 @@
 use oxtile_tile::num::{e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
 
-use super::dequantize_columns::{self, tiles};
+use super::dequantize_columns;
 use super::dequantize_rows::{self, ELEMENTS, RESIDENT};
 use super::*;
 use crate::interleave::{interleaved_len, offset};
@@ -48,7 +48,7 @@ fn rows_grid<T: Wide>(args: &Nvfp4DequantizeRowsInterleavedArgs<'_, T>, _: &Devi
     let (elements, columns) = (args.output.len(), args.columns);
     LaunchError::check_multiple("columns", BLOCK, columns)?;
     LaunchError::check_multiple("output", columns, elements)?;
-    LaunchError::check_limit("output", elements / BLOCK, u32::MAX.into())?;
+    LaunchError::check_limit("output", elements, u64::from(u32::MAX) * BLOCK)?;
     check(&args.output, &args.data, &args.amax)?;
     let rows = elements.checked_div(columns).unwrap_or(0);
     LaunchError::check_length("scales", interleaved_len(rows, columns / BLOCK), args.scales.len())?;
@@ -62,10 +62,7 @@ fn columns_grid<T: Wide>(args: &Nvfp4DequantizeColumnsInterleavedArgs<'_, T>, _:
     LaunchError::check_length("output", rows.saturating_mul(columns), args.output.len())?;
     check(&args.output, &args.data, &args.amax)?;
     LaunchError::check_length("scales", interleaved_len(columns, rows / BLOCK), args.scales.len())?;
-    let [across, down] = tiles::<T>(rows, columns);
-    LaunchError::check_limit("rows", down, 65_535)?;
-    LaunchError::check_limit("columns", across, i32::MAX as u64)?;
-    Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across as u32, down as u32) })
+    dequantize_columns::grid_of_tiles::<T>(rows, columns)
 }
 
 fn check<T: Wide>(output: &DeviceViewMut<'_, T>, data: &DeviceView<'_, e2m1x2>, amax: &DeviceView<'_, f32>) -> Result<(), LaunchError> {

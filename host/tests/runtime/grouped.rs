@@ -83,3 +83,27 @@ fn a_graph_holds_a_group_that_ran_once() {
     let refused = Graph::capture(&[&stream], || casts.quantize_into(&stream, &fresh, &mut output));
     assert!(matches!(refused, Err(Error::NotCapturable { .. })));
 }
+
+/// Both directions are cast with one amax, which the columns then have, whatever they had before; another number of them is refused.
+#[test]
+fn both_directions_keep_the_amax_they_were_cast_with() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let (small, large) = (Buffer::from_slice(&stream, &[1.5_f32; 256]).unwrap(), Buffer::from_slice(&stream, &[6.0_f32; 256]).unwrap());
+    let casts = GroupedNvfp4::<f32>::new(&runtime).unwrap();
+    let alone = SingleRank::new(&runtime.device(0).unwrap());
+    let [of_small, of_large] = [&small, &large].map(|values| TensorGroup::new(&stream, &[(values.view(), [16, 16])]).unwrap());
+    let amax = |group| casts.local_amax(&stream, group).unwrap().reduce(&alone, &stream).unwrap();
+    let output = |direction, amax| Quantized::<Nvfp4Format>::uninitialised(&stream, &[[16, 16]], direction, amax).unwrap();
+    let mut outputs = [output(Direction::Rows, amax(&of_small)), output(Direction::Columns, amax(&of_large))];
+    casts.quantize_both_into(&stream, &of_small, &mut outputs).unwrap();
+    for output in &outputs {
+        assert_eq!(output.amax().slots().to_vec(&stream).unwrap(), [1.5]);
+        assert_eq!(casts.dequantize(&stream, output).unwrap().to_vec(&stream, 0).unwrap(), [1.5; 256]);
+    }
+
+    let two = TensorGroup::new(&stream, &[(small.view(), [16, 16]), (large.view(), [16, 16])]).unwrap();
+    let of_two = output(Direction::Rows, amax(&two));
+    let error = casts.dequantize(&stream, &of_two).unwrap_err();
+    assert_eq!(error.to_string(), "GroupedNvfp4::dequantize_into: 2 elements where 1 are needed");
+}

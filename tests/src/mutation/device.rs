@@ -38,11 +38,18 @@ pub struct Device {
     pub report: RefCell<Report>,
     /// Names of the kernels launched so far.
     pub launched: RefCell<BTreeSet<&'static str>>,
+    /// Whether blocks down are folded into z, so that there are more of them than tiles.
+    folds: bool,
 }
 
 impl Device {
     pub fn new(options: &Options) -> Self {
-        Self { memory: Memory::new(), options: options.clone(), report: RefCell::default(), launched: RefCell::default() }
+        Self { memory: Memory::new(), options: options.clone(), report: RefCell::default(), launched: RefCell::default(), folds: false }
+    }
+
+    /// The same with folded grids.
+    pub fn folding(self) -> Self {
+        Self { folds: true, ..self }
     }
 
     /// Uploads 32-bit words, to be seen as elements of `T`.
@@ -61,7 +68,10 @@ impl Device {
 
     pub fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
         self.launched.borrow_mut().insert(K::INFO.name);
-        let grid = K::grid(&args, &LIMITS).expect("arguments that fit");
+        let mut grid = K::grid(&args, &LIMITS).expect("arguments that fit");
+        if self.folds && grid.blocks() != 0 {
+            (grid.y, grid.z) = (grid.y * grid.z / 2 + 1, 2);
+        }
         let mut words = ArgumentWords::new();
         args.pack(&mut words);
         let mut launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)

@@ -38,6 +38,19 @@ impl Grid {
         }
     }
 
+    /// `x` blocks across and, down, one for every `per_block` of `items`: in y and, where those are more than 65535, in z too. The one at `y` and
+    /// `z` is number `z * count_y + y`; the last ones may be beyond the items, and a kernel leaves them without work.
+    ///
+    /// # Errors
+    /// More than 65535^2 blocks down; `argument` is named as the cause.
+    pub fn down(x: u32, argument: &'static str, items: u64, per_block: u64) -> Result<Self, LaunchError> {
+        const LIMIT: u64 = u16::MAX as u64;
+        LaunchError::check_limit(argument, items, (LIMIT * LIMIT).saturating_mul(per_block))?;
+        let blocks = items.div_ceil(per_block);
+        let z = blocks.div_ceil(LIMIT).max(1);
+        Ok(Self { x, y: blocks.div_ceil(z) as u32, z: z as u32 })
+    }
+
     /// The number of blocks.
     pub const fn blocks(self) -> u64 {
         self.x as u64 * self.y as u64 * self.z as u64
@@ -145,3 +158,27 @@ impl fmt::Display for LaunchError {
 }
 
 impl core::error::Error for LaunchError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_down_are_folded_into_z() {
+        assert_eq!(Grid::down(3, "rows", 0, 8), Ok(Grid { x: 3, y: 0, z: 1 }));
+        assert_eq!(Grid::down(3, "rows", 65_535 * 8, 8), Ok(Grid { x: 3, y: 65_535, z: 1 }));
+        // One block is beyond the last.
+        assert_eq!(Grid::down(3, "rows", 65_536 * 8 + 1, 8), Ok(Grid { x: 3, y: 32_769, z: 2 }));
+        for items in (1..20).map(|shift| (1_u64 << 35 >> shift) + 5) {
+            let Grid { y, z, .. } = Grid::down(1, "rows", items, 8).unwrap();
+            let (blocks, found) = (items.div_ceil(8), u64::from(y) * u64::from(z));
+            assert!((blocks..blocks + u64::from(z)).contains(&found) && y <= 65_535 && z <= 65_535, "{items}: {y} by {z}");
+        }
+    }
+
+    #[test]
+    fn a_limit_counts_what_it_names() {
+        let error = Grid::down(1, "rows", 65_535 * 65_535 * 8 + 1, 8).unwrap_err();
+        assert_eq!(error, LaunchError { argument: "rows", problem: Problem::TooLarge { found: 34_358_689_801, limit: 34_358_689_800 } });
+    }
+}
