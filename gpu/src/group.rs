@@ -78,6 +78,14 @@ impl<'a> MemberTable<'a> {
 #[derive(Clone, Copy)]
 pub struct Members(Global<u64>);
 
+impl Members {
+    /// Whether no member has elements.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 // SAFETY: an address and a length; `access` names that range.
 unsafe impl Parameter for Members {
     type Argument<'a> = MemberTable<'a>;

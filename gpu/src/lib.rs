@@ -47,6 +47,8 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_CAST_ROW_BLOCKS,
     fp8::FP8_CAST_SQUARES,
     fp8::FP8_DEQUANTIZE,
+    fp8::FP8_CAST_GROUPED,
+    fp8::FP8_DEQUANTIZE_GROUPED,
     fp8::FP8_DEQUANTIZE_BLOCKS,
     fp8::FP8_PARTIAL_AMAX,
     fp8::FP8_PARTIAL_CAST,

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use oxtile::comm::SingleRank;
 use oxtile::quantize::grouped::*;
-use oxtile::quantize::{Amax, Direction, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Tensor, RandomState};
+use oxtile::quantize::{
+    Amax, CurrentScaling, Direction, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Tensor, RandomState, ScaleOptions,
+};
 use oxtile::runtime::{Buffer, Graph};
 use oxtile_tile::num::bf16;
 
@@ -23,11 +25,13 @@ type Shape = [u64; 3];
 type Measured = (&'static str, [u64; 2], fn(&Gpu, Shape) -> Result<Graph>, fn(&Gpu, Shape) -> Result<Graph>);
 
 /// Elements of a scale, per format; twice the bytes where both directions are written.
-const MEASURED: [Measured; 8] = [
+const MEASURED: [Measured; 10] = [
     ("mxfp8_cast_rows", [12, 32], |g, s| mxfp8_group(g, s, Some(Direction::Rows)), |g, s| mxfp8_one(g, s, Some(Direction::Rows))),
     ("mxfp8_cast_columns", [12, 32], |g, s| mxfp8_group(g, s, Some(Direction::Columns)), |g, s| mxfp8_one(g, s, Some(Direction::Columns))),
     ("mxfp8_cast_both", [16, 16], |g, s| mxfp8_group(g, s, None), |g, s| mxfp8_one(g, s, None)),
     ("mxfp8_dequantize_rows", [12, 32], mxfp8_group_back, mxfp8_one_back),
+    ("fp8_cast", [12, 1 << 20], fp8_group, fp8_one),
+    ("fp8_dequantize", [12, 1 << 20], fp8_group_back, fp8_one_back),
     ("nvfp4_cast_rows", [10, 16], |g, s| nvfp4_group(g, s, Some(Direction::Rows)), |g, s| nvfp4_one(g, s, Some(Direction::Rows))),
     ("nvfp4_cast_columns", [10, 16], |g, s| nvfp4_group(g, s, Some(Direction::Columns)), |g, s| nvfp4_one(g, s, Some(Direction::Columns))),
     ("nvfp4_cast_both", [12, 8], |g, s| nvfp4_group(g, s, None), |g, s| nvfp4_one(g, s, None)),
@@ -114,6 +118,55 @@ fn mxfp8_one_back(gpu: &Gpu, shape: Shape) -> Result<Graph> {
     let mut sets = Vec::new();
     for wide in wide {
         sets.push((casts.quantize(stream, wide.view(), [shape[0] * shape[1], shape[2]], Direction::Rows)?, wide));
+    }
+    Prepared::capture(gpu, || sets.iter_mut().try_for_each(|(tensor, output)| casts.dequantize(stream, tensor, output.view_mut())))
+}
+
+fn fp8_group(gpu: &Gpu, shape: Shape) -> Result<Graph> {
+    let (wide, casts) = (wide(gpu, shape)?, GroupedFp8::<bf16>::new(&gpu.runtime, ScaleOptions::default())?);
+    let groups = groups(gpu, &wide, shape)?;
+    let mut sets = Vec::new();
+    for group in &groups {
+        let amax = casts.local_amax(&gpu.stream, group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
+        sets.push((casts.quantize(&gpu.stream, group, &amax)?, amax));
+    }
+    Prepared::capture(gpu, || {
+        let mut sets = groups.iter().zip(&mut sets);
+        sets.try_for_each(|(group, (output, amax))| casts.quantize_into(&gpu.stream, group, amax, output))
+    })
+}
+
+fn fp8_one(gpu: &Gpu, shape: Shape) -> Result<Graph> {
+    let (stream, wide, casts) = (&gpu.stream, wide(gpu, shape)?, CurrentScaling::<bf16>::new(&gpu.runtime, ScaleOptions::default())?);
+    let mut sets = Vec::new();
+    for wide in &wide {
+        let mut amax = Buffer::<f32>::uninitialised(stream, 1)?;
+        Amax::new(&gpu.runtime)?.run(stream, wide.view(), &mut amax)?;
+        sets.push((casts.quantize(stream, wide.view())?, amax));
+    }
+    Prepared::capture(gpu, || {
+        wide.iter().zip(&mut sets).try_for_each(|(wide, (output, amax))| {
+            casts.cast(stream, wide.view(), amax.view(), output.data.view_mut(), output.scale_inverse.view_mut())
+        })
+    })
+}
+
+fn fp8_group_back(gpu: &Gpu, shape: Shape) -> Result<Graph> {
+    let (wide, casts) = (wide(gpu, shape)?, GroupedFp8::<bf16>::new(&gpu.runtime, ScaleOptions::default())?);
+    let shapes = vec![[shape[1], shape[2]]; shape[0] as usize];
+    let mut sets = Vec::new();
+    for group in groups(gpu, &wide, shape)? {
+        let amax = casts.local_amax(&gpu.stream, &group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
+        sets.push((casts.quantize(&gpu.stream, &group, &amax)?, Matrices::uninitialised(&gpu.stream, &shapes)?));
+    }
+    Prepared::capture(gpu, || sets.iter_mut().try_for_each(|(group, output)| casts.dequantize_into(&gpu.stream, group, output)))
+}
+
+fn fp8_one_back(gpu: &Gpu, shape: Shape) -> Result<Graph> {
+    let (stream, wide, casts) = (&gpu.stream, wide(gpu, shape)?, CurrentScaling::<bf16>::new(&gpu.runtime, ScaleOptions::default())?);
+    let mut sets = Vec::new();
+    for wide in wide {
+        sets.push((casts.quantize(stream, wide.view())?, wide));
     }
     Prepared::capture(gpu, || sets.iter_mut().try_for_each(|(tensor, output)| casts.dequantize(stream, tensor, output.view_mut())))
 }

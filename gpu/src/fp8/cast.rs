@@ -20,7 +20,7 @@ use crate::magnitude::{Magnitude, of_vector};
 /// Vectors that a thread keeps in flight.
 const STEPS: usize = 4;
 /// CUDA blocks a multiprocessor: 1536 threads of 40 registers.
-const RESIDENT: u32 = 6;
+pub(super) const RESIDENT: u32 = 6;
 
 /// Where the warps' maxima meet.
 #[derive(SharedStorage)]
@@ -42,7 +42,7 @@ pub fn fp8_cast<T: Magnitude, Q: Fp8>(
 ) {
     let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX };
     let scale = || rule.scale::<Q>(amax.load(0));
-    cast_run(&input, &data, scale);
+    cast_run(&input, &data, u64::from(block::index()[0]), scale);
     if block::index()[0] == 0 && thread::index() == 0 {
         scale_inverse.store(0, 1.0 / scale());
     }
@@ -66,7 +66,7 @@ pub fn fp8_cast_delayed<T: Magnitude, Q: Fp8>(
     scale_inverse: GlobalMut<f32>,
     amax: GlobalMut<f32>,
 ) {
-    let running = cast_run(&input, &data, || scale.load(0));
+    let running = cast_run(&input, &data, u64::from(block::index()[0]), || scale.load(0));
     let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
     if thread::index() == 0 {
         atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
@@ -84,10 +84,15 @@ fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastDelayedArgs<'_, T, Q>, _: &D
     Grid::cover("input", args.input.len().max(1), Run::<T, STEPS>::ELEMENTS)
 }
 
-/// Casts this CUDA block's run; returns the thread's running maximum of it.
+/// Elements that a CUDA block casts.
+pub(super) const fn elements<T: Magnitude>() -> u32 {
+    Run::<T, STEPS>::ELEMENTS
+}
+
+/// Casts the run of CUDA block `block` of the tensor's; returns the thread's running maximum of it.
 #[inline(always)]
-fn cast_run<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, scale: impl Fn() -> f32) -> u32 {
-    let run = Run::<T, STEPS>::of_block(input.len(), input.start(), data.start());
+pub(super) fn cast_run<T: Magnitude, Q: Fp8>(input: &Global<T>, data: &GlobalMut<Q>, block: u64, scale: impl Fn() -> f32) -> u32 {
+    let run = Run::<T, STEPS>::of_block(block, input.len(), input.start(), data.start());
     if run.is_whole() {
         let vectors: [_; STEPS] = core::array::from_fn(|step| input.load_vector(run.element(step)));
         let scale = scale();

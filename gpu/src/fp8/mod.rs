@@ -21,6 +21,7 @@ mod cast_squares;
 mod cast_transpose;
 mod dequantize;
 mod dequantize_blocks;
+mod grouped;
 mod run;
 mod shard;
 mod stage;
@@ -35,6 +36,8 @@ pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeA
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
 pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
 pub use dequantize_blocks::{FP8_DEQUANTIZE_BLOCKS, Fp8DequantizeBlocks, Fp8DequantizeBlocksArgs};
+pub use grouped::{FP8_CAST_GROUPED, Fp8CastGrouped, Fp8CastGroupedArgs};
+pub use grouped::{FP8_DEQUANTIZE_GROUPED, Fp8DequantizeGrouped, Fp8DequantizeGroupedArgs};
 pub use shard::{FP8_PARTIAL_AMAX, Fp8PartialAmax, Fp8PartialAmaxArgs};
 pub use shard::{FP8_PARTIAL_CAST, Fp8PartialCast, Fp8PartialCastArgs};
 pub use tile::SIDE;

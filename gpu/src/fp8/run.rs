@@ -29,12 +29,12 @@ impl<T: Pod, const STEPS: usize> Run<T, STEPS> {
     pub const ELEMENTS: u32 = THREADS * STEPS as u32 * Self::LANES as u32;
     const LANES: u64 = Vector::<T>::LANES as u64;
 
-    /// The run of this CUDA block in a tensor of `length` elements at `wide`, its codes at `codes`.
+    /// The run of CUDA block `block` of a tensor's, of `length` elements at `wide`, its codes at `codes`.
     #[inline(always)]
-    pub fn of_block(length: u64, wide: u64, codes: u64) -> Self {
+    pub fn of_block(block: u64, length: u64, wide: u64, codes: u64) -> Self {
         let is_aligned = wide.is_multiple_of(16) && codes.is_multiple_of(Self::LANES);
         Self {
-            start: u64::from(block::index()[0]) * u64::from(Self::ELEMENTS),
+            start: block * u64::from(Self::ELEMENTS),
             vectors_end: if is_aligned { length - length % Self::LANES } else { 0 },
             length,
             element: PhantomData,

@@ -70,7 +70,6 @@ pub trait Scales<S>: sealed::Sealed + fmt::Debug + Sized {
 ///     ranks.all_gather(stream, &shard.scales, whole).unwrap();
 /// }
 /// ```
-#[derive(Debug)]
 pub struct InterleavedScales<S>(Buffer<S>);
 
 impl<S: Pod> InterleavedScales<S> {
@@ -142,6 +141,12 @@ macro_rules! scales {
     )* };
 }
 scales!(Buffer InterleavedScales);
+
+impl<S> fmt::Debug for InterleavedScales<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InterleavedScales").field(&self.0).finish()
+    }
+}
 
 mod sealed {
     pub trait Sealed {}

@@ -14,6 +14,7 @@ pub mod nvfp4;
 pub mod nvfp4_columns;
 pub mod nvfp4_mapped;
 pub mod nvfp4_squares;
+pub mod nvfp4_stochastic;
 mod shards;
 mod split_phase;
 
@@ -31,5 +32,6 @@ pub use nvfp4::{Nvfp4, Nvfp4Tensor};
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
 pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4ScaledRows};
 pub use nvfp4_squares::Nvfp4Squares;
+pub use nvfp4_stochastic::Nvfp4StochasticRows;
 pub use shards::JoinShards;
 pub use split_phase::{GlobalAmax, LocalAmax};

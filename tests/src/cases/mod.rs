@@ -16,6 +16,7 @@ mod exchange;
 mod fp8;
 mod gemm;
 mod grouped;
+mod grouped_fp8;
 mod grouped_shards;
 mod in_turn;
 mod interleave;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Case> {
         interleaved::cases(),
         shards::cases(),
         grouped::cases(),
+        grouped_fp8::cases(),
         grouped_shards::cases(),
         gemm::cases(),
         quantized_gemm::cases(),

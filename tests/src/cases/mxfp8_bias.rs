@@ -100,7 +100,8 @@ fn refusals(runtime: &Runtime) -> Outcome {
     let refused = fused.run(&stream, from, FusedOutput { columns: Some(&mut tensor), ..Default::default() });
     expect(refused, "a tensor of [32, 64] along Rows where one of [32, 64] along Columns goes")?;
     let mut of_other = text(BiasGradient::<bf16>::uninitialised(&stream, [64, 64]))?;
-    let refused = fused.run(&stream, from, FusedOutput { bias_gradient: Some(&mut of_other), rows: Some(&mut tensor), ..Default::default() });
+    let refused =
+        fused.run(&stream, from, FusedOutput { bias_gradient: Some(&mut of_other), rows: Some(&mut tensor), ..Default::default() });
     expect(refused, "a bias gradient of [64, 64] where one of [32, 64] goes")?;
 
     // What is refused leaves the amax as it was.
@@ -136,7 +137,8 @@ fn captured(runtime: &Runtime) -> Outcome {
         text(input.copy_from_slice(&stream, &bf16::encode(&values)))?;
         text(graph.replay(&stream))?;
         equal("amax", &text(largest.to_vec(&stream))?, &[amax(&values)])?;
-        let codes = |tensor: &Mxfp8Tensor<e4m3>| Ok::<_, String>(text(tensor.data.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect());
+        let codes =
+            |tensor: &Mxfp8Tensor<e4m3>| Ok::<_, String>(text(tensor.data.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect());
         let (found_rows, found_columns): (Vec<u8>, Vec<u8>) = (codes(&by_rows)?, codes(&by_columns)?);
         equal("rows", &found_rows, &quantize(&values, rows, columns, &E4M3).data)?;
         equal("columns", &found_columns, &quantize_columns(&values, rows, columns, &E4M3).data)?;

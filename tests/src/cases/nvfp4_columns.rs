@@ -3,6 +3,8 @@
 
 use std::marker::PhantomData;
 
+use oxtile::quantize::nvfp4::Nvfp4Number;
+use oxtile::quantize::{Direction, Nvfp4StochasticRows, Nvfp4Tensor, RandomState};
 use oxtile::{Buffer, Runtime, Stream};
 use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
@@ -100,7 +102,7 @@ where
     inputs(T::DTYPE == Dtype::Bf16 && R::BITS == 0).into_iter().flat_map(both).collect()
 }
 
-fn of_rows<T: TestElement, R: TestRounding>() -> Vec<Case>
+fn of_rows<T: TestElement + Nvfp4Number, R: TestRounding>() -> Vec<Case>
 where
     Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
 {
@@ -206,24 +208,18 @@ where
     columns.equals(&stream, "column", &trial.by_columns)
 }
 
-fn cast_rows<T: TestElement, R: TestRounding>(r: &Runtime, input: Input) -> Outcome
+fn cast_rows<T: TestElement + Nvfp4Number, R: TestRounding>(r: &Runtime, input: Input) -> Outcome
 where
     Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
 {
     let stream = stream(r)?;
     let trial = Trial::<T>::new::<R>(&stream, input, false)?;
-    let mut output = Output::of(&stream, input.rows * input.columns)?;
-    let args = Nvfp4CastRowsStochasticArgs {
-        input: trial.input.view(),
-        amax: trial.row_amax.view(),
-        data: output.data.view_mut(),
-        scales: output.scales.view_mut(),
-        seed: SEED,
-        offset: trial.offset.view(),
-        marker: PhantomData,
-    };
-    text(text(r.load::<Nvfp4CastRowsStochastic<T, R>>())?.launch(&stream, args))?;
-    output.equals(&stream, "row", &trial.by_rows)
+    let Output { data, scales } = Output::of(&stream, input.rows * input.columns)?;
+    let (shape, direction) = ([input.rows as u64, input.columns as u64], Direction::Rows);
+    let mut tensor: Nvfp4Tensor = Nvfp4Tensor { data, scales, amax: trial.row_amax, shape, direction };
+    let random = RandomState { seed: SEED, offset: trial.offset };
+    text(text(Nvfp4StochasticRows::<T, R>::new(r))?.cast(&stream, trial.input.view(), &random, &mut tensor))?;
+    Output { data: tensor.data, scales: tensor.scales }.equals(&stream, "row", &trial.by_rows)
 }
 
 fn squares_of<T: TestElement>() -> Vec<Case>

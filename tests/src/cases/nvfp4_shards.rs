@@ -18,7 +18,8 @@ const COLUMNS: usize = 80;
 pub fn cases() -> Vec<Case> {
     // Of no rows a rank has an empty shard, and takes part.
     let worlds = [(1, 3), (2, 4), (3, 9), (4, 0)];
-    let shards = worlds.map(|(ranks, rows)| Case::new(format!("nvfp4::shards::{ranks} of {rows}"), Size::Small, move |r| shards(r, ranks, rows)));
+    let shards =
+        worlds.map(|(ranks, rows)| Case::new(format!("nvfp4::shards::{ranks} of {rows}"), Size::Small, move |r| shards(r, ranks, rows)));
     shards.into_iter().chain([Case::new("nvfp4::interleaved::library", Size::Small, interleaved)]).collect()
 }
 

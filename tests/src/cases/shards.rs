@@ -1,10 +1,11 @@
 //! Gathered shards: of transposed tensors, joined; of MXFP8 tensors, one after the other.
 
-use oxtile::quantize::{Direction, Mxfp8};
-use oxtile::{Buffer, Runtime};
-use oxtile_kernels::shards::{JoinShards, JoinShardsArgs};
+use oxtile::quantize::{Direction, JoinShards, Mxfp8};
+use oxtile::{Buffer, HostElement, Runtime};
+use oxtile_kernels::shards::{Byte, JoinShards as Joining, JoinShardsArgs};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
-use oxtile_tile::num::{bf16, e4m3, ue8m0};
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{bf16, e2m1x2, e4m3, e5m2, ue8m0};
 
 use super::element::TestElement;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -21,15 +22,41 @@ const SHAPES: [([usize; 4], Size); 7] = [
 ];
 
 pub fn cases() -> Vec<Case> {
-    let join = |([shards, rows, width, stride], size): ([usize; 4], Size)| {
-        let name = format!("shards::join::{shards}x{rows}x{width}_to_{stride}");
-        Case::new(name, size, move |runtime| join(runtime, [shards, rows, width, stride]))
-    };
     let gather = |shards: usize| Case::new(format!("shards::mxfp8::{shards}"), Size::Small, move |runtime| gather(runtime, shards));
-    SHAPES.map(join).into_iter().chain([2, 3, 4, 8].map(gather)).collect()
+    let scales = SHAPES.into_iter().map(|shape| of_code("", shape, ue8m0::from_bits, ue8m0::to_bits));
+    // Vectors and single bytes of the other codes.
+    let others = SHAPES.into_iter().take(2).flat_map(|shape| {
+        [
+            of_code("e2m1x2::", shape, e2m1x2::from_bits, e2m1x2::to_bits),
+            of_code("e4m3::", shape, e4m3::from_bits, e4m3::to_bits),
+            of_code("e5m2::", shape, e5m2::from_bits, e5m2::to_bits),
+        ]
+    });
+    scales.chain(others).chain([2, 3, 4, 8].map(gather)).collect()
 }
 
-fn join(runtime: &Runtime, [shards, rows, width, stride]: [usize; 4]) -> Outcome {
+fn of_code<T: Byte + HostElement<Device = T>>(
+    prefix: &str,
+    ([shards, rows, width, stride], size): ([usize; 4], Size),
+    from_bits: fn(u8) -> T,
+    to_bits: fn(T) -> u8,
+) -> Case
+where
+    Joining<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+{
+    let name = format!("shards::join::{prefix}{shards}x{rows}x{width}_to_{stride}");
+    Case::new(name, size, move |runtime| join(runtime, [shards, rows, width, stride], from_bits, to_bits))
+}
+
+fn join<T: Byte + HostElement<Device = T>>(
+    runtime: &Runtime,
+    [shards, rows, width, stride]: [usize; 4],
+    from_bits: fn(u8) -> T,
+    to_bits: fn(T) -> u8,
+) -> Outcome
+where
+    Joining<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+{
     let stream = stream(runtime)?;
     let mut random = Random::new(6);
     let codes: Vec<u8> = (0..shards * rows * width).map(|_| 1 + random.below(255) as u8).collect();
@@ -37,13 +64,12 @@ fn join(runtime: &Runtime, [shards, rows, width, stride]: [usize; 4]) -> Outcome
         .map(|at| (at / stride, at % stride))
         .map(|(row, column)| if column < shards * width { codes[(column / width * rows + row) * width + column % width] } else { 0 })
         .collect();
-    let gathered: Vec<_> = codes.iter().map(|&code| ue8m0::from_bits(code)).collect();
-    let gathered = text(Buffer::<ue8m0>::from_slice(&stream, &gathered))?;
-    let mut whole = text(Buffer::<ue8m0>::from_slice(&stream, &vec![ue8m0::from_bits(0xa5); expected.len()]))?;
-    let (shards, width, stride) = (shards as u32, width as u32, stride as u32);
-    let args = JoinShardsArgs { gathered: gathered.view(), whole: whole.view_mut(), shards, width, stride };
-    text(text(runtime.load::<JoinShards<ue8m0>>())?.launch(&stream, args))?;
-    let found: Vec<u8> = text(whole.to_vec(&stream))?.into_iter().map(ue8m0::to_bits).collect();
+    let gathered: Vec<T> = codes.iter().map(|&code| from_bits(code)).collect();
+    let gathered = text(Buffer::<T>::from_slice(&stream, &gathered))?;
+    let mut whole = text(Buffer::<T>::from_slice(&stream, &vec![from_bits(0xa5); expected.len()]))?;
+    let lengths = [shards, width, stride].map(|length| length as u32);
+    text(text(JoinShards::<T>::new(runtime))?.run(&stream, gathered.view(), lengths, whole.view_mut()))?;
+    let found: Vec<u8> = text(whole.to_vec(&stream))?.into_iter().map(to_bits).collect();
     equal("whole", &found, &expected)
 }
 

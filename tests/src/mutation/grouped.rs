@@ -1,6 +1,7 @@
 //! Mutants of the kernels of groups: the barriers are those of the single kernels, behind other addresses.
 
 use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::fp8::*;
 use oxtile_kernels::group::{Grouped, MemberTable};
 use oxtile_kernels::interleave::*;
 use oxtile_kernels::mxfp8::*;
@@ -16,6 +17,8 @@ pub const JOBS: &[Job] = &[
     Job { name: "mxfp8_cast_grouped", run: mxfp8_cast, equivalents: &[] },
     Job { name: "mxfp8_cast_both_grouped", run: mxfp8_cast_both, equivalents: &[] },
     Job { name: "mxfp8_dequantize_grouped", run: mxfp8_dequantize, equivalents: &[] },
+    Job { name: "fp8_cast_grouped", run: fp8_cast, equivalents: &[] },
+    Job { name: "fp8_dequantize_grouped", run: fp8_dequantize, equivalents: &[] },
     Job { name: "nvfp4_cast_rows_grouped", run: nvfp4_cast_rows, equivalents: &[] },
     Job { name: "nvfp4_cast_columns_grouped", run: nvfp4_cast_columns, equivalents: &[] },
     Job { name: "nvfp4_cast_both_grouped", run: nvfp4_cast_both, equivalents: &[] },
@@ -109,6 +112,35 @@ fn mxfp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {
     let columns = mxfp8_dequantize!(device, Mxfp8DequantizeColumnsGrouped, Mxfp8DequantizeColumnsGroupedArgs);
     let ragged_columns = mxfp8_dequantize!(device, Mxfp8DequantizeRaggedColumnsGrouped, Mxfp8DequantizeRaggedColumnsGroupedArgs);
     Ok([rows, ragged_rows, columns, ragged_columns].concat())
+}
+
+fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
+    with_inputs::<bf16, _>(device, |inputs| {
+        let amaxes = device.upload("amaxes", &[3f32.to_bits(), 5f32.to_bits()]);
+        let (mut data, mut scale_inverses) = (device.upload("data", &[0; WORDS / 2]), device.upload("scale_inverses", &[0; 2]));
+        device.launch::<Fp8CastGrouped<bf16, e4m3>>(Fp8CastGroupedArgs {
+            inputs,
+            table: table::<Fp8CastGrouped<bf16, e4m3>>(device, SHAPES, starts(0)),
+            amaxes: amaxes.view(),
+            data: data.view_mut(),
+            scale_inverses: scale_inverses.view_mut(),
+            epsilon: 0.0,
+            power_of_two: 0,
+        })?;
+        Ok([device.download(&data), device.download(&scale_inverses)].concat())
+    })
+}
+
+fn fp8_dequantize(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let scale_inverses = device.upload("scale_inverses", &[0.5_f32.to_bits(), 0.25_f32.to_bits()]);
+    let (data, mut output) = (device.upload("data", &words(WORDS / 2)), device.upload("output", &[0; WORDS]));
+    device.launch::<Fp8DequantizeGrouped<e4m3, bf16>>(Fp8DequantizeGroupedArgs {
+        data: data.view(),
+        scale_inverses: scale_inverses.view(),
+        table: table::<Fp8DequantizeGrouped<e4m3, bf16>>(device, SHAPES, starts(0)),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
 }
 
 macro_rules! nvfp4_cast {

@@ -31,6 +31,7 @@
 //! ```
 
 mod format;
+mod fp8;
 mod gather;
 mod interleave;
 mod mxfp8;
@@ -40,6 +41,7 @@ mod table;
 mod tensors;
 
 pub use format::{Format, Mxfp8Format, Nvfp4Format};
+pub use fp8::{GroupedFp8, GroupedFp8Number, QuantizedFp8};
 pub use gather::{GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
 pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};

@@ -4,7 +4,7 @@ use oxtile::{
     Error, HostElement, Result, Runtime,
     num::{bf16, e4m3, f16},
     quantize::{
-        Nvfp4, Nvfp4Columns,
+        Nvfp4, Nvfp4Columns, Nvfp4StochasticRows,
         fp8::Fp8Number,
         mxfp8::Mxfp8Number,
         nvfp4::Nvfp4Number,
@@ -12,7 +12,7 @@ use oxtile::{
     },
 };
 
-use super::nvfp4::{Nvfp4Casts, StochasticRows};
+use super::nvfp4::Nvfp4Casts;
 use crate::quantize::Recipe;
 
 /// A number type with its kernels.
@@ -44,7 +44,11 @@ impl Number for bf16 {
     fn nvfp4(runtime: &Runtime, recipe: &Recipe) -> Result<Nvfp4Casts<Self>> {
         let stochastic = recipe.seed.is_some();
         Ok(Nvfp4Casts {
-            rows: if stochastic { Box::new(StochasticRows(runtime.load()?)) } else { Box::new(Nvfp4::<Self>::new(runtime)?) },
+            rows: if stochastic {
+                Box::new(Nvfp4StochasticRows::<Self, Stochastic16>::new(runtime)?)
+            } else {
+                Box::new(Nvfp4::<Self>::new(runtime)?)
+            },
             columns: match (stochastic, recipe.hadamard) {
                 (false, false) => Box::new(Nvfp4Columns::<Self>::new(runtime)?),
                 (false, true) => Box::new(Nvfp4Columns::<Self, Nearest, true>::new(runtime)?),

@@ -1,16 +1,15 @@
 //! The NVFP4 casts of a recipe, whatever their rounding and transform.
 
-use std::{fmt, marker::PhantomData};
+use std::fmt;
 
 use oxtile::{
     Buffer, Error, Result, Stream,
     kernels::nvfp4::{
-        Nvfp4CastBoth, Nvfp4CastBothArgs, Nvfp4CastColumns, Nvfp4CastColumnsArgs, Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs,
-        Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs,
+        Nvfp4CastBoth, Nvfp4CastBothArgs, Nvfp4CastColumns, Nvfp4CastColumnsArgs, Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs,
     },
     num::{bf16, e2m1x2, e4m3},
     quantize::{
-        self, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Tensor, RandomState,
+        self, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
         nvfp4::Nvfp4Number,
         nvfp4_columns::{Rounding, Stochastic16},
     },
@@ -44,9 +43,6 @@ pub trait ColumnCast<T> {
     fn dequantize(&self, stream: &Stream, tensor: &Nvfp4Tensor, output: &mut Buffer<T>) -> Result<()>;
 }
 
-/// The stochastic cast by rows.
-pub struct StochasticRows(pub oxtile::Loaded<Nvfp4CastRowsStochastic<bf16, Stochastic16>>);
-
 impl<T: Nvfp4Number> RowCast<T> for Nvfp4<T> {
     fn cast(&self, stream: &Stream, input: &Buffer<T>, _: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
@@ -54,18 +50,9 @@ impl<T: Nvfp4Number> RowCast<T> for Nvfp4<T> {
     }
 }
 
-impl RowCast<bf16> for StochasticRows {
+impl RowCast<bf16> for Nvfp4StochasticRows<bf16, Stochastic16> {
     fn cast(&self, stream: &Stream, input: &Buffer<bf16>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        let args = Nvfp4CastRowsStochasticArgs {
-            input: input.view(),
-            amax: tensor.amax.view(),
-            data: tensor.data.view_mut(),
-            scales: tensor.scales.view_mut(),
-            seed: random.seed,
-            offset: random.offset.view(),
-            marker: PhantomData,
-        };
-        self.0.launch(stream, args)
+        Nvfp4StochasticRows::cast(self, stream, input.view(), random, tensor)
     }
 }
 

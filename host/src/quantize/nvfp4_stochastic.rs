@@ -1,0 +1,93 @@
+//! NVFP4 by rows, rounded by chance: without the bias that nearest values give a sum of gradients.
+//!
+//! ```
+//! use oxtile::quantize::nvfp4_columns::Stochastic16;
+//! use oxtile::quantize::{Nvfp4StochasticRows, RandomState};
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let casts = Nvfp4StochasticRows::<f32, Stochastic16>::new(&runtime)?;
+//!
+//! // 2.5 lies between 2 and 3 of the scale that takes 6 to 6.
+//! let gradients = Buffer::from_slice(&stream, &[6.0_f32, 2.5].repeat(16))?;
+//! let draw = |seed| casts.quantize(&stream, gradients.view(), [2, 16], &RandomState::new(&stream, seed, 0)?)?.data.to_vec(&stream);
+//! assert!(draw(1)?.iter().all(|pair| [0x47, 0x57].contains(&pair.to_bits())));
+//! assert_eq!(draw(1)?, draw(1)?);
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use oxtile_kernels::amax::AmaxArgs;
+use oxtile_kernels::nvfp4::{Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
+use oxtile_tile::launch::{DeviceView, Kernel};
+
+use super::mxfp8::Direction;
+use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use super::nvfp4_columns::{RandomState, Rounding, Stochastic16, check};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
+
+/// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by chance: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
+/// [`Nvfp4`](super::Nvfp4) decodes what it makes.
+pub struct Nvfp4StochasticRows<T: Nvfp4Number, R: Rounding = Stochastic16>
+where
+    Nvfp4CastRowsStochastic<T, R>: Kernel,
+{
+    amax: Loaded<T::Amax>,
+    cast: Loaded<Nvfp4CastRowsStochastic<T, R>>,
+}
+
+impl<T: Nvfp4Number, R: Rounding> Nvfp4StochasticRows<T, R>
+where
+    Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
+{
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+    }
+
+    /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
+    ///
+    /// # Errors
+    /// As [`Nvfp4Tensor::uninitialised`] and [`cast`](Self::cast).
+    pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], random: &RandomState) -> Result<Nvfp4Tensor> {
+        let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.cast(stream, input, random, &mut tensor)?;
+        Ok(tensor)
+    }
+
+    /// Casts a matrix of the tensor's shape with the tensor's amax.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) if the tensor is a columnwise one; [`Error::Length`](crate::Error::Length) if `input` does not have its shape; as
+    /// [`Loaded::launch`], also where `random` has no offset or `input` does not start at a multiple of 16 bytes.
+    pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
+        check("Nvfp4StochasticRows::cast", tensor, Direction::Rows, input.len())?;
+        let args = Nvfp4CastRowsStochasticArgs {
+            input,
+            amax: tensor.amax.view(),
+            data: tensor.data.view_mut(),
+            scales: tensor.scales.view_mut(),
+            seed: random.seed,
+            offset: random.offset.view(),
+            marker: PhantomData,
+        };
+        self.cast.launch(stream, args)
+    }
+}
+
+impl<T: Nvfp4Number, R: Rounding> fmt::Debug for Nvfp4StochasticRows<T, R>
+where
+    Nvfp4CastRowsStochastic<T, R>: Kernel,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvfp4StochasticRows").field("cast", &self.cast).finish_non_exhaustive()
+    }
+}
