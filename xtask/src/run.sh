@@ -40,7 +40,7 @@ step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total
 step cases ./oxtile-tests cuda::
 step runtime ./runtime-tests
 step nccl ./nccl-tests
-step vmm env OXTILE_REQUIRE=vmm ./vmm-tests
+step vmm env OXTILE_REQUIRE=vmm ./vmm-tests --skip gpu::deaths
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
     step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small
@@ -51,6 +51,8 @@ fi
 step benches ./oxtile-benches --json "$results/benches"
 # About a minute: a sweep measures no further shape after that.
 step sweep ./oxtile-benches attention --sweep --json "$results/benches"
+# Two to three minutes: ranks that die, one case at a time. Only where it is named.
+[ "$chosen" = "  " ] || step deaths env OXTILE_REQUIRE=vmm OXTILE_TEST_ALONE=1 ./vmm-tests gpu::deaths --test-threads 1
 printf '==== %s step(s) failed\n' "$failures" | tee -a "$log"
 tar -czf "$archive" -C "$results" . || exit 1
 printf '%s\n' "$archive"

@@ -1,6 +1,7 @@
 //! What ends an arena out of order.
 
 use std::panic::Location;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::arena::Inner;
@@ -11,6 +12,9 @@ use crate::runtime::{Error, POISON, Result, Stream};
 
 /// Never pinned: whoever ended the arena pins nothing any more.
 const NOTICE: &str = "notice";
+/// How long poison is taken for that of a rank whose reason is under way.
+const PATIENCE: Duration = Duration::from_millis(500);
+const TICK: Duration = Duration::from_millis(1);
 
 impl Inner {
     /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
@@ -57,8 +61,15 @@ impl Inner {
         if word < POISON {
             return Ok(());
         }
+        // What it said goes another way, and may be behind its poison.
+        let start = Instant::now();
+        let mut gave_up = self.who_gave_up();
+        while gave_up.is_none() && start.elapsed() < PATIENCE {
+            thread::sleep(TICK);
+            gave_up = self.who_gave_up();
+        }
         let unknown = || SymmetricError::Aborted { rank: self.rank, why: "another rank wrote poison".to_owned() }.into();
-        Err(self.fail(self.who_gave_up().unwrap_or_else(unknown))?)
+        Err(self.fail(gave_up.unwrap_or_else(unknown))?)
     }
 
     /// Whether a rank is known to be gone, which then cannot write that itself: the arena is ended.

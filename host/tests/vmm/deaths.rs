@@ -5,6 +5,7 @@
 
 use std::net::TcpListener;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -26,9 +27,11 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// 64 MiB, which take a link a fifth of a millisecond.
 const WORDS: u64 = 16 << 20;
 const COPIES: u32 = 64;
-/// What other users of a device may take or give meanwhile.
+/// What the driver may take or give meanwhile.
 const SLACK: usize = 32 << 20;
 const FIRST: Epoch = Epoch::ZERO.next();
+/// Set where nothing but these cases, one at a time, uses the GPUs: then what is free of their memory is a measure.
+const ALONE: &str = "OXTILE_TEST_ALONE";
 /// Where the survivors meet again.
 const SECOND_PORT: &str = "OXTILE_TEST_SECOND_PORT";
 
@@ -42,7 +45,11 @@ pub fn trials() -> Vec<Trial> {
     trials
 }
 
+/// One at a time: processes that start wait for one another in the driver, and the survivors have deadlines.
+static TURN: Mutex<()> = Mutex::new(());
+
 fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed> {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let second = listener.local_addr()?.port().to_string();
     drop(listener);
@@ -61,7 +68,13 @@ fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed
         let _ = rest.kill();
         let _ = rest.wait();
     }
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    // At once: what is said at the end is lost where a run is cut short.
+    let wrong = wrong.join("\n");
+    eprintln!("{kind} of rank {victim}, {phase}: {wrong}");
+    Err(wrong.into())
 }
 
 /// One rank. A survivor ends with 3 and says: whether the error names the victim, in time or late, what leaked, whether there is a new world,
@@ -82,7 +95,7 @@ pub fn child(case: &str) -> ExitCode {
 
 fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> Result<String> {
     let device = device(environment.local_rank)?;
-    let is_alone = Runtime::cuda()?.device_count() >= WORLD;
+    let is_alone = std::env::var_os(ALONE).is_some() && Runtime::cuda()?.device_count() >= WORLD;
     let rank = HostRank::connect(environment, &device, Duration::from_secs(20))?;
     let (streams, me) = ([device.stream()?, device.stream()?], rank.rank());
     doing(me, "its life without a fault");
@@ -177,7 +190,7 @@ impl Resources {
         Self { descriptors: std::fs::read_dir("/proc/self/fd").expect("proc is mounted").count(), free }
     }
 
-    /// What is there now that was not before. Other ranks on the device make its memory no measure.
+    /// What is there now that was not before. Other users of the device make its memory no measure.
     fn beyond(&self, before: &Self, is_alone: bool) -> String {
         let descriptors = self.descriptors.saturating_sub(before.descriptors);
         let bytes = before.free.saturating_sub(self.free);
