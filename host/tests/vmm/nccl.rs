@@ -10,7 +10,7 @@ use oxtile::{Buffer, Result, Runtime};
 use crate::gpu::{self, BACKEND, LIMIT, QUEUES, later, numbers, options, threads};
 use crate::ranks;
 
-/// NCCL takes no two ranks of one GPU, and multicast for windows unless it is told not to.
+/// NCCL takes no two ranks of one GPU. Multicast stays off, here as everywhere.
 pub fn trials() -> Vec<Trial> {
     let found = || -> Result<u32> {
         NcclCommunicator::version()?;
@@ -23,9 +23,9 @@ pub fn trials() -> Vec<Trial> {
     };
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = missing.filter(|_| !required);
-    let case = |name: &'static str, world: u32, nvls: &'static str| {
+    let case = |name: &'static str, world: u32| {
         let test = move || {
-            let variables = [QUEUES, (BACKEND, "nccl"), ("NCCL_NVLS_ENABLE", nvls)];
+            let variables = [QUEUES, (BACKEND, "nccl"), ("NCCL_NVLS_ENABLE", "0")];
             for (rank, child) in ranks::start(world, &format!("nccl:{name}"), &variables).into_iter().enumerate() {
                 let (code, said) = ranks::end(child, LIMIT);
                 if code != Some(0) {
@@ -36,13 +36,7 @@ pub fn trials() -> Vec<Trial> {
         };
         Trial::test(format!("nccl::{name}::{world}"), test).with_ignored_flag(missing.is_some())
     };
-    let trials = vec![
-        case("threads-2", 1, "0"),
-        case("process", 2, "0"),
-        case("silence", 1, "0"),
-        case("collectives", 1, "0"),
-        case("multicast", 1, "1"),
-    ];
+    let trials = vec![case("threads-2", 1), case("process", 2), case("silence", 1), case("collectives", 1)];
     if let Some(reason) = &missing {
         eprintln!("symmetric memory of NCCL: {} tests skipped: {reason}", trials.len());
     }
@@ -53,7 +47,6 @@ pub fn trials() -> Vec<Trial> {
 pub fn child(case: &str) -> ExitCode {
     match case {
         "collectives" => gpu::run(|| threads(2, &collectives)),
-        "multicast" => gpu::run(|| threads(2, &multicast)),
         _ => gpu::child(case),
     }
 }
@@ -88,11 +81,4 @@ fn collectives(rank: HostRank) -> Result<()> {
     drop((communicator, shard, whole));
     arena.close()?.finish()?;
     rank.close()
-}
-
-/// An environment in which NCCL might use multicast.
-fn multicast(rank: HostRank) -> Result<()> {
-    let error = Arena::open(&rank, options()).expect_err("multicast is not off");
-    assert!(error.to_string().contains("NCCL_NVLS_ENABLE=0"), "{error}");
-    Ok(())
 }
