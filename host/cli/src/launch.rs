@@ -127,7 +127,8 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     }
     drop(events);
     let result =
-        Job { ranks, grace: request.grace, failed: Vec::new(), others: 0, end_at: None, kill_at: None, signal: None }.watch(&inbox);
+        Job { ranks, grace: request.grace, failed: Vec::new(), others: 0, end_at: None, asked: false, kill_at: None, signal: None }
+            .watch(&inbox);
     if result.is_ok() && request.verbose {
         eprintln!("oxtile: {} ranks ended well after {}", request.ranks, seconds(begin.elapsed().as_secs_f64()));
     }
@@ -149,6 +150,8 @@ struct Job {
     others: usize,
     /// When those are asked to end.
     end_at: Option<Instant>,
+    /// Whether the others were asked to end: what they do then is no failure.
+    asked: bool,
     /// When what still runs is killed.
     kill_at: Option<Instant>,
     signal: Option<i32>,
@@ -185,8 +188,7 @@ impl Job {
 
     fn ended(&mut self, rank: u32) {
         let ended = self.ranks[rank as usize].reap();
-        // Those that were asked to end did not fail.
-        if ended != Ended::Exited(0) && self.kill_at.is_none() {
+        if ended != Ended::Exited(0) && !self.asked {
             self.failed.push(Failed { rank, process: self.ranks[rank as usize].process, ended });
             self.end_at.get_or_insert(Instant::now() + TOGETHER);
         }
@@ -206,7 +208,7 @@ impl Job {
     /// Asks all to end, and sets the time when they are made to.
     fn end(&mut self, signal: i32) {
         self.send(signal);
-        self.end_at = None;
+        (self.asked, self.end_at) = (true, None);
         self.kill_at.get_or_insert(Instant::now() + self.grace);
     }
 

@@ -127,6 +127,7 @@ fn ranks_that_do_not_listen_are_killed_after_the_grace() {
     let begin = Instant::now();
     let done = run(&["-n", "2", "--grace", "0.3"], &script);
     assert_eq!(done.status.code(), Some(5), "{}", stderr(&done));
+    assert!(stderr(&done).trim_end().ends_with(") exited with status 5; the other that ran was ended"), "{}", stderr(&done));
     assert!(begin.elapsed() >= Duration::from_millis(300), "they had their grace");
     for process in processes(folder.path(), 1) {
         wait_until("what a rank started is gone", || !is_alive(&process));

@@ -64,6 +64,7 @@ impl<K: Kernel> Loaded<K> {
         self.check_memory(stream, args)?;
         if grid.blocks() != 0 {
             limits::check(&self.info, grid, &limits)?;
+            self.function(stream.id.device)?;
         }
         Ok(grid)
     }

@@ -195,10 +195,14 @@ impl SymmetricBackend for NcclMemory {
     fn close(&self, stream: &Stream) -> Result<()> {
         let Some(Opened { window, view, .. }) = lock(&self.opened).take() else { return Ok(()) };
         stream.0.runtime.backend.make_current(stream.0.id.device)?;
-        window.deregister()?;
-        // The stream's work is done: the arena was drained before.
-        drop(view);
-        Ok(())
+        let done = window.deregister();
+        match done {
+            // The stream's work is done: the arena was drained before.
+            Ok(()) => drop(view),
+            // Memory that NCCL may still know stays.
+            Err(_) => std::mem::forget(view),
+        }
+        done
     }
 }
 
