@@ -20,6 +20,7 @@ mod rows;
 
 pub use columns::{DEINTERLEAVE_COLUMNS, DeinterleaveColumns, DeinterleaveColumnsArgs};
 pub use columns::{INTERLEAVE_COLUMNS, InterleaveColumns, InterleaveColumnsArgs};
+pub(crate) use columns::transpose_bytes;
 pub use grouped::*;
 pub use rows::{DEINTERLEAVE_ROWS, DeinterleaveRows, DeinterleaveRowsArgs};
 pub use rows::{INTERLEAVE_ROWS, InterleaveRows, InterleaveRowsArgs};
@@ -91,8 +92,14 @@ impl Tile {
     /// Tile `number` of the CUDA block's: grid x walks along the blocks, y and z along the outer index.
     #[inline(always)]
     fn of_block(number: u32, outer: u64, blocks: u64) -> Self {
+        Self::at(Self::place_of_block(), number, outer, blocks)
+    }
+
+    /// The CUDA block's group of tiles and its strip.
+    #[inline(always)]
+    fn place_of_block() -> [u64; 2] {
         let [group, y, z] = block::index();
-        Self::at([u64::from(group), u64::from(z) * u64::from(block::count()[1]) + u64::from(y)], number, outer, blocks)
+        [u64::from(group), u64::from(z) * u64::from(block::count()[1]) + u64::from(y)]
     }
 
     /// CUDA blocks side by side along the blocks.

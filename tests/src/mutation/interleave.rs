@@ -37,10 +37,11 @@ fn interleave_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok([device.download(&there), device.download(&back)].concat())
 }
 
+/// There and back, four tiles below each other and parts of others.
 fn interleave_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
-    let (outer, blocks) = (130, 6);
-    let compact = device.upload::<ue8m0>("compact", &words(195));
-    let (mut there, mut back) = (device.upload("interleaved", &[0; 512]), device.upload("back", &[0; 195]));
+    let (outer, blocks) = (528, 6);
+    let compact = device.upload::<ue8m0>("compact", &words(792));
+    let (mut there, mut back) = (device.upload("interleaved", &[0; 1280]), device.upload("back", &[0; 792]));
     device.launch::<InterleaveColumns<ue8m0>>(InterleaveColumnsArgs {
         compact: compact.view(),
         interleaved: there.view_mut(),
