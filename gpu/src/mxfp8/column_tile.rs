@@ -159,10 +159,16 @@ pub(super) fn store_scales<T>(scales: &GlobalMut<ue8m0>, first: u64, columns: &[
 
 /// The grid for a tensor of whole vectors a row, and its columnwise scales checked.
 pub(super) fn grid<T>(tensor: &'static str, elements: u64, columns: u64, scales: (&'static str, u64)) -> Result<Grid, LaunchError> {
+    let row_blocks = check::<T>(tensor, elements, columns, scales)?;
+    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(row_blocks, columns) }
+}
+
+/// The blocks of 32 rows of a tensor of whole vectors a row, once its columnwise scales are checked.
+pub(super) fn check<T>(tensor: &'static str, elements: u64, columns: u64, scales: (&'static str, u64)) -> Result<u64, LaunchError> {
     let row_blocks = row_blocks(tensor, elements, columns)?;
     LaunchError::check_multiple("columns", 16 / size_of::<T>() as u64, columns)?;
     LaunchError::check_length(scales.0, row_blocks * columns, scales.1)?;
-    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(row_blocks, columns) }
+    Ok(row_blocks)
 }
 
 /// The grid over so many blocks of 32 rows, at least one.

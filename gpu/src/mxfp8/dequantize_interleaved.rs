@@ -5,8 +5,7 @@
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::column_tile::ColumnTile;
-use super::dequantize_columns::{dequantize_columns, value};
+use super::dequantize_columns::{Place, dequantize_columns, grid_of, value};
 use super::dequantize_rows::{dequantize_elements, dequantize_rows};
 use super::*;
 use crate::interleave::{interleaved_len, offset};
@@ -23,7 +22,7 @@ pub fn mxfp8_dequantize_rows_interleaved<Q: Fp8, T: Wide>(data: Global<Q>, scale
 }
 
 /// The same of columnwise codes, rows of whole vectors of `output`.
-#[kernel(threads = THREADS, grid = columns_grid, min_blocks = 2)]
+#[kernel(threads = THREADS, grid = columns_grid, min_blocks = RESIDENT)]
 #[instances(Q = [e4m3, e5m2], T = [bf16, f16, f32])]
 pub fn mxfp8_dequantize_columns_interleaved<Q: Fp8, T: Wide>(
     data: Global<Q>,
@@ -32,10 +31,10 @@ pub fn mxfp8_dequantize_columns_interleaved<Q: Fp8, T: Wide>(
     rows: u64,
     columns: u64,
 ) {
-    let (tile, row_blocks) = (ColumnTile::<T>::of_lane(columns), rows.div_ceil(BLOCK));
-    dequantize_columns(&data, &output, &tile, || {
+    let (place, row_blocks) = (Place::<T>::of_lane(columns), rows.div_ceil(BLOCK));
+    dequantize_columns(&data, &output, &place, || {
         // A vector's columns are of one run of 32: their scales lie 16 bytes apart.
-        let first = offset(tile.column, tile.row_block, row_blocks);
+        let first = offset(place.column, place.row_block(), row_blocks);
         let code = |i: usize| scales.load(first + 16 * (i % Vector::<T>::LANES) as u64).to_bits();
         core::array::from_fn(|i| value(code(i).into()))
     });
@@ -57,7 +56,7 @@ fn columns_grid<Q: Fp8, T: Wide>(args: &Mxfp8DequantizeColumnsInterleavedArgs<'_
     check(elements, columns, args.data.address(), (args.output.len(), args.output.address()))?;
     LaunchError::check_length("scales", interleaved_len(columns, rows.div_ceil(BLOCK)), args.scales.len())?;
     let compact = rows.div_ceil(BLOCK) * columns;
-    column_tile::grid::<T>("data", elements, columns, ("scales", compact))
+    grid_of::<T>(elements, columns, compact)
 }
 
 fn check(elements: u64, columns: u64, data: u64, output: (u64, u64)) -> Result<(), LaunchError> {
