@@ -18,7 +18,7 @@ type Measured = (&'static str, f64, &'static [&'static str], fn(&Gpu, Shape) -> 
 
 const DELAYED: Measured = ("fp8_cast_delayed e4m3", 3.0, &[], prepare_delayed);
 /// A scale of 4 bytes for 128 elements.
-const ROWS: Measured = ("fp8_cast_row_blocks e4m3", 3.0 + 1.0 / 32.0, &["fp8_cast_row_blocks_compiled"], |gpu, shape| {
+const ROWS: Measured = ("fp8_cast_row_blocks_alone e4m3", 3.0 + 1.0 / 32.0, &["fp8_cast_row_blocks_compiled"], |gpu, shape| {
     prepare_cast(gpu, shape, ScaleBlock::Row, false)
 });
 const ROWS_BOTH: Measured =
@@ -100,6 +100,7 @@ fn blocks(gpu: &Gpu, (rows, columns, _): Shape, block: ScaleBlock, both: bool) -
 fn cast_blocks(gpu: &Gpu, inputs: &[Buffer<bf16>], sets: &mut [Blocks], shape: Shape, block: ScaleBlock) -> oxtile::Result<()> {
     let (stream, (rows, columns, _)) = (&gpu.stream, shape);
     let by_rows = gpu.runtime.load::<Fp8CastRowBlocks<bf16, e4m3>>()?;
+    let rows_alone = gpu.runtime.load::<Fp8CastRowBlocksAlone<bf16, e4m3>>()?;
     let by_squares = gpu.runtime.load::<Fp8CastSquares<bf16, e4m3>>()?;
     inputs.iter().zip(sets).try_for_each(|(input, set)| {
         let Blocks { data: [data, transposed], inverses: [inverses, transposed_inverses] } = set;
@@ -112,6 +113,9 @@ fn cast_blocks(gpu: &Gpu, inputs: &[Buffer<bf16>], sets: &mut [Blocks], shape: S
             };
         }
         match block {
+            ScaleBlock::Row if transposed.is_empty() => {
+                rows_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, rows, columns, epsilon, power_of_two })
+            }
             ScaleBlock::Row => by_rows.launch(stream, arguments!(Fp8CastRowBlocksArgs)),
             ScaleBlock::Square => by_squares.launch(stream, arguments!(Fp8CastSquaresArgs)),
         }

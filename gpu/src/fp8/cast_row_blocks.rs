@@ -1,12 +1,15 @@
-//! Cast to FP8 with one scale for each 128 neighbours of a row, of the matrix, of its transpose, or of both in one pass.
+//! Cast to FP8 with one scale for each 128 neighbours of a row, of the transpose of a matrix, and of the matrix in the same pass.
 //!
 //! Floor: 2 (bf16) + 1 (+ 1) bytes an element, and 4 (+ 4) for 128. A CUDA block takes a [tile](super::tile): 128 blocks of its rows
-//! and 128 of its columns. Those of the rows are agreed on by shuffles; those of the columns meet in shared memory.
+//! and 128 of its columns. Those of the rows are agreed on by shuffles; those of the columns meet in shared memory. Each block's scale is
+//! divided for by one lane, and handed to those that hold its elements. The matrix alone is cast by
+//! [`fp8_cast_row_blocks_alone`](fn@super::fp8_cast_row_blocks_alone).
 //!
 //! | barrier | between |
 //! |---|---|
 //! | first | the maxima of the columns in each warp are written, and read |
-//! | second | the transpose is written to shared memory, and read |
+//! | second | the scales of the columns are written, and read |
+//! | third | the transpose is written to shared memory, and read |
 
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
@@ -14,19 +17,27 @@ use oxtile_tile::prelude::*;
 use super::stage::Stage;
 use super::tile::{LINES, Lines, SIDE, Tile, WARPS};
 use super::*;
-use crate::magnitude::{Magnitude, of_vector};
+use crate::magnitude::Magnitude;
 
 /// CUDA blocks a multiprocessor: the input stays in registers beside the scales of eight columns, and `f32` needs twice as many.
 const fn resident<T>() -> u32 {
-    if size_of::<T>() == 4 { 1 } else { 2 }
+    if size_of::<T>() == 4 { 1 } else { 4 }
 }
 
-/// The transpose of the tile, and the running maxima of its columns in each warp.
+/// Columns of a tile.
+const COLUMNS: u32 = SIDE as u32;
+
+/// The transpose of the tile, the running maxima of its columns in each warp, and their scales.
 #[derive(SharedStorage)]
 struct Shared {
     stage: Stage,
-    maxima: SharedArray<u32, { WARPS as usize * SIDE as usize }>,
+    maxima: Maxima,
+    scales: Scales,
 }
+
+type Maxima = SharedArray<u32, { WARPS as usize * COLUMNS as usize }>;
+/// Bits of `f32`, one a column.
+type Scales = SharedArray<u32, { COLUMNS as usize }>;
 
 /// Casts a matrix `[rows, columns]` of whole vectors a row to `data`, and its transpose to `transposed`, `[columns, rows]`; either may be
 /// empty. The inverse of the scale of block `j` of row `i` is `scale_inverses[j, i]`, in rows of a multiple of 4, and so in
@@ -48,13 +59,19 @@ pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(
     let tile = Tile::<T>::of_block(rows, columns);
     let lines = tile.load(&input);
     let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
+    let shared = Shared::claim();
+    if !transposed.is_empty() {
+        find_maxima(&tile, &lines, shared.maxima);
+        block::sync();
+        make_column_scale::<T, Q>(&tile, rule, shared.maxima, shared.scales, &transposed_scale_inverses);
+    }
     if !data.is_empty() {
         cast_rows(&tile, &lines, rule, &data, &scale_inverses);
     }
+    // A branch of its own: without it the values of both casts are converted once, and do not fit the registers.
     if !transposed.is_empty() {
-        let shared = Shared::claim();
-        let scales = column_scales::<T, Q>(&tile, &lines, rule, shared.maxima);
-        store_column_scales(&tile, scales, &transposed_scale_inverses);
+        block::sync();
+        let scales = column_scales(&tile, shared.scales);
         Tile::<T>::for_each_step(|step| {
             shared.stage.put(&tile, step, core::array::from_fn(|line| encode_by::<T, Q>(lines[step][line], scales)));
         });
@@ -78,7 +95,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksArgs<'_, T, Q>, _: &DeviceL
     Tile::<T>::grid("input", elements, rows, columns)
 }
 
-/// Casts the lane's rows, each with its neighbours' scale.
+/// Casts the lane's rows, each with its neighbours' scale. Lane `i` of those that hold a row divides for the `i`th of their rows.
 #[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
 fn cast_rows<T: Magnitude, Q: Fp8>(
@@ -88,33 +105,33 @@ fn cast_rows<T: Magnitude, Q: Fp8>(
     data: &GlobalMut<Q>,
     scale_inverses: &GlobalMut<f32>,
 ) {
-    let first = tile.first_column / SIDE * row_of_scales(tile.rows);
+    let lane = thread::lane() % Tile::<T>::VECTORS;
+    let number = |step: usize, line: usize| (step * LINES + line) as u32;
+    let mut own = 0;
     Tile::<T>::for_each_step(|step| {
         for line in 0..LINES {
-            let mut running = of_vector(lines[step][line]);
-            let mut flip = 1;
-            while flip < Tile::<T>::VECTORS {
-                running = T::join(running, warp::shuffle_xor(running, flip));
-                flip *= 2;
-            }
-            let scale = rule.scale::<Q>(T::finish(running));
-            tile.store_codes(data, step, line, encode::<T, Q>(lines[step][line], scale));
-            if thread::lane().is_multiple_of(Tile::<T>::VECTORS) && tile.is_inside(step, line) {
-                scale_inverses.store(first + tile.row(step, line), 1.0 / scale);
-            }
+            let running = maximum_of_block::<T>(lines[step][line], Tile::<T>::VECTORS);
+            own = if lane == number(step, line) { running } else { own };
+        }
+    });
+    let scale = rule.scale::<Q>(T::finish(own));
+    let (step, line) = (lane as usize / LINES, lane as usize % LINES);
+    // Whether the row is in the matrix, not the lane's part of it.
+    if step < Tile::<T>::STEPS && tile.has(tile.group(step) * LINES as u32 + line as u32, 0) {
+        scale_inverses.store(tile.first_column / SIDE * row_of_scales(tile.rows) + tile.row(step, line), 1.0 / scale);
+    }
+    Tile::<T>::for_each_step(|step| {
+        for line in 0..LINES {
+            let of_row = warp::shuffle(scale, thread::lane() - lane + number(step, line));
+            tile.store_codes(data, step, line, encode::<T, Q>(lines[step][line], of_row));
         }
     });
 }
 
-/// The scales of the lane's columns in the tile, of which `T` has four or eight. Contains one block barrier.
+/// Puts the running maxima of the warp's part of each column where those of all warps meet.
 #[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
-fn column_scales<T: Magnitude, Q: Fp8>(
-    tile: &Tile<T>,
-    lines: &Lines<T>,
-    rule: ScaleRule,
-    maxima: SharedArray<u32, { WARPS as usize * SIDE as usize }>,
-) -> [f32; 8] {
+fn find_maxima<T: Magnitude>(tile: &Tile<T>, lines: &Lines<T>, maxima: Maxima) {
     let mut running = [0; 4];
     Tile::<T>::for_each_step(|step| {
         for line in 0..LINES {
@@ -126,29 +143,37 @@ fn column_scales<T: Magnitude, Q: Fp8>(
     if Tile::<T>::VECTORS < warp::LANES {
         running = running.map(|word| T::join(word, warp::shuffle_xor(word, Tile::<T>::VECTORS)));
     }
-    let place = |warp: u32| warp * SIDE as u32 + tile.column() / Tile::<T>::LANES * 4;
     if thread::lane() < Tile::<T>::VECTORS {
-        maxima.store_vector(place(thread::warp()), running);
+        maxima.store_vector(thread::warp() * COLUMNS + tile.column() / T::PER_WORD as u32, running);
     }
-    block::sync();
-    for warp in 0..WARPS {
-        let words = maxima.load_vector(place(warp));
-        running = core::array::from_fn(|i| T::join(running[i], words[i]));
-    }
-    core::array::from_fn(|i| {
-        let column = i % Vector::<T>::LANES;
-        rule.scale::<Q>(T::maximum_of(running[column / T::PER_WORD], column % T::PER_WORD))
-    })
 }
 
-/// Stores the inverses of the tile's column scales, from the first lanes of the first warp.
+/// Makes the scale of the column whose number is the thread's, and stores its inverse. Threads beyond the columns make none.
 #[inline(always)]
-fn store_column_scales<T: Magnitude>(tile: &Tile<T>, scales: [f32; 8], scale_inverses: &GlobalMut<f32>) {
-    let column = tile.first_column + u64::from(tile.column());
-    if thread::index() < Tile::<T>::VECTORS && column < tile.columns && tile.first_row < tile.rows {
-        let first = tile.first_row / SIDE * row_of_scales(tile.columns) + column;
-        for (i, scale) in scales.iter().enumerate().take(Vector::<T>::LANES) {
-            scale_inverses.store(first + i as u64, 1.0 / scale);
+fn make_column_scale<T: Magnitude, Q: Fp8>(
+    tile: &Tile<T>,
+    rule: ScaleRule,
+    maxima: Maxima,
+    scales: Scales,
+    scale_inverses: &GlobalMut<f32>,
+) {
+    let column = thread::index();
+    if column < COLUMNS {
+        let (word, place) = (column / T::PER_WORD as u32, column as usize % T::PER_WORD);
+        let running = (0..WARPS).fold(0, |running, warp| T::join(running, maxima.load(warp * COLUMNS + word)));
+        let scale = rule.scale::<Q>(T::maximum_of(running, place));
+        scales.store(column, scale.to_bits());
+        if tile.has(0, column) {
+            let first = tile.first_row / SIDE * row_of_scales(tile.columns) + tile.first_column;
+            scale_inverses.store(first + u64::from(column), 1.0 / scale);
         }
     }
+}
+
+/// The scales of the lane's columns, of which `T` has four or eight.
+#[inline(always)]
+fn column_scales<T: Magnitude>(tile: &Tile<T>, scales: Scales) -> [f32; 8] {
+    let four = |from: u32| scales.load_vector(tile.column() + from);
+    let (low, high) = (four(0), if Vector::<T>::LANES == 8 { four(4) } else { [0; 4] });
+    core::array::from_fn(|i| f32::from_bits(if i < 4 { low[i] } else { high[i - 4] }))
 }

@@ -30,18 +30,12 @@ pub fn fp8_dequantize_blocks<Q: Fp8, T: Wide>(
 ) {
     let tile = Tile::<T>::of_block(rows, columns);
     let first = tile.first_column / SIDE * block_stride;
+    let codes = tile.gather([0; 2], |step, line| load_codes::<Q, T>(&data, tile.element(step, line)));
+    let factors = tile.gather(0.0, |step, line| scale_inverses.load(first + (tile.row(step, line) >> row_shift) * row_stride));
     Tile::<T>::for_each_step(|step| {
-        let loaded: [_; LINES] = core::array::from_fn(|line| {
+        for line in 0..LINES {
             if tile.is_inside(step, line) {
-                let scale = first + (tile.row(step, line) >> row_shift) * row_stride;
-                (load_codes::<Q, T>(&data, tile.element(step, line)), scale_inverses.load(scale))
-            } else {
-                ([0; 2], 0.0)
-            }
-        });
-        for (line, (codes, factor)) in loaded.iter().enumerate() {
-            if tile.is_inside(step, line) {
-                output.store_vector(tile.element(step, line), decode::<Q, T>(*codes, *factor));
+                output.store_vector(tile.element(step, line), decode::<Q, T>(codes[step][line], factors[step][line]));
             }
         }
     });

@@ -17,6 +17,7 @@
 
 mod cast;
 mod cast_row_blocks;
+mod cast_row_blocks_alone;
 mod cast_squares;
 mod cast_transpose;
 mod dequantize;
@@ -31,6 +32,7 @@ mod update_scales;
 
 pub use cast::{FP8_CAST, FP8_CAST_DELAYED, Fp8Cast, Fp8CastArgs, Fp8CastDelayed, Fp8CastDelayedArgs};
 pub use cast_row_blocks::{FP8_CAST_ROW_BLOCKS, Fp8CastRowBlocks, Fp8CastRowBlocksArgs};
+pub use cast_row_blocks_alone::{FP8_CAST_ROW_BLOCKS_ALONE, Fp8CastRowBlocksAlone, Fp8CastRowBlocksAloneArgs};
 pub use cast_squares::{FP8_CAST_SQUARES, Fp8CastSquares, Fp8CastSquaresArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
@@ -45,8 +47,9 @@ pub use transpose::{FP8_TRANSPOSE, Fp8Transpose, Fp8TransposeArgs};
 pub use update_scales::{FP8_UPDATE_SCALES, Fp8UpdateScales, Fp8UpdateScalesArgs};
 
 use oxtile_tile::num::{Float, Fp8, Pod};
-use oxtile_tile::prelude::{Global, Vector};
+use oxtile_tile::prelude::{Global, Vector, warp};
 
+use crate::magnitude::{Magnitude, of_vector};
 use crate::mxfp8::Wide;
 
 /// Threads of a CUDA block.
@@ -81,6 +84,17 @@ impl ScaleRule {
 #[inline(always)]
 pub const fn row_of_scales(scales: u64) -> u64 {
     scales.next_multiple_of(4)
+}
+
+/// The running maximum of a block that so many neighbouring lanes hold a vector of each.
+#[inline(always)]
+fn maximum_of_block<T: Magnitude>(vector: Vector<T>, lanes: u32) -> u32 {
+    let (mut running, mut flip) = (of_vector(vector), 1);
+    while flip < lanes {
+        running = T::join(running, warp::shuffle_xor(running, flip));
+        flip *= 2;
+    }
+    running
 }
 
 /// The codes of one vector of `T` times `scale`: eight, or four and nothing.

@@ -8,6 +8,7 @@ use oxtile_tile::prelude::*;
 
 use super::THREADS;
 use super::tile::{LINES, SIDE, Tile};
+use crate::interleave::transpose_bytes;
 
 const WORDS: usize = (SIDE * SIDE / 4) as usize;
 /// Words of a column.
@@ -28,9 +29,10 @@ impl Stage {
     #[inline(always)]
     pub fn put<T: Element, const N: usize>(&self, tile: &Tile<T>, step: usize, codes: [[u32; N]; LINES]) {
         for word in 0..Tile::<T>::LANES as usize / 4 {
-            let columns = transposed(codes.map(|line| line[word]));
-            for (i, rows) in columns.into_iter().enumerate() {
-                self.words.store(word_of::<T>(tile.column() + (word * 4 + i) as u32, tile.group(step)), rows);
+            let columns = transpose_bytes(codes.map(|line| line[word]));
+            // By reference: an iterator that owns the array leaves it in local memory.
+            for (i, rows) in columns.iter().enumerate() {
+                self.words.store(word_of::<T>(tile.column() + (word * 4 + i) as u32, tile.group(step)), *rows);
             }
         }
     }
@@ -48,14 +50,13 @@ impl Stage {
     #[inline(always)]
     fn store_chunks<T: Element, Q: Fp8>(&self, tile: &Tile<T>, transposed: &GlobalMut<Q>) {
         const COLUMNS_A_STEP: u32 = THREADS / CHUNKS;
-        let chunk = thread::index() % CHUNKS;
-        let row = tile.first_row + u64::from(chunk * 16);
+        let (chunk, first) = (thread::index() % CHUNKS, thread::index() / CHUNKS);
+        let start = (tile.first_column + u64::from(first)) * tile.rows + tile.first_row + u64::from(chunk * 16);
         for step in 0..SIDE as u32 / COLUMNS_A_STEP {
-            let column = step * COLUMNS_A_STEP + thread::index() / CHUNKS;
-            let words = self.words.load_vector(word_of::<T>(column, chunk * CHUNK));
-            let line = tile.first_column + u64::from(column);
-            if line < tile.columns && row < tile.rows {
-                transposed.store_vector(line * tile.rows + row, Vector::from_words(words));
+            let distance = step * COLUMNS_A_STEP;
+            let words = self.words.load_vector(word_of::<T>(first + distance, chunk * CHUNK));
+            if tile.has(chunk * 16, first + distance) {
+                transposed.store_vector(start + u64::from(distance) * tile.rows, Vector::from_words(words));
             }
         }
     }
@@ -80,15 +81,4 @@ impl Stage {
 fn word_of<T: Element>(column: u32, group: u32) -> u32 {
     let chunk = (group / CHUNK) ^ (column / Tile::<T>::LANES % CHUNKS);
     column * COLUMN + chunk * CHUNK + group % CHUNK
-}
-
-/// The columns of four rows of four bytes.
-#[inline(always)]
-fn transposed([a, b, c, d]: [u32; LINES]) -> [u32; 4] {
-    const EVEN: u32 = 0x00ff_00ff;
-    let pair = |x: u32, y: u32| [x & EVEN | (y & EVEN) << 8, x >> 8 & EVEN | y & !EVEN];
-    let ([ab02, ab13], [cd02, cd13]) = (pair(a, b), pair(c, d));
-    let low = |x: u32, y: u32| x & 0xffff | y << 16;
-    let high = |x: u32, y: u32| x >> 16 | y & 0xffff_0000;
-    [low(ab02, cd02), low(ab13, cd13), high(ab02, cd02), high(ab13, cd13)]
 }

@@ -38,6 +38,8 @@ pub(super) struct Tile<T> {
     pub columns: u64,
     pub first_row: u64,
     pub first_column: u64,
+    /// Rows and columns of it that are in the matrix.
+    inside: [u32; 2],
     element: PhantomData<T>,
 }
 
@@ -55,13 +57,10 @@ impl<T: Element> Tile<T> {
     #[inline(always)]
     pub fn of_block(rows: u64, columns: u64) -> Self {
         let [x, y, z] = block::index();
-        Self {
-            rows,
-            columns,
-            first_row: (u64::from(z) * u64::from(block::count()[1]) + u64::from(y)) * SIDE,
-            first_column: u64::from(x) * SIDE,
-            element: PhantomData,
-        }
+        let first_row = (u64::from(z) * u64::from(block::count()[1]) + u64::from(y)) * SIDE;
+        let first_column = u64::from(x) * SIDE;
+        let inside = [rows.saturating_sub(first_row), columns.saturating_sub(first_column)].map(|left| left.min(SIDE) as u32);
+        Self { rows, columns, first_row, first_column, inside, element: PhantomData }
     }
 
     /// Checks what the fast kernels need of a matrix and its codes, which are at these addresses.
@@ -118,16 +117,23 @@ impl<T: Element> Tile<T> {
         self.first_row + u64::from(self.group(step) * LINES as u32) + line as u64
     }
 
-    /// The lane's first element in one of its rows.
+    /// The lane's first element in one of its rows: the first of all, and a distance that all lanes share.
     #[inline(always)]
     pub fn element(&self, step: usize, line: usize) -> u64 {
-        self.row(step, line) * self.columns + self.first_column + u64::from(self.column())
+        let distance = step as u64 * u64::from(Self::GROUPS_A_STEP) * LINES as u64 + line as u64;
+        self.row(0, 0) * self.columns + self.first_column + u64::from(self.column()) + distance * self.columns
     }
 
     /// Whether the lane's vector in one of its rows is in the matrix.
     #[inline(always)]
     pub fn is_inside(&self, step: usize, line: usize) -> bool {
-        self.row(step, line) < self.rows && self.first_column + u64::from(self.column()) < self.columns
+        self.has(self.group(step) * LINES as u32 + line as u32, self.column())
+    }
+
+    /// Whether a row and a column of the tile are in the matrix.
+    #[inline(always)]
+    pub fn has(&self, row: u32, column: u32) -> bool {
+        row < self.inside[0] && column < self.inside[1]
     }
 }
 
@@ -135,12 +141,14 @@ impl<T: Element + Pod> Tile<T> {
     /// The lane's part of the tile.
     #[inline(always)]
     pub fn load(&self, input: &Global<T>) -> Lines<T> {
-        let zero = Vector::from_words([0; 4]);
+        self.gather(Vector::from_words([0; 4]), |step, line| input.load_vector(self.element(step, line)))
+    }
+
+    /// What `inside` gives for each of the lane's rows, `outside` where the matrix has none.
+    #[inline(always)]
+    pub fn gather<R: Copy>(&self, outside: R, inside: impl Fn(usize, usize) -> R) -> [[R; LINES]; STEPS] {
         core::array::from_fn(|step| {
-            core::array::from_fn(|line| {
-                let inside = step < Self::STEPS && self.is_inside(step, line);
-                if inside { input.load_vector(self.element(step, line)) } else { zero }
-            })
+            core::array::from_fn(|line| if step < Self::STEPS && self.is_inside(step, line) { inside(step, line) } else { outside })
         })
     }
 

@@ -13,8 +13,8 @@ use super::stage::Stage;
 use super::tile::{LINES, Tile};
 use super::*;
 
-/// CUDA blocks a multiprocessor: 1536 threads of 40 registers.
-const RESIDENT: u32 = 6;
+/// CUDA blocks a multiprocessor: 1792 threads of 32 registers.
+const RESIDENT: u32 = 7;
 
 /// The transpose of the tile.
 #[derive(SharedStorage)]

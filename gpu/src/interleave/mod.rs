@@ -18,9 +18,9 @@ mod columns;
 mod grouped;
 mod rows;
 
+pub(crate) use columns::transpose_bytes;
 pub use columns::{DEINTERLEAVE_COLUMNS, DeinterleaveColumns, DeinterleaveColumnsArgs};
 pub use columns::{INTERLEAVE_COLUMNS, InterleaveColumns, InterleaveColumnsArgs};
-pub(crate) use columns::transpose_bytes;
 pub use grouped::*;
 pub use rows::{DEINTERLEAVE_ROWS, DeinterleaveRows, DeinterleaveRowsArgs};
 pub use rows::{INTERLEAVE_ROWS, InterleaveRows, InterleaveRowsArgs};

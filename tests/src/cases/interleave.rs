@@ -12,8 +12,7 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Outer indices and blocks: one tile, parts of tiles, rows off the word boundary, more than a CUDA block, four tiles below each other and
 /// parts of others, nothing.
-const SHAPES: [(usize, usize); 10] =
-    [(128, 4), (1, 1), (129, 5), (100, 8), (31, 35), (256, 33), (130, 2), (528, 9), (0, 4), (7, 0)];
+const SHAPES: [(usize, usize); 10] = [(128, 4), (1, 1), (129, 5), (100, 8), (31, 35), (256, 33), (130, 2), (528, 9), (0, 4), (7, 0)];
 const LARGE: [(usize, usize); 3] = [(993, 16), (8192, 224), (4001, 125)];
 
 pub fn cases() -> Vec<Case> {

@@ -15,6 +15,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "fp8_transpose", run: fp8_transpose, equivalents: &[] },
     Job { name: "fp8_cast_squares", run: fp8_cast_squares, equivalents: &[] },
     Job { name: "fp8_cast_row_blocks", run: fp8_cast_row_blocks, equivalents: &[] },
+    Job { name: "fp8_cast_row_blocks_alone", run: fp8_cast_row_blocks_alone, equivalents: &[] },
     Job { name: "fp8_dequantize_blocks", run: fp8_dequantize_blocks, equivalents: &[] },
     Job { name: "fp8_partial_amax", run: fp8_partial_amax, equivalents: &[] },
     Job { name: "fp8_partial_cast", run: fp8_partial_cast, equivalents: &[] },
@@ -126,6 +127,22 @@ macro_rules! fp8_cast_blocks {
 fp8_cast_blocks! {
     fp8_cast_squares: Fp8CastSquares, Fp8CastSquaresArgs;
     fp8_cast_row_blocks: Fp8CastRowBlocks, Fp8CastRowBlocksArgs;
+}
+
+/// 36 rows of 144: warps inside, at the lower edge, at the right one and at both.
+fn fp8_cast_row_blocks_alone(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let input = device.upload::<bf16>("input", &words(36 * 72));
+    let (mut data, mut scale_inverses) = (device.upload("data", &[0; 9 * 144]), device.upload("scale_inverses", &[0; 72]));
+    device.launch::<Fp8CastRowBlocksAlone<bf16, e4m3>>(Fp8CastRowBlocksAloneArgs {
+        input: input.view(),
+        data: data.view_mut(),
+        scale_inverses: scale_inverses.view_mut(),
+        rows: 36,
+        columns: 144,
+        epsilon: 0.0,
+        power_of_two: 0,
+    })?;
+    Ok([device.download(&data), device.download(&scale_inverses)].concat())
 }
 
 fn fp8_dequantize_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {

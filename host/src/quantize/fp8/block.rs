@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use oxtile_kernels::fp8::{Fp8CastRowBlocksArgs, Fp8CastSquaresArgs, Fp8DequantizeBlocksArgs, SIDE, row_of_scales};
+use oxtile_kernels::fp8::{
+    Fp8CastRowBlocksAloneArgs, Fp8CastRowBlocksArgs, Fp8CastSquaresArgs, Fp8DequantizeBlocksArgs, SIDE, row_of_scales,
+};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
@@ -42,6 +44,7 @@ pub enum ScaleBlock {
 /// ```
 pub struct BlockScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
     row_blocks: Loaded<T::CastRowBlocks>,
+    row_blocks_alone: Loaded<T::CastRowBlocksAlone>,
     squares: Loaded<T::CastSquares>,
     dequantize: Loaded<T::DequantizeBlocks>,
     options: ScaleOptions,
@@ -74,7 +77,13 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
-        Ok(Self { row_blocks: runtime.load()?, squares: runtime.load()?, dequantize: runtime.load()?, options })
+        Ok(Self {
+            row_blocks: runtime.load()?,
+            row_blocks_alone: runtime.load()?,
+            squares: runtime.load()?,
+            dequantize: runtime.load()?,
+            options,
+        })
     }
 
     /// Quantizes a matrix into new buffers.
@@ -123,6 +132,10 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
             };
         }
         match tensor.block {
+            ScaleBlock::Row if transposed.is_empty() => {
+                let args = Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, rows, columns, epsilon, power_of_two };
+                self.row_blocks_alone.launch(stream, args)
+            }
             ScaleBlock::Row => self.row_blocks.launch(stream, arguments!(Fp8CastRowBlocksArgs)),
             ScaleBlock::Square => self.squares.launch(stream, arguments!(Fp8CastSquaresArgs)),
         }

@@ -43,7 +43,9 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
     type CastTransposeDelayed: for<'a> Kernel<Args<'a> = Fp8CastTransposeDelayedArgs<'a, Self, Q>>;
     /// The transpose of codes.
     type Transpose: for<'a> Kernel<Args<'a> = Fp8TransposeArgs<'a, Q>>;
-    /// The cast with one scale for 128 neighbours of a row.
+    /// The cast with one scale for 128 neighbours of a row, of the matrix alone.
+    type CastRowBlocksAlone: for<'a> Kernel<Args<'a> = Fp8CastRowBlocksAloneArgs<'a, Self, Q>>;
+    /// The same of its transpose, or of both.
     type CastRowBlocks: for<'a> Kernel<Args<'a> = Fp8CastRowBlocksArgs<'a, Self, Q>>;
     /// The cast with one scale for a 128x128 square.
     type CastSquares: for<'a> Kernel<Args<'a> = Fp8CastSquaresArgs<'a, Self, Q>>;
@@ -66,6 +68,7 @@ macro_rules! numbers {
             type CastTranspose = Fp8CastTranspose<$t, $q>;
             type CastTransposeDelayed = Fp8CastTransposeDelayed<$t, $q>;
             type Transpose = Fp8Transpose<$q>;
+            type CastRowBlocksAlone = Fp8CastRowBlocksAlone<$t, $q>;
             type CastRowBlocks = Fp8CastRowBlocks<$t, $q>;
             type CastSquares = Fp8CastSquares<$t, $q>;
             type DequantizeBlocks = Fp8DequantizeBlocks<$q, $t>;
