@@ -47,7 +47,8 @@ pub struct NcclOptions {
     /// Whether every collective is compared with those of the other ranks before it is made: one that differs in kind, reduction, size
     /// or root is then [`Error::Mismatch`] on all of them. A call costs a meeting of all hosts; [`exchange`](Communicator::exchange) is
     /// not compared. Of communicators made by [`connect`](NcclCommunicator::connect) and [`from_store`](NcclCommunicator::from_store) and
-    /// of their parts; the same on all ranks.
+    /// of their parts; the same on all ranks. The board of these notes is in rank 0's process: rank 0 of the world keeps a communicator until
+    /// the others have made their last call, also where they go on in parts without it.
     pub compare_calls: bool,
 }
 
