@@ -38,6 +38,13 @@ fn draw(folder: &Path, files: &[&PathBuf]) -> (String, String) {
     (String::from_utf8(done.stdout).expect("UTF-8"), std::fs::read_to_string(picture).expect("the picture"))
 }
 
+/// A picture in which sources have no line numbers, which change with every edit.
+fn without_lines(picture: &str) -> String {
+    let mut parts = picture.split(".rs:");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + ".rs" + part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ':'))
+}
+
 /// `docs/timeline.svg` is what the tool makes of the example.
 #[test]
 fn the_committed_picture_is_up_to_date() {
@@ -53,7 +60,7 @@ fn the_committed_picture_is_up_to_date() {
     assert_eq!(picture.matches("text-anchor=\"end\">stream ").count(), recording.lanes().len());
     assert_eq!(picture.matches("<title>").count(), recording.spans.len(), "every span is drawn");
     let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/timeline.svg");
-    if std::fs::read_to_string(&committed).ok().as_deref() != Some(&picture) {
+    if std::fs::read_to_string(&committed).ok().map(|committed| without_lines(&committed)) != Some(without_lines(&picture)) {
         let new = Path::new(env!("CARGO_TARGET_TMPDIR")).join("timeline.svg");
         std::fs::write(&new, &picture).expect("a writable folder");
         panic!("docs/timeline.svg is another picture: look at the new one, then `cp {} docs/timeline.svg`", new.display());

@@ -47,8 +47,9 @@ impl<K: Kernel> Loaded<K> {
     #[track_caller]
     pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()> {
         let grid = self.check(&stream.0, &args)?;
+        let caller = Location::caller();
         for access in raised.iter().filter(|access| access.bytes != 0) {
-            let fill = |id| self.runtime.backend.fill(id, access.address, 0, access.bytes, Location::caller());
+            let fill = |id| self.runtime.backend.fill(id, access.address, 0, access.bytes, caller);
             enqueue(stream, self.info.name, std::slice::from_ref(access), fill)?;
         }
         self.launch_checked(&stream.0, grid, &args)
