@@ -57,8 +57,7 @@ pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) 
     ptxas.arg(format!("-arch={arch}")).args(["-v", "-lineinfo"]).arg(&source).arg("-o").arg(&cubin);
     let output = tool::run("assembling", &mut ptxas)?;
     let mut usage = parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
-    let binary = fs::read(&cubin).map_err(Error::file("read", &cubin))?;
-    let code = MachineCode::of(&binary).map_err(|error| Error::content(&cubin, error))?;
+    let code = MachineCode::of(&cubin)?;
     (usage.instructions, usage.local_accesses) = (code.instructions, code.local_accesses);
     let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
     fs::write(&report, text).map_err(Error::file("write", &report))?;

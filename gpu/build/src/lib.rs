@@ -38,7 +38,7 @@ mod error;
 #[cfg(feature = "compile")]
 pub mod lint;
 #[cfg(feature = "compile")]
-mod machine_code;
+pub mod machine_code;
 #[cfg(feature = "compile")]
 pub mod manifest;
 #[cfg(feature = "compile")]

@@ -1,7 +1,11 @@
 //! Counts machine instructions in a cubin without nvdisasm, which takes a third of a second to start: as long as ptxas
 //! takes for ten small kernels.
 
+use std::{fs, path::Path};
+
 use object::{Object, ObjectSection};
+
+use crate::Error;
 
 /// Bytes of an instruction since sm_70 (CUDA Binary Utilities, "Instruction Set Reference": 128 bits).
 const INSTRUCTION: usize = 16;
@@ -16,7 +20,7 @@ const STL: u16 = 0x387;
 
 /// What the lints and the ratchet ask of machine code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MachineCode {
+pub struct MachineCode {
     /// Instructions, without the padding behind the last: a branch to itself, and `NOP`s up to the end of a cache line.
     pub instructions: u32,
     /// Loads from and stores to local memory: registers that did not fit, or arrays indexed at run time.
@@ -24,8 +28,16 @@ pub(crate) struct MachineCode {
 }
 
 impl MachineCode {
-    /// Of all functions of a cubin. The error says why the bytes are none.
-    pub fn of(cubin: &[u8]) -> Result<Self, object::Error> {
+    /// Of all functions of a cubin.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no cubin.
+    pub fn of(cubin: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(cubin).map_err(Error::file("read", cubin))?;
+        Self::parse(&bytes).map_err(|error| Error::content(cubin, error))
+    }
+
+    fn parse(cubin: &[u8]) -> Result<Self, object::Error> {
         let (file, mut code) = (object::File::parse(cubin)?, Self::default());
         for section in file.sections() {
             if section.name()?.starts_with(".text.") {
@@ -67,6 +79,6 @@ mod tests {
 
     #[test]
     fn a_text_is_no_cubin() {
-        assert!(MachineCode::of(b"// PTX").is_err());
+        assert!(MachineCode::parse(b"// PTX").is_err());
     }
 }
