@@ -20,6 +20,11 @@ fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
     cargo
 }
 
+/// Compiles the case binary and no more.
+pub fn compile_cases() -> Command {
+    cargo(["build", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests"])
+}
+
 fn status(command: &mut Command) -> Result<ExitCode> {
     let status = command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

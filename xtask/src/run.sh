@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs on a GPU machine as it is: the cases on the GPU, memcheck, the GPU's bytes of the conformance kernels, the benchmarks.
+# Runs on a GPU machine as it is: the cases on the GPU, memcheck and synccheck, the GPU's bytes of the conformance kernels, the benchmarks.
 # Builds nothing. Leaves one file: results.tgz beside this script, or where the first argument says. Further arguments
 # choose steps: `./run.sh results.tgz cases bytes`.
 here=$(cd "$(dirname "$0")" && pwd)
@@ -43,9 +43,11 @@ step nccl ./nccl-tests
 step vmm env OXTILE_REQUIRE=vmm ./vmm-tests --skip gpu::deaths
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
-    step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small
+    for tool in memcheck synccheck; do
+        step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 ./oxtile-tests --test-threads 1 cuda::small
+    done
 else
-    printf '==== memcheck: NOT RUN, there is no compute-sanitizer in PATH\n\n' | tee -a "$log"
+    printf '==== memcheck, synccheck: NOT RUN, there is no compute-sanitizer in PATH\n\n' | tee -a "$log"
     failures=$((failures + 1))
 fi
 step benches ./oxtile-benches --json "$results/benches"

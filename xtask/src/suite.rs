@@ -3,7 +3,8 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -38,6 +39,24 @@ impl Tally {
         self.passed += u64::from(passed);
         self.failed += u64::from(!passed);
         self.times.push((start.elapsed(), name.into()));
+    }
+
+    /// A step that ran beside others: what it wrote is printed now.
+    fn beside(&mut self, name: &str, time: Duration, output: Result<Output>) {
+        println!("== {name}");
+        let passed = match output {
+            Ok(output) => {
+                eprint!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                output.status.success()
+            }
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                false
+            }
+        };
+        self.passed += u64::from(passed);
+        self.failed += u64::from(!passed);
+        self.times.push((time, name.into()));
     }
 
     /// Runs tests and adds up what their summaries say. A program that fails without a summary is one failure.
@@ -111,6 +130,18 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?.success())
 }
 
+/// What compiles for the host, beside the kernels: those keep one core busy, in a target directory of their own. Clippy's time and
+/// output, where it is asked for. The tests are compiled only: running them says what is wrong with them.
+fn compile_for_the_host(clippy: bool) -> Option<(Duration, Result<Output>)> {
+    let start = Instant::now();
+    let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    let output = clippy.then(|| cargo(lints).output().context("cannot run cargo clippy"));
+    let time = start.elapsed();
+    let _ = cargo(["test", "--workspace", "--no-run", "--quiet"]).output();
+    let _ = programs::compile_cases().output();
+    output.map(|output| (time, output))
+}
+
 /// `test [--long] [FILTER...]`: the whole suite; with a filter, only the tests whose names contain it; `--long` tries all of what is
 /// sampled otherwise, and more seeds.
 pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
@@ -118,15 +149,21 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     let long = (!long.is_empty()).then_some(("OXTILE_LONG", "1"));
     let mut tally = Tally::default();
     machine::ready()?;
-    if filter.is_empty() {
+    let whole = filter.is_empty();
+    if whole {
         machine::components()?;
         tally.step("cargo fmt --check", || succeeds(&mut cargo(["fmt", "--all", "--check"])));
-        tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
     }
-    tally.step("build-ptx", || kernels::all().map(|_| true));
-    if filter.is_empty() {
-        let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-        tally.step("cargo clippy", || succeeds(&mut cargo(clippy)));
+    let clippy = thread::scope(|scope| {
+        let clippy = scope.spawn(|| compile_for_the_host(whole));
+        if whole {
+            tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
+        }
+        tally.step("build-ptx", || kernels::all().map(|_| true));
+        clippy.join().expect("compiling does not panic")
+    });
+    if let Some((time, output)) = clippy {
+        tally.beside("cargo clippy", time, output);
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast", "--"]);
     tally.tests("cargo test", tests.args(&filter).envs(long))?;
