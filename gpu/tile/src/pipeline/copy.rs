@@ -1,0 +1,100 @@
+//! Copies that a thread starts, groups and waits for: 4 to 16 bytes into shared memory, and in bulk from it.
+
+use crate::arch::{AsyncCopy, BulkCopy, Target};
+use crate::global::{Global, GlobalMut, elements_of};
+use crate::layout::Swizzle;
+use crate::num::Pod;
+use crate::shared::{SharedArray, SharedTile};
+
+/// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async.cg`); of
+/// them `valid` bytes are read, the rest becomes zero. Both sides lie at multiples of 16 bytes; with nothing to
+/// read, `start` may be anywhere.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64, valid: u32) {
+    let shared = target.range(index, elements_of::<T>(16));
+    let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
+    // SAFETY: `range` checked both sides where this build checks.
+    unsafe { Target::copy_16(shared, global, valid) };
+}
+
+/// The same to the 16 bytes of a tile from `row`, `column` on, in one row at a multiple of 16 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_to_tile<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle>(
+    target: SharedTile<T, ROWS, COLUMNS, S>,
+    [row, column]: [u32; 2],
+    source: &Global<T>,
+    start: u64,
+    valid: u32,
+) {
+    let shared = target.address_of(row, column);
+    let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
+    // SAFETY: `range` and `address_of` checked both sides where this build checks; swizzles move 16 bytes together.
+    unsafe { Target::copy_16(shared, global, valid) };
+}
+
+/// Starts a copy of 4 bytes from element `start` to element `index` by this thread (`cp.async.ca`); both lie at
+/// multiples of 4 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_word<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64) {
+    let count = elements_of::<T>(4);
+    // SAFETY: as `copy_async`.
+    unsafe { Target::copy_4(target.range(index, count), source.range(start, count.into())) };
+}
+
+/// Starts a copy of 8 bytes from element `start` to element `index` by this thread (`cp.async.ca`); both lie at
+/// multiples of 8 bytes.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_pair<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32, source: &Global<T>, start: u64) {
+    let count = elements_of::<T>(8);
+    // SAFETY: as `copy_async`.
+    unsafe { Target::copy_8(target.range(index, count), source.range(start, count.into())) };
+}
+
+/// Closes a group of this thread's [`copy_async`].
+#[inline(always)]
+#[track_caller]
+pub fn commit_copies() {
+    <Target as AsyncCopy>::commit();
+}
+
+/// Waits until at most `PENDING` of this thread's groups are under way; others' copies need a barrier too.
+#[inline(always)]
+#[track_caller]
+pub fn wait_copies<const PENDING: u32>() {
+    <Target as AsyncCopy>::wait::<PENDING>();
+}
+
+/// Starts a bulk copy of the first `count` elements of shared memory to device memory, by one thread; both sides have
+/// them, at multiples of 16 bytes and in such a number. The shared memory was written before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
+#[inline(always)]
+#[track_caller]
+pub fn store_bulk<T: Pod, const N: usize>(target: &GlobalMut<T>, start: u64, source: SharedArray<T, N>, count: u32) {
+    let (global, shared) = (target.range(start, count.into()), source.range(0, count));
+    // SAFETY: `range` checked both sides where this build checks.
+    unsafe { <Target as BulkCopy>::store(global, shared, count * size_of::<T>() as u32) };
+}
+
+/// Closes a group of this thread's [`store_bulk`].
+#[inline(always)]
+#[track_caller]
+pub fn commit_stores() {
+    <Target as BulkCopy>::commit();
+}
+
+/// Waits until all but `PENDING` groups of bulk stores have landed in device memory.
+#[inline(always)]
+#[track_caller]
+pub fn wait_stores<const PENDING: u32>() {
+    <Target as BulkCopy>::wait::<PENDING>();
+}
+
+/// Waits until all but `PENDING` groups have read their shared memory, which may then be overwritten.
+#[inline(always)]
+#[track_caller]
+pub fn wait_stores_read<const PENDING: u32>() {
+    Target::wait_read::<PENDING>();
+}
