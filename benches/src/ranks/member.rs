@@ -10,6 +10,7 @@ use oxtile::num::bf16;
 use oxtile::symmetric::BackendName;
 use oxtile::{Buffer, Event, Runtime, Stream};
 
+use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::symmetric::Symmetric;
 use super::{Request, Times, Work};
@@ -25,6 +26,7 @@ pub struct Member {
     whole: Buffer<bf16>,
     part: Buffer<bf16>,
     symmetric: Symmetric,
+    messages: Option<Messages>,
     product: Option<Product>,
 }
 
@@ -44,7 +46,7 @@ impl Member {
         let stream = device.stream()?;
         let (whole, part) = (Buffer::zeros(&stream, 0)?, Buffer::zeros(&stream, 0)?);
         let backend = if comm.is_some() { BackendName::Vmm } else { BackendName::Emulated };
-        Ok(Self { rank: index, comm, whole, part, symmetric: Symmetric::new(rank, backend)?, product: None, stream })
+        Ok(Self { rank: index, comm, whole, part, symmetric: Symmetric::new(rank, backend)?, messages: None, product: None, stream })
     }
 
     pub fn round(&mut self, request: Request, barrier: &Barrier) -> Result<Times> {
@@ -57,6 +59,9 @@ impl Member {
         let issued = begin.elapsed();
         self.settle()?;
         let wall = if request.work == Work::Issue { issued } else { begin.elapsed() };
+        if let (Work::Exchange(_), Some(messages)) = (request.work, &mut self.messages) {
+            messages.check(&self.stream)?;
+        }
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
     }
 
@@ -71,6 +76,14 @@ impl Member {
         match request.work {
             Work::Push(_) | Work::Issue | Work::Pull(_) | Work::GemmWithPush => self.symmetric.prepare(request.bytes / world)?,
             Work::Put | Work::Get | Work::RoundTrip => self.symmetric.prepare(request.bytes)?,
+            Work::Exchange(_) => {
+                let rank = self.symmetric.rank();
+                let messages = match &mut self.messages {
+                    Some(messages) => messages,
+                    none => none.insert(Messages::open(rank, &self.stream)?),
+                };
+                messages.prepare(rank, &self.stream, request.bytes)?;
+            }
             _ => {}
         }
         if matches!(request.work, Work::Gemm | Work::GemmWithPush | Work::GemmWithNccl) && self.product.is_none() {
@@ -93,6 +106,10 @@ impl Member {
             Work::Put => self.symmetric.put(request.calls),
             Work::Get => self.symmetric.get(request.calls),
             Work::RoundTrip => self.symmetric.round_trip(self.rank, request.calls),
+            Work::Exchange(cut) => {
+                let messages = self.messages.as_mut().context("they were prepared")?;
+                messages.gather(cut, &self.stream, request.calls)
+            }
             Work::Gemm => self.products(request.calls),
             Work::GemmWithPush => {
                 // As many gathers take longer than the products.

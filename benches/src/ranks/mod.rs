@@ -1,10 +1,11 @@
-//! What many ranks do together, a GPU a thread: collectives of NCCL, and symmetric memory moved by copy engines; in turn with
-//! torch.distributed over the same NCCL.
+//! What many ranks do together, a GPU a thread: collectives of NCCL, symmetric memory moved by copy engines, and messages by kernels; in turn
+//! with torch.distributed over the same NCCL.
 //!
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
 
 mod member;
+mod messages;
 mod plan;
 mod symmetric;
 
@@ -27,7 +28,7 @@ use crate::results::{Document, Missing, Record, SideRecord};
 use crate::run::Options;
 
 /// The families that ranks have.
-pub const NAMES: [&str; 2] = [plan::NCCL, plan::SYMMETRIC];
+pub const NAMES: [&str; 3] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE];
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
 const PEER: &str = "torch.distributed";
@@ -48,6 +49,8 @@ enum Work {
     Issue,
     /// The all-gather whose members get.
     Pull(u64),
+    /// The all-gather of a kernel a rank, cut as one of [`messages::CUTS`].
+    Exchange(usize),
     /// To the next rank, all at once.
     Put,
     /// From the next rank.

@@ -8,6 +8,8 @@ use crate::results::Clock;
 pub const NCCL: &str = "nccl";
 /// Symmetric memory and copy engines.
 pub const SYMMETRIC: &str = "symmetric";
+/// Messages by kernels.
+pub const EXCHANGE: &str = "exchange";
 
 /// Sides that do the same.
 pub struct Comparison {
@@ -50,6 +52,8 @@ const PRODUCTS: u64 = 10;
 const BUFFERS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 /// Shards of gathers.
 const SHARDS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+/// Shards of messages.
+const MESSAGES: [u64; 5] = [256, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
 /// From where on a gather in chunks is measured too.
 const CHUNKED: u64 = 16 << 20;
 const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
@@ -67,6 +71,9 @@ pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Compariso
         all.extend(SHARDS.map(|shard| gather(world, shard, true)));
         all.extend([issue(world, true), round_trip(), product(world)]);
         all.extend(COPIES.into_iter().flat_map(|bytes| [copy(Work::Put, bytes, true), copy(Work::Get, bytes, true)]));
+    }
+    if is_chosen(EXCHANGE) {
+        all.extend(MESSAGES.map(|shard| message(world, shard)));
     }
     if is_chosen(NCCL) {
         for work in [Work::AllGather, Work::ReduceScatter, Work::AllReduce] {
@@ -115,6 +122,27 @@ fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
         flops: 0,
         sides,
         peer: has_nccl.then(|| request(Work::AllGather)),
+        taken: vec![DEVICE, WALL],
+    }
+}
+
+/// The rate of `bytes` is that of the bus, as with [`gather`].
+fn message(world: u32, shard: u64) -> Comparison {
+    let whole = shard * u64::from(world);
+    let request = |work| Request { work, bytes: whole, calls: calls(whole) };
+    let side = |label, work| Side { label, request: request(work) };
+    Comparison {
+        family: EXCHANGE,
+        kernel: "all-gather of messages".into(),
+        shape: format!("{} a rank", text(shard)),
+        bytes: whole - shard,
+        flops: 0,
+        sides: vec![
+            side("1 lane of 16 KiB", Work::Exchange(0)),
+            side("8 lanes of 8 KiB", Work::Exchange(1)),
+            side("NCCL through Oxtile", Work::AllGather),
+        ],
+        peer: Some(request(Work::AllGather)),
         taken: vec![DEVICE, WALL],
     }
 }
@@ -182,7 +210,11 @@ fn product(world: u32) -> Comparison {
     }
 }
 
-/// `64 KiB`, `16 MiB`.
+/// `256 B`, `64 KiB`, `16 MiB`.
 fn text(bytes: u64) -> String {
-    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+    match bytes {
+        ..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
 }

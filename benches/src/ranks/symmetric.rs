@@ -45,6 +45,10 @@ impl Symmetric {
         Ok(Self { rank, backend, copies, arrivals, open: None })
     }
 
+    pub fn rank(&self) -> &HostRank {
+        &self.rank
+    }
+
     pub fn world(&self) -> WorldSize {
         self.rank.world()
     }
