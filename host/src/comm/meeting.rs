@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::board::{Board, gather};
 use super::rank::{Rank, WorldSize};
+use super::sequence::Sequence;
 use crate::runtime::{Device, Result};
 
 /// A rank that can open arenas with the others of its world.
@@ -63,6 +64,11 @@ impl Meeting {
     /// As [`Board::read`]; all that are missing are named.
     pub fn gather(&self, what: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
         gather(&*self.board, self.world, &self.key(what), patience)
+    }
+
+    /// The ranks' calls of something that they do together, to be compared.
+    pub(crate) fn calls(&self, what: &str, patience: Duration) -> Sequence {
+        Sequence::new(Arc::clone(&self.board), &self.key(what), self.rank, self.world.ranks().collect(), patience)
     }
 
     /// This rank says nothing more here; whoever waits for it is told why.

@@ -28,5 +28,6 @@ pub use meeting::{ArenaRank, Meeting};
 pub use nccl::{NcclCommunicator, NcclOptions, NcclVersion, UniqueId};
 pub(crate) use nccl::{Window, Windows};
 pub use rank::{Rank, WorldSize};
+pub(crate) use sequence::Sequence;
 pub use single_rank::SingleRank;
 pub use team::{Member, Team};

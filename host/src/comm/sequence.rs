@@ -34,7 +34,7 @@ impl fmt::Display for Note {
 
 /// One rank's calls in a group.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(crate) struct Sequence {
     board: Arc<dyn Board>,
     /// Of the group: the same on its ranks, and that of no other.
     name: String,
@@ -82,7 +82,8 @@ impl Sequence {
         let mut calls = lock(&self.calls);
         let number = *calls;
         *calls += 1;
-        let key = |number: u64| format!("call {number} of {}", self.name);
+        // Begins with the name: who gives up what goes by that name gives up its calls.
+        let key = |number: u64| format!("{}: call {number}", self.name);
         self.board.publish(self.me, &key(number), serde_json::to_vec(mine).unwrap_or_default())?;
         let found = gather_of(&*self.board, &self.members, &key(number), self.patience)?;
         let unknown = || Note::Call("something else".to_owned());
@@ -164,7 +165,7 @@ mod tests {
         let results = ranks(2, Duration::from_millis(50), |rank, sequence| if rank == 1 { Ok(()) } else { sequence.agree("barrier") });
         let error = results[0].clone().unwrap_err();
         assert!(matches!(&error, Error::Symmetric(SymmetricError::Missing { ranks, .. }) if ranks[0].index() == 1), "{error}");
-        assert!(error.to_string().starts_with("call 0 of the world"), "{error}");
+        assert!(error.to_string().starts_with("the world: call 0"), "{error}");
     }
 
     #[test]

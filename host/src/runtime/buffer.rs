@@ -13,7 +13,7 @@ use super::backend::{Copy, Direction};
 use super::device::Device;
 use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
-use super::memory::{self, Memory, copy};
+use super::memory::{self, Memory, Owner, copy};
 use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
@@ -95,7 +95,21 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::TooLarge`].
     pub unsafe fn borrow_raw(device: &Device, address: u64, len: u64) -> Result<Self> {
         let bytes = byte_count::<T>("Buffer::borrow_raw", len)?;
-        let memory = Memory::borrowed(&device.runtime, device.index, address, bytes);
+        let memory = Memory::borrowed(&device.runtime, device.index, address, bytes, None);
+        Ok(Self { memory, len, element: PhantomData })
+    }
+
+    /// Device memory that its owner keeps for as long as the buffer, or a graph with work on it, is there.
+    ///
+    /// # Safety
+    /// `len` elements lie at `address`, aligned for `T` and usable on `device`, until the owner is gone and the work on the streams that it
+    /// was told of is done.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub(crate) unsafe fn lent(device: &Device, address: u64, len: u64, owner: Arc<dyn Owner>) -> Result<Self> {
+        let bytes = byte_count::<T>("Buffer", len)?;
+        let memory = Memory::borrowed(&device.runtime, device.index, address, bytes, Some(owner));
         Ok(Self { memory, len, element: PhantomData })
     }
 

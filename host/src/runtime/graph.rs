@@ -7,17 +7,19 @@ use std::sync::{Arc, Mutex};
 
 use super::backend::GraphId;
 use super::error::{Error, Result};
-use super::memory::{self, Memory, Release, Uses};
+use super::memory::{self, Memory, Owner, Release, Uses};
 use super::runtime::{Inner, lock};
 use super::stream::{Stream, StreamInner};
 
 /// A captured sequence of launches, fills and copies between buffers, on one or more streams.
 ///
-/// It keeps the buffers that it uses alive. Each replay counts as one use of each of them.
+/// It keeps the buffers that it uses alive, and the arenas and communicators. Each replay counts as one use of each of them.
 pub struct Graph {
     runtime: Arc<Inner>,
     id: GraphId,
     memory: Vec<(Arc<Memory>, bool)>,
+    /// What its work needs besides: dropped when it is destroyed.
+    kept: Vec<Arc<dyn Owner>>,
 }
 
 impl Graph {
@@ -53,6 +55,7 @@ impl Graph {
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
         let _enqueue = self.runtime.enqueue_alone();
         memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
+        self.kept.iter().for_each(|owner| owner.used_on(stream));
         self.runtime.backend.launch_graph(stream.id, self.id, Location::caller())
     }
 }
@@ -74,6 +77,7 @@ pub(crate) struct Capture {
     /// Different for every capture of the process.
     pub number: u64,
     memory: Mutex<Vec<Captured>>,
+    kept: Mutex<Vec<Arc<dyn Owner>>>,
     releases: Mutex<Vec<Release>>,
 }
 
@@ -86,7 +90,8 @@ struct Captured {
 impl Capture {
     fn new() -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        Arc::new(Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), memory: Mutex::default(), releases: Mutex::default() })
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { number, memory: Mutex::default(), kept: Mutex::default(), releases: Mutex::default() })
     }
 
     pub fn add_use(&self, memory: &Arc<Memory>, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {
@@ -97,6 +102,15 @@ impl Capture {
         });
         all[at].writes |= writes;
         all[at].uses.add(stream, writes, wait_for);
+    }
+
+    /// Keeps what the graph's work needs for as long as there is the graph.
+    pub fn keep(&self, owner: Arc<dyn Owner>) {
+        let mut kept = lock(&self.kept);
+        // Of trait objects the addresses alone say whether they are one.
+        if !kept.iter().any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&owner))) {
+            kept.push(owner);
+        }
     }
 
     /// Keeps memory until the capture has ended.
@@ -147,7 +161,8 @@ impl Session {
         let streams = std::mem::take(&mut self.streams);
         let (id, runtime) = (self.close(&streams)?, Arc::clone(&streams[0].runtime));
         let memory = lock(&self.capture.memory).drain(..).map(|c| (c.memory, c.writes)).collect();
-        Ok(Graph { runtime, id, memory })
+        let kept = std::mem::take(&mut *lock(&self.capture.kept));
+        Ok(Graph { runtime, id, memory, kept })
     }
 
     /// Joins the streams, ends the capture and frees what was dropped during it.

@@ -18,6 +18,12 @@ use super::error::{Error, Result};
 use super::runtime::{Inner, lock};
 use super::stream::StreamInner;
 
+/// Who lends memory, or what else work on streams needs: kept for as long as that work may be done, or done again by a graph.
+pub(crate) trait Owner: Send + Sync {
+    /// A stream has work that needs it: it must not go before that.
+    fn used_on(&self, stream: &Arc<StreamInner>);
+}
+
 /// Where a piece of memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -35,8 +41,10 @@ pub(crate) struct Memory {
     pub address: u64,
     pub bytes: u64,
     pub name: String,
-    /// The stream that it was allocated on; none for memory of another library, which frees it.
+    /// The stream that it was allocated on; none for memory of another library, or of an owner, which frees it.
     home: Option<Arc<StreamInner>>,
+    /// Who lends it.
+    owner: Option<Arc<dyn Owner>>,
     uses: Mutex<Uses>,
 }
 
@@ -88,13 +96,14 @@ impl Memory {
 
     fn owned(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: &str, uses: Uses) -> Arc<Self> {
         let (runtime, name, home) = (Arc::clone(&stream.runtime), name.to_owned(), Some(Arc::clone(stream)));
-        Arc::new(Self { runtime, place, device: stream.id.device, address, bytes, name, home, uses: Mutex::new(uses) })
+        let (device, owner, uses) = (stream.id.device, None, Mutex::new(uses));
+        Arc::new(Self { runtime, place, device, address, bytes, name, home, owner, uses })
     }
 
-    /// Device memory of another library.
-    pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64) -> Arc<Self> {
+    /// Device memory of an owner, or of another library, which the caller vouches for.
+    pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64, owner: Option<Arc<dyn Owner>>) -> Arc<Self> {
         let (runtime, name, uses) = (Arc::clone(runtime), "borrowed".to_owned(), Mutex::default());
-        Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, uses })
+        Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, owner, uses })
     }
 
     /// Fails unless work on `stream` may use this memory.
@@ -131,6 +140,13 @@ impl Memory {
     pub fn streams(&self, writes: bool) -> Vec<Arc<StreamInner>> {
         let uses = lock(&self.uses);
         uses.writer.iter().chain(uses.readers.iter().filter(|_| writes)).cloned().collect()
+    }
+}
+
+/// Part of it is lent under a name of its own.
+impl Owner for Memory {
+    fn used_on(&self, stream: &Arc<StreamInner>) {
+        lock(&self.uses).add(stream, false, &mut Vec::new());
     }
 }
 
@@ -188,6 +204,9 @@ impl Release {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            self.streams(true).iter().for_each(|stream| owner.used_on(stream));
+        }
         let Some(home) = self.home.take().filter(|_| self.bytes != 0) else { return };
         let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         Release { place: self.place, address: self.address, bytes: self.bytes, home, uses }.run();

@@ -42,7 +42,7 @@ pub use runtime::{Choice, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
 pub(crate) use buffer::{nothing, nothing_mut};
-pub(crate) use memory::{Memory, order};
+pub(crate) use memory::{Memory, Owner, order};
 pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use runtime::lock;
 

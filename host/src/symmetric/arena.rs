@@ -13,9 +13,10 @@ use super::buffer::SymmetricBuffer;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
-use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, WorldSize};
+use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Device, Error, Kind, Result, Stream};
+use crate::runtime::stream::StreamInner;
+use crate::runtime::{Buffer, Device, Error, Kind, Owner, Result, Stream};
 
 /// How an arena is opened; the same on every rank.
 #[derive(Clone, Debug)]
@@ -134,9 +135,11 @@ impl Arena {
         let bytes = bytes.ok_or(Error::TooLarge { what: "Arena::buffer", count: len, element_bytes: size_of::<T>() as u64 })?;
         let (number, offset) = self.0.layout.take(Item::Buffer { bytes })?;
         self.0.publish_layout(number)?;
-        // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the buffer keeps the arena.
-        let local = unsafe { Buffer::borrow_raw(&self.0.control.device(), self.0.base + offset, len)? };
-        Ok(SymmetricBuffer { arena: self.clone(), number, offset, local })
+        let arena = Arc::new(self.clone());
+        // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the arena is not closed before it is
+        // dropped, and then waits for the streams that it was told of.
+        let local = unsafe { Buffer::lent(&self.0.control.device(), self.0.base + offset, len, Arc::clone(&arena) as _)? };
+        Ok(SymmetricBuffer { arena, number, offset, local })
     }
 
     /// Takes a signal channel: a word for each rank that writes, on every rank. Every rank takes the same, in one order.
@@ -196,7 +199,7 @@ impl Arena {
     /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
     ///
     /// # Errors
-    /// [`SymmetricError::InUse`] while buffers, tickets or clones are there: the arena then stays open. What went wrong in a stream.
+    /// [`SymmetricError::InUse`] while buffers, tickets, graphs or clones are there: the arena then stays open. What went wrong in a stream.
     pub fn close(self) -> Result<Closing> {
         let handles = Arc::strong_count(&self.0) - 1;
         if handles > 0 {
@@ -234,9 +237,12 @@ impl Inner {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers a stream that has to be drained before the memory goes.
-    pub fn use_on(&self, stream: &Stream) {
-        lock(&self.streams).entry(stream.raw()).or_insert_with(|| stream.clone());
+    /// Remembers a stream that has to be drained before the memory goes. A graph that captures its work keeps the arena.
+    pub fn use_on(self: &Arc<Self>, stream: &Stream) {
+        self.used_on(&stream.0);
+        if let Some(capture) = stream.0.capture() {
+            capture.keep(Arc::clone(self) as _);
+        }
     }
 
     /// Where a rank's arena lies, for a use of what this rank took as its `number`th.
@@ -264,10 +270,21 @@ impl Inner {
         self.backend.peers(&self.meeting, self.options.deadline)
     }
 
-    /// Waits until all ranks have come to a point of this name.
-    pub fn meet_at(&self, name: &str) -> Result<()> {
-        self.meeting.publish(name, Vec::new())?;
-        self.meeting.gather(name, self.options.deadline).map(drop)
+    /// Waits until all ranks have come to a point of this name, where all have taken the same as their `number`th thing.
+    pub fn meet_with(&self, name: &str, number: usize, taken: &str) -> Result<()> {
+        self.meeting.publish(name, taken.as_bytes().to_vec())?;
+        let all = self.meeting.gather(name, self.options.deadline)?;
+        let differs = self.world.ranks().zip(all).find(|(_, other)| other != taken.as_bytes());
+        let error = |(other, expected): (Rank, Vec<u8>)| {
+            let expected = String::from_utf8_lossy(&expected).into_owned();
+            SymmetricError::Layout { number, rank: self.rank, found: taken.to_owned(), other, expected }
+        };
+        differs.map_or(Ok(()), |differs| Err(error(differs).into()))
+    }
+
+    /// Compares calls of this name with those of the other ranks.
+    pub fn calls(&self, name: &str) -> Sequence {
+        self.meeting.calls(name, self.options.deadline)
     }
 
     fn publish_layout(&self, number: usize) -> Result<()> {
@@ -303,6 +320,20 @@ impl Inner {
             std::thread::yield_now();
         }
         Ok(())
+    }
+}
+
+impl Owner for Inner {
+    fn used_on(&self, stream: &Arc<StreamInner>) {
+        let stream = Stream(Arc::clone(stream));
+        lock(&self.streams).entry(stream.raw()).or_insert(stream);
+    }
+}
+
+/// A handle for each buffer, which its memory shares.
+impl Owner for Arena {
+    fn used_on(&self, stream: &Arc<StreamInner>) {
+        self.0.used_on(stream);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
+use std::sync::Arc;
 
 use oxtile_tile::num::Pod;
 
@@ -18,7 +19,7 @@ use crate::runtime::{Buffer, Error, Result, Stream, memory};
 /// The runtime orders the uses of the local buffer by this rank's streams. What other ranks do with it is ordered by signals alone:
 /// tell them when it may be read ([`Arena::signal`]), and wait until they have read it before it is written again.
 pub struct SymmetricBuffer<T> {
-    pub(super) arena: Arena,
+    pub(super) arena: Arc<Arena>,
     pub(super) number: usize,
     pub(super) offset: u64,
     pub(super) local: Buffer<T>,
@@ -53,13 +54,6 @@ impl<T: Pod> SymmetricBuffer<T> {
     pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
-    }
-}
-
-/// Closing the arena waits for the streams that used this rank's part too.
-impl<T> Drop for SymmetricBuffer<T> {
-    fn drop(&mut self) {
-        self.local.memory().streams(true).into_iter().for_each(|stream| self.arena.0.use_on(&Stream(stream)));
     }
 }
 

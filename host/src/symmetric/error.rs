@@ -109,7 +109,7 @@ pub enum SymmetricError {
         waited: Duration,
     },
     /// The arena is in use.
-    #[error("the arena cannot be closed: {handles} of its buffers and tickets are still there: drop them first")]
+    #[error("the arena cannot be closed: {handles} of its buffers, tickets and graphs are still there: drop them first")]
     InUse {
         /// How many handles there are.
         handles: usize,

@@ -1,6 +1,7 @@
 //! All-gather and all-to-all of few bytes, by one kernel a rank that waits for flags itself.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use oxtile_kernels::exchange::{self as kernel, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox};
@@ -9,15 +10,19 @@ use super::arena::Arena;
 use super::backend::BackendName;
 use super::buffer::SymmetricBuffer;
 use super::error::SymmetricError;
-use crate::comm::Rank;
+use crate::comm::{Rank, Sequence};
 use crate::runtime::{Buffer, Error, Kind, Loaded, Result, Stream};
 
 /// Messages between all ranks of an arena by loads and stores: of some KiB, in one launch a rank and about two crossings of the link.
 /// [`PullGather`](super::PullGather) and [`PushGather`](super::PushGather) carry more, and take no multiprocessor.
 ///
-/// A kernel waits for its peers on the device, at most for the arena's deadline and until the arena ends: [`check`](Self::check) says
-/// what came of it. Nothing that a rank does before its launch may wait for a peer's kernel, and the driver's allocations may wait for
-/// kernels of their process (CUDA C++ Programming Guide, "Implicit Synchronization"): ranks are best processes.
+/// A kernel waits for its peers on the device: each of its waits lasts at most for the arena's deadline, the first that is not answered ends
+/// it, and [`check`](Self::check) says what came of it. The deadline begins when the kernel runs, and anew in each launch behind one that
+/// ended so: check after few launches, since the check ends the arena and with it what still waits. The ranks launch within the deadline of
+/// one another; a rank that loads its kernel first, or is slow to come, is waited for as any other.
+///
+/// Nothing that a rank does before its launch may wait for a peer's kernel, and the driver's allocations may wait for kernels of their
+/// process (CUDA C++ Programming Guide, "Implicit Synchronization"): ranks are best processes.
 pub struct Exchange {
     arena: Arena,
     mailbox: SymmetricBuffer<u64>,
@@ -28,6 +33,8 @@ pub struct Exchange {
     /// 0, or why a launch did not end well.
     verdict: Buffer<u32>,
     kernel: Loaded<Kernel>,
+    /// Compares the ranks' calls before they are made.
+    calls: Option<Sequence>,
     /// What the next launch begins with.
     epoch: u64,
 }
@@ -39,12 +46,16 @@ pub struct ExchangeOptions {
     pub lanes: u32,
     /// Bytes that a block sends before it waits for an answer: a multiple of 16.
     pub slot_bytes: u32,
+    /// Whether every call is compared with those of the other ranks before it is made: one of another kind or length is then
+    /// [`Error::Mismatch`] on all of them, and ends the arena. Without it ranks whose lengths differ get data of no account, or wait for the
+    /// deadline. A call costs a meeting of all hosts.
+    pub compare_calls: bool,
 }
 
 impl Default for ExchangeOptions {
-    /// Messages of 64 KiB in one round.
+    /// Messages of 64 KiB in one round. Calls are compared in debug builds.
     fn default() -> Self {
-        Self { lanes: 8, slot_bytes: 8 << 10 }
+        Self { lanes: 8, slot_bytes: 8 << 10, compare_calls: cfg!(debug_assertions) }
     }
 }
 
@@ -53,14 +64,15 @@ impl Exchange {
     ///
     /// # Errors
     /// [`SymmetricError::Unavailable`] for more than one rank of the virtual cluster, whose kernels run one at a time; [`Error::Invalid`] for
-    /// options without a lane, or slots of no multiple of 16 bytes; as [`Arena::buffer`]; ranks that do not come.
+    /// options without a lane, or slots of no multiple of 16 bytes; as [`Arena::buffer`]; [`SymmetricError::Layout`] for other options on
+    /// another rank; ranks that do not come.
     pub fn new(arena: &Arena, stream: &Stream, options: ExchangeOptions) -> Result<Self> {
         let (runtime, world) = (&stream.0.runtime, arena.world());
         if runtime.kind() == Kind::Emulated && world.get() > 1 {
             let why = "kernels of the virtual cluster run one at a time, and this one waits for its peers: use PullGather".to_owned();
             return Err(SymmetricError::Unavailable { backend: BackendName::Emulated, why }.into());
         }
-        let ExchangeOptions { lanes, slot_bytes } = options;
+        let ExchangeOptions { lanes, slot_bytes, compare_calls } = options;
         if lanes == 0 || slot_bytes == 0 || !slot_bytes.is_multiple_of(16) {
             let why = format!("{lanes} lanes of slots of {slot_bytes} bytes: take at least one, and a multiple of 16");
             return Err(Error::Invalid { what: "ExchangeOptions", why });
@@ -69,18 +81,22 @@ impl Exchange {
         let mut mailbox = arena.buffer::<u64>(layout.len())?;
         mailbox.local_mut().copy_from_slice(stream, &vec![0_u64; layout.len() as usize])?;
         stream.synchronize()?;
-        arena.0.meet_at(&format!("mailbox {}", mailbox.number))?;
+        let (name, number) = (format!("mailbox {}", mailbox.number), mailbox.number);
+        let how = if compare_calls { "calls compared" } else { "calls not compared" };
+        arena.0.meet_with(&name, number, &format!("a mailbox of {lanes} lanes of {slot_bytes} bytes, {how}"))?;
         let addresses = world.ranks().map(|rank| Ok(mailbox.peer(rank)?.address())).collect::<Result<Vec<_>>>()?;
-        // SAFETY: the arena's first word, which the arena keeps, and this keeps the arena.
-        let notice = unsafe { Buffer::borrow_raw(&stream.device(), arena.0.base + arena.0.layout.notice(), 1)? };
+        // SAFETY: a word of the arena for it alone; the arena is not closed before this and its streams' work are done.
+        let notice = unsafe { Buffer::lent(&stream.device(), arena.0.base + arena.0.layout.notice(), 1, Arc::clone(&arena.0) as _)? };
         let (table, verdict) = (Buffer::from_slice(stream, &addresses)?, Buffer::zeros(stream, 1)?);
-        Ok(Self { arena: arena.clone(), mailbox, layout, table, notice, verdict, kernel: Loaded::new(runtime)?, epoch: 1 })
+        let (kernel, calls) = (Loaded::new(runtime)?, compare_calls.then(|| arena.0.calls(&name)));
+        Ok(Self { arena: arena.clone(), mailbox, layout, table, notice, verdict, kernel, calls, epoch: 1 })
     }
 
-    /// Makes `output` the shards of all ranks one after another. Every shard has one length.
+    /// Makes `output` the shards of all ranks one after another. Every shard has one length, the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::Argument`] for more blocks than the device holds at once; what ended the arena.
+    /// [`Error::Length`], [`Error::Argument`] for more blocks than the device holds at once; [`Error::NotCapturable`] during a capture;
+    /// [`Error::Mismatch`], and ranks that do not come to the call, where calls are compared; what ended the arena.
     pub fn all_gather(&mut self, stream: &Stream, shard: &Buffer<u32>, output: &mut Buffer<u32>) -> Result<()> {
         self.launch(stream, "Exchange::all_gather", shard.len(), shard, output, 0)
     }
@@ -103,12 +119,18 @@ impl Exchange {
         output: &mut Buffer<u32>,
         spread: u32,
     ) -> Result<()> {
+        stream.0.refuse_capture("a message by kernels", "its flags count on from launch to launch: launch it between two replays")?;
         self.arena.0.check()?;
         let whole = words.saturating_mul(self.layout.ranks.into());
         if output.len() != whole {
             return Err(Error::Length { what, expected: whole, found: output.len() });
         }
         let words = u32::try_from(words).map_err(|_| Error::TooLarge { what, count: words, element_bytes: 4 })?;
+        if let Some(calls) = &self.calls
+            && let Err(error) = calls.agree(format_args!("{what} of {words} words a message"))
+        {
+            return Err(self.arena.0.fail(error)?);
+        }
         let rounds = self.layout.rounds(words);
         let patience = self.arena.0.options.deadline.min(Duration::from_secs(1 << 32)).as_nanos() as u64;
         let args = ExchangeArgs {
@@ -132,7 +154,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits for the stream, and says how all launches so far ended. Kernels end by the arena's deadline.
+    /// Waits for the stream, and says how all launches so far ended: each ended by the deadline, counted from its last wait that was answered.
     ///
     /// # Errors
     /// [`SymmetricError::Deadline`] with a rank that did not answer; what ended the arena, here or on another rank.

@@ -106,7 +106,8 @@ impl<T: Pod> PullGather<T> {
             events[member.index() as usize] = self.copy(source, &output, member, caller)?;
             self.arena.signal(&self.stream, self.memory.done, other, self.epoch)?;
         }
-        let cell = Memory::borrowed(&self.stream.0.runtime, output.device().index(), output.address(), output.memory().bytes);
+        let (of, owner) = (output.memory(), Arc::clone(output.memory()));
+        let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(owner));
         let ticket = Ticket::new(&self.arena, &self.stream, "PullGather::run", output)?.numbered(self.epoch.get());
         Ok(Gathered { ticket, cell, events, shard, readers: Mutex::default() })
     }
@@ -169,7 +170,7 @@ impl<T: Pod> Gathered<T> {
         lock(&self.readers).push(stream.clone());
         let (start, end) = bounds(self.shard, self.events[0].len() as u64, chunk);
         let address = self.cell.address + (u64::from(member.index()) * self.shard + start) * size_of::<T>() as u64;
-        // SAFETY: the elements lie inside the output, which the ticket keeps as long as the view lives; the cell stands for it in the
+        // SAFETY: the elements lie inside the output, which the cell keeps; the cell stands for it in the
         // order of streams, and every stream that gets a view is behind the chunk and before the output's next use.
         Ok(unsafe { DeviceView::from_raw(address, end - start, &self.cell) })
     }

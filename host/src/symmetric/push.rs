@@ -70,8 +70,8 @@ impl<T: Pod> PushGather<T> {
             let why = format!("{chunks} chunks and {} elements for {member:?} in an arena of {}", memory.gathered.len(), arena.world());
             return Err(Error::Invalid { what: "PushGather::new", why });
         }
-        let local = memory.gathered.local();
-        let cell = Memory::borrowed(&out.0.runtime, local.device().index(), local.address(), local.memory().bytes);
+        let of = memory.gathered.local().memory();
+        let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(Arc::clone(of) as _));
         Ok(Self {
             arena: arena.clone(),
             member: member.clone(),
@@ -159,7 +159,7 @@ impl<T: Pod> PushGather<T> {
         lock(&self.readers).push(stream.clone());
         let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
         let address = self.cell.address + (u64::from(member.index()) * self.memory.shard + start) * size_of::<T>() as u64;
-        // SAFETY: the elements lie inside the arena's buffer, which `self` keeps; its next write comes behind `release`, which is behind
+        // SAFETY: the elements lie inside the arena's buffer, which the cell keeps; its next write comes behind `release`, which is behind
         // every stream that got a view, since it takes `&mut self`.
         Ok(unsafe { DeviceView::from_raw(address, end - start, &self.cell) })
     }

@@ -2,7 +2,7 @@
 
 use oxtile::comm::WorldSize;
 use oxtile::symmetric::{Arena, ArenaOptions, Exchange, ExchangeOptions, SymmetricError};
-use oxtile::{Buffer, Error, Runtime, comm::EmulatedCommunicator};
+use oxtile::{Buffer, Error, Graph, Runtime, comm::EmulatedCommunicator};
 
 use super::support::World;
 
@@ -10,7 +10,7 @@ use super::support::World;
 fn one_rank_exchanges_with_itself() {
     let world = World::new(1, 0);
     let (stream, arena) = (&world.streams[0], Arena::open(&world.ranks[0], ArenaOptions::default()).unwrap());
-    let mut exchange = Exchange::new(&arena, stream, ExchangeOptions { lanes: 2, slot_bytes: 16 }).unwrap();
+    let mut exchange = Exchange::new(&arena, stream, ExchangeOptions { lanes: 2, slot_bytes: 16, ..ExchangeOptions::default() }).unwrap();
     for len in [3, 0, 40] {
         let shard = Buffer::from_slice(stream, &(0..len).collect::<Vec<u32>>()).unwrap();
         let mut whole = Buffer::zeros(stream, len.into()).unwrap();
@@ -21,8 +21,10 @@ fn one_rank_exchanges_with_itself() {
     let (shard, mut short) = (world.zeros(4), world.zeros(3));
     let error = exchange.all_gather(stream, &shard[0], &mut short[0]).unwrap_err();
     assert!(matches!(error, Error::Length { expected: 4, found: 3, .. }), "{error}");
-    let error = Exchange::new(&arena, stream, ExchangeOptions { lanes: 1, slot_bytes: 24 }).unwrap_err();
+    let error = Exchange::new(&arena, stream, ExchangeOptions { lanes: 1, slot_bytes: 24, ..ExchangeOptions::default() }).unwrap_err();
     assert!(error.to_string().contains("slots of 24 bytes"), "{error}");
+    let error = Graph::capture(&[stream], || exchange.all_gather(stream, &shard[0], &mut short[0])).unwrap_err();
+    assert!(matches!(error, Error::NotCapturable { .. }), "{error}");
     drop(exchange);
     arena.close().unwrap().finish().unwrap();
 }

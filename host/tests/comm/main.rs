@@ -2,6 +2,7 @@
 
 mod collectives;
 mod exchange;
+mod graphs;
 mod mismatches;
 mod one_sided;
 mod sanitizer;

@@ -57,7 +57,7 @@ pub fn child(case: &str) -> ExitCode {
 fn program(rank: HostRank) -> Result<()> {
     let (me, world, stream) = (rank.rank(), rank.world(), rank.device().stream()?);
     let arena = Arena::open(&rank, options())?;
-    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions { lanes: 4, slot_bytes: 1 << 10 })?;
+    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions { lanes: 4, slot_bytes: 1 << 10, ..ExchangeOptions::default() })?;
     for (round, len) in (0..).zip([1, 256, 1000, 0, 1024, 10_000, 16_384, 3]) {
         let mut shard = Buffer::<u32>::zeros(&stream, len.into())?;
         later(&mut shard, &stream, &numbers(me, round, len))?;
@@ -92,24 +92,29 @@ fn program(rank: HostRank) -> Result<()> {
 
 /// Rank 1 does not launch: rank 0's kernel ends, names it, and reads nothing of it.
 fn silence(rank: HostRank) -> Result<()> {
-    let (me, stream, deadline) = (rank.rank(), rank.device().stream()?, Duration::from_millis(500));
+    let (me, stream, deadline) = (rank.rank(), rank.device().stream()?, Duration::from_secs(3));
     let arena = Arena::open(&rank, ArenaOptions { deadline, ..options() })?;
-    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions::default())?;
+    let mut exchange = Exchange::new(&arena, &stream, ExchangeOptions { compare_calls: false, ..ExchangeOptions::default() })?;
+    // Once with all: what follows is not the loading of the kernel.
+    let (shard, mut whole) = (Buffer::from_slice(&stream, &[7_u32; 4])?, Buffer::from_slice(&stream, &[9_u32; 8])?);
+    exchange.all_gather(&stream, &shard, &mut whole)?;
+    exchange.check(&stream)?;
+    assert_eq!(whole.to_vec(&stream)?, [7; 8]);
     if me.index() == 0 {
-        let (shard, start) = (Buffer::from_slice(&stream, &[7_u32; 4])?, Instant::now());
-        let mut whole = Buffer::from_slice(&stream, &[9_u32; 8])?;
+        whole.copy_from_slice(&stream, &[9_u32; 8])?;
+        let start = Instant::now();
         exchange.all_gather(&stream, &shard, &mut whole)?;
         let error = exchange.check(&stream).expect_err("nobody answers");
-        assert!(start.elapsed() < deadline + Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!((deadline..deadline + Duration::from_secs(1)).contains(&start.elapsed()), "{:?}", start.elapsed());
         let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
         assert_eq!(missing[0].index(), 1, "{error}");
         assert_eq!(whole.to_vec(&stream)?, [7, 7, 7, 7, 9, 9, 9, 9]);
         assert!(exchange.all_gather(&stream, &shard, &mut whole).is_err(), "the arena has ended");
     } else {
-        // Until rank 0 has ended the arena for all.
+        // Until rank 0 has ended the arena for all; how long that takes is rank 0's to say.
         let start = Instant::now();
         while exchange.check(&stream).is_ok() {
-            assert!(start.elapsed() < 4 * deadline, "rank 0 did not end the arena");
+            assert!(start.elapsed() < LIMIT / 2, "rank 0 did not end the arena");
         }
     }
     Ok(())
