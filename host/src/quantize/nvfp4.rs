@@ -136,9 +136,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Buffer::zeros`] and [`Loaded::launch`].
     pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        let mut slots = Buffer::zeros(stream, 1)?;
-        self.amax.launch(stream, AmaxArgs { input, output: slots.view_mut() })?;
-        Ok(LocalAmax::new(slots))
+        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Quantizes this rank's rows of a matrix into new buffers: the second phase. Those of all ranks, one after the other, are what

@@ -2,7 +2,8 @@
 //! Hadamard transform.
 //!
 //! What is cast by columns is the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
-//! that is in their output, so that several parts of a tensor can agree on one before.
+//! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Nvfp4`](super::Nvfp4), with `HADAMARD` of
+//! [`HadamardAmax`], reduced, are what the casts of shards take.
 //!
 //! ```
 //! use oxtile::quantize::{Amax, Direction, Nvfp4Columns, Nvfp4Tensor, RandomState};
@@ -33,6 +34,7 @@ use oxtile_tile::num::bf16;
 
 use super::mxfp8::Direction;
 use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -163,6 +165,46 @@ where
         self.both.launch(stream, args)
     }
 
+    /// Casts this rank's rows of a matrix, whole blocks, to a tensor that is there, whose amax becomes what all ranks agreed on: the second
+    /// phase. The shards of all ranks, [joined](super::JoinShards), are the cast of the whole; but one that draws takes an element's number in
+    /// these rows.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one amax, or with `HADAMARD` those of before and after; as [`cast_columns`](Self::cast_columns).
+    pub fn cast_columns_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        random: &RandomState,
+        amax: &GlobalAmax,
+        tensor: &mut Nvfp4Tensor,
+    ) -> Result<()> {
+        amax.check("Nvfp4Columns::cast_columns_shard, amax", Self::AMAXES)?;
+        amax.copy_to(stream, Self::AMAXES - 1, &mut tensor.amax)?;
+        self.cast_columns(stream, input, random, tensor)
+    }
+
+    /// The same in both directions by one pass. The rows of all ranks, one after the other, are those of the whole.
+    ///
+    /// # Errors
+    /// As [`cast_columns_shard`](Self::cast_columns_shard).
+    pub fn cast_both_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        random: &RandomState,
+        amax: &GlobalAmax,
+        pair: &mut Nvfp4Pair,
+    ) -> Result<()> {
+        amax.check("Nvfp4Columns::cast_both_shard, amax", Self::AMAXES)?;
+        amax.copy_to(stream, 0, &mut pair.rows.amax)?;
+        amax.copy_to(stream, Self::AMAXES - 1, &mut pair.columns.amax)?;
+        self.cast_both(stream, input, random, pair)
+    }
+
+    /// What ranks agree on: the amax, and behind it that of the transformed columns.
+    const AMAXES: u64 = if HADAMARD { 2 } else { 1 };
+
     /// A columnwise tensor back in `T`, `[rows, columns]`, rounded to nearest even; one cast with `HADAMARD` stays transformed.
     ///
     /// # Errors
@@ -199,6 +241,19 @@ impl HadamardAmax {
         let args = Nvfp4HadamardAmaxArgs { input, amax, transformed_amax, rows, columns };
         let raised = [args.amax.access("amax"), args.transformed_amax.access("transformed_amax")];
         self.0.launch_on_zeros(stream, args, &raised)
+    }
+
+    /// Both of this rank's rows of a matrix that ranks share: the first phase. One reduction serves both directions of all ranks.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`] and [`run`](Self::run).
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, bf16>, [rows, columns]: [u64; 2]) -> Result<LocalAmax> {
+        let mut slots = Buffer::zeros(stream, 2)?;
+        let both = slots.view_mut().access("amax");
+        // SAFETY: one slot each, which nobody else uses before the launch is enqueued.
+        let slot = |slot: u64| unsafe { DeviceViewMut::from_raw(both.address + slot * size_of::<f32>() as u64, 1, both.owner) };
+        self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax: slot(0), transformed_amax: slot(1), rows, columns })?;
+        Ok(LocalAmax::new(slots))
     }
 }
 

@@ -37,6 +37,7 @@ use oxtile_tile::num::{e2m1x2, e4m3};
 use super::layout::Compact;
 use super::mxfp8::Direction;
 use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -66,6 +67,15 @@ impl<M: Mapping> Nvfp4MappedTensor<M> {
     pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
         let Nvfp4Tensor { data, scales, amax, .. } = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, direction)?;
         Ok(Self { data, scales, amax, shape, direction, mapping: PhantomData })
+    }
+
+    /// A rowwise matrix to be quantized into with an amax for each row, uninitialised.
+    ///
+    /// # Errors
+    /// As [`uninitialised`](Self::uninitialised).
+    pub fn of_scaled_rows(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
+        let amax = Buffer::uninitialised(stream, shape[0])?;
+        Ok(Self { amax, ..Self::uninitialised(stream, shape, Direction::Rows)? })
     }
 
     /// The same as a tensor of the plain rule, which decodes it too.
@@ -151,6 +161,30 @@ where
         Ok(tensor)
     }
 
+    /// The amax of this rank's part of a matrix that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        LocalAmax::of(stream, &self.amax, input)
+    }
+
+    /// Casts this rank's part of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one amax; as [`cast`](Self::cast).
+    pub fn cast_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        amax: &GlobalAmax,
+        tensor: &mut Nvfp4MappedTensor<M>,
+    ) -> Result<()> {
+        amax.check("Nvfp4FourOverSix::cast_shard, amax", 1)?;
+        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        self.cast(stream, input, tensor)
+    }
+
     /// Casts a matrix of the tensor's shape, in its direction, with its amax: its own, or that of a larger one that it is a part of.
     ///
     /// # Errors
@@ -204,18 +238,25 @@ where
         Ok(Self { cast: runtime.load()?, dequantize: runtime.load()? })
     }
 
-    /// Quantizes a matrix into new buffers; `amax` has an element for each row.
+    /// Quantizes a matrix into new buffers; `amax` has an element for each row. Of a matrix whose rows ranks share nothing is agreed on.
     ///
     /// # Errors
-    /// As [`Nvfp4MappedTensor::uninitialised`] and [`Loaded::launch`], also where `input` does not have the shape or does not start
-    /// at a multiple of 16 bytes.
+    /// As [`Nvfp4MappedTensor::of_scaled_rows`] and [`quantize_into`](Self::quantize_into).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4MappedTensor<M>> {
-        let mut tensor = Nvfp4MappedTensor::uninitialised(stream, shape, Direction::Rows)?;
-        tensor.amax = Buffer::uninitialised(stream, shape[0])?;
-        let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
-        let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: shape[1], marker: PhantomData };
-        self.cast.launch(stream, args)?;
+        let mut tensor = Nvfp4MappedTensor::of_scaled_rows(stream, shape)?;
+        self.quantize_into(stream, input, &mut tensor)?;
         Ok(tensor)
+    }
+
+    /// Quantizes a matrix into a tensor that is there, one [of scaled rows](Nvfp4MappedTensor::of_scaled_rows). A graph can hold it.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], also where `input` does not have the tensor's shape, the tensor not an amax for each row, or `input` does not
+    /// start at a multiple of 16 bytes.
+    pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
+        let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
+        let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: tensor.shape[1], marker: PhantomData };
+        self.cast.launch(stream, args)
     }
 
     /// The matrix back in `T`, rounded to nearest even.

@@ -31,6 +31,7 @@ use oxtile_tile::launch::{DeviceView, Kernel};
 use super::mxfp8::Direction;
 use super::nvfp4::Nvfp4Number;
 use super::nvfp4_columns::{Nvfp4Pair, check};
+use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The cast of `T` to NVFP4 in squares.
@@ -63,6 +64,25 @@ where
         self.amax.launch(stream, AmaxArgs { input, output: pair.rows.amax.view_mut() })?;
         self.cast(stream, input, &mut pair)?;
         Ok(pair)
+    }
+
+    /// The amax of this rank's part of a matrix that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        LocalAmax::of(stream, &self.amax, input)
+    }
+
+    /// Casts this rank's part of a matrix, whole squares of it, to a pair that is there, whose amaxes become what all ranks agreed on:
+    /// the second phase.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`cast`](Self::cast).
+    pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, pair: &mut Nvfp4Pair) -> Result<()> {
+        amax.check("Nvfp4Squares::cast_shard, amax", 1)?;
+        amax.copy_to(stream, 0, &mut pair.rows.amax)?;
+        self.cast(stream, input, pair)
     }
 
     /// Casts a matrix of the pair's shape with the amax of its rows, which becomes that of its columns.

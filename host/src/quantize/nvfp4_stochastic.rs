@@ -28,6 +28,7 @@ use oxtile_tile::launch::{DeviceView, Kernel};
 use super::mxfp8::Direction;
 use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
 use super::nvfp4_columns::{RandomState, Rounding, Stochastic16, check};
+use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by chance: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
@@ -61,6 +62,32 @@ where
         self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
         self.cast(stream, input, random, &mut tensor)?;
         Ok(tensor)
+    }
+
+    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        LocalAmax::of(stream, &self.amax, input)
+    }
+
+    /// Casts this rank's rows of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase. An
+    /// element's number, by which it draws, is that in these rows: ranks with the same state draw the same numbers.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`cast`](Self::cast).
+    pub fn cast_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        random: &RandomState,
+        amax: &GlobalAmax,
+        tensor: &mut Nvfp4Tensor,
+    ) -> Result<()> {
+        amax.check("Nvfp4StochasticRows::cast_shard, amax", 1)?;
+        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        self.cast(stream, input, random, tensor)
     }
 
     /// Casts a matrix of the tensor's shape with the tensor's amax.

@@ -6,8 +6,12 @@
 
 use std::sync::Arc;
 
+use oxtile_kernels::amax::AmaxArgs;
+use oxtile_kernels::magnitude::Magnitude;
+use oxtile_tile::launch::{DeviceView, Kernel};
+
 use crate::comm::ReduceMax;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 
 /// The largest magnitudes of this rank's parts of tensors: of no use but to be [reduced](Self::reduce).
 #[derive(Debug)]
@@ -21,6 +25,16 @@ pub struct GlobalAmax(Arc<Buffer<f32>>);
 impl LocalAmax {
     pub(super) fn new(slots: Buffer<f32>) -> Self {
         Self(slots)
+    }
+
+    /// That of one tensor, by a kernel that finds it.
+    pub(super) fn of<T: Magnitude, K>(stream: &Stream, amax: &Loaded<K>, input: DeviceView<'_, T>) -> Result<Self>
+    where
+        K: for<'a> Kernel<Args<'a> = AmaxArgs<'a, T>>,
+    {
+        let mut slots = Buffer::zeros(stream, 1)?;
+        amax.launch(stream, AmaxArgs { input, output: slots.view_mut() })?;
+        Ok(Self(slots))
     }
 
     /// Agrees with the other ranks on all tensors, or blocks of one, by one collective. Every rank takes part, one without elements too.
@@ -39,9 +53,18 @@ impl GlobalAmax {
         &self.0
     }
 
+    /// Copies one of them, of which there is such a number, to where a cast takes it.
+    pub(super) fn copy_to(&self, stream: &Stream, slot: u64, amax: &mut Buffer<f32>) -> Result<()> {
+        check("the amax of a shard's tensor", 1, amax.len())?;
+        amax.copy_part(stream, &self.0, slot)
+    }
+
     /// Fails unless there are so many.
     pub(super) fn check(&self, what: &'static str, expected: u64) -> Result<()> {
-        let found = self.0.len();
-        if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+        check(what, expected, self.0.len())
     }
+}
+
+fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

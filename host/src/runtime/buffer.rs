@@ -281,11 +281,18 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::Length`], [`Error::ForeignRuntime`], [`Error::WrongDevice`], a driver error.
     #[track_caller]
     pub fn copy_from(&mut self, stream: &Stream, source: &Self) -> Result<()> {
+        self.check_len("Buffer::copy_from", source.len)?;
+        self.copy_part(stream, source, 0)
+    }
+
+    /// Copies as many of another buffer's elements as this one has, from `start` on; that there are so many, the caller knows.
+    #[track_caller]
+    pub(crate) fn copy_part(&mut self, stream: &Stream, source: &Self, start: u64) -> Result<()> {
         const WHAT: &str = "Buffer::copy_from";
         self.memory.check_stream(&stream.0, WHAT)?;
         source.memory.check_stream(&stream.0, WHAT)?;
-        self.check_len(WHAT, source.len)?;
-        let (target, from, bytes) = (self.address(), source.address(), self.memory.bytes);
+        debug_assert!(start + self.len <= source.len, "the part leaves the buffer");
+        let (target, from, bytes) = (self.address(), source.address() + start * size_of::<T>() as u64, self.memory.bytes);
         copy(
             &stream.0,
             Copy { direction: Direction::DeviceToDevice, target, source: from, bytes, caller: Location::caller() },

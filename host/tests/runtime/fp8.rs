@@ -1,7 +1,11 @@
 //! The host's side of FP8: shapes, alignment, what is loaded, what stays on the device. The kernels' bits are shown elsewhere.
 
+use oxtile::comm::SingleRank;
 use oxtile::num::{Float, bf16, e4m3};
-use oxtile::quantize::{AmaxAlgorithm, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, Fp8Tensor, ScaleOptions};
+use oxtile::quantize::{
+    AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, HadamardAmax,
+    Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions,
+};
 use oxtile::{Buffer, Error, Graph};
 
 use crate::support::{emulated, runtime, stream};
@@ -123,4 +127,70 @@ fn a_graph_holds_a_step_of_delayed_scaling() {
         expected = 448.0 / value;
         assert_eq!(scales.scales().to_vec(&stream).unwrap(), [expected; 3]);
     }
+}
+
+/// Nothing of current scaling and of scales for blocks allocates: the casts are captured once and replayed on other values, a smaller amax
+/// after a larger one.
+#[test]
+fn a_graph_holds_current_scaling_and_blocks() {
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let one = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
+    let blocks = BlockScaling::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
+    let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
+    let mut amaxes = [0; 3].map(|_| Buffer::<f32>::zeros(&stream, 1).unwrap());
+    let mut flat = Fp8Tensor::uninitialised(&stream, 64).unwrap();
+    // Rows of whole vectors, and others.
+    let mut pairs = [[4, 16], [32, 2]].map(|shape| (shape, Fp8Pair::uninitialised(&stream, 64).unwrap()));
+    let of_blocks = |shape, block| Fp8BlockTensor::uninitialised(&stream, shape, block).unwrap();
+    let mut alone = of_blocks([4, 16], ScaleBlock::Row);
+    let mut both = [of_blocks([4, 16], ScaleBlock::Square), of_blocks([16, 4], ScaleBlock::Square)];
+    let graph = Graph::capture(&[&stream], || {
+        let [amax, of_pairs @ ..] = &mut amaxes;
+        one.quantize_into(&stream, input.view(), amax, &mut flat)?;
+        for ((shape, pair), amax) in pairs.iter_mut().zip(of_pairs) {
+            one.quantize_both_into(&stream, input.view(), *shape, amax, pair)?;
+        }
+        blocks.quantize_into(&stream, input.view(), &mut alone)?;
+        blocks.quantize_both_into(&stream, input.view(), &mut both)
+    })
+    .unwrap();
+    for value in [224.0_f32, 28.0, 112.0] {
+        input.copy_from_slice(&stream, &[value; 64]).unwrap();
+        graph.replay(&stream).unwrap();
+        for tensor in [&flat, &pairs[0].1.tensor, &pairs[1].1.tensor] {
+            assert_eq!(tensor.scale_inverse.to_vec(&stream).unwrap(), [value / 448.0]);
+            assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
+        }
+        for (_, pair) in &pairs {
+            assert_eq!(pair.transposed.to_vec(&stream).unwrap(), pair.tensor.data.to_vec(&stream).unwrap());
+        }
+        for tensor in [&alone, &both[0], &both[1]] {
+            assert_eq!(tensor.scale_inverses.to_vec(&stream).unwrap()[0], value / 448.0);
+            assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
+        }
+    }
+    let mut wrong = [of_blocks([4, 16], ScaleBlock::Row), of_blocks([4, 16], ScaleBlock::Row)];
+    let error = blocks.quantize_both_into(&stream, input.view(), &mut wrong).unwrap_err();
+    assert!(error.to_string().contains("it is [4, 16] in blocks Row beside a matrix [4, 16] in blocks Row: make one of both"), "{error}");
+}
+
+/// A shard is cast with as many amaxes as its cast takes, and no fewer.
+#[test]
+fn amaxes_of_another_cast_are_refused() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let ranks = SingleRank::new(&stream.device());
+    let input = Buffer::<bf16>::zeros(&stream, 256).unwrap();
+    let two = HadamardAmax::new(&runtime).unwrap().local_amax(&stream, input.view(), [16, 16]).unwrap();
+    let two = two.reduce(&ranks, &stream).unwrap();
+    let casts = CurrentScaling::<bf16>::new(&runtime, ScaleOptions::default()).unwrap();
+    let mut tensor = Fp8Tensor::uninitialised(&stream, 256).unwrap();
+    let error = casts.cast_shard(&stream, input.view(), &two, &mut tensor).unwrap_err();
+    assert_eq!(error.to_string(), "CurrentScaling::cast_shard, amax: 2 elements where 1 are needed");
+    // One for each row where one is agreed on.
+    let one = casts.local_amax(&stream, input.view()).unwrap().reduce(&ranks, &stream).unwrap();
+    let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, [16, 16]).unwrap();
+    let error = Nvfp4FourOverSix::<bf16>::new(&runtime).unwrap().cast_shard(&stream, input.view(), &one, &mut of_rows).unwrap_err();
+    assert_eq!(error.to_string(), "the amax of a shard's tensor: 16 elements where 1 are needed");
 }

@@ -21,7 +21,7 @@ const LARGE: (usize, usize) = (993, 512);
 const OF_TRANSFORMER_ENGINE: [(usize, usize); 9] =
     [(16, 128), (32, 128), (32, 32), (128, 256), (256, 272), (320, 256), (256, 1024), (1024, 256), (2048, 160)];
 /// Those of them that take minutes.
-const LONG: [(usize, usize); 5] = [(2048, 2048), (1024, 2048), (2048, 1024), (8192, 128), (1024, 16384)];
+const LONG: [(usize, usize); 7] = [(2048, 2048), (1024, 2048), (2048, 1024), (8192, 128), (1024, 16384), (4096, 13312), (8192, 8192)];
 
 /// Amaxes that are not the tensor's own: scales and elements saturate, or all but vanish; specials.
 const AMAXES: [f32; 8] = [0.0, 1e-3, 1e6, 1e-38, f32::MAX, f32::INFINITY, f32::NAN, 1e-45];

@@ -9,7 +9,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, ScaleOptions, check};
-use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream, nothing_mut};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing_mut};
 use crate::tensor::shape::numel;
 
 /// Which elements of a matrix share a scale.
@@ -64,8 +64,11 @@ pub struct Fp8BlockTensor<Q = e4m3> {
 }
 
 impl<Q: Fp8> Fp8BlockTensor<Q> {
-    /// A matrix to be quantized into.
-    fn new(stream: &Stream, shape: [u64; 2], block: ScaleBlock) -> Result<Self> {
+    /// A matrix to be quantized into: codes uninitialised, scales 0, as what fills up their lines stays.
+    ///
+    /// # Errors
+    /// As [`scale_count`], [`Buffer::uninitialised`] and [`Buffer::zeros`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2], block: ScaleBlock) -> Result<Self> {
         let (data, scales) = (numel(&shape)?, scale_count(shape, block)?);
         Ok(Self { data: Buffer::uninitialised(stream, data)?, scale_inverses: Buffer::zeros(stream, scales)?, shape, block })
     }
@@ -89,12 +92,19 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// Quantizes a matrix into new buffers.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`Loaded::launch`], also for rows that are not whole
-    /// vectors.
+    /// As [`Fp8BlockTensor::uninitialised`] and [`quantize_into`](Self::quantize_into).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], block: ScaleBlock) -> Result<Fp8BlockTensor<Q>> {
-        let mut tensor = Fp8BlockTensor::new(stream, shape, block)?;
-        self.cast(stream, input, &mut tensor, nothing_mut(), nothing_mut())?;
+        let mut tensor = Fp8BlockTensor::uninitialised(stream, shape, block)?;
+        self.quantize_into(stream, input, &mut tensor)?;
         Ok(tensor)
+    }
+
+    /// Quantizes a matrix of the tensor's shape, in its blocks, into buffers that are there. A graph can hold it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless `input` has the shape; as [`Loaded::launch`], also for rows that are not whole vectors.
+    pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Fp8BlockTensor<Q>) -> Result<()> {
+        self.cast(stream, input, tensor, nothing_mut(), nothing_mut())
     }
 
     /// Quantizes a matrix, and its transpose, into new buffers by one pass. Of squares both have the same codes and scales; of row
@@ -109,10 +119,30 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
         [rows, columns]: [u64; 2],
         block: ScaleBlock,
     ) -> Result<[Fp8BlockTensor<Q>; 2]> {
-        let mut tensor = Fp8BlockTensor::new(stream, [rows, columns], block)?;
-        let mut transpose = Fp8BlockTensor::new(stream, [columns, rows], block)?;
-        self.cast(stream, input, &mut tensor, transpose.data.view_mut(), transpose.scale_inverses.view_mut())?;
-        Ok([tensor, transpose])
+        let tensor = Fp8BlockTensor::uninitialised(stream, [rows, columns], block)?;
+        let mut pair = [tensor, Fp8BlockTensor::uninitialised(stream, [columns, rows], block)?];
+        self.quantize_both_into(stream, input, &mut pair)?;
+        Ok(pair)
+    }
+
+    /// As [`quantize_both`](Self::quantize_both), into buffers that are there: a matrix and, of the same blocks, one of the transposed
+    /// shape. A graph can hold it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless the second is of the first's transpose and blocks; as [`quantize_into`](Self::quantize_into).
+    pub fn quantize_both_into(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        [tensor, transpose]: &mut [Fp8BlockTensor<Q>; 2],
+    ) -> Result<()> {
+        let ([rows, columns], block) = (tensor.shape, tensor.block);
+        if (transpose.shape, transpose.block) != ([columns, rows], block) {
+            let (found, of) = (transpose.shape, transpose.block);
+            let why = format!("it is {found:?} in blocks {of:?} beside a matrix {:?} in blocks {block:?}: make one of both", tensor.shape);
+            return Err(Error::Invalid { what: "BlockScaling::quantize_both_into, transpose", why });
+        }
+        self.cast(stream, input, tensor, transpose.data.view_mut(), transpose.scale_inverses.view_mut())
     }
 
     fn cast(
@@ -145,7 +175,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// transposed matrix.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless `output` is as long as the matrix; as [`Loaded::launch`], also for rows that are
+    /// [`Error::Length`] unless `output` is as long as the matrix; as [`Loaded::launch`], also for rows that are
     /// not whole vectors.
     pub fn dequantize(&self, stream: &Stream, tensor: &Fp8BlockTensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
         let [rows, columns] = tensor.shape;

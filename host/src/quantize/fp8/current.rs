@@ -8,6 +8,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, ScaleOptions, check, has_whole_vectors};
+use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -99,17 +100,71 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// Quantizes a tensor into new buffers: finds its amax, then casts.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
+    /// As [`Buffer::uninitialised`] and [`quantize_into`](Self::quantize_into).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
         let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
-        let mut amax = Buffer::zeros(stream, 1)?;
-        self.amax.launch(stream, AmaxArgs { input, output: amax.view_mut() })?;
-        self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())?;
+        self.quantize_into(stream, input, &mut Buffer::uninitialised(stream, 1)?, &mut tensor)?;
         Ok(tensor)
     }
 
-    /// Quantizes a tensor, or a part of one, whose amax, of one element, is on the device: its own, or that of a larger
-    /// tensor, agreed between ranks.
+    /// As [`quantize`](Self::quantize), into buffers that are there; `amax`, of one element, becomes the tensor's. A graph can hold it.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if a length does not match.
+    pub fn quantize_into(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        amax: &mut Buffer<f32>,
+        tensor: &mut Fp8Tensor<Q>,
+    ) -> Result<()> {
+        self.find(stream, input, amax)?;
+        self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())
+    }
+
+    /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        LocalAmax::of(stream, &self.amax, input)
+    }
+
+    /// Quantizes this rank's part of a tensor into buffers that are there: the second phase. The codes of all ranks, one after the other,
+    /// are what [`quantize`](Self::quantize) makes of the whole, and all have its scale.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`Loaded::launch`], if a length does not match.
+    pub fn cast_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        amax: &GlobalAmax,
+        Fp8Tensor { data, scale_inverse }: &mut Fp8Tensor<Q>,
+    ) -> Result<()> {
+        amax.check("CurrentScaling::cast_shard, amax", 1)?;
+        self.cast(stream, input, amax.slots().view(), data.view_mut(), scale_inverse.view_mut())
+    }
+
+    /// The same of this rank's rows of a matrix, and of their transpose.
+    ///
+    /// # Errors
+    /// As [`cast_shard`](Self::cast_shard) and [`quantize_both`](Self::quantize_both).
+    pub fn cast_both_shard(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        amax: &GlobalAmax,
+        pair: &mut Fp8Pair<Q>,
+    ) -> Result<()> {
+        amax.check("CurrentScaling::cast_both_shard, amax", 1)?;
+        check("CurrentScaling::cast_both_shard, input", numel(&shape)?, input.len())?;
+        self.cast_both(stream, input, shape, amax.slots().view(), pair)
+    }
+
+    /// Quantizes a tensor, or a part of one, whose amax, of one element, is on the device: its own, or that of a larger tensor.
+    /// Ranks that share one call [`cast_shard`](Self::cast_shard), whose type says that they agreed.
     ///
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match.
@@ -131,23 +186,54 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`quantize`](Self::quantize).
     pub fn quantize_both(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Fp8Pair<Q>> {
+        let mut pair = Fp8Pair::uninitialised(stream, input.len())?;
+        self.quantize_both_into(stream, input, shape, &mut Buffer::uninitialised(stream, 1)?, &mut pair)?;
+        Ok(pair)
+    }
+
+    /// As [`quantize_both`](Self::quantize_both), into buffers that are there; `amax`, of one element, becomes the matrix's. A graph can
+    /// hold it.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`quantize_into`](Self::quantize_into).
+    pub fn quantize_both_into(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        amax: &mut Buffer<f32>,
+        pair: &mut Fp8Pair<Q>,
+    ) -> Result<()> {
         check("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
-        let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
-        let mut transposed = Buffer::uninitialised(stream, input.len())?;
-        let mut amax = Buffer::zeros(stream, 1)?;
-        self.amax.launch(stream, AmaxArgs { input, output: amax.view_mut() })?;
-        let Fp8Tensor { data, scale_inverse } = &mut tensor;
-        let (amax, view, scale_inverse) = (amax.view(), data.view_mut(), scale_inverse.view_mut());
+        self.find(stream, input, amax)?;
+        self.cast_both(stream, input, shape, amax.view(), pair)
+    }
+
+    /// Sets `amax` to the tensor's.
+    fn find(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
+        let args = AmaxArgs { input, output: amax.view_mut() };
+        let raised = args.output.access("amax");
+        self.amax.launch_on_zeros(stream, args, &[raised])
+    }
+
+    fn cast_both(
+        &self,
+        stream: &Stream,
+        input: DeviceView<'_, T>,
+        shape: [u64; 2],
+        amax: DeviceView<'_, f32>,
+        Fp8Pair { tensor: Fp8Tensor { data, scale_inverse }, transposed }: &mut Fp8Pair<Q>,
+    ) -> Result<()> {
+        let (view, scale_inverse) = (data.view_mut(), scale_inverse.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {
             let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (shape, self.options);
             let (transposed, power_of_two) = (transposed.view_mut(), u32::from(power_of_two));
             let args = Fp8CastTransposeArgs { input, amax, data: view, transposed, scale_inverse, rows, columns, epsilon, power_of_two };
-            self.cast_transpose.launch(stream, args)?;
+            self.cast_transpose.launch(stream, args)
         } else {
             self.cast(stream, input, amax, view, scale_inverse)?;
-            self.transpose(stream, data.view(), shape, transposed.view_mut())?;
+            self.transpose(stream, data.view(), shape, transposed.view_mut())
         }
-        Ok(Fp8Pair { tensor, transposed })
     }
 
     /// The transpose of codes `[rows, columns]`. Multiples of 16 at 16-byte aligned addresses are moved in vectors.

@@ -65,8 +65,26 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         amaxes: &GlobalAmax,
         data: DeviceViewMut<'_, Q>,
     ) -> Result<Buffer<f32>> {
+        let mut inverses = Buffer::zeros(stream, scale_count(shard.shape, ScaleBlock::Square)?)?;
+        self.cast_into(stream, values, shard, amaxes, data, &mut inverses)?;
+        Ok(inverses)
+    }
+
+    /// As [`cast`](Self::cast), the inverses into a buffer that is there, zeros at first: what fills up their lines stays. A graph can
+    /// hold it.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`], if a length does not match or the shard reaches beyond the matrix.
+    pub fn cast_into(
+        &self,
+        stream: &Stream,
+        values: DeviceView<'_, T>,
+        shard: Shard,
+        amaxes: &GlobalAmax,
+        data: DeviceViewMut<'_, Q>,
+        inverses: &mut Buffer<f32>,
+    ) -> Result<()> {
         let (Shard { shape, start }, ScaleOptions { epsilon, power_of_two }) = (shard, self.options);
-        let mut inverses = Buffer::zeros(stream, scale_count(shape, ScaleBlock::Square)?)?;
         let args = Fp8PartialCastArgs {
             shard: values,
             amaxes: amaxes.slots().view(),
@@ -78,8 +96,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
             epsilon,
             power_of_two: u32::from(power_of_two),
         };
-        self.cast.launch(stream, args)?;
-        Ok(inverses)
+        self.cast.launch(stream, args)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Shards of a matrix, cast rank by rank: together the cast of the whole, and nothing written outside a shard.
 
 use oxtile::quantize::fp8::Fp8Number;
-use oxtile::quantize::{ScaleOptions, Shard, ShardCasts};
+use oxtile::quantize::{CurrentScaling, Fp8Pair, Fp8Tensor, ScaleOptions, Shard, ShardCasts};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Scenario;
-use oxtile_tests::oracle::fp8::{BLOCK, Rule, quantize};
+use oxtile_tests::oracle::amax::amax;
+use oxtile_tests::oracle::fp8::{BLOCK, Rule, encode, quantize, scale, transpose};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::TestElement;
@@ -37,7 +38,42 @@ fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
     let scenarios = [Scenario::Exponents, Scenario::Nans, Scenario::Infinities, Scenario::Subnormals].map(|scenario| {
         Case::new(format!("fp8::shards::{name}::{scenario:?}"), Size::Small, move |r: &Runtime| shards::<T, Q>(r, scenario, [17, 150], 3))
     });
-    shapes.chain(scenarios).collect()
+    // Rows of whole vectors, others, and none.
+    let of_rows = [[24, 16], [9, 13], [0, 8]].map(|shape| {
+        let title = format!("fp8::shards::one scale::{name}::{}x{} of 3", shape[0], shape[1]);
+        Case::new(title, Size::Small, move |r: &Runtime| with_one_scale::<T, Q>(r, shape, 3))
+    });
+    shapes.chain(scenarios).chain(of_rows).collect()
+}
+
+/// Rows of a matrix, cast rank by rank with the scale that all agreed on, as they are and transposed.
+fn with_one_scale<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, shape: [usize; 2], ranks: usize) -> Outcome {
+    let (stream, casts) = (stream(r)?, text(CurrentScaling::<T, Q>::new(r, ScaleOptions::default()))?);
+    // Exponents differ from row to row: a rank's own amax would not do.
+    let values = Scenario::Exponents.generate(T::DTYPE, shape[0] * shape[1], 3);
+    let factor = scale(amax(&values), Q::FORMAT, Rule { epsilon: 0.0, power_of_two: false, largest: f32::MAX });
+    let (input, rows, columns) = (T::upload(&stream, &values)?, shape[0] / ranks, shape[1]);
+    let communicators = InTurn::world(ranks as u32);
+    // What the ranks agree on, each knows in the second turn.
+    for (turn, (rank, communicator)) in (0..2).flat_map(|turn| communicators.iter().enumerate().map(move |of| (turn, of))) {
+        let (start, end) = (rank * rows * columns, (rank + 1) * rows * columns);
+        let part = input.view().slice(start as u64, end as u64);
+        let agreed = text(text(casts.local_amax(&stream, part))?.reduce(communicator.begin(), &stream))?;
+        let mut flat = text(Fp8Tensor::<Q>::uninitialised(&stream, part.len()))?;
+        let mut pair = text(Fp8Pair::<Q>::uninitialised(&stream, part.len()))?;
+        text(casts.cast_shard(&stream, part, &agreed, &mut flat))?;
+        text(casts.cast_both_shard(&stream, part, [rows as u64, columns as u64], &agreed, &mut pair))?;
+        if turn == 1 {
+            let expected = encode(&values[start..end], factor, Q::FORMAT);
+            let found = |codes: &Buffer<Q>| Ok::<Vec<u8>, String>(text(codes.to_vec(&stream))?.into_iter().map(Q::code).collect());
+            for tensor in [&flat, &pair.tensor] {
+                equal("inverse of the scale", &text(tensor.scale_inverse.to_vec(&stream))?, &[1.0 / factor])?;
+                equal("codes", &found(&tensor.data)?, &expected)?;
+            }
+            equal("transposed", &found(&pair.transposed)?, &transpose(&expected, [rows, columns]))?;
+        }
+    }
+    Ok(())
 }
 
 fn shards<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario: Scenario, shape: [usize; 2], ranks: usize) -> Outcome {
