@@ -51,6 +51,8 @@ impl Member {
 
     pub fn round(&mut self, request: Request, barrier: &Barrier) -> Result<Times> {
         self.prepare(request)?;
+        // Kernels that wait for other ranks may hold up what those allocate.
+        barrier.wait();
         self.enqueue(Request { calls: 1, ..request })?;
         self.settle()?;
         barrier.wait();
