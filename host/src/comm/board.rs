@@ -18,6 +18,14 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// An error of the transport.
     fn publish(&self, from: Rank, key: &str, note: Vec<u8>) -> Result<()>;
 
+    /// As [`publish`](Self::publish), for some ranks: the others need not be able to read it.
+    ///
+    /// # Errors
+    /// An error of the transport.
+    fn publish_to(&self, _readers: &[Rank], from: Rank, key: &str, note: Vec<u8>) -> Result<()> {
+        self.publish(from, key, note)
+    }
+
     /// Waits until a rank has pinned a note and reads it. What was pinned before the rank gave up can still be read.
     ///
     /// # Errors
@@ -29,6 +37,9 @@ pub trait Board: fmt::Debug + Send + Sync {
 
     /// Drops all ranks' notes of a key, as far as this process holds them: every rank has read them.
     fn forget(&self, _key: &str) {}
+
+    /// Drops all ranks' notes whose key begins with `scope`, which this rank does not read any more, where nobody else reads this copy.
+    fn leave(&self, _scope: &str) {}
 }
 
 /// Every rank's note of a key, in the order of ranks; all who are missing are named.
@@ -79,6 +90,17 @@ impl Notes {
 }
 
 impl LocalBoard {
+    /// Drops all notes whose key begins so.
+    pub fn forget_scope(&self, scope: &str) {
+        lock(&self.notes).pinned.retain(|(_, pinned), _| !pinned.starts_with(scope));
+    }
+
+    /// How many notes there are.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        lock(&self.notes).pinned.len()
+    }
+
     /// Nothing more comes from anybody.
     pub fn end(&self, rank: Rank, why: &str) {
         lock(&self.notes).ended.get_or_insert((rank, why.to_owned()));

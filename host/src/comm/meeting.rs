@@ -71,6 +71,11 @@ impl Meeting {
         Sequence::new(Arc::clone(&self.board), &self.key(what), self.rank, self.world.ranks().collect(), patience)
     }
 
+    /// All ranks are through with it: its notes are dropped.
+    pub(crate) fn leave(&self) {
+        self.board.leave(&self.key(""));
+    }
+
     /// This rank says nothing more here; whoever waits for it is told why.
     pub fn give_up(&self, why: &str) {
         self.board.give_up(self.rank, &self.key(""), why);

@@ -83,8 +83,8 @@ impl Sequence {
         let number = *calls;
         *calls += 1;
         // Begins with the name: who gives up what goes by that name gives up its calls.
-        let key = |number: u64| format!("{}: call {number}", self.name);
-        self.board.publish(self.me, &key(number), serde_json::to_vec(mine).unwrap_or_default())?;
+        let key = |number: u64| format!("{}{number}", self.scope());
+        self.board.publish_to(&self.members, self.me, &key(number), serde_json::to_vec(mine).unwrap_or_default())?;
         let found = gather_of(&*self.board, &self.members, &key(number), self.patience)?;
         let unknown = || Note::Call("something else".to_owned());
         let notes: Vec<Note> = found.iter().map(|note| serde_json::from_slice(note).unwrap_or_else(|_| unknown())).collect();
@@ -110,9 +110,21 @@ impl Sequence {
         }
     }
 
+    /// What the keys of its notes begin with, and those of no other.
+    fn scope(&self) -> String {
+        format!("{}: call ", self.name)
+    }
+
     fn place(&self, at: usize) -> Rank {
         let world = WorldSize::new(self.members.len() as u32).unwrap_or(WorldSize::ONE);
         Rank::new(at as u32, world).unwrap_or(Rank::ZERO)
+    }
+}
+
+/// The notes of the last call.
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        self.board.leave(&self.scope());
     }
 }
 
@@ -120,6 +132,7 @@ impl Sequence {
 mod tests {
     use super::*;
     use crate::comm::board::LocalBoard;
+    use crate::comm::bootstrap::{Store, threads};
     use crate::symmetric::SymmetricError;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -178,6 +191,32 @@ mod tests {
             part.members.iter().map(|rank| rank.index()).collect()
         });
         assert_eq!(results, [vec![2, 0], vec![], vec![2, 0], vec![3]]);
+    }
+
+    /// Of groups that a rank has no part in, or has left, it holds nothing.
+    #[test]
+    fn parts_leave_nothing_on_the_boards_of_processes() {
+        let world = WorldSize::new(3).unwrap();
+        let stores = threads(world, PATIENCE).unwrap();
+        let rank = |store: Store| {
+            let (me, board) = (store.rank(), Arc::new(store.into_board().unwrap()));
+            let whole = Sequence::new(board.clone(), "the world", me, world.ranks().collect(), PATIENCE);
+            for round in 0..3 {
+                let part = whole.split(Some(u32::from(me.index() == round)), 0).unwrap().unwrap();
+                (0..20).try_for_each(|_| part.agree("barrier")).unwrap();
+            }
+            whole.agree("barrier").unwrap();
+            let left = board.count();
+            // Nobody leaves before all have counted.
+            board.close().unwrap();
+            left
+        };
+        let left: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = stores.into_iter().map(|store| scope.spawn(|| rank(store))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        // The notes of the world's last call, and of the closing of who was faster.
+        assert!(left.iter().all(|left| *left <= 3 + 2), "{left:?}");
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl Closing {
     /// is then kept; on `vmm` that rank's own mapping keeps it, and it is freed here all the same.
     pub fn finish(self) -> Result<()> {
         let inner = &self.0;
-        let closed = inner.meeting.gather(CLOSED, inner.options.deadline);
+        let closed = inner.meeting.gather(CLOSED, inner.options.deadline).inspect(|_| inner.meeting.leave());
         if closed.is_ok() || inner.backend.is_kept_by_mappings() {
             inner.backend.close(&inner.control)?;
         }

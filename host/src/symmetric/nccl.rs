@@ -141,6 +141,10 @@ fn check_multicast_is_off(variable: Option<&str>) -> Result<()> {
     Err(unavailable(why.to_owned()).into())
 }
 
+/// Why NCCL registers nothing, where it says that all went well.
+const NO_WINDOW: &str = "NCCL registers no window here: each GPU has to reach the memory of each other one (nvidia-smi topo -p2p r), and neither \
+    NCCL_WIN_ENABLE nor NCCL_CUMEM_ENABLE may be 0; or use vmm";
+
 /// What rank 0's note with NCCL's id is called.
 const ID: &str = "nccl id";
 
@@ -177,6 +181,7 @@ impl SymmetricBackend for NcclMemory {
         let view = FlatView::open(&driver, meeting, options, |address| clear(stream, address, zeros))?;
         let own = self.allocator.address().ok_or_else(|| unavailable("NCCL allocated nothing".to_owned()))?;
         let window = Window::register(connect(stream, meeting, deadline)?, self.allocator.windows, own, view.stride())?;
+        let window = window.ok_or_else(|| unavailable(NO_WINDOW.to_owned()))?;
         *lock(&self.opened) = Some(Opened { own, window, view });
         Ok(own)
     }

@@ -40,7 +40,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// This program as the ranks of a job, one of which has a fault.
-fn ranks(fault: &str) -> Vec<Child> {
+pub fn ranks(fault: &str) -> Vec<Child> {
     let port = free_port().to_string();
     let start = |rank: u32| {
         let variables = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", WORLD)].map(|(name, value)| (name, value.to_string()));

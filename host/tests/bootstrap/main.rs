@@ -1,5 +1,6 @@
 //! Ranks find one another, exchange bytes, and name the one that is gone: as threads, and as real processes under a kill matrix.
 
+mod board;
 mod exchange;
 mod faults;
 mod strangers;
@@ -13,12 +14,15 @@ const CHILD: &str = "OXTILE_TEST_FAULT";
 
 fn main() -> ExitCode {
     if let Ok(fault) = std::env::var(CHILD) {
-        return faults::child(&fault);
+        return match fault.strip_prefix("board:") {
+            Some(case) => board::child(case),
+            None => faults::child(&fault),
+        };
     }
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(8));
-    let trials: Vec<Trial> = [exchange::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
+    let trials: Vec<Trial> = [board::trials(), exchange::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

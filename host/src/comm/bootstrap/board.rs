@@ -41,6 +41,8 @@ pub struct StoreBoard {
     reader: Option<JoinHandle<()>>,
     /// Of rank 0.
     server: Option<Server>,
+    /// For how long it serves the others without rank 0.
+    outlives: Option<Duration>,
 }
 
 impl StoreBoard {
@@ -49,7 +51,7 @@ impl StoreBoard {
         let (notes, stream) = (Arc::new(LocalBoard::default()), Arc::new(stream));
         let (pinned, incoming) = (Arc::clone(&notes), Arc::clone(&stream));
         let reader = thread::Builder::new().name("board".into()).spawn(move || read_all(&incoming, world, &pinned))?;
-        Ok(Self { rank, world, timeout, notes, stream, writing: Mutex::new(()), reader: Some(reader), server })
+        Ok(Self { rank, world, timeout, notes, stream, writing: Mutex::new(()), reader: Some(reader), server, outlives: None })
     }
 
     /// This rank.
@@ -72,6 +74,20 @@ impl StoreBoard {
         gather(self, self.world, CLOSED, self.timeout).map(drop)
     }
 
+    /// A board that the others keep when rank 0 drops it: until they have dropped theirs, or have pinned nothing for `limit`. Rank 0's process
+    /// serves them meanwhile and, when it ends in order, waits for that; what waits for a note of rank 0 fails at once.
+    #[must_use]
+    pub fn outliving_rank_0(mut self, limit: Duration) -> Self {
+        self.outlives = Some(limit);
+        self
+    }
+
+    /// How many notes this rank holds.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.notes.count()
+    }
+
     fn post(&self, post: &Post) -> Result<()> {
         let _writing = lock(&self.writing);
         write_frame(&self.stream, &post.to_body()).map_err(|error| Error::Invalid {
@@ -84,7 +100,13 @@ impl StoreBoard {
 impl Board for StoreBoard {
     /// In this rank's name: `from` is this rank.
     fn publish(&self, _from: Rank, key: &str, note: Vec<u8>) -> Result<()> {
-        self.post(&Post::Note { key: key.to_owned(), note })
+        self.post(&Post::Note { key: key.to_owned(), note, readers: Vec::new() })
+    }
+
+    fn publish_to(&self, readers: &[Rank], _from: Rank, key: &str, note: Vec<u8>) -> Result<()> {
+        let is_all = readers.len() == self.world.get() as usize;
+        let readers = if is_all { Vec::new() } else { readers.iter().map(|rank| rank.index()).collect() };
+        self.post(&Post::Note { key: key.to_owned(), note, readers })
     }
 
     fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>> {
@@ -100,6 +122,10 @@ impl Board for StoreBoard {
     fn forget(&self, key: &str) {
         self.notes.forget(key);
     }
+
+    fn leave(&self, scope: &str) {
+        self.notes.forget_scope(scope);
+    }
 }
 
 impl Drop for StoreBoard {
@@ -108,6 +134,11 @@ impl Drop for StoreBoard {
             // What rank 0 said last reaches the others before it ends the connections.
             let _ = self.publish(self.rank, LAST, Vec::new());
             let _ = self.notes.read(self.rank, LAST, FLUSH);
+        }
+        if let Some(limit) = self.outlives.filter(|_| !thread::panicking())
+            && let Some(server) = self.server.take()
+        {
+            server.outlive(limit);
         }
         let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take() {
@@ -128,7 +159,7 @@ fn read_all(stream: &TcpStream, world: WorldSize, notes: &LocalBoard) {
     let rank = |index| Rank::new(index, world).unwrap_or(Rank::ZERO);
     while let Some(answer) = next() {
         match answer {
-            Answer::News { rank: from, post: Post::Note { key, note } } => _ = notes.publish(rank(from), &key, note),
+            Answer::News { rank: from, post: Post::Note { key, note, .. } } => _ = notes.publish(rank(from), &key, note),
             Answer::News { rank: from, post: Post::GaveUp { scope, why } } => notes.give_up(rank(from), &scope, &why),
             Answer::Lost(lost) => notes.give_up(rank(lost), "", "its process is gone"),
             _ => break,

@@ -29,6 +29,7 @@
 //!
 //! What it is not: a way to move data. One process holds every byte that is exchanged.
 
+mod at_exit;
 mod board;
 mod environment;
 mod error;

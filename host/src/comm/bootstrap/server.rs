@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::at_exit;
 use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, read_frame, write_frame};
 
 /// Between two looks for new connections, while ranks are missing.
@@ -41,6 +42,8 @@ enum Event {
     Call(usize, Call),
     Post(usize, Post),
     Gone(usize),
+    /// Rank 0 has left: the others go on, for so long without a note.
+    Outlive(Duration),
     Stop,
 }
 
@@ -69,6 +72,8 @@ struct State {
     is_closed: bool,
     /// Ranks post notes: one that goes is no failure of the others.
     is_board: bool,
+    /// Once rank 0 has left: how long the others may be silent, and until when.
+    outlives: Option<(Duration, Instant)>,
 }
 
 impl Server {
@@ -88,16 +93,26 @@ impl Server {
             failure: None,
             is_closed: false,
             is_board: false,
+            outlives: None,
         };
         let thread = thread::Builder::new().name("bootstrap".into()).spawn(move || state.serve(&inbox))?;
         Ok(Self { events, thread: Some(thread) })
+    }
+
+    /// Serves the other ranks without rank 0: until all have gone, or for `limit` after the last of their notes. The end of the process waits
+    /// for that.
+    pub fn outlive(mut self, limit: Duration) {
+        let _ = self.events.send(Event::Outlive(limit));
+        if let Some(thread) = self.thread.take() {
+            at_exit::join(thread);
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.events.send(Event::Stop);
         if let Some(thread) = self.thread.take() {
+            let _ = self.events.send(Event::Stop);
             let _ = thread.join();
         }
     }
@@ -113,9 +128,13 @@ impl State {
                 Ok(Event::Call(connection, call)) => self.call(connection, call),
                 Ok(Event::Post(connection, post)) => self.post(connection, post),
                 Ok(Event::Gone(connection)) => self.gone(connection),
+                Ok(Event::Outlive(limit)) => self.outlives = Some((limit, Instant::now() + limit)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.check_deadlines();
+            if self.is_left() {
+                break;
+            }
         }
         for connection in &self.connections {
             let _ = connection.stream.shutdown(Shutdown::Both);
@@ -130,8 +149,15 @@ impl State {
         if self.listener.is_some() {
             return POLL;
         }
-        let next = self.waiting.values().map(|waiter| waiter.deadline).min();
+        let deadlines = self.waiting.values().map(|waiter| waiter.deadline);
+        let next = deadlines.chain(self.outlives.map(|(_, deadline)| deadline)).min();
         next.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether nobody needs the board of a rank 0 that has left.
+    fn is_left(&self) -> bool {
+        let is_silent = |(_, deadline): (Duration, Instant)| deadline <= Instant::now();
+        self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.iter().all(|connection| connection.rank.is_none()))
     }
 
     fn accept(&mut self) {
@@ -208,15 +234,25 @@ impl State {
         self.finish(&Answer::Done(result));
     }
 
-    /// Everyone gets it, whoever posted it too: what a rank has back, all others have got.
-    fn post(&self, number: usize, post: Post) {
-        if let (Some(rank), true) = (self.connections[number].rank, self.is_board) {
-            self.tell_all(&Answer::News { rank, post });
+    /// Everyone whom it is for gets it, and whoever posted it too: what a rank has back, the others have got.
+    fn post(&mut self, number: usize, post: Post) {
+        let (Some(rank), true) = (self.connections[number].rank, self.is_board) else { return };
+        if let Some((limit, deadline)) = &mut self.outlives {
+            *deadline = Instant::now() + *limit;
         }
+        let readers = match &post {
+            Post::Note { readers, .. } => readers.clone(),
+            Post::GaveUp { .. } => Vec::new(),
+        };
+        self.tell(&Answer::News { rank, post }, |other| readers.is_empty() || other == rank || readers.contains(&other));
     }
 
     fn tell_all(&self, answer: &Answer) {
-        let ranks = (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some());
+        self.tell(answer, |_| true);
+    }
+
+    fn tell(&self, answer: &Answer, is_told: impl Fn(u32) -> bool) {
+        let ranks = (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some_and(&is_told));
         ranks.for_each(|number| self.answer(number, answer));
     }
 

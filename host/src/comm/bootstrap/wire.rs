@@ -8,7 +8,7 @@ use std::{
 };
 
 /// The first bytes of every connection: name and version of the protocol.
-const MAGIC: [u8; 8] = *b"oxtile\x00\x02";
+const MAGIC: [u8; 8] = *b"oxtile\x00\x03";
 /// The longest frame: what 4096 ranks of the longest contribution make.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
@@ -54,8 +54,8 @@ pub struct Call {
 /// What a rank tells all others, once they have a board.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Post {
-    /// A note and its key.
-    Note { key: String, note: Vec<u8> },
+    /// A note and its key, for some ranks, or for all where none is named.
+    Note { key: String, note: Vec<u8>, readers: Vec<u32> },
     /// Nothing more will come whose key begins so.
     GaveUp { scope: String, why: String },
 }
@@ -208,17 +208,23 @@ impl Post {
     const GAVE_UP: u32 = 17;
 
     pub fn to_body(&self) -> Vec<u8> {
-        let (code, one, other) = match self {
-            Self::Note { key, note } => (Self::NOTE, key, &note[..]),
-            Self::GaveUp { scope, why } => (Self::GAVE_UP, scope, why.as_bytes()),
-        };
-        Body::default().number(code).bytes(one.as_bytes()).bytes(other).0
+        let body = |code| Body::default().number(code);
+        match self {
+            Self::Note { key, note, readers } => {
+                let body = body(Self::NOTE).bytes(key.as_bytes()).bytes(note).number(readers.len() as u32);
+                readers.iter().fold(body, |body, rank| body.number(*rank)).0
+            }
+            Self::GaveUp { scope, why } => body(Self::GAVE_UP).bytes(scope.as_bytes()).bytes(why.as_bytes()).0,
+        }
     }
 
     pub fn from_body(body: &[u8]) -> Option<Self> {
         let mut parts = Parts(body);
         let post = match parts.number()? {
-            Self::NOTE => Self::Note { key: parts.text()?, note: parts.bytes()?.to_vec() },
+            Self::NOTE => {
+                let (key, note, count) = (parts.text()?, parts.bytes()?.to_vec(), parts.number()?);
+                Self::Note { key, note, readers: (0..count).map(|_| parts.number()).collect::<Option<_>>()? }
+            }
             Self::GAVE_UP => Self::GaveUp { scope: parts.text()?, why: parts.text()? },
             _ => return None,
         };
@@ -338,8 +344,9 @@ mod tests {
             let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
             assert_eq!(Request::from_body(&call.to_body()), Some(Request::Call(call)));
         }
-        let note = Post::Note { key: "k".into(), note: vec![7] };
-        for post in [note.clone(), Post::GaveUp { scope: String::new(), why: "w".into() }] {
+        let note = Post::Note { key: "k".into(), note: vec![7], readers: vec![0, 2] };
+        let for_all = Post::Note { key: "k".into(), note: vec![], readers: vec![] };
+        for post in [note.clone(), for_all, Post::GaveUp { scope: String::new(), why: "w".into() }] {
             assert_eq!(Request::from_body(&post.to_body()), Some(Request::Post(post)));
         }
         for answer in [

@@ -10,44 +10,65 @@ use crate::runtime::{Error, Result};
 /// What a rank brings.
 #[derive(Serialize, Deserialize)]
 enum Brought {
-    /// Its NCCL, and, of rank 0, the id.
-    Library { version: (u32, u32, u32), id: Vec<u8> },
+    /// Its NCCL, whether it compares calls, and, of rank 0, the id.
+    Library { version: (u32, u32, u32), compare_calls: bool, id: Vec<u8> },
     /// Why it has none.
     Nothing(String),
 }
 
-/// Gives rank 0's id to every rank, if all have the same NCCL. Every rank calls it; it waits at most as long as the store does.
+/// Gives rank 0's id to every rank, if all have the same NCCL and compare calls, or do not. Every rank calls it, with why it cannot go on where
+/// that is so; it waits at most as long as the store does.
 ///
 /// # Errors
-/// [`Error::NoLibrary`] and [`Error::Invalid`], on every rank, with the rank that has no library, no id or another version;
-/// [`Error::Bootstrap`].
-pub(super) fn exchange_id(store: &mut Store, version: Result<NcclVersion>, make: impl FnOnce() -> Result<UniqueId>) -> Result<UniqueId> {
+/// [`Error::NoLibrary`] and [`Error::Invalid`], on every rank, with the rank that cannot go on, has no library, no id, another version or another
+/// option; [`Error::Bootstrap`].
+pub(super) fn exchange_id(
+    store: &mut Store,
+    version: Result<NcclVersion>,
+    compare_calls: bool,
+    make: impl FnOnce() -> Result<UniqueId>,
+) -> Result<UniqueId> {
     let id = |version: NcclVersion| {
         let id = if store.rank() == Rank::ZERO { make()?.as_bytes().to_vec() } else { Vec::new() };
-        Ok::<_, Error>(Brought::Library { version: version.number, id })
+        Ok::<_, Error>(Brought::Library { version: version.number, compare_calls, id })
     };
-    let mine = version.and_then(id).unwrap_or_else(|error| Brought::Nothing(error.to_string()));
+    let (mine, own_error) = match version.and_then(id) {
+        Ok(mine) => (mine, None),
+        Err(error) => (Brought::Nothing(error.to_string()), Some(error)),
+    };
     // A structure of numbers and strings: there is nothing in it that could fail.
     let all = store.all_gather(&serde_json::to_vec(&mine).unwrap_or_default())?;
+    if let Some(error) = own_error {
+        return Err(error);
+    }
     let unknown = || Brought::Nothing("it brings something that this version of Oxtile does not know".to_owned());
     let (mut agreed, mut found) = (None, Vec::new());
     for (rank, bytes) in store.world().ranks().zip(&all) {
         match serde_json::from_slice(bytes).unwrap_or_else(|_| unknown()) {
             Brought::Nothing(why) => return Err(Error::NoLibrary { library: "NCCL", why: format!("{rank}: {why}") }),
-            Brought::Library { version, id } => {
+            Brought::Library { version, compare_calls, id } => {
                 agreed = agreed.or_else(|| <[u8; UniqueId::BYTES]>::try_from(id).ok());
-                found.push((rank, version));
+                found.push((rank, version, compare_calls));
             }
         }
     }
-    let (_, first) = found[0];
-    if let Some((rank, (major, minor, patch))) = found.iter().find(|(_, version)| *version != first) {
+    let (_, first, compares) = found[0];
+    if let Some((rank, (major, minor, patch), _)) = found.iter().find(|(_, version, _)| *version != first) {
         let (a, b, c) = first;
-        let why = format!("{rank} has NCCL {major}.{minor}.{patch}, rank 0 {a}.{b}.{c}: give all ranks one library (OXTILE_NCCL)");
-        return Err(Error::Invalid { what: "NcclCommunicator::from_store", why });
+        return Err(invalid(format!(
+            "{rank} has NCCL {major}.{minor}.{patch}, rank 0 {a}.{b}.{c}: give all ranks one library (OXTILE_NCCL)"
+        )));
     }
-    let none = || Error::Invalid { what: "NcclCommunicator::from_store", why: "rank 0 brings no id".to_owned() };
-    agreed.map(UniqueId::from_bytes).ok_or_else(none)
+    if let Some((rank, ..)) = found.iter().find(|(_, _, other)| *other != compares) {
+        let [theirs, own] = [!compares, compares].map(|compares| if compares { "compares calls" } else { "does not compare calls" });
+        let mend = "set NcclOptions::compare_calls the same on all ranks (it is on in debug builds unless told otherwise)";
+        return Err(invalid(format!("{rank} {theirs}, rank 0 {own}: {mend}")));
+    }
+    agreed.map(UniqueId::from_bytes).ok_or_else(|| invalid("rank 0 brings no id".to_owned()))
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid { what: "NcclCommunicator::from_store", why }
 }
 
 #[cfg(test)]
@@ -64,6 +85,14 @@ mod tests {
 
     /// What three ranks, a thread each, get; a rank without a version does not come.
     fn exchange(patience: Duration, versions: [Option<Result<NcclVersion>>; 3]) -> Vec<Option<Result<UniqueId>>> {
+        exchange_with(patience, versions, |_| true)
+    }
+
+    fn exchange_with(
+        patience: Duration,
+        versions: [Option<Result<NcclVersion>>; 3],
+        compares: fn(Rank) -> bool,
+    ) -> Vec<Option<Result<UniqueId>>> {
         let stores = threads(WorldSize::new(3).unwrap(), patience).unwrap();
         let rank = |(mut store, version): (Store, Option<Result<NcclVersion>>)| {
             let Some(version) = version else {
@@ -72,7 +101,8 @@ mod tests {
                 return None;
             };
             let id = UniqueId::from_bytes([store.rank().index() as u8 + 1; UniqueId::BYTES]);
-            Some(exchange_id(&mut store, version, || Ok(id)))
+            let compares = compares(store.rank());
+            Some(exchange_id(&mut store, version, compares, || Ok(id)))
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = stores.into_iter().zip(versions).map(|pair| scope.spawn(move || rank(pair))).collect();
@@ -91,10 +121,21 @@ mod tests {
     #[test]
     fn a_rank_without_a_library_is_named_on_all() {
         let missing = Err(Error::NoLibrary { library: "NCCL", why: "no libnccl.so.2".into() });
-        for result in exchange(PATIENT, [Some(Ok(version(28))), Some(missing), Some(Ok(version(28)))]) {
+        let results = exchange(PATIENT, [Some(Ok(version(28))), Some(missing), Some(Ok(version(28)))]);
+        for (rank, result) in results.into_iter().enumerate() {
             let error = result.unwrap().unwrap_err();
             let text = error.to_string();
-            assert!(matches!(error, Error::NoLibrary { .. }) && text.contains("rank 1: ") && text.contains("no libnccl.so.2"), "{text}");
+            assert!(matches!(error, Error::NoLibrary { .. }) && text.contains("no libnccl.so.2"), "{text}");
+            assert_eq!(text.contains("rank 1: "), rank != 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn options_that_differ_are_named_on_all() {
+        let versions = [(); 3].map(|()| Some(Ok(version(28))));
+        for result in exchange_with(PATIENT, versions, |rank| rank.index() != 2) {
+            let text = result.unwrap().unwrap_err().to_string();
+            assert!(text.contains("rank 2 does not compare calls, rank 0 compares calls: set NcclOptions::compare_calls"), "{text}");
         }
     }
 

@@ -8,7 +8,8 @@ use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
 use super::watchdog::Watched;
 use crate::comm::sequence::Sequence;
 use crate::comm::{Rank, WorldSize};
-use crate::runtime::{Error, Result, lock};
+use crate::runtime::stream::StreamInner;
+use crate::runtime::{Error, Owner, Result, lock};
 
 /// A communicator and who it is. Dropping it destroys it, which lets work on streams end; a failed one was aborted.
 pub(super) struct Handle {
@@ -157,6 +158,11 @@ impl Handle {
             detail: self.functions.last_error(std::ptr::null_mut()),
         }
     }
+}
+
+/// Finalizing waits for work under way, whatever streams it is on.
+impl Owner for Handle {
+    fn used_on(&self, _: &Arc<StreamInner>) {}
 }
 
 impl Drop for Handle {

@@ -25,6 +25,7 @@
 //! ```
 
 mod bootstrap;
+mod collectives;
 mod communicator;
 #[cfg(test)]
 mod fake;

@@ -102,18 +102,22 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// A collective of the communicator's ranks, which waits for all of them, at most for the deadline.
+    /// A collective of the communicator's ranks, which waits for all of them, at most for the deadline. None where NCCL registers nothing, on
+    /// any rank then: it answers with success and no window where not every GPU reaches every other one's memory, or windows
+    /// (`NCCL_WIN_ENABLE`) or the driver's virtual memory (`NCCL_CUMEM_ENABLE`) are switched off (`ncclCommWindowRegister` in
+    /// `src/dev_runtime.cc`, and `symmetricSupport` in `src/init.cc`, of NCCL 2.28). Whether multicast is there has no part in it.
     ///
     /// # Errors
     /// As a collective's.
-    pub fn register(communicator: NcclCommunicator, windows: &'static Windows, address: u64, bytes: u64) -> Result<Self> {
+    pub fn register(communicator: NcclCommunicator, windows: &'static Windows, address: u64, bytes: u64) -> Result<Option<Self>> {
         let mut window = ptr::null_mut();
         let memory = ptr::with_exposed_provenance_mut(address as usize);
         communicator.call("ncclCommWindowRegister", |comm| {
             // SAFETY: a live communicator, memory that the caller keeps until this is deregistered, and a valid place for the window.
             unsafe { (windows.register)(comm, memory, bytes as usize, &raw mut window, SYMMETRIC) }
         })?;
-        Ok(Self { communicator, windows, window: window.expose_provenance() })
+        let is_there = !window.is_null();
+        Ok(is_there.then(|| Self { communicator, windows, window: window.expose_provenance() }))
     }
 
     /// The communicator.
@@ -134,7 +138,45 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::fake::{FUNCTIONS, Fake};
+    use super::super::handle::Handle;
     use super::*;
+    use crate::comm::{Rank, WorldSize};
+    use crate::runtime::Runtime;
+
+    unsafe extern "C" fn mem_alloc(_: *mut *mut c_void, _: usize) -> c_int {
+        SUCCESS
+    }
+
+    unsafe extern "C" fn mem_free(_: *mut c_void) -> c_int {
+        SUCCESS
+    }
+
+    /// Whoever asks for no bytes gets no window.
+    unsafe extern "C" fn register(_: Comm, _: *mut c_void, bytes: usize, window: *mut *mut c_void, flags: c_int) -> c_int {
+        assert_eq!(flags, SYMMETRIC);
+        // SAFETY: the caller gives a valid place.
+        unsafe { *window = ptr::without_provenance_mut(bytes) };
+        SUCCESS
+    }
+
+    unsafe extern "C" fn deregister(_: Comm, window: *mut c_void) -> c_int {
+        if window.is_null() { 4 } else { SUCCESS }
+    }
+
+    #[test]
+    fn success_without_a_window_is_none() {
+        static WINDOWS: Windows = Windows { mem_alloc, mem_free, register, deregister };
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let (_, id) = Fake::leaked();
+        let handle = Handle::join(&FUNCTIONS, id, Rank::ZERO, WorldSize::ONE, Duration::from_secs(10)).unwrap();
+        let communicator = NcclCommunicator::new(handle, &device).unwrap();
+        let window = Window::register(communicator.clone(), &WINDOWS, 1 << 21, 1 << 21).unwrap();
+        window.expect("a window").deregister().unwrap();
+        assert!(Window::register(communicator, &WINDOWS, 1 << 21, 0).unwrap().is_none());
+    }
 
     #[test]
     fn a_library_without_windows_says_which_has_them() {

@@ -1,0 +1,30 @@
+//! Threads that other processes need: the end of this one waits for them.
+
+use std::sync::{Mutex, Once};
+use std::thread::JoinHandle;
+
+use crate::runtime::lock;
+
+static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// The end of the process, in order, waits for this thread, which has a bound of its own.
+pub fn join(thread: JoinHandle<()>) {
+    static REGISTERED: Once = Once::new();
+    let mut threads = lock(&THREADS);
+    threads.retain(|thread| !thread.is_finished());
+    threads.push(thread);
+    REGISTERED.call_once(|| {
+        // SAFETY: a function of the C library with the signature of its header; what it is to call lives as long as the process. Without room
+        // for one more the process ends at once, as it does without this.
+        let _ = unsafe { atexit(join_all) };
+    });
+}
+
+unsafe extern "C" {
+    fn atexit(function: extern "C" fn()) -> std::ffi::c_int;
+}
+
+extern "C" fn join_all() {
+    let threads = std::mem::take(&mut *lock(&THREADS));
+    threads.into_iter().for_each(|thread| _ = thread.join());
+}
