@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use oxtile::attention::{
-    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Kernels, Layout, Mask, Order, Outputs, Sequences,
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Mask, Order, Outputs, Sequences,
 };
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
@@ -49,7 +49,7 @@ fn packed(shape: Shape, mask: Mask, order: Order) -> Bench {
     };
     let dense = shape.config(mask);
     let rows = [shape.queries, shape.keys].map(|rows| shape.batches * rows);
-    let config = AttentionConfig { layout: Layout::Packed, queries: rows[0], keys: rows[1], kernels: Kernels::Hopper, ..dense };
+    let config = AttentionConfig { layout: Layout::Packed, queries: rows[0], keys: rows[1], ..dense };
     Bench {
         kernel,
         prepare: Box::new(move |gpu| Ok(prepare(gpu, shape, config, order)?.against("ours dense", prepare(gpu, shape, dense, order)?))),

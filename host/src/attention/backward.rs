@@ -101,9 +101,7 @@ impl AttentionConfig {
             (Key::portable(largest), [RESTING as u64; 2])
         } else if needs.is_empty() {
             (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64])
-        } else if self.kernels == super::Kernels::Fastest {
-            (Key::portable(largest), [RESTING as u64; 2])
-        } else if largest <= LARGEST_GENERAL && batches * queries * keys * heads > 0 {
+        } else if largest <= LARGEST_GENERAL && ![batches, queries, keys, heads].contains(&0) {
             let size = if largest <= 64 { 64 } else { LARGEST_GENERAL };
             (Key::General { size }, [general_queries(size), KEYS as u64])
         } else {

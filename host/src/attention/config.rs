@@ -57,11 +57,9 @@ pub enum GradientOutput {
 /// Which kernels may be taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kernels {
-    /// The device's fastest that have run on a GPU.
+    /// The device's fastest.
     #[default]
     Fastest,
-    /// The same, and on Hopper the general backward pass on `wgmma`, which only the emulator has run yet.
-    Hopper,
     /// Those that run on any GPU from sm_80 on.
     Portable,
 }

@@ -1,7 +1,7 @@
 //! The general backward pass of attention on Hopper against f64, as the portable one is. Rows that belong to no sequence hold NaN, so
 //! that none of them is used; what the kernels do not write is seen.
 
-use oxtile::attention::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Order, Padding, Sink, Window};
+use oxtile::attention::{AttentionConfig, GradientOutput, Layout, Mask, Order, Padding, Sink, Window};
 use oxtile_tile::num::{bf16, f16};
 
 use super::attention_backward_portable::{Differentiable, check, ring, same_bits};
@@ -13,7 +13,7 @@ const FAMILY: &str = "attention_backward_general";
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     // One head, so that a value size alone asks for these kernels.
-    let base = AttentionConfig { head_size: 64, value_size: Some(56), kernels: Kernels::Hopper, ..AttentionConfig::default() };
+    let base = AttentionConfig { head_size: 64, value_size: Some(56), ..AttentionConfig::default() };
     let window = |left, right| Window { left, right };
     // Bounds inside a block, between blocks, over several; rows, and keys, that see nothing.
     let masks = [
