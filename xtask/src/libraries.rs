@@ -63,6 +63,7 @@ fn version(name: &str) -> Result<(c_int, bool), String> {
 /// The back ends of symmetric memory by name, in the order of preference.
 pub fn symmetric(nccl: &Nccl) -> [(&'static str, Found); 4] {
     let devices = devices();
+    let nvshmem = nvshmem(&devices);
     let windows = match (&devices, &nccl.found) {
         (Err(why), _) => Err(why.clone()),
         (_, Err(_)) => Err("there is no NCCL: see above".to_owned()),
@@ -76,8 +77,34 @@ pub fn symmetric(nccl: &Nccl) -> [(&'static str, Found); 4] {
         ("vmm", devices),
         ("nccl", windows),
         ("emulated", Ok("always".to_owned())),
-        ("nvshmem", Err("not built in this version: use vmm".to_owned())),
+        ("nvshmem", nvshmem),
     ]
+}
+
+/// NVSHMEM's host library, where there is memory for it to share: the file in `OXTILE_NVSHMEM`, else `libnvshmem_host.so.3`.
+fn nvshmem(devices: &Found) -> Found {
+    let name = std::env::var("OXTILE_NVSHMEM").unwrap_or_else(|_| "libnvshmem_host.so.3".to_owned());
+    let version = nvshmem_version(&name);
+    let mend = "`python3 -m pip install nvidia-nvshmem-cu13`, and name its libnvshmem_host.so.3 in OXTILE_NVSHMEM";
+    let version = version.map_err(|reason| format!("{reason}; {mend}"))?;
+    let devices = devices.as_ref().map_err(Clone::clone)?;
+    match std::env::var("NVSHMEM_DISABLE_NVLS").as_deref() {
+        Ok("1") => Ok(format!("{devices}, NVSHMEM {version}; never run by its authors")),
+        _ => Err("its teams would use NVLink multicast: set NVSHMEM_DISABLE_NVLS=1".to_owned()),
+    }
+}
+
+fn nvshmem_version(name: &str) -> Result<String, String> {
+    let reason = |error: libloading::Error| error.source().map_or_else(|| format!("{name}: {error}"), ToString::to_string);
+    // SAFETY: NVSHMEM's library by its usual name, or the one that the user named, with whatever it does when loaded.
+    let library = unsafe { Library::new(name) }.map_err(reason)?;
+    // SAFETY: the signature is that of `nvshmem_api.h`.
+    let get = unsafe { library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int, *mut c_int)>("nvshmemx_vendor_get_version_info\0") };
+    let get = get.map_err(|_| format!("{name} has no nvshmemx_vendor_get_version_info"))?;
+    let [mut major, mut minor, mut patch] = [0; 3];
+    // SAFETY: valid places for the numbers.
+    unsafe { get(&raw mut major, &raw mut minor, &raw mut patch) };
+    Ok(format!("{major}.{minor}.{patch} ({name})"))
 }
 
 /// How many GPUs do what `vmm` needs.
@@ -124,15 +151,21 @@ mod tests {
     }
 
     #[test]
+    fn a_library_that_is_not_nvshmem_is_named() {
+        assert_eq!(nvshmem_version("libc.so.6").unwrap_err(), "libc.so.6 has no nvshmemx_vendor_get_version_info");
+        assert!(nvshmem(&Ok("1 GPU(s)".into())).is_err_and(|why| why.contains("nvidia-nvshmem-cu13") || why.contains("NVSHMEM_DISABLE_NVLS")));
+    }
+
+    #[test]
     fn windows_need_their_library() {
         let without = Nccl { found: Err("no libnccl.so.2".into()), windows: false };
         let old = Nccl { found: Ok("2.26.2 (libnccl.so.2)".into()), windows: false };
         for nccl in [without, old] {
             let found = symmetric(&nccl);
-            let [(_, vmm), (_, windows), (_, emulated), (_, nvshmem)] = &found;
+            let [(_, vmm), (_, windows), (_, emulated), _] = &found;
             let why = windows.as_ref().unwrap_err();
             assert!(vmm.is_err() || why.contains("NCCL"), "{why}");
-            assert!(emulated.is_ok() && nvshmem.is_err());
+            assert!(emulated.is_ok());
         }
     }
 }

@@ -50,12 +50,12 @@ impl Member {
     }
 
     pub fn round(&mut self, request: Request, barrier: &Barrier) -> Result<Times> {
-        self.prepare(request)?;
-        // Kernels that wait for other ranks may hold up what those allocate.
+        let prepared = self.prepare(request);
+        // Kernels that wait for other ranks may hold up what those allocate. Whoever fails is not waited for.
         barrier.wait();
-        self.enqueue(Request { calls: 1, ..request })?;
-        self.settle()?;
+        let warm = prepared.and_then(|()| self.enqueue(Request { calls: 1, ..request })).and_then(|_| self.settle());
         barrier.wait();
+        warm?;
         let begin = Instant::now();
         let [start, end] = self.enqueue(request)?;
         let issued = begin.elapsed();

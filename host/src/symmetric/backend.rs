@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::error::SymmetricError;
 use super::nccl::NcclMemory;
+use super::nvshmem::NvshmemMemory;
 use super::vmm::Vmm;
 use crate::comm::{Meeting, NcclCommunicator};
 use crate::runtime::{Error, Result, Stream};
@@ -21,7 +22,7 @@ pub enum BackendName {
     Nccl,
     /// The virtual cluster.
     Emulated,
-    /// NVSHMEM's symmetric heap.
+    /// NVSHMEM's symmetric heap. It has never run on a GPU.
     Nvshmem,
 }
 
@@ -120,10 +121,10 @@ pub(super) fn find(name: BackendName, stream: &Stream) -> Result<Box<dyn Symmetr
     match (name, backend.cluster()) {
         (BackendName::Emulated, Some(_)) => Ok(Box::new(Emulated::default())),
         (BackendName::Emulated, None) => unavailable("the runtime has GPUs, not a virtual cluster: use vmm"),
-        (BackendName::Nvshmem, _) => unavailable("it is not built in this version: use vmm"),
         (_, Some(_)) => unavailable("the runtime is a virtual cluster without GPUs: use emulated"),
         (name, None) => match backend.virtual_memory(stream.0.id.device) {
             None => unavailable("the devices have no virtual memory management"),
+            Some(_) if name == BackendName::Nvshmem => Ok(Box::new(NvshmemMemory::find()?)),
             Some(driver) if name == BackendName::Nccl => Ok(Box::new(NcclMemory::find(driver)?)),
             Some(driver) => Ok(Box::new(Vmm::new(driver))),
         },

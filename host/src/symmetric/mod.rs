@@ -43,6 +43,7 @@ mod failure;
 mod gather;
 mod layout;
 mod nccl;
+mod nvshmem;
 mod push;
 mod signal;
 mod ticket;

@@ -1,0 +1,108 @@
+//! The back end `nvshmem`: NVSHMEM's symmetric heap, through its host library alone.
+//!
+//! The library allocates and maps; gets, puts and signals are the driver's, as everywhere. Ranks are processes, each of which joins NVSHMEM's
+//! world once and stays in it. The library's calls have no deadline: one thread makes them, and what does not return in time is an error there
+//! and then ([`caller`]). NVLink multicast stays off: without `NVSHMEM_DISABLE_NVLS=1` there is no arena.
+//!
+//! It has never run on a GPU: what is shown is its host logic, on a stand-in for the library.
+
+mod caller;
+#[cfg(test)]
+mod fake;
+mod library;
+mod world;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::world::{Enter, Heap, Request, World};
+use super::backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend, clear};
+use super::error::SymmetricError;
+use crate::comm::Meeting;
+use crate::runtime::{Result, Stream, lock};
+
+/// A rank's arena in NVSHMEM's heap.
+pub(super) struct NvshmemMemory {
+    world: &'static World,
+    opened: Mutex<Option<(Heap, Duration)>>,
+}
+
+impl NvshmemMemory {
+    /// # Errors
+    /// [`Error::NoLibrary`](crate::Error::NoLibrary); [`SymmetricError::Unavailable`] where multicast is not off.
+    pub fn find() -> Result<Self> {
+        let world = World::of_process()?;
+        check_multicast_is_off(std::env::var("NVSHMEM_DISABLE_NVLS").ok().as_deref())?;
+        Ok(Self { world, opened: Mutex::default() })
+    }
+}
+
+fn unavailable(why: impl Into<String>) -> SymmetricError {
+    SymmetricError::Unavailable { backend: BackendName::Nvshmem, why: why.into() }
+}
+
+/// NVSHMEM makes multicast objects for its teams where it can.
+fn check_multicast_is_off(variable: Option<&str>) -> Result<()> {
+    if variable == Some("1") {
+        return Ok(());
+    }
+    Err(unavailable("NVSHMEM would use NVLink multicast: set NVSHMEM_DISABLE_NVLS=1 on every rank before it starts, or use vmm").into())
+}
+
+fn enter(stream: &Stream) -> Enter {
+    let (runtime, device) = (Arc::clone(&stream.0.runtime), stream.0.id.device);
+    Arc::new(move || runtime.backend.make_current(device))
+}
+
+impl SymmetricBackend for NvshmemMemory {
+    fn name(&self) -> BackendName {
+        BackendName::Nvshmem
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { processes: true, contiguous: false, multicast: false }
+    }
+
+    fn is_collective(&self) -> bool {
+        true
+    }
+
+    fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
+        let ArenaMemory { bytes, zeros, deadline, .. } = memory;
+        let request = Request { bytes, device: stream.0.id.device, deadline, enter: enter(stream) };
+        let heap = self.world.open(meeting, &request, |address| clear(stream, address, zeros))?;
+        let own = heap.own;
+        *lock(&self.opened) = Some((heap, deadline));
+        Ok(own)
+    }
+
+    fn peers(&self, _: &Meeting, _: Duration) -> Result<Vec<u64>> {
+        Ok(lock(&self.opened).as_ref().map(|(heap, _)| heap.peers.clone()).unwrap_or_default())
+    }
+
+    fn close(&self, stream: &Stream) -> Result<()> {
+        let opened = lock(&self.opened).take();
+        opened.map_or(Ok(()), |(heap, deadline)| self.world.close(&heap, deadline, enter(stream)))
+    }
+}
+
+impl fmt::Debug for NvshmemMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvshmemMemory").field("opened", &*lock(&self.opened)).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multicast_has_to_be_off() {
+        check_multicast_is_off(Some("1")).unwrap();
+        for variable in [None, Some("0"), Some("")] {
+            let error = check_multicast_is_off(variable).unwrap_err();
+            assert!(error.to_string().contains("NVSHMEM_DISABLE_NVLS=1"), "{error}");
+        }
+    }
+}
