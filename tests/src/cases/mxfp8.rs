@@ -9,12 +9,24 @@ use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16, ue8m0};
 
 use super::element::{TestElement, comparable_bits, rounded_bits};
+use crate::backend::long;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns. Whole blocks, then ragged ones; TransformerEngine's list among them.
 const SHAPES: [(usize, usize); 13] =
     [(1, 1024), (1, 32), (3, 64), (17, 96), (128, 128), (4, 1056), (1, 16), (16, 48), (5, 1), (33, 65), (17, 400), (0, 64), (4, 0)];
 const LARGE: [(usize, usize); 5] = [(993, 512), (256, 1024), (512, 512), (256, 8192), (127, 4000)];
+/// The one of TransformerEngine's that takes minutes.
+const LONG: (usize, usize) = (8192, 7168);
+
+/// Small shapes, large ones, and where long runs are asked for the longest.
+pub(super) fn sized<const S: usize, const L: usize>(
+    small: [(usize, usize); S],
+    large: [(usize, usize); L],
+) -> impl Iterator<Item = ((usize, usize), Size)> {
+    let large = large.into_iter().chain(long().then_some(LONG));
+    small.map(|shape| (shape, Size::Small)).into_iter().chain(large.map(|shape| (shape, Size::Large)))
+}
 
 /// An 8-bit format with the oracle's description of it.
 pub trait TestFp8: Fp8 + HostElement<Device = Self> {
@@ -60,7 +72,7 @@ where
     for scenario in Scenario::ALL {
         cases.push(Case::new(format!("mxfp8::cast::{name}::{scenario:?}"), Size::Small, move |r| cast::<T, Q>(r, scenario, 9, 160)));
     }
-    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+    for ((rows, columns), size) in sized(SHAPES, LARGE) {
         let shape = format!("{rows}x{columns}");
         cases.push(Case::new(format!("mxfp8::cast::{name}::{shape}"), size, move |r| cast::<T, Q>(r, Scenario::Normal, rows, columns)));
         cases.push(Case::new(format!("mxfp8::dequantize::{name}::{shape}"), size, move |r| back::<T, Q>(r, rows, columns)));

@@ -8,7 +8,7 @@ use oxtile_tests::oracle::mxfp8::{Quantized, dequantize_columns, quantize, quant
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16, ue8m0};
 
 use super::element::{TestElement, comparable_bits, rounded_bits};
-use super::mxfp8::TestFp8;
+use super::mxfp8::{TestFp8, sized};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: one row, one column, ends of tiles in both dimensions, whole tiles, more than a CUDA block, no whole
@@ -49,7 +49,7 @@ fn of_types<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
         };
         cases.extend([case("cast_columns", cast_columns::<T, Q>), case("cast_both", cast_both::<T, Q>)]);
     }
-    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+    for ((rows, columns), size) in sized(SHAPES, LARGE) {
         let case = |kernel, run: fn(&Runtime, Scenario, usize, usize) -> Outcome| {
             let name = format!("mxfp8::{kernel}::{name}::{rows}x{columns}");
             Case::new(name, size, move |r| run(r, Scenario::Normal, rows, columns))
