@@ -14,6 +14,36 @@ use crate::comm::ReduceMax;
 use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 
 /// The largest magnitudes of this rank's parts of tensors: of no use but to be [reduced](Self::reduce).
+///
+/// No cast takes it, only what all ranks agreed on:
+///
+/// ```compile_fail,E0308
+/// use oxtile::quantize::{CurrentScaling, Fp8Tensor, LocalAmax};
+/// # use oxtile::{Buffer, Stream};
+///
+/// fn cast(casts: &CurrentScaling<f32>, stream: &Stream, part: &Buffer<f32>, amax: &LocalAmax, tensor: &mut Fp8Tensor) {
+///     casts.cast_shard(stream, part.view(), amax, tensor).unwrap();
+/// }
+/// ```
+///
+/// ```
+/// use oxtile::comm::SingleRank;
+/// use oxtile::quantize::{CurrentScaling, Fp8Tensor, ScaleOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let (device, stream) = (runtime.device(0)?, runtime.device(0)?.stream()?);
+/// let ranks = SingleRank::new(&device); // or a communicator of more
+/// let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default())?;
+///
+/// let part = Buffer::from_slice(&stream, &[224.0_f32, -1.0, 0.0, 5.0])?;
+/// let agreed = casts.local_amax(&stream, part.view())?.reduce(&ranks, &stream)?;
+/// let mut tensor = Fp8Tensor::uninitialised(&stream, 4)?;
+/// casts.cast_shard(&stream, part.view(), &agreed, &mut tensor)?;
+/// assert_eq!(tensor.scale_inverse.to_vec(&stream)?, [0.5]);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "the other ranks wait for this one in `reduce`"]
 pub struct LocalAmax(Buffer<f32>);
