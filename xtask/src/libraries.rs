@@ -73,12 +73,7 @@ pub fn symmetric(nccl: &Nccl) -> [(&'static str, Found); 4] {
         }
         (Ok(devices), Ok(found)) => Ok(format!("{devices}, NCCL {found}")),
     };
-    [
-        ("vmm", devices),
-        ("nccl", windows),
-        ("emulated", Ok("always".to_owned())),
-        ("nvshmem", nvshmem),
-    ]
+    [("vmm", devices), ("nccl", windows), ("emulated", Ok("always".to_owned())), ("nvshmem", nvshmem)]
 }
 
 /// NVSHMEM's host library, where there is memory for it to share: the file in `OXTILE_NVSHMEM`, else `libnvshmem_host.so.3`.
@@ -153,7 +148,9 @@ mod tests {
     #[test]
     fn a_library_that_is_not_nvshmem_is_named() {
         assert_eq!(nvshmem_version("libc.so.6").unwrap_err(), "libc.so.6 has no nvshmemx_vendor_get_version_info");
-        assert!(nvshmem(&Ok("1 GPU(s)".into())).is_err_and(|why| why.contains("nvidia-nvshmem-cu13") || why.contains("NVSHMEM_DISABLE_NVLS")));
+        assert!(
+            nvshmem(&Ok("1 GPU(s)".into())).is_err_and(|why| why.contains("nvidia-nvshmem-cu13") || why.contains("NVSHMEM_DISABLE_NVLS"))
+        );
     }
 
     #[test]

@@ -20,6 +20,11 @@ use super::stream::StreamInner;
 
 /// Who lends memory, or what else work on streams needs: kept for as long as that work may be done, or done again by a graph.
 pub(crate) trait Owner: Send + Sync {
+    /// Fails when it has ended out of order: nothing is begun again then that needs it.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// A stream has work that needs it: it must not go before that.
     fn used_on(&self, stream: &Arc<StreamInner>);
 }

@@ -324,6 +324,10 @@ impl Inner {
 }
 
 impl Owner for Inner {
+    fn check(&self) -> Result<()> {
+        Self::check(self)
+    }
+
     fn used_on(&self, stream: &Arc<StreamInner>) {
         let stream = Stream(Arc::clone(stream));
         lock(&self.streams).entry(stream.raw()).or_insert(stream);

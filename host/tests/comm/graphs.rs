@@ -61,6 +61,18 @@ fn a_graph_that_reaches_a_peer_keeps_its_arena_open() {
     close(arenas).unwrap();
 }
 
+#[test]
+fn a_graph_is_not_replayed_in_an_arena_that_has_ended() {
+    let world = World::new(2, 2);
+    let (arenas, stream) = (arenas(&world), &world.streams[0]);
+    let (channels, other) = (arenas.iter().map(|arena| arena.channel().unwrap()).collect::<Vec<_>>(), world.rank(1));
+    let graph = Graph::capture(&[stream], || arenas[0].signal(stream, channels[0], other, Epoch::ZERO.next())).unwrap();
+    graph.replay(stream).unwrap();
+    arenas[0].abort("enough").unwrap();
+    let error = graph.replay(stream).unwrap_err();
+    assert!(matches!(&error, Error::Symmetric(SymmetricError::Aborted { rank, .. }) if rank.index() == 0), "{error}");
+}
+
 /// The stream of the last replay used the arena, and nothing else says so: closing waits for it.
 #[test]
 fn an_arena_waits_for_replays_whose_graph_is_gone() {

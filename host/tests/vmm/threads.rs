@@ -142,7 +142,8 @@ fn back_ends_by_name() {
     let open = |rank: &HostRank, backend| {
         Arena::open(rank, ArenaOptions { backend, deadline: Duration::from_millis(200), ..ArenaOptions::default() })
     };
-    for (name, why) in [(BackendName::Nvshmem, "virtual cluster"), (BackendName::Vmm, "virtual cluster"), (BackendName::Nccl, "virtual cluster")]
+    for (name, why) in
+        [(BackendName::Nvshmem, "virtual cluster"), (BackendName::Vmm, "virtual cluster"), (BackendName::Nccl, "virtual cluster")]
     {
         let error = open(&ranks[0], name).unwrap_err();
         assert!(matches!(&error, Error::Symmetric(SymmetricError::Unavailable { backend, .. }) if *backend == name), "{error}");

@@ -162,6 +162,10 @@ impl Handle {
 
 /// Finalizing waits for work under way, whatever streams it is on.
 impl Owner for Handle {
+    fn check(&self) -> Result<()> {
+        self.check_failure()
+    }
+
     fn used_on(&self, _: &Arc<StreamInner>) {}
 }
 

@@ -117,7 +117,9 @@ impl World {
         let mut joined = match self.joined.try_lock() {
             Ok(joined) => joined,
             Err(TryLockError::Poisoned(joined)) => PoisonError::into_inner(joined),
-            Err(TryLockError::WouldBlock) => return Err(unavailable("another thread of this process is joining: start a process a rank").into()),
+            Err(TryLockError::WouldBlock) => {
+                return Err(unavailable("another thread of this process is joining: start a process a rank").into());
+            }
         };
         if joined.is_some_and(|before| before != place) {
             let why = "this process is another rank, of another world or on another device, in NVSHMEM, which a process joins once: start a \
