@@ -10,7 +10,9 @@ use crate::{
 /// The tables of a document, with where and how they were measured.
 pub fn markdown(document: &Document) -> String {
     let mut text = heading(document);
-    let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(|record| record.clock == Clock::DeviceEvents);
+    // What moves bytes is drawn in one table, by whichever clock.
+    let is_timed = |record: &&Record| record.clock == Clock::DeviceEvents || record.bytes > 0;
+    let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(is_timed);
     let (products, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.flops > 0);
     if !products.is_empty() {
         text += "\n| kernel | shape | us, median [quartiles] | TFLOP/s | peer | peer's us | peer's time / ours, by pairs |\n";

@@ -1,6 +1,5 @@
 //! One rank: its buffers, and what it does in a round.
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +9,7 @@ use oxtile::num::bf16;
 use oxtile::symmetric::BackendName;
 use oxtile::{Buffer, Event, Runtime, Stream};
 
+use super::gate::Gate;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::symmetric::Symmetric;
@@ -49,12 +49,12 @@ impl Member {
         Ok(Self { rank: index, comm, whole, part, symmetric: Symmetric::new(rank, backend)?, messages: None, product: None, stream })
     }
 
-    pub fn round(&mut self, request: Request, barrier: &Barrier) -> Result<Times> {
+    pub fn round(&mut self, request: Request, gate: &Gate) -> Result<Times> {
         let prepared = self.prepare(request);
         // Kernels that wait for other ranks may hold up what those allocate. Whoever fails is not waited for.
-        barrier.wait();
+        gate.pass(DEADLINE)?;
         let warm = prepared.and_then(|()| self.enqueue(Request { calls: 1, ..request })).and_then(|_| self.settle());
-        barrier.wait();
+        gate.pass(DEADLINE)?;
         warm?;
         let begin = Instant::now();
         let [start, end] = self.enqueue(request)?;
@@ -77,7 +77,7 @@ impl Member {
         }
         match request.work {
             Work::Push(_) | Work::Issue | Work::Pull(_) | Work::GemmWithPush => self.symmetric.prepare(request.bytes / world)?,
-            Work::Put | Work::Get | Work::RoundTrip => self.symmetric.prepare(request.bytes)?,
+            Work::Put | Work::Get | Work::RoundTrip { .. } => self.symmetric.prepare(request.bytes)?,
             Work::Exchange(_) => {
                 let rank = self.symmetric.rank();
                 let messages = match &mut self.messages {
@@ -102,12 +102,12 @@ impl Member {
                 (0..request.calls).try_for_each(|_| self.collective(request.work))?;
                 Ok([start, self.stream.record()?])
             }
-            Work::Push(chunks) => self.symmetric.push(chunks, request.calls),
-            Work::Issue => self.symmetric.push(1, request.calls),
-            Work::Pull(chunks) => self.symmetric.pull(chunks, request.calls),
+            Work::Push(way) => self.symmetric.push(way, request.calls),
+            Work::Issue => self.symmetric.push(0, request.calls),
+            Work::Pull(way) => self.symmetric.pull(way, request.calls),
             Work::Put => self.symmetric.put(request.calls),
             Work::Get => self.symmetric.get(request.calls),
-            Work::RoundTrip => self.symmetric.round_trip(self.rank, request.calls),
+            Work::RoundTrip { is_batch } => self.symmetric.round_trip(self.rank, is_batch, request.calls),
             Work::Exchange(cut) => {
                 let messages = self.messages.as_mut().context("they were prepared")?;
                 messages.gather(cut, &self.stream, request.calls)
@@ -115,7 +115,7 @@ impl Member {
             Work::Gemm => self.products(request.calls),
             Work::GemmWithPush => {
                 // As many gathers take longer than the products.
-                self.symmetric.push(1, request.calls)?;
+                self.symmetric.push(0, request.calls)?;
                 self.products(request.calls)
             }
             Work::GemmWithNccl => {

@@ -4,13 +4,14 @@
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
 
+mod gate;
 mod member;
 mod messages;
 mod plan;
 mod symmetric;
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +19,7 @@ use oxtile::comm::{HostRank, NcclCommunicator};
 use oxtile::{Device, Runtime};
 use serde::{Deserialize, Serialize};
 
+use self::gate::Gate;
 use self::member::Member;
 use self::plan::{Comparison, Side};
 use crate::bench::Size;
@@ -43,20 +45,20 @@ enum Work {
     ReduceScatter,
     /// NCCL's.
     AllReduce,
-    /// The all-gather whose members put, in so many chunks, of [`symmetric::CHUNKS`].
-    Push(u64),
+    /// The all-gather whose members put, in one of the ways that `symmetric` has.
+    Push(usize),
     /// The same in one chunk, its host time alone.
     Issue,
     /// The all-gather whose members get.
-    Pull(u64),
+    Pull(usize),
     /// The all-gather of a kernel a rank, cut as one of [`messages::CUTS`].
     Exchange(usize),
     /// To the next rank, all at once.
     Put,
     /// From the next rank.
     Get,
-    /// A signal of rank 0 to rank 1 and one back.
-    RoundTrip,
+    /// A signal of rank 0 to rank 1 and one back, in batches or call by call.
+    RoundTrip { is_batch: bool },
     /// Products of matrices with nothing beside them.
     Gemm,
     /// While shards are pushed.
@@ -195,14 +197,14 @@ impl Ranks {
         let of = |rank| if is_virtual { runtime.device(rank) } else { Runtime::cuda()?.device(rank) };
         let devices: Vec<Device> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
         let id = if is_virtual { None } else { Some(NcclCommunicator::unique_id()?) };
-        let barrier = Arc::new(Barrier::new(world as usize));
+        let gate = Arc::new(Gate::new(world));
         let start = |rank: HostRank| {
             let (requests, incoming) = sync_channel(1);
             let (answers, results) = sync_channel(1);
-            let barrier = Arc::clone(&barrier);
+            let gate = Arc::clone(&gate);
             let thread = thread::spawn(move || {
                 let name = rank.rank();
-                serve(Member::join(id, rank).with_context(|| format!("{name} joins")), &barrier, &incoming, &answers);
+                serve(Member::join(id, rank).with_context(|| format!("{name} joins")), &gate, &incoming, &answers);
             });
             Worker { requests, results, thread }
         };
@@ -229,10 +231,10 @@ impl Drop for Ranks {
     }
 }
 
-fn serve(mut member: Result<Member>, barrier: &Barrier, requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
+fn serve(mut member: Result<Member>, gate: &Gate, requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
     while let Ok(request) = requests.recv() {
         let times = match &mut member {
-            Ok(member) => member.round(request, barrier),
+            Ok(member) => member.round(request, gate),
             Err(error) => Err(anyhow::anyhow!("{error:#}")),
         };
         let failed = times.is_err();

@@ -38,8 +38,7 @@ pub struct Taken {
     pub of: fn(&Times) -> f64,
 }
 
-// Both are drawn in one table: by the host's clock only the column of shares would be another.
-const WALL: Taken = Taken { name: "wall", clock: Clock::DeviceEvents, of: |times| times.wall };
+const WALL: Taken = Taken { name: "wall", clock: Clock::Host, of: |times| times.wall };
 const DEVICE: Taken = Taken { name: "device", clock: Clock::DeviceEvents, of: |times| times.device };
 const HOST: Taken = Taken { name: "host", clock: Clock::Host, of: |times| times.wall };
 
@@ -56,6 +55,8 @@ const SHARDS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 <<
 const MESSAGES: [u64; 5] = [256, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
 /// From where on a gather in chunks is measured too.
 const CHUNKED: u64 = 16 << 20;
+/// From where on a gather's copies go side by side.
+const LANES: u64 = 1 << 20;
 const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
 
 /// All of the chosen families, all families without any.
@@ -107,9 +108,12 @@ fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
     let whole = shard * u64::from(world);
     let request = |work| Request { work, bytes: whole, calls: if has_nccl { calls(whole) } else { 3 } };
     let side = |label, work| Side { label, request: request(work) };
-    let mut sides = vec![side("push", Work::Push(1)), side("pull", Work::Pull(1))];
+    let mut sides = vec![side("push", Work::Push(0)), side("pull", Work::Pull(0))];
     if shard >= CHUNKED || !has_nccl {
-        sides.extend([side("push in 4 chunks", Work::Push(4)), side("pull in 4 chunks", Work::Pull(4))]);
+        sides.extend([side("push in 4 chunks", Work::Push(1)), side("pull in 4 chunks", Work::Pull(1))]);
+    }
+    if shard >= LANES || !has_nccl {
+        sides.extend([side("push, one copy at a time", Work::Push(2)), side("pull, one copy at a time", Work::Pull(2))]);
     }
     if has_nccl {
         sides.push(side("NCCL through Oxtile", Work::AllGather));
@@ -164,14 +168,14 @@ fn issue(world: u32, is_full: bool) -> Comparison {
 }
 
 fn round_trip() -> Comparison {
-    let request = Request { work: Work::RoundTrip, bytes: 1 << 10, calls: 100 };
+    let side = |label, is_batch| Side { label, request: Request { work: Work::RoundTrip { is_batch }, bytes: 1 << 10, calls: 100 } };
     Comparison {
         family: SYMMETRIC,
         kernel: "signal there and back".into(),
         shape: "2 ranks".into(),
         bytes: 0,
         flops: 0,
-        sides: vec![Side { label: "oxtile", request }],
+        sides: vec![side("a batch a rank", true), side("two calls a rank", false)],
         peer: None,
         taken: vec![DEVICE],
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use oxtile::comm::{HostRank, Rank, Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::symmetric::{
@@ -12,8 +12,8 @@ use oxtile::{Buffer, Event, Stream};
 
 use super::member::DEADLINE;
 
-/// In how many pieces shards are copied.
-pub const CHUNKS: [u64; 2] = [1, 4];
+/// How shards are copied: in how many pieces, and by how many lanes if not by as many as the gather has of itself.
+const WAYS: [(u64, Option<usize>); 3] = [(1, None), (4, None), (1, Some(1))];
 
 pub struct Symmetric {
     rank: HostRank,
@@ -26,9 +26,9 @@ pub struct Symmetric {
 /// An arena for shards of one size.
 struct Open {
     shard_bytes: u64,
-    /// In as many chunks as [`CHUNKS`] says.
-    push: [PushGather<bf16>; 2],
-    pull: [PullGather<bf16>; 2],
+    /// One for each of the [`WAYS`].
+    push: Vec<PushGather<bf16>>,
+    pull: Vec<PullGather<bf16>>,
     /// What is put, and pushed.
     shard: Buffer<bf16>,
     /// What is pulled, and got; `None` while a call has it.
@@ -79,18 +79,19 @@ impl Symmetric {
         let (world, len) = (self.world(), shard_bytes / 2);
         let backend = self.backend;
         // What is gathered and the shard that is pulled, of both kinds, and the target of puts, each rounded up.
-        let bytes = shard_bytes * (2 * u64::from(world.get()) + 3) + 2048;
+        let ways = WAYS.len() as u64;
+        let bytes = shard_bytes * (ways * (u64::from(world.get()) + 1) + 1) + 4096;
         let arena = Arena::open(&self.rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;
         let member = Team::all(world).member(self.rank.rank()).context("every rank is of the world")?;
-        let (mut pushes, mut pulls) = (Vec::new(), Vec::new());
-        for chunks in CHUNKS {
+        let (mut push, mut pull) = (Vec::new(), Vec::new());
+        for (chunks, lanes) in WAYS {
             let memory = PushMemory::take(&arena, len, world.get())?;
-            pushes.push(PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?);
-            let mut pull = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
-            pull.shard(&self.copies)?.fill_zero(&self.copies)?;
-            pulls.push(pull);
+            let pushes = PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?;
+            let mut pulls = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
+            pulls.shard(&self.copies)?.fill_zero(&self.copies)?;
+            push.push(if let Some(lanes) = lanes { pushes.with_lanes(lanes)? } else { pushes });
+            pull.push(if let Some(lanes) = lanes { pulls.with_lanes(lanes)? } else { pulls });
         }
-        let (Ok(push), Ok(pull)) = (pushes.try_into(), pulls.try_into()) else { bail!("one for each number of chunks") };
         let (target, pings) = (arena.buffer(len)?, arena.channel()?);
         let shard = Buffer::zeros(&self.copies, len)?;
         let output = Some(Buffer::zeros(&self.copies, len * u64::from(world.get()))?);
@@ -100,9 +101,9 @@ impl Symmetric {
     }
 
     /// Gathers with all that belongs to them: the results are given free for the next.
-    pub fn push(&mut self, chunks: u64, calls: u64) -> Result<[Event; 2]> {
+    pub fn push(&mut self, way: usize, calls: u64) -> Result<[Event; 2]> {
         let Open { push, shard, .. } = self.open.as_mut().context("it was prepared")?;
-        let push = &mut push[usize::from(chunks != CHUNKS[0])];
+        let push = &mut push[way];
         let start = self.copies.record()?;
         for _ in 0..calls {
             let _ticket = push.run(shard)?;
@@ -113,9 +114,9 @@ impl Symmetric {
     }
 
     /// Gathers, the shard ready to be written again before each.
-    pub fn pull(&mut self, chunks: u64, calls: u64) -> Result<[Event; 2]> {
+    pub fn pull(&mut self, way: usize, calls: u64) -> Result<[Event; 2]> {
         let Open { pull, output, .. } = self.open.as_mut().context("it was prepared")?;
-        let pull = &mut pull[usize::from(chunks != CHUNKS[0])];
+        let pull = &mut pull[way];
         let start = self.copies.record()?;
         for _ in 0..calls {
             pull.shard(&self.copies)?;
@@ -146,23 +147,33 @@ impl Symmetric {
         Ok([start, self.copies.record()?])
     }
 
-    /// Rank 0 signals rank 1, which signals back.
-    pub fn round_trip(&mut self, rank: Rank, calls: u64) -> Result<[Event; 2]> {
-        let next = self.next();
-        let world = self.world();
+    /// Rank 0 signals rank 1, which signals back; what a rank does for one trip is a batch, or two calls.
+    pub fn round_trip(&mut self, rank: Rank, is_batch: bool, calls: u64) -> Result<[Event; 2]> {
+        let (next, world) = (self.next(), self.world());
         let Open { arena, pings, epoch, .. } = self.open.as_mut().context("it was prepared")?;
-        let start = self.copies.record()?;
+        let (stream, pings) = (&self.copies, *pings);
+        let start = stream.record()?;
         for _ in 0..calls {
             *epoch = epoch.next();
-            if rank == Rank::ZERO {
-                arena.signal(&self.copies, *pings, next, *epoch)?;
-                arena.wait(&self.copies, *pings, next, *epoch)?;
-            } else if Rank::new(1, world) == Some(rank) {
-                arena.wait(&self.copies, *pings, Rank::ZERO, *epoch)?;
-                arena.signal(&self.copies, *pings, Rank::ZERO, *epoch)?;
+            let (to, waits_first) = match rank.index() {
+                0 => (next, false),
+                1 if world.get() > 1 => (Rank::ZERO, true),
+                _ => continue,
+            };
+            match (is_batch, waits_first) {
+                (true, false) => arena.batch(stream).signal(pings, to, *epoch)?.wait(pings, to, *epoch)?.enqueue()?,
+                (true, true) => arena.batch(stream).wait(pings, to, *epoch)?.signal(pings, to, *epoch)?.enqueue()?,
+                (false, false) => {
+                    arena.signal(stream, pings, to, *epoch)?;
+                    arena.wait(stream, pings, to, *epoch)?;
+                }
+                (false, true) => {
+                    arena.wait(stream, pings, to, *epoch)?;
+                    arena.signal(stream, pings, to, *epoch)?;
+                }
             }
         }
-        Ok([start, self.copies.record()?])
+        Ok([start, stream.record()?])
     }
 
     fn next(&self) -> Rank {

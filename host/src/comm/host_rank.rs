@@ -1,14 +1,18 @@
 //! Ranks of one host, whose arenas other ranks reach.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::board::{Board, LocalBoard};
 use super::bootstrap::{Environment, Store, StoreBoard};
 use super::meeting::{ArenaRank, Meeting};
 use super::rank::{Rank, WorldSize};
+use super::team::Team;
+use super::team_board::TeamBoard;
+use crate::runtime::runtime::lock;
 use crate::runtime::{Device, Error, Result};
 
 /// A rank of a host, with its device and the board on which it meets the others to open [arenas](crate::symmetric::Arena): a process
@@ -24,6 +28,8 @@ pub struct HostRank {
     store: Option<Arc<StoreBoard>>,
     /// How many it has opened.
     arenas: AtomicU64,
+    /// How often it has become a member of each team.
+    teams: Mutex<BTreeMap<Team, u64>>,
 }
 
 impl HostRank {
@@ -41,7 +47,7 @@ impl HostRank {
     /// As [`Store::into_board`].
     pub fn from_store(store: Store, device: &Device) -> Result<Self> {
         let (rank, world, board) = (store.rank(), store.world(), Arc::new(store.into_board()?));
-        Ok(Self { rank, world, device: device.clone(), board: board.clone(), store: Some(board), arenas: AtomicU64::new(0) })
+        Ok(Self::on(rank, world, device, board.clone(), Some(board)))
     }
 
     /// A rank for each device, to be handed to a thread each. A device may be named more than once
@@ -53,11 +59,31 @@ impl HostRank {
         let none = || Error::Invalid { what: "HostRank::threads", why: "no device is named: a world has at least one rank".to_owned() };
         let world = u32::try_from(devices.len()).ok().and_then(WorldSize::new).ok_or_else(none)?;
         let board: Arc<dyn Board> = Arc::new(LocalBoard::default());
-        let rank = |(rank, device): (Rank, &Device)| {
-            let (device, board) = (device.clone(), Arc::clone(&board));
-            Self { rank, world, device, board, store: None, arenas: AtomicU64::new(0) }
-        };
-        Ok(world.ranks().zip(devices).map(rank).collect())
+        Ok(world.ranks().zip(devices).map(|(rank, device)| Self::on(rank, world, device, Arc::clone(&board), None)).collect())
+    }
+
+    fn on(rank: Rank, world: WorldSize, device: &Device, board: Arc<dyn Board>, store: Option<Arc<StoreBoard>>) -> Self {
+        Self { rank, world, device: device.clone(), board, store, arenas: AtomicU64::new(0), teams: Mutex::default() }
+    }
+
+    /// This rank as a member of a team, with arenas of the team's own: ranks are the numbers in the team, and what goes wrong in it is an error
+    /// of its members alone. Every member asks as often. `None` for a rank outside. The world's rank is kept as long as it is used.
+    ///
+    /// A team whose member failed stays unusable; ask again for a new one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a team of a world of another size.
+    pub fn team(&self, team: &Team) -> Result<Option<Self>> {
+        if team.world() != self.world {
+            let why = format!("the team is of a world of {}, this one has {}", team.world(), self.world);
+            return Err(Error::Invalid { what: "HostRank::team", why });
+        }
+        let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
+        let mut teams = lock(&self.teams);
+        let number = teams.entry(team.clone()).or_default();
+        let board = TeamBoard { board: Arc::clone(&self.board), team: team.clone(), scope: format!("{team:?}, number {number}: ") };
+        *number += 1;
+        Ok(Some(Self::on(rank, team.size(), &self.device, Arc::new(board), None)))
     }
 
     /// This rank.

@@ -17,6 +17,7 @@ mod rank;
 mod sequence;
 mod single_rank;
 mod team;
+mod team_board;
 
 pub use board::Board;
 #[cfg(test)]

@@ -65,6 +65,21 @@ pub(crate) struct KernelLaunch<'a> {
     pub caller: Caller,
 }
 
+/// What [`Backend::write_value`] and [`Backend::wait_value`] do.
+#[derive(Clone, Copy)]
+pub(crate) enum WordOperation {
+    Write { address: u64, value: u64, caller: Caller },
+    Wait { address: u64, value: u64, caller: Caller },
+}
+
+impl WordOperation {
+    /// Where it was asked for.
+    pub fn caller(&self) -> Caller {
+        let (Self::Write { caller, .. } | Self::Wait { caller, .. }) = self;
+        caller
+    }
+}
+
 /// What carries out the work of streams. Everything with a [`StreamId`] is only enqueued, unless it says otherwise.
 pub(crate) trait Backend: Send + Sync {
     fn devices(&self) -> &[DeviceProperties];
@@ -115,6 +130,14 @@ pub(crate) trait Backend: Send + Sync {
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
     /// The stream goes on once the word of its own device is at least `value`: `(word - value) as i64 >= 0`.
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
+
+    /// Writes of words and waits for words, each as above, one after another.
+    fn word_operations(&self, stream: StreamId, operations: &[WordOperation]) -> Result<()> {
+        operations.iter().try_for_each(|operation| match *operation {
+            WordOperation::Write { address, value, caller } => self.write_value(stream, address, value, caller),
+            WordOperation::Wait { address, value, caller } => self.wait_value(stream, address, value, caller),
+        })
+    }
 
     /// A word of the stream's device, now; waits for the stream, at most so long. Others may be writing it.
     fn read_word(&self, stream: StreamId, address: u64, limit: Duration) -> Result<u64>;

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use oxtile_tile::num::Pod;
 
 use super::backend::{self, ArenaMemory, BackendName, Capabilities, SymmetricBackend};
+use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
 use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
+use crate::runtime::backend::{Caller, WordOperation};
 use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
 use crate::runtime::{Buffer, Device, Error, Kind, Owner, Result, Stream};
@@ -158,10 +160,8 @@ impl Arena {
     /// A failure of the rendezvous or of the arena; an error of the driver.
     #[track_caller]
     pub fn signal(&self, stream: &Stream, channel: Channel, to: Rank, epoch: Epoch) -> Result<()> {
-        let base = self.0.peer(to, channel.number)?;
-        self.0.use_on(stream);
-        let address = base + self.0.layout.word(channel.index, self.0.rank);
-        stream.0.runtime.backend.write_value(stream.0.id, address, epoch.0, Location::caller())
+        let operation = self.0.signal(channel, to, epoch, Location::caller())?;
+        self.0.word_operation(stream, operation)
     }
 
     /// Later work of the stream waits until `from` has set its word of the channel here to `epoch` or a later one.
@@ -170,12 +170,13 @@ impl Arena {
     /// A failure of the arena; an error of the driver.
     #[track_caller]
     pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch) -> Result<()> {
-        self.0.check()?;
-        self.0.use_on(stream);
-        let word = self.0.layout.word(channel.index, from);
-        lock(&self.0.awaited).insert((stream.raw(), word, from), epoch);
-        let address = self.0.base + word;
-        stream.0.runtime.backend.wait_value(stream.0.id, address, epoch.0, Location::caller())
+        let operation = self.0.wait(stream, channel, from, epoch, Location::caller())?;
+        self.0.word_operation(stream, operation)
+    }
+
+    /// Puts, signals and waits for `stream`, to be enqueued together.
+    pub fn batch<'a>(&'a self, stream: &'a Stream) -> Batch<'a> {
+        Batch::new(self, stream)
     }
 
     /// Whether the arena is still good.
@@ -242,6 +243,30 @@ impl Inner {
         self.used_on(&stream.0);
         if let Some(capture) = stream.0.capture() {
             capture.keep(Arc::clone(self) as _);
+        }
+    }
+
+    /// The write of this rank's word on `to`.
+    pub fn signal(&self, channel: Channel, to: Rank, epoch: Epoch, caller: Caller) -> Result<WordOperation> {
+        let address = self.peer(to, channel.number)? + self.layout.word(channel.index, self.rank);
+        Ok(WordOperation::Write { address, value: epoch.0, caller })
+    }
+
+    /// The wait for the word of `from`, noted for the stream.
+    pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch, caller: Caller) -> Result<WordOperation> {
+        self.check()?;
+        let word = self.layout.word(channel.index, from);
+        lock(&self.awaited).insert((stream.raw(), word, from), epoch);
+        Ok(WordOperation::Wait { address: self.base + word, value: epoch.0, caller })
+    }
+
+    /// Enqueues one.
+    pub fn word_operation(self: &Arc<Self>, stream: &Stream, operation: WordOperation) -> Result<()> {
+        self.use_on(stream);
+        let (backend, id) = (&stream.0.runtime.backend, stream.0.id);
+        match operation {
+            WordOperation::Write { address, value, caller } => backend.write_value(id, address, value, caller),
+            WordOperation::Wait { address, value, caller } => backend.wait_value(id, address, value, caller),
         }
     }
 

@@ -10,7 +10,7 @@ use oxtile_tile::num::Pod;
 use super::arena::Arena;
 use super::ticket::Ticket;
 use crate::comm::Rank;
-use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::{Buffer, Error, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
@@ -54,6 +54,31 @@ impl<T: Pod> SymmetricBuffer<T> {
     pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
+    }
+}
+
+impl<T: Pod> SymmetricBuffer<T> {
+    /// Copies pieces of several ranks to `target`, one behind the other from its beginning on, in stream order and by the copy engine: of each the
+    /// rank and the elements of its buffer. Wait for the ranks' signals on the stream first. One ticket has the target.
+    ///
+    /// # Errors
+    /// As [`Peer::get`]; nothing is enqueued then.
+    #[track_caller]
+    pub fn get_each(&self, stream: &Stream, pieces: &[(Rank, Range<u64>)], target: Buffer<T>) -> Result<Ticket<Buffer<T>>> {
+        const WHAT: &str = "SymmetricBuffer::get_each";
+        target.check_stream(stream, WHAT)?;
+        let (mut copies, mut at, caller) = (Vec::new(), 0_u64, Location::caller());
+        for (rank, range) in pieces {
+            let (source, count) = self.peer(*rank)?.elements(WHAT, range)?;
+            fits("SymmetricBuffer::get_each, target", at, count, target.len())?;
+            let (target, bytes) = (target.address() + at * size_of::<T>() as u64, count * size_of::<T>() as u64);
+            copies.push(Copy { direction: Direction::DeviceToDevice, target, source, bytes, caller });
+            at += count;
+        }
+        self.arena.0.check()?;
+        self.arena.0.use_on(stream);
+        copies.into_iter().try_for_each(|copy| memory::copy(&stream.0, copy, Some(target.memory()), None))?;
+        Ticket::new(&self.arena, stream, WHAT, target)
     }
 }
 
@@ -102,21 +127,21 @@ impl<T: Pod> Peer<'_, T> {
     /// As [`get`](Self::get).
     #[track_caller]
     pub fn put(&self, stream: &Stream, source: &Buffer<T>, range: Range<u64>, at: u64) -> Result<()> {
+        let copy = self.put_copy(stream, source, range, at, Location::caller())?;
+        self.buffer.arena.0.use_on(stream);
+        memory::copy(&stream.0, copy, None, Some(source.memory()))
+    }
+
+    /// The copy of [`put`](Self::put).
+    pub(super) fn put_copy(&self, stream: &Stream, source: &Buffer<T>, range: Range<u64>, at: u64, caller: Caller) -> Result<Copy> {
         source.check_stream(stream, "Peer::put")?;
         let size = size_of::<T>() as u64;
         let count = range.end.saturating_sub(range.start);
         fits("Peer::put, source", range.start, count, source.len())?;
         let (target, _) = self.elements("Peer::put", &(at..at.saturating_add(count)))?;
         self.buffer.arena.0.check()?;
-        let copy = Copy {
-            direction: Direction::DeviceToDevice,
-            target,
-            source: source.address() + range.start * size,
-            bytes: count * size,
-            caller: Location::caller(),
-        };
-        self.buffer.arena.0.use_on(stream);
-        memory::copy(&stream.0, copy, None, Some(source.memory()))
+        let source = source.address() + range.start * size;
+        Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, caller })
     }
 
     /// Where it begins.

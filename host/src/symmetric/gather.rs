@@ -43,12 +43,15 @@ pub struct PullGather<T> {
     member: Member,
     memory: GatherMemory<T>,
     stream: Stream,
+    /// Carry the copies, in turn. The first is the stream.
+    lanes: Vec<Stream>,
     chunks: u64,
     epoch: Epoch,
 }
 
 impl<T: Pod> PullGather<T> {
-    /// For a member of a team of the arena's world. `stream` carries the copies; each shard is copied in `chunks` pieces.
+    /// For a member of a team of the arena's world. `stream` carries the copies; as do streams of the gather's own where it
+    /// [has more](Self::with_lanes); each shard is copied in `chunks` pieces. What comes in one piece is waited for all at once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks or a team of another world.
@@ -58,7 +61,18 @@ impl<T: Pod> PullGather<T> {
             return Err(Error::Invalid { what: "PullGather::new", why });
         }
         let (arena, member, stream) = (arena.clone(), member.clone(), stream.clone());
-        Ok(Self { arena, member, memory, stream, chunks, epoch: Epoch::ZERO })
+        // Its own shard goes by a lane too.
+        let lanes = lanes(&stream, memory.shard.len() * size_of::<T>() as u64, member.team().size().get() as usize)?;
+        Ok(Self { arena, member, memory, stream, lanes, chunks, epoch: Epoch::ZERO })
+    }
+
+    /// As [`PushGather::with_lanes`](super::PushGather::with_lanes).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0; an error of the driver.
+    pub fn with_lanes(mut self, count: usize) -> Result<Self> {
+        set_lanes(&mut self.lanes, count)?;
+        Ok(self)
     }
 
     /// The shard to write for the next gather: later work of `stream` comes after the others have copied the last one.
@@ -67,19 +81,22 @@ impl<T: Pod> PullGather<T> {
     /// A failure of the arena; an error of the driver.
     #[track_caller]
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut Buffer<T>> {
-        for other in self.others() {
-            self.arena.wait(stream, self.memory.done, other, self.epoch)?;
+        let mut batch = self.arena.batch(stream);
+        for (_, other) in self.others() {
+            batch = batch.wait(self.memory.done, other, self.epoch)?;
         }
+        batch.enqueue()?;
         Ok(self.memory.shard.local_mut())
     }
 
     /// Gathers the members' shards into `output`, in the order of the team, behind the work on the shard so far. Every member calls.
     ///
     /// # Errors
-    /// [`Error::Length`] if `output` is not as many shards as there are members; a failure of the arena; an error of the driver.
+    /// [`Error::Length`] if `output` is not as many shards as there are members; [`Error::NotCapturable`] in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn run(&mut self, output: Buffer<T>) -> Result<Gathered<T>> {
         const WHAT: &str = "PullGather::run, output";
+        self.stream.0.refuse_capture("a gather, whose epochs grow", "capture gets and a Handover in place of it")?;
         let (shard, team) = (self.memory.shard.len(), self.member.team().size());
         let expected = shard * u64::from(team.get());
         if output.len() != expected {
@@ -94,49 +111,111 @@ impl<T: Pod> PullGather<T> {
             local.memory().add_use(&self.stream.0, false, wait_for);
             output.memory().add_use(&self.stream.0, true, wait_for);
         })?;
-        for other in self.others() {
-            self.arena.signal(&self.stream, self.memory.ready, other, self.epoch)?;
+        let others = self.others();
+        let mut batch = self.arena.batch(&self.stream);
+        for (_, other) in &others {
+            batch = batch.signal(self.memory.ready, *other, self.epoch)?;
         }
+        batch.enqueue()?;
         let mut events: Vec<Vec<Event>> = vec![Vec::new(); team.get() as usize];
-        events[self.member.rank().index() as usize] = self.copy(local.address(), &output, self.member.rank(), caller)?;
-        for member in self.member.others() {
-            let other = self.world_rank(member);
-            self.arena.wait(&self.stream, self.memory.ready, other, self.epoch)?;
-            let source = self.memory.shard.peer(other)?.address();
-            events[member.index() as usize] = self.copy(source, &output, member, caller)?;
-            self.arena.signal(&self.stream, self.memory.done, other, self.epoch)?;
+        if self.lanes.len() == 1 && self.chunks == 1 {
+            self.pull_in_one_batch(&output, &others, caller)?;
+        } else {
+            self.pull(&output, &others, &mut events, caller)?;
+        }
+        let done = self.stream.record()?;
+        if self.chunks == 1 {
+            events.iter_mut().for_each(|events| events.push(done.clone()));
         }
         let (of, owner) = (output.memory(), Arc::clone(output.memory()));
         let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(owner));
-        let ticket = Ticket::new(&self.arena, &self.stream, "PullGather::run", output)?.numbered(self.epoch.get());
+        let ticket = Ticket::behind(&self.arena, done, "PullGather::run", output).numbered(self.epoch.get());
         Ok(Gathered { ticket, cell, events, shard, readers: Mutex::default() })
     }
 
-    /// Copies a shard into its place, a chunk at a time, with an event behind each.
-    fn copy(&self, source: u64, output: &Buffer<T>, member: Rank, caller: Caller) -> Result<Vec<Event>> {
+    /// Each shard on its lane, behind READY of its member, DONE behind it; then the stream goes on behind all lanes.
+    #[track_caller]
+    fn pull(&self, output: &Buffer<T>, others: &[(Rank, Rank)], events: &mut [Vec<Event>], caller: Caller) -> Result<()> {
+        let own = (self.member.rank(), self.arena.rank());
+        let start = self.stream.record()?;
+        self.lanes[1..].iter().try_for_each(|lane| lane.wait(&start))?;
+        for (i, &(member, rank)) in others.iter().chain([&own]).enumerate() {
+            let lane = &self.lanes[i % self.lanes.len()];
+            self.arena.0.use_on(lane);
+            if rank != own.1 {
+                self.arena.wait(lane, self.memory.ready, rank, self.epoch)?;
+            }
+            let source = self.memory.shard.peer(rank)?.address();
+            for chunk in 0..self.chunks {
+                self.copy_chunk(lane, source, output, member, chunk, caller)?;
+                if self.chunks > 1 {
+                    events[member.index() as usize].push(lane.record()?);
+                }
+            }
+            if rank != own.1 {
+                self.arena.signal(lane, self.memory.done, rank, self.epoch)?;
+            }
+        }
+        self.lanes[1..].iter().try_for_each(|lane| self.stream.wait(&lane.record()?))
+    }
+
+    /// All shards behind READY of all, then DONE to all: the least that a host can enqueue.
+    #[track_caller]
+    fn pull_in_one_batch(&self, output: &Buffer<T>, others: &[(Rank, Rank)], caller: Caller) -> Result<()> {
+        let mut ready = self.arena.batch(&self.stream);
+        for (_, other) in others {
+            ready = ready.wait(self.memory.ready, *other, self.epoch)?;
+        }
+        ready.enqueue()?;
+        self.copy_chunk(&self.stream, self.memory.shard.local().address(), output, self.member.rank(), 0, caller)?;
+        for (member, other) in others {
+            self.copy_chunk(&self.stream, self.memory.shard.peer(*other)?.address(), output, *member, 0, caller)?;
+        }
+        let mut done = self.arena.batch(&self.stream);
+        for (_, other) in others {
+            done = done.signal(self.memory.done, *other, self.epoch)?;
+        }
+        done.enqueue()
+    }
+
+    /// Copies a chunk of a shard into its place.
+    fn copy_chunk(&self, lane: &Stream, source: u64, output: &Buffer<T>, member: Rank, chunk: u64, caller: Caller) -> Result<()> {
         let (len, size) = (self.memory.shard.len(), size_of::<T>() as u64);
         let target = output.address() + u64::from(member.index()) * len * size;
-        (0..self.chunks)
-            .map(|chunk| {
-                let (start, end) = bounds(len, self.chunks, chunk);
-                let (from, bytes) = (start * size, (end - start) * size);
-                let copy = Copy { direction: Direction::DeviceToDevice, target: target + from, source: source + from, bytes, caller };
-                if bytes > 0 {
-                    self.stream.0.runtime.backend.copy(self.stream.0.id, copy)?;
-                }
-                self.stream.record()
-            })
-            .collect()
+        let (start, end) = bounds(len, self.chunks, chunk);
+        let (from, bytes) = (start * size, (end - start) * size);
+        let copy = Copy { direction: Direction::DeviceToDevice, target: target + from, source: source + from, bytes, caller };
+        if bytes == 0 { Ok(()) } else { lane.0.runtime.backend.copy(lane.0.id, copy) }
     }
 
-    /// The other members' ranks in the world, beginning behind this one.
-    fn others(&self) -> Vec<Rank> {
-        self.member.others().map(|member| self.world_rank(member)).collect()
+    /// The other members, by their numbers in the team and in the world, beginning behind this one.
+    fn others(&self) -> Vec<(Rank, Rank)> {
+        let world_rank = |member| self.member.team().world_rank(member).unwrap_or(self.member.world_rank());
+        self.member.others().map(|member| (member, world_rank(member))).collect()
     }
+}
 
-    fn world_rank(&self, member: Rank) -> Rank {
-        self.member.team().world_rank(member).unwrap_or(self.member.world_rank())
+/// From what a shard takes long enough that copies side by side are worth their calls.
+const LANE_BYTES: u64 = 1 << 20;
+
+/// The streams of up to `most` copies: one more each where shards are large.
+pub(super) fn lanes(first: &Stream, shard_bytes: u64, most: usize) -> Result<Vec<Stream>> {
+    let mut lanes = vec![first.clone()];
+    set_lanes(&mut lanes, if shard_bytes < LANE_BYTES { 1 } else { most.max(1) })?;
+    Ok(lanes)
+}
+
+/// Keeps, or makes, as many.
+pub(super) fn set_lanes(lanes: &mut Vec<Stream>, count: usize) -> Result<()> {
+    if count == 0 {
+        return Err(Error::Invalid { what: "with_lanes", why: "0 lanes: copies need one".to_owned() });
     }
+    let device = lanes[0].device();
+    lanes.truncate(count);
+    while lanes.len() < count {
+        lanes.push(device.stream()?);
+    }
+    Ok(())
 }
 
 /// Where a chunk begins and ends; the last may be shorter.

@@ -36,11 +36,13 @@
 
 mod arena;
 mod backend;
+mod batch;
 mod buffer;
 mod error;
 mod exchange;
 mod failure;
 mod gather;
+mod handover;
 mod layout;
 mod nccl;
 mod nvshmem;
@@ -51,10 +53,12 @@ pub mod vmm;
 
 pub use arena::{Arena, ArenaOptions, Closing};
 pub use backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend};
+pub use batch::Batch;
 pub use buffer::{Peer, SymmetricBuffer};
 pub use error::{Step, SymmetricError};
 pub use exchange::{Exchange, ExchangeOptions};
 pub use gather::{GatherMemory, Gathered, PullGather};
+pub use handover::Handover;
 pub use push::{PushGather, PushMemory};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;

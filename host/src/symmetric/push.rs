@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
-use super::gather::bounds;
+use super::gather::{bounds, lanes, set_lanes};
 use super::signal::{Channel, Epoch};
 use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
@@ -44,23 +44,25 @@ pub struct PushGather<T> {
     arena: Arena,
     member: Member,
     memory: PushMemory<T>,
-    /// Carries the copies.
-    out: Stream,
-    /// Waits for the others' chunks.
+    /// Carry the copies to the others, in turn. The first is the stream that was given.
+    lanes: Vec<Stream>,
+    /// Copies this rank's own shard and waits for the others' chunks.
     arrivals: Stream,
     chunks: u64,
     epoch: Epoch,
     /// By member and chunk, of this epoch.
     events: Vec<Vec<Event>>,
+    /// All of this epoch.
+    done: Option<Event>,
     cell: Arc<Memory>,
     readers: Mutex<Vec<Stream>>,
-    /// When this rank's reads of the epoch before were done.
-    released: Option<Event>,
+    /// Whether the results of this epoch were released.
+    is_released: bool,
 }
 
 impl<T: Pod> PushGather<T> {
-    /// For a member of a team of the arena's world. `out` carries the copies and `arrivals` waits for those of the others; each shard is
-    /// copied in `chunks` pieces.
+    /// For a member of a team of the arena's world. `out` carries copies, and streams of the gather's own where it [has more](Self::with_lanes);
+    /// `arrivals` waits for those of the others. Each shard is copied in `chunks` pieces, which are waited for of all members at once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks, a team of another world or memory for fewer members.
@@ -70,60 +72,67 @@ impl<T: Pod> PushGather<T> {
             let why = format!("{chunks} chunks and {} elements for {member:?} in an arena of {}", memory.gathered.len(), arena.world());
             return Err(Error::Invalid { what: "PushGather::new", why });
         }
+        let memory_bytes = memory.shard * size_of::<T>() as u64;
         let of = memory.gathered.local().memory();
         let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(Arc::clone(of) as _));
         Ok(Self {
             arena: arena.clone(),
             member: member.clone(),
             memory,
-            out: out.clone(),
+            lanes: lanes(out, memory_bytes, member.others().len())?,
             arrivals: arrivals.clone(),
             chunks,
             epoch: Epoch::ZERO,
             events: Vec::new(),
+            done: None,
             cell,
             readers: Mutex::default(),
-            released: None,
+            is_released: true,
         })
+    }
+
+    /// At most so many copies are under way at once; 1: a member after the other, on the stream that was given. Otherwise shards from 1 MiB on go
+    /// to all members at once, and smaller ones one after another, where a host is what takes the time.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0; an error of the driver.
+    pub fn with_lanes(mut self, count: usize) -> Result<Self> {
+        set_lanes(&mut self.lanes, count)?;
+        Ok(self)
     }
 
     /// Puts `shard` to all members, this one too. Every member calls; the result of the epoch before has been
     /// [released](Self::release).
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Invalid`] for a result that was not released; a failure of the arena; an error of the driver.
+    /// [`Error::Length`]; [`Error::Invalid`] for a result that was not released; [`Error::NotCapturable`] in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn run(&mut self, shard: &Buffer<T>) -> Result<Ticket<()>> {
+        self.lanes[0].0.refuse_capture("a gather, whose epochs grow", "capture puts and a Handover in place of it")?;
         if shard.len() != self.memory.shard {
             return Err(Error::Length { what: "PushGather::run, shard", expected: self.memory.shard, found: shard.len() });
         }
-        if self.epoch > Epoch::ZERO && self.released.is_none() {
+        if !self.is_released {
             let why = "the gather before is still in use: release it behind its last reader".to_owned();
             return Err(Error::Invalid { what: "PushGather::run", why });
         }
-        let before = self.epoch;
+        let (before, others) = (self.epoch, self.others());
         self.epoch = before.next();
+        self.is_released = false;
         self.events = vec![Vec::new(); self.member.team().size().get() as usize];
-        if let Some(released) = self.released.take() {
-            self.out.wait(&released)?;
+        // Behind the release of what was there: it is on this stream too.
+        let place = u64::from(self.member.rank().index()) * self.memory.shard;
+        self.memory.gathered.peer(self.arena.rank())?.put(&self.arrivals, shard, 0..self.memory.shard, place)?;
+        self.put(shard, place, before, &others)?;
+        self.await_chunks(before, &others)?;
+        // The ticket says that the shard may be written again too.
+        self.lanes.iter().try_for_each(|lane| self.arrivals.wait(&lane.record()?))?;
+        let done = self.arrivals.record()?;
+        if self.chunks == 1 {
+            self.events.iter_mut().for_each(|events| events.push(done.clone()));
         }
-        let me = self.member.rank();
-        self.put(shard, me, before, self.arena.rank())?;
-        for member in self.member.others() {
-            let other = self.world_rank(member);
-            self.arena.wait(&self.out, self.memory.free, other, before)?;
-            self.put(shard, member, before, other)?;
-        }
-        self.events[me.index() as usize] = vec![self.out.record()?; self.chunks as usize];
-        for member in self.member.others() {
-            let from = self.world_rank(member);
-            for chunk in 0..self.chunks {
-                self.arena.wait(&self.arrivals, self.memory.ready, from, self.ready(before, chunk))?;
-                self.events[member.index() as usize].push(self.arrivals.record()?);
-            }
-        }
-        self.arrivals.wait(&self.out.record()?)?;
-        Ok(Ticket::new(&self.arena, &self.arrivals, "PushGather::run", ())?.numbered(self.epoch.get()))
+        self.done = Some(done.clone());
+        Ok(Ticket::behind(&self.arena, done, "PushGather::run", ()).numbered(self.epoch.get()))
     }
 
     /// READY of a chunk: all chunks of an epoch come before all of the next.
@@ -131,15 +140,57 @@ impl<T: Pod> PushGather<T> {
         Epoch::ZERO.later(before.get() * self.chunks + chunk + 1)
     }
 
+    /// What this rank puts to each of the others, once that one has released what was there, READY behind each chunk.
     #[track_caller]
-    fn put(&self, shard: &Buffer<T>, member: Rank, before: Epoch, to: Rank) -> Result<()> {
-        let peer = self.memory.gathered.peer(to)?;
+    fn put(&self, shard: &Buffer<T>, place: u64, before: Epoch, others: &[(Rank, Rank)]) -> Result<()> {
+        if self.lanes.len() == 1 && self.chunks == 1 {
+            return self.put_in_one_batch(shard, place, before, others);
+        }
+        for (i, (_, other)) in others.iter().enumerate() {
+            let (lane, peer) = (&self.lanes[i % self.lanes.len()], self.memory.gathered.peer(*other)?);
+            let mut batch = self.arena.batch(lane).wait(self.memory.free, *other, before)?;
+            for chunk in 0..self.chunks {
+                let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
+                batch = batch.put(&peer, shard, start..end, place + start)?;
+                batch = batch.signal(self.memory.ready, *other, self.ready(before, chunk))?;
+            }
+            batch.enqueue()?;
+        }
+        Ok(())
+    }
+
+    /// One wait for all, and READY to all behind the last put: the least that a host can enqueue.
+    #[track_caller]
+    fn put_in_one_batch(&self, shard: &Buffer<T>, place: u64, before: Epoch, others: &[(Rank, Rank)]) -> Result<()> {
+        let mut batch = self.arena.batch(&self.lanes[0]);
+        for (_, other) in others {
+            batch = batch.wait(self.memory.free, *other, before)?;
+        }
+        for (_, other) in others {
+            batch = batch.put(&self.memory.gathered.peer(*other)?, shard, 0..self.memory.shard, place)?;
+        }
+        for (_, other) in others {
+            batch = batch.signal(self.memory.ready, *other, self.ready(before, 0))?;
+        }
+        batch.enqueue()
+    }
+
+    /// Waits for each chunk of all members at once, and marks it; where there is but one, the end of all is the mark.
+    #[track_caller]
+    fn await_chunks(&mut self, before: Epoch, others: &[(Rank, Rank)]) -> Result<()> {
+        if self.chunks > 1 {
+            let own = self.arrivals.record()?;
+            self.events[self.member.rank().index() as usize] = vec![own; self.chunks as usize];
+        }
         for chunk in 0..self.chunks {
-            let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
-            let place = u64::from(self.member.rank().index()) * self.memory.shard;
-            peer.put(&self.out, shard, start..end, place + start)?;
-            if member != self.member.rank() {
-                self.arena.signal(&self.out, self.memory.ready, to, self.ready(before, chunk))?;
+            let mut batch = self.arena.batch(&self.arrivals);
+            for (_, other) in others {
+                batch = batch.wait(self.memory.ready, *other, self.ready(before, chunk))?;
+            }
+            batch.enqueue()?;
+            if self.chunks > 1 {
+                let arrived = self.arrivals.record()?;
+                others.iter().for_each(|(member, _)| self.events[member.index() as usize].push(arrived.clone()));
             }
         }
         Ok(())
@@ -169,8 +220,8 @@ impl<T: Pod> PushGather<T> {
     /// # Errors
     /// An error of the driver.
     pub fn whole(&self, stream: &Stream) -> Result<DeviceView<'_, T>> {
-        for event in self.events.iter().filter_map(|events| events.last()) {
-            stream.wait(event)?;
+        if let Some(done) = self.done.as_ref().filter(|_| stream.raw() != self.arrivals.raw()) {
+            stream.wait(done)?;
         }
         self.arena.0.use_on(stream);
         lock(&self.readers).push(stream.clone());
@@ -186,15 +237,19 @@ impl<T: Pod> PushGather<T> {
     pub fn release(&mut self) -> Result<()> {
         let readers = std::mem::take(&mut *lock(&self.readers));
         order(&self.arrivals.0, |wait_for| wait_for.extend(readers.iter().map(|reader| Arc::clone(&reader.0))))?;
-        for member in self.member.others() {
-            self.arena.signal(&self.arrivals, self.memory.free, self.world_rank(member), self.epoch)?;
+        let mut batch = self.arena.batch(&self.arrivals);
+        for (_, other) in self.others() {
+            batch = batch.signal(self.memory.free, other, self.epoch)?;
         }
-        self.released = Some(self.arrivals.record()?);
+        batch.enqueue()?;
+        self.is_released = true;
         Ok(())
     }
 
-    fn world_rank(&self, member: Rank) -> Rank {
-        self.member.team().world_rank(member).unwrap_or(self.member.world_rank())
+    /// The other members, by their numbers in the team and in the world.
+    fn others(&self) -> Vec<(Rank, Rank)> {
+        let world_rank = |member| self.member.team().world_rank(member).unwrap_or(self.member.world_rank());
+        self.member.others().map(|member| (member, world_rank(member))).collect()
     }
 }
 

@@ -24,7 +24,12 @@ const LOOK: Duration = Duration::from_millis(20);
 
 impl<R> Ticket<R> {
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        Ok(Self { arena: arena.clone(), event: stream.record()?, what, sequence: 0, result })
+        Ok(Self::behind(arena, stream.record()?, what, result))
+    }
+
+    /// For work that an event is behind.
+    pub(super) fn behind(arena: &Arena, event: Event, what: &'static str, result: R) -> Self {
+        Self { arena: arena.clone(), event, what, sequence: 0, result }
     }
 
     /// The number of the operation, which a deadline names.

@@ -1,11 +1,14 @@
 //! Ranks of the virtual cluster, on the public interface.
 
+mod batch;
 mod collectives;
 mod exchange;
 mod graphs;
+mod handover;
 mod mismatches;
 mod one_sided;
 mod sanitizer;
 mod support;
 mod symmetric;
+mod teams;
 mod timeline;

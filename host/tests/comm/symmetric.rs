@@ -85,14 +85,13 @@ fn what_is_put_and_signalled_arrives() {
 }
 
 /// Three rounds of a gather on a team, the result read a chunk at a time on another stream.
-fn pull(all: &Arenas, team: &Team, members: &[usize]) -> Result<()> {
-    let chunks = 2;
+fn pull(all: &Arenas, team: &Team, members: &[usize], (chunks, lanes): (u64, usize)) -> Result<()> {
     let mut memories: Vec<_> = all.arenas.iter().map(|arena| Some(GatherMemory::<u32>::take(arena, 5).unwrap())).collect();
     let mut gathers = Vec::new();
     for &i in members {
         let member = team.member(all.arenas[i].rank()).unwrap();
         let stream = all.world.ranks[i].device().stream()?;
-        gathers.push(PullGather::new(&all.arenas[i], &member, memories[i].take().unwrap(), &stream, chunks)?);
+        gathers.push(PullGather::new(&all.arenas[i], &member, memories[i].take().unwrap(), &stream, chunks)?.with_lanes(lanes)?);
     }
     for round in 0..3 {
         let mut running = Vec::new();
@@ -107,7 +106,7 @@ fn pull(all: &Arenas, team: &Team, members: &[usize]) -> Result<()> {
                 let member = Rank::new(member, team.size()).unwrap();
                 for chunk in 0..chunks {
                     let view = gathered.chunk(&side, member, chunk)?;
-                    assert_eq!(view.len(), [3, 2][chunk as usize], "of rank {from}");
+                    assert_eq!(view.len(), length(chunks, chunk), "of rank {from}");
                 }
             }
             let output = gathered.then(all.stream(i))?;
@@ -116,6 +115,16 @@ fn pull(all: &Arenas, team: &Team, members: &[usize]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// In how many chunks and by how many lanes.
+fn ways(seed: u64) -> (u64, usize) {
+    (1 + seed % 2, 1 + (seed / 2 % 3) as usize)
+}
+
+/// Of a chunk of five elements.
+fn length(chunks: u64, chunk: u64) -> u64 {
+    if chunks == 1 { 5 } else { [3, 2][chunk as usize] }
 }
 
 trait Later {
@@ -134,20 +143,20 @@ fn shards_are_pulled_by_the_world_and_by_teams() {
     for size in WORLDS {
         for seed in 0..8 {
             let all = Arenas::new(size, seed);
-            pull(&all, &Team::all(all.world.size()), &(0..size as usize).collect::<Vec<_>>()).unwrap();
+            pull(&all, &Team::all(all.world.size()), &(0..size as usize).collect::<Vec<_>>(), ways(seed)).unwrap();
             all.close();
         }
     }
     for seed in 0..8 {
         let all = Arenas::new(4, seed);
         let team = Team::new(all.world.size(), &[all.world.rank(3), all.world.rank(0), all.world.rank(2)]).unwrap();
-        pull(&all, &team, &[3, 0, 2]).unwrap();
+        pull(&all, &team, &[3, 0, 2], ways(seed)).unwrap();
         assert!(team.member(all.world.rank(1)).is_none(), "rank 1 cannot hold a place in the team");
         all.close();
     }
 }
 
-fn push(all: &Arenas, rounds: u32) -> Result<()> {
+fn push(all: &Arenas, rounds: u32, (chunks, lanes): (u64, usize)) -> Result<()> {
     let size = all.world.size();
     let team = Team::all(size);
     let mut gathers = Vec::new();
@@ -155,15 +164,15 @@ fn push(all: &Arenas, rounds: u32) -> Result<()> {
         let member = team.member(arena.rank()).unwrap();
         let streams = [all.world.ranks[i].device().stream()?, all.world.ranks[i].device().stream()?];
         let memory = PushMemory::<u32>::take(arena, 5, size.get())?;
-        gathers.push(PushGather::new(arena, &member, memory, [&streams[0], &streams[1]], 2)?);
+        gathers.push(PushGather::new(arena, &member, memory, [&streams[0], &streams[1]], chunks)?.with_lanes(lanes)?);
     }
     for round in 0..rounds {
         let shards = all.world.buffers(|rank| numbers(10 * round + rank, 5));
         let tickets: Vec<_> = gathers.iter_mut().zip(&shards).map(|(gather, shard)| gather.run(shard)).collect::<Result<_>>()?;
         for (i, (gather, ticket)) in gathers.iter_mut().zip(tickets).enumerate() {
             let side = all.world.ranks[i].device().stream()?;
-            let last = gather.chunk(&side, Rank::new(size.get() - 1, size).unwrap(), 1)?;
-            assert_eq!(last.len(), 2);
+            let last = gather.chunk(&side, Rank::new(size.get() - 1, size).unwrap(), chunks - 1)?;
+            assert_eq!(last.len(), length(chunks, chunks - 1));
             assert_eq!(gather.whole(all.stream(i))?.len(), 5 * u64::from(size.get()));
             ticket.wait()?;
             gather.release()?;
@@ -178,7 +187,7 @@ fn shards_are_pushed() {
     for size in WORLDS {
         for seed in 0..8 {
             let all = Arenas::new(size, seed);
-            push(&all, 3).unwrap();
+            push(&all, 3, ways(seed)).unwrap();
             all.close();
         }
     }
@@ -189,8 +198,8 @@ fn shards_are_pushed() {
 fn gathers_are_silent_under_a_thousand_seeds() {
     for seed in 0..1000 {
         let all = Arenas::new(2, seed);
-        pull(&all, &Team::all(all.world.size()), &[0, 1]).unwrap_or_else(|error| panic!("pull, seed {seed}: {error}"));
-        push(&all, 2).unwrap_or_else(|error| panic!("push, seed {seed}: {error}"));
+        pull(&all, &Team::all(all.world.size()), &[0, 1], ways(seed)).unwrap_or_else(|error| panic!("pull, seed {seed}: {error}"));
+        push(&all, 2, ways(seed)).unwrap_or_else(|error| panic!("push, seed {seed}: {error}"));
     }
 }
 
@@ -386,6 +395,8 @@ fn what_does_not_fit_is_refused_before_anything_is_enqueued() {
     let memory = GatherMemory::<u32>::take(&all.arenas[0], 4).unwrap();
     let member = Team::all(all.world.size()).member(all.world.rank(1)).unwrap();
     assert!(PullGather::new(&all.arenas[0], &member, memory, all.stream(0), 1).is_err(), "rank 0 has no place as rank 1");
+    let memory = GatherMemory::<u32>::take(&all.arenas[1], 4).unwrap();
+    assert!(PullGather::new(&all.arenas[1], &member, memory, all.stream(1), 1).unwrap().with_lanes(0).is_err(), "copies need a lane");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use libtest_mimic::{Failed, Trial};
 use oxtile::comm::bootstrap::Environment;
 use oxtile::comm::{HostRank, Rank, WorldSize};
 use oxtile::symmetric::{Arena, ArenaOptions, Epoch};
-use oxtile::{Buffer, Graph, Result, Runtime, Stream};
+use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 
 use crate::faults::strike;
 use crate::gpu::{QUEUES, device, options, program, run};
@@ -100,17 +100,17 @@ fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> 
     let (streams, me) = ([device.stream()?, device.stream()?], rank.rank());
     doing(me, "its life without a fault");
     // What the driver opens, and what its pool keeps, when it is first used is no leak.
-    life(&rank, &streams, phase, &|| ())?;
+    life(&rank, &streams, phase, &|| ()).map_err(|(error, _)| error)?;
     let before = Resources::now();
     doing(me, "its life with a fault");
-    let begin = Instant::now();
     let strike = || {
         if me == victim {
             strike(kind).expect("it ends the process")
         }
     };
-    let error = life(&rank, &streams, phase, &strike).expect_err("a rank is gone");
-    let late = if begin.elapsed() <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{:?}", begin.elapsed()) };
+    let (error, begin) = life(&rank, &streams, phase, &strike).expect_err("a rank is gone");
+    let took = begin.map_or(Duration::MAX, |begin| begin.elapsed());
+    let late = if took <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{took:?}") };
     let leaked = Resources::now().beyond(&before, is_alone);
     drop(rank);
     doing(me, "its life in another world");
@@ -130,8 +130,13 @@ fn world_without_one(environment: &Environment) -> WorldSize {
     WorldSize::new(environment.world.get() - 1).expect("more than one")
 }
 
-/// An arena, work on it, and its end. `strike` is called in the phase.
-fn life(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn Fn()) -> Result<()> {
+/// An arena, work on it, and its end. `strike` is called in the phase. An error comes with the time at which all ranks were there.
+fn life(rank: &HostRank, streams: &[Stream; 2], phase: &str, strike: &dyn Fn()) -> Result<(), (Error, Option<Instant>)> {
+    let mut begin = None;
+    work(rank, streams, phase, strike, &mut begin).map_err(|error| (error, begin))
+}
+
+fn work(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn Fn(), begin: &mut Option<Instant>) -> Result<()> {
     let (me, world) = (rank.rank(), rank.world());
     let arena = Arena::open(rank, ArenaOptions { bytes: 4 * WORDS, deadline: DEADLINE, ..options() })?;
     let (buffer, ready, begun) = (arena.buffer::<u32>(WORDS)?, arena.channel()?, arena.channel()?);
@@ -142,6 +147,7 @@ fn life(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn
     others().try_for_each(|peer| arena.signal(stream, begun, peer, FIRST))?;
     others().try_for_each(|peer| arena.wait(stream, begun, peer, FIRST))?;
     settle(stream)?;
+    *begin = Some(Instant::now());
     let put = || buffer.peer(next)?.put(stream, &own, 0..WORDS, 0);
     match phase {
         "copy" => {

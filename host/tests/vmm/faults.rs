@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use oxtile::comm::bootstrap::{Environment, Store};
-use oxtile::comm::{Rank, WorldSize};
+use oxtile::comm::bootstrap::{Environment, Store, StoreBoard};
+use oxtile::comm::{Meeting, Rank, WorldSize};
 use oxtile::symmetric::vmm::{Driver, FlatOptions, Memfd};
 use oxtile::symmetric::{Step, SymmetricError};
 use oxtile::{Error, Result};
 
-use crate::program::{DEADLINE, Faulty, device, options, refused, resources, write_and_read};
+use crate::program::{DEADLINE, Faulty, device, options, refused, resources, resources_after, write_and_read};
 use crate::{ranks, trial};
 
 const WORLD: u32 = 3;
@@ -98,7 +98,7 @@ pub fn child(what: &str) -> ExitCode {
     let before = resources();
     let (result, begin) = job(&environment, call, kind, is_victim);
     let late = if begin.elapsed() <= DEADLINE + Duration::from_secs(1) { "in time" } else { "late" };
-    let after = resources();
+    let after = resources_after(before);
     let leaked = if after == before { "nothing leaked".into() } else { format!("{before:?} before, {after:?} after") };
     let Err(error) = result else {
         let is_clean = leaked == "nothing leaked";
@@ -128,10 +128,7 @@ fn job(environment: &Environment, call: &str, kind: &str, is_victim: bool) -> (R
         let store = Store::connect(environment, Duration::from_secs(10))?;
         let (me, world) = (store.rank(), store.world());
         let board = Arc::new(store.into_board()?);
-        if is_victim {
-            // What comes before is another test's.
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        all_have_begun(&board, is_victim)?;
         begin = Instant::now();
         let (driver, options) = if is_victim { of_victim(call, kind, me, world) } else { (well(me), options()) };
         let result = write_and_read(driver, &board, "first", options);
@@ -149,6 +146,16 @@ fn job(environment: &Environment, call: &str, kind: &str, is_victim: bool) -> (R
     };
     let result = run();
     (result, begin)
+}
+
+/// The victim goes on when it knows that all others know of all: what comes before is another test's.
+fn all_have_begun(board: &Arc<StoreBoard>, is_victim: bool) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let meeting = Meeting::new(board.clone(), board.rank(), board.world(), "begin");
+    meeting.publish("here", Vec::new())?;
+    meeting.gather("here", PATIENCE)?;
+    meeting.publish("all here", Vec::new())?;
+    if is_victim { meeting.gather("all here", PATIENCE).map(drop) } else { Ok(()) }
 }
 
 fn well(me: Rank) -> Arc<dyn Driver> {

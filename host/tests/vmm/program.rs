@@ -4,7 +4,8 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use oxtile::comm::bootstrap::StoreBoard;
 use oxtile::comm::{Meeting, Rank};
@@ -152,6 +153,18 @@ fn value(from: Rank, to: Rank) -> u64 {
 fn word<'a>(address: u64, index: u64) -> &'a AtomicU64 {
     // SAFETY: the address is that of a mapping of at least `WORDS` words, which lives as long as the view of the caller.
     unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut((address + 8 * index) as usize)) }
+}
+
+/// What this process has once it has no more than before, or after a moment in which it still has: a thread that was joined stays in /proc
+/// for a little.
+pub fn resources_after(before: [usize; 3]) -> [usize; 3] {
+    let start = Instant::now();
+    let mut after = resources();
+    while after != before && start.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(1));
+        after = resources();
+    }
+    after
 }
 
 /// Descriptors, threads, and mappings of shared files of this process.

@@ -6,8 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
-    CUstreamWaitValue_flags, CUstreamWriteValue_flags,
+    self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamBatchMemOpParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParameters,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParameters,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue, CUstreamBatchMemOpType,
+    CUstreamCaptureMode, CUstreamCaptureStatus, CUstreamWaitValue_flags, CUstreamWriteValue_flags,
 };
 use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 
@@ -18,7 +22,7 @@ use super::function::Functions;
 use super::pinned::PinnedPool;
 use super::virtual_memory::VirtualMemory;
 use crate::runtime::backend::{
-    Backend, BoxMap, Caller, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId,
+    Backend, BoxMap, Caller, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId, WordOperation,
 };
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
@@ -81,6 +85,30 @@ impl StreamId {
 impl EventId {
     fn cuda(self) -> CUevent {
         self.handle as CUevent
+    }
+}
+
+/// An operation of a batch, with the flags of `write_value` and `wait_value`.
+fn parameters_of(operation: &WordOperation) -> CUstreamBatchMemOpParams {
+    match *operation {
+        WordOperation::Write { address, value, .. } => CUstreamBatchMemOpParams {
+            writeValue: WriteParameters {
+                operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address,
+                __bindgen_anon_1: WriteValue { value64: value },
+                flags: CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32,
+                alias: 0,
+            },
+        },
+        WordOperation::Wait { address, value, .. } => CUstreamBatchMemOpParams {
+            waitValue: WaitParameters {
+                operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64,
+                address,
+                __bindgen_anon_1: WaitValue { value64: value },
+                flags: CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
+                alias: 0,
+            },
+        },
     }
 }
 
@@ -267,6 +295,19 @@ impl Backend for Platform {
         // SAFETY: as above; the word is of the stream's own device.
         let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, flags) });
         self.work(stream, work, wait)
+    }
+
+    /// Enqueued in their order (CUDA driver API, `cuStreamBatchMemOp`), which takes less than 256 at once.
+    fn word_operations(&self, stream: StreamId, operations: &[WordOperation]) -> Result<()> {
+        operations.chunks(255).try_for_each(|part| {
+            let (first, count) = (part[0].caller(), part.len() as u32);
+            let work = || Work::new(Activity::Signal, format!("{count} signals and waits"), None, Some(first));
+            let mut parameters: Vec<_> = part.iter().map(parameters_of).collect();
+            // SAFETY: a live stream, as many parameters as are said, of words as in `write_value` and `wait_value`.
+            let batch =
+                || check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream.cuda(), count, parameters.as_mut_ptr(), 0) });
+            self.work(stream, work, batch)
+        })
     }
 
     /// Into page-locked memory: a copy to pageable memory would not return before it is done, without a deadline.

@@ -107,6 +107,51 @@ fn flags_that_are_reset_need_an_acknowledgement() {
     assert!(matches!(race.kind, RaceKind::Signal | RaceKind::Unordered), "{race}");
 }
 
+/// `symmetric::Handover` in a ring: every rank fills a place of the next one and empties its own, the same work each round, as a graph's replays do.
+/// Words of each rank: READY 0, FREE 1, what was put here 2, source 3, results 4..
+fn handover(exploration: &Exploration, count: u32, rounds: u64, acquires: bool) -> Result<()> {
+    let nodes = nodes(count, exploration)?;
+    let shifted = |me: usize, by: usize| &nodes[(me + by) % nodes.len()];
+    for (me, node) in nodes.iter().enumerate() {
+        node.set(shifted(me, nodes.len() - 1).word(1), 1)?;
+    }
+    for round in 0..rounds {
+        for (me, node) in nodes.iter().enumerate() {
+            let (next, last) = (shifted(me, 1), shifted(me, nodes.len() - 1));
+            node.fill(3, (10 * round) as u8 + me as u8 + 1)?;
+            if acquires {
+                node.wait(1, 1)?;
+                node.set(node.word(1), 0)?;
+            }
+            node.copy(next.word(2), node.word(3))?;
+            node.set(next.word(0), 1)?;
+
+            node.wait(0, 1)?;
+            node.set(node.word(0), 0)?;
+            node.copy(node.word(4 + round), node.word(2))?;
+            node.set(last.word(1), 1)?;
+        }
+    }
+    nodes.iter().try_for_each(Node::finish)?;
+    for (me, node) in nodes.iter().enumerate() {
+        let last = (me + nodes.len() - 1) % nodes.len();
+        for round in 0..rounds {
+            assert_eq!(node.value(4 + round)?, bytes((10 * round) as u8 + last as u8 + 1), "rank {me} of {count}, round {round}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn handovers_of_two_and_three_ranks_lose_no_flag() {
+    for (count, rounds) in [(2, 3), (3, 2)] {
+        let Explored { schedules, states } = explore(|exploration| handover(exploration, count, rounds, true)).unwrap();
+        assert!(schedules >= 1 && states > 10, "{count} ranks: {schedules} schedules, {states} states");
+    }
+    let error = explore(|exploration| handover(exploration, 2, 2, false)).unwrap_err();
+    assert!(matches!(error, Error::Race(_)), "{error}");
+}
+
 /// Rank 0 gets from rank 1, passes on to rank 2, and gives up at any moment. Words: 0 notice, 1 signal from the rank before, 2 data, 3 what it
 /// received, 5 what holds rank 1 up.
 fn poison_protocol(exploration: &Exploration, others_first: bool) -> Result<()> {

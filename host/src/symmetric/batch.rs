@@ -1,0 +1,103 @@
+//! One-sided operations that are enqueued together.
+
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+
+use oxtile_tile::num::Pod;
+
+use super::arena::Arena;
+use super::buffer::Peer;
+use super::signal::{Channel, Epoch};
+use crate::comm::Rank;
+use crate::runtime::backend::{Copy, WordOperation};
+use crate::runtime::memory::{self, Memory};
+use crate::runtime::{Buffer, Result, Stream};
+
+/// Puts, signals and waits of one stream, in the order in which they are named; made by [`Arena::batch`]. Nothing is enqueued before
+/// [`enqueue`](Self::enqueue).
+///
+/// Signals and waits that follow each other are one call of the driver (`cuStreamBatchMemOp`), which is what a host saves that talks to many
+/// peers. The order is that of the stream all the same: a signal comes behind the puts named before it. May be captured.
+#[must_use = "nothing of it is enqueued yet"]
+pub struct Batch<'a> {
+    arena: &'a Arena,
+    stream: &'a Stream,
+    operations: Vec<Operation<'a>>,
+}
+
+enum Operation<'a> {
+    Word(WordOperation),
+    Put { copy: Copy, source: &'a Arc<Memory> },
+}
+
+impl<'a> Batch<'a> {
+    pub(super) fn new(arena: &'a Arena, stream: &'a Stream) -> Self {
+        Self { arena, stream, operations: Vec::new() }
+    }
+
+    /// As [`Arena::signal`].
+    ///
+    /// # Errors
+    /// A failure of the rendezvous or of the arena.
+    #[track_caller]
+    pub fn signal(mut self, channel: Channel, to: Rank, epoch: Epoch) -> Result<Self> {
+        let operation = self.arena.0.signal(channel, to, epoch, Location::caller())?;
+        self.operations.push(Operation::Word(operation));
+        Ok(self)
+    }
+
+    /// As [`Arena::wait`].
+    ///
+    /// # Errors
+    /// A failure of the arena.
+    #[track_caller]
+    pub fn wait(mut self, channel: Channel, from: Rank, epoch: Epoch) -> Result<Self> {
+        let operation = self.arena.0.wait(self.stream, channel, from, epoch, Location::caller())?;
+        self.operations.push(Operation::Word(operation));
+        Ok(self)
+    }
+
+    /// As [`Peer::put`]. Several puts have no order among themselves that another rank could rely on before the signal behind them.
+    ///
+    /// # Errors
+    /// As [`Peer::put`].
+    #[track_caller]
+    pub fn put<T: Pod>(mut self, peer: &Peer<'_, T>, source: &'a Buffer<T>, range: Range<u64>, at: u64) -> Result<Self> {
+        let copy = peer.put_copy(self.stream, source, range, at, Location::caller())?;
+        self.operations.push(Operation::Put { copy, source: source.memory() });
+        Ok(self)
+    }
+
+    /// Enqueues all of it.
+    ///
+    /// # Errors
+    /// A failure of the arena since; an error of the driver.
+    pub fn enqueue(self) -> Result<()> {
+        self.arena.0.check()?;
+        self.arena.0.use_on(self.stream);
+        let stream = &self.stream.0;
+        let mut words = Vec::new();
+        let flush = |words: &mut Vec<WordOperation>| match words.is_empty() {
+            true => Ok(()),
+            false => stream.runtime.backend.word_operations(stream.id, &std::mem::take(words)),
+        };
+        for operation in self.operations {
+            match operation {
+                Operation::Word(word) => words.push(word),
+                Operation::Put { copy, source } => {
+                    flush(&mut words)?;
+                    memory::copy(stream, copy, None, Some(source))?;
+                }
+            }
+        }
+        flush(&mut words)
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("arena", self.arena).field("operations", &self.operations.len()).finish_non_exhaustive()
+    }
+}
