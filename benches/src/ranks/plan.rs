@@ -142,8 +142,8 @@ fn message(world: u32, shard: u64) -> Comparison {
         bytes: whole - shard,
         flops: 0,
         sides: vec![
-            side("1 lane of 16 KiB", Work::Exchange(0)),
             side("8 lanes of 8 KiB", Work::Exchange(1)),
+            side("1 lane of 16 KiB", Work::Exchange(0)),
             side("NCCL through Oxtile", Work::AllGather),
         ],
         peer: Some(request(Work::AllGather)),
