@@ -14,8 +14,8 @@
 //!
 //! | barrier | between |
 //! |---|---|
-//! | `tiles` | the tile's number is there; the consumers and the adding warps have it, and its last copies are under way |
-//! | `keys` | a tile's keys and values are there; both warpgroups have multiplied by them |
+//! | `tiles` | the tile's number is there; the adding warps have it, and its last copies are under way |
+//! | `keys` | a tile's keys and values are there, and its number; both warpgroups have multiplied by them and know where the result goes |
 //! | `rows` | a stage of queries and their statistics is full; both warpgroups have multiplied by it |
 //! | `EXCHANGE` | gradients of scores of both warpgroups are written; both have stored their result |
 //! | `handoff` | both parts of `dQ'` are written; they were read; the adding warps know who comes first |
@@ -34,7 +34,6 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
@@ -42,15 +41,12 @@ use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
-use super::backward_schedule::{KeyQueue, KeySchedule, KeyTile};
-use super::backward_walk::{Blocks, Walk};
-use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team};
+use super::backward_schedule::{BlockOrder, KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
+use super::backward_walk::Walk;
+use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 use super::mask::Mask;
 
-/// Words of a tile's number.
-const WORDS: usize = 4;
-
-type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, WORDS>;
+type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
 
 /// Computes `grad_k`, `grad_v` and the sums of `dQ / scale`.
 ///
@@ -98,38 +94,47 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
     let schedule = KeySchedule { key_blocks: keys.div_ceil(KEYS as u32), heads: heads * batches, section };
     let mask = BlockMask::<QUERIES, MASKED>(Mask { queries: rows, keys, first, last });
     let blocks = rows.div_ceil(QUERIES as u32);
-    // Where a head's blocks of queries begin.
-    let first_block = |tile: KeyTile, member: u32| (tile.head * group + member) * blocks;
+    // Where the blocks of queries of a head begin: that of keys, and which of those that share it.
+    let first_block = |tile: KeyTile, member: u32| ((tile.batch * heads + tile.head) * group + member) * blocks;
     match Team::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
-                let (mut tiles, mut key_ring, mut ring) = (shared.tiles.consumer(), shared.keys.producer(), shared.rows.producer());
-                let mut step = 0;
+                let (mut tiles, mut ring) = (shared.tiles.consumer(), shared.rows.producer());
                 loop {
-                    let number = tiles.wait();
-                    let Some(tile) = tile_of(&number) else { break };
+                    // A tile is a round of keys too.
+                    let mut key_ring = shared.keys.producer_in_round(tiles.parity());
+                    let stage = tiles.wait();
+                    // Read where they are needed: registers are few.
+                    let number = || shared.number(tiles.parity() ^ 1);
+                    let Some(tile) = KeyTile::load(number()) else {
+                        if thread::lane() == 0 {
+                            key_ring.acquire(0);
+                        }
+                        break;
+                    };
                     if thread::lane() == 0 {
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        let [batch, key_head] = tile.place(heads);
-                        k.load(stage.keys, [batch, key_head, tile.key(), 0], full);
-                        v.load(stage.values, [batch, key_head, tile.key(), 0], full);
-                        let (seen, mut block) = (mask.blocks(tile.block), mask.start(tile.block, ordered != 0));
-                        for member in 0..group {
-                            let (head, first) = (key_head * group + member, first_block(tile, member));
-                            for _ in seen.begin..seen.end {
-                                let (stage, full) = ring.acquire(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::SIZE);
-                                q.load(stage.queries, [batch, head, block * QUERIES as u32, 0], full);
-                                grad_out.load(stage.gradients, [batch, head, block * QUERIES as u32, 0], full);
-                                let row = u64::from(first + block) * QUERIES as u64;
-                                let statistics = shared.statistics.tile(step % 2);
-                                full.load(statistics.offsets, &offsets, row);
-                                full.load(statistics.deltas, &deltas, row);
-                                (step, block) = (step + 1, seen.after(block));
-                            }
-                        }
+                        let at = [tile.batch, tile.head, tile.key(), 0];
+                        k.load(stage.keys, at, full);
+                        v.load(stage.values, at, full);
+                        let order = || mask.order(KeyTile::load_alone(number()).block, ordered != 0);
+                        BlockOrder::visit(group, order, |member, block| {
+                            let statistics = shared.statistics.tile(ring.next_stage());
+                            let (stage, full) = ring.acquire_with(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED, |_| {
+                                let cuts = mask.cuts(KeyTile::load_alone(number()).block, block);
+                                statistics.cut.store(0, if cuts { block } else { UNCUT });
+                            });
+                            let tile = KeyTile::load_alone(number());
+                            let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
+                            q.load(stage.queries, at, full);
+                            grad_out.load(stage.gradients, at, full);
+                            let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
+                            full.load(statistics.offsets, &offsets, row);
+                            full.load(statistics.deltas, &deltas, row);
+                        });
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
-                    number.release();
+                    stage.release();
                 }
             }
             3 if thread::lane() == 0 => {
@@ -137,32 +142,32 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 let queue = KeyQueue(counter);
                 let mut more = true;
                 while more {
-                    tiles.acquire_with(0, |number| {
+                    let parity = tiles.parity();
+                    tiles.acquire_with(0, |numbers| {
                         let index = queue.take();
-                        let tile = schedule.tile(index);
-                        if tile.is_none() {
+                        let tile = schedule.tile(index).map(|tile| tile.in_batch(heads));
+                        more = tile.is_some();
+                        if !more {
                             queue.leave(index, schedule.tiles());
                         }
-                        more = tile.is_some();
-                        let KeyTile { block, head } = tile.unwrap_or(KeyTile { block: 0, head: 0 });
-                        number.store_vector(0, [more.into(), block, head, 0]);
+                        KeyTile::store(tile, numbers.tile(parity));
                     });
                 }
             }
             warp @ 1..=ADDERS => {
-                let mut numbers = shared.tiles.consumer();
+                let mut tiles = shared.tiles.consumer();
                 let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums, turns };
                 let mut step = 0;
-                while let Some(tile) = next_tile(&mut numbers) {
+                while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
-                        let (seen, mut block) = (mask.blocks(tile.block), mask.start(tile.block, ordered != 0));
-                        for member in 0..group {
-                            for _ in seen.begin..seen.end {
-                                let turn = (ordered != 0).then_some(|| mask.earlier(tile.block, block));
-                                adder.add(first_block(tile, member) + block, step, turn);
-                                (step, block) = (step + 1, seen.after(block));
-                            }
-                        }
+                        let number = || shared.number(tiles.parity() ^ 1);
+                        let order = || mask.order(KeyTile::load_alone(number()).block, ordered != 0);
+                        BlockOrder::visit(group, order, |member, block| {
+                            let tile = KeyTile::load_alone(number());
+                            let turn = (ordered != 0).then_some(|| mask.earlier(tile.block, block));
+                            adder.add(first_block(tile, member) + block, step, turn);
+                            step += 1;
+                        });
                     }
                 }
             }
@@ -170,52 +175,35 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
         },
         Role::Consumer(role) => {
             let part = role.begin();
-            let (mut tiles, mut key_ring) = (shared.tiles.consumer(), shared.keys.consumer());
-            let mut walk = Walk::new(part, &shared);
-            while let Some(tile) = next_tile(&mut tiles) {
-                let held = key_ring.wait();
-                let blocks = Blocks { heads: group, blocks: mask.blocks(tile.block), first: mask.start(tile.block, ordered != 0) };
+            let (mut ring, mut walk) = (shared.keys.consumer(), Walk::new(part, &shared));
+            loop {
+                let held = ring.wait();
+                // Read where they are needed: registers are full.
+                let number = || shared.number(ring.parity() ^ 1);
+                let Some(tile) = KeyTile::load(number()) else { break };
                 let mut sums = walk.multiply(
                     held.memory(),
-                    blocks,
+                    group * mask.blocks(tile.block).length(),
                     scale,
-                    |scores, block| {
-                        if mask.cuts(tile.block, block) {
-                            mask.hide(scores, tile.key() + part * PART as u32, block);
+                    |scores, cut| {
+                        if let Some(block) = cut {
+                            mask.hide(scores, KeyTile::load_alone(number()).key() + part * PART as u32, block);
                         }
                     },
                     |_, _, _| (),
                 );
+                let tile = KeyTile::load_alone(number());
+                // Behind this another tile's number may be there.
                 held.release();
                 sums.keys.map(|x| x * core::f32::consts::LN_2 * scale);
                 walk.store(&sums, |of_keys, of_values| {
-                    let [batch, head] = tile.place(heads);
-                    let at = [batch, head, tile.key() + part * PART as u32, 0];
+                    let at = [tile.batch, tile.head, tile.key() + part * PART as u32, 0];
                     grad_v.store(at, of_values);
                     grad_k.store(at, of_keys);
                 });
             }
         }
     }
-}
-
-/// The tile whose number is in a stage; none behind the last. All lanes of the warp call it.
-#[inline(always)]
-#[track_caller]
-fn tile_of(stage: &pipeline::Stage<SharedArray<u32, 4>>) -> Option<KeyTile> {
-    let [is_there, block, head, _] = stage.memory().load_vector(0);
-    let [is_there, block, head] = [is_there, block, head].map(|word| warp::shuffle(word, 0));
-    (is_there != 0).then_some(KeyTile { block, head })
-}
-
-/// The next tile, likewise.
-#[inline(always)]
-#[track_caller]
-fn next_tile(tiles: &mut pipeline::Consumer<SharedArray<u32, 4>, 1>) -> Option<KeyTile> {
-    let stage = tiles.wait();
-    let tile = tile_of(&stage);
-    stage.release();
-    tile
 }
 
 fn grid<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(

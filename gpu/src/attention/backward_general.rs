@@ -11,7 +11,6 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{fma, log2, reciprocal};
-use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElement, THREAD_ROWS};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
@@ -19,15 +18,15 @@ use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
-use super::backward_schedule::KeyQueue;
-use super::backward_sequence::{QueryBlocks, SequenceKeySchedule, SequenceTile, TILE_WORDS};
-use super::backward_walk::{Blocks, Walk};
-use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team};
+use super::backward_schedule::{BlockOrder, KeyQueue, KeyTile, next_tile};
+use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
+use super::backward_walk::Walk;
+use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 use super::mask::Window;
 use super::sequence::{Sequences, place};
 use super::softmax::cap;
 
-type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
+type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, SEQUENCE_TILE_WORDS>;
 
 /// Computes `grad_k`, `grad_v` and the sums of `dQ` but for its factor, of heads of up to `D` elements.
 ///
@@ -52,7 +51,7 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// | `ordered` | whether blocks of keys add to a block of queries one after the other |
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
-#[instances(T = [bf16, f16], D = [128], QUERIES = [48], SPAN = [48])]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
 #[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
 pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize>(
     q: TensorMap<T, QUERIES, D, Swizzle128, 5>,
@@ -105,41 +104,54 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
     let mask_of = |item: &SequenceTile| BlockMask::<QUERIES, true>(window.of(&item.sequence));
     let query_blocks = QueryBlocks { query_ends, batches, size: QUERIES as u32, blocks };
     // The tensors' head of keys.
-    let head_of = |item: &SequenceTile| item.tile.head + item.batch * sequence_heads;
+    let head_of = |tile: KeyTile| tile.head + tile.batch * sequence_heads;
     // Where the blocks of queries of a sequence's head begin.
     let first_block = |item: &SequenceTile, member: u32| (item.tile.head * group + member) * blocks + item.first_block;
     match Team::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
-                let (mut tiles, mut key_ring, mut ring) = (shared.tiles.consumer(), shared.keys.producer(), shared.rows.producer());
-                let mut step = 0;
+                let (mut tiles, mut ring) = (shared.tiles.consumer(), shared.rows.producer());
                 loop {
-                    let number = tiles.wait();
-                    let Some(item) = SequenceTile::load(number.memory()) else { break };
+                    // A tile is a round of keys too.
+                    let mut key_ring = shared.keys.producer_in_round(tiles.parity());
+                    let stage = tiles.wait();
+                    // Read where they are needed: registers are few.
+                    let number = || shared.number(tiles.parity() ^ 1);
+                    let Some(tile) = KeyTile::load(number()) else {
+                        if thread::lane() == 0 {
+                            key_ring.acquire(0);
+                        }
+                        break;
+                    };
                     if thread::lane() == 0 {
-                        let (SequenceTile { tile, sequence, .. }, mask, head) = (item, mask_of(&item), head_of(&item));
+                        let sequence = SequenceTile::load_alone(number()).sequence;
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        let at = place(sequence.key_offset, sequence.keys, head, tile.key());
+                        let at = place(sequence.key_offset, sequence.keys, head_of(tile), tile.key());
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        let (seen, mut block) = (mask.blocks(tile.block), mask.start(tile.block, ordered != 0));
-                        for member in 0..group {
-                            let first = first_block(&item, member);
-                            for _ in seen.begin..seen.end {
-                                let (stage, full) = ring.acquire(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::SIZE);
-                                let at = place(sequence.query_offset, sequence.queries, head * group + member, block * QUERIES as u32);
-                                q.load(stage.queries, at, full);
-                                grad_out.load(stage.gradients, at, full);
-                                let row = u64::from(first + block) * QUERIES as u64;
-                                let statistics = shared.statistics.tile(step % 2);
-                                full.load(statistics.offsets, &offsets, row);
-                                full.load(statistics.deltas, &deltas, row);
-                                (step, block) = (step + 1, seen.after(block));
-                            }
-                        }
+                        let order = || {
+                            let item = SequenceTile::load_alone(number());
+                            mask_of(&item).order(item.tile.block, ordered != 0)
+                        };
+                        BlockOrder::visit(group, order, |member, block| {
+                            let statistics = shared.statistics.tile(ring.next_stage());
+                            let (stage, full) = ring.acquire_with(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED, |_| {
+                                let item = SequenceTile::load_alone(number());
+                                let cuts = mask_of(&item).cuts(item.tile.block, block);
+                                statistics.cut.store(0, if cuts { block } else { UNCUT });
+                            });
+                            let item = SequenceTile::load_alone(number());
+                            let (sequence, head) = (item.sequence, head_of(item.tile) * group + member);
+                            let at = place(sequence.query_offset, sequence.queries, head, block * QUERIES as u32);
+                            q.load(stage.queries, at, full);
+                            grad_out.load(stage.gradients, at, full);
+                            let row = u64::from(first_block(&item, member) + block) * QUERIES as u64;
+                            full.load(statistics.offsets, &offsets, row);
+                            full.load(statistics.deltas, &deltas, row);
+                        });
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
-                    number.release();
+                    stage.release();
                 }
             }
             3 if thread::lane() == 0 => {
@@ -150,32 +162,35 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                 let queue = KeyQueue(counter);
                 let mut more = true;
                 while more {
-                    tiles.acquire_with(0, |number| {
+                    let parity = tiles.parity();
+                    tiles.acquire_with(0, |numbers| {
                         let index = queue.take();
                         let item = schedule.tile(index);
                         more = item.is_some();
                         if !more {
                             queue.leave(index, schedule.tiles());
                         }
-                        SequenceTile::store(item, *number);
+                        SequenceTile::store(item, numbers.tile(parity));
                     });
                 }
             }
             warp @ 1..=ADDERS => {
-                let mut numbers = shared.tiles.consumer();
+                let mut tiles = shared.tiles.consumer();
                 let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums, turns };
                 let mut step = 0;
-                while let Some(item) = next_tile(&mut numbers) {
+                while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
-                        let (mask, tile) = (mask_of(&item), item.tile);
-                        let (seen, mut block) = (mask.blocks(tile.block), mask.start(tile.block, ordered != 0));
-                        for member in 0..group {
-                            for _ in seen.begin..seen.end {
-                                let turn = (ordered != 0).then_some(|| mask.earlier(tile.block, block));
-                                adder.add(first_block(&item, member) + block, step, turn);
-                                (step, block) = (step + 1, seen.after(block));
-                            }
-                        }
+                        let number = || shared.number(tiles.parity() ^ 1);
+                        let order = || {
+                            let item = SequenceTile::load_alone(number());
+                            mask_of(&item).order(item.tile.block, ordered != 0)
+                        };
+                        BlockOrder::visit(group, order, |member, block| {
+                            let item = SequenceTile::load_alone(number());
+                            let turn = (ordered != 0).then_some(|| mask_of(&item).earlier(item.tile.block, block));
+                            adder.add(first_block(&item, member) + block, step, turn);
+                            step += 1;
+                        });
                     }
                 }
             }
@@ -183,23 +198,24 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
         },
         Role::Consumer(role) => {
             let part = role.begin();
-            let (mut tiles, mut key_ring) = (shared.tiles.consumer(), shared.keys.consumer());
-            let mut walk = Walk::new(part, &shared);
-            while let Some(item) = next_tile(&mut tiles) {
-                let (SequenceTile { tile, sequence, key_rows, .. }, mask) = (item, mask_of(&item));
-                let key = tile.key() + part * PART as u32;
-                let held = key_ring.wait();
-                let blocks = Blocks { heads: group, blocks: mask.blocks(tile.block), first: mask.start(tile.block, ordered != 0) };
+            let (mut ring, mut walk) = (shared.keys.consumer(), Walk::new(part, &shared));
+            loop {
+                let held = ring.wait();
+                // Read where they are needed: registers are full.
+                let number = || shared.number(ring.parity() ^ 1);
+                let Some(tile) = KeyTile::load(number()) else { break };
+                let seen = mask_of(&SequenceTile::load(number())).blocks(tile.block);
                 let mut found = walk.multiply(
                     held.memory(),
-                    blocks,
+                    group * seen.length(),
                     scale,
-                    |scores, block| {
+                    |scores, cut| {
                         if cap_limit != 0.0 {
                             cap(scores, cap_factor, cap_limit);
                         }
-                        if mask.cuts(tile.block, block) {
-                            mask.hide(scores, key, block);
+                        if let Some(block) = cut {
+                            let item = SequenceTile::load_alone(number());
+                            mask_of(&item).hide(scores, item.tile.key() + part * PART as u32, block);
                         }
                     },
                     |gradients, weights, offsets| {
@@ -208,9 +224,11 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                         }
                     },
                 );
+                let SequenceTile { tile, sequence, key_rows, .. } = SequenceTile::load(number());
+                // Behind this another tile's number may be there.
                 held.release();
                 found.keys.map(|x| x * grad_scale);
-                let head = head_of(&item);
+                let (head, key) = (head_of(tile), tile.key() + part * PART as u32);
                 if grad_k_sum.is_empty() {
                     walk.store(&found, |of_keys, of_values| {
                         let at = place(sequence.key_offset, key_rows, head, key);
@@ -227,16 +245,6 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
             }
         }
     }
-}
-
-/// The next tile. All lanes of the warp call it.
-#[inline(always)]
-#[track_caller]
-fn next_tile(tiles: &mut pipeline::Consumer<SharedArray<u32, TILE_WORDS>, 1>) -> Option<SequenceTile> {
-    let stage = tiles.wait();
-    let item = SequenceTile::load(stage.memory());
-    stage.release();
-    item
 }
 
 /// Gradients of capped scores become those of the scores before: times `1 - t^2`, where the hyperbolic tangent `t` is what the

@@ -3,6 +3,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::register_tile::{self, RegisterTile};
 
+use super::backward_schedule::BlockOrder;
 use super::backward_workspace::KEYS;
 use super::mask::{FAR, Mask, Span};
 
@@ -22,16 +23,22 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
         Span { begin: rows.begin / QUERIES as u32, end: rows.end.div_ceil(QUERIES as u32) }
     }
 
-    /// Which of the [`blocks`](Self::blocks) comes first; the others follow, behind the last the first. Without a mask it is another
-    /// for each block of keys, so that those who compute together add to different sums; not if they add in order.
+    /// The [`blocks`](Self::blocks) in the order in which block `keys` meets them. Without a mask it begins
+    /// with another for each block of keys, so that those who compute together add to different sums. If they add in order of keys, the
+    /// last comes first: a block of keys is never seen by queries before those that see the one before it, so it has queries
+    /// of its own to begin with, or is one block behind; the other way a causal mask would have it wait for all the queries before its own.
     #[inline(always)]
-    pub fn start(&self, keys: u32, ordered: bool) -> u32 {
+    pub fn order(&self, keys: u32, ordered: bool) -> BlockOrder {
         let blocks = self.blocks(keys);
-        if ordered || MASKED && (self.0.first > -FAR || self.0.last < FAR) {
-            return blocks.begin;
-        }
-        // The divisor is not zero where there are queries; saying so keeps the check out.
-        keys * KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
+        let origin = if ordered {
+            (blocks.begin + blocks.end).wrapping_sub(1)
+        } else if MASKED && (self.0.first > -FAR || self.0.last < FAR) {
+            0
+        } else {
+            // The divisor is not zero where there are queries; saying so keeps the check out.
+            keys * KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
+        };
+        BlockOrder { blocks, origin, falling: ordered }
     }
 
     /// How many blocks of keys before block `keys` have the block of queries among their [`blocks`](Self::blocks).
@@ -82,14 +89,6 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
     fn queries(&self, block: u32) -> Span {
         let begin = block * QUERIES as u32;
         Span { begin, end: (begin + QUERIES as u32).min(self.0.queries) }
-    }
-}
-
-impl Span {
-    /// The one behind `index`, behind the last the first.
-    #[inline(always)]
-    pub(super) fn after(self, index: u32) -> u32 {
-        if index + 1 == self.end { self.begin } else { index + 1 }
     }
 }
 

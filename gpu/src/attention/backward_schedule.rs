@@ -1,8 +1,10 @@
 //! Which block of keys a block of threads takes next in the backward pass, and which queries belong to it.
 
+use oxtile_tile::pipeline::Consumer;
 use oxtile_tile::prelude::*;
 
-use super::backward_workspace::KEYS;
+use super::backward_workspace::{KEYS, Numbers};
+use super::mask::Span;
 
 /// The order: heads of keys in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
 /// first, as most queries see them where a mask is causal.
@@ -20,13 +22,18 @@ pub struct KeySchedule {
 }
 
 /// `KEYS` keys of one head of one batch.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct KeyTile {
     /// The number of the block of keys.
     pub block: u32,
-    /// The head of keys, of those of all batches.
+    /// The batch, or the sequence.
+    pub batch: u32,
+    /// The head of keys in it.
     pub head: u32,
 }
+
+/// Words of a [`KeyTile`], which may be none.
+pub const TILE_WORDS: usize = 4;
 
 impl KeyTile {
     /// The first key.
@@ -35,11 +42,35 @@ impl KeyTile {
         self.block * KEYS as u32
     }
 
-    /// Its batch and the head in it, of `heads`.
+    /// The same tile, where its head is one of those of all batches, of `heads` each.
     #[inline(always)]
-    pub fn place(&self, heads: u32) -> [u32; 2] {
+    pub fn in_batch(self, heads: u32) -> Self {
         // No divisor is zero, as there is a tile; saying so keeps the check out.
-        [self.head / heads.max(1), self.head % heads.max(1)]
+        Self { batch: self.head / heads.max(1), head: self.head % heads.max(1), ..self }
+    }
+
+    /// Writes it where other warps read it; none says that there are no more.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store<const WORDS: usize>(tile: Option<Self>, number: SharedArray<u32, WORDS>) {
+        let Self { block, batch, head } = tile.unwrap_or_default();
+        number.store_vector(0, [tile.is_some().into(), block, batch, head]);
+    }
+
+    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load<const WORDS: usize>(number: SharedArray<u32, WORDS>) -> Option<Self> {
+        let [is_there, block, batch, head] = number.load_vector(0).map(|word| warp::shuffle(word, 0));
+        (is_there != 0).then_some(Self { block, batch, head })
+    }
+
+    /// One lane reads one that is there once more, rather than to hold it in registers.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_alone<const WORDS: usize>(number: SharedArray<u32, WORDS>) -> Self {
+        let [_, block, batch, head] = number.load_vector(0);
+        Self { block, batch, head }
     }
 }
 
@@ -50,7 +81,7 @@ impl KeySchedule {
         self.key_blocks * self.heads
     }
 
-    /// Tile `index` of the order.
+    /// Tile `index` of the order; its head is one of all.
     #[inline(always)]
     pub fn tile(&self, index: u32) -> Option<KeyTile> {
         if index >= self.tiles() {
@@ -61,8 +92,56 @@ impl KeySchedule {
         let (section, inside) = (index / section_tiles, index % section_tiles);
         let first_head = section * self.section;
         let width = (self.heads - first_head).min(self.section).max(1);
-        Some(KeyTile { block: inside / width, head: first_head + inside % width })
+        Some(KeyTile { block: inside / width, batch: 0, head: first_head + inside % width })
     }
+}
+
+/// The blocks of queries of a head that a tile of keys is multiplied by, in their order.
+#[derive(Clone, Copy)]
+pub struct BlockOrder {
+    /// The blocks.
+    pub blocks: Span,
+    /// If `falling`, what a block and its [index](Self::block) add up to; else what the blocks are rotated by; then the first of
+    /// them is 0.
+    pub origin: u32,
+    /// Whether the last comes first.
+    pub falling: bool,
+}
+
+impl BlockOrder {
+    /// The block of an index, which runs from the first of the blocks to the last.
+    #[inline(always)]
+    pub fn block(&self, index: u32) -> u32 {
+        if self.falling {
+            return self.origin - index;
+        }
+        let block = index + self.origin;
+        if block < self.blocks.end { block } else { block - self.blocks.end }
+    }
+
+    /// Calls `visit` with the number of a head and a block of its queries, for all of them in their order; `order` is asked for it once
+    /// for each of `heads` heads.
+    #[inline(always)]
+    #[track_caller]
+    pub fn visit(heads: u32, order: impl Fn() -> Self, mut visit: impl FnMut(u32, u32)) {
+        for head in 0..heads {
+            let order = order();
+            for index in order.blocks.begin..order.blocks.end {
+                visit(head, order.block(index));
+            }
+        }
+    }
+}
+
+/// The next tile; other roles may take it too. All lanes of a warp call it.
+#[inline(always)]
+#[track_caller]
+pub(super) fn next_tile<const WORDS: usize>(tiles: &mut Consumer<Numbers<WORDS>, 1>) -> Option<KeyTile> {
+    let parity = tiles.parity();
+    let stage = tiles.wait();
+    let tile = KeyTile::load(stage.memory().tile(parity));
+    stage.release();
+    tile
 }
 
 /// Hands out places in the order of tiles. The counter, one element, is zero before and after a launch.

@@ -72,10 +72,8 @@ impl QueryBlocks {
 /// A tile of keys of a sequence.
 #[derive(Clone, Copy)]
 pub struct SequenceTile {
-    /// The tile; its head is one of those of a sequence.
+    /// The tile.
     pub tile: KeyTile,
-    /// The number of the sequence.
-    pub batch: u32,
     /// The sequence.
     pub sequence: Sequence,
     /// Rows of gradients of keys that are written: the keys, and padding.
@@ -85,32 +83,45 @@ pub struct SequenceTile {
 }
 
 /// Words of a [`SequenceTile`], which may be none.
-pub const TILE_WORDS: usize = 12;
+pub const SEQUENCE_TILE_WORDS: usize = 12;
+
+type Number = SharedArray<u32, SEQUENCE_TILE_WORDS>;
 
 impl SequenceTile {
     /// Writes it where other warps read it; none says that there are no more.
     #[inline(always)]
     #[track_caller]
-    pub fn store(item: Option<Self>, words: SharedArray<u32, TILE_WORDS>) {
-        let Some(Self { tile, batch, sequence, key_rows, first_block }) = item else { return words.store_vector(0, [0; 4]) };
-        let Sequence { queries, keys, query_offset, key_offset, .. } = sequence;
-        words.store_vector(0, [1, tile.block, tile.head, batch]);
-        words.store_vector(4, [queries, keys, query_offset, key_offset]);
-        words.store_vector(8, [key_rows, first_block, 0, 0]);
+    pub fn store(item: Option<Self>, number: Number) {
+        KeyTile::store(item.map(|item| item.tile), number);
+        let Some(Self { sequence: Sequence { queries, keys, query_offset, key_offset, .. }, key_rows, first_block, .. }) = item else {
+            return;
+        };
+        number.store_vector(4, [queries, keys, query_offset, key_offset]);
+        number.store_vector(8, [key_rows, first_block, 0, 0]);
     }
 
-    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    /// Reads one that is there. All lanes of a warp call it; the compiler sees that all have the same.
     #[inline(always)]
     #[track_caller]
-    pub fn load(words: SharedArray<u32, TILE_WORDS>) -> Option<Self> {
-        let vector = |first: u32| words.load_vector(first).map(|word| warp::shuffle(word, 0));
-        let [is_there, block, head, batch] = vector(0);
-        if is_there == 0 {
-            return None;
-        }
+    pub fn load(number: Number) -> Self {
+        Self::read(number, |word| warp::shuffle(word, 0))
+    }
+
+    /// The same for one lane.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_alone(number: Number) -> Self {
+        Self::read(number, |word| word)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn read(number: Number, word: impl Fn(u32) -> u32) -> Self {
+        let vector = |first: u32| number.load_vector(first).map(&word);
+        let [_, block, batch, head] = vector(0);
         let ([queries, keys, query_offset, key_offset], [key_rows, first_block, ..]) = (vector(4), vector(8));
         let sequence = Sequence { queries, rows: queries, keys, query_offset, key_offset };
-        Some(Self { tile: KeyTile { block, head }, batch, sequence, key_rows, first_block })
+        Self { tile: KeyTile { block, batch, head }, sequence, key_rows, first_block }
     }
 }
 
@@ -146,7 +157,8 @@ impl SequenceKeySchedule {
             let section = (self.section_keys / sequence.keys.max(1)).clamp(1, self.heads.max(1));
             let schedule = KeySchedule { key_blocks: key_rows.div_ceil(KEYS as u32), heads: self.heads, section };
             if let Some(tile) = schedule.tile(index - self.before) {
-                return Some(SequenceTile { tile, batch, sequence, key_rows, first_block: self.blocks.first(batch) });
+                let tile = KeyTile { batch, ..tile };
+                return Some(SequenceTile { tile, sequence, key_rows, first_block: self.blocks.first(batch) });
             }
             self.before += schedule.tiles();
             self.batch += 1;

@@ -9,8 +9,7 @@ use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElem
 use oxtile_tile::shared::Tiles;
 use oxtile_tile::warpgroup;
 
-use super::backward_workspace::{ADDERS, EXCHANGE, Finished, Handoff, Keys, Outgoing, PANEL, PART, Rows, Scores, Shared, Statistics};
-use super::mask::Span;
+use super::backward_workspace::{EXCHANGE, Finished, Handoff, Keys, Outgoing, PANEL, PART, Rows, Scores, Shared, Statistics, UNCUT};
 
 /// One of the two warpgroups that multiply.
 pub(super) struct Walk<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize> {
@@ -21,17 +20,6 @@ pub(super) struct Walk<T: RegisterElement, const D: usize, const QUERIES: usize,
     scores: Scores<T, D, QUERIES>,
     outgoing: Outgoing<T, D, SPAN>,
     handoff: Handoff,
-    /// Blocks of queries so far.
-    step: u32,
-}
-
-/// The blocks of queries of a tile of keys, in their order: `first` and what follows it in `blocks`, behind the last the first; for each
-/// of `heads` heads.
-#[derive(Clone, Copy)]
-pub(super) struct Blocks {
-    pub heads: u32,
-    pub blocks: Span,
-    pub first: u32,
 }
 
 /// The gradients of a warpgroup's keys, but for a factor, and of its values.
@@ -54,63 +42,61 @@ where
     #[inline(always)]
     pub fn new<const WORDS: usize>(part: u32, shared: &Shared<T, D, QUERIES, SPAN, WORDS>) -> Self {
         let Shared { rows, statistics, scores, outgoing, handoff, .. } = *shared;
-        Self { part, rows: rows.consumer(), statistics, scores, outgoing, handoff, step: 0 }
+        Self { part, rows: rows.consumer(), statistics, scores, outgoing, handoff }
     }
 
-    /// Multiplies a tile of keys by blocks of queries. `edit` changes the scores of a block before they count; `bend` their
-    /// gradients, given weights and the [offsets](Statistics::offsets). Exponentials are those of scores times `scale`.
+    /// Multiplies a tile of keys by the next `steps` blocks of queries. `edit` changes the scores of a block before they count, and is
+    /// told its number if it is [cut](Statistics::cut); `bend` their gradients, given weights and the
+    /// [offsets](Statistics::offsets). Exponentials are those of scores times `scale`.
     #[inline(always)]
     #[track_caller]
     pub fn multiply(
         &mut self,
         Keys { keys, values }: Keys<T, D>,
-        Blocks { heads, blocks, first }: Blocks,
+        steps: u32,
         scale: f32,
-        edit: impl Fn(&mut RegisterTile<QUERIES>, u32),
+        edit: impl Fn(&mut RegisterTile<QUERIES>, Option<u32>),
         bend: impl Fn(&mut RegisterTile<QUERIES>, &RegisterTile<QUERIES>, SharedArray<f32, QUERIES>),
     ) -> Sums<D> {
         // Which part of dQ' is this warpgroup's: a panel of columns, or half of the queries where there is one panel.
         let (panel, span) = (self.part % (D / PANEL) as u32, self.part / (D / PANEL) as u32 * SPAN as u32);
         let (mut dk, mut dv) = (RegisterTile::<D>::zero(), RegisterTile::<D>::zero());
-        let mut block = first;
-        for _ in 0..heads {
-            for _ in blocks.begin..blocks.end {
-                let (scores_shared, statistics) = (self.scores.tile(self.step % 2).first(), self.statistics.tile(self.step % 2));
-                let stage = self.rows.wait();
-                let Rows { queries, gradients } = stage.memory();
-                // Read before multiplications are issued, behind which shared memory is read.
-                let offsets = ByColumn::load(statistics.offsets);
-                let scores = matrix::multiply(keys.k_major_rows::<PART>(self.part * PART as u32), queries.k_major());
-                let d_weights = matrix::multiply(values.k_major_rows::<PART>(self.part * PART as u32), gradients.k_major());
-                let mut weights = scores.wait_leaving::<1>();
-                edit(&mut weights, block);
-                weights.map_pairs(|_, pair, values| [0, 1].map(|i| exp2(fma(values[i], scale, offsets.pair(pair)[i]))));
-                stage.wait_again();
-                let deltas = ByColumn::load(statistics.deltas);
-                let mut d_scores = d_weights.wait();
-                d_scores.map_pairs(|half, pair, values| {
-                    let weights = weights.pair(half, pair);
-                    [0, 1].map(|i| weights[i] * (values[i] - deltas.pair(pair)[i]))
-                });
-                bend(&mut d_scores, &weights, statistics.offsets);
-                let d_scores = d_scores.to_operand::<T>();
-                d_scores.store_transposed(scores_shared, [0, self.part * PART as u32]);
-                let dv_sum = dv.multiply_add(weights.to_operand::<T>(), gradients.mn_major());
-                sync::fence_proxy_async();
-                EXCHANGE.sync();
-                let dq = matrix::multiply(keys.mn_major_panel::<PANEL>(panel), scores_shared.k_major_rows::<SPAN>(span));
-                let dk_sum = dk.multiply_add(d_scores, queries.mn_major());
-                let dq = dq.wait_leaving::<1>();
-                dv = dv_sum.waited();
-                self.wait_for_adders();
-                dq.store_fragments(self.outgoing.first().tile(self.part));
-                sync::fence_proxy_async();
-                warp::sync();
-                self.handoff.full.tile(self.step % ADDERS).arrive_if(thread::lane() == 0);
-                dk = dk_sum.wait();
-                stage.release_after_wait();
-                (self.step, block) = (self.step + 1, blocks.after(block));
-            }
+        for _ in 0..steps {
+            let turn = self.rows.next_stage();
+            let (scores_shared, statistics) = (self.scores.tile(turn).first(), self.statistics.tile(turn));
+            let stage = self.rows.wait();
+            let Rows { queries, gradients } = stage.memory();
+            // Read before multiplications are issued, behind which shared memory is read.
+            let (offsets, cut) = (ByColumn::load(statistics.offsets), statistics.cut.load(0));
+            let scores = matrix::multiply(keys.k_major_rows::<PART>(self.part * PART as u32), queries.k_major());
+            let d_weights = matrix::multiply(values.k_major_rows::<PART>(self.part * PART as u32), gradients.k_major());
+            let mut weights = scores.wait_leaving::<1>();
+            edit(&mut weights, (cut != UNCUT).then_some(cut));
+            weights.map_pairs(|_, pair, values| [0, 1].map(|i| exp2(fma(values[i], scale, offsets.pair(pair)[i]))));
+            stage.wait_again();
+            let deltas = ByColumn::load(statistics.deltas);
+            let mut d_scores = d_weights.wait();
+            d_scores.map_pairs(|half, pair, values| {
+                let weights = weights.pair(half, pair);
+                [0, 1].map(|i| weights[i] * (values[i] - deltas.pair(pair)[i]))
+            });
+            bend(&mut d_scores, &weights, statistics.offsets);
+            let d_scores = d_scores.to_operand::<T>();
+            d_scores.store_transposed(scores_shared, [0, self.part * PART as u32]);
+            let dv_sum = dv.multiply_add(weights.to_operand::<T>(), gradients.mn_major());
+            sync::fence_proxy_async();
+            EXCHANGE.sync();
+            let dq = matrix::multiply(keys.mn_major_panel::<PANEL>(panel), scores_shared.k_major_rows::<SPAN>(span));
+            let dk_sum = dk.multiply_add(d_scores, queries.mn_major());
+            let dq = dq.wait_leaving::<1>();
+            dv = dv_sum.waited();
+            self.wait_for_adders(turn);
+            dq.store_fragments(self.outgoing.first().tile(self.part));
+            sync::fence_proxy_async();
+            warp::sync();
+            self.handoff.full.tile(turn).arrive_if(thread::lane() == 0);
+            dk = dk_sum.wait();
+            stage.release_after_wait();
         }
         Sums { keys: dk, values: dv }
     }
@@ -118,8 +104,8 @@ where
     /// Waits until the last parts of `dQ'` of both warpgroups were read: none multiplies by scores any more.
     #[inline(always)]
     #[track_caller]
-    fn wait_for_adders(&self) {
-        self.handoff.empty.wait((self.step % 2) ^ 1);
+    fn wait_for_adders(&self, turn: u32) {
+        self.handoff.empty.wait(turn ^ 1);
     }
 
     /// Writes a tile's gradients to shared memory, from where the warpgroup's first thread has them stored: `store` starts that, of
@@ -127,7 +113,7 @@ where
     #[inline(always)]
     #[track_caller]
     pub fn store(&self, sums: &Sums<D>, store: impl FnOnce(Finished<T, D>, Finished<T, D>)) {
-        self.wait_for_adders();
+        self.wait_for_adders(self.rows.next_stage());
         let (of_keys, of_values) = (self.scores.tile(self.part).second(), self.outgoing.second().tile(self.part));
         sums.values.store_columns(0, of_values);
         sums.keys.store_columns(0, of_keys);

@@ -45,6 +45,16 @@ pub(super) struct Statistics<const QUERIES: usize> {
     /// `-log2(sum of exponentials)`, -inf where nothing counts.
     pub offsets: SharedArray<f32, QUERIES>,
     pub deltas: SharedArray<f32, QUERIES>,
+    /// The number of the block if the mask hides any of the tile's keys from any of its queries, else [`UNCUT`].
+    pub cut: SharedArray<u32, 1>,
+}
+
+/// No block's number.
+pub(super) const UNCUT: u32 = u32::MAX;
+
+impl<const QUERIES: usize> Statistics<QUERIES> {
+    /// Bytes that are copied.
+    pub const COPIED: u32 = 2 * SharedArray::<f32, QUERIES>::SIZE;
 }
 
 /// The result for a warpgroup's keys.
@@ -60,6 +70,9 @@ pub(super) type Scores<T, const D: usize, const QUERIES: usize> =
 /// Parts of `dQ'`; at last the gradients of each warpgroup's values.
 pub(super) type Outgoing<T, const D: usize, const SPAN: usize> = Overlay<Parts<SPAN>, Tiles<Finished<T, D>, 2>>;
 
+/// The numbers of tiles, in turn: one can be read until all have taken the next and the one behind that is there.
+pub(super) type Numbers<const WORDS: usize> = Tiles<SharedArray<u32, WORDS>, 2>;
+
 /// A tile's number is `WORDS` words. What is only small comes last: tiles are aligned to 1024 bytes.
 #[derive(SharedStorage)]
 pub(super) struct Shared<T: Pod, const D: usize, const QUERIES: usize, const SPAN: usize, const WORDS: usize> {
@@ -69,7 +82,7 @@ pub(super) struct Shared<T: Pod, const D: usize, const QUERIES: usize, const SPA
     pub keys: Pipeline<Keys<T, D>, 1>,
     /// Of both stages of rows, with which they come and go.
     pub statistics: Tiles<Statistics<QUERIES>, 2>,
-    pub tiles: Pipeline<SharedArray<u32, WORDS>, 1>,
+    pub tiles: Pipeline<Numbers<WORDS>, 1>,
     pub handoff: Handoff,
 }
 
@@ -91,11 +104,17 @@ where
     T: RegisterElement,
     Columns<D>: MatrixColumns,
 {
+    /// The number of the tile that a role has taken, the last or the one before, by the parity of its round.
+    #[inline(always)]
+    pub fn number(&self, parity: u32) -> SharedArray<u32, WORDS> {
+        self.tiles.memory(0).tile(parity)
+    }
+
     /// Readies all barriers. One thread calls it, then the block meets.
     #[inline(always)]
     #[track_caller]
     pub fn init(&self) {
-        self.tiles.init(Team::CONSUMER_WARPS + ADDERS + 1);
+        self.tiles.init(ADDERS + 1);
         self.keys.init(Team::CONSUMER_WARPS);
         self.rows.init(Team::CONSUMER_WARPS);
         for adder in 0..ADDERS {

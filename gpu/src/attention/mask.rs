@@ -41,6 +41,14 @@ pub struct Span {
     pub end: u32,
 }
 
+impl Span {
+    /// How many there are.
+    #[inline(always)]
+    pub fn length(self) -> u32 {
+        self.end.saturating_sub(self.begin)
+    }
+}
+
 impl Window {
     /// The mask of one sequence.
     #[inline(always)]

@@ -183,7 +183,7 @@ const LARGEST_GENERAL: u64 = 128;
 
 /// Queries of their blocks: as many as registers hold.
 fn general_queries(size: u64) -> u64 {
-    if size == 64 { 96 } else { 48 }
+    if size == 64 { 96 } else { 64 }
 }
 
 impl Key {
@@ -283,7 +283,7 @@ where
         let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
         let Bounds { first, last, .. } = config.bounds();
-        let section = (config.section(size_of::<T>() as u64) / config.group() as u32).max(1);
+        let section = config.section_of_keys(size_of::<T>() as u64, ordered);
         let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
         let [batches, rows, keys, heads, key_heads, blocks] = [batches, queries, keys, heads, key_heads, blocks].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
@@ -332,12 +332,12 @@ where
 }
 
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
+    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal $part:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
         impl BackwardElement for $t {
             fn name(key: Key) -> &'static str {
                 match key {
                     $(Key::Dense { head_size: $d, queries: $queries } => <Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name,)*
-                    $(Key::General { size: $size } => <General<$t, $size, $rows, 48> as Kernel>::INFO.name,)*
+                    $(Key::General { size: $size } => <General<$t, $size, $rows, $part> as Kernel>::INFO.name,)*
                     $(Key::Portable { panels: $panels } => <Portable<$t, $panels, $step, $parts, true> as Kernel>::INFO.name,)*
                     _ => "",
                 }
@@ -352,8 +352,8 @@ macro_rules! elements {
                     })),)*
                     $(Key::General { size: $size } => Ok(Box::new(backward_general::Kernels::<
                         Deltas<$t>,
-                        General<$t, $size, $rows, 48>,
-                        ConvertGeneral<$t, $size, $rows, 48>,
+                        General<$t, $size, $rows, $part>,
+                        ConvertGeneral<$t, $size, $rows, $part>,
                     >::load(runtime)?)),)*
                     $(Key::Portable { panels: $panels } => Ok(Box::new(backward_portable::Kernels::<
                         Deltas<$t>,
@@ -368,8 +368,8 @@ macro_rules! elements {
 }
 
 elements! {
-    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96] [128 48] / [1 64 1] [2 32 2] [4 16 2];
-    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96] [128 48] / [1 64 1] [2 32 2] [4 16 2];
+    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96 48] [128 64 64] / [1 64 1] [2 32 2] [4 16 2];
+    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96 48] [128 64 64] / [1 64 1] [2 32 2] [4 16 2];
 }
 
 impl<T> fmt::Debug for AttentionBackward<T> {

@@ -135,8 +135,22 @@ impl AttentionConfig {
         if self.mask == Mask::Full {
             return 1;
         }
+        (self.section_key_heads(element_bytes) * self.group()).clamp(1, i32::MAX as u64) as u32
+    }
+
+    /// Heads of keys that are computed together in the pass backward. Where blocks of keys add in order, many of them, so that few of
+    /// those that compute at a time wait for each other.
+    pub(super) fn section_of_keys(&self, element_bytes: u64, ordered: bool) -> u32 {
+        if self.mask == Mask::Full && !ordered {
+            return 1;
+        }
+        self.section_key_heads(element_bytes).min(i32::MAX as u64) as u32
+    }
+
+    /// Heads of keys whose keys and values the L2 cache has room for, at least one.
+    fn section_key_heads(&self, element_bytes: u64) -> u64 {
         let head_bytes = (self.head_size + self.value_size()) * self.keys * element_bytes;
-        (SECTION_BYTES / head_bytes.max(1) * self.group()).clamp(self.group().max(1), i32::MAX as u64) as u32
+        (SECTION_BYTES / head_bytes.max(1)).max(1)
     }
 
     /// The factor of scores whose exponentials are to base 2.

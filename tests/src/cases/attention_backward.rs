@@ -11,7 +11,7 @@ use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, checked, problem};
 use super::attention_backward_portable::check;
-use super::attention_general as general;
+use super::attention_problem;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}
@@ -52,7 +52,7 @@ pub fn cases() -> Vec<Case> {
     for (head_size, queries) in [(64, 150), (128, 70)] {
         let window = Window { left: Some(40), right: Some(9) };
         let config = AttentionConfig { head_size, queries, keys: 200, window, sink: Sink::OffByOne, ..AttentionConfig::default() };
-        let problem = general::Problem::dense(config);
+        let problem = attention_problem::Problem::dense(config);
         let name = format!("attention_backward::window::d{head_size}");
         cases.push(Case::new(name, Size::Small, move |r| check::<bf16>(r, &problem, Order::Deterministic)));
     }

@@ -5,7 +5,7 @@ use oxtile::attention::{AttentionConfig, GradientOutput, Layout, Mask, Order, Pa
 use oxtile_tile::num::{bf16, f16};
 
 use super::attention_backward_portable::{Differentiable, check, ring, same_bits};
-use super::attention_general::Problem;
+use super::attention_problem::Problem;
 use crate::case::{Case, Size};
 
 const FAMILY: &str = "attention_backward_general";

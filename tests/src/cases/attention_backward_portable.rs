@@ -10,7 +10,7 @@ use oxtile_tests::inputs::Random;
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::Operand;
-use super::attention_general::{Place, Problem, each};
+use super::attention_problem::{Place, Problem, each};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 pub(super) trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}

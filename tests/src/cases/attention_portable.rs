@@ -5,7 +5,7 @@ use oxtile::{Error, Runtime};
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, attend, check, checked, visible};
-use super::attention_general::Problem;
+use super::attention_problem::Problem;
 use crate::case::{Case, Outcome, Size, text};
 
 /// Queries and keys: nothing to see, parts of a tile, edges on either side, several steps.

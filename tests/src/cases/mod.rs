@@ -9,6 +9,7 @@ mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
 mod attention_portable;
+mod attention_problem;
 mod conformance;
 mod copy;
 mod element;

@@ -78,14 +78,21 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
         Producer { ring: self, cursor: Cursor::new() }
     }
 
+    /// The filling side at the beginning of a round of this [parity](Producer::parity).
+    #[inline(always)]
+    pub fn producer_in_round(self, parity: u32) -> Producer<S, STAGES> {
+        Producer { ring: self, cursor: Cursor { stage: 0, parity } }
+    }
+
     /// The draining side. Every lane of every consumer warp holds one.
     #[inline(always)]
     pub fn consumer(self) -> Consumer<S, STAGES> {
         Consumer { ring: self, cursor: Cursor::new() }
     }
 
+    /// The memory of a stage, for who knows what is in it.
     #[inline(always)]
-    fn memory(self, stage: u32) -> S {
+    pub fn memory(self, stage: u32) -> S {
         // SAFETY: the ring lies in the arena and `SIZE` counts this stage.
         unsafe { S::at(self.address + stage * Self::STAGE) }
     }
@@ -131,6 +138,18 @@ pub struct Producer<S, const STAGES: usize> {
 }
 
 impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
+    /// The number of the next stage, of `STAGES`.
+    #[inline(always)]
+    pub fn next_stage(&self) -> u32 {
+        self.cursor.stage
+    }
+
+    /// Whether the ring's round is odd: 0 or 1 in turn, from 0 on.
+    #[inline(always)]
+    pub fn parity(&self) -> u32 {
+        self.cursor.parity
+    }
+
     /// Waits for the next stage to be empty and announces `bytes`; the copies are then started with the
     /// returned mbarrier.
     #[inline(always)]
@@ -197,6 +216,18 @@ pub struct Consumer<S, const STAGES: usize> {
 }
 
 impl<S: SharedStorage, const STAGES: usize> Consumer<S, STAGES> {
+    /// The number of the next stage, of `STAGES`.
+    #[inline(always)]
+    pub fn next_stage(&self) -> u32 {
+        self.cursor.stage
+    }
+
+    /// Whether the ring's round is odd: 0 or 1 in turn, from 0 on.
+    #[inline(always)]
+    pub fn parity(&self) -> u32 {
+        self.cursor.parity
+    }
+
     /// Waits until the next stage is full.
     #[inline(always)]
     #[track_caller]
