@@ -17,7 +17,7 @@ pub enum Direction {
     Columns,
 }
 
-/// A quantized matrix in device memory, its scales [`Compact`] or [`Interleaved`].
+/// A quantized matrix in device memory, its scales [`Compact`] or [`Interleaved`](crate::quantize::Interleaved).
 #[derive(Debug)]
 pub struct Mxfp8Tensor<Q = e4m3, L: Layout = Compact> {
     /// The codes, `[rows, columns]`.
