@@ -19,6 +19,12 @@ const ALLOWED: &[(&str, &str)] = &[
     ("epilogue::store", "the cases of GEMM store by nothing else, exact sums bit for bit"),
     ("matrix::InFlight::waited", "the second half of `wait`, which is covered; the emulator reports a missing wait"),
     ("matrix::Left::issue", "every multiplication calls it"),
+    ("pipeline::Pipeline::memory", "what `Stage::memory` gives, which is covered"),
+    ("pipeline::Pipeline::producer_in_round", "`producer`, which is covered, where the ring has gone round"),
+    ("pipeline::Producer::next_stage", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
+    ("pipeline::Producer::parity", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
+    ("pipeline::Consumer::next_stage", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
+    ("pipeline::Consumer::parity", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),
     ("pipeline::Stage::release_unless", "`release`, which is covered, or nothing"),
     (
