@@ -1,7 +1,7 @@
 //! The largest magnitude of one tensor or of many.
 //!
 //! Memory-bound: each element is read once. A tensor is cut into tiles of [`TILE_BYTES`]; a block
-//! walks its tiles with [`UNROLL`] vectors a thread in flight, keeps the maximum in the input type
+//! walks its tiles with `UNROLL` vectors a thread in flight, keeps the maximum in the input type
 //! (no unpacking), reduces it once and raises the output by an atomic. The output is raised, not
 //! set: the host zeroes it first, in the same stream.
 //!

@@ -8,7 +8,7 @@
 //! 3. waits for the peer's READY, copies the piece out of its own slot and signals DONE.
 //!
 //! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for where it lies. Every lane does every
-//! round, an empty piece too, so that all flags stay level. All blocks must be resident together, which [`grid`] sees to, on every rank.
+//! round, an empty piece too, so that all flags stay level. All blocks must be resident together, which `grid` sees to, on every rank.
 //!
 //! A wait that is not answered ends its block, and says in `verdict` whom it waited for: nothing that may be unfinished is read.
 //!

@@ -130,16 +130,27 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?.success())
 }
 
-/// What compiles for the host, beside the kernels: those keep one core busy, in a target directory of their own. Clippy's time and
-/// output, where it is asked for. The tests are compiled only: running them says what is wrong with them.
-fn compile_for_the_host(clippy: bool) -> Option<(Duration, Result<Output>)> {
-    let start = Instant::now();
-    let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    let output = clippy.then(|| cargo(lints).output().context("cannot run cargo clippy"));
-    let time = start.elapsed();
+/// What compiles for the host, beside the kernels: those keep one core busy, in a target directory of their own. Names, times and
+/// outputs of the steps that judge; the tests are compiled only, since running them says what is wrong with them.
+fn compile_for_the_host(whole: bool) -> Vec<(&'static str, Duration, Result<Output>)> {
+    let judge = |name, command: &mut Command| {
+        let start = Instant::now();
+        let output = command.output().with_context(|| format!("cannot run {name}"));
+        (name, start.elapsed(), output)
+    };
+    let mut judged = Vec::new();
+    if whole {
+        let lints = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+        judged.push(judge("cargo clippy", &mut cargo(lints)));
+    }
     let _ = cargo(["test", "--workspace", "--no-run", "--quiet"]).output();
     let _ = programs::compile_cases().output();
-    output.map(|output| (time, output))
+    if whole {
+        // A link that leads nowhere is an error.
+        let mut doc = cargo(["doc", "--workspace", "--lib", "--no-deps", "--quiet"]);
+        judged.push(judge("cargo doc", doc.env("RUSTDOCFLAGS", "-D warnings")));
+    }
+    judged
 }
 
 /// `test [--long] [FILTER...]`: the whole suite; with a filter, only the tests whose names contain it; `--long` tries all of what is
@@ -154,16 +165,16 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         machine::components()?;
         tally.step("cargo fmt --check", || succeeds(&mut cargo(["fmt", "--all", "--check"])));
     }
-    let clippy = thread::scope(|scope| {
-        let clippy = scope.spawn(|| compile_for_the_host(whole));
+    let judged = thread::scope(|scope| {
+        let judged = scope.spawn(|| compile_for_the_host(whole));
         if whole {
             tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
         }
         tally.step("build-ptx", || kernels::all().map(|_| true));
-        clippy.join().expect("compiling does not panic")
+        judged.join().expect("compiling does not panic")
     });
-    if let Some((time, output)) = clippy {
-        tally.beside("cargo clippy", time, output);
+    for (name, time, output) in judged {
+        tally.beside(name, time, output);
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast", "--"]);
     tally.tests("cargo test", tests.args(&filter).envs(long))?;
@@ -194,6 +205,16 @@ mod tests {
         assert_eq!(program_named("   Doc-tests oxtile").unwrap(), "doc tests of oxtile");
         assert_eq!(case_time("1.5\temulated::small::amax::f32"), Some((Duration::from_millis(1500), "emulated::small::amax::f32".into())));
         assert_eq!(case_time("noise"), None);
+    }
+
+    #[test]
+    fn steps_beside_others_count() {
+        let mut tally = Tally::default();
+        for program in ["exit 0", "exit 1"] {
+            tally.beside("sh", Duration::ZERO, Command::new("sh").args(["-c", program]).output().context("sh"));
+        }
+        tally.beside("nothing", Duration::ZERO, Command::new("/nothing").output().context("nothing"));
+        assert_eq!((tally.passed, tally.failed), (1, 2));
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
 //! the result; [`manifest`] says what was built, for whoever loads it.
 //!
-//! With `default-features = false` only [`source_hash`] is left, for the build script of a kernel crate.
+//! With `default-features = false` only [`mod@source_hash`] is left, for the build script of a kernel crate.
 #![deny(missing_docs)]
 
 pub mod recipe;

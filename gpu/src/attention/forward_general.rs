@@ -54,7 +54,7 @@ struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team
 /// | `row_stride`, `value_size` | of `running`, in elements |
 /// | `left`, `right`, `top_left` | [`Window`] |
 /// | `scale` | the factor of scores, which are then powers of 2 |
-/// | `cap`, `cap_factor` | [`cap`] of scores, if not 0 |
+/// | `cap`, `cap_factor` | `cap` of scores, if not 0 |
 #[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide])]

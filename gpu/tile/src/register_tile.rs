@@ -93,7 +93,7 @@ where
         Self { registers: <Columns<COLUMNS> as MatrixColumns>::ZERO }
     }
 
-    /// The two neighbours of row `half` from column [`column(pair)`](column) on. Both indices are constants once loops are
+    /// The two neighbours of row `half` from column [`column(pair)`](column()) on. Both indices are constants once loops are
     /// unrolled: registers have no addresses.
     #[inline(always)]
     pub fn pair(&self, half: usize, pair: usize) -> [f32; 2] {

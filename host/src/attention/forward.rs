@@ -42,7 +42,7 @@ impl<T: AttentionElement> Attention<T> {
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
-    /// [`TensorMap::strided`].
+    /// [`TensorMap::strided`](crate::tensor::TensorMap::strided).
     pub fn bind<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<BoundAttention<'a>> {
         inputs.check(&self.config)?;
         outputs.check(&self.config)?;
@@ -75,7 +75,7 @@ impl<'a> BoundAttention<'a> {
     /// Enqueues it.
     ///
     /// # Errors
-    /// As [`Loaded::launch`].
+    /// As [`Loaded::launch`](crate::Loaded::launch).
     pub fn run(&mut self, stream: &Stream) -> Result<()> {
         (self.0)(stream)
     }
