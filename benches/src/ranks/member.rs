@@ -20,6 +20,8 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 pub struct Member {
     rank: Rank,
+    /// That of its device.
+    runtime: Runtime,
     /// None on virtual GPUs.
     comm: Option<NcclCommunicator>,
     stream: Stream,
@@ -39,14 +41,24 @@ struct Product {
 }
 
 impl Member {
-    pub fn join(id: Option<UniqueId>, rank: HostRank) -> Result<Self> {
+    pub fn join(id: Option<UniqueId>, rank: HostRank, runtime: Runtime) -> Result<Self> {
         let (device, index, world) = (rank.device().clone(), rank.rank(), rank.world());
         let join = |id| NcclCommunicator::join(&device, id, index, world, &NcclOptions { deadline: DEADLINE, ..NcclOptions::default() });
         let comm = id.map(join).transpose()?;
         let stream = device.stream()?;
         let (whole, part) = (Buffer::zeros(&stream, 0)?, Buffer::zeros(&stream, 0)?);
         let backend = if comm.is_some() { BackendName::Vmm } else { BackendName::Emulated };
-        Ok(Self { rank: index, comm, whole, part, symmetric: Symmetric::new(rank, backend)?, messages: None, product: None, stream })
+        Ok(Self {
+            rank: index,
+            runtime,
+            comm,
+            whole,
+            part,
+            symmetric: Symmetric::new(rank, backend)?,
+            messages: None,
+            product: None,
+            stream,
+        })
     }
 
     pub fn round(&mut self, request: Request, gate: &Gate) -> Result<Times> {
@@ -89,7 +101,7 @@ impl Member {
             _ => {}
         }
         if matches!(request.work, Work::Gemm | Work::GemmWithPush | Work::GemmWithNccl) && self.product.is_none() {
-            self.product = Some(Product::new(&self.stream)?);
+            self.product = Some(Product::new(&self.runtime, &self.stream)?);
         }
         Ok(())
     }
@@ -157,7 +169,7 @@ impl Member {
 }
 
 impl Product {
-    fn new(stream: &Stream) -> Result<Self> {
+    fn new(runtime: &Runtime, stream: &Stream) -> Result<Self> {
         let n = PRODUCT;
         let config = GemmConfig { m: n, n, k: n, transpose_b: true, ..GemmConfig::default() };
         // Random signs and sizes: what a product's power, and so its clock, depends on.
@@ -171,7 +183,6 @@ impl Product {
             Ok(Buffer::from_slice(stream, &values)?)
         };
         let (a, b) = (operand()?, operand()?);
-        let runtime = Runtime::cuda()?;
-        Ok(Self { gemm: Gemm::new(&runtime, config)?, a, b, d: Buffer::uninitialised(stream, n * n)? })
+        Ok(Self { gemm: Gemm::new(runtime, config)?, a, b, d: Buffer::uninitialised(stream, n * n)? })
     }
 }

@@ -194,21 +194,22 @@ impl Ranks {
     fn start(world: u32, runtime: &Runtime) -> Result<Self> {
         let is_virtual = runtime.kind() == oxtile::runtime::Kind::Emulated;
         // A runtime each on GPUs: nothing of one rank is ordered behind another's.
-        let of = |rank| if is_virtual { runtime.device(rank) } else { Runtime::cuda()?.device(rank) };
-        let devices: Vec<Device> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
+        let of = |_| if is_virtual { Ok(runtime.clone()) } else { Runtime::cuda() };
+        let runtimes: Vec<Runtime> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
+        let devices: Vec<Device> = (0..).zip(&runtimes).map(|(rank, runtime)| runtime.device(rank)).collect::<oxtile::Result<_>>()?;
         let id = if is_virtual { None } else { Some(NcclCommunicator::unique_id()?) };
         let gate = Arc::new(Gate::new(world));
-        let start = |rank: HostRank| {
+        let start = |(rank, runtime): (HostRank, Runtime)| {
             let (requests, incoming) = sync_channel(1);
             let (answers, results) = sync_channel(1);
             let gate = Arc::clone(&gate);
             let thread = thread::spawn(move || {
                 let name = rank.rank();
-                serve(Member::join(id, rank).with_context(|| format!("{name} joins")), &gate, &incoming, &answers);
+                serve(Member::join(id, rank, runtime).with_context(|| format!("{name} joins")), &gate, &incoming, &answers);
             });
             Worker { requests, results, thread }
         };
-        Ok(Self(HostRank::threads(&devices)?.into_iter().map(start).collect()))
+        Ok(Self(HostRank::threads(&devices)?.into_iter().zip(runtimes).map(start).collect()))
     }
 
     fn round(&self, request: Request) -> Result<Times> {

@@ -55,8 +55,6 @@ const SHARDS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 <<
 const MESSAGES: [u64; 5] = [256, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
 /// From where on a gather in chunks is measured too.
 const CHUNKED: u64 = 16 << 20;
-/// From where on a gather's copies go side by side.
-const LANES: u64 = 1 << 20;
 const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
 
 /// All of the chosen families, all families without any.
@@ -111,9 +109,6 @@ fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
     let mut sides = vec![side("push", Work::Push(0)), side("pull", Work::Pull(0))];
     if shard >= CHUNKED || !has_nccl {
         sides.extend([side("push in 4 chunks", Work::Push(1)), side("pull in 4 chunks", Work::Pull(1))]);
-    }
-    if shard >= LANES || !has_nccl {
-        sides.extend([side("push, one copy at a time", Work::Push(2)), side("pull, one copy at a time", Work::Pull(2))]);
     }
     if has_nccl {
         sides.push(side("NCCL through Oxtile", Work::AllGather));

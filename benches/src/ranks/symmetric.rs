@@ -12,8 +12,8 @@ use oxtile::{Buffer, Event, Stream};
 
 use super::member::DEADLINE;
 
-/// How shards are copied: in how many pieces, and by how many lanes if not by as many as the gather has of itself.
-const WAYS: [(u64, Option<usize>); 3] = [(1, None), (4, None), (1, Some(1))];
+/// In how many pieces shards are copied: the ways of a gather.
+const WAYS: [u64; 2] = [1, 4];
 
 pub struct Symmetric {
     rank: HostRank,
@@ -84,13 +84,12 @@ impl Symmetric {
         let arena = Arena::open(&self.rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;
         let member = Team::all(world).member(self.rank.rank()).context("every rank is of the world")?;
         let (mut push, mut pull) = (Vec::new(), Vec::new());
-        for (chunks, lanes) in WAYS {
+        for chunks in WAYS {
             let memory = PushMemory::take(&arena, len, world.get())?;
-            let pushes = PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?;
-            let mut pulls = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
-            pulls.shard(&self.copies)?.fill_zero(&self.copies)?;
-            push.push(if let Some(lanes) = lanes { pushes.with_lanes(lanes)? } else { pushes });
-            pull.push(if let Some(lanes) = lanes { pulls.with_lanes(lanes)? } else { pulls });
+            push.push(PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?);
+            let mut one = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
+            one.shard(&self.copies)?.fill_zero(&self.copies)?;
+            pull.push(one);
         }
         let (target, pings) = (arena.buffer(len)?, arena.channel()?);
         let shard = Buffer::zeros(&self.copies, len)?;

@@ -43,15 +43,15 @@ pub struct PullGather<T> {
     member: Member,
     memory: GatherMemory<T>,
     stream: Stream,
-    /// Carry the copies, in turn. The first is the stream.
-    lanes: Vec<Stream>,
+    /// Copies this rank's own shard meanwhile.
+    side: Stream,
     chunks: u64,
     epoch: Epoch,
 }
 
 impl<T: Pod> PullGather<T> {
-    /// For a member of a team of the arena's world. `stream` carries the copies; as do streams of the gather's own where it
-    /// [has more](Self::with_lanes); each shard is copied in `chunks` pieces. What comes in one piece is waited for all at once.
+    /// For a member of a team of the arena's world. `stream` carries the copies of the others' shards, a stream of its own that of
+    /// this rank's; each shard is copied in `chunks` pieces. What comes in one piece is waited for all at once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks or a team of another world.
@@ -61,18 +61,8 @@ impl<T: Pod> PullGather<T> {
             return Err(Error::Invalid { what: "PullGather::new", why });
         }
         let (arena, member, stream) = (arena.clone(), member.clone(), stream.clone());
-        // Its own shard goes by a lane too.
-        let lanes = lanes(&stream, memory.shard.len() * size_of::<T>() as u64, member.team().size().get() as usize)?;
-        Ok(Self { arena, member, memory, stream, lanes, chunks, epoch: Epoch::ZERO })
-    }
-
-    /// As [`PushGather::with_lanes`](super::PushGather::with_lanes).
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for 0; an error of the driver.
-    pub fn with_lanes(mut self, count: usize) -> Result<Self> {
-        set_lanes(&mut self.lanes, count)?;
-        Ok(self)
+        let side = stream.device().stream()?;
+        Ok(Self { arena, member, memory, stream, side, chunks, epoch: Epoch::ZERO })
     }
 
     /// The shard to write for the next gather: later work of `stream` comes after the others have copied the last one.
@@ -118,14 +108,14 @@ impl<T: Pod> PullGather<T> {
         }
         batch.enqueue()?;
         let mut events: Vec<Vec<Event>> = vec![Vec::new(); team.get() as usize];
-        if self.lanes.len() == 1 && self.chunks == 1 {
-            self.pull_in_one_batch(&output, &others, caller)?;
-        } else {
-            self.pull(&output, &others, &mut events, caller)?;
-        }
+        let own = self.copy_own(&output, caller)?;
+        self.pull(&output, &others, &mut events, caller)?;
+        self.stream.wait(&own)?;
         let done = self.stream.record()?;
         if self.chunks == 1 {
             events.iter_mut().for_each(|events| events.push(done.clone()));
+        } else {
+            events[self.member.rank().index() as usize] = vec![own; self.chunks as usize];
         }
         let (of, owner) = (output.memory(), Arc::clone(output.memory()));
         let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(owner));
@@ -133,59 +123,53 @@ impl<T: Pod> PullGather<T> {
         Ok(Gathered { ticket, cell, events, shard, readers: Mutex::default() })
     }
 
-    /// Each shard on its lane, behind READY of its member, DONE behind it; then the stream goes on behind all lanes.
-    #[track_caller]
-    fn pull(&self, output: &Buffer<T>, others: &[(Rank, Rank)], events: &mut [Vec<Event>], caller: Caller) -> Result<()> {
-        let own = (self.member.rank(), self.arena.rank());
-        let start = self.stream.record()?;
-        self.lanes[1..].iter().try_for_each(|lane| lane.wait(&start))?;
-        for (i, &(member, rank)) in others.iter().chain([&own]).enumerate() {
-            let lane = &self.lanes[i % self.lanes.len()];
-            self.arena.0.use_on(lane);
-            if rank != own.1 {
-                self.arena.wait(lane, self.memory.ready, rank, self.epoch)?;
-            }
-            let source = self.memory.shard.peer(rank)?.address();
-            for chunk in 0..self.chunks {
-                self.copy_chunk(lane, source, output, member, chunk, caller)?;
-                if self.chunks > 1 {
-                    events[member.index() as usize].push(lane.record()?);
-                }
-            }
-            if rank != own.1 {
-                self.arena.signal(lane, self.memory.done, rank, self.epoch)?;
-            }
+    /// This rank's own shard, on the side, behind what the stream is behind.
+    fn copy_own(&self, output: &Buffer<T>, caller: Caller) -> Result<Event> {
+        self.side.wait(&self.stream.record()?)?;
+        self.arena.0.use_on(&self.side);
+        for chunk in 0..self.chunks {
+            self.copy_chunk(&self.side, self.memory.shard.local().address(), output, self.member.rank(), chunk, caller)?;
         }
-        self.lanes[1..].iter().try_for_each(|lane| self.stream.wait(&lane.record()?))
+        self.side.record()
     }
 
-    /// All shards behind READY of all, then DONE to all: the least that a host can enqueue.
+    /// The others' shards, each behind READY of its member, DONE behind it. Where a shard is one chunk, they come behind READY of all, and DONE goes
+    /// to all: the least that a host can enqueue.
     #[track_caller]
-    fn pull_in_one_batch(&self, output: &Buffer<T>, others: &[(Rank, Rank)], caller: Caller) -> Result<()> {
-        let mut ready = self.arena.batch(&self.stream);
-        for (_, other) in others {
-            ready = ready.wait(self.memory.ready, *other, self.epoch)?;
+    fn pull(&self, output: &Buffer<T>, others: &[(Rank, Rank)], events: &mut [Vec<Event>], caller: Caller) -> Result<()> {
+        let parts: Vec<_> = if self.chunks == 1 { vec![others] } else { others.chunks(1).collect() };
+        for part in parts {
+            let mut ready = self.arena.batch(&self.stream);
+            for (_, other) in part {
+                ready = ready.wait(self.memory.ready, *other, self.epoch)?;
+            }
+            ready.enqueue()?;
+            for (member, other) in part {
+                let source = self.memory.shard.peer(*other)?.address();
+                for chunk in 0..self.chunks {
+                    self.copy_chunk(&self.stream, source, output, *member, chunk, caller)?;
+                    if self.chunks > 1 {
+                        events[member.index() as usize].push(self.stream.record()?);
+                    }
+                }
+            }
+            let mut done = self.arena.batch(&self.stream);
+            for (_, other) in part {
+                done = done.signal(self.memory.done, *other, self.epoch)?;
+            }
+            done.enqueue()?;
         }
-        ready.enqueue()?;
-        self.copy_chunk(&self.stream, self.memory.shard.local().address(), output, self.member.rank(), 0, caller)?;
-        for (member, other) in others {
-            self.copy_chunk(&self.stream, self.memory.shard.peer(*other)?.address(), output, *member, 0, caller)?;
-        }
-        let mut done = self.arena.batch(&self.stream);
-        for (_, other) in others {
-            done = done.signal(self.memory.done, *other, self.epoch)?;
-        }
-        done.enqueue()
+        Ok(())
     }
 
     /// Copies a chunk of a shard into its place.
-    fn copy_chunk(&self, lane: &Stream, source: u64, output: &Buffer<T>, member: Rank, chunk: u64, caller: Caller) -> Result<()> {
+    fn copy_chunk(&self, stream: &Stream, source: u64, output: &Buffer<T>, member: Rank, chunk: u64, caller: Caller) -> Result<()> {
         let (len, size) = (self.memory.shard.len(), size_of::<T>() as u64);
         let target = output.address() + u64::from(member.index()) * len * size;
         let (start, end) = bounds(len, self.chunks, chunk);
         let (from, bytes) = (start * size, (end - start) * size);
         let copy = Copy { direction: Direction::DeviceToDevice, target: target + from, source: source + from, bytes, caller };
-        if bytes == 0 { Ok(()) } else { lane.0.runtime.backend.copy(lane.0.id, copy) }
+        if bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(stream.0.id, copy) }
     }
 
     /// The other members, by their numbers in the team and in the world, beginning behind this one.
@@ -193,29 +177,6 @@ impl<T: Pod> PullGather<T> {
         let world_rank = |member| self.member.team().world_rank(member).unwrap_or(self.member.world_rank());
         self.member.others().map(|member| (member, world_rank(member))).collect()
     }
-}
-
-/// From what a shard takes long enough that copies side by side are worth their calls.
-const LANE_BYTES: u64 = 1 << 20;
-
-/// The streams of up to `most` copies: one more each where shards are large.
-pub(super) fn lanes(first: &Stream, shard_bytes: u64, most: usize) -> Result<Vec<Stream>> {
-    let mut lanes = vec![first.clone()];
-    set_lanes(&mut lanes, if shard_bytes < LANE_BYTES { 1 } else { most.max(1) })?;
-    Ok(lanes)
-}
-
-/// Keeps, or makes, as many.
-pub(super) fn set_lanes(lanes: &mut Vec<Stream>, count: usize) -> Result<()> {
-    if count == 0 {
-        return Err(Error::Invalid { what: "with_lanes", why: "0 lanes: copies need one".to_owned() });
-    }
-    let device = lanes[0].device();
-    lanes.truncate(count);
-    while lanes.len() < count {
-        lanes.push(device.stream()?);
-    }
-    Ok(())
 }
 
 /// Where a chunk begins and ends; the last may be shorter.

@@ -1,5 +1,6 @@
 //! What goes wrong in a team ends the team, and nothing else.
 
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,6 +94,8 @@ fn a_member_that_leaves_ends_its_team_alone() {
     let size = WorldSize::new(3).unwrap();
     // In another order than the world's.
     let team = Team::new(size, &[2, 0].map(|i| Rank::new(i, size).unwrap())).unwrap();
+    let (tell, told) = mpsc::channel();
+    let told = Mutex::new(told);
     let program = |rank: HostRank| -> Result<()> {
         let mut world = Side::open(&rank, Duration::from_secs(30))?;
         let member = rank.team(&team)?;
@@ -102,8 +105,11 @@ fn a_member_that_leaves_ends_its_team_alone() {
             side.say(rank.rank().index())?;
             assert_eq!(side.hear()?, 2 - rank.rank().index());
             if rank.rank() == Rank::ZERO {
+                // Not before the other has heard what was said.
+                told.lock().unwrap().recv_timeout(Duration::from_secs(20)).expect("the other has heard it");
                 drop((side, member));
             } else {
+                tell.send(()).unwrap();
                 // Number 1 of the team, which is rank 0 of the world, has left.
                 side.arena.wait(&side.stream, side.ready, side.next(), FIRST.next())?;
                 let (start, target) = (Instant::now(), Buffer::uninitialised(&side.stream, 1)?);
