@@ -107,7 +107,7 @@ where
     /// The number of the tile that a role has taken, the last or the one before, by the parity of its round.
     #[inline(always)]
     pub fn number(&self, parity: u32) -> SharedArray<u32, WORDS> {
-        self.tiles.memory(0).tile(parity)
+        self.tiles.memory::<0>().tile(parity)
     }
 
     /// Readies all barriers. One thread calls it, then the block meets.

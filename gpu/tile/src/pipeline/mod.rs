@@ -90,16 +90,23 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
         Consumer { ring: self, cursor: Cursor::new() }
     }
 
-    /// The memory of a stage, for who knows what is in it.
+    /// The memory of stage `AT`, for who knows what is in it.
     #[inline(always)]
-    pub fn memory(self, stage: u32) -> S {
+    pub fn memory<const AT: usize>(self) -> S {
+        const { assert!(AT < STAGES, "the ring has no such stage") };
+        self.stage(AT as u32)
+    }
+
+    /// Of a stage that a cursor of this ring names, below `STAGES`.
+    #[inline(always)]
+    fn stage(self, stage: u32) -> S {
         // SAFETY: the ring lies in the arena and `SIZE` counts this stage.
         unsafe { S::at(self.address + stage * Self::STAGE) }
     }
 
     #[inline(always)]
     fn full(self, stage: u32) -> Mbarrier {
-        // SAFETY: as `memory`; the barriers come after the stages.
+        // SAFETY: as `stage`; the barriers come after the stages.
         unsafe { Mbarrier::at(self.address + Self::FULL + stage * Mbarrier::SIZE) }
     }
 
@@ -163,7 +170,7 @@ impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
     #[track_caller]
     pub fn acquire_with(&mut self, bytes: u32, write: impl FnOnce(&S)) -> (S, Mbarrier) {
         let Cursor { stage, parity } = self.cursor;
-        let (memory, full) = (self.ring.memory(stage), self.ring.full(stage));
+        let (memory, full) = (self.ring.stage(stage), self.ring.full(stage));
         // A new mbarrier counts as having completed the phase of parity 1: the first round does not wait.
         self.ring.empty(stage).wait(parity ^ 1);
         write(&memory);
@@ -180,7 +187,7 @@ impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
         let Cursor { stage, parity } = self.cursor;
         self.ring.empty(stage).wait(parity ^ 1);
         self.cursor.advance();
-        Filling { memory: self.ring.memory(stage), full: self.ring.full(stage) }
+        Filling { memory: self.ring.stage(stage), full: self.ring.full(stage) }
     }
 }
 
@@ -235,7 +242,7 @@ impl<S: SharedStorage, const STAGES: usize> Consumer<S, STAGES> {
         let Cursor { stage, parity } = self.cursor;
         self.ring.full(stage).wait(parity);
         self.cursor.advance();
-        Stage { memory: self.ring.memory(stage), full: self.ring.full(stage), parity, empty: self.ring.empty(stage) }
+        Stage { memory: self.ring.stage(stage), full: self.ring.full(stage), parity, empty: self.ring.empty(stage) }
     }
 }
 
