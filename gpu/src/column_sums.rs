@@ -12,6 +12,8 @@ use oxtile_tile::prelude::*;
 
 const WARPS: u32 = 32;
 const THREADS: u32 = WARPS * warp::LANES;
+/// Rows whose elements a thread has in flight.
+const ROWS: usize = 8;
 
 #[derive(SharedStorage)]
 struct Shared {
@@ -27,10 +29,16 @@ pub fn column_sums<T: Float + Pod>(matrix: Global<f32>, output: GlobalMut<T>) {
     let sums = Shared::claim().sums;
     let mut sum = 0.0;
     if column < columns {
+        let step = u64::from(WARPS) * columns;
         let mut element = u64::from(this_warp) * columns + column;
         while element < matrix.len() {
-            sum += matrix.load(element);
-            element += u64::from(WARPS) * columns;
+            // All loads first. A row beyond the last adds the 0 that changes no sum: none is -0, since the first is +0.
+            let rows: [f32; ROWS] = core::array::from_fn(|row| {
+                let element = element + row as u64 * step;
+                if element < matrix.len() { matrix.load(element) } else { 0.0 }
+            });
+            sum = rows.into_iter().fold(sum, |sum, x| sum + x);
+            element += ROWS as u64 * step;
         }
     }
     sums.store(this_warp * warp::LANES + lane, sum);
