@@ -44,6 +44,15 @@ fn stage<const DISTANCE: usize>(x: [f32; BLOCK as usize]) -> [f32; BLOCK as usiz
     core::array::from_fn(|i| if i & DISTANCE == 0 { x[i] + x[i + DISTANCE] } else { x[i - DISTANCE] - x[i] })
 }
 
+/// The largest magnitude of the transform of 16 values, NaN dropped, as [`amax`] of [`transform`] has it, without its last stage: the larger
+/// magnitude of a sum and a difference is the sum of the magnitudes, and rounding and the product with 1/4 keep the order.
+#[inline(always)]
+pub(super) fn transformed_amax(x: [f32; BLOCK as usize]) -> f32 {
+    let x = stage::<4>(stage::<2>(stage::<1>(signed(x))));
+    let largest = (0..8).fold(0.0, |running, i| max(running, x[i].abs() + x[i + 8].abs()));
+    largest * 0.25
+}
+
 /// The largest magnitude, NaN dropped.
 #[inline(always)]
 pub(super) fn amax(values: &[f32; BLOCK as usize]) -> f32 {

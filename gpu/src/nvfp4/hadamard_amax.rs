@@ -35,7 +35,7 @@ pub fn nvfp4_hadamard_amax(input: Global<bf16>, amax: GlobalMut<f32>, transforme
             let words = pairs.map(|words| words[pair]);
             before = words.into_iter().fold(before, bf16::raise);
             for place in 0..2 {
-                after = max(after, hadamard::amax(&hadamard::transform(words.map(|word| lane_of::<bf16>(word, place)))));
+                after = max(after, hadamard::transformed_amax(words.map(|word| lane_of::<bf16>(word, place))));
             }
         }
         row += u64::from(block::count()[1]) * BLOCK;
