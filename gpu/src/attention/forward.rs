@@ -28,7 +28,7 @@ use super::epilogue::{store, store_rows};
 use super::mask::{FAR, Mask, Span};
 use super::schedule::{Queue, Schedule, Tile};
 use super::softmax::Softmax;
-use super::team::{PART, Pair, Part, Role, Team, Wide};
+use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
 use super::walk::{Block, walk};
 
 #[derive(SharedStorage)]
@@ -45,7 +45,7 @@ struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team
 /// `CAUSAL`; `scale` has the factor `log2(e)`; `log_sum_exp` is `[batches, heads, rows]`; `counter` is one zero, and is zero again
 /// afterwards. `section` heads are computed together.
 #[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
-#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair], CAUSAL = [false, true])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], CAUSAL = [false, true])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], CAUSAL = [false, true])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], CAUSAL = [false, true])]
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], CAUSAL = [false, true])]
@@ -120,11 +120,12 @@ pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G
                 let row = tile.row + part * PART as u32;
                 let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
                 let mut softmax = Softmax::new(scale);
-                let mut sum = walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, |scores, step| {
-                    if step.first || (CAUSAL && step.block >= whole) {
-                        mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
-                    }
-                });
+                let mut sum =
+                    walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, G::SPARING, |scores, step| {
+                        if step.first || (CAUSAL && step.block >= whole) {
+                            mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
+                        }
+                    });
                 let finished = softmax.finish();
                 sum.scale_rows(finished.factor);
                 store::<G, _, _, _>(&out, &sum, G::staging(query_part, shared.staging, part), part, [tile.batch, tile.head, row, 0]);

@@ -11,61 +11,77 @@
 //!
 //! | barrier | between |
 //! |---|---|
-//! | `queries` | the tile's number and queries are there; consumers and transposers have what they need of them |
-//! | `keys` | a stage is full; both warpgroups have multiplied by it |
-//! | `values` | a stage is full; it was transposed |
-//! | `turned` | values are transposed; both warpgroups have multiplied by them |
+//! | `queries` | the tile and its queries are there; all warpgroups are done with them |
+//! | `keys` | a stage is full; all warpgroups have multiplied by it |
+//! | `values` | a stage is full, or there are no more; it was transposed |
+//! | `turned` | values are transposed; all warpgroups have multiplied by them |
 //! | warpgroup | its staging tile was stored and may be written again; it is written |
 //!
 //! Weights are rounded to e4m3 for their product, 16 times as large as softmax has them, so that few are subnormal; their sum is of the unrounded ones. A scale is what an element is worth: one for a tensor, or one for each of
 //! its heads, positive.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::{Swizzle, Swizzle64, Swizzle128};
-use oxtile_tile::matrix;
+use oxtile_tile::layout::{Swizzle, Swizzle32, Swizzle64, Swizzle128};
+use oxtile_tile::matrix::{self, Operand};
 use oxtile_tile::num::e4m3;
-use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::pipeline::{self, Consumer, Pipeline};
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::RegisterTile;
+use oxtile_tile::register_tile::{OperandTile, RegisterTile, Rows};
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
 use super::epilogue::{store, store_rows};
 use super::mask::{FAR, Mask, Span};
-use super::schedule::{Queue, Schedule, Tile};
+use super::schedule::{Queue, Schedule, TILE_WORDS, Tile};
 use super::softmax::Softmax;
-use super::team::{PART, Pair, QUERIES};
+use super::team::{PART, Pair};
 
 /// Keys of a block.
-pub const FP8_KEYS: usize = 192;
+pub const FP8_KEYS: usize = 96;
 const KEYS: usize = FP8_KEYS;
+/// Warpgroups that multiply, each for a part of a tile.
+const PARTS: usize = 3;
+/// Queries of a tile.
+pub const FP8_QUERIES: usize = PARTS * PART;
+const QUERIES: usize = FP8_QUERIES;
+/// Keys whose values a warp transposes at once.
+const TURNED: u32 = 32;
 /// Warps that transpose.
-const TURNERS: u32 = 3;
+const TURNERS: u32 = KEYS as u32 / TURNED;
+/// Blocks in which maxima are looked for, before those in which weights tell.
+const THOROUGH: u32 = 7;
 /// Weights are 2^4 times as large as they are worth, up to 2^8.
 const LIFT: f32 = 4.0;
 
-type Team = Roles<2, 72, 216>;
+type Team = Roles<{ PARTS as u32 }, 32, 160>;
 
 type Query<const D: usize, S> = SharedTile<e4m3, PART, D, S>;
 type Key<const D: usize, S> = SharedTile<e4m3, KEYS, D, S>;
-type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle64>;
+type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle32>;
 
-/// A tile's queries, and its number.
+/// A tile and its queries.
 #[derive(SharedStorage, Clone, Copy)]
 struct Queries<const D: usize, S: Swizzle> {
-    parts: Tiles<Query<D, S>, { QUERIES / PART }>,
-    index: SharedArray<u32, 1>,
+    parts: Tiles<Query<D, S>, PARTS>,
+    tile: SharedArray<u32, TILE_WORDS>,
+}
+
+/// A block of values on its way to be transposed, or none behind the last.
+#[derive(SharedStorage, Clone, Copy)]
+struct Values<const D: usize, S: Swizzle> {
+    block: Key<D, S>,
+    ended: SharedArray<u32, 1>,
 }
 
 #[derive(SharedStorage)]
 struct Shared<const D: usize, S: Swizzle> {
     queries: Pipeline<Queries<D, S>, 2>,
     keys: Pipeline<Key<D, S>, 2>,
-    values: Pipeline<Key<D, S>, 2>,
+    values: Pipeline<Values<D, S>, 2>,
     turned: Pipeline<Turned<D>, 2>,
     /// One for each warpgroup.
-    staging: Tiles<SharedTile<bf16, PART, D, Swizzle128>, { QUERIES / PART }>,
+    staging: Tiles<SharedTile<bf16, PART, D, Swizzle128>, PARTS>,
 }
 
 /// Attends, as [`attention_forward`](fn@super::attention_forward) does; `S` is the swizzle of rows of `D` bytes.
@@ -94,9 +110,10 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
 ) where
     Columns<D>: MatrixColumns,
 {
+    const { assert!(THOROUGH as usize * KEYS >= QUERIES + KEYS, "behind these blocks every row sees all keys") };
     let shared = Shared::<D, S>::claim();
     if thread::index() == 0 {
-        shared.queries.init(Team::CONSUMER_WARPS + TURNERS);
+        shared.queries.init(Team::CONSUMER_WARPS);
         shared.keys.init(Team::CONSUMER_WARPS);
         shared.values.init(TURNERS);
         shared.turned.init_between(TURNERS, Team::CONSUMER_WARPS);
@@ -116,52 +133,46 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let mut index = block::index()[0];
                 while let Some(tile) = schedule.tile(index) {
                     let ticket = queue.take();
-                    let (stage, full) = queries.acquire_with(2 * Query::<D, S>::SIZE, |stage| stage.index.store(0, index));
-                    for part in 0..(QUERIES / PART) as u32 {
+                    let (stage, full) =
+                        queries.acquire_with(PARTS as u32 * Query::<D, S>::SIZE, |stage| Tile::store(Some(tile), stage.tile));
+                    for part in 0..PARTS as u32 {
                         q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * PART as u32, 0], full);
                     }
                     let head = tile.head / group.max(1);
                     for block in (0..blocks_of(tile)).rev() {
                         let (stage, full) = key_ring.acquire(Key::<D, S>::SIZE);
                         k.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
-                        let (stage, full) = value_ring.acquire(Key::<D, S>::SIZE);
-                        v.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
+                        let (stage, full) = value_ring.acquire_with(Key::<D, S>::SIZE, |stage| stage.ended.store(0, 0));
+                        v.load(stage.block, [tile.batch, head, block * KEYS as u32, 0], full);
                     }
                     index = queue.index(ticket);
                 }
-                queries.acquire_with(0, |stage| stage.index.store(0, index));
+                queries.acquire_with(0, |stage| Tile::store(None, stage.tile));
+                value_ring.acquire_with(0, |stage| stage.ended.store(0, 1));
             } else if (1..=TURNERS).contains(&warp) {
-                let (mut queries, mut value_ring, mut turned) =
-                    (shared.queries.consumer(), shared.values.consumer(), shared.turned.producer());
+                let (mut value_ring, mut turned) = (shared.values.consumer(), shared.turned.producer());
                 loop {
-                    let stage = queries.wait();
-                    let index = warp::shuffle(stage.memory().index.load(0), 0);
-                    // The lanes met in the shuffle, after their loads.
-                    stage.release_after_wait();
-                    let Some(tile) = schedule.tile(index) else { break };
-                    for _ in 0..blocks_of(tile) {
-                        let value = value_ring.wait();
-                        let target = turned.wait();
-                        let mut row = 32 * (warp - 1);
-                        while row < KEYS as u32 {
-                            value.memory().turn(target.memory(), row);
-                            row += 32 * TURNERS;
-                        }
-                        target.publish();
-                        // The lanes met in `publish`, after their loads.
-                        value.release_after_wait();
+                    let value = value_ring.wait();
+                    if warp::shuffle(value.memory().ended.load(0), 0) != 0 {
+                        break;
                     }
+                    let target = turned.wait();
+                    value.memory().block.turn(target.memory(), TURNED * (warp - 1));
+                    target.publish();
+                    // The lanes met in `publish`, after their loads.
+                    value.release_after_wait();
                 }
             }
         }
         Role::Consumer(role) => {
             let part = role.begin();
             let (mut queries, mut key_ring, mut value_ring) = (shared.queries.consumer(), shared.keys.consumer(), shared.turned.consumer());
+            // The compiler does not know.
+            let zero = heads >> 31;
             loop {
                 let stage = queries.wait();
                 let query = stage.memory().parts.tile(part).k_major();
-                let index = warp::shuffle(stage.memory().index.load(0), 0);
-                let Some(tile) = schedule.tile(index) else { break };
+                let Some(tile) = Tile::load(stage.memory().tile) else { break };
                 let row = tile.row + part * PART as u32;
                 let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
                 let key_head = tile.head / group.max(1);
@@ -171,34 +182,38 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     let key = key_ring.wait();
                     let mut scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major()).wait();
                     key.release_after_wait();
-                    mask.hide_after::<KEYS>(&mut scores, row, (blocks - 1) * KEYS as u32);
+                    if blocks > whole {
+                        mask.hide_after::<KEYS>(&mut scores, row, (blocks - 1) * KEYS as u32);
+                    }
                     softmax.update::<KEYS>(&mut scores);
                     let mut weights = scores.to_turned_operand();
-                    for block in (0..blocks - 1).rev() {
-                        let key = key_ring.wait();
-                        let scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major());
-                        let value = value_ring.wait();
-                        let product = sum.multiply_add(weights, value.memory().k_major());
-                        let mut scores = scores.wait_leaving::<1>();
-                        key.release_after_wait();
-                        if CAUSAL && block >= whole {
-                            mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
-                        }
-                        let factors = softmax.update::<KEYS>(&mut scores);
-                        sum = product.wait();
-                        value.release_after_wait();
-                        weights = scores.to_turned_operand();
-                        if let Some(factors) = factors {
-                            sum.scale_rows(factors);
-                        }
+                    let settled = blocks.saturating_sub(THOROUGH);
+                    for block in (settled..blocks - 1).rev() {
+                        let weigh = |mut scores: RegisterTile<KEYS>| {
+                            if CAUSAL && block >= whole {
+                                mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
+                            }
+                            let factors = softmax.update::<KEYS>(&mut scores);
+                            (scores, factors)
+                        };
+                        let pack = |weights: RegisterTile<KEYS>| weights.to_turned_operand();
+                        (sum, weights) = step(query, &mut key_ring, &mut value_ring, sum, weights, weigh, pack);
+                    }
+                    for _ in 0..settled {
+                        let weigh = |scores| softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand);
+                        let pack = |weights: OperandTile<e4m3, KEYS>| weights.apart(zero);
+                        (sum, weights) = step(query, &mut key_ring, &mut value_ring, sum, weights, weigh, pack);
                     }
                     let value = value_ring.wait();
                     sum = sum.multiply_add(weights, value.memory().k_major()).wait();
                     value.release_after_wait();
                 }
+                // Read again: no registers hold it meanwhile.
+                let tile = Tile::reload(stage.memory().tile);
                 stage.release();
+                let row = tile.row + part * PART as u32;
                 let finished = softmax.finish();
-                let worth = of_head(&v_scale, key_head);
+                let worth = of_head(&v_scale, tile.head / group.max(1));
                 sum.scale_rows(finished.factor.map(|factor| factor * worth));
                 store::<Pair, _, _, _>(&out, &sum, shared.staging.tile(part), part, [tile.batch, tile.head, row, 0]);
                 let head = u64::from(tile.batch * heads + tile.head) * u64::from(rows);
@@ -209,6 +224,39 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
             }
         }
     }
+}
+
+/// One step of the walk: scores of a block start, then the values of the block before; `weigh` turns the scores into weights meanwhile,
+/// and gives the factors for the sum if it has any; `pack` makes an operand of them, when nothing is in flight. Gives the sum
+/// with the block before, and the weights.
+#[inline(always)]
+#[track_caller]
+fn step<const D: usize, S: Swizzle, W>(
+    query: Operand<e4m3, PART, D, false>,
+    keys: &mut Consumer<Key<D, S>, 2>,
+    values: &mut Consumer<Turned<D>, 2>,
+    sum: RegisterTile<D>,
+    weights: OperandTile<e4m3, KEYS>,
+    weigh: impl FnOnce(RegisterTile<KEYS>) -> (W, Option<Rows>),
+    pack: impl FnOnce(W) -> OperandTile<e4m3, KEYS>,
+) -> (RegisterTile<D>, OperandTile<e4m3, KEYS>)
+where
+    Columns<D>: MatrixColumns,
+{
+    let key = keys.wait();
+    let scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major());
+    let value = values.wait();
+    let product = sum.multiply_add(weights, value.memory().k_major());
+    let scores = scores.wait_leaving::<1>();
+    key.release_after_wait();
+    let (weights, factors) = weigh(scores);
+    let mut sum = product.wait();
+    value.release_after_wait();
+    let weights = pack(weights);
+    if let Some(factors) = factors {
+        sum.scale_rows(factors);
+    }
+    (sum, weights)
 }
 
 /// The scale of a head, or of all.

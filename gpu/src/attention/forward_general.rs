@@ -156,18 +156,19 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                 let of_head = if sink.len() > 1 { u64::from(tile.head) } else { 0 };
                 let sunk = if sink.is_empty() { f32::NEG_INFINITY } else { sink.load(of_head) * LOG2_E };
                 let mut softmax = Softmax::with_sink(scale, sunk);
-                let mut sum = walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, |scores, step| {
-                    let key = step.block * KEYS as u32;
-                    if cap_limit != 0.0 {
-                        cap::<KEYS>(scores, cap_factor, cap_limit);
-                    }
-                    if step.first || step.block >= whole.end {
-                        mask.hide_after::<KEYS>(scores, row, key);
-                    }
-                    if step.block < whole.begin {
-                        mask.hide_before::<KEYS>(scores, row, key);
-                    }
-                });
+                let mut sum =
+                    walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, G::SPARING, |scores, step| {
+                        let key = step.block * KEYS as u32;
+                        if cap_limit != 0.0 {
+                            cap::<KEYS>(scores, cap_factor, cap_limit);
+                        }
+                        if step.first || step.block >= whole.end {
+                            mask.hide_after::<KEYS>(scores, row, key);
+                        }
+                        if step.block < whole.begin {
+                            mask.hide_before::<KEYS>(scores, row, key);
+                        }
+                    });
                 let finished = softmax.finish().of_rows(|half| row + register_tile::row(half) < sequence.queries);
                 let head = tile.head + tile.batch * sequence_heads;
                 let first = if packed != 0 { u64::from(sequence.query_offset) } else { 0 };

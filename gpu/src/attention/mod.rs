@@ -71,5 +71,5 @@ pub use forward_general::*;
 pub use forward_portable::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
-pub use team::{PART, Pair, QUERIES, Team, Wide};
+pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
 pub use workspace::Workspace;

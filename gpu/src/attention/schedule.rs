@@ -31,6 +31,40 @@ pub struct Tile {
     pub batch: u32,
 }
 
+/// Words of a [`Tile`].
+pub const TILE_WORDS: usize = 3;
+
+/// The batch of no tile.
+const NOTHING: u32 = u32::MAX;
+
+impl Tile {
+    /// Writes it where another thread reads it; none says that there are no more.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store(tile: Option<Self>, words: SharedArray<u32, TILE_WORDS>) {
+        let Self { row, head, batch } = tile.unwrap_or(Self { row: 0, head: 0, batch: NOTHING });
+        words.store(0, row);
+        words.store(1, head);
+        words.store(2, batch);
+    }
+
+    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(words: SharedArray<u32, TILE_WORDS>) -> Option<Self> {
+        let tile = Self::reload(words);
+        (tile.batch != NOTHING).then_some(tile)
+    }
+
+    /// Reads one that is known to be there: registers need not hold it for long.
+    #[inline(always)]
+    #[track_caller]
+    pub fn reload(words: SharedArray<u32, TILE_WORDS>) -> Self {
+        let [row, head, batch] = [0, 1, 2].map(|i| warp::shuffle(words.load(i), 0));
+        Self { row, head, batch }
+    }
+}
+
 impl Schedule {
     /// How many tiles there are.
     #[inline(always)]
@@ -97,9 +131,6 @@ pub struct Item {
 
 /// Words of an [`Item`].
 pub const ITEM_WORDS: usize = 8;
-
-/// The batch of no tile.
-const NOTHING: u32 = u32::MAX;
 
 impl Item {
     /// Writes it where another thread reads it; none says that there are no more.

@@ -12,19 +12,24 @@ const LOWEST: f32 = -1e30;
 /// is rarely scaled. The result is the same but for rounding, as maximum and sum belong together.
 const MARGIN: f32 = 8.0;
 
-/// Of the sum over a thread's columns, a quarter of a row's.
+/// Where weights are lifted, a maximum is raised if its weight is more than this share of the sum over a thread's columns, a
+/// quarter of a row's.
 const LARGE_SHARE: f32 = 1.0 / 8.0;
 
-/// For the two rows of a thread: `sum` of `exp2(scale * (score - maximum))`, over the thread's own columns.
+/// The same for a block in which no maximum is looked for.
+const FOLLOWED_SHARE: f32 = 1.0 / 2.0;
+
+/// For the two rows of a thread: `sum` of `exp2(scale * score + offset)`, over the thread's own columns.
 pub struct Softmax {
-    maximum: Rows,
+    /// What makes the weight of a row's maximum `2^lift`.
+    offset: Rows,
     sum: Rows,
     scale: f32,
     margin: f32,
     lift: f32,
     /// The largest score so far, of those that are not hidden.
     largest: Rows,
-    /// Scores beyond which a lifted maximum is raised.
+    /// Scores beyond which a maximum is raised.
     limit: Rows,
 }
 
@@ -42,8 +47,8 @@ impl Softmax {
     /// No scores yet. `scale` is positive and has the factor `log2(e)`.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        let (maximum, largest) = ([LOWEST; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
-        Self { maximum, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS] }
+        let (offset, largest) = ([-LOWEST * scale; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
+        Self { offset, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS] }
     }
 
     /// The same with all weights times `2^lift`, for a coarse format: few weights are subnormal then, and still they stay below
@@ -56,10 +61,9 @@ impl Softmax {
     /// A score beside those of the keys, already scaled and times `log2(e)`; -inf is none.
     #[inline(always)]
     pub fn with_sink(scale: f32, sink: f32) -> Self {
-        let maximum = sink * reciprocal(scale);
-        if maximum > LOWEST {
+        if sink > LOWEST {
             // Each of the row's four lanes counts a quarter of it.
-            Self { maximum: [maximum; THREAD_ROWS], sum: [0.25; THREAD_ROWS], ..Self::new(scale) }
+            Self { offset: [-sink; THREAD_ROWS], sum: [0.25; THREAD_ROWS], ..Self::new(scale) }
         } else {
             Self::new(scale)
         }
@@ -75,18 +79,14 @@ impl Softmax {
     {
         let found = maxima(scores);
         self.largest = [0, 1].map(|half| max(self.largest[half], found[half]));
-        let rises = |half: usize| match self.lift == 0.0 {
-            true => (found[half] - self.maximum[half]) * self.scale > self.margin,
-            false => found[half] > self.limit[half],
-        };
         let mut factors = None;
         // The whole warp takes one way: multiplications are in flight.
-        if warp::any(rises(0) | rises(1)) {
+        if warp::any((found[0] > self.limit[0]) | (found[1] > self.limit[1])) {
             factors = Some([0, 1].map(|half| self.raise(half, found[half])));
         }
         let mut half = 0;
         while half < THREAD_ROWS {
-            let offset = -(self.maximum[half] * self.scale - self.lift);
+            let offset = self.offset[half];
             let mut sums = [0.0; 2];
             let mut pair = 0;
             while pair < RegisterTile::<KEYS>::PAIRS {
@@ -96,28 +96,79 @@ impl Softmax {
                 pair += 1;
             }
             self.sum[half] += sums[0] + sums[1];
-            if self.lift != 0.0 {
-                self.limit[half] = self.limit(half);
-            }
             half += 1;
         }
         factors
     }
 
-    /// The score whose weight is a good part of the row's sum, at least the maximum and at most the margin above it.
+    /// As [`update`](Self::update), for a block behind the first, with the weights as `pack` has them. A maximum is looked for only if
+    /// weights by the old one come to 2^8, or lifted ones to a good part of the row's sum: that spares a comparison a score and the wait for the
+    /// largest, and holds the scores in registers beside the weights. The largest score is then not known.
+    #[inline(always)]
+    #[track_caller]
+    pub fn follow<const KEYS: usize, W>(
+        &mut self,
+        scores: &RegisterTile<KEYS>,
+        pack: impl Fn(&RegisterTile<KEYS>) -> W,
+    ) -> (W, Option<Rows>)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        let weigh = |softmax: &Self| {
+            let (weights, sums) = softmax.weigh(scores);
+            (pack(&weights), sums)
+        };
+        let (mut weights, mut sums) = weigh(self);
+        // No weight is above the thread's share of their sum. That of a row that saw nothing so far is inf; NaN stay NaN.
+        let most = exp2(self.lift + self.margin);
+        let least = if self.lift == 0.0 { most } else { exp2(self.lift) };
+        let large = |half: usize| sums[half] > min(max(self.sum[half] * FOLLOWED_SHARE, least), most);
+        let mut factors = None;
+        if warp::any(large(0) | large(1)) {
+            let found = maxima(scores);
+            factors = Some([0, 1].map(|half| self.raise(half, found[half])));
+            (weights, sums) = weigh(self);
+        }
+        self.sum = [0, 1].map(|half| self.sum[half] + sums[half]);
+        (weights, factors)
+    }
+
+    /// The weights of scores by the maximum so far, and a thread's share of each row's sum of them.
+    #[inline(always)]
+    fn weigh<const KEYS: usize>(&self, scores: &RegisterTile<KEYS>) -> (RegisterTile<KEYS>, Rows)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        let (mut weights, mut sums) = (*scores, [[0.0; 2]; THREAD_ROWS]);
+        let mut pair = 0;
+        while pair < RegisterTile::<KEYS>::PAIRS {
+            let mut half = 0;
+            while half < THREAD_ROWS {
+                let [a, b] = scores.pair(half, pair).map(|score| exp2(fma(score, self.scale, self.offset[half])));
+                weights.set_pair(half, pair, [a, b]);
+                sums[half] = [sums[half][0] + a, sums[half][1] + b];
+                half += 1;
+            }
+            pair += 1;
+        }
+        (weights, sums.map(|[a, b]| a + b))
+    }
+
+    /// The score above the maximum by the margin, or, where weights are lifted, by less if its weight is a good part of the row's sum.
     #[inline(always)]
     fn limit(&self, half: usize) -> f32 {
-        let share = log2(self.sum[half] * LARGE_SHARE) - self.lift;
-        fma(min(max(share, 0.0), self.margin), reciprocal(self.scale), self.maximum[half])
+        let share = if self.lift == 0.0 { self.margin } else { log2(self.sum[half] * LARGE_SHARE) - self.lift };
+        (min(max(share, 0.0), self.margin) + self.lift - self.offset[half]) * reciprocal(self.scale)
     }
 
     /// Raises a row's maximum; gives the factor for what was accumulated.
     #[inline(always)]
     fn raise(&mut self, half: usize, found: f32) -> f32 {
-        let maximum = max(found, self.maximum[half]);
-        let factor = exp2((self.maximum[half] - maximum) * self.scale);
-        self.maximum[half] = maximum;
+        let offset = min(fma(-found, self.scale, self.lift), self.offset[half]);
+        let factor = exp2(offset - self.offset[half]);
+        self.offset[half] = offset;
         self.sum[half] *= factor;
+        self.limit[half] = self.limit(half);
         factor
     }
 
@@ -130,7 +181,7 @@ impl Softmax {
             factor: sum.map(|sum| if sum == 0.0 { 0.0 } else { reciprocal(sum) }),
             log_sum: [0, 1].map(|half| match sum[half] == 0.0 {
                 true => f32::NEG_INFINITY,
-                false => fma(self.maximum[half], self.scale, log2(sum[half]) - self.lift),
+                false => log2(sum[half]) - self.offset[half],
             }),
             largest: self.largest.map(|largest| largest * self.scale),
         }

@@ -37,6 +37,8 @@ pub trait Team: 'static {
     const QUERIES: u32 = Self::PARTS * PART as u32;
     /// Whether the queries stay in shared memory until the result takes their place, or move to registers at once.
     const IN_PLACE: bool;
+    /// Whether there are registers for weights beside scores, so that maxima are looked for only where weights are large.
+    const SPARING: bool = false;
 
     /// One piece for each warpgroup that multiplies.
     type Parts<S: SharedStorage>: SharedStorage + Copy;
@@ -77,6 +79,9 @@ pub trait Team: 'static {
 /// Two warpgroups with their queries in registers: the tensor cores read half as much shared memory for the scores, and the next
 /// tile's queries are copied meanwhile. For heads of up to 128 elements.
 pub struct Pair;
+
+/// As [`Pair`], with more registers for those that multiply; the thread that copies makes do where tensors are dense.
+pub struct Narrow;
 
 /// Two warpgroups with their queries in shared memory: for larger heads.
 pub struct Wide;
@@ -184,6 +189,13 @@ macro_rules! team {
 
 impl Team for Pair {
     team!(2 parts, 56 and 224 registers);
+    team!(in registers, 2 parts);
+}
+
+impl Team for Narrow {
+    const SPARING: bool = true;
+
+    team!(2 parts, 40 and 232 registers);
     team!(in registers, 2 parts);
 }
 

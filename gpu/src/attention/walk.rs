@@ -23,7 +23,8 @@ pub struct Step {
 }
 
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
-/// last first. `edit` changes the scores of a block before they count.
+/// last first. `edit` changes the scores of a block before they count. If `sparing`, a constant, maxima are looked for only
+/// where weights are large ([`Softmax::follow`]).
 ///
 /// In each step
 ///
@@ -39,6 +40,7 @@ pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usiz
     values: &mut Consumer<Block<T, KEYS, V>, 2>,
     softmax: &mut Softmax,
     blocks: Span,
+    sparing: bool,
     edit: impl Fn(&mut RegisterTile<KEYS>, Step),
 ) -> RegisterTile<V>
 where
@@ -63,7 +65,14 @@ where
         let mut scores = scores.wait_leaving::<1>();
         key.release_after_wait();
         edit(&mut scores, Step { block, first: false });
-        let factors = softmax.update(&mut scores);
+        let factors = match sparing {
+            true => {
+                let (weights, factors) = softmax.follow(&scores, |weights| *weights);
+                scores = weights;
+                factors
+            }
+            false => softmax.update(&mut scores),
+        };
         sum = product.wait();
         value.release_after_wait();
         weights = scores.to_operand();

@@ -281,6 +281,19 @@ where
         Self { words, element: PhantomData }
     }
 
+    /// The same in other registers, made here: `zero` is 0, which the compiler must not know. For an operand that was made while a
+    /// multiplication ran, and is given to the next behind the wait: ptxas serialises multiplications if operands of one are made
+    /// while another runs (advisory C7513).
+    #[inline(always)]
+    pub fn apart(mut self, zero: u32) -> Self {
+        let mut i = 0;
+        while i < K / 2 * size_of::<T>() / 4 {
+            self.words.as_mut()[i] ^= zero;
+            i += 1;
+        }
+        self
+    }
+
     /// The words that instruction `step` takes.
     #[inline(always)]
     pub(crate) fn step(&self, step: usize) -> [u32; 4] {

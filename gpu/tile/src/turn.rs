@@ -7,7 +7,7 @@ use crate::shared::SharedTile;
 use crate::thread;
 
 /// Chunks of 16 columns that are on their way at once.
-const BATCH: usize = 4;
+const BATCH: usize = 1;
 
 impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, ROWS, COLUMNS, S> {
     /// Writes 32 rows from `row` on, a multiple of 32, to the transpose, by one warp, all of whose lanes call it.
@@ -20,7 +20,7 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
     pub fn turn<S2: Swizzle>(self, target: SharedTile<T, COLUMNS, ROWS, S2>, row: u32) {
         const {
             assert!(size_of::<T>() == 1, "16 bits are transposed by the instructions that read them");
-            assert!(ROWS.is_multiple_of(32) && COLUMNS.is_multiple_of(16 * BATCH), "32 rows and 64 columns are turned at once");
+            assert!(ROWS.is_multiple_of(32) && COLUMNS.is_multiple_of(16 * BATCH), "32 rows and 32 columns are turned at once");
             assert!(Self::LAYOUT.panels() == 1 && matches!(COLUMNS, 64 | 128), "a row is one panel, of whole chunks");
         }
         let (matrix, pair) = (thread::lane() / 8, thread::lane() % 8);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardGeneral, Pair, Team, Wide};
+use oxtile_kernels::attention::{AttentionForward, AttentionForwardGeneral, Narrow, Pair, Team, Wide};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
 
@@ -133,8 +133,8 @@ macro_rules! elements {
 }
 
 elements! {
-    [64 64 Full] AttentionForward<128, Pair, false>;
-    [64 64 Causal] AttentionForward<128, Pair, true>;
+    [64 64 Full] AttentionForward<128, Narrow, false>;
+    [64 64 Causal] AttentionForward<128, Narrow, true>;
     [64 64 General] AttentionForwardGeneral<128, Pair>;
     [128 128 Full] AttentionForward<128, Pair, false>;
     [128 128 Causal] AttentionForward<128, Pair, true>;

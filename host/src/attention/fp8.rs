@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, QUERIES};
+use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, FP8_QUERIES};
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::layout::{Swizzle, Swizzle64, Swizzle128};
@@ -79,7 +79,7 @@ impl AttentionConfig {
             (128, true) => <AttentionForwardFp8<128, Swizzle128, true> as Kernel>::INFO.name,
             (size, _) => return refuse("head_size", size, "64 or 128 of 8 bits"),
         };
-        Ok(Choice { kernel, why: format!("{QUERIES} queries by {FP8_KEYS} keys on wgmma, 8 bits, head_size {}", self.head_size) })
+        Ok(Choice { kernel, why: format!("{FP8_QUERIES} queries by {FP8_KEYS} keys on wgmma, 8 bits, head_size {}", self.head_size) })
     }
 }
 

@@ -13,7 +13,7 @@ use super::attention::checked;
 use crate::case::{Case, Outcome, Size, stream, text};
 
 /// Queries and keys: nothing to see, one tile and parts of it, edges on either side, several blocks of keys.
-const LENGTHS: [[u64; 2]; 5] = [[1, 1], [3, 0], [65, 130], [130, 65], [129, 257]];
+const LENGTHS: [[u64; 2]; 5] = [[1, 1], [3, 0], [65, 130], [200, 65], [129, 257]];
 const MASKS: [(&str, Mask); 3] = [("full", Mask::Full), ("top_left", Mask::CausalTopLeft), ("bottom_right", Mask::CausalBottomRight)];
 
 /// Half a unit of bf16, relative.
@@ -39,6 +39,8 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::new(name, Size::Large, move |r| visible(r, &config)));
             // Maxima that rise from block to block.
             random(&mut cases, mask_name, AttentionConfig { queries: 40, keys: 290, scale: Some(1.0), ..one }, Size::Large);
+            // Blocks enough that they are no longer looked for, and some that rise even there.
+            random(&mut cases, mask_name, AttentionConfig { queries: 40, keys: 1100, scale: Some(1.0), ..one }, Size::Large);
             let grouped = AttentionConfig { batches: 2, heads: 4, key_heads: 2, queries: 70, keys: 140, ..one };
             random(&mut cases, mask_name, grouped, checked(mask));
         }

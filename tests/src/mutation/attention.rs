@@ -2,7 +2,7 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, Pair};
+use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, Narrow};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
@@ -59,7 +59,7 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
     let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
-        AttentionForwardArgs::<bf16, 64, 64, 128, Pair, true> {
+        AttentionForwardArgs::<bf16, 64, 64, 128, Narrow, true> {
             q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
             k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
             v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
@@ -77,6 +77,6 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
             marker: std::marker::PhantomData,
         }
     };
-    device.launch::<AttentionForward<bf16, 64, 64, 128, Pair, true>>(args)?;
+    device.launch::<AttentionForward<bf16, 64, 64, 128, Narrow, true>>(args)?;
     Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
 }

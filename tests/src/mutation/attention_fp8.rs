@@ -23,9 +23,9 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
     },
 ];
 
-/// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then tiles that the mask
+/// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then three tiles that the mask
 /// cuts, to nothing too.
-const SHAPES: [[u64; 2]; 2] = [[136, 500], [300, 220]];
+const SHAPES: [[u64; 2]; 2] = [[200, 290], [400, 112]];
 const SIZE: u64 = 64;
 
 /// A map of boxes of `box_rows` rows of one head of one batch.
