@@ -41,7 +41,7 @@ use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
-use super::backward_schedule::{BlockOrder, KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
+use super::backward_schedule::{KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
 use super::backward_walk::Walk;
 use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 use super::mask::Mask;
@@ -117,21 +117,22 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                         let at = [tile.batch, tile.head, tile.key(), 0];
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        let order = || mask.order(KeyTile::load_alone(number()).block, ordered != 0);
-                        BlockOrder::visit(group, order, |member, block| {
-                            let statistics = shared.statistics.tile(ring.next_stage());
-                            let (stage, full) = ring.acquire_with(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED, |_| {
-                                let cuts = mask.cuts(KeyTile::load_alone(number()).block, block);
-                                statistics.cut.store(0, if cuts { block } else { UNCUT });
+                        for member in 0..group {
+                            mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(|block| {
+                                // Known before the stage is empty: what waits for it then starts at once.
+                                let tile = KeyTile::load_alone(number());
+                                let cut = if mask.cuts(tile.block, block) { block } else { UNCUT };
+                                let statistics = shared.statistics.tile(ring.next_stage());
+                                let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
+                                let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
+                                let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
+                                q.load(stage.queries, at, full);
+                                grad_out.load(stage.gradients, at, full);
+                                let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
+                                full.load(statistics.offsets, &offsets, row);
+                                full.load(statistics.deltas, &deltas, row);
                             });
-                            let tile = KeyTile::load_alone(number());
-                            let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
-                            q.load(stage.queries, at, full);
-                            grad_out.load(stage.gradients, at, full);
-                            let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
-                            full.load(statistics.offsets, &offsets, row);
-                            full.load(statistics.deltas, &deltas, row);
-                        });
+                        }
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
                     stage.release();
@@ -161,13 +162,15 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        let order = || mask.order(KeyTile::load_alone(number()).block, ordered != 0);
-                        BlockOrder::visit(group, order, |member, block| {
+                        for member in 0..group {
                             let tile = KeyTile::load_alone(number());
-                            let turn = (ordered != 0).then_some(|| mask.earlier(tile.block, block));
-                            adder.add(first_block(tile, member) + block, step, turn);
-                            step += 1;
-                        });
+                            let first = first_block(tile, member);
+                            mask.order(tile.block, ordered != 0).visit(|block| {
+                                let turn = || mask.earlier(KeyTile::load_alone(number()).block, block);
+                                adder.add(first + block, step, (ordered != 0).then_some(turn));
+                                step += 1;
+                            });
+                        }
                     }
                 }
             }

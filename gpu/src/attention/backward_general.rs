@@ -18,7 +18,7 @@ use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
-use super::backward_schedule::{BlockOrder, KeyQueue, KeyTile, next_tile};
+use super::backward_schedule::{KeyQueue, KeyTile, next_tile};
 use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
 use super::backward_walk::Walk;
 use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
@@ -129,26 +129,24 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                         let at = place(sequence.key_offset, sequence.keys, head_of(tile), tile.key());
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        let order = || {
+                        for member in 0..group {
                             let item = SequenceTile::load_alone(number());
-                            mask_of(&item).order(item.tile.block, ordered != 0)
-                        };
-                        BlockOrder::visit(group, order, |member, block| {
-                            let statistics = shared.statistics.tile(ring.next_stage());
-                            let (stage, full) = ring.acquire_with(Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED, |_| {
+                            mask_of(&item).order(item.tile.block, ordered != 0).visit(|block| {
+                                // Known before the stage is empty: what waits for it then starts at once.
                                 let item = SequenceTile::load_alone(number());
-                                let cuts = mask_of(&item).cuts(item.tile.block, block);
-                                statistics.cut.store(0, if cuts { block } else { UNCUT });
+                                let cut = if mask_of(&item).cuts(item.tile.block, block) { block } else { UNCUT };
+                                let statistics = shared.statistics.tile(ring.next_stage());
+                                let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
+                                let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
+                                let (sequence, head) = (item.sequence, head_of(item.tile) * group + member);
+                                let at = place(sequence.query_offset, sequence.queries, head, block * QUERIES as u32);
+                                q.load(stage.queries, at, full);
+                                grad_out.load(stage.gradients, at, full);
+                                let row = u64::from(first_block(&item, member) + block) * QUERIES as u64;
+                                full.load(statistics.offsets, &offsets, row);
+                                full.load(statistics.deltas, &deltas, row);
                             });
-                            let item = SequenceTile::load_alone(number());
-                            let (sequence, head) = (item.sequence, head_of(item.tile) * group + member);
-                            let at = place(sequence.query_offset, sequence.queries, head, block * QUERIES as u32);
-                            q.load(stage.queries, at, full);
-                            grad_out.load(stage.gradients, at, full);
-                            let row = u64::from(first_block(&item, member) + block) * QUERIES as u64;
-                            full.load(statistics.offsets, &offsets, row);
-                            full.load(statistics.deltas, &deltas, row);
-                        });
+                        }
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
                     stage.release();
@@ -181,16 +179,18 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        let order = || {
+                        for member in 0..group {
                             let item = SequenceTile::load_alone(number());
-                            mask_of(&item).order(item.tile.block, ordered != 0)
-                        };
-                        BlockOrder::visit(group, order, |member, block| {
-                            let item = SequenceTile::load_alone(number());
-                            let turn = (ordered != 0).then_some(|| mask_of(&item).earlier(item.tile.block, block));
-                            adder.add(first_block(&item, member) + block, step, turn);
-                            step += 1;
-                        });
+                            let first = first_block(&item, member);
+                            mask_of(&item).order(item.tile.block, ordered != 0).visit(|block| {
+                                let turn = || {
+                                    let item = SequenceTile::load_alone(number());
+                                    mask_of(&item).earlier(item.tile.block, block)
+                                };
+                                adder.add(first + block, step, (ordered != 0).then_some(turn));
+                                step += 1;
+                            });
+                        }
                     }
                 }
             }

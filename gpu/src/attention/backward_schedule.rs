@@ -111,7 +111,7 @@ pub struct BlockOrder {
 impl BlockOrder {
     /// The block of an index, which runs from the first of the blocks to the last.
     #[inline(always)]
-    pub fn block(&self, index: u32) -> u32 {
+    fn block(&self, index: u32) -> u32 {
         if self.falling {
             return self.origin - index;
         }
@@ -119,16 +119,12 @@ impl BlockOrder {
         if block < self.blocks.end { block } else { block - self.blocks.end }
     }
 
-    /// Calls `visit` with the number of a head and a block of its queries, for all of them in their order; `order` is asked for it once
-    /// for each of `heads` heads.
+    /// Calls `visit` with all of the blocks, in their order.
     #[inline(always)]
     #[track_caller]
-    pub fn visit(heads: u32, order: impl Fn() -> Self, mut visit: impl FnMut(u32, u32)) {
-        for head in 0..heads {
-            let order = order();
-            for index in order.blocks.begin..order.blocks.end {
-                visit(head, order.block(index));
-            }
+    pub fn visit(&self, mut visit: impl FnMut(u32)) {
+        for index in self.blocks.begin..self.blocks.end {
+            visit(self.block(index));
         }
     }
 }

@@ -24,10 +24,6 @@ pub const EQUIVALENTS: &[Equivalent<'static>] = &[
         reason: "waits for what is there: it orders the machine code alone",
     },
     Equivalent {
-        matches: |mutation| mutation.site.operation == "warp_sync" && stands_in(mutation, "next_tile(&mut tiles"),
-        reason: "the lanes of consumers meet often before the number two tiles later is written",
-    },
-    Equivalent {
         matches: |mutation| mutation.site.operation == "warp_sync" && stands_in(mutation, "held.release()"),
         reason: "lanes that multiplied have waited together; a tile without queries that another follows, as in the cases, needs it",
     },
