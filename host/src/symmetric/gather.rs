@@ -109,8 +109,9 @@ impl<T: Pod> PullGather<T> {
         batch.enqueue()?;
         let mut events: Vec<Vec<Event>> = vec![Vec::new(); team.get() as usize];
         let own = self.copy_own(&output, caller)?;
-        self.pull(&output, &others, &mut events, caller)?;
-        self.stream.wait(&own)?;
+        let pulled = self.pull(&output, &others, &mut events, caller);
+        // Whatever that gave: the output is freed behind the stream.
+        self.stream.wait(&own).and(pulled)?;
         let done = self.stream.record()?;
         if self.chunks == 1 {
             events.iter_mut().for_each(|events| events.push(done.clone()));
