@@ -54,7 +54,7 @@ impl Graph {
             return Err(Error::Invalid { what: "Graph::replay", why });
         }
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
-        self.kept.iter().try_for_each(|owner| owner.check())?;
+        let _begun: Vec<_> = self.kept.iter().map(|owner| owner.begin()).collect::<Result<_>>()?;
         let _enqueue = self.runtime.enqueue_alone();
         memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
         self.kept.iter().for_each(|owner| owner.used_on(stream));

@@ -11,7 +11,7 @@
 //!   keep it: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
 //!   nothing, so it excludes all else of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
 
 use super::backend::{Copy, StreamId};
 use super::error::{Error, Result};
@@ -20,9 +20,10 @@ use super::stream::StreamInner;
 
 /// Who lends memory, or what else work on streams needs: kept for as long as that work may be done, or done again by a graph.
 pub(crate) trait Owner: Send + Sync {
-    /// Fails when it has ended out of order: nothing is begun again then that needs it.
-    fn check(&self) -> Result<()> {
-        Ok(())
+    /// Fails when it has ended out of order: nothing is begun again then that needs it. What it gives is held until the work is enqueued: then
+    /// its end comes before the look, or behind the work.
+    fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        Ok(None)
     }
 
     /// A stream has work that needs it: it must not go before that.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use oxtile_tile::num::Pod;
 
+use super::awaited::{Awaited, Expected};
 use super::backend::{self, ArenaMemory, BackendName, Capabilities, SymmetricBackend};
 use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
@@ -66,10 +67,12 @@ pub(super) struct Inner {
     pub control: Stream,
     /// Every stream that used a peer.
     pub streams: Mutex<BTreeMap<u64, Stream>>,
-    /// What each stream waits for at the latest, by stream, word and who writes it.
-    pub awaited: Mutex<BTreeMap<(u64, u64, Rank), Epoch>>,
+    /// What streams wait for.
+    pub awaited: Mutex<Awaited>,
     /// What ended it.
     pub failure: Mutex<Option<Error>>,
+    /// Shared by those who enqueue waits; see [`Inner::enqueuing`].
+    pub enqueuing: RwLock<()>,
     /// Whether this rank gave it up in order.
     pub closed: Mutex<bool>,
 }
@@ -101,8 +104,9 @@ impl Arena {
         // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
         let base = backend.open(&control, &meeting, memory)?;
         let (peers, streams, awaited) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        let (failure, closed) = (Mutex::default(), Mutex::new(false));
-        let inner = Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, awaited, failure, closed };
+        let (failure, enqueuing, closed) = (Mutex::default(), RwLock::default(), Mutex::new(false));
+        let inner =
+            Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, awaited, failure, enqueuing, closed };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -170,31 +174,14 @@ impl Arena {
     /// A failure of the arena; an error of the driver.
     #[track_caller]
     pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch) -> Result<()> {
-        let operation = self.0.wait(stream, channel, from, epoch, Location::caller())?;
+        let (operation, expected) = self.0.wait(channel, from, epoch, Location::caller())?;
+        self.0.await_on(stream, expected);
         self.0.word_operation(stream, operation)
     }
 
     /// Puts, signals and waits for `stream`, to be enqueued together.
     pub fn batch<'a>(&'a self, stream: &'a Stream) -> Batch<'a> {
         Batch::new(self, stream)
-    }
-
-    /// Whether the arena is still good.
-    ///
-    /// # Errors
-    /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all.
-    pub fn check(&self) -> Result<()> {
-        self.0.check()
-    }
-
-    /// Ends the arena for all ranks: every wait of this rank's streams goes on with data that are of no account, every ticket is an
-    /// error, here and on the others.
-    ///
-    /// # Errors
-    /// What went wrong in the streams meanwhile.
-    pub fn abort(&self, why: &str) -> Result<()> {
-        let error = SymmetricError::Aborted { rank: self.0.rank, why: why.to_owned() };
-        self.0.fail(error.into()).map(|_| ())
     }
 
     /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
@@ -248,20 +235,36 @@ impl Inner {
 
     /// The write of this rank's word on `to`.
     pub fn signal(&self, channel: Channel, to: Rank, epoch: Epoch, caller: Caller) -> Result<WordOperation> {
-        let address = self.peer(to, channel.number)? + self.layout.word(channel.index, self.rank);
+        let word = self.word_of(channel, self.rank)?;
+        let address = self.peer(to, channel.number)? + word;
         Ok(WordOperation::Write { address, value: epoch.0, caller })
     }
 
-    /// The wait for the word of `from`, noted for the stream.
-    pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch, caller: Caller) -> Result<WordOperation> {
+    /// The wait for the word of `from`, to be noted where it is enqueued.
+    pub fn wait(&self, channel: Channel, from: Rank, epoch: Epoch, caller: Caller) -> Result<(WordOperation, Expected)> {
         self.check()?;
-        let word = self.layout.word(channel.index, from);
-        lock(&self.awaited).insert((stream.raw(), word, from), epoch);
-        Ok(WordOperation::Wait { address: self.base + word, value: epoch.0, caller })
+        let word = self.word_of(channel, from)?;
+        let expected = Expected { word, from, epoch: Some(epoch) };
+        Ok((WordOperation::Wait { address: self.base + word, value: epoch.0, caller }, expected))
+    }
+
+    /// The word of a channel that `source` writes. One that another arena gave may lie behind this one's, as may that of a rank of another world.
+    pub fn word_of(&self, channel: Channel, source: Rank) -> Result<u64> {
+        if channel.index >= u64::from(self.options.channels) || source.index() >= self.world.get() {
+            let why = format!("{source} of {channel:?} is not of this arena of {} and {} channels", self.world, self.options.channels);
+            return Err(Error::Invalid { what: "Arena", why });
+        }
+        Ok(self.layout.word(channel.index, source))
+    }
+
+    /// Notes what the stream is about to wait for.
+    pub fn await_on(&self, stream: &Stream, expected: Expected) {
+        lock(&self.awaited).note(stream.raw(), expected);
     }
 
     /// Enqueues one.
     pub fn word_operation(self: &Arc<Self>, stream: &Stream, operation: WordOperation) -> Result<()> {
+        let _enqueuing = self.enqueuing()?;
         self.use_on(stream);
         let (backend, id) = (&stream.0.runtime.backend, stream.0.id);
         match operation {
@@ -349,8 +352,8 @@ impl Inner {
 }
 
 impl Owner for Inner {
-    fn check(&self) -> Result<()> {
-        Self::check(self)
+    fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        self.enqueuing().map(Some)
     }
 
     fn used_on(&self, stream: &Arc<StreamInner>) {

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
+use super::awaited::Expected;
 use super::buffer::Peer;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
 use crate::runtime::backend::{Copy, WordOperation};
 use crate::runtime::memory::{self, Memory};
-use crate::runtime::{Buffer, Result, Stream};
+use crate::runtime::{Buffer, Error, Result, Stream};
 
 /// Puts, signals and waits of one stream, in the order in which they are named; made by [`Arena::batch`]. Nothing is enqueued before
 /// [`enqueue`](Self::enqueue).
@@ -28,7 +29,7 @@ pub struct Batch<'a> {
 }
 
 enum Operation<'a> {
-    Word(WordOperation),
+    Word(WordOperation, Option<Expected>),
     Put { copy: Copy, source: &'a Arc<Memory> },
 }
 
@@ -44,7 +45,7 @@ impl<'a> Batch<'a> {
     #[track_caller]
     pub fn signal(mut self, channel: Channel, to: Rank, epoch: Epoch) -> Result<Self> {
         let operation = self.arena.0.signal(channel, to, epoch, Location::caller())?;
-        self.operations.push(Operation::Word(operation));
+        self.operations.push(Operation::Word(operation, None));
         Ok(self)
     }
 
@@ -54,17 +55,22 @@ impl<'a> Batch<'a> {
     /// A failure of the arena.
     #[track_caller]
     pub fn wait(mut self, channel: Channel, from: Rank, epoch: Epoch) -> Result<Self> {
-        let operation = self.arena.0.wait(self.stream, channel, from, epoch, Location::caller())?;
-        self.operations.push(Operation::Word(operation));
+        let (operation, expected) = self.arena.0.wait(channel, from, epoch, Location::caller())?;
+        self.operations.push(Operation::Word(operation, Some(expected)));
         Ok(self)
     }
 
     /// As [`Peer::put`]. Several puts have no order among themselves that another rank could rely on before the signal behind them.
     ///
     /// # Errors
-    /// As [`Peer::put`].
+    /// As [`Peer::put`]; [`Error::Invalid`] for a peer of another arena than the batch's.
     #[track_caller]
     pub fn put<T: Pod>(mut self, peer: &Peer<'_, T>, source: &'a Buffer<T>, range: Range<u64>, at: u64) -> Result<Self> {
+        // That one would be told of no stream, and could be unmapped before the put.
+        if !peer.is_of(self.arena) {
+            let why = format!("{peer:?} is of another arena: batch its puts with Arena::batch of that one");
+            return Err(Error::Invalid { what: "Batch::put", why });
+        }
         let copy = peer.put_copy(self.stream, source, range, at, Location::caller())?;
         self.operations.push(Operation::Put { copy, source: source.memory() });
         Ok(self)
@@ -75,7 +81,7 @@ impl<'a> Batch<'a> {
     /// # Errors
     /// A failure of the arena since; an error of the driver.
     pub fn enqueue(self) -> Result<()> {
-        self.arena.0.check()?;
+        let _enqueuing = self.arena.0.enqueuing()?;
         self.arena.0.use_on(self.stream);
         let stream = &self.stream.0;
         let mut words = Vec::new();
@@ -85,7 +91,11 @@ impl<'a> Batch<'a> {
         };
         for operation in self.operations {
             match operation {
-                Operation::Word(word) => words.push(word),
+                Operation::Word(word, expected) => {
+                    // Not before: nobody waits for what a batch names that is dropped.
+                    expected.into_iter().for_each(|expected| self.arena.0.await_on(self.stream, expected));
+                    words.push(word);
+                }
                 Operation::Put { copy, source } => {
                     flush(&mut words)?;
                     memory::copy(stream, copy, None, Some(source))?;

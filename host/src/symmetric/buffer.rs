@@ -144,6 +144,10 @@ impl<T: Pod> Peer<'_, T> {
         Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, caller })
     }
 
+    pub(super) fn is_of(&self, arena: &Arena) -> bool {
+        Arc::ptr_eq(&self.buffer.arena.0, &arena.0)
+    }
+
     /// Where it begins.
     pub(super) fn address(&self) -> u64 {
         self.address

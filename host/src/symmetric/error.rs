@@ -95,7 +95,7 @@ pub enum SymmetricError {
         channels: u32,
     },
     /// A wait of a stream was not answered in time. The arena is unusable from here on.
-    #[error("{rank}: {operation}, number {sequence}: no signal from {} within {waited:?}", list(missing))]
+    #[error("{rank}: {operation}, number {sequence}: no signal from {}{} within {waited:?}", if *is_guess { "one or more of " } else { "" }, list(missing))]
     Deadline {
         /// Who waited.
         rank: Rank,
@@ -105,6 +105,8 @@ pub enum SymmetricError {
         sequence: u64,
         /// Who did not signal.
         missing: Vec<Rank>,
+        /// Whether it need not be all of them: a [`Handover`](super::Handover)'s flag that was taken back looks as one that was not set.
+        is_guess: bool,
         /// The deadline.
         waited: Duration,
     },

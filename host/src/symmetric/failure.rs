@@ -1,10 +1,11 @@
 //! What ends an arena out of order.
 
 use std::panic::Location;
+use std::sync::{PoisonError, RwLockReadGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::arena::Inner;
+use super::arena::{Arena, Inner};
 use super::error::SymmetricError;
 use crate::comm::Rank;
 use crate::runtime::runtime::lock;
@@ -15,6 +16,28 @@ const NOTICE: &str = "notice";
 /// How long poison is taken for that of a rank whose reason is under way.
 const PATIENCE: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(1);
+
+impl Arena {
+    /// Whether the arena is still good on all ranks. It waits for nothing that a rank does; where there are only [tickets](super::Ticket) to wait for,
+    /// their waits look by themselves.
+    ///
+    /// # Errors
+    /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all, or is gone: then it is ended here too.
+    pub fn check(&self) -> Result<()> {
+        self.0.check_notice()?;
+        self.0.check_ranks()
+    }
+
+    /// Ends the arena for all ranks: every wait of this rank's streams goes on with data that are of no account, every ticket is an
+    /// error, here and on the others.
+    ///
+    /// # Errors
+    /// What went wrong in the streams meanwhile.
+    pub fn abort(&self, why: &str) -> Result<()> {
+        let error = SymmetricError::Aborted { rank: self.0.rank, why: why.to_owned() };
+        self.0.fail(error.into()).map(|_| ())
+    }
+}
 
 impl Inner {
     /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
@@ -31,6 +54,22 @@ impl Inner {
         Ok(first)
     }
 
+    /// Whether the arena is still good. Held until a wait is enqueued, so that what ends the arena meanwhile lets go of that one too: the reset
+    /// behind a wait takes poison back, and one that came after would find none.
+    ///
+    /// # Errors
+    /// What ended it.
+    pub fn enqueuing(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let enqueuing = self.enqueuing.read().unwrap_or_else(PoisonError::into_inner);
+        self.check().map(|()| enqueuing)
+    }
+
+    /// Writes poison to all words of signals of this rank.
+    fn poison_signals(&self) -> Result<()> {
+        self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
+        self.settle(&self.control)
+    }
+
     #[track_caller]
     fn poison(&self, address: u64) -> Result<()> {
         self.control.0.runtime.backend.write_value(self.control.0.id, address, POISON, Location::caller())
@@ -38,12 +77,21 @@ impl Inner {
 
     /// Writes poison until the streams are through: a late signal may undo one. Whether they are, when the deadline is over.
     fn release_waits(&self) -> Result<bool> {
-        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
-        let ends: Vec<_> = streams.iter().map(Stream::record).collect::<Result<_>>()?;
         let start = Instant::now();
+        // Who looked before the end may still enqueue, or be held up by a full queue until there is poison: nobody is waited for without it.
+        while matches!(self.enqueuing.try_write(), Err(TryLockError::WouldBlock)) {
+            self.poison_signals()?;
+            if start.elapsed() > self.options.deadline {
+                return Ok(false);
+            }
+            thread::sleep(TICK);
+        }
+        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
+        // What is being captured does not run.
+        let ends = streams.iter().filter(|stream| !stream.is_capturing()).map(Stream::record);
+        let ends: Vec<_> = ends.collect::<Result<_>>()?;
         loop {
-            self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
-            self.settle(&self.control)?;
+            self.poison_signals()?;
             let mut all_done = true;
             for end in &ends {
                 all_done &= end.is_done()?;
@@ -85,17 +133,10 @@ impl Inner {
         })
     }
 
-    /// Whose signals have not come that streams of this rank wait for.
-    pub fn missing(&self) -> Result<Vec<Rank>> {
+    /// Whose signals have not come that streams of this rank wait for, and whether those are more than it need be.
+    pub fn missing(&self) -> Result<(Vec<Rank>, bool)> {
         let awaited = lock(&self.awaited).clone();
-        let mut missing = Vec::new();
-        for ((_, word, from), epoch) in awaited {
-            if !missing.contains(&from) && self.word(word)? < epoch.0 {
-                missing.push(from);
-            }
-        }
-        missing.sort_unstable();
-        Ok(missing)
+        awaited.missing(|word| self.word(word))
     }
 
     /// A word of this rank's arena, now.
@@ -119,5 +160,45 @@ impl Drop for Inner {
         });
         let (rank, bytes) = (self.rank.index(), self.layout.bytes());
         tracing::warn!(rank, bytes, ?freed, "an arena was dropped without being closed: memory that is not freed is kept");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Runtime;
+    use crate::comm::{EmulatedCommunicator, WorldSize};
+    use crate::runtime::EmulatedOptions;
+    use crate::runtime::backend::WordOperation;
+    use crate::symmetric::ArenaOptions;
+
+    /// A handover's wait that is enqueued by who looked before the arena ended: the reset of an earlier one has taken the poison back.
+    #[test]
+    fn what_is_enqueued_while_the_arena_ends_is_let_go() {
+        for seed in 0..16 {
+            let runtime = Runtime::emulated_with(EmulatedOptions { seed: Some(seed), ..EmulatedOptions::default() }).unwrap();
+            let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::new(1).unwrap()).unwrap().remove(0);
+            let (arena, stream) = (Arena::open(&rank, ArenaOptions::default()).unwrap(), rank.device().stream().unwrap());
+            let (inner, word) = (&arena.0, arena.0.base + arena.0.layout.words().next().unwrap());
+            let take_back = || {
+                let [wait, reset] = [1, 0].map(|value| (word, value, Location::caller()));
+                let wait = WordOperation::Wait { address: wait.0, value: wait.1, caller: wait.2 };
+                let reset = WordOperation::Write { address: reset.0, value: reset.1, caller: reset.2 };
+                stream.0.runtime.backend.word_operations(stream.0.id, &[wait, reset]).unwrap();
+            };
+            inner.use_on(&stream);
+            take_back();
+            thread::scope(|scope| {
+                let looked = inner.enqueuing().unwrap();
+                let ending = scope.spawn(|| arena.abort("the test"));
+                thread::sleep(Duration::from_millis(20));
+                assert!(inner.check().is_err(), "it ends meanwhile");
+                (0..3).for_each(|_| take_back());
+                drop(looked);
+                ending.join().unwrap().unwrap();
+            });
+            let end = stream.record().unwrap();
+            assert!((0..100).any(|_| end.is_done().unwrap()), "seed {seed}: a wait was left behind");
+        }
     }
 }

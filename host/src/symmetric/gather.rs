@@ -68,9 +68,10 @@ impl<T: Pod> PullGather<T> {
     /// The shard to write for the next gather: later work of `stream` comes after the others have copied the last one.
     ///
     /// # Errors
-    /// A failure of the arena; an error of the driver.
+    /// [`Error::NotCapturable`] in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut Buffer<T>> {
+        stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         let mut batch = self.arena.batch(stream);
         for (_, other) in self.others() {
             batch = batch.wait(self.memory.done, other, self.epoch)?;
@@ -86,7 +87,7 @@ impl<T: Pod> PullGather<T> {
     #[track_caller]
     pub fn run(&mut self, output: Buffer<T>) -> Result<Gathered<T>> {
         const WHAT: &str = "PullGather::run, output";
-        self.stream.0.refuse_capture("a gather, whose epochs grow", "capture gets and a Handover in place of it")?;
+        self.stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         let (shard, team) = (self.memory.shard.len(), self.member.team().size());
         let expected = shard * u64::from(team.get());
         if output.len() != expected {
@@ -128,10 +129,15 @@ impl<T: Pod> PullGather<T> {
     fn copy_own(&self, output: &Buffer<T>, caller: Caller) -> Result<Event> {
         self.side.wait(&self.stream.record()?)?;
         self.arena.0.use_on(&self.side);
-        for chunk in 0..self.chunks {
-            self.copy_chunk(&self.side, self.memory.shard.local().address(), output, self.member.rank(), chunk, caller)?;
+        let source = self.memory.shard.local().address();
+        let copy = |chunk| self.copy_chunk(&self.side, source, output, self.member.rank(), chunk, caller);
+        let copied = (0..self.chunks).try_for_each(copy);
+        let own = self.side.record()?;
+        if let Err(error) = copied {
+            self.stream.wait(&own)?;
+            return Err(error);
         }
-        self.side.record()
+        Ok(own)
     }
 
     /// The others' shards, each behind READY of its member, DONE behind it. Where a shard is one chunk, they come behind READY of all, and DONE goes
@@ -179,6 +185,10 @@ impl<T: Pod> PullGather<T> {
         self.member.others().map(|member| (member, world_rank(member))).collect()
     }
 }
+
+/// Why a gather is in no graph.
+pub(super) const WHAT_GROWS: &str = "a gather, whose epochs grow";
+pub(super) const INSTEAD: &str = "capture puts, gets and a Handover in place of it";
 
 /// Where a chunk begins and ends; the last may be shorter.
 pub(super) fn bounds(len: u64, chunks: u64, chunk: u64) -> (u64, u64) {

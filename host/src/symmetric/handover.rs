@@ -4,6 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use super::arena::Arena;
+use super::awaited::Expected;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
 use crate::runtime::backend::{Caller, WordOperation};
@@ -23,6 +24,10 @@ use crate::runtime::{Result, Stream};
 /// A flag is 0 before its writer can set it again, so that none is lost or taken twice, however far one rank is ahead. Before the first round
 /// the consumer [opens](Self::open) the place, outside of the graph. Where a producer is to be a round ahead, take two places and use them in
 /// turn.
+///
+/// Nothing of this waits on the host. Behind the rounds, or every so many replays, take a [ticket of the stream](Arena::ticket) and wait for that:
+/// a [`synchronize`](Stream::synchronize) or [`Buffer::to_vec`](crate::Buffer::to_vec) has no deadline, and behind a rank that is gone it waits for
+/// ever.
 pub struct Handover {
     arena: Arena,
     ready: Channel,
@@ -90,8 +95,10 @@ impl Handover {
     /// greater; what the reset undoes of it is written again until the stream is through.
     fn take_back(&self, stream: &Stream, channel: Channel, from: Rank, caller: Caller) -> Result<()> {
         let inner = &self.arena.0;
-        let wait = inner.wait(stream, channel, from, SET, caller)?;
-        let reset = WordOperation::Write { address: inner.base + inner.layout.word(channel.index, from), value: Epoch::ZERO.0, caller };
+        let (wait, expected) = inner.wait(channel, from, SET, caller)?;
+        let reset = WordOperation::Write { address: inner.base + expected.word, value: Epoch::ZERO.0, caller };
+        inner.await_on(stream, Expected { epoch: None, ..expected });
+        let _enqueuing = inner.enqueuing()?;
         inner.use_on(stream);
         stream.0.runtime.backend.word_operations(stream.0.id, &[wait, reset])
     }

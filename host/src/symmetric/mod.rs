@@ -35,6 +35,7 @@
 //! ```
 
 mod arena;
+mod awaited;
 mod backend;
 mod batch;
 mod buffer;

@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
-use super::gather::bounds;
+use super::gather::{INSTEAD, WHAT_GROWS, bounds};
 use super::signal::{Channel, Epoch};
 use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
@@ -97,7 +97,7 @@ impl<T: Pod> PushGather<T> {
     /// [`Error::Length`]; [`Error::Invalid`] for a result that was not released; [`Error::NotCapturable`] in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn run(&mut self, shard: &Buffer<T>) -> Result<Ticket<()>> {
-        self.out.0.refuse_capture("a gather, whose epochs grow", "capture puts and a Handover in place of it")?;
+        [&self.out, &self.arrivals].iter().try_for_each(|stream| stream.0.refuse_capture(WHAT_GROWS, INSTEAD))?;
         if shard.len() != self.memory.shard {
             return Err(Error::Length { what: "PushGather::run, shard", expected: self.memory.shard, found: shard.len() });
         }
@@ -206,9 +206,10 @@ impl<T: Pod> PushGather<T> {
     /// Tells the others that what they put has been read by all work enqueued so far on the streams that got views.
     ///
     /// # Errors
-    /// A failure of the arena; an error of the driver.
+    /// [`Error::NotCapturable`] in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn release(&mut self) -> Result<()> {
+        self.arrivals.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         let readers = std::mem::take(&mut *lock(&self.readers));
         order(&self.arrivals.0, |wait_for| wait_for.extend(readers.iter().map(|reader| Arc::clone(&reader.0))))?;
         let mut batch = self.arena.batch(&self.arrivals);

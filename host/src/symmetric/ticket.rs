@@ -19,6 +19,21 @@ pub struct Ticket<R> {
     result: R,
 }
 
+impl Arena {
+    /// A ticket for all that was enqueued on the stream so far: a wait on the host with the arena's deadline, for work that has no ticket of its own,
+    /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host have no deadline: wait for
+    /// a ticket first.
+    ///
+    /// # Errors
+    /// What ended the arena before; [`Error::NotCapturable`] in a graph; an error of the driver.
+    pub fn ticket(&self, stream: &Stream) -> Result<Ticket<()>> {
+        stream.0.refuse_capture("a ticket", "take it after Graph::replay")?;
+        self.0.check()?;
+        self.0.use_on(stream);
+        Ticket::new(self, stream, "Arena::ticket", ())
+    }
+}
+
 /// Between two looks at whether all ranks are still there.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -62,9 +77,9 @@ impl<R> Ticket<R> {
                 next_look = start.elapsed() + LOOK;
             }
             if start.elapsed() >= arena.options.deadline {
-                let missing = arena.missing()?;
+                let (missing, is_guess) = arena.missing()?;
                 let (rank, waited) = (arena.rank, arena.options.deadline);
-                let error = SymmetricError::Deadline { rank, operation: self.what, sequence: self.sequence, missing, waited };
+                let error = SymmetricError::Deadline { rank, operation: self.what, sequence: self.sequence, missing, is_guess, waited };
                 return Err(arena.fail(error.into())?);
             }
             arena.check_notice()?;

@@ -1,7 +1,9 @@
 //! Operations that are enqueued together keep their order, and are checked before.
 
+use std::time::Duration;
+
 use oxtile::runtime::RaceKind;
-use oxtile::symmetric::{Arena, ArenaOptions, Channel, Epoch, SymmetricBuffer};
+use oxtile::symmetric::{Arena, ArenaOptions, Channel, Epoch, SymmetricBuffer, SymmetricError};
 use oxtile::{Buffer, Error, Result};
 
 use crate::support::{WORLDS, World, numbers};
@@ -17,8 +19,13 @@ struct Ranks {
 
 impl Ranks {
     fn new(size: u32, seed: u64) -> Self {
-        let world = World::new(size, seed);
-        let arenas: Vec<_> = world.ranks.iter().map(|rank| Arena::open(rank, ArenaOptions::default()).unwrap()).collect();
+        Self::of(World::new(size, seed), ArenaOptions::default().deadline)
+    }
+
+    fn of(world: World, deadline: Duration) -> Self {
+        let size = world.size().get();
+        let options = ArenaOptions { deadline, ..ArenaOptions::default() };
+        let arenas: Vec<_> = world.ranks.iter().map(|rank| Arena::open(rank, options.clone()).unwrap()).collect();
         let buffers = arenas.iter().map(|arena| arena.buffer(4 * u64::from(size)).unwrap()).collect();
         let arrived = arenas.iter().map(|arena| arena.channel().unwrap()).collect();
         Self { world, arenas, buffers, arrived }
@@ -117,4 +124,34 @@ fn what_does_not_fit_a_batch_is_refused_before_anything_is_enqueued() {
     assert!(matches!(get(&[(one, 7..9)]), Err(Error::Length { expected: 9, found: 8, .. })));
     all.arenas[0].abort("the test").unwrap();
     assert!(batch().signal(all.arrived[0], one, FIRST).is_err() && batch().enqueue().is_err(), "the arena has ended");
+}
+
+/// What was named and never enqueued is nothing that a rank could be missing for.
+#[test]
+fn a_batch_that_is_dropped_waits_for_nobody() {
+    let all = Ranks::of(World::new(3, 0), Duration::from_millis(200));
+    let (arena, stream, [one, two]) = (&all.arenas[0], &all.world.streams[0], [1, 2].map(|i| all.world.rank(i)));
+    let short = Buffer::<u32>::zeros(stream, 2).unwrap();
+    let batch = arena.batch(stream).wait(all.arrived[0], one, FIRST).unwrap();
+    assert!(matches!(batch.put(&all.buffers[0].peer(one).unwrap(), &short, 0..3, 0), Err(Error::Length { .. })));
+    arena.batch(stream).wait(all.arrived[0], two, FIRST).unwrap().enqueue().unwrap();
+    let error = arena.ticket(stream).unwrap().wait().unwrap_err();
+    let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
+    assert_eq!(missing, &[two], "{error}");
+}
+
+/// Another arena would not know of the stream, nor be kept by a graph: its memory could be gone before the put. Nor has it the same words.
+#[test]
+fn what_another_arena_gave_is_refused() {
+    let all = Ranks::new(1, 0);
+    let options = ArenaOptions { channels: 2, ..ArenaOptions::default() };
+    let (stream, zero, small) = (&all.world.streams[0], all.world.rank(0), Arena::open(&all.world.ranks[0], options).unwrap());
+    let buffer = small.buffer::<u32>(4).unwrap();
+    let own = Buffer::<u32>::zeros(stream, 4).unwrap();
+    let put = all.arenas[0].batch(stream).put(&buffer.peer(zero).unwrap(), &own, 0..4, 0);
+    assert!(matches!(&put, Err(Error::Invalid { what: "Batch::put", .. })), "{put:?}");
+    let [_, _, third] = [(); 3].map(|()| all.arenas[0].channel().unwrap());
+    assert!(matches!(small.wait(stream, third, zero, FIRST), Err(Error::Invalid { .. })));
+    assert!(matches!(small.signal(stream, third, zero, FIRST), Err(Error::Invalid { .. })));
+    assert!(matches!(small.batch(stream).wait(third, zero, FIRST), Err(Error::Invalid { .. })));
 }

@@ -1,7 +1,11 @@
 //! Signals that are reset, in graphs that are replayed.
 
+use std::time::{Duration, Instant};
+
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{Arena, ArenaOptions, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer};
+use oxtile::symmetric::{
+    Arena, ArenaOptions, Epoch, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer, SymmetricError,
+};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
 
 use crate::support::{World, numbers};
@@ -138,4 +142,116 @@ fn gathers_are_not_captured() {
     assert!(matches!(pushed, Err(Error::NotCapturable { .. })), "{pushed:?}");
     let pulled = Graph::capture(&[stream], || pull.run(output).map(|_| ()));
     assert!(matches!(pulled, Err(Error::NotCapturable { .. })), "{pulled:?}");
+    let shard_of_pull = Graph::capture(&[&arrivals], || pull.shard(&arrivals).map(|_| ()));
+    assert!(matches!(shard_of_pull, Err(Error::NotCapturable { .. })), "{shard_of_pull:?}");
+    let arrived = Graph::capture(&[&arrivals], || push.run(&shard).map(|_| ()));
+    assert!(matches!(arrived, Err(Error::NotCapturable { .. })), "{arrived:?}");
+    push.run(&shard).expect("what was refused has changed nothing").wait().unwrap();
+    let released = Graph::capture(&[&arrivals], || push.release());
+    assert!(matches!(released, Err(Error::NotCapturable { .. })), "{released:?}");
+    push.release().unwrap();
+    push.run(&shard).unwrap().wait().unwrap();
+}
+
+fn arenas(world: &World, deadline: Duration) -> Vec<Arena> {
+    let options = ArenaOptions { deadline, ..ArenaOptions::default() };
+    world.ranks.iter().map(|rank| Arena::open(rank, options.clone()).unwrap()).collect()
+}
+
+fn aborted(error: &Error) -> Option<Rank> {
+    if let Error::Symmetric(SymmetricError::Aborted { rank, .. }) = error { Some(*rank) } else { None }
+}
+
+/// A program of handovers has no ticket but the stream's: that one, and a look at the arena, tell of a rank that is gone, long before the deadline.
+#[test]
+fn who_waits_for_a_rank_that_is_gone_is_told() {
+    for looks in [true, false] {
+        let world = World::new(2, 0);
+        let mut arenas = arenas(&world, Duration::from_secs(30));
+        let (places, stream): (Vec<_>, _) = (arenas.iter().map(|arena| Handover::take(arena).unwrap()).collect(), &world.streams[0]);
+        places[0].open(stream, world.rank(1)).unwrap();
+        let graph = Graph::capture(&[stream], || places[0].accept(stream, world.rank(1))).unwrap();
+        (0..3).for_each(|_| graph.replay(stream).unwrap());
+        arenas[0].check().unwrap();
+        drop((arenas.pop(), places.into_iter().nth(1)));
+        let (gone, start) = (arenas.pop().unwrap(), Instant::now());
+        let told = if looks { gone.check() } else { gone.ticket(stream).unwrap().wait() };
+        assert_eq!(aborted(&told.unwrap_err()), Some(world.rank(1)));
+        assert!(start.elapsed() < Duration::from_secs(20), "before the deadline");
+        assert!(graph.replay(stream).is_err() && gone.ticket(stream).is_err(), "nothing is begun any more");
+        stream.synchronize().unwrap();
+    }
+}
+
+/// Rank 2 is silent, rank 1 has done all it had to: its flag is 0 since it was taken back.
+#[test]
+fn a_deadline_does_not_name_whose_flag_was_taken_back() {
+    for with_epoch in [true, false] {
+        let world = World::new(3, 0);
+        let arenas = arenas(&world, Duration::from_millis(200));
+        let places: Vec<_> = arenas.iter().map(|arena| Handover::take(arena).unwrap()).collect();
+        let channels: Vec<_> = arenas.iter().map(|arena| arena.channel().unwrap()).collect();
+        places[1].publish(&world.streams[1], world.rank(0)).unwrap();
+        places[0].accept(&world.streams[0], world.rank(1)).unwrap();
+        arenas[0].ticket(&world.streams[0]).unwrap().wait().unwrap();
+        if with_epoch {
+            arenas[0].wait(&world.streams[0], channels[0], world.rank(2), Epoch::ZERO.next()).unwrap();
+        } else {
+            places[0].accept(&world.streams[0], world.rank(2)).unwrap();
+        }
+        let error = arenas[0].ticket(&world.streams[0]).unwrap().wait().unwrap_err();
+        let Error::Symmetric(SymmetricError::Deadline { missing, is_guess, .. }) = &error else { panic!("{error}") };
+        // Of flags alone nothing says who it is, and the error says so.
+        let expected = if with_epoch { vec![world.rank(2)] } else { vec![world.rank(1), world.rank(2)] };
+        assert_eq!((missing, *is_guess), (&expected, !with_epoch), "{error}");
+        assert_eq!(error.to_string().contains("one or more of rank 1, rank 2"), !with_epoch, "{error}");
+    }
+}
+
+/// The reset of a flag takes poison back too: whatever was queued when a rank ended the arena gets through all the same, and every rank is told.
+#[test]
+fn replays_that_are_queued_get_through_when_a_rank_ends_the_arena() {
+    for seed in 0..32 {
+        let (world, long) = (World::new(3, seed), Duration::from_secs(30));
+        let arenas = arenas(&world, long);
+        let mut places: Vec<_> = arenas.iter().zip(&world.streams).map(|(arena, stream)| Place::take(arena, stream).unwrap()).collect();
+        for (i, place) in places.iter_mut().enumerate() {
+            let (stream, next, last) = (&world.streams[i], world.rank((i as u32 + 1) % 3), world.rank((i as u32 + 2) % 3));
+            place.handover.open(stream, last).unwrap();
+            let graph = Graph::capture(&[stream], || {
+                place.fill(stream, next, Bug::None)?;
+                place.empty(stream, last, Bug::None)
+            });
+            let graph = graph.unwrap();
+            // Rank 1 stops first, so that the others hang in their last rounds.
+            (0..if i == 1 { 3 } else { 8 }).for_each(|_| graph.replay(stream).unwrap());
+        }
+        let tickets: Vec<_> = arenas.iter().zip(&world.streams).map(|(arena, stream)| arena.ticket(stream).unwrap()).collect();
+        let start = Instant::now();
+        arenas[1].abort("the test").unwrap();
+        for ticket in tickets {
+            // Rank 2 may hear it of rank 0.
+            let error = ticket.wait().unwrap_err();
+            assert!(aborted(&error).is_some() && error.to_string().contains("rank 1 gave up: the test"), "seed {seed}: {error}");
+        }
+        for stream in &world.streams {
+            stream.synchronize().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+        assert!(start.elapsed() < long / 2, "seed {seed}: not before the deadline");
+    }
+}
+
+#[test]
+fn an_arena_ends_while_a_stream_of_it_is_captured() {
+    let world = World::new(1, 0);
+    let arenas = arenas(&world, Duration::from_secs(30));
+    let (arena, stream, zero) = (&arenas[0], &world.streams[0], world.rank(0));
+    let place = Handover::take(arena).unwrap();
+    place.accept(stream, zero).unwrap();
+    let captured = Graph::capture(&[stream], || {
+        place.accept(stream, zero)?;
+        arena.abort("the test").expect("what is captured is not waited for");
+        place.accept(stream, zero)
+    });
+    assert_eq!(aborted(&captured.unwrap_err()), Some(zero));
 }

@@ -3,6 +3,7 @@
 mod batch;
 mod collectives;
 mod exchange;
+mod failures;
 mod graphs;
 mod handover;
 mod mismatches;

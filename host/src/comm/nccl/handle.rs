@@ -1,7 +1,7 @@
 //! One NCCL communicator: calls with a deadline, one at a time; the first failure is the last.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
@@ -162,8 +162,8 @@ impl Handle {
 
 /// Finalizing waits for work under way, whatever streams it is on.
 impl Owner for Handle {
-    fn check(&self) -> Result<()> {
-        self.check_failure()
+    fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        self.check_failure().map(|()| None)
     }
 
     fn used_on(&self, _: &Arc<StreamInner>) {}
