@@ -65,7 +65,10 @@ impl Member {
         let prepared = self.prepare(request);
         // Kernels that wait for other ranks may hold up what those allocate. Whoever fails is not waited for.
         gate.pass(DEADLINE)?;
-        let warm = prepared.and_then(|()| self.enqueue(Request { calls: 1, ..request })).and_then(|_| self.settle());
+        let warm = prepared
+            .and_then(|()| self.enqueue(Request { calls: 1, ..request }))
+            .and_then(|_| self.settle())
+            .and_then(|()| self.renew(request.work));
         gate.pass(DEADLINE)?;
         warm?;
         let begin = Instant::now();
@@ -77,6 +80,17 @@ impl Member {
             messages.check(&self.stream)?;
         }
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
+    }
+
+    /// What a round's calls send and receive is not what the first one did.
+    fn renew(&mut self, work: Work) -> Result<()> {
+        match (work, &mut self.messages) {
+            (Work::Exchange(_), Some(messages)) => {
+                messages.renew(self.symmetric.rank(), &self.stream)?;
+                self.settle()
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Buffers of the sizes that it needs.

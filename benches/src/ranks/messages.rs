@@ -1,6 +1,6 @@
 //! A rank's mailboxes: messages by kernels.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use oxtile::comm::HostRank;
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Exchange, ExchangeOptions};
 use oxtile::{Buffer, Event, Stream};
@@ -15,6 +15,8 @@ pub struct Messages {
     exchanges: Vec<Exchange>,
     shard: Buffer<u32>,
     whole: Buffer<u32>,
+    /// The first word of the whole: it counts on from there, and each time from another.
+    first: u32,
     arena: Option<Arena>,
 }
 
@@ -28,18 +30,27 @@ impl Messages {
         };
         let exchanges = CUTS.into_iter().map(exchange).collect::<oxtile::Result<_>>()?;
         let (shard, whole) = (Buffer::zeros(stream, 0)?, Buffer::zeros(stream, 0)?);
-        Ok(Self { exchanges, shard, whole, arena: Some(arena) })
+        Ok(Self { exchanges, shard, whole, first: 0, arena: Some(arena) })
     }
 
-    /// Buffers of this size, the shard's words told from those of other ranks.
+    /// Buffers of this size.
     pub fn prepare(&mut self, rank: &HostRank, stream: &Stream, whole_bytes: u64) -> Result<()> {
         let words = whole_bytes / 4;
         if self.whole.len() != words {
-            let shard = words / u64::from(rank.world().get());
-            self.shard = Buffer::from_slice(stream, &vec![1 + rank.rank().index(); shard as usize])?;
-            self.whole = Buffer::zeros(stream, words)?;
+            self.shard = Buffer::uninitialised(stream, words / u64::from(rank.world().get()))?;
+            self.whole = Buffer::uninitialised(stream, words)?;
         }
-        Ok(())
+        self.renew(rank, stream)
+    }
+
+    /// Words of the shard that no message had before, and nothing in the whole. All ranks do so as often, each before they all gather.
+    pub fn renew(&mut self, rank: &HostRank, stream: &Stream) -> Result<()> {
+        self.first = self.first.wrapping_add(self.whole.len() as u32 + 1);
+        let shard = self.shard.len() as u32;
+        let first = self.first.wrapping_add(rank.rank().index() * shard);
+        let words: Vec<u32> = (0..shard).map(|i| first.wrapping_add(i)).collect();
+        self.shard.copy_from_slice(stream, &words)?;
+        Ok(self.whole.fill_zero(stream)?)
     }
 
     pub fn gather(&mut self, cut: usize, stream: &Stream, calls: u64) -> Result<[Event; 2]> {
@@ -50,14 +61,20 @@ impl Messages {
         Ok([start, stream.record()?])
     }
 
-    /// Whether all went well, and every rank's words arrived.
+    /// Whether all went well, and every rank's words arrived since they were [renewed](Self::renew).
     pub fn check(&mut self, stream: &Stream) -> Result<()> {
         self.exchanges.iter_mut().try_for_each(|exchange| exchange.check(stream))?;
-        let (found, shard) = (self.whole.to_vec(stream)?, self.shard.len().max(1) as usize);
-        let is_right = found.chunks(shard).zip(1..).all(|(words, rank)| words.iter().all(|word| *word == rank));
-        ensure!(is_right, "a message did not arrive as it was sent");
+        if let Some((at, found)) = first_wrong(&self.whole.to_vec(stream)?, self.first) {
+            let expected = self.first.wrapping_add(at as u32);
+            bail!("a message did not arrive as it was sent: word {at} of the whole is {found}, not {expected}");
+        }
         Ok(())
     }
+}
+
+/// Where words do not count on from `first`, and what is there.
+fn first_wrong(words: &[u32], first: u32) -> Option<(usize, u32)> {
+    words.iter().copied().enumerate().find(|&(at, word)| word != first.wrapping_add(at as u32))
 }
 
 impl Drop for Messages {
@@ -65,5 +82,19 @@ impl Drop for Messages {
         self.exchanges.clear();
         // An arena that cannot be closed keeps its memory, until the process ends.
         let _ = self.arena.take().map(|arena| arena.close().and_then(|closing| closing.finish()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_arrive_is_found() {
+        assert_eq!(first_wrong(&[7, 8, 9, 10], 7), None);
+        // Nothing, the words before, and two ranks' in each other's place.
+        assert_eq!(first_wrong(&[7, 8, 0, 0], 7), Some((2, 0)));
+        assert_eq!(first_wrong(&[7, 8, 4, 5], 7), Some((2, 4)));
+        assert_eq!(first_wrong(&[9, 10, 7, 8], 7), Some((0, 9)));
     }
 }
