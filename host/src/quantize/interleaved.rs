@@ -13,7 +13,7 @@ use oxtile_tile::num::{Fp8, e4m3};
 
 use super::layout::Interleaved;
 use super::mxfp8::{Direction, Mxfp8Tensor};
-use super::nvfp4::Nvfp4Tensor;
+use super::nvfp4::{Nvfp4Tensor, check_rowwise};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// MXFP8 with interleaved scales: the rowwise cast and the inverse of either direction, for rows of whole blocks.
@@ -40,13 +40,23 @@ where
     /// Quantizes a matrix rowwise into new buffers.
     ///
     /// # Errors
-    /// As [`Mxfp8Tensor::uninitialised`]; as [`Loaded::launch`], also where a row is not whole blocks of 32 or `input` does not start at a
-    /// multiple of 16 bytes: cast it by [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
+    /// As [`Mxfp8Tensor::uninitialised`] and [`quantize_rows_into`](Self::quantize_rows_into).
     pub fn quantize_rows(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Mxfp8Tensor<Q, Interleaved>> {
-        let mut tensor = Mxfp8Tensor::<Q, Interleaved>::uninitialised(stream, shape, Direction::Rows)?;
-        let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), shape);
-        self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })?;
+        let mut tensor = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        self.quantize_rows_into(stream, input, &mut tensor)?;
         Ok(tensor)
+    }
+
+    /// Quantizes a matrix rowwise into a tensor that is there. A graph can hold it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) if the tensor is a columnwise one; as [`Loaded::launch`], also where a length does not match
+    /// the tensor's shape, a row is not whole blocks of 32 or `input` does not start at a multiple of 16 bytes: cast it by
+    /// [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
+    pub fn quantize_rows_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Mxfp8Tensor<Q, Interleaved>) -> Result<()> {
+        check_rowwise("InterleavedMxfp8::quantize_rows_into, tensor", tensor.direction)?;
+        let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), tensor.shape);
+        self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })
     }
 
     /// The matrix back in `T`, rounded to nearest even.

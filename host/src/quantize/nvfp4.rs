@@ -143,13 +143,24 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// [`quantize`](Self::quantize) makes of the whole.
     ///
     /// # Errors
-    /// [`Error::Length`] unless there is one amax; as [`Nvfp4Tensor::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
+    /// As [`Nvfp4Tensor::uninitialised`] and [`cast_shard`](Self::cast_shard).
     pub fn quantize_shard(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], amax: &GlobalAmax) -> Result<Nvfp4Tensor> {
-        amax.check("Nvfp4::quantize_shard, amax", 1)?;
-        let mut tensor = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, Direction::Rows)?;
-        tensor.amax.copy_from(stream, amax.slots())?;
-        self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
+        let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        self.cast_shard(stream, input, amax, &mut tensor)?;
         Ok(tensor)
+    }
+
+    /// As [`quantize_shard`](Self::quantize_shard), into a tensor that is there, whose amax becomes what all ranks agreed on. A graph can
+    /// hold it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one amax; [`Error::Invalid`] if the tensor is a columnwise one; as
+    /// [`quantize_rows`](Self::quantize_rows).
+    pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Nvfp4Tensor) -> Result<()> {
+        amax.check("Nvfp4::cast_shard, amax", 1)?;
+        check_rowwise("Nvfp4::cast_shard, tensor", tensor.direction)?;
+        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        self.quantize_rows(stream, input, tensor.shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
     /// As [`quantize`](Self::quantize), the scales [interleaved](oxtile_kernels::interleave) for block-scaled matrix multiplication.
@@ -195,9 +206,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         tensor: &mut Nvfp4Tensor<Interleaved>,
     ) -> Result<()> {
         const WHAT: &str = "Nvfp4::quantize_rows_interleaved, tensor";
-        if tensor.direction != Direction::Rows {
-            return Err(Error::Invalid { what: WHAT, why: "it is columnwise: make one of `Direction::Rows`".to_owned() });
-        }
+        check_rowwise(WHAT, tensor.direction)?;
         check_blocks(WHAT, tensor.shape)?;
         let (amax, [rows, columns]) = (tensor.amax.view(), tensor.shape);
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
@@ -234,6 +243,14 @@ fn check_blocks(what: &'static str, [_, columns]: [u64; 2]) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid { what, why: format!("{columns} columns are not a multiple of {BLOCK}: pad the rows") })
+}
+
+/// For casts by rows, of a tensor to be written.
+pub(super) fn check_rowwise(what: &'static str, direction: Direction) -> Result<()> {
+    if direction == Direction::Rows {
+        return Ok(());
+    }
+    Err(Error::Invalid { what, why: "it is columnwise: make one of `Direction::Rows`".to_owned() })
 }
 
 fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {

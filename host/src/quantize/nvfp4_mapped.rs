@@ -36,7 +36,7 @@ use oxtile_tile::num::{e2m1x2, e4m3};
 
 use super::layout::Compact;
 use super::mxfp8::Direction;
-use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use super::nvfp4::{Nvfp4Number, Nvfp4Tensor, check_rowwise};
 use super::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -251,9 +251,10 @@ where
     /// Quantizes a matrix into a tensor that is there, one [of scaled rows](Nvfp4MappedTensor::of_scaled_rows). A graph can hold it.
     ///
     /// # Errors
-    /// As [`Loaded::launch`], also where `input` does not have the tensor's shape, the tensor not an amax for each row, or `input` does not
-    /// start at a multiple of 16 bytes.
+    /// [`Error::Invalid`] if the tensor is a columnwise one; as [`Loaded::launch`], also where `input` does not have the tensor's shape, the
+    /// tensor not an amax for each row, or `input` does not start at a multiple of 16 bytes.
     pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
+        check_rowwise("Nvfp4ScaledRows::quantize_into, tensor", tensor.direction)?;
         let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
         let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: tensor.shape[1], marker: PhantomData };
         self.cast.launch(stream, args)

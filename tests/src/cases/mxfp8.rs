@@ -13,9 +13,23 @@ use crate::backend::long;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns. Whole blocks, then ragged ones; TransformerEngine's list among them.
-const SHAPES: [(usize, usize); 13] =
-    [(1, 1024), (1, 32), (3, 64), (17, 96), (128, 128), (4, 1056), (1, 16), (16, 48), (5, 1), (33, 65), (17, 400), (0, 64), (4, 0)];
-const LARGE: [(usize, usize); 5] = [(993, 512), (256, 1024), (512, 512), (256, 8192), (127, 4000)];
+const SHAPES: [(usize, usize); 14] = [
+    (1, 1024),
+    (1, 32),
+    (3, 64),
+    (17, 96),
+    (128, 128),
+    (4, 1056),
+    (1, 16),
+    (16, 48),
+    (5, 1),
+    (33, 65),
+    (65, 80),
+    (17, 400),
+    (0, 64),
+    (4, 0),
+];
+const LARGE: [(usize, usize); 6] = [(993, 512), (256, 1024), (512, 512), (256, 8192), (127, 400), (127, 4000)];
 /// The one of TransformerEngine's that takes minutes.
 const LONG: (usize, usize) = (8192, 7168);
 

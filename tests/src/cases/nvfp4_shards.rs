@@ -46,7 +46,7 @@ type Expected = fn(&[f32]) -> Vec<Quantized>;
 
 const SHAPE: [u64; 2] = [ROWS as u64, COLUMNS as u64];
 
-const FORMS: [(&str, Cast, Expected); 6] = [
+const FORMS: [(&str, Cast, Expected); 8] = [
     (
         "columns",
         |runtime, stream, ranks, rows| {
@@ -57,6 +57,18 @@ const FORMS: [(&str, Cast, Expected); 6] = [
             Ok(vec![tensor])
         },
         |x| vec![quantize(&transpose(x, COLUMNS), amax(x))],
+    ),
+    (
+        "both",
+        |runtime, stream, ranks, rows| {
+            // One amax for both directions.
+            let agreed = Nvfp4::<bf16>::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let mut pair = Nvfp4Pair::uninitialised(stream, SHAPE)?;
+            let casts = Nvfp4Columns::<bf16>::new(runtime)?;
+            casts.cast_both_shard(stream, rows, &RandomState::none(stream)?, &agreed, &mut pair)?;
+            Ok(vec![pair.rows, pair.columns])
+        },
+        |x| vec![quantize(x, amax(x)), quantize(&transpose(x, COLUMNS), amax(x))],
     ),
     (
         "both, hadamard",
@@ -112,6 +124,22 @@ const FORMS: [(&str, Cast, Expected); 6] = [
         |x| {
             let generator = Generator { seed: SEED, offset: 0, bits: 8, columns: false };
             vec![quantize_by(x, amax(x), |i, x| round(x, generator.number(i % (ROWS * COLUMNS))))]
+        },
+    ),
+    (
+        "stochastic columns",
+        |runtime, stream, ranks, rows| {
+            let agreed = Nvfp4::<bf16>::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let mut tensor = Nvfp4Tensor::uninitialised(stream, SHAPE, Direction::Columns)?;
+            let casts = Nvfp4Columns::<bf16, Stochastic8>::new(runtime)?;
+            casts.cast_columns_shard(stream, rows, &RandomState::new(stream, SEED, 0)?, &agreed, &mut tensor)?;
+            Ok(vec![tensor])
+        },
+        // An element draws by its number in the transpose of the rank's rows.
+        |x| {
+            let (generator, all_rows) = (Generator { seed: SEED, offset: 0, bits: 8, columns: true }, x.len() / COLUMNS);
+            let number = |i: usize| i / all_rows * ROWS + i % all_rows % ROWS;
+            vec![quantize_by(&transpose(x, COLUMNS), amax(x), |i, x| round(x, generator.number(number(i))))]
         },
     ),
 ];
