@@ -18,15 +18,19 @@ pub fn interleave_rows<S: ScaleCode>(compact: Global<S>, interleaved: GlobalMut<
 
 /// What a thread does with its place in a tile.
 #[inline(always)]
-pub(super) fn interleave<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, tile: &Tile, r: u32) {
-    let Tile { outer, blocks, .. } = *tile;
+fn interleave<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, tile: &Tile, r: u32) {
     if tile.exists() {
-        let words = [0, 1, 2, 3].map(|quarter| {
-            let i = tile.i + 32 * quarter + u64::from(r);
-            if i < outer { load_four(compact, i, tile.j, blocks) } else { 0 }
-        });
-        interleaved.store_vector(tile.vector(r), Vector::from_words(words));
+        interleaved.store_vector(tile.vector(r), Vector::from_words(load_quarters(compact, tile, r)));
     }
+}
+
+/// The words of a thread's four rows of a tile, 0 beyond the last.
+#[inline(always)]
+pub(super) fn load_quarters<S: ScaleCode>(compact: &Global<S>, tile: &Tile, r: u32) -> [u32; 4] {
+    [0, 1, 2, 3].map(|quarter| {
+        let i = tile.i + 32 * quarter + u64::from(r);
+        if i < tile.outer { load_four(compact, i, tile.j, tile.blocks) } else { 0 }
+    })
 }
 
 /// The inverse: compact scales `[outer, blocks]` from interleaved ones.
@@ -39,15 +43,19 @@ pub fn deinterleave_rows<S: ScaleCode>(interleaved: Global<S>, compact: GlobalMu
 
 /// What a thread does with its place in a tile.
 #[inline(always)]
-pub(super) fn deinterleave<S: ScaleCode>(interleaved: &Global<S>, compact: &GlobalMut<S>, tile: &Tile, r: u32) {
-    let Tile { outer, blocks, .. } = *tile;
+fn deinterleave<S: ScaleCode>(interleaved: &Global<S>, compact: &GlobalMut<S>, tile: &Tile, r: u32) {
     if tile.exists() {
-        let words = interleaved.load_vector(tile.vector(r)).words();
-        for (quarter, word) in words.iter().enumerate() {
-            let i = tile.i + 32 * quarter as u64 + u64::from(r);
-            if i < outer {
-                store_four(compact, i, tile.j, blocks, *word);
-            }
+        store_quarters(compact, tile, r, interleaved.load_vector(tile.vector(r)).words());
+    }
+}
+
+/// Writes the words of a thread's four rows of a tile.
+#[inline(always)]
+pub(super) fn store_quarters<S: ScaleCode>(compact: &GlobalMut<S>, tile: &Tile, r: u32, words: [u32; 4]) {
+    for (quarter, word) in words.iter().enumerate() {
+        let i = tile.i + 32 * quarter as u64 + u64::from(r);
+        if i < tile.outer {
+            store_four(compact, i, tile.j, tile.blocks, *word);
         }
     }
 }
