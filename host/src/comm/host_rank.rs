@@ -30,6 +30,10 @@ pub struct HostRank {
     arenas: AtomicU64,
     /// How often it has become a member of each team.
     teams: Mutex<BTreeMap<Team, u64>>,
+    /// Whether it is a rank of a team.
+    is_member: bool,
+    /// Whether its end is nothing that others have to be told of.
+    is_closed: bool,
 }
 
 impl HostRank {
@@ -63,13 +67,15 @@ impl HostRank {
     }
 
     fn on(rank: Rank, world: WorldSize, device: &Device, board: Arc<dyn Board>, store: Option<Arc<StoreBoard>>) -> Self {
-        Self { rank, world, device: device.clone(), board, store, arenas: AtomicU64::new(0), teams: Mutex::default() }
+        let (arenas, teams) = (AtomicU64::new(0), Mutex::default());
+        Self { rank, world, device: device.clone(), board, store, arenas, teams, is_member: false, is_closed: false }
     }
 
     /// This rank as a member of a team, with arenas of the team's own: ranks are the numbers in the team, and what goes wrong in it is an error
-    /// of its members alone. Every member asks as often. `None` for a rank outside. The world's rank is kept as long as it is used.
+    /// of its members alone. Every member asks as often. `None` for a rank outside.
     ///
-    /// A team whose member failed stays unusable; ask again for a new one.
+    /// Keep the member, and this rank, until the team's arenas are closed, and then [close](Self::close) it: a member that is dropped before that is gone
+    /// from the team, and whoever drops the world's rank is gone from all teams. A team whose member failed stays unusable; ask again for a new one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a team of a world of another size.
@@ -83,7 +89,9 @@ impl HostRank {
         let number = teams.entry(team.clone()).or_default();
         let board = TeamBoard { board: Arc::clone(&self.board), team: team.clone(), scope: format!("{team:?}, number {number}: ") };
         *number += 1;
-        Ok(Some(Self::on(rank, team.size(), &self.device, Arc::new(board), None)))
+        let mut member = Self::on(rank, team.size(), &self.device, Arc::new(board), None);
+        member.is_member = true;
+        Ok(Some(member))
     }
 
     /// This rank.
@@ -101,11 +109,13 @@ impl HostRank {
         &self.device
     }
 
-    /// Waits until every rank has come here: then none needs another's process any more. Arenas are closed before.
+    /// Waits until every rank has come here: then none needs another's process any more. Arenas are closed before. A member of a
+    /// [team](Self::team) waits for nobody, and leaves nothing on the boards.
     ///
     /// # Errors
     /// As [`StoreBoard::close`].
-    pub fn close(self) -> Result<()> {
+    pub fn close(mut self) -> Result<()> {
+        self.is_closed = self.is_member;
         self.store.as_ref().map_or(Ok(()), |store| store.close())
     }
 }
@@ -123,12 +133,38 @@ impl ArenaRank for HostRank {
 
 impl Drop for HostRank {
     fn drop(&mut self) {
-        self.board.give_up(self.rank, "", "it is gone");
+        if !self.is_closed {
+            self.board.give_up(self.rank, "", "it is gone");
+        }
     }
 }
 
 impl fmt::Debug for HostRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostRank").field("rank", &self.rank).field("world", &self.world).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Runtime;
+    use crate::symmetric::{Arena, ArenaOptions};
+
+    /// A program may make a team a step.
+    #[test]
+    fn teams_that_are_closed_leave_nothing_on_the_board() {
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let rank = HostRank::threads(&[device]).unwrap().remove(0);
+        let gone = || format!("{:?}", rank.board).matches("it is gone").count();
+        let team = Team::all(rank.world());
+        for _ in 0..3 {
+            let member = rank.team(&team).unwrap().unwrap();
+            Arena::open(&member, ArenaOptions::default()).unwrap().close().unwrap().finish().unwrap();
+            member.close().unwrap();
+        }
+        assert_eq!(gone(), 0);
+        drop(rank.team(&team).unwrap());
+        assert_eq!(gone(), 1, "one that is not closed is gone");
     }
 }

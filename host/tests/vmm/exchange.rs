@@ -108,7 +108,7 @@ fn silence(rank: HostRank) -> Result<()> {
         let start = Instant::now();
         exchange.all_gather(&stream, &shard, &mut whole)?;
         let error = exchange.check(&stream).expect_err("nobody answers");
-        assert!((deadline..deadline + Duration::from_secs(1)).contains(&start.elapsed()), "{:?}", start.elapsed());
+        assert!((deadline..LIMIT / 2).contains(&start.elapsed()), "{:?}", start.elapsed());
         let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
         assert_eq!(missing[0].index(), 1, "{error}");
         assert_eq!(whole.to_vec(&stream)?, [7, 7, 7, 7, 9, 9, 9, 9]);

@@ -1,11 +1,14 @@
 //! Threads that other processes need: the end of this one waits for them.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
 use std::thread::JoinHandle;
 
 use crate::runtime::lock;
 
 static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+/// The process whose threads they are: a child that it forks inherits the list, and the handler, but no thread.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// The end of the process, in order, waits for this thread, which has a bound of its own.
 pub fn join(thread: JoinHandle<()>) {
@@ -13,6 +16,7 @@ pub fn join(thread: JoinHandle<()>) {
     let mut threads = lock(&THREADS);
     threads.retain(|thread| !thread.is_finished());
     threads.push(thread);
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
     REGISTERED.call_once(|| {
         // SAFETY: a function of the C library with the signature of its header; what it is to call lives as long as the process. Without room
         // for one more the process ends at once, as it does without this.
@@ -25,6 +29,9 @@ unsafe extern "C" {
 }
 
 extern "C" fn join_all() {
+    if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     let threads = std::mem::take(&mut *lock(&THREADS));
     threads.into_iter().for_each(|thread| _ = thread.join());
 }

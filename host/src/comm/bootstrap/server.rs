@@ -128,7 +128,7 @@ impl State {
                 Ok(Event::Call(connection, call)) => self.call(connection, call),
                 Ok(Event::Post(connection, post)) => self.post(connection, post),
                 Ok(Event::Gone(connection)) => self.gone(connection),
-                Ok(Event::Outlive(limit)) => self.outlives = Some((limit, Instant::now() + limit)),
+                Ok(Event::Outlive(limit)) => self.outlives = Some((limit, after(limit))),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.check_deadlines();
@@ -198,7 +198,7 @@ impl State {
         if let Some(failure) = self.failure.clone() {
             return self.answer(number, &failure);
         }
-        self.waiting.insert(hello.rank, Waiter { connection: number, deadline: Instant::now() + hello.timeout, call: None });
+        self.waiting.insert(hello.rank, Waiter { connection: number, deadline: after(hello.timeout), call: None });
         if self.waiting.len() == *world as usize {
             // Who came too late, with a rank that is there, is told so.
             self.accept();
@@ -218,7 +218,7 @@ impl State {
             return self.fail(Answer::Mismatch { rank, found: operation, expected });
         }
         let call = Some((operation, payload));
-        self.waiting.insert(rank, Waiter { connection: number, deadline: Instant::now() + timeout, call });
+        self.waiting.insert(rank, Waiter { connection: number, deadline: after(timeout), call });
         if self.waiting.len() < self.identity.world as usize {
             return;
         }
@@ -238,7 +238,7 @@ impl State {
     fn post(&mut self, number: usize, post: Post) {
         let (Some(rank), true) = (self.connections[number].rank, self.is_board) else { return };
         if let Some((limit, deadline)) = &mut self.outlives {
-            *deadline = Instant::now() + *limit;
+            *deadline = after(*limit);
         }
         let readers = match &post {
             Post::Note { readers, .. } => readers.clone(),
@@ -296,6 +296,12 @@ impl State {
     }
 }
 
+/// So much later; a limit that no clock reaches is a year.
+fn after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
 /// Reads what a connection says until it ends.
 fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
     let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
@@ -314,4 +320,14 @@ fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
         }
     }
     let _ = events.send(Event::Gone(number));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_limit_is_too_long() {
+        assert!(after(Duration::MAX) > after(Duration::from_secs(3600)));
+    }
 }

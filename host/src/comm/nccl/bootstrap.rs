@@ -12,8 +12,8 @@ use crate::runtime::{Error, Result};
 enum Brought {
     /// Its NCCL, whether it compares calls, and, of rank 0, the id.
     Library { version: (u32, u32, u32), compare_calls: bool, id: Vec<u8> },
-    /// Why it has none.
-    Nothing(String),
+    /// Why it cannot go on, and whether that is for want of a library.
+    Nothing { why: String, has_library: bool },
 }
 
 /// Gives rank 0's id to every rank, if all have the same NCCL and compare calls, or do not. Every rank calls it, with why it cannot go on where
@@ -34,18 +34,25 @@ pub(super) fn exchange_id(
     };
     let (mine, own_error) = match version.and_then(id) {
         Ok(mine) => (mine, None),
-        Err(error) => (Brought::Nothing(error.to_string()), Some(error)),
+        Err(error) => {
+            let has_library = !matches!(error, Error::NoLibrary { .. });
+            (Brought::Nothing { why: error.to_string(), has_library }, Some(error))
+        }
     };
     // A structure of numbers and strings: there is nothing in it that could fail.
     let all = store.all_gather(&serde_json::to_vec(&mine).unwrap_or_default())?;
     if let Some(error) = own_error {
         return Err(error);
     }
-    let unknown = || Brought::Nothing("it brings something that this version of Oxtile does not know".to_owned());
+    let unknown =
+        || Brought::Nothing { why: "it brings something that this version of Oxtile does not know".to_owned(), has_library: true };
     let (mut agreed, mut found) = (None, Vec::new());
     for (rank, bytes) in store.world().ranks().zip(&all) {
         match serde_json::from_slice(bytes).unwrap_or_else(|_| unknown()) {
-            Brought::Nothing(why) => return Err(Error::NoLibrary { library: "NCCL", why: format!("{rank}: {why}") }),
+            Brought::Nothing { why, has_library: false } => {
+                return Err(Error::NoLibrary { library: "NCCL", why: format!("{rank}: {why}") });
+            }
+            Brought::Nothing { why, .. } => return Err(invalid(format!("{rank}: {why}"))),
             Brought::Library { version, compare_calls, id } => {
                 agreed = agreed.or_else(|| <[u8; UniqueId::BYTES]>::try_from(id).ok());
                 found.push((rank, version, compare_calls));
@@ -127,6 +134,15 @@ mod tests {
             let text = error.to_string();
             assert!(matches!(error, Error::NoLibrary { .. }) && text.contains("no libnccl.so.2"), "{text}");
             assert_eq!(text.contains("rank 1: "), rank != 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rank_with_another_reason_is_named_on_all() {
+        let virtual_gpu = Err(invalid("the device is a virtual one".into()));
+        for result in exchange(PATIENT, [Some(Ok(version(28))), Some(virtual_gpu), Some(Ok(version(28)))]) {
+            let error = result.unwrap().unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("the device is a virtual one"), "{error}");
         }
     }
 

@@ -301,7 +301,14 @@ impl Backend for Platform {
     fn word_operations(&self, stream: StreamId, operations: &[WordOperation]) -> Result<()> {
         operations.chunks(255).try_for_each(|part| {
             let (first, count) = (part[0].caller(), part.len() as u32);
-            let work = || Work::new(Activity::Signal, format!("{count} signals and waits"), None, Some(first));
+            let waits = part.iter().filter(|operation| matches!(operation, WordOperation::Wait { .. })).count();
+            // What takes the time is the waiting.
+            let (activity, name) = match (waits, part.len() - waits) {
+                (0, signals) => (Activity::Signal, format!("{signals} signals")),
+                (waits, 0) => (Activity::Wait, format!("{waits} waits")),
+                (waits, signals) => (Activity::Wait, format!("{waits} waits and {signals} signals")),
+            };
+            let work = || Work::new(activity, name.clone(), None, Some(first));
             let mut parameters: Vec<_> = part.iter().map(parameters_of).collect();
             // SAFETY: a live stream, as many parameters as are said, of words as in `write_value` and `wait_value`.
             let batch =

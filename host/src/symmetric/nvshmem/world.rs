@@ -76,7 +76,8 @@ impl World {
     /// # Errors
     /// [`SymmetricError::Unavailable`] for a process that is another rank already, for what the library refuses, and for devices that do not reach
     /// each other; [`SymmetricError::Rendezvous`] for another version on another rank; [`SymmetricError::Step`] with a rank that got no memory;
-    /// [`Error::Deadline`]; another rank's failure.
+    /// [`Error::Deadline`]; another rank's failure. The heap has a fixed size, and to give memory back takes all ranks: what a rank got before another one
+    /// failed stays taken until the process ends.
     pub fn open(&self, meeting: &Meeting, request: &Request, clear: impl FnOnce(u64) -> Result<()>) -> Result<Heap> {
         self.join(meeting, request)?;
         let Request { bytes, deadline, ref enter, .. } = *request;
@@ -94,8 +95,11 @@ impl World {
             let why = format!("{} does not reach the memory of {rank} by loads and stores (nvidia-smi topo -p2p r)", meeting.rank());
             Error::from(unavailable(why))
         };
-        let peer = |rank| if rank == meeting.rank() { Ok(own) } else { functions.peer(own, rank).ok_or_else(|| far(rank)) };
-        let peers = meeting.world().ranks().map(peer).collect::<Result<_>>()?;
+        let (world, me, enter) = (meeting.world(), meeting.rank(), Arc::clone(&request.enter));
+        let peer = move |rank| if rank == me { Some(own) } else { functions.peer(own, rank) };
+        let find = move || enter().map(|()| world.ranks().map(peer).collect::<Vec<_>>());
+        let found = self.caller.call("nvshmem_ptr", deadline, find)??;
+        let peers = world.ranks().zip(found).map(|(rank, peer)| peer.ok_or_else(|| far(rank))).collect::<Result<_>>()?;
         clear(own)?;
         meeting.publish(CLEARED, Vec::new())?;
         meeting.gather(CLEARED, deadline)?;
