@@ -1,6 +1,6 @@
 //! Mutants of attention.
 
-use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
+use oxtile_emulator::mutation::{Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, Narrow};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
@@ -11,16 +11,10 @@ use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_forward", run: attention_forward, equivalents: EQUIVALENTS }];
 
-pub const EQUIVALENTS: &[Equivalent<'static>] = &[
-    Equivalent {
-        matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
-        reason: "waits for one group more than needed: slower, never wrong",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
-        reason: "of the three rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
-    },
-];
+pub const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
+    matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
+    reason: "of the three rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
+}];
 
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then tiles of two blocks
 /// of keys, which stages hold without waiting for the consumers, of one that the mask cuts, and of none.

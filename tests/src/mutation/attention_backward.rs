@@ -1,6 +1,6 @@
 //! Mutants of the backward pass of attention.
 
-use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
+use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
     AttentionBackwardPrepareArgs, FAR,
@@ -12,43 +12,7 @@ use super::Job;
 use super::attention::{SIZE, map, small};
 use super::device::Device;
 
-pub const JOBS: &[Job] = &[Job { name: "attention_backward", run: attention_backward, equivalents: EQUIVALENTS }];
-
-pub const EQUIVALENTS: &[Equivalent<'static>] = &[
-    Equivalent {
-        matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
-        reason: "waits for one group more than needed: slower, never wrong",
-    },
-    Equivalent {
-        matches: |mutation| stands_in(mutation, "stage.wait_again()"),
-        reason: "waits for what is there: it orders the machine code alone",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "warp_sync" && stands_in(mutation, "held.release()"),
-        reason: "lanes that multiplied have waited together; a tile without queries that another follows, as in the cases, needs it",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "wgmma_commit" && stands_in(mutation, "let dv_sum = "),
-        reason: "the products go with the next group, which is waited for at the same place",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
-        reason: "one thread's fences: the last covers the barriers of all; skipping that one is reported",
-    },
-];
-
-/// Whether a mutant changes an operation of a line of the kernels that has `text`.
-fn stands_in(mutation: &Mutation, text: &str) -> bool {
-    const SOURCES: [(&str, &str); 3] = [
-        ("attention/backward.rs", include_str!("../../../gpu/src/attention/backward.rs")),
-        ("attention/backward_general.rs", include_str!("../../../gpu/src/attention/backward_general.rs")),
-        ("attention/backward_walk.rs", include_str!("../../../gpu/src/attention/backward_walk.rs")),
-    ];
-    SOURCES.iter().any(|(file, source)| {
-        let line = source.lines().nth(mutation.site.line as usize - 1);
-        mutation.site.file.ends_with(file) && line.is_some_and(|line| line.contains(text))
-    })
-}
+pub const JOBS: &[Job] = &[Job { name: "attention_backward", run: attention_backward, equivalents: &[] }];
 
 const BLOCK: u64 = 128;
 /// Three tiles of keys for one CUDA block, of which the mask leaves three, two and one block of queries.

@@ -9,11 +9,10 @@ use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
 use super::Job;
-use super::attention_backward::EQUIVALENTS;
 use super::attention_general::map;
 use super::device::{Device, words};
 
-pub const JOBS: &[Job] = &[Job { name: "attention_backward_general", run: backward, equivalents: EQUIVALENTS }];
+pub const JOBS: &[Job] = &[Job { name: "attention_backward_general", run: backward, equivalents: &[] }];
 
 const SIZE: u32 = 64;
 /// Queries of a block.
