@@ -4,7 +4,7 @@ use oxtile::comm::SingleRank;
 use oxtile::num::{Float, bf16, e4m3};
 use oxtile::quantize::{
     AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, HadamardAmax,
-    Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions,
+    Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions, Shard, ShardCasts,
 };
 use oxtile::{Buffer, Error, Graph};
 
@@ -145,6 +145,13 @@ fn a_graph_holds_current_scaling_and_blocks() {
     let of_blocks = |shape, block| Fp8BlockTensor::uninitialised(&stream, shape, block).unwrap();
     let mut alone = of_blocks([4, 16], ScaleBlock::Row);
     let mut both = [of_blocks([4, 16], ScaleBlock::Square), of_blocks([16, 4], ScaleBlock::Square)];
+    // Half a matrix, whose amax ranks have agreed on before: 448.
+    let shards = ShardCasts::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
+    let shard = Shard { shape: [8, 16], start: 64 };
+    let largest = Buffer::from_slice(&stream, &[448.0_f32; 64]).unwrap();
+    let agreed = shards.local_amax(&stream, largest.view(), shard).unwrap();
+    let agreed = agreed.reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let (mut codes, mut inverses) = (Buffer::zeros(&stream, 64).unwrap(), Buffer::zeros(&stream, 4).unwrap());
     let graph = Graph::capture(&[&stream], || {
         let [amax, of_pairs @ ..] = &mut amaxes;
         one.quantize_into(&stream, input.view(), amax, &mut flat)?;
@@ -152,7 +159,8 @@ fn a_graph_holds_current_scaling_and_blocks() {
             one.quantize_both_into(&stream, input.view(), *shape, amax, pair)?;
         }
         blocks.quantize_into(&stream, input.view(), &mut alone)?;
-        blocks.quantize_both_into(&stream, input.view(), &mut both)
+        blocks.quantize_both_into(&stream, input.view(), &mut both)?;
+        shards.cast_into(&stream, input.view(), shard, &agreed, codes.view_mut(), &mut inverses)
     })
     .unwrap();
     for value in [224.0_f32, 28.0, 112.0] {
@@ -169,6 +177,8 @@ fn a_graph_holds_current_scaling_and_blocks() {
             assert_eq!(tensor.scale_inverses.to_vec(&stream).unwrap()[0], value / 448.0);
             assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
         }
+        assert_eq!(codes.to_vec(&stream).unwrap()[63].to_f32(), value);
+        assert_eq!(inverses.to_vec(&stream).unwrap(), [1.0, 0.0, 0.0, 0.0]);
     }
     let mut wrong = [of_blocks([4, 16], ScaleBlock::Row), of_blocks([4, 16], ScaleBlock::Row)];
     let error = blocks.quantize_both_into(&stream, input.view(), &mut wrong).unwrap_err();

@@ -1,8 +1,12 @@
 //! The host's side of quantization: shapes, alignment, what is loaded. The kernels' bits are shown elsewhere.
 
+use oxtile::comm::SingleRank;
 use oxtile::num::{self, Float, e4m3};
-use oxtile::quantize::{Amax, Direction, MultiAmax, MultiAmaxPlan, Mxfp8, Nvfp4, mxfp8, nvfp4};
-use oxtile::{Buffer, Error};
+use oxtile::quantize::{
+    Amax, Direction, InterleavedMxfp8, MultiAmax, MultiAmaxPlan, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4MappedTensor, Nvfp4ScaledRows,
+    Nvfp4Tensor, mxfp8, nvfp4,
+};
+use oxtile::{Buffer, Error, Graph};
 
 use crate::support::{emulated, runtime, stream};
 
@@ -144,6 +148,72 @@ fn rows_that_nvfp4_does_not_take_are_errors() {
     assert_eq!(error.to_string(), "Nvfp4::quantize_rows, input: 80 elements where 64 are needed");
     assert!(casts.quantize(&stream, input.view().slice(1, 65), [1, 64]).is_err(), "an input off the boundary");
     assert_eq!(nvfp4::scale_count([3, 64]).unwrap(), 12);
+}
+
+/// Casts by rows into what is there allocate nothing: they are captured once and replayed on other values.
+#[test]
+fn a_graph_holds_casts_of_rows() {
+    const SHAPE: [u64; 2] = [2, 32];
+    let runtime = runtime();
+    let stream = stream(&runtime);
+    let (casts, interleaving) = (Nvfp4::<f32>::new(&runtime).unwrap(), InterleavedMxfp8::<f32>::new(&runtime).unwrap());
+    let scaled_rows = Nvfp4ScaledRows::<f32>::new(&runtime).unwrap();
+    // The amax that ranks have agreed on before.
+    let largest = Buffer::from_slice(&stream, &[224.0_f32; 64]).unwrap();
+    let agreed = casts.local_amax(&stream, largest.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
+    let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
+    let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
+    let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, SHAPE).unwrap();
+    let graph = Graph::capture(&[&stream], || {
+        casts.cast_shard(&stream, input.view(), &agreed, &mut shard)?;
+        interleaving.quantize_rows_into(&stream, input.view(), &mut interleaved)?;
+        scaled_rows.quantize_into(&stream, input.view(), &mut of_rows)
+    })
+    .unwrap();
+    for value in [224.0_f32, 28.0, 112.0] {
+        input.copy_from_slice(&stream, &[value; 64]).unwrap();
+        graph.replay(&stream).unwrap();
+        assert_eq!(shard.amax.to_vec(&stream).unwrap(), [224.0]);
+        assert_eq!(shard.scales.to_vec(&stream).unwrap()[3].to_f32(), 2.0 * value);
+        assert_eq!(interleaved.scales.to_vec(&stream).unwrap()[0].to_f32(), value / 448.0);
+        assert_eq!(interleaved.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
+        assert_eq!(of_rows.amax.to_vec(&stream).unwrap(), [value; 2]);
+        assert_eq!(of_rows.scales.to_vec(&stream).unwrap()[3].to_f32(), 448.0);
+        for codes in [&shard.data, &of_rows.data] {
+            assert_eq!(codes.to_vec(&stream).unwrap()[31].to_bits(), 0x77, "twice the code of 6");
+        }
+    }
+}
+
+#[test]
+fn casts_of_rows_refuse_columnwise_tensors() {
+    const SHAPE: [u64; 2] = [32, 32];
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let input = Buffer::<f32>::zeros(&stream, 1024).unwrap();
+    let casts = Nvfp4::<f32>::new(&runtime).unwrap();
+    let agreed = casts.local_amax(&stream, input.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
+    let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
+    let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, SHAPE).unwrap();
+    of_rows.direction = Direction::Columns;
+    let casts = [
+        ("Nvfp4::cast_shard", casts.cast_shard(&stream, input.view(), &agreed, &mut shard)),
+        (
+            "InterleavedMxfp8::quantize_rows_into",
+            InterleavedMxfp8::<f32>::new(&runtime).unwrap().quantize_rows_into(&stream, input.view(), &mut interleaved),
+        ),
+        (
+            "Nvfp4ScaledRows::quantize_into",
+            Nvfp4ScaledRows::<f32>::new(&runtime).unwrap().quantize_into(&stream, input.view(), &mut of_rows),
+        ),
+    ];
+    for (name, result) in casts {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }));
+        assert_eq!(error.to_string(), format!("{name}, tensor: it is columnwise: make one of `Direction::Rows`"));
+    }
 }
 
 #[test]
