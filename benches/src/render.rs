@@ -137,6 +137,8 @@ mod tests {
         );
         assert!(text.contains("| us, median [quartiles] | TFLOP/s | peer |") && text.contains("| TB/s | of the copy rate |"), "{text}");
         document.records.iter_mut().for_each(|record| record.clock = Clock::Host);
+        assert_eq!(markdown(&document), text, "what moves bytes is in one table by either clock");
+        document.records.iter_mut().for_each(|record| (record.bytes, record.flops) = (0, 0));
         assert!(markdown(&document).contains("| peer | 400000 [300000, 500000] | -200000 [-250000, -150000] |\n"));
     }
 }
