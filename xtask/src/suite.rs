@@ -36,9 +36,7 @@ impl Tally {
             eprintln!("error: {error:#}");
             false
         });
-        self.passed += u64::from(passed);
-        self.failed += u64::from(!passed);
-        self.times.push((start.elapsed(), name.into()));
+        self.count(name, start.elapsed(), passed);
     }
 
     /// A step that ran beside others: what it wrote is printed now.
@@ -54,6 +52,10 @@ impl Tally {
                 false
             }
         };
+        self.count(name, time, passed);
+    }
+
+    fn count(&mut self, name: &str, time: Duration, passed: bool) {
         self.passed += u64::from(passed);
         self.failed += u64::from(!passed);
         self.times.push((time, name.into()));
