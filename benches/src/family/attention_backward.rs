@@ -13,8 +13,8 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention_backward";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys; by the general kernels, packed
-/// sequences and heads of 96.
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys, many and few; by the general
+/// kernels, packed sequences of both head sizes and heads of 96.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
@@ -29,11 +29,15 @@ pub fn benches(size: Size) -> Vec<Bench> {
     }
     let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 20, 4, 2]);
     benches.extend(both(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
+    // So few tiles of keys that they are split.
+    let [batches, length, heads, key_heads] = size.pick([1, 8192, 16, 2], [1, 130, 12, 1]);
+    benches.extend(both(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
     let [batches, length, heads] = size.pick([8, 4096, 16], [2, 20, 2]);
     for mask in [Mask::Full, Mask::CausalBottomRight] {
-        benches.extend(
-            [Order::Fast, Order::Deterministic].map(|order| packed(Shape::square([batches, length, heads, heads, 128]), mask, order)),
-        );
+        for (heads, head_size) in [(heads, 128), (2 * heads, 64)] {
+            let shape = Shape::square([batches, length, heads, heads, head_size]);
+            benches.extend([Order::Fast, Order::Deterministic].map(|order| packed(shape, mask, order)));
+        }
         benches.extend(both(Shape::square([batches, length, heads, heads, 96]), mask));
     }
     benches

@@ -1,8 +1,8 @@
 //! Attention, backward: the gradients of queries, keys and values.
 //!
 //! A block stays on its multiprocessor and takes 128 keys of one head after another. Their keys and values rest in shared
-//! memory while one warp copies two stages of queries, gradients of the result, and two statistics a query, block by block,
-//! for each head of queries that shares the keys. Two warpgroups hold 64 keys each, and compute everything transposed, so
+//! memory while one warp copies two stages of queries, gradients of the result, and two statistics a query, block by block of
+//! all heads of queries that share the keys. Two warpgroups hold 64 keys each, and compute everything transposed, so
 //! that weights come out as the tensor cores take them in; for each block of queries
 //!
 //! 1. scores `S = K Q'` and the gradients of weights `dP = V dO'`;
@@ -25,12 +25,16 @@
 //! `ordered`, blocks of keys add to a block of queries one after the other, so that the bits are the same in every run and
 //! under every grid; else in any order. The first stores, so nothing need be zero before.
 //!
+//! Heads of queries that share keys may be split among several tiles, which leave parts of the result in device memory
+//! ([`AttentionBackwardReduce`]).
+//!
 //! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. `Q`, `dO` and `dQ` are tensors of
 //! `[batches, heads group, rows, D]`, the others of `[batches, heads, keys, D]`, of any strides.
 //!
 //! Sources: Dao, "FlashAttention-2", 2023, algorithm 2; Shah et al., "FlashAttention-3", 2024.
 //!
 //! [`AttentionBackwardConvert`]: super::AttentionBackwardConvert
+//! [`AttentionBackwardReduce`]: super::AttentionBackwardReduce
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
@@ -41,6 +45,7 @@ use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
+use super::backward_reduce::{partial_elements, partial_start, store_fragments};
 use super::backward_schedule::{KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
 use super::backward_walk::Walk;
 use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
@@ -53,7 +58,11 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`. `offsets` and `deltas` are `[batches, heads
 /// group, blocks QUERIES]` ([`AttentionBackwardPrepare`](super::AttentionBackwardPrepare)), `sums` has as many rows of
 /// `D`; `turns` is a zero for each block of queries, and counts who has added to it; `counter` is one zero, and is zero again
-/// afterwards. If `MASKED`, query `i` sees keys `i + first` to `i + last`; else all. `section` heads of keys are computed together.
+/// afterwards. If `MASKED`, query `i` sees keys `i + first` to `i + last`; else all. `section` heads are computed together.
+///
+/// `heads` are those of keys, `splits` times each: a tile has the next `group` heads of queries. Without `partials` there is one
+/// split; else they have room for [`partial_elements`] of each tile, `[batches, heads, blocks of keys]`, and `grad_k` and `grad_v` are
+/// not used.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true])]
@@ -71,9 +80,11 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
     sums: GlobalMut<f32>,
     turns: GlobalMut<u32>,
     counter: GlobalMut<u32>,
+    partials: GlobalMut<f32>,
     batches: u32,
     heads: u32,
     group: u32,
+    splits: u32,
     rows: u32,
     keys: u32,
     first: i32,
@@ -114,25 +125,24 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                     };
                     if thread::lane() == 0 {
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        let at = [tile.batch, tile.head, tile.key(), 0];
+                        // The divisor is not zero; saying so keeps the check out.
+                        let at = [tile.batch, tile.head / splits.max(1), tile.key(), 0];
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        for member in 0..group {
-                            mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(|block| {
-                                // Known before the stage is empty: what waits for it then starts at once.
-                                let tile = KeyTile::load_alone(number());
-                                let cut = if mask.cuts(tile.block, block) { block } else { UNCUT };
-                                let statistics = shared.statistics.tile(ring.next_stage());
-                                let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
-                                let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
-                                let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
-                                q.load(stage.queries, at, full);
-                                grad_out.load(stage.gradients, at, full);
-                                let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
-                                full.load(statistics.offsets, &offsets, row);
-                                full.load(statistics.deltas, &deltas, row);
-                            });
-                        }
+                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
+                            // Known before the stage is empty: what waits for it then starts at once.
+                            let tile = KeyTile::load_alone(number());
+                            let cut = if mask.cuts(tile.block, block) { block } else { UNCUT };
+                            let statistics = shared.statistics.tile(ring.next_stage());
+                            let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
+                            let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
+                            let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
+                            q.load(stage.queries, at, full);
+                            grad_out.load(stage.gradients, at, full);
+                            let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
+                            full.load(statistics.offsets, &offsets, row);
+                            full.load(statistics.deltas, &deltas, row);
+                        });
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
                     stage.release();
@@ -162,15 +172,12 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        for member in 0..group {
-                            let tile = KeyTile::load_alone(number());
-                            let first = first_block(tile, member);
-                            mask.order(tile.block, ordered != 0).visit(|block| {
-                                let turn = || mask.earlier(KeyTile::load_alone(number()).block, block);
-                                adder.add(first + block, step, (ordered != 0).then_some(turn));
-                                step += 1;
-                            });
-                        }
+                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
+                            let first = first_block(KeyTile::load_alone(number()), member);
+                            let turn = || mask.earlier(KeyTile::load_alone(number()).block, block);
+                            adder.add(first + block, step, (ordered != 0).then_some(turn));
+                            step += 1;
+                        });
                     }
                 }
             }
@@ -199,11 +206,17 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 // Behind this another tile's number may be there.
                 held.release();
                 sums.keys.map(|x| x * core::f32::consts::LN_2 * scale);
-                walk.store(&sums, |of_keys, of_values| {
-                    let at = [tile.batch, tile.head, tile.key() + part * PART as u32, 0];
-                    grad_v.store(at, of_values);
-                    grad_k.store(at, of_keys);
-                });
+                if partials.is_empty() {
+                    walk.store(&sums, |of_keys, of_values| {
+                        let at = [tile.batch, tile.head, tile.key() + part * PART as u32, 0];
+                        grad_v.store(at, of_values);
+                        grad_k.store(at, of_keys);
+                    });
+                } else {
+                    let place = (tile.batch * heads + tile.head) * schedule.key_blocks + tile.block;
+                    store_fragments(&sums.keys, &partials, partial_start::<D>(place, false, part));
+                    store_fragments(&sums.values, &partials, partial_start::<D>(place, true, part));
+                }
             }
         }
     }
@@ -225,6 +238,10 @@ where
     LaunchError::check_length("sums", blocks * (QUERIES * D) as u64, args.sums.len())?;
     LaunchError::check_length("turns", blocks, args.turns.len())?;
     LaunchError::check_length("counter", 1, args.counter.len())?;
+    if !args.partials.is_empty() {
+        let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);
+        LaunchError::check_length("partials", tiles * partial_elements(D as u64), args.partials.len())?;
+    }
     LaunchError::check_limit("rows", blocks, (1 << 31) - 1)?;
     LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - KEYS as u64)?;
     let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);

@@ -1,10 +1,10 @@
 //! Attention, backward: what the kernel of dense tensors does not do.
 //!
 //! Sequences lie anywhere in their tensors and differ in length ([`Sequences`]), queries see windows of keys, scores are capped,
-//! gradients are added to `f32` tensors, heads are smaller than tiles. All of it is chosen at run time, outside the loop over blocks of
-//! queries or by a branch that all threads take together. The structure is that of
+//! gradients are added to `f32` tensors, heads are smaller than tiles. All of it but caps is chosen at run time, outside the loop over
+//! blocks of queries or by a branch that all threads take together. The structure is that of
 //! [`attention_backward`](super::attention_backward), with two differences: a tile comes with its sequence; and the tensor maps end
-//! where the sequence ends ([`place`]). What is known of the sequence takes registers: a block has three quarters of the queries.
+//! where the sequence ends ([`place`]). Caps take registers: with heads of up to 64 a block then has three quarters of the queries.
 //!
 //! Rows of padding are keys that no query sees: their gradients become zeros.
 
@@ -22,7 +22,7 @@ use super::backward_schedule::{KeyQueue, KeyTile, next_tile};
 use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
 use super::backward_walk::Walk;
 use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
-use super::mask::Window;
+use super::mask::{Mask, Window};
 use super::sequence::{Sequences, place};
 use super::softmax::cap;
 
@@ -46,14 +46,21 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// | `section_keys` | as many keys' heads are computed together |
 /// | `size`, `value_size` | of a row of a head: multiples of 8 |
 /// | `left`, `right`, `top_left` | [`Window`] |
-/// | `scale`, `cap_limit`, `cap_factor` | as [`attention_forward_general`](fn@super::attention_forward_general) has them |
+/// | `scale`, `cap_limit`, `cap_factor` | as [`attention_forward_general`](fn@super::attention_forward_general) has them, if `CAPPED` |
 /// | `grad_scale` | the factor of scores: that of the gradients of keys |
 /// | `ordered` | whether blocks of keys add to a block of queries one after the other |
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
-#[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
-#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
+#[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], CAPPED = [false])]
+#[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48], CAPPED = [true])]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], CAPPED = [false, true])]
 #[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
-pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize>(
+pub fn attention_backward_general<
+    T: RegisterElement + StoredElement,
+    const D: usize,
+    const QUERIES: usize,
+    const SPAN: usize,
+    const CAPPED: bool,
+>(
     q: TensorMap<T, QUERIES, D, Swizzle128, 5>,
     grad_out: TensorMap<T, QUERIES, D, Swizzle128, 5>,
     k: TensorMap<T, KEYS, D, Swizzle128, 5>,
@@ -101,7 +108,7 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
     }
     block::sync();
     let window = Window { left, right, top_left: top_left != 0 };
-    let mask_of = |item: &SequenceTile| BlockMask::<QUERIES, true>(window.of(&item.sequence));
+    let mask_of = |mask: Mask| BlockMask::<QUERIES, true>(mask);
     let query_blocks = QueryBlocks { query_ends, batches, size: QUERIES as u32, blocks };
     // The tensors' head of keys.
     let head_of = |tile: KeyTile| tile.head + tile.batch * sequence_heads;
@@ -124,29 +131,27 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                         break;
                     };
                     if thread::lane() == 0 {
-                        let sequence = SequenceTile::load_alone(number()).sequence;
+                        let SequenceTile { mask, key_offset, .. } = SequenceTile::load_alone(number());
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        let at = place(sequence.key_offset, sequence.keys, head_of(tile), tile.key());
+                        let at = place(key_offset, mask.keys, head_of(tile), tile.key());
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        for member in 0..group {
+                        let item = SequenceTile::load_alone(number());
+                        mask_of(item.mask).order(item.tile.block, ordered != 0).visit(group, |member, block| {
+                            // Known before the stage is empty: what waits for it then starts at once.
                             let item = SequenceTile::load_alone(number());
-                            mask_of(&item).order(item.tile.block, ordered != 0).visit(|block| {
-                                // Known before the stage is empty: what waits for it then starts at once.
-                                let item = SequenceTile::load_alone(number());
-                                let cut = if mask_of(&item).cuts(item.tile.block, block) { block } else { UNCUT };
-                                let statistics = shared.statistics.tile(ring.next_stage());
-                                let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
-                                let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
-                                let (sequence, head) = (item.sequence, head_of(item.tile) * group + member);
-                                let at = place(sequence.query_offset, sequence.queries, head, block * QUERIES as u32);
-                                q.load(stage.queries, at, full);
-                                grad_out.load(stage.gradients, at, full);
-                                let row = u64::from(first_block(&item, member) + block) * QUERIES as u64;
-                                full.load(statistics.offsets, &offsets, row);
-                                full.load(statistics.deltas, &deltas, row);
-                            });
-                        }
+                            let cut = if mask_of(item.mask).cuts(item.tile.block, block) { block } else { UNCUT };
+                            let statistics = shared.statistics.tile(ring.next_stage());
+                            let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
+                            let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
+                            let head = head_of(item.tile) * group + member;
+                            let at = place(item.query_offset, item.mask.queries, head, block * QUERIES as u32);
+                            q.load(stage.queries, at, full);
+                            grad_out.load(stage.gradients, at, full);
+                            let row = u64::from(first_block(&item, member) + block) * QUERIES as u64;
+                            full.load(statistics.offsets, &offsets, row);
+                            full.load(statistics.deltas, &deltas, row);
+                        });
                     }
                     // Now the next tile is taken: whoever is done first takes the first.
                     stage.release();
@@ -156,7 +161,7 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                 let mut tiles = shared.tiles.producer();
                 let sequences =
                     Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
-                let mut schedule = SequenceKeySchedule::new(sequences, query_blocks, heads, section_keys);
+                let mut schedule = SequenceKeySchedule::new(sequences, window, query_blocks, heads, section_keys);
                 let queue = KeyQueue(counter);
                 let mut more = true;
                 while more {
@@ -179,18 +184,16 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        for member in 0..group {
-                            let item = SequenceTile::load_alone(number());
-                            let first = first_block(&item, member);
-                            mask_of(&item).order(item.tile.block, ordered != 0).visit(|block| {
-                                let turn = || {
-                                    let item = SequenceTile::load_alone(number());
-                                    mask_of(&item).earlier(item.tile.block, block)
-                                };
-                                adder.add(first + block, step, (ordered != 0).then_some(turn));
-                                step += 1;
-                            });
-                        }
+                        let item = SequenceTile::load_alone(number());
+                        mask_of(item.mask).order(item.tile.block, ordered != 0).visit(group, |member, block| {
+                            let first = first_block(&SequenceTile::load_alone(number()), member);
+                            let turn = || {
+                                let item = SequenceTile::load_alone(number());
+                                mask_of(item.mask).earlier(item.tile.block, block)
+                            };
+                            adder.add(first + block, step, (ordered != 0).then_some(turn));
+                            step += 1;
+                        });
                     }
                 }
             }
@@ -204,43 +207,45 @@ pub fn attention_backward_general<T: RegisterElement + StoredElement, const D: u
                 // Read where they are needed: registers are full.
                 let number = || shared.number(ring.parity() ^ 1);
                 let Some(tile) = KeyTile::load(number()) else { break };
-                let seen = mask_of(&SequenceTile::load(number())).blocks(tile.block);
+                let seen = mask_of(SequenceTile::load(number()).mask).blocks(tile.block);
                 let mut found = walk.multiply(
                     held.memory(),
                     group * seen.length(),
                     scale,
                     |scores, cut| {
-                        if cap_limit != 0.0 {
+                        if CAPPED {
                             cap(scores, cap_factor, cap_limit);
                         }
                         if let Some(block) = cut {
-                            let item = SequenceTile::load_alone(number());
-                            mask_of(&item).hide(scores, item.tile.key() + part * PART as u32, block);
+                            let key = KeyTile::load_alone(number()).key() + part * PART as u32;
+                            mask_of(SequenceTile::load_mask(number())).hide(scores, key, block);
                         }
                     },
                     |gradients, weights, offsets| {
-                        if cap_limit != 0.0 {
+                        if CAPPED {
                             bend(gradients, weights, offsets, reciprocal(cap_limit));
                         }
                     },
                 );
-                let SequenceTile { tile, sequence, key_rows, .. } = SequenceTile::load(number());
+                let SequenceTile { tile, mask, key_offset, key_rows, .. } = SequenceTile::load(number());
                 // Behind this another tile's number may be there.
                 held.release();
                 found.keys.map(|x| x * grad_scale);
                 let (head, key) = (head_of(tile), tile.key() + part * PART as u32);
                 if grad_k_sum.is_empty() {
                     walk.store(&found, |of_keys, of_values| {
-                        let at = place(sequence.key_offset, key_rows, head, key);
+                        let at = place(key_offset, key_rows, head, key);
                         grad_v.store(at, of_values);
                         grad_k.store(at, of_keys);
                     });
                 } else {
                     let row_heads = heads * if sequence_heads == 0 { 1 } else { batches };
-                    let first = u64::from(sequence.key_offset) * u64::from(row_heads) + u64::from(head);
-                    let (stride, rows) = (u64::from(row_heads), [key, sequence.keys]);
+                    let first = u64::from(key_offset) * u64::from(row_heads) + u64::from(head);
+                    let (stride, rows) = (u64::from(row_heads), [key, mask.keys]);
                     add_rows(&found.keys, &grad_k_sum, first, stride, rows, size);
                     add_rows(&found.values, &grad_v_sum, first, stride, rows, value_size);
+                    // Seen to meet again, a warp's numbers that all lanes share stay in registers of the warp.
+                    warp::sync();
                 }
             }
         }
@@ -295,8 +300,8 @@ where
     }
 }
 
-fn grid<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize>(
-    args: &AttentionBackwardGeneralArgs<'_, T, D, QUERIES, SPAN>,
+fn grid<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize, const CAPPED: bool>(
+    args: &AttentionBackwardGeneralArgs<'_, T, D, QUERIES, SPAN, CAPPED>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError>
 where

@@ -30,15 +30,15 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
     #[inline(always)]
     pub fn order(&self, keys: u32, ordered: bool) -> BlockOrder {
         let blocks = self.blocks(keys);
-        let origin = if ordered {
-            (blocks.begin + blocks.end).wrapping_sub(1)
+        let first = if ordered {
+            blocks.end.wrapping_sub(1)
         } else if MASKED && (self.0.first > -FAR || self.0.last < FAR) {
-            0
+            blocks.begin
         } else {
             // The divisor is not zero where there are queries; saying so keeps the check out.
             keys * KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
         };
-        BlockOrder { blocks, origin, falling: ordered }
+        BlockOrder { blocks, first, falling: ordered }
     }
 
     /// How many blocks of keys before block `keys` have the block of queries among their [`blocks`](Self::blocks).

@@ -96,35 +96,42 @@ impl KeySchedule {
     }
 }
 
-/// The blocks of queries of a head that a tile of keys is multiplied by, in their order.
+/// The order in which a tile of keys meets the blocks of queries that see it.
 #[derive(Clone, Copy)]
 pub struct BlockOrder {
     /// The blocks.
     pub blocks: Span,
-    /// If `falling`, what a block and its [index](Self::block) add up to; else what the blocks are rotated by; then the first of
-    /// them is 0.
-    pub origin: u32,
-    /// Whether the last comes first.
+    /// The first to be met.
+    pub first: u32,
+    /// Whether lower blocks follow; else higher ones, and behind the last the lowest.
     pub falling: bool,
 }
 
 impl BlockOrder {
-    /// The block of an index, which runs from the first of the blocks to the last.
-    #[inline(always)]
-    fn block(&self, index: u32) -> u32 {
-        if self.falling {
-            return self.origin - index;
-        }
-        let block = index + self.origin;
-        if block < self.blocks.end { block } else { block - self.blocks.end }
-    }
-
-    /// Calls `visit` with all of the blocks, in their order.
+    /// Calls `visit` with all of the blocks for each of `members` heads of queries, in their order. If it is falling, the heads take turns
+    /// at a block: what one tile of keys visits is then the beginning of what the one before it visits, so that it waits for none of
+    /// the blocks that it has not. Else one head follows the other, so that few tiles add to the same sums at a time.
     #[inline(always)]
     #[track_caller]
-    pub fn visit(&self, mut visit: impl FnMut(u32)) {
-        for index in self.blocks.begin..self.blocks.end {
-            visit(self.block(index));
+    pub fn visit(&self, members: u32, mut visit: impl FnMut(u32, u32)) {
+        let Self { blocks: Span { begin, end }, first, falling } = *self;
+        let (mut member, mut block) = (0, first);
+        for _ in 0..self.blocks.length() * members {
+            visit(member, block);
+            if falling {
+                member += 1;
+                if member == members {
+                    (member, block) = (0, block.wrapping_sub(1));
+                }
+            } else {
+                block += 1;
+                if block == end {
+                    block = begin;
+                }
+                if block == first {
+                    member += 1;
+                }
+            }
         }
     }
 }

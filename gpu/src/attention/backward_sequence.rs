@@ -4,6 +4,7 @@ use oxtile_tile::prelude::*;
 
 use super::backward_schedule::{KeySchedule, KeyTile};
 use super::backward_workspace::KEYS;
+use super::mask::{Mask, Window};
 use super::sequence::{Sequence, Sequences};
 
 /// Where a head's blocks of `size` queries lie in arrays of so many blocks a head, in which each sequence begins with a block of its
@@ -69,13 +70,17 @@ impl QueryBlocks {
     }
 }
 
-/// A tile of keys of a sequence.
+/// A tile of keys of a sequence, and what the sequence's queries see.
 #[derive(Clone, Copy)]
 pub struct SequenceTile {
     /// The tile.
     pub tile: KeyTile,
-    /// The sequence.
-    pub sequence: Sequence,
+    /// The mask, with the sequence's lengths.
+    pub mask: Mask,
+    /// The row of the sequence's first query.
+    pub query_offset: u32,
+    /// The row of its first key.
+    pub key_offset: u32,
     /// Rows of gradients of keys that are written: the keys, and padding.
     pub key_rows: u32,
     /// The sequence's first block of queries.
@@ -93,11 +98,11 @@ impl SequenceTile {
     #[track_caller]
     pub fn store(item: Option<Self>, number: Number) {
         KeyTile::store(item.map(|item| item.tile), number);
-        let Some(Self { sequence: Sequence { queries, keys, query_offset, key_offset, .. }, key_rows, first_block, .. }) = item else {
+        let Some(Self { mask: Mask { queries, keys, first, last }, query_offset, key_offset, key_rows, first_block, .. }) = item else {
             return;
         };
-        number.store_vector(4, [queries, keys, query_offset, key_offset]);
-        number.store_vector(8, [key_rows, first_block, 0, 0]);
+        number.store_vector(4, [queries, keys, first.cast_unsigned(), last.cast_unsigned()]);
+        number.store_vector(8, [query_offset, key_offset, key_rows, first_block]);
     }
 
     /// Reads one that is there. All lanes of a warp call it; the compiler sees that all have the same.
@@ -114,14 +119,25 @@ impl SequenceTile {
         Self::read(number, |word| word)
     }
 
+    /// The mask alone, for where registers are full.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_mask(number: Number) -> Mask {
+        Self::mask(number.load_vector(4))
+    }
+
     #[inline(always)]
     #[track_caller]
     fn read(number: Number, word: impl Fn(u32) -> u32) -> Self {
         let vector = |first: u32| number.load_vector(first).map(&word);
         let [_, block, batch, head] = vector(0);
-        let ([queries, keys, query_offset, key_offset], [key_rows, first_block, ..]) = (vector(4), vector(8));
-        let sequence = Sequence { queries, rows: queries, keys, query_offset, key_offset };
-        Self { tile: KeyTile { block, batch, head }, sequence, key_rows, first_block }
+        let (mask, [query_offset, key_offset, key_rows, first_block]) = (Self::mask(vector(4)), vector(8));
+        Self { tile: KeyTile { block, batch, head }, mask, query_offset, key_offset, key_rows, first_block }
+    }
+
+    #[inline(always)]
+    fn mask([queries, keys, first, last]: [u32; 4]) -> Mask {
+        Mask { queries, keys, first: first.cast_signed(), last: last.cast_signed() }
     }
 }
 
@@ -129,6 +145,7 @@ impl SequenceTile {
 /// along it.
 pub struct SequenceKeySchedule {
     sequences: Sequences,
+    window: Window,
     blocks: QueryBlocks,
     /// Heads of keys of a sequence.
     heads: u32,
@@ -142,8 +159,8 @@ pub struct SequenceKeySchedule {
 impl SequenceKeySchedule {
     /// At the first of the sequences, of which there is one.
     #[inline(always)]
-    pub fn new(sequences: Sequences, blocks: QueryBlocks, heads: u32, section_keys: u32) -> Self {
-        Self { sequences, blocks, heads, section_keys, batch: 0, before: 0 }
+    pub fn new(sequences: Sequences, window: Window, blocks: QueryBlocks, heads: u32, section_keys: u32) -> Self {
+        Self { sequences, window, blocks, heads, section_keys, batch: 0, before: 0 }
     }
 
     /// Tile `index`, which is not below that of the call before.
@@ -157,8 +174,15 @@ impl SequenceKeySchedule {
             let section = (self.section_keys / sequence.keys.max(1)).clamp(1, self.heads.max(1));
             let schedule = KeySchedule { key_blocks: key_rows.div_ceil(KEYS as u32), heads: self.heads, section };
             if let Some(tile) = schedule.tile(index - self.before) {
-                let tile = KeyTile { batch, ..tile };
-                return Some(SequenceTile { tile, sequence, key_rows, first_block: self.blocks.first(batch) });
+                let Sequence { query_offset, key_offset, .. } = sequence;
+                return Some(SequenceTile {
+                    tile: KeyTile { batch, ..tile },
+                    mask: self.window.of(&sequence),
+                    query_offset,
+                    key_offset,
+                    key_rows,
+                    first_block: self.blocks.first(batch),
+                });
             }
             self.before += schedule.tiles();
             self.batch += 1;

@@ -98,6 +98,7 @@ struct Shared<T: Pod, const D: usize, const QUERIES: usize> {
 /// [`place`] has it; the others are those of the kernel before. `heads` are heads of queries.
 #[kernel(threads = THREADS, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
+#[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
 #[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize>(

@@ -54,6 +54,29 @@ pub fn store_rows(target: &GlobalMut<f32>, head: u64, row: u32, rows: u32, value
     }
 }
 
+/// Stores a warpgroup's results in `f32`, of the rows below `rows` of a head that begins at row `head` of all; rows have `size` elements.
+#[inline(always)]
+#[track_caller]
+pub fn store_sums<const V: usize>(target: &GlobalMut<f32>, head: u64, row: u32, rows: u32, size: u32, result: &RegisterTile<V>)
+where
+    Columns<V>: MatrixColumns,
+{
+    let mut half = 0;
+    while half < THREAD_ROWS {
+        let row = row + register_tile::row(half as u32);
+        let start = (head + u64::from(row)) * u64::from(size);
+        let mut pair = 0;
+        while pair < RegisterTile::<V>::PAIRS {
+            let column = register_tile::column(pair as u32);
+            if row < rows && column < size {
+                target.store_pair(start + u64::from(column), result.pair(half, pair).map(f32::to_bits));
+            }
+            pair += 1;
+        }
+        half += 1;
+    }
+}
+
 /// A running result in `f32` and its log-sum-exp.
 #[derive(Clone, Copy)]
 pub struct Running {

@@ -49,8 +49,11 @@ const QUERIES: usize = FP8_QUERIES;
 const TURNED: u32 = 32;
 /// Warps that transpose.
 const TURNERS: u32 = KEYS as u32 / TURNED;
-/// Blocks in which maxima are looked for, before those in which weights tell.
-const THOROUGH: u32 = 7;
+/// Blocks in which maxima are looked for, before those in which weights tell: the first, and those that a causal mask may cut.
+const fn thorough(causal: bool) -> u32 {
+    if causal { 3 } else { 1 }
+}
+
 /// Weights are 2^4 times as large as they are worth, up to 2^8.
 const LIFT: f32 = 4.0;
 
@@ -110,7 +113,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
 ) where
     Columns<D>: MatrixColumns,
 {
-    const { assert!(THOROUGH as usize * KEYS >= QUERIES + KEYS, "behind these blocks every row sees all keys") };
+    const { assert!(thorough(true) as usize * KEYS >= QUERIES + KEYS, "behind these blocks every row sees all keys") };
     let shared = Shared::<D, S>::claim();
     if thread::index() == 0 {
         shared.queries.init(Team::CONSUMER_WARPS);
@@ -174,10 +177,19 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let query = stage.memory().parts.tile(part).k_major();
                 let Some(tile) = Tile::load(stage.memory().tile) else { break };
                 let row = tile.row + part * PART as u32;
-                let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
+                let all = blocks_of(tile);
+                // Behind the last query a warpgroup only follows the rings. Where a causal tile sees keys that a warpgroup's queries do not, it
+                // computes all the same: following there spills registers.
+                let blocks = if CAUSAL || row < rows { all } else { 0 };
+                for _ in blocks..all {
+                    key_ring.wait().release_after_wait();
+                    value_ring.wait().release_after_wait();
+                }
+                let seen = Span { begin: row, end: row + PART as u32 };
+                let whole = mask.whole_blocks::<KEYS>(seen).end;
                 let key_head = tile.head / group.max(1);
                 let worth = of_head(&q_scale, tile.head) * of_head(&k_scale, key_head);
-                let (mut softmax, mut sum) = (Softmax::lifted(scale * worth, LIFT), RegisterTile::<D>::zero());
+                let (mut softmax, mut sum) = (Softmax::lifted(scale * worth, LIFT).with_zero(zero), RegisterTile::<D>::zero());
                 if blocks > 0 {
                     let key = key_ring.wait();
                     let mut scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major()).wait();
@@ -187,7 +199,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     }
                     softmax.update::<KEYS>(&mut scores);
                     let mut weights = scores.to_turned_operand();
-                    let settled = blocks.saturating_sub(THOROUGH);
+                    let settled = blocks.saturating_sub(thorough(CAUSAL));
                     for block in (settled..blocks - 1).rev() {
                         let weigh = |mut scores: RegisterTile<KEYS>| {
                             if CAUSAL && block >= whole {

@@ -59,6 +59,7 @@ struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide])]
+#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [64], G = [Wide])]
 #[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
 pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: usize, G>(
     q: TensorMap<T, PART, D, Swizzle128, 5>,
@@ -156,19 +157,18 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                 let of_head = if sink.len() > 1 { u64::from(tile.head) } else { 0 };
                 let sunk = if sink.is_empty() { f32::NEG_INFINITY } else { sink.load(of_head) * LOG2_E };
                 let mut softmax = Softmax::with_sink(scale, sunk);
-                let mut sum =
-                    walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, G::SPARING, |scores, step| {
-                        let key = step.block * KEYS as u32;
-                        if cap_limit != 0.0 {
-                            cap::<KEYS>(scores, cap_factor, cap_limit);
-                        }
-                        if step.first || step.block >= whole.end {
-                            mask.hide_after::<KEYS>(scores, row, key);
-                        }
-                        if step.block < whole.begin {
-                            mask.hide_before::<KEYS>(scores, row, key);
-                        }
-                    });
+                let mut sum = walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, |scores, step| {
+                    let key = step.block * KEYS as u32;
+                    if cap_limit != 0.0 {
+                        cap::<KEYS>(scores, cap_factor, cap_limit);
+                    }
+                    if step.first || step.block >= whole.end {
+                        mask.hide_after::<KEYS>(scores, row, key);
+                    }
+                    if step.block < whole.begin {
+                        mask.hide_before::<KEYS>(scores, row, key);
+                    }
+                });
                 let finished = softmax.finish().of_rows(|half| row + register_tile::row(half) < sequence.queries);
                 let head = tile.head + tile.batch * sequence_heads;
                 let first = if packed != 0 { u64::from(sequence.query_offset) } else { 0 };

@@ -47,6 +47,13 @@ impl Span {
     pub fn length(self) -> u32 {
         self.end.saturating_sub(self.begin)
     }
+
+    /// Part `index` of `parts`, which are equal but for one and may be empty.
+    #[inline(always)]
+    pub fn part(self, index: u32, parts: u32) -> Self {
+        let edge = |index: u32| self.begin + self.length() * index / parts.max(1);
+        Self { begin: edge(index), end: edge(index + 1) }
+    }
 }
 
 impl Window {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
 //! | `forward` | the kernel of dense tensors, full or causal: tiles, copies |
+//! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
 //! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
 //! | `team` | who computes a tile |
 //! | `walk` | a warpgroup's loop over blocks of keys |
@@ -16,6 +17,7 @@
 //! | `schedule` | which tile a block computes next |
 //! | `backward` | the gradients of dense tensors, full or causal: roles, copies |
 //! | `backward_prepare`, `backward_convert` | what goes before and behind it |
+//! | `backward_reduce` | the sum of its parts, where tiles are split |
 //! | `backward_general` | the gradients of everything else, of heads up to 128 |
 //! | `backward_sequence_rows` | what goes before and behind that one |
 //! | `backward_walk` | a warpgroup's loop over blocks of queries |
@@ -35,6 +37,7 @@ mod backward_general;
 mod backward_mask;
 mod backward_portable;
 mod backward_prepare;
+mod backward_reduce;
 mod backward_rows;
 mod backward_schedule;
 mod backward_sequence;
@@ -42,11 +45,13 @@ mod backward_sequence_rows;
 mod backward_statistics;
 mod backward_walk;
 mod backward_workspace;
+mod combine;
 mod epilogue;
 mod forward;
 mod forward_fp8;
 mod forward_general;
 mod forward_portable;
+mod forward_split;
 mod mask;
 mod schedule;
 mod sequence;
@@ -60,15 +65,18 @@ pub use backward_convert::*;
 pub use backward_general::*;
 pub use backward_portable::*;
 pub use backward_prepare::*;
+pub use backward_reduce::*;
 pub use backward_rows::{BACKWARD_PANEL, RESTING};
 pub use backward_sequence::QueryBlocks;
 pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
 pub use backward_workspace::KEYS;
+pub use combine::*;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;
 pub use forward_portable::*;
+pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
 pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};

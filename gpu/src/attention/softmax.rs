@@ -12,25 +12,34 @@ const LOWEST: f32 = -1e30;
 /// is rarely scaled. The result is the same but for rounding, as maximum and sum belong together.
 const MARGIN: f32 = 8.0;
 
-/// Where weights are lifted, a maximum is raised if its weight is more than this share of the sum over a thread's columns, a
+/// Where weights are lifted, a maximum is raised if its weight is more than this many times the sum over a thread's columns, a
 /// quarter of a row's.
 const LARGE_SHARE: f32 = 1.0 / 8.0;
 
-/// The same for a block in which no maximum is looked for.
-const FOLLOWED_SHARE: f32 = 1.0 / 2.0;
+/// The same for a block in which no maximum is looked for: of one of 32 normal scores a row and lane, the second rarely comes to twice
+/// the first.
+const FOLLOWED_SHARE: f32 = 2.0;
 
-/// For the two rows of a thread: `sum` of `exp2(scale * score + offset)`, over the thread's own columns.
+/// A thread's share of a sum of weights up to which none of them is above 2^[`MARGIN`].
+const SMALL_SUM: f32 = 256.0;
+
+/// For the two rows of a thread: `sum` of `exp2(scale * score + offset)`, over the thread's own columns, where `offset` makes the weight of
+/// a row's maximum `2^lift`.
 pub struct Softmax {
-    /// What makes the weight of a row's maximum `2^lift`.
-    offset: Rows,
+    /// The offset; if `sparing`, the maximum, from which it is computed for each block.
+    kept: Rows,
     sum: Rows,
     scale: f32,
     margin: f32,
     lift: f32,
+    /// How many times a thread's sum a weight may be before the maximum is raised to it, beside the margin: a constant.
+    share: f32,
     /// The largest score so far, of those that are not hidden.
     largest: Rows,
     /// Scores beyond which a maximum is raised.
     limit: Rows,
+    /// Whether maxima are looked for only where weights are large: a constant.
+    sparing: bool,
 }
 
 /// What rows come to.
@@ -47,15 +56,52 @@ impl Softmax {
     /// No scores yet. `scale` is positive and has the factor `log2(e)`.
     #[inline(always)]
     pub fn new(scale: f32) -> Self {
-        let (offset, largest) = ([-LOWEST * scale; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
-        Self { offset, sum: [0.0; THREAD_ROWS], scale, margin: MARGIN, lift: 0.0, largest, limit: [LOWEST; THREAD_ROWS] }
+        let (kept, largest) = ([-LOWEST * scale; THREAD_ROWS], [f32::NEG_INFINITY; THREAD_ROWS]);
+        let (sum, limit) = ([0.0; THREAD_ROWS], [LOWEST; THREAD_ROWS]);
+        Self { kept, sum, scale, margin: MARGIN, lift: 0.0, share: f32::INFINITY, largest, limit, sparing: false }
+    }
+
+    /// The same where there are registers for weights beside scores: blocks behind the first [`follow`](Self::follow).
+    ///
+    /// It keeps maxima. Kept offsets spare two multiplications a block and take 1 to 3 % at head size 64, by how ptxas orders what follows.
+    #[inline(always)]
+    pub fn sparing(scale: f32) -> Self {
+        Self { kept: [LOWEST; THREAD_ROWS], sparing: true, ..Self::new(scale) }
+    }
+
+    /// The same with maxima raised to scores whose weights are more than `share` times the sum over a thread's columns, a quarter of a
+    /// row's: what is most of a row is 1 then, which rounding leaves as it is. The bound is [set](Self::settle) behind the first block, and
+    /// where a maximum is raised: the sum only grows, so it is never too high.
+    #[inline(always)]
+    pub fn raising(scale: f32, share: f32) -> Self {
+        Self { share, ..Self::new(scale) }
+    }
+
+    /// The same with a zero that the compiler does not know: it then holds no results of rows that see nothing in registers.
+    #[inline(always)]
+    pub fn with_zero(self, zero: u32) -> Self {
+        Self { sum: [f32::from_bits(zero); THREAD_ROWS], ..self }
+    }
+
+    /// Called behind the first block.
+    #[inline(always)]
+    pub fn settle(&mut self) {
+        if self.share != f32::INFINITY {
+            self.limit = [0, 1].map(|half| self.limit(half));
+        }
+    }
+
+    /// Whether blocks behind the first [`follow`](Self::follow).
+    #[inline(always)]
+    pub fn is_sparing(&self) -> bool {
+        self.sparing
     }
 
     /// The same with all weights times `2^lift`, for a coarse format: few weights are subnormal then, and still they stay below
     /// 2^8. A maximum is raised at once if its weight is a good part of the sum, so that rounding leaves it as it is.
     #[inline(always)]
     pub fn lifted(scale: f32, lift: f32) -> Self {
-        Self { margin: MARGIN - lift, lift, ..Self::new(scale) }
+        Self { margin: MARGIN - lift, lift, share: LARGE_SHARE, ..Self::new(scale) }
     }
 
     /// A score beside those of the keys, already scaled and times `log2(e)`; -inf is none.
@@ -63,7 +109,7 @@ impl Softmax {
     pub fn with_sink(scale: f32, sink: f32) -> Self {
         if sink > LOWEST {
             // Each of the row's four lanes counts a quarter of it.
-            Self { offset: [-sink; THREAD_ROWS], sum: [0.25; THREAD_ROWS], ..Self::new(scale) }
+            Self { kept: [-sink; THREAD_ROWS], sum: [0.25; THREAD_ROWS], ..Self::new(scale) }
         } else {
             Self::new(scale)
         }
@@ -81,12 +127,16 @@ impl Softmax {
         self.largest = [0, 1].map(|half| max(self.largest[half], found[half]));
         let mut factors = None;
         // The whole warp takes one way: multiplications are in flight.
-        if warp::any((found[0] > self.limit[0]) | (found[1] > self.limit[1])) {
+        let rises = |half: usize| match self.sparing {
+            true => (found[half] - self.kept[half]) * self.scale > self.margin,
+            false => found[half] > self.limit[half],
+        };
+        if warp::any(rises(0) | rises(1)) {
             factors = Some([0, 1].map(|half| self.raise(half, found[half])));
         }
         let mut half = 0;
         while half < THREAD_ROWS {
-            let offset = self.offset[half];
+            let offset = self.offset(half);
             let mut sums = [0.0; 2];
             let mut pair = 0;
             while pair < RegisterTile::<KEYS>::PAIRS {
@@ -120,11 +170,10 @@ impl Softmax {
         };
         let (mut weights, mut sums) = weigh(self);
         // No weight is above the thread's share of their sum. That of a row that saw nothing so far is inf; NaN stay NaN.
-        let most = exp2(self.lift + self.margin);
-        let least = if self.lift == 0.0 { most } else { exp2(self.lift) };
-        let large = |half: usize| sums[half] > min(max(self.sum[half] * FOLLOWED_SHARE, least), most);
+        let large = |half: usize| sums[half] > min(max(self.sum[half] * FOLLOWED_SHARE, power_of_two(self.lift)), SMALL_SUM);
+        let any_large = if self.sparing { max(sums[0], sums[1]) > SMALL_SUM } else { large(0) | large(1) };
         let mut factors = None;
-        if warp::any(large(0) | large(1)) {
+        if warp::any(any_large) {
             let found = maxima(scores);
             factors = Some([0, 1].map(|half| self.raise(half, found[half])));
             (weights, sums) = weigh(self);
@@ -139,12 +188,12 @@ impl Softmax {
     where
         Columns<KEYS>: MatrixColumns,
     {
-        let (mut weights, mut sums) = (*scores, [[0.0; 2]; THREAD_ROWS]);
+        let (mut weights, mut sums, offsets) = (*scores, [[0.0; 2]; THREAD_ROWS], [0, 1].map(|half| self.offset(half)));
         let mut pair = 0;
         while pair < RegisterTile::<KEYS>::PAIRS {
             let mut half = 0;
             while half < THREAD_ROWS {
-                let [a, b] = scores.pair(half, pair).map(|score| exp2(fma(score, self.scale, self.offset[half])));
+                let [a, b] = scores.pair(half, pair).map(|score| exp2(fma(score, self.scale, offsets[half])));
                 weights.set_pair(half, pair, [a, b]);
                 sums[half] = [sums[half][0] + a, sums[half][1] + b];
                 half += 1;
@@ -154,21 +203,35 @@ impl Softmax {
         (weights, sums.map(|[a, b]| a + b))
     }
 
-    /// The score above the maximum by the margin, or, where weights are lifted, by less if its weight is a good part of the row's sum.
+    /// What is added to scaled scores.
+    #[inline(always)]
+    fn offset(&self, half: usize) -> f32 {
+        if self.sparing { -(self.kept[half] * self.scale) } else { self.kept[half] }
+    }
+
+    /// The score above the maximum by the margin, or by less if its weight is a good part of the row's sum.
     #[inline(always)]
     fn limit(&self, half: usize) -> f32 {
-        let share = if self.lift == 0.0 { self.margin } else { log2(self.sum[half] * LARGE_SHARE) - self.lift };
-        (min(max(share, 0.0), self.margin) + self.lift - self.offset[half]) * reciprocal(self.scale)
+        let per_score = reciprocal(self.scale);
+        let share = if self.share == f32::INFINITY { self.margin } else { log2(self.sum[half] * self.share) - self.lift };
+        (min(max(share, 0.0), self.margin) + self.lift - self.kept[half]) * per_score
     }
 
     /// Raises a row's maximum; gives the factor for what was accumulated.
     #[inline(always)]
     fn raise(&mut self, half: usize, found: f32) -> f32 {
-        let offset = min(fma(-found, self.scale, self.lift), self.offset[half]);
-        let factor = exp2(offset - self.offset[half]);
-        self.offset[half] = offset;
+        let (kept, factor) = if self.sparing {
+            let maximum = max(found, self.kept[half]);
+            (maximum, exp2((self.kept[half] - maximum) * self.scale))
+        } else {
+            let offset = min(fma(-found, self.scale, self.lift), self.kept[half]);
+            (offset, exp2(offset - self.kept[half]))
+        };
+        self.kept[half] = kept;
         self.sum[half] *= factor;
-        self.limit[half] = self.limit(half);
+        if !self.sparing {
+            self.limit[half] = self.limit(half);
+        }
         factor
     }
 
@@ -181,7 +244,8 @@ impl Softmax {
             factor: sum.map(|sum| if sum == 0.0 { 0.0 } else { reciprocal(sum) }),
             log_sum: [0, 1].map(|half| match sum[half] == 0.0 {
                 true => f32::NEG_INFINITY,
-                false => log2(sum[half]) - self.offset[half],
+                false if self.sparing => fma(self.kept[half], self.scale, log2(sum[half])),
+                false => log2(sum[half]) - self.kept[half],
             }),
             largest: self.largest.map(|largest| largest * self.scale),
         }
@@ -209,6 +273,12 @@ impl Finished {
         }
         self
     }
+}
+
+/// `2^lift` of a whole number: a constant of a constant, which [`exp2`] is not.
+#[inline(always)]
+const fn power_of_two(lift: f32) -> f32 {
+    f32::from_bits(((127 + lift as i32) as u32) << 23)
 }
 
 /// The largest score of each row; two chains a row, so that one does not wait for itself.

@@ -23,8 +23,8 @@ pub struct Step {
 }
 
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
-/// last first. `edit` changes the scores of a block before they count. If `sparing`, a constant, maxima are looked for only
-/// where weights are large ([`Softmax::follow`]).
+/// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks behind
+/// the first [follow](Softmax::follow).
 ///
 /// In each step
 ///
@@ -40,7 +40,6 @@ pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usiz
     values: &mut Consumer<Block<T, KEYS, V>, 2>,
     softmax: &mut Softmax,
     blocks: Span,
-    sparing: bool,
     edit: impl Fn(&mut RegisterTile<KEYS>, Step),
 ) -> RegisterTile<V>
 where
@@ -56,6 +55,7 @@ where
     key.release_after_wait();
     edit(&mut scores, Step { block: blocks.end - 1, first: true });
     softmax.update(&mut scores);
+    softmax.settle();
     let mut weights = scores.to_operand::<T>();
     for block in (blocks.begin..blocks.end - 1).rev() {
         let key = keys.wait();
@@ -65,7 +65,7 @@ where
         let mut scores = scores.wait_leaving::<1>();
         key.release_after_wait();
         edit(&mut scores, Step { block, first: false });
-        let factors = match sparing {
+        let factors = match softmax.is_sparing() {
             true => {
                 let (weights, factors) = softmax.follow(&scores, |weights| *weights);
                 scores = weights;

@@ -128,23 +128,21 @@ fn a_packed_file_with_padding() {
     }
 }
 
-/// Gradients of a dense file, and of a packed one with padding, whose rows get zeros.
+/// Gradients of a dense file, and of packed ones with padding, whose rows get zeros: sequences in their order, and in another.
 #[test]
 fn gradients() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let [q, k, v, dout] = [(12, 1), (20, 2), (20, 3), (12, 4)].map(|(rows, seed)| random(rows * 64, seed));
     let array = |name, values: &[i32]| (name, "I32", vec![values.len()], integers(values));
-    let padding = [
-        array("cu_seqlens_q", &[0, 3, 7]),
-        array("cu_seqlens_kv", &[0, 6, 15]),
-        array("cu_seqlens_q_padded", &[1, 6, 12]),
-        array("cu_seqlens_kv_padded", &[2, 9, 20]),
-    ];
-    for packed in [false, true] {
+    for offsets in [None, Some([[1, 6, 12], [2, 9, 20]]), Some([[7, 1, 12], [11, 0, 20]])] {
+        let packed = offsets.is_some();
         let shape = |rows| if packed { vec![rows, 1, 64] } else { vec![1, rows, 1, 64] };
         let tensor = |name, rows, values: &[half::bf16]| (name, "BF16", shape(rows), bytes(values));
         let mut tensors = vec![tensor("q", 12, &q), tensor("k", 20, &k), tensor("v", 20, &v), tensor("dout", 12, &dout)];
-        tensors.extend(padding.iter().filter(|_| packed).cloned());
+        if let Some([q, kv]) = &offsets {
+            tensors.extend([array("cu_seqlens_q", &[0, 3, 7]), array("cu_seqlens_kv", &[0, 6, 15])]);
+            tensors.extend([array("cu_seqlens_q_padded", q), array("cu_seqlens_kv_padded", kv)]);
+        }
         write(&folder.path().join("in.safetensors"), &tensors);
         let (done, said) = attend(folder.path(), &["--causal", "bottom-right", "--backward"]);
         assert!(done, "{said}");
@@ -153,8 +151,11 @@ fn gradients() {
         assert_eq!(shapes, [shape(12), shape(20), shape(20)]);
         let (out, log_sum_exp) = (halves(&found["out"].1), floats(&found["lse"].1));
         let mut grads = ["dq", "dk", "dv"].map(|name| halves(&found[name].1));
-        let sequences: &[[[usize; 2]; 2]] = if packed { &[[[3, 6], [1, 2]], [[4, 9], [6, 9]]] } else { &[[[12, 20], [0, 0]]] };
-        for &[rows, first] in sequences {
+        let sequences = match offsets {
+            None => vec![([12, 20], [0, 0])],
+            Some([q, kv]) => [[3, 6], [4, 9]].into_iter().zip(q.into_iter().zip(kv).map(|(q, kv)| [q as usize, kv as usize])).collect(),
+        };
+        for (rows, first) in sequences {
             let head = Head { rows, sizes: [64; 2], top_left: false, window: [None, Some(0)], scale: 0.125, cap: None, sink: None };
             let of = |tensor: &[half::bf16], row: usize, l: usize| f64::from(tensor[row * 64 + l].to_f32());
             let log_sum_exp: Vec<f64> = log_sum_exp[first[0]..first[0] + rows[0]].iter().map(|&x| f64::from(x)).collect();
@@ -209,6 +210,11 @@ fn what_makes_no_sense_is_refused() {
     refused(packed(), &[], &["no tensor `cu_seqlens_q`", "sequences"]);
     let with = |sums: &[i32]| [packed(), vec![array("cu_seqlens_q", sums), array("cu_seqlens_kv", &[0, 2, 5])]].concat();
     refused(with(&[0, 3, 2]), &[], &["cu_seqlens_q", "element 2", "at least the element before, 3"]);
-    refused(with(&[0, 3, 6]), &[], &["cu_seqlens_q", "at most 4"]);
+    refused(with(&[0, 3, 6]), &[], &["cu_seqlens_q", "element 2, is 6", "at most 4"]);
     refused(with(&[0, 3]), &[], &["cu_seqlens_kv", "one element more than there are sequences"]);
+    refused(with(&[-1, 2, 4]), &[], &["cu_seqlens_q", "element 0, is -1", "0 or more"]);
+    let offsets = |name, offsets: &[i32]| [with(&[0, 2, 4]), vec![zeros("dout", &[4, 1, 64]), array(name, offsets)]].concat();
+    refused(offsets("cu_seqlens_q_padded", &[0, 2, 9]), &[], &["cu_seqlens_q_padded", "element 2, is 9", "at most 4"]);
+    refused(offsets("cu_seqlens_q_padded", &[2, 1, 4]), &[], &["cu_seqlens_q_padded", "element 0, is 2", "outside 1 to 2"]);
+    refused(offsets("cu_seqlens_kv_padded", &[0, 1, 4]), &["--backward"], &["cu_seqlens_kv_padded", "outside 0 to 1"]);
 }

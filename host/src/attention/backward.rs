@@ -6,7 +6,8 @@ use oxtile_kernels::attention::{
     AttentionBackward as Main, AttentionBackwardArgs as MainArgs, AttentionBackwardConvert as Convert,
     AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardConvertGeneral as ConvertGeneral, AttentionBackwardDeltas as Deltas,
     AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, AttentionBackwardPrepare as Prepare,
-    AttentionBackwardPrepareArgs as PrepareArgs, BACKWARD_PANEL, FAR, KEYS, Mask as Bounds, RESTING, Sequence, Window as Seen,
+    AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, KEYS,
+    Mask as Bounds, partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -14,14 +15,14 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Float, Pod, bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
+use super::backward_plan::Key;
 use super::backward_tensors::{BackwardInputs, GradientTarget, Gradients};
-use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
+use super::config::AttentionConfig;
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::Inputs;
 use super::{backward_general, backward_portable};
-use crate::gemm::Choice;
-use crate::runtime::{Buffer, Device, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{TensorMap, TensorMapMut};
 
 /// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels are always deterministic.
@@ -30,8 +31,8 @@ pub enum Order {
     /// In the order of keys: the same bits every time.
     #[default]
     Deterministic,
-    /// As they come: faster where multiprocessors would wait for each other. The last bits vary. Gradients of keys and values are the
-    /// same in both.
+    /// As they come: faster where multiprocessors would wait for each other. The last bits vary; those of the gradients of
+    /// keys and values do not.
     Fast,
 }
 
@@ -53,7 +54,8 @@ impl<T: BackwardElement> AttentionBackward<T> {
     }
 
     /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
-    /// kernels one for each element of `Q`, and two words a query. Waits for those to be there.
+    /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more. Waits for those
+    /// to be there.
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
@@ -70,126 +72,6 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// As [`bind`](Self::bind) and [`BoundAttention::run`].
     pub fn backward(&self, stream: &Stream, inputs: BackwardInputs<'_, T>, gradients: Gradients<'_, T>) -> Result<()> {
         self.bind(stream, inputs, gradients)?.run(stream)
-    }
-}
-
-impl AttentionConfig {
-    /// The main kernel of the pass backward for elements of `T` on Hopper.
-    ///
-    /// # Errors
-    /// As [`validate`](Self::validate).
-    pub fn choose_backward<T: BackwardElement>(&self) -> Result<Choice> {
-        Ok(self.backward_kernel::<T>(self.kernels == super::Kernels::Portable)?.1)
-    }
-
-    /// The same on a device.
-    ///
-    /// # Errors
-    /// As [`validate`](Self::validate).
-    pub fn choose_backward_on<T: BackwardElement>(&self, device: &Device) -> Result<Choice> {
-        Ok(self.backward_kernel::<T>(self.is_portable_on(device))?.1)
-    }
-
-    /// The kernels, and why them.
-    fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Key, Choice)> {
-        self.validate()?;
-        let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
-        let mut needs = self.backward_needs();
-        let largest = head_size.max(self.value_size());
-        let (key, [query_block, key_block]) = if portable {
-            needs.push("kernels");
-            (Key::portable(largest), [RESTING as u64; 2])
-        } else if needs.is_empty() {
-            (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64])
-        } else if largest <= LARGEST_GENERAL && ![batches, queries, keys, heads].contains(&0) {
-            let size = if largest <= 64 { 64 } else { LARGEST_GENERAL };
-            (Key::General { size }, [general_queries(size), KEYS as u64])
-        } else {
-            needs = vec![if largest > LARGEST_GENERAL { "head sizes above 128" } else { "empty tensors" }];
-            (Key::portable(largest), [RESTING as u64; 2])
-        };
-        for (what, rows, heads, block) in [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)] {
-            let tiles = u128::from(batches) * u128::from(heads) * u128::from(rows.div_ceil(block));
-            if tiles > i32::MAX as u128 {
-                return refuse(what, rows, format!("with batches and heads at most {} blocks of {block}", i32::MAX));
-            }
-        }
-        let value_size = self.value_size();
-        let why = match key {
-            Key::Dense { queries, .. } => format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}"),
-            Key::General { size } => {
-                let (queries, needs) = (general_queries(size), needs.join(", "));
-                let padded = if [head_size, value_size] == [size; 2] { String::new() } else { format!(" padded to {size}") };
-                format!("{KEYS} keys by {queries} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
-            }
-            Key::Portable { panels } => {
-                let (padded, needs) = (panels as usize * BACKWARD_PANEL, needs.join(", "));
-                format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
-            }
-        };
-        Ok((key, Choice { kernel: T::name(key), why }))
-    }
-
-    /// Fields that take more than the kernels of dense tensors have.
-    fn backward_needs(&self) -> Vec<&'static str> {
-        let needs = [
-            ("layout", self.layout == Layout::Packed),
-            ("soft_cap", self.soft_cap.is_some()),
-            ("sink", self.sink == Sink::Learnable),
-            ("gradients", self.gradients != GradientOutput::Rounded),
-            ("value_size", self.value_size() != self.head_size),
-            ("head_size", !matches!(self.head_size, 64 | 128)),
-        ];
-        needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
-    }
-
-    /// Queries of a block: as many as registers hold; fewer where a mask leaves much of a larger block empty.
-    fn backward_queries(&self) -> u64 {
-        match self.head_size {
-            128 if self.mask == Mask::Full && self.window == Window::default() => 80,
-            128 => 64,
-            _ => 128,
-        }
-    }
-
-    /// What bounds all sequences, as kernels want it.
-    pub(super) fn seen(&self) -> Seen {
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
-        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
-    }
-
-    /// What bounds each of the sequences of a dense layout.
-    fn bounds(&self) -> Bounds {
-        let (queries, keys) = (self.queries as u32, self.keys as u32);
-        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
-    }
-}
-
-/// The kernels of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Key {
-    /// Those on wgmma, of a head size and blocks of so many queries.
-    Dense { head_size: u64, queries: u64 },
-    /// Those of everything else on wgmma, of heads of up to so many elements. No tensor is empty: their maps must be of something.
-    General { size: u64 },
-    /// Those on mma, with heads of so many panels.
-    Portable { panels: u64 },
-}
-
-/// Elements of a head that the general kernels on wgmma have tiles for, at most.
-const LARGEST_GENERAL: u64 = 128;
-
-/// Queries of their blocks: as many as registers hold.
-fn general_queries(size: u64) -> u64 {
-    if size == 64 { 96 } else { 64 }
-}
-
-impl Key {
-    /// Heads of 3 panels have room in 4, of which one is left out.
-    fn portable(size: u64) -> Self {
-        Self::Portable { panels: size.div_ceil(BACKWARD_PANEL as u64).next_power_of_two() }
     }
 }
 
@@ -217,15 +99,16 @@ pub trait Instance<T>: Send + Sync {
     ) -> Result<BoundAttention<'a>>;
 }
 
-/// The three kernels of a pass, in their order.
-struct Kernels<P: Kernel, M: Kernel, C: Kernel> {
+/// The kernels of a pass, in their order.
+struct Kernels<P: Kernel, M: Kernel, R: Kernel, C: Kernel> {
     prepare: Loaded<P>,
     main: Loaded<M>,
+    reduce: Loaded<R>,
     convert: Loaded<C>,
 }
 
 impl<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> Instance<T>
-    for Kernels<Prepare<T, D>, Main<T, D, QUERIES, SPAN, MASKED>, Convert<T, D, QUERIES, SPAN>>
+    for Kernels<Prepare<T, D>, Main<T, D, QUERIES, SPAN, MASKED>, Reduce<T, D>, Convert<T, D, QUERIES, SPAN>>
 where
     T: RegisterElement + StoredElement + Float,
     Columns<D>: MatrixColumns,
@@ -233,6 +116,7 @@ where
     Columns<SPAN>: MatrixColumns,
     Prepare<T, D>: for<'a> Kernel<Args<'a> = PrepareArgs<'a, T, D>>,
     Main<T, D, QUERIES, SPAN, MASKED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, MASKED>>,
+    Reduce<T, D>: for<'a> Kernel<Args<'a> = ReduceArgs<'a, T, D>>,
     Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
 {
     fn bind<'a>(
@@ -282,10 +166,14 @@ where
         let mut sums = Buffer::<f32>::uninitialised(stream, padded_rows * D as u64)?;
         let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
+        let (splits, key_blocks) = (config.splits(QUERIES as u64), keys.div_ceil(KEYS as u64));
+        let split_tiles = if splits == 1 { 0 } else { batches * key_heads * splits * key_blocks };
+        let mut partials = Buffer::<f32>::uninitialised(stream, split_tiles * partial_elements(D as u64))?;
         let Bounds { first, last, .. } = config.bounds();
-        let section = config.section_of_keys(size_of::<T>() as u64, ordered);
+        let section = config.section_of_keys(size_of::<T>() as u64, ordered).saturating_mul(splits as u32);
         let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
-        let [batches, rows, keys, heads, key_heads, blocks] = [batches, queries, keys, heads, key_heads, blocks].map(|size| size as u32);
+        let [batches, rows, keys, heads, key_heads] = [batches, queries, keys, heads, key_heads].map(|size| size as u32);
+        let [blocks, splits, key_blocks] = [blocks, splits, key_blocks].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
             let args = PrepareArgs {
                 out,
@@ -311,9 +199,11 @@ where
                     sums: sums.view_mut(),
                     turns: turns.view_mut(),
                     counter: counter.view_mut(),
+                    partials: partials.view_mut(),
                     batches,
-                    heads: key_heads,
-                    group: heads / key_heads,
+                    heads: key_heads * splits,
+                    group: heads / key_heads / splits,
+                    splits,
                     rows,
                     keys,
                     first,
@@ -323,6 +213,11 @@ where
                     ordered: ordered.into(),
                 };
                 self.main.launch(stream, args)?;
+                if splits > 1 {
+                    let (partials, grad_k, grad_v) = (partials.view_mut(), grad_k.view_mut(), grad_v.view_mut());
+                    let args = ReduceArgs { partials, grad_k, grad_v, heads: key_heads, splits, key_blocks };
+                    self.reduce.launch(stream, args)?;
+                }
             }
             let Some(grad_q) = &mut of_queries else { return Ok(()) };
             let args = ConvertArgs { sums: sums.view_mut(), turns: turns.view_mut(), grad_q: grad_q.view_mut(), heads, blocks, scale };
@@ -332,12 +227,12 @@ where
 }
 
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal $part:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
+    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal $part:literal $capped:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
         impl BackwardElement for $t {
             fn name(key: Key) -> &'static str {
                 match key {
                     $(Key::Dense { head_size: $d, queries: $queries } => <Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name,)*
-                    $(Key::General { size: $size } => <General<$t, $size, $rows, $part> as Kernel>::INFO.name,)*
+                    $(Key::General { size: $size, capped: $capped } => <General<$t, $size, $rows, $part, $capped> as Kernel>::INFO.name,)*
                     $(Key::Portable { panels: $panels } => <Portable<$t, $panels, $step, $parts, true> as Kernel>::INFO.name,)*
                     _ => "",
                 }
@@ -348,11 +243,12 @@ macro_rules! elements {
                     $(Key::Dense { head_size: $d, queries: $queries } => Ok(Box::new(Kernels {
                         prepare: runtime.load::<Prepare<$t, $d>>()?,
                         main: runtime.load::<Main<$t, $d, $queries, $span, $masked>>()?,
+                        reduce: runtime.load::<Reduce<$t, $d>>()?,
                         convert: runtime.load::<Convert<$t, $d, $queries, $span>>()?,
                     })),)*
-                    $(Key::General { size: $size } => Ok(Box::new(backward_general::Kernels::<
+                    $(Key::General { size: $size, capped: $capped } => Ok(Box::new(backward_general::Kernels::<
                         Deltas<$t>,
-                        General<$t, $size, $rows, $part>,
+                        General<$t, $size, $rows, $part, $capped>,
                         ConvertGeneral<$t, $size, $rows, $part>,
                     >::load(runtime)?)),)*
                     $(Key::Portable { panels: $panels } => Ok(Box::new(backward_portable::Kernels::<
@@ -368,8 +264,8 @@ macro_rules! elements {
 }
 
 elements! {
-    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96 48] [128 64 64] / [1 64 1] [2 32 2] [4 16 2];
-    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 96 48] [128 64 64] / [1 64 1] [2 32 2] [4 16 2];
+    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 128 64 false] [64 96 48 true] [128 64 64 false] [128 64 64 true] / [1 64 1] [2 32 2] [4 16 2];
+    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 128 64 false] [64 96 48 true] [128 64 64 false] [128 64 64 true] / [1 64 1] [2 32 2] [4 16 2];
 }
 
 impl<T> fmt::Debug for AttentionBackward<T> {

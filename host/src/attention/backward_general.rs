@@ -64,15 +64,15 @@ impl<'a, T: RegisterElement, const ROWS: usize, const D: usize> Target<'a, T, RO
     }
 }
 
-impl<T, const D: usize, const QUERIES: usize, const SPAN: usize> Instance<T>
-    for Kernels<Deltas<T>, Main<T, D, QUERIES, SPAN>, Convert<T, D, QUERIES, SPAN>>
+impl<T, const D: usize, const QUERIES: usize, const SPAN: usize, const CAPPED: bool> Instance<T>
+    for Kernels<Deltas<T>, Main<T, D, QUERIES, SPAN, CAPPED>, Convert<T, D, QUERIES, SPAN>>
 where
     T: RegisterElement + StoredElement + Float,
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
     Deltas<T>: for<'a> Kernel<Args<'a> = DeltasArgs<'a, T>>,
-    Main<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN>>,
+    Main<T, D, QUERIES, SPAN, CAPPED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, CAPPED>>,
     Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
 {
     fn bind<'a>(

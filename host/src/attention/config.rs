@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use oxtile_kernels::attention::MOST_SPLITS;
+
 use crate::runtime::{Error, Result};
 use crate::tensor::shape::numel;
 
@@ -40,6 +42,9 @@ pub struct AttentionConfig {
     pub max_logit: bool,
     /// Which kernels may be taken.
     pub kernels: Kernels,
+    /// Parts into which the keys of dense tensors are divided, each a block's: from 1, none, to 32. As the device's multiprocessors are best
+    /// used if none.
+    pub splits: Option<u64>,
     /// Where the gradients of the pass backward go.
     pub gradients: GradientOutput,
 }
@@ -148,6 +153,7 @@ impl Default for AttentionConfig {
             output: Output::Rounded,
             max_logit: false,
             kernels: Kernels::Fastest,
+            splits: None,
             gradients: GradientOutput::Rounded,
         }
     }
@@ -186,6 +192,9 @@ impl AttentionConfig {
             if let Some(bound) = bound.filter(|bound| *bound >= LIMIT) {
                 return refuse(field, bound, format!("at most {}, or none for no bound", LIMIT - 1));
             }
+        }
+        if let Some(splits) = self.splits.filter(|splits| !(1..=u64::from(MOST_SPLITS)).contains(splits)) {
+            return refuse("splits", splits, format!("from 1 to {MOST_SPLITS}, or none"));
         }
         let positive = |x: f32| x.is_normal() && x > 0.0;
         if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {

@@ -2,7 +2,7 @@
 
 use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, PART, Team};
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
@@ -17,6 +17,24 @@ pub(super) fn by_head(layout: Layout, batches: u64, rows: u64, heads: u64, size:
     let row = heads * size;
     let [batch, row] = if layout == Layout::Sbhd { [row, batches * row] } else { [rows * row, row] };
     Strided { shape: [batches, heads, rows, size], strides: [batch, size, row, 1] }
+}
+
+/// Tensor maps of keys and values. Without keys nothing is loaded by them; as they must be of something, they are of the queries then.
+pub(super) fn keys_by_head<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize>(
+    stream: &Stream,
+    config: &AttentionConfig,
+    q: DeviceView<'a, T>,
+    k: DeviceView<'a, T>,
+    v: DeviceView<'a, T>,
+) -> Result<(TensorMap<'a, T, KEYS, D, Swizzle128, 4>, TensorMap<'a, T, KEYS, V, Swizzle128, 4>)> {
+    let AttentionConfig { layout, batches, keys, key_heads, head_size, .. } = *config;
+    let of_keys = |size| by_head(layout, batches, keys, key_heads, size);
+    let of_queries = config.queries_by_head(head_size);
+    let ((k, of_k), (v, of_v)) = match keys {
+        0 => ((q, of_queries), (q, of_queries)),
+        _ => ((k, of_keys(head_size)), (v, of_keys(config.value_size()))),
+    };
+    Ok((TensorMap::strided(stream, k, of_k)?, TensorMap::strided(stream, v, of_v)?))
 }
 
 impl<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool> Instance<T>
@@ -36,24 +54,17 @@ where
         inputs: Inputs<'a, T>,
         outputs: Outputs<'a, T>,
     ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
+        let AttentionConfig { batches, keys, head_size, .. } = config;
+        let [rows, heads] = config.rows_and_heads();
         let (Inputs { q, k, v, .. }, Outputs { out: Target::Rounded(out), mut log_sum_exp, .. }) = (inputs, outputs) else {
             return Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() });
         };
-        let of_queries = by_head(layout, batches, queries, heads, head_size);
-        let of_keys = |size| by_head(layout, batches, keys, key_heads, size);
-        let of_out = by_head(layout, batches, queries, heads, config.value_size());
-        // Without keys nothing is loaded by these maps, which must be of something: the queries.
-        let ((k, of_k), (v, of_v)) = match keys {
-            0 => ((q, of_queries), (q, of_queries)),
-            _ => ((k, of_keys(head_size)), (v, of_keys(config.value_size()))),
-        };
-        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, q, of_queries)?;
-        let k = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, k, of_k)?;
-        let v = TensorMap::<_, KEYS, V, Swizzle128, 4>::strided(stream, v, of_v)?;
+        let (k, v) = keys_by_head::<_, KEYS, D, V>(stream, &config, q, k, v)?;
+        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, q, config.queries_by_head(head_size))?;
+        let of_out = config.queries_by_head(config.value_size());
         let mut out = TensorMapMut::<_, PART, V, Swizzle128, 4>::strided(stream, out, of_out)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let [batches, rows, keys, group] = [batches, queries, keys, config.group()].map(|size| size as u32);
+        let [batches, rows, keys, group] = [batches, rows, keys, heads / config.key_heads].map(|size| size as u32);
         let log_sum_exp_length = log_sum_exp.len();
         let (diagonal, section, scale) = (config.diagonal(), config.section(size_of::<T>() as u64), config.scale_log2());
         Ok(BoundAttention::new(move |stream| {

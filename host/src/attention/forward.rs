@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardGeneral, Narrow, Pair, Team, Wide};
+use oxtile_kernels::attention::{
+    AttentionCombine, AttentionForward, AttentionForwardGeneral, AttentionForwardSplit, Narrow, Pair, Team, Wide,
+};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
 
@@ -35,6 +37,7 @@ impl<T: AttentionElement> Attention<T> {
         if config.is_portable_on(&device) {
             return Ok(Self { config, instance: launches.then(|| T::load_portable(runtime, config.head_size)).transpose()? });
         }
+        let config = config.divided_for::<T>(&device);
         Ok(Self { config, instance: launches.then(|| T::load(runtime, config.key())).transpose()? })
     }
 
@@ -104,13 +107,15 @@ pub trait Instance<T>: Send + Sync {
     ) -> Result<BoundAttention<'a>>;
 }
 
-/// Each line: sizes of heads, kind, its kernel as a type of the element, and the queries and keys of a step.
+/// Each line: sizes of heads, kind, its kernel as a type of the element with the keys of a step, and what is launched behind it.
 macro_rules! elements {
-    ($([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?>;)*) => {
-        elements!(@ bf16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?>;)*);
-        elements!(@ f16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?>;)*);
+    (@ load $runtime:ident, $kernel:ty) => { $runtime.load::<$kernel>()? };
+    (@ load $runtime:ident, $kernel:ty, $then:ty) => { ($runtime.load::<$kernel>()?, $runtime.load::<$then>()?) };
+    ($([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?> $(, $then:ident)?;)*) => {
+        elements!(@ bf16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?> $(, $then)?;)*);
+        elements!(@ f16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?> $(, $then)?;)*);
     };
-    (@ $t:ident $([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?>;)*) => {
+    (@ $t:ident $([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?> $(, $then:ident)?;)*) => {
         impl AttentionElement for $t {
             fn facts(key: Key) -> Option<Facts> {
                 match (key.sizes, key.kind) {
@@ -124,7 +129,7 @@ macro_rules! elements {
 
             fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
                 match (key.sizes, key.kind) {
-                    $(([$d, $v], Kind::$kind) => Ok(Box::new(runtime.load::<$kernel<$t, $d, $v, $keys, $team $(, $causal)?>>()?)),)*
+                    $(([$d, $v], Kind::$kind) => Ok(Box::new(elements!(@ load runtime, $kernel<$t, $d, $v, $keys, $team $(, $causal)?> $(, $then<$t>)?))),)*
                     _ => Err(Error::Invalid { what: "Attention", why: format!("no kernel for {key:?}") }),
                 }
             }
@@ -135,15 +140,20 @@ macro_rules! elements {
 elements! {
     [64 64 Full] AttentionForward<128, Narrow, false>;
     [64 64 Causal] AttentionForward<128, Narrow, true>;
+    [64 64 Split] AttentionForwardSplit<128, Narrow>, AttentionCombine;
     [64 64 General] AttentionForwardGeneral<128, Pair>;
     [128 128 Full] AttentionForward<128, Pair, false>;
     [128 128 Causal] AttentionForward<128, Pair, true>;
+    [128 128 Split] AttentionForwardSplit<128, Pair>, AttentionCombine;
     [128 128 General] AttentionForwardGeneral<128, Wide>;
     [192 128 Full] AttentionForward<128, Wide, false>;
     [192 128 Causal] AttentionForward<128, Wide, true>;
+    [192 128 Split] AttentionForwardSplit<128, Wide>, AttentionCombine;
     [192 128 General] AttentionForwardGeneral<128, Wide>;
     [256 256 Full] AttentionForward<80, Wide, false>;
     [256 256 Causal] AttentionForward<80, Wide, true>;
+    [256 256 Split] AttentionForwardSplit<80, Wide>, AttentionCombine;
+    [256 256 General] AttentionForwardGeneral<64, Wide>;
 }
 
 impl<T> fmt::Debug for Attention<T> {

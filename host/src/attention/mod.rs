@@ -11,8 +11,11 @@
 //! | `tensors` | what is read and written |
 //! | `forward` | the pass forward |
 //! | `dense`, `general` | tensors bound to its kernels |
+//! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
-//! | `backward` | the pass backward: which kernels, and those of dense tensors |
+//! | `backward_plan` | which kernels the pass backward takes, and why |
+//! | `backward_split` | among how many tiles its heads are split |
+//! | `backward` | the pass backward, by the kernels of dense tensors |
 //! | `backward_tensors` | what it reads and writes |
 //! | `backward_general` | its kernels of everything else |
 //! | `backward_portable` | its kernels for GPUs other than Hopper and for large heads |
@@ -43,7 +46,9 @@
 
 mod backward;
 mod backward_general;
+mod backward_plan;
 mod backward_portable;
+mod backward_split;
 mod backward_tensors;
 mod config;
 mod dense;
@@ -52,6 +57,7 @@ mod fp8;
 mod general;
 mod plan;
 mod portable;
+mod split;
 mod tensors;
 
 pub use backward::{AttentionBackward, BackwardElement, Order};

@@ -25,6 +25,8 @@ pub enum Kind {
     Full,
     /// Dense tensors, a causal mask.
     Causal,
+    /// Dense tensors, any of those masks, keys divided among blocks.
+    Split,
     /// Everything.
     General,
 }
@@ -41,26 +43,26 @@ pub struct Facts {
 const SIZES: [[u64; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
 impl AttentionConfig {
-    /// The kernel for elements of `T`, which does not depend on the device.
+    /// The kernel for elements of `T`, whatever the device: keys are divided only if [`splits`](field@Self::splits) says so.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
     pub fn choose<T: AttentionElement>(&self) -> Result<Choice> {
         self.validate()?;
+        if self.parts() > 1 && self.needs_general() {
+            return refuse("splits", self.parts(), format!("1 with {}", self.needs().join(", ")));
+        }
         let key = self.key();
         let Some(Facts { name, step: [queries, keys] }) = T::facts(key) else {
-            let (field, [size, limit]) = match self.value_size() > 128 {
-                true => ("value_size", [self.value_size(), 128]),
-                false => ("head_size", [self.head_size, 192]),
-            };
-            return refuse(field, size, format!("at most {limit} with {}", self.needs().join(", ")));
+            return Err(Error::Invalid { what: "AttentionConfig", why: format!("no kernel for {key:?}") });
         };
         let sequences = u128::from(self.batches);
+        let [rows, heads] = self.rows_and_heads();
         let row_tiles = match self.layout {
-            Layout::Packed => u128::from(self.queries.div_ceil(queries.into())) + sequences,
-            Layout::Bshd | Layout::Sbhd => u128::from(self.queries.div_ceil(queries.into())) * sequences,
+            Layout::Packed => u128::from(rows.div_ceil(queries.into())) + sequences,
+            Layout::Bshd | Layout::Sbhd => u128::from(rows.div_ceil(queries.into())) * sequences,
         };
-        let tiles = row_tiles * u128::from(self.heads);
+        let tiles = row_tiles * u128::from(heads) * u128::from(self.parts());
         if tiles > i32::MAX as u128 {
             let why = format!("batches, heads and queries make {tiles} tiles of {queries} queries: at most {}", i32::MAX);
             return Err(Error::Invalid { what: "AttentionConfig", why });
@@ -72,10 +74,12 @@ impl AttentionConfig {
         let masked = match (key.kind, self.needs()) {
             (Kind::Full, _) => "all keys".to_owned(),
             (Kind::Causal, _) => "causal".to_owned(),
+            (Kind::Split, _) => format!("keys in {} parts for as many blocks, which another kernel puts together", self.parts()),
             (Kind::General, needs) => format!("general for {}", needs.join(", ")),
         };
         let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
-        let why = format!("{queries} queries by {keys} keys on wgmma, heads of {size} and {value_size}{padded}, {masked}");
+        let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
+        let why = format!("{queries} queries by {keys} keys on wgmma, heads of {size} and {value_size}{padded}, {masked}{folded}");
         Ok(Choice { kernel: name, why })
     }
 
@@ -84,6 +88,8 @@ impl AttentionConfig {
         let fits = |[d, v]: &[u64; 2]| self.head_size <= *d && self.value_size() <= *v;
         let kind = match self.mask {
             _ if self.needs_general() => Kind::General,
+            _ if self.parts() > 1 => Kind::Split,
+            _ if self.folds() => Kind::Full,
             Mask::Full => Kind::Full,
             Mask::CausalTopLeft | Mask::CausalBottomRight => Kind::Causal,
         };
@@ -117,6 +123,7 @@ impl AttentionConfig {
             Self { sink, .. } if sink != Sink::None => ("sink", format!("{sink:?}"), "None"),
             Self { output, .. } if output != Output::Rounded => ("output", format!("{output:?}"), "Rounded"),
             Self { max_logit: true, .. } => ("max_logit", "true".to_owned(), "false"),
+            Self { splits: Some(splits @ 2..), .. } => ("splits", splits.to_string(), "1 or none"),
             _ => return Ok(()),
         };
         refuse(field, value, format!("{allowed} {place}"))
@@ -135,7 +142,8 @@ impl AttentionConfig {
         if self.mask == Mask::Full {
             return 1;
         }
-        (self.section_key_heads(element_bytes) * self.group()).clamp(1, i32::MAX as u64) as u32
+        // No more heads than there are: kernels count the tiles of a section in 32 bits.
+        (self.section_key_heads(element_bytes) * self.group()).min(self.batches * self.heads).clamp(1, i32::MAX as u64) as u32
     }
 
     /// Heads of keys that are computed together in the pass backward. Where blocks of keys add in order, many of them, so that few of

@@ -27,12 +27,13 @@ pub trait PortableElement: Pod {
 }
 
 impl AttentionConfig {
-    /// The kernel for elements of `T` on a device: Hopper's own, elsewhere the portable one.
+    /// The kernel for elements of `T` on a device: Hopper's own, keys divided if that uses its multiprocessors better, elsewhere
+    /// the portable one.
     ///
     /// # Errors
     /// As [`choose`](Self::choose); the portable kernels have fewer sizes and outputs.
     pub fn choose_on<T: AttentionElement>(&self, device: &Device) -> Result<Choice> {
-        if self.is_portable_on(device) { self.choose_portable::<T>() } else { self.choose::<T>() }
+        if self.is_portable_on(device) { self.choose_portable::<T>() } else { self.divided_for::<T>(device).choose::<T>() }
     }
 
     /// Whether it takes a portable kernel on a device.
@@ -48,6 +49,7 @@ impl AttentionConfig {
             Self { output, .. } if output != Output::Rounded => return without("output", format!("{output:?}")),
             Self { soft_cap: Some(cap), .. } => return without("soft_cap", cap.to_string()),
             Self { max_logit: true, .. } => return without("max_logit", "true".to_owned()),
+            Self { splits: Some(splits @ 2..), .. } => return without("splits", splits.to_string()),
             _ if self.value_size() != self.head_size => return without("value_size", self.value_size().to_string()),
             _ => {}
         }
@@ -74,7 +76,7 @@ fn dense(stream: &Stream, config: &AttentionConfig, rows: u64) -> Result<[Buffer
 }
 
 /// Copies are of 16 bytes, which lie at multiples of 16.
-fn check_aligned<T: Pod>(what: &'static str, view: DeviceView<'_, T>) -> Result<()> {
+pub(super) fn check_aligned<T: Pod>(what: &'static str, view: DeviceView<'_, T>) -> Result<()> {
     let address = view.access(what).address;
     if address.is_multiple_of(16) {
         return Ok(());

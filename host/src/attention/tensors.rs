@@ -40,7 +40,8 @@ pub struct Sequences<'a> {
 /// What becomes of the output's rows from the end of a sequence to the next offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Padding {
-    /// They become zeros, and -inf in the log-sum-exp; a merged result stays as it is.
+    /// They become zeros, and -inf in the log-sum-exp; a merged result stays as it is. For offsets that rise: rows of another sequence
+    /// in between would be lost.
     #[default]
     Zeroed,
     /// They stay as they are: others write them.

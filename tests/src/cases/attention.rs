@@ -60,7 +60,12 @@ pub fn cases() -> Vec<Case> {
             random::<bf16>(&mut cases, mask_name, AttentionConfig { queries: 40, keys: 290, scale: Some(1.0), ..one }, Size::Large);
             if head_size == 64 {
                 // Blocks enough that maxima are no longer looked for, and some that rise even there.
-                random::<bf16>(&mut cases, mask_name, AttentionConfig { queries: 40, keys: 1100, scale: Some(1.0), ..one }, Size::Large);
+                random::<bf16>(
+                    &mut cases,
+                    mask_name,
+                    AttentionConfig { queries: 40, keys: 1100, scale: Some(1.0), splits: Some(1), ..one },
+                    Size::Large,
+                );
             }
             let grouped = AttentionConfig { batches: 2, heads: 4, key_heads: 2, queries: 70, keys: 140, ..one };
             random::<bf16>(&mut cases, mask_name, grouped, if head_size == 64 { checked(mask) } else { Size::Large });

@@ -56,6 +56,22 @@ pub fn cases() -> Vec<Case> {
         let name = format!("attention_backward::window::d{head_size}");
         cases.push(Case::new(name, Size::Small, move |r| check::<bf16>(r, &problem, Order::Deterministic)));
     }
+    // Few tiles of keys, which are split by heads of queries.
+    for (head_size, mask, order) in [
+        (64, Mask::CausalBottomRight, Order::Deterministic),
+        (64, Mask::Full, Order::Fast),
+        (128, Mask::Full, Order::Deterministic),
+        (128, Mask::CausalTopLeft, Order::Fast),
+    ] {
+        let config = AttentionConfig { heads: 6, key_heads: 1, queries: 100, keys: 140, head_size, mask, ..AttentionConfig::default() };
+        let name = format!("attention_backward::split::d{head_size}::{}", if order == Order::Fast { "fast" } else { "ordered" });
+        // The race detector looks at one of them.
+        let size = if head_size == 64 && order == Order::Deterministic { Size::Small } else { Size::Large };
+        cases.push(Case::new(name, size, move |r| match order {
+            Order::Deterministic => split::<bf16>(r, &config, order),
+            Order::Fast => split::<f16>(r, &config, order),
+        }));
+    }
     cases.push(Case::new("attention_backward::refused", Size::Small, refused));
     cases
 }
@@ -182,6 +198,21 @@ fn compare<T: Differentiable>(expected: &oracle::Gradients, found: &Found) -> Ou
         }
     }
     Ok(())
+}
+
+/// Tiles that are split, as the choice says; in order, the bits are the same every time.
+fn split<T: Differentiable>(runtime: &Runtime, config: &AttentionConfig, order: Order) -> Outcome {
+    let choice = text(config.choose_backward::<T>())?;
+    if !choice.why.contains("tiles split in 6 by heads of queries") {
+        return Err(format!("{choice:?}"));
+    }
+    let pass = Pass::<T>::new(config, config.keys);
+    let found = pass.run(runtime, config, order, 0)?;
+    compare::<T>(&pass.expected(config, 0), &found)?;
+    let again = pass.run(runtime, config, order, 0)?;
+    // Gradients of queries are added up in any order if it is fast.
+    let first = if order == Order::Fast { 1 } else { 0 };
+    ["dq", "dk", "dv"].into_iter().enumerate().skip(first).try_for_each(|(i, name)| equal(&format!("{name} again"), &again[i], &found[i]))
 }
 
 /// A step of a ring: the log-sum-exp and the result are those of all keys, the gradients those of a part.

@@ -50,6 +50,7 @@ pub fn cases() -> Vec<Case> {
     }
     let half = AttentionConfig { head_size: 128, soft_cap: Some(20.0), mask: Mask::CausalBottomRight, queries: 70, keys: 140, ..base };
     push::<f16>(&mut cases, "f16", Problem::dense(half), Order::Fast);
+    push::<f16>(&mut cases, "f16::d64", Problem::dense(AttentionConfig { queries: 20, keys: 30, ..base }), Order::Deterministic);
     packed(&mut cases, AttentionConfig { layout: Layout::Packed, heads: 2, value_size: None, ..base });
     for (head_size, mask) in [(64, Mask::Full), (128, Mask::CausalBottomRight)] {
         let large = AttentionConfig { layout: Layout::Packed, value_size: None, head_size, mask, heads: 4, key_heads: 1, ..base };

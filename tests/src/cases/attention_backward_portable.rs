@@ -68,6 +68,10 @@ pub fn cases() -> Vec<Case> {
     }
     let half = AttentionConfig { head_size: 128, mask: Mask::CausalBottomRight, queries: 70, keys: 40, ..base };
     push::<f16>(&mut cases, "f16", Problem::dense(half));
+    for head_size in [64, 256] {
+        let config = AttentionConfig { head_size, queries: 9, keys: 20, ..base };
+        push::<f16>(&mut cases, &format!("f16::d{head_size}"), Problem::dense(config));
+    }
     packed(&mut cases, AttentionConfig { layout: Layout::Packed, heads: 2, ..base });
     for (head_size, mask) in [(64, Mask::Full), (128, Mask::CausalBottomRight), (256, Mask::CausalTopLeft)] {
         let large = AttentionConfig { head_size, mask, batches: 2, heads: 4, key_heads: 1, queries: 150, keys: 210, ..base };

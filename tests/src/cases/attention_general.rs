@@ -6,8 +6,9 @@ use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention_head::Head;
 use oxtile_tests::oracle::formats::{BF16, Format};
-use oxtile_tile::num::bf16;
+use oxtile_tile::num::{bf16, f16};
 
+use super::attention::Operand;
 use super::attention_problem::{Place, Problem, each};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
@@ -58,15 +59,33 @@ pub fn cases() -> Vec<Case> {
         let config = AttentionConfig { head_size: size, value_size: Some(value), queries: 70, keys: 150, heads: 1, ..base };
         let name = format!("sizes::{size}x{value}");
         dense(&mut cases, &format!("{name}::dense"), AttentionConfig { mask: Mask::CausalBottomRight, ..config });
-        if value <= 128 {
-            dense(&mut cases, &name, AttentionConfig { sink: Sink::OffByOne, mask: Mask::CausalBottomRight, ..config });
-            dense(&mut cases, &format!("{name}::merged"), AttentionConfig { output: Output::Merged, ..config });
+        if [192, 256].contains(&size) {
+            dense(&mut cases, &format!("{name}::full::dense"), config);
         }
+        dense(&mut cases, &name, AttentionConfig { sink: Sink::OffByOne, mask: Mask::CausalBottomRight, ..config });
+        dense(&mut cases, &format!("{name}::merged"), AttentionConfig { output: Output::Merged, ..config });
     }
+    halves(&mut cases, AttentionConfig { queries: 20, keys: 150, heads: 1, ..base });
     dense(&mut cases, "sbhd::dense", AttentionConfig { layout: Layout::Sbhd, batches: 2, queries: 40, keys: 70, ..base });
     packed(&mut cases, base);
     cases.push(Case::new("attention_general::ring", Size::Small, ring));
     cases
+}
+
+/// Each kernel of `f16` elements that [`attention`](super::attention) does not have.
+fn halves(cases: &mut Vec<Case>, base: AttentionConfig) {
+    let mut push = |name: &str, config: AttentionConfig| {
+        let (name, problem) = (format!("attention_general::f16::{}::{name}", config.head_size), Problem::dense(config));
+        cases.push(Case::new(name, Size::Small, move |runtime| problem.check::<f16>(runtime)));
+    };
+    for (size, value) in [(64, 64), (128, 128), (192, 128), (256, 256)] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), ..base };
+        if size > 128 {
+            push("full", config);
+            push("causal", AttentionConfig { mask: Mask::CausalBottomRight, ..config });
+        }
+        push("window", AttentionConfig { window: Window { left: Some(9), right: Some(2) }, ..config });
+    }
 }
 
 /// Sequences of all lengths, with padding and without, that share keys, that begin anywhere.
@@ -116,7 +135,7 @@ fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
     let masked = mask == Mask::CausalTopLeft || (window != Window::default() && !name.contains("band") && !name.starts_with("packed"));
     let large = problem.one_hot || masked || !whole || (head_size > 64 && !name.ends_with("dense"));
     let size = if large { Size::Large } else { Size::Small };
-    cases.push(Case::new(format!("attention_general::{name}"), size, move |runtime| problem.check(runtime)));
+    cases.push(Case::new(format!("attention_general::{name}"), size, move |runtime| problem.check::<bf16>(runtime)));
 }
 
 /// What the kernel is given, and what it gives.
@@ -134,7 +153,7 @@ struct Found {
 }
 
 impl Problem {
-    fn tensors(&self, first_key: usize) -> Tensors {
+    fn tensors<T: Operand>(&self, first_key: usize) -> Tensors {
         let AttentionConfig { layout, batches, heads, key_heads, head_size, queries, keys, .. } = self.config;
         let [heads, key_heads, size, value_size] = [heads, key_heads, head_size, self.config.value_size()].map(|n| n as usize);
         let rows = |rows: u64| if layout == Layout::Packed { rows } else { batches * rows } as usize;
@@ -154,7 +173,7 @@ impl Problem {
                 let place = self.place(batch, side, heads, size);
                 for (row, head, element) in each([lengths[side], heads, size]) {
                     let value = match (self.one_hot, number) {
-                        (false, _) => BF16.round(f64::from(random.normal())) as f32,
+                        (false, _) => T::FORMAT.round(f64::from(random.normal())) as f32,
                         (true, 2) => f32::from(u8::from(row == first_key + element)),
                         (true, _) => 0.0,
                     };
@@ -165,12 +184,12 @@ impl Problem {
         tensors
     }
 
-    fn run(&self, runtime: &Runtime, tensors: &Tensors) -> Result<Found, String> {
+    fn run<T: Operand>(&self, runtime: &Runtime, tensors: &Tensors) -> Result<Found, String> {
         let stream = stream(runtime)?;
         let AttentionConfig { layout, heads, sink, output, max_logit, .. } = self.config;
         let upload = |values: &[f32]| {
-            let bits = values.iter().map(|&x| bf16::from_bits(if x.is_nan() { 0x7fc0 } else { encode(&BF16, x) }));
-            text(Buffer::from_slice(&stream, &bits.collect::<Vec<bf16>>()))
+            let bits = values.iter().map(|&x| if x.is_nan() { 0x7fff } else { encode(T::FORMAT, x) });
+            text(Buffer::from_slice(&stream, &bits.map(T::of).collect::<Vec<T>>()))
         };
         let (q, k, v) = (upload(&tensors.q)?, upload(&tensors.k)?, upload(&tensors.v)?);
         let sink_scores = text(Buffer::from_slice(&stream, &tensors.sink))?;
@@ -191,7 +210,7 @@ impl Problem {
         let before = if running { f32::NEG_INFINITY } else { UNTOUCHED_SUM };
         let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![before; rows as usize]))?;
         let mut largest = text(Buffer::from_slice(&stream, &vec![f32::NAN; if max_logit { heads as usize } else { 0 }]))?;
-        let attention = text(Attention::<bf16>::new(runtime, self.config))?;
+        let attention = text(Attention::<T>::new(runtime, self.config))?;
         let inputs =
             Inputs { sequences, sink: (sink == Sink::Learnable).then(|| sink_scores.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
         let target = if running { Target::Merged(merged.view_mut()) } else { Target::Rounded(out.view_mut()) };
@@ -203,7 +222,7 @@ impl Problem {
             text(bound.run(&stream))?;
         }
         drop(bound);
-        let rounded = text(out.to_vec(&stream))?.into_iter().map(|x| BF16.decode(x.to_bits().into()));
+        let rounded = text(out.to_vec(&stream))?.into_iter().map(|x| T::FORMAT.decode(x.bits().into()));
         let running: Vec<f64> = text(merged.to_vec(&stream))?.into_iter().map(f64::from).collect();
         Ok(Found {
             out: if running.is_empty() { rounded.collect() } else { running },
@@ -212,21 +231,21 @@ impl Problem {
         })
     }
 
-    pub(super) fn check(&self, runtime: &Runtime) -> Outcome {
+    pub(super) fn check<T: Operand>(&self, runtime: &Runtime) -> Outcome {
         let columns = self.config.value_size() as usize;
         let keys = if self.one_hot { (0..self.config.batches as usize).map(|b| self.lengths(b)[1]).max().unwrap_or(0) } else { 1 };
-        (0..keys.max(1)).step_by(columns).try_for_each(|first_key| self.check_from(runtime, first_key))
+        (0..keys.max(1)).step_by(columns).try_for_each(|first_key| self.check_from::<T>(runtime, first_key))
     }
 
     /// With values that name the keys from `first_key` on, if they name keys.
-    fn check_from(&self, runtime: &Runtime, first_key: usize) -> Outcome {
+    fn check_from<T: Operand>(&self, runtime: &Runtime, first_key: usize) -> Outcome {
         let AttentionConfig { batches, heads, key_heads, sink, output, .. } = self.config;
         let [heads, key_heads, size, value_size] = [heads, key_heads, self.config.head_size, self.config.value_size()].map(|n| n as usize);
-        let tensors = self.tensors(first_key);
-        let found = self.run(runtime, &tensors)?;
+        let tensors = self.tensors::<T>(first_key);
+        let found = self.run::<T>(runtime, &tensors)?;
         let mut seen = vec![false; found.out.len()];
         let mut largest = vec![f64::NEG_INFINITY; heads];
-        let rounding = if output == Output::Merged { 1e-6 } else { HALF_UNIT };
+        let rounding = if output == Output::Merged { 1e-6 } else { T::HALF_UNIT };
         for (batch, head) in (0..batches as usize).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
             let sink = match sink {
                 Sink::None => None,
@@ -252,7 +271,7 @@ impl Problem {
             for (i, &value) in expected.out.iter().enumerate() {
                 let at = of_out.at(i / value_size, head, i % value_size);
                 seen[at] = true;
-                let bound = (HALF_UNIT + 2e-4) * expected.magnitudes[i] + rounding * value.abs() + 2e-7;
+                let bound = (T::HALF_UNIT + 2e-4) * expected.magnitudes[i] + rounding * value.abs() + 2e-7;
                 let off = (found.out[at] - value).abs();
                 if off.is_nan() || off > bound {
                     let (row, column) = (i / value_size, i % value_size);

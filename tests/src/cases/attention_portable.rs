@@ -57,7 +57,7 @@ fn random<T: Operand + Element>(cases: &mut Vec<Case>, mask: &str, config: Atten
 fn layouts(cases: &mut Vec<Case>) {
     let base = AttentionConfig { heads: 2, key_heads: 1, head_size: 64, kernels: Kernels::Portable, ..AttentionConfig::default() };
     let mut push = |name: &str, problem: Problem| {
-        cases.push(Case::new(format!("attention_portable::{name}"), Size::Large, move |runtime| problem.check(runtime)));
+        cases.push(Case::new(format!("attention_portable::{name}"), Size::Large, move |runtime| problem.check::<bf16>(runtime)));
     };
     push("sbhd", Problem::dense(AttentionConfig { layout: Layout::Sbhd, batches: 3, queries: 9, keys: 70, ..base }));
     let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, ..base };

@@ -10,6 +10,7 @@ mod attention_fp8;
 mod attention_general;
 mod attention_portable;
 mod attention_problem;
+mod attention_split;
 mod conformance;
 mod copy;
 mod element;
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Case> {
         attention_fp8::cases(),
         attention_general::cases(),
         attention_portable::cases(),
+        attention_split::cases(),
         conformance::cases(),
     ]
     .into_iter()

@@ -3,7 +3,7 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
-    AttentionBackwardPrepareArgs, FAR,
+    AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, FAR, partial_elements,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
@@ -12,7 +12,10 @@ use super::Job;
 use super::attention::{SIZE, map, small};
 use super::device::Device;
 
-pub const JOBS: &[Job] = &[Job { name: "attention_backward", run: attention_backward, equivalents: &[] }];
+pub const JOBS: &[Job] = &[
+    Job { name: "attention_backward", run: attention_backward, equivalents: &[] },
+    Job { name: "attention_backward_reduce", run: reduce, equivalents: &[] },
+];
 
 const BLOCK: u64 = 128;
 /// Three tiles of keys for one CUDA block, of which the mask leaves three, two and one block of queries.
@@ -29,6 +32,7 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [mut offsets, mut deltas] = ["offsets", "deltas"].map(|name| device.upload::<f32>(name, &vec![0; rows as usize]));
     let mut sums = device.upload::<f32>("sums", &vec![f32::NAN.to_bits(); (rows * SIZE) as usize]);
     let (mut turns, mut counter) = (device.upload::<u32>("turns", &vec![0; blocks as usize]), device.upload::<u32>("counter", &[0]));
+    let mut no_partials = device.upload::<f32>("partials", &[]);
     let log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![3_f32.to_bits(); QUERIES as usize]);
     device.launch::<AttentionBackwardPrepare<bf16, 64>>(AttentionBackwardPrepareArgs {
         out: out.view(),
@@ -59,9 +63,11 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
             sums: sums.view_mut(),
             turns: turns.view_mut(),
             counter: counter.view_mut(),
+            partials: no_partials.view_mut(),
             batches: 1,
             heads: 1,
             group: 1,
+            splits: 1,
             rows: QUERIES as u32,
             keys: KEYS as u32,
             first: -FAR,
@@ -84,4 +90,32 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     device.launch::<AttentionBackwardConvert<bf16, 64, 128, 64>>(args)?;
     Ok([device.download(&grad_q), device.download(&grad_k), device.download(&grad_v), device.download(&turns), device.download(&counter)]
         .concat())
+}
+
+/// Three parts of each tile of keys.
+fn reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
+    const SPLITS: u32 = 3;
+    let key_blocks = KEYS.div_ceil(128);
+    let parts = u64::from(SPLITS) * key_blocks * partial_elements(SIZE);
+    let parts: Vec<u32> = (0..parts).map(|i| (i as f32 * 0.37).sin().to_bits()).collect();
+    let mut partials = device.upload::<f32>("partials", &parts);
+    let [grad_k, grad_v] = ["grad_k", "grad_v"].map(|name| device.upload::<bf16>(name, &small(KEYS)));
+    let maps = [map(device, &grad_k, KEYS, 64), map(device, &grad_v, KEYS, 64)];
+    let [grad_k_map, grad_v_map] = maps.each_ref().map(|map| map.view().access("map"));
+    // SAFETY: the maps were encoded for these tensors and boxes.
+    let [k, v] = unsafe {
+        [
+            DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
+            DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
+        ]
+    };
+    device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs {
+        partials: partials.view_mut(),
+        grad_k: k,
+        grad_v: v,
+        heads: 1,
+        splits: SPLITS,
+        key_blocks: key_blocks as u32,
+    })?;
+    Ok([device.download(&grad_k), device.download(&grad_v)].concat())
 }

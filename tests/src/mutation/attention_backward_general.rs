@@ -55,7 +55,7 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [q_map, grad_out_map, k_map, v_map, grad_k_map, grad_v_map, grad_q_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
-        AttentionBackwardGeneralArgs::<bf16, 64, 96, 48> {
+        AttentionBackwardGeneralArgs::<bf16, 64, 96, 48, true> {
             q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
             grad_out: DeviceTensorMap::from_raw(grad_out_map, grad_out.view().access("tensor")),
             k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
@@ -87,14 +87,15 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
             left: FAR,
             right: 0,
             top_left: 0,
-            scale: 0.18,
-            cap_limit: 0.0,
-            cap_factor: 0.0,
+            // Scores are capped at 2.
+            scale: 1.0,
+            cap_limit: 2.885,
+            cap_factor: 0.18,
             grad_scale: 0.125,
             ordered: 1,
         }
     };
-    device.launch::<AttentionBackwardGeneral<bf16, 64, 96, 48>>(args)?;
+    device.launch::<AttentionBackwardGeneral<bf16, 64, 96, 48, true>>(args)?;
     let args = AttentionBackwardConvertGeneralArgs::<bf16, 64, 96, 48> {
         sums: sums.view_mut(),
         turns: turns.view_mut(),

@@ -9,7 +9,8 @@ use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
     attention::{
-        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Sequences,
+        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Padding,
+        Sequences,
     },
 };
 
@@ -141,6 +142,8 @@ where
         [q, kv, rest @ ..] => Some(Sequences {
             cu_seqlens_q_padded: rest.first().map(Buffer::view),
             cu_seqlens_kv_padded: rest.get(1).map(Buffer::view),
+            // What is made here holds padding already, wherever the sequences lie.
+            padding: Padding::Kept,
             ..Sequences::new(q.view(), kv.view())
         }),
         _ => None,

@@ -25,7 +25,7 @@ pub enum PlanError {
         name: &'static str,
     },
     /// A tensor has the wrong type.
-    #[error("tensor `{name}` is {found}: {allowed}")]
+    #[error("tensor `{name}` is {found}: it must be {allowed}")]
     Dtype {
         /// Its name.
         name: &'static str,
@@ -45,7 +45,7 @@ pub enum PlanError {
         allowed: String,
     },
     /// Sequences that are none.
-    #[error("tensor `{name}`, element {index}, is {value}: {allowed}")]
+    #[error("tensor `{name}`, element {index}, is {value}: it must be {allowed}")]
     Sequence {
         /// The tensor's name.
         name: &'static str,
@@ -91,7 +91,7 @@ impl Plan {
         }
         for (name, tensor) in [("k", &k), ("v", &v)] {
             if tensor.dtype != q.dtype {
-                return Err(PlanError::Dtype { name, found: tensor.dtype, allowed: "the type of q" });
+                return Err(PlanError::Dtype { name, found: tensor.dtype, allowed: "of q's type" });
             }
         }
         let config = AttentionConfig {
@@ -123,7 +123,7 @@ impl Plan {
         let why = "--backward asks for gradients, and `dout` is that of the result";
         let tensor = given.ok_or(PlanError::Missing { name: "dout", why })?;
         if tensor.dtype != self.q.dtype {
-            return Err(PlanError::Dtype { name: "dout", found: tensor.dtype, allowed: "the type of q" });
+            return Err(PlanError::Dtype { name: "dout", found: tensor.dtype, allowed: "of q's type" });
         }
         if tensor.shape != self.out_shape() {
             let allowed = format!("with q of {:?} and v of {:?} it is {:?}", self.q.shape, self.v.shape, self.out_shape());
@@ -153,30 +153,29 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that sequences lie inside the tensors.
+    /// Checks that sequences lie inside the tensors, and that none lies where another is written.
     ///
     /// # Errors
     /// [`PlanError::Sequence`].
     pub fn check_arrays(&self, arrays: &[Vec<u32>]) -> Result<(), PlanError> {
-        if arrays.is_empty() {
-            return Ok(());
-        }
-        for side in 0..2 {
+        for side in 0..arrays.len().min(2) {
+            let of_offsets = if arrays.len() > 2 { side + 2 } else { side };
+            let (sums, offsets) = (&arrays[side], &arrays[of_offsets]);
             let rows = [self.config.queries, self.config.keys][side];
-            let (sums, offsets) = (&arrays[side], arrays.get(side + 2).unwrap_or(&arrays[side]));
-            let error = |name, index: usize, value: u32, allowed| PlanError::Sequence { name, index, value: value.cast_signed(), allowed };
-            for (i, pair) in sums.windows(2).enumerate() {
-                if pair[1] < pair[0] || pair[1] > i32::MAX as u32 {
-                    return Err(error(ARRAYS[side], i + 1, pair[1], format!("at least the element before, {}", pair[0])));
-                }
-                if u64::from(offsets[i]) + u64::from(pair[1] - pair[0]) > rows {
-                    let allowed = format!("with {} rows of the sequence at most {rows}, the rows there are", pair[1] - pair[0]);
-                    let name = if arrays.len() > 2 { ARRAYS[side + 2] } else { ARRAYS[side] };
-                    return Err(error(name, i, offsets[i], allowed));
-                }
+            check_rising(self.array_name(side), sums, if of_offsets == side { rows } else { i32::MAX as u64 })?;
+            let lengths = || sums.windows(2).map(|pair| u64::from(pair[1] - pair[0]));
+            check_inside(self.array_name(of_offsets), offsets, lengths().chain([0]), rows)?;
+            // Keys may be those of several sequences, unless they get gradients.
+            if side == 0 || self.grad_out.is_some() {
+                check_apart(self.array_name(of_offsets), offsets, lengths())?;
             }
         }
         Ok(())
+    }
+
+    /// The name in the file: where offsets are those of the sums, the sums'.
+    fn array_name(&self, index: usize) -> &'static str {
+        ARRAYS.into_iter().find(|name| *name == self.arrays[index].name).unwrap_or(ARRAYS[index])
     }
 
     /// What is written, in this order.
@@ -200,6 +199,52 @@ impl Plan {
         let AttentionConfig { layout, batches, heads, queries, .. } = self.config;
         if layout == Layout::Packed { vec![heads, queries] } else { vec![batches, heads, queries] }
     }
+}
+
+/// An error of an array's element.
+fn misplaced<T>(name: &'static str, index: usize, value: u32, allowed: String) -> Result<T, PlanError> {
+    Err(PlanError::Sequence { name, index, value: value.cast_signed(), allowed })
+}
+
+/// Checks sums of lengths, up to `limit`.
+fn check_rising(name: &'static str, sums: &[u32], limit: u64) -> Result<(), PlanError> {
+    let mut before = 0;
+    for (index, &sum) in sums.iter().enumerate() {
+        if sum < before || i32::try_from(sum).is_err() {
+            let allowed = if index == 0 { "0 or more".to_owned() } else { format!("at least the element before, {before}") };
+            return misplaced(name, index, sum, allowed);
+        }
+        if u64::from(sum) > limit {
+            return misplaced(name, index, sum, format!("at most {limit}, the tensor's rows"));
+        }
+        before = sum;
+    }
+    Ok(())
+}
+
+/// Checks where sequences of these lengths begin.
+fn check_inside(name: &'static str, offsets: &[u32], lengths: impl Iterator<Item = u64>, rows: u64) -> Result<(), PlanError> {
+    for ((index, &offset), length) in offsets.iter().enumerate().zip(lengths) {
+        if i32::try_from(offset).is_err() || u64::from(offset) + length > rows {
+            let allowed = format!("0 or more, and with its sequence's {length} rows at most {rows}, the tensor's rows");
+            return misplaced(name, index, offset, allowed);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no two sequences share a row.
+fn check_apart(name: &'static str, offsets: &[u32], lengths: impl Iterator<Item = u64>) -> Result<(), PlanError> {
+    let mut spans: Vec<_> = offsets.iter().enumerate().zip(lengths).filter(|(_, length)| *length > 0).collect();
+    spans.sort_by_key(|((_, offset), _)| **offset);
+    for pair in spans.windows(2) {
+        let [((_, &first), length), ((index, &offset), _)] = *pair else { continue };
+        let end = u64::from(first) + length;
+        if u64::from(offset) < end {
+            return misplaced(name, index, offset, format!("a row outside {first} to {}, which another sequence has", end - 1));
+        }
+    }
+    Ok(())
 }
 
 /// Layout and sizes.

@@ -1,0 +1,139 @@
+//! Which kernels the pass backward of a configuration takes, and why.
+
+use oxtile_kernels::attention::{BACKWARD_PANEL, FAR, KEYS, Mask as Bounds, RESTING, Sequence, Window as Seen};
+
+use super::backward::BackwardElement;
+use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
+use crate::gemm::Choice;
+use crate::runtime::{Device, Result};
+
+impl AttentionConfig {
+    /// The main kernel of the pass backward for elements of `T` on Hopper.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn choose_backward<T: BackwardElement>(&self) -> Result<Choice> {
+        Ok(self.backward_kernel::<T>(self.kernels == super::Kernels::Portable)?.1)
+    }
+
+    /// The same on a device.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn choose_backward_on<T: BackwardElement>(&self, device: &Device) -> Result<Choice> {
+        Ok(self.backward_kernel::<T>(self.is_portable_on(device))?.1)
+    }
+
+    /// The kernels, and why them.
+    pub(super) fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Key, Choice)> {
+        self.validate()?;
+        let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
+        let mut needs = self.backward_needs();
+        let largest = head_size.max(self.value_size());
+        let (key, [query_block, key_block]) = if portable {
+            needs.push("kernels");
+            (Key::portable(largest), [RESTING as u64; 2])
+        } else if needs.is_empty() {
+            (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64])
+        } else if largest <= LARGEST_GENERAL && ![batches, queries, keys, heads].contains(&0) {
+            let (size, capped) = (if largest <= 64 { 64 } else { LARGEST_GENERAL }, self.soft_cap.is_some());
+            (Key::General { size, capped }, [general_queries(size, capped), KEYS as u64])
+        } else {
+            needs = vec![if largest > LARGEST_GENERAL { "head sizes above 128" } else { "empty tensors" }];
+            (Key::portable(largest), [RESTING as u64; 2])
+        };
+        for (what, rows, heads, block) in [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)] {
+            let tiles = u128::from(batches) * u128::from(heads) * u128::from(rows.div_ceil(block));
+            if tiles > i32::MAX as u128 {
+                return refuse(what, rows, format!("with batches and heads at most {} blocks of {block}", i32::MAX));
+            }
+        }
+        let value_size = self.value_size();
+        let why = match key {
+            Key::Dense { queries, .. } => {
+                let split = match self.splits(queries) {
+                    1 => String::new(),
+                    splits => format!(", tiles split in {splits} by heads of queries, as they are few"),
+                };
+                format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}{split}")
+            }
+            Key::General { size, capped } => {
+                let (queries, needs) = (general_queries(size, capped), needs.join(", "));
+                let padded = if [head_size, value_size] == [size; 2] { String::new() } else { format!(" padded to {size}") };
+                format!("{KEYS} keys by {queries} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
+            }
+            Key::Portable { panels } => {
+                let (padded, needs) = (panels as usize * BACKWARD_PANEL, needs.join(", "));
+                format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
+            }
+        };
+        Ok((key, Choice { kernel: T::name(key), why }))
+    }
+
+    /// Fields that take more than the kernels of dense tensors have.
+    fn backward_needs(&self) -> Vec<&'static str> {
+        let needs = [
+            ("layout", self.layout == Layout::Packed),
+            ("soft_cap", self.soft_cap.is_some()),
+            ("sink", self.sink == Sink::Learnable),
+            ("gradients", self.gradients != GradientOutput::Rounded),
+            ("value_size", self.value_size() != self.head_size),
+            ("head_size", !matches!(self.head_size, 64 | 128)),
+        ];
+        needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
+    }
+
+    /// Queries of a block: as many as registers hold; fewer where a mask leaves much of a larger block empty.
+    fn backward_queries(&self) -> u64 {
+        match self.head_size {
+            128 if self.mask == Mask::Full && self.window == Window::default() => 80,
+            128 => 64,
+            _ => 128,
+        }
+    }
+
+    /// What bounds all sequences, as kernels want it.
+    pub(super) fn seen(&self) -> Seen {
+        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
+        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
+        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
+    }
+
+    /// What bounds each of the sequences of a dense layout.
+    pub(super) fn bounds(&self) -> Bounds {
+        let (queries, keys) = (self.queries as u32, self.keys as u32);
+        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
+    }
+}
+
+/// The kernels of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Key {
+    /// Those on wgmma, of a head size and blocks of so many queries.
+    Dense { head_size: u64, queries: u64 },
+    /// Those of everything else on wgmma, of heads of up to so many elements, whose scores may be capped. No tensor is empty: their maps
+    /// must be of something.
+    General { size: u64, capped: bool },
+    /// Those on mma, with heads of so many panels.
+    Portable { panels: u64 },
+}
+
+/// Elements of a head that the general kernels on wgmma have tiles for, at most.
+const LARGEST_GENERAL: u64 = 128;
+
+/// Queries of their blocks: as many as registers hold.
+fn general_queries(size: u64, capped: bool) -> u64 {
+    match (size, capped) {
+        (64, false) => 128,
+        (64, true) => 96,
+        _ => 64,
+    }
+}
+
+impl Key {
+    /// Heads of 3 panels have room in 4, of which one is left out.
+    fn portable(size: u64) -> Self {
+        Self::Portable { panels: size.div_ceil(BACKWARD_PANEL as u64).next_power_of_two() }
+    }
+}
