@@ -8,7 +8,7 @@
 
 use core::marker::PhantomData;
 
-use oxtile_tile::num::{Pod, exp2, fma, max, reciprocal};
+use oxtile_tile::num::{Pod, exp2, fma, max, min, reciprocal};
 use oxtile_tile::prelude::*;
 
 use crate::mxfp8::Wide;
@@ -47,9 +47,11 @@ impl Activation for Gelu {
 
     #[inline(always)]
     fn slope(x: f32) -> f32 {
-        // d/dx of the sigmoid's argument: 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2).
-        let inner = fma(0.214_064_45, x * x, 1.595_769);
-        product_slope(x * inner, sigmoid_of(gelu_exponent(x)))
+        // d/dx of the sigmoid's argument: 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2), finite where `x` is.
+        let inner = fma(0.214_064_45, min(x * x, 1e30), 1.595_769);
+        let s = sigmoid_of(gelu_exponent(x));
+        // As `product_slope` without its test: both factors are finite where `x` is, and one is 0 where the sigmoid is 0 or 1.
+        fma(x * s, inner * (1.0 - s), s)
     }
 }
 
@@ -131,6 +133,10 @@ fn product_slope(factor: f32, s: f32) -> f32 {
 pub trait Operation: 'static {
     /// Results that lie side by side in a row: 2 where one look at the operands gives a vector of either.
     const RESULTS: usize;
+    /// Vectors of the operands that a vector of each result takes: as many as results, or one more.
+    const OPERANDS: usize;
+    /// Whether the result is another than the input.
+    const COMPUTES: bool = true;
     /// One `S` a result.
     type Each<S: SharedStorage + Copy>: SharedStorage + AsRef<[S]>;
 
@@ -138,9 +144,20 @@ pub trait Operation: 'static {
     fn input_columns(columns: u64) -> u64;
     /// Columns of `gradient`.
     fn gradient_columns(columns: u64) -> u64;
+    /// Where the [`OPERANDS`](Self::OPERANDS) vectors begin that go with the operands' elements [`at`](Operands::at) the results' place; the others are
+    /// anywhere.
+    fn places<T: Pod>(operands: &Operands<T>, at: [u64; 2]) -> [Place<T>; 3];
+    /// The vector of each result from those of the operands, in `f32`.
+    fn results(operands: [[f32; 8]; 3]) -> [[f32; 8]; 2];
+
     /// The vector of each result, as many numbers as a vector of `T` has elements, the rest 0, from the operands' elements
     /// [`at`](Operands::at) its place.
-    fn values<T: Float + Pod>(operands: &Operands<T>, at: [u64; 2]) -> [[f32; 8]; 2];
+    #[inline(always)]
+    fn values<T: Float + Pod>(operands: &Operands<T>, at: [u64; 2]) -> [[f32; 8]; 2] {
+        let places = Self::places(operands, at);
+        let load = |Place { tensor, element }: Place<T>| in_f32(tensor.load_vector(element));
+        Self::results(core::array::from_fn(|i| if i < Self::OPERANDS { load(places[i]) } else { NOTHING }))
+    }
 }
 
 /// What an operation reads.
@@ -159,6 +176,33 @@ impl<T> Operands<T> {
     pub fn at<O: Operation>(&self, row: u64, column: u64) -> [u64; 2] {
         let columns = self.columns * O::RESULTS as u64;
         [row * O::input_columns(columns) + column, row * O::gradient_columns(columns) + column]
+    }
+
+    #[inline(always)]
+    fn of_input(&self, element: u64) -> Place<T> {
+        Place { tensor: self.input, element }
+    }
+
+    #[inline(always)]
+    fn of_gradient(&self, element: u64) -> Place<T> {
+        Place { tensor: self.gradient, element }
+    }
+}
+
+/// Where a vector of an operand begins.
+#[derive(Clone, Copy)]
+pub struct Place<T> {
+    /// The operand.
+    pub tensor: Global<T>,
+    /// The vector's first element.
+    pub element: u64,
+}
+
+impl<T: Pod> Place<T> {
+    /// The vector, from lines that [last](Global::lasting) in the cache.
+    #[inline(always)]
+    pub(crate) fn load(&self) -> Vector<T> {
+        self.tensor.lasting().load_vector(self.element)
     }
 }
 
@@ -179,6 +223,8 @@ const NOTHING: [f32; 8] = [0.0; 8];
 
 impl Operation for Identity {
     const RESULTS: usize = 1;
+    const OPERANDS: usize = 1;
+    const COMPUTES: bool = false;
     type Each<S: SharedStorage + Copy> = [S; 1];
 
     fn input_columns(columns: u64) -> u64 {
@@ -190,13 +236,19 @@ impl Operation for Identity {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
-        [load(&operands.input, input), NOTHING]
+    fn places<T: Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [Place<T>; 3] {
+        [operands.of_input(input); 3]
+    }
+
+    #[inline(always)]
+    fn results([x, ..]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
+        [x, NOTHING]
     }
 }
 
 impl<A: Activation> Operation for Forward<A> {
     const RESULTS: usize = 1;
+    const OPERANDS: usize = 1;
     type Each<S: SharedStorage + Copy> = [S; 1];
 
     fn input_columns(columns: u64) -> u64 {
@@ -208,13 +260,19 @@ impl<A: Activation> Operation for Forward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
-        [load(&operands.input, input).map(A::value), NOTHING]
+    fn places<T: Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [Place<T>; 3] {
+        [operands.of_input(input); 3]
+    }
+
+    #[inline(always)]
+    fn results([x, ..]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
+        [x.map(A::value), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for Backward<A> {
     const RESULTS: usize = 1;
+    const OPERANDS: usize = 2;
     type Each<S: SharedStorage + Copy> = [S; 1];
 
     fn input_columns(columns: u64) -> u64 {
@@ -226,14 +284,20 @@ impl<A: Activation> Operation for Backward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, [input, gradient]: [u64; 2]) -> [[f32; 8]; 2] {
-        let (gradient, x) = (load(&operands.gradient, gradient), load(&operands.input, input));
+    fn places<T: Pod>(operands: &Operands<T>, at: [u64; 2]) -> [Place<T>; 3] {
+        let [gradient, x] = [operands.of_gradient(at[1]), operands.of_input(at[0])];
+        [gradient, x, x]
+    }
+
+    #[inline(always)]
+    fn results([gradient, x, _]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
         [core::array::from_fn(|i| gradient[i] * A::slope(x[i])), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for GatedForward<A> {
     const RESULTS: usize = 1;
+    const OPERANDS: usize = 2;
     type Each<S: SharedStorage + Copy> = [S; 1];
 
     fn input_columns(columns: u64) -> u64 {
@@ -245,14 +309,20 @@ impl<A: Activation> Operation for GatedForward<A> {
     }
 
     #[inline(always)]
-    fn values<T: Float + Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [[f32; 8]; 2] {
-        let (x, gate) = (load(&operands.input, input), load(&operands.input, input + operands.columns));
+    fn places<T: Pod>(operands: &Operands<T>, [input, _]: [u64; 2]) -> [Place<T>; 3] {
+        let [x, gate] = [operands.of_input(input), operands.of_input(input + operands.columns)];
+        [x, gate, gate]
+    }
+
+    #[inline(always)]
+    fn results([x, gate, _]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
         [core::array::from_fn(|i| A::value(x[i]) * gate[i]), NOTHING]
     }
 }
 
 impl<A: Activation> Operation for GatedBackward<A> {
     const RESULTS: usize = 2;
+    const OPERANDS: usize = 3;
     type Each<S: SharedStorage + Copy> = [S; 2];
 
     fn input_columns(columns: u64) -> u64 {
@@ -264,17 +334,28 @@ impl<A: Activation> Operation for GatedBackward<A> {
     }
 
     #[inline(always)]
+    fn places<T: Pod>(operands: &Operands<T>, [input, gradient]: [u64; 2]) -> [Place<T>; 3] {
+        [operands.of_gradient(gradient), operands.of_input(input), operands.of_input(input + operands.columns)]
+    }
+
+    // As `values` of any operation, but registers of the rowwise cast last for this order.
+    #[inline(always)]
     fn values<T: Float + Pod>(operands: &Operands<T>, [input, gradient]: [u64; 2]) -> [[f32; 8]; 2] {
+        let load = |tensor: &Global<T>, element: u64| in_f32(tensor.load_vector(element));
         let gradient = load(&operands.gradient, gradient);
         let (x, gate) = (load(&operands.input, input), load(&operands.input, input + operands.columns));
         [core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i])), core::array::from_fn(|i| gradient[i] * A::value(x[i]))]
     }
+
+    #[inline(always)]
+    fn results([gradient, x, gate]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
+        [core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i])), core::array::from_fn(|i| gradient[i] * A::value(x[i]))]
+    }
 }
 
-/// One vector in `f32`.
+/// The elements of a vector, the rest 0.
 #[inline(always)]
-fn load<T: Float + Pod>(tensor: &Global<T>, element: u64) -> [f32; 8] {
-    let vector = tensor.load_vector(element);
+pub(crate) fn in_f32<T: Float + Pod>(vector: Vector<T>) -> [f32; 8] {
     core::array::from_fn(|i| if i < Vector::<T>::LANES { vector.lane(i).to_f32() } else { 0.0 })
 }
 

@@ -1,6 +1,6 @@
 //! The sums of the columns of a matrix, always in the same order: the second half of a bias gradient.
 //!
-//! Floor: 4 bytes an element. A CUDA block takes 32 columns: each warp adds every 32nd row, a lane one column, and then the
+//! Floor: 4 bytes an element. A CUDA block takes 32 columns: each warp adds every 16th row, a lane one column, and then the
 //! first warp adds the warps' sums.
 //!
 //! | barrier | waits for |
@@ -10,7 +10,7 @@
 use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 
-const WARPS: u32 = 32;
+const WARPS: u32 = 16;
 const THREADS: u32 = WARPS * warp::LANES;
 /// Rows whose elements a thread has in flight.
 const ROWS: usize = 8;

@@ -9,6 +9,7 @@ mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
 mod attention_portable;
+mod attention_split;
 mod conformance;
 mod copy;
 mod device;
@@ -51,6 +52,7 @@ const SHIPPED: &[&[Job]] = &[
     attention_fp8::JOBS,
     attention_general::JOBS,
     attention_portable::JOBS,
+    attention_split::JOBS,
     copy::JOBS,
     exchange::JOBS,
     fp8::JOBS,

@@ -154,7 +154,7 @@ where
                     skip: set.nothing.view(),
                     rows,
                     columns,
-                    options: wanted.options,
+                    options: wanted.options | copied_where_many::<O, bf16>(rows, columns),
                     marker: PhantomData,
                 },
             )?;

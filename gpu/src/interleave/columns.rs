@@ -36,7 +36,7 @@ fn interleave_four<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>
     let Tile { i, j, outer, blocks } = *first;
     let [tile, quarter, half] = [thread::lane() / 8, thread::lane() % 8 / 2, thread::lane() % 2];
     let start = j * outer + i + u64::from(thread::lane() * 16);
-    let [a, b, c, d] = core::array::from_fn(|row| compact.load_vector(start + row as u64 * outer).words());
+    let [a, b, c, d] = core::array::from_fn(|row| compact.lasting().load_vector(start + row as u64 * outer).words());
     let to = Tile { i: i + u64::from(tile) * TILE_OUTER, j, outer, blocks }.vector(half * 16 + quarter);
     (0..4).for_each(|word| {
         let words = exchange(transpose_bytes([a[word], b[word], c[word], d[word]]), 2);

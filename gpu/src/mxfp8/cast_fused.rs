@@ -2,11 +2,11 @@
 //! the largest magnitude beside, scales interleaved or shared by both directions.
 //!
 //! Floor: the operands once, and 1 + 1/32 bytes an element and direction. The [tile](super::column_tile) of the columnwise
-//! cast. A lane computes its 8 vectors of each result from [`Operation::values`], rounds them to the input type, and keeps them in
-//! shared memory that no other lane reads: registers for 16 warps a multiprocessor become room for 24 and more. From there on
-//! scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says; such choices are the same
-//! for the whole grid. Rows and columns beyond the tensor are loaded as the last ones inside, which changes no maximum, so
-//! all tiles take one path.
+//! cast. A lane's 8 vectors of each result lie in shared memory that no other lane reads: registers for 16 warps a multiprocessor
+//! become room for 24 and more. Operands are copied there, all at once, computed with and rounded to the input type in place, and cast.
+//! From the rounding on scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says; such choices are the same
+//! for the whole grid. Rows and columns beyond the tensor are read as the last ones inside, which changes no maximum, so
+//! all tiles are computed alike; what is computed of a whole tile is cast in both directions by one loop without a branch.
 //!
 //! | barrier | waits for |
 //! |---|---|
@@ -17,7 +17,8 @@ use oxtile_tile::block::ReduceStorage;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::column_tile::{ColumnTile, ROWS, ROWS_A_LANE, raise, scales_of_columns, store_scales};
+use super::column_tile::{ColumnTile, ROWS, ROWS_A_LANE, scales_of_columns, store_scales};
+use super::computed::{Computed, Part};
 use super::row_scales::{RowScales, scales_a_row, stage};
 use super::*;
 use crate::activation::*;
@@ -27,30 +28,21 @@ use crate::interleave::{TILE_OUTER, interleaved_len, offset};
 pub const SQUARE_BLOCKS: u32 = 1;
 /// Option: scales are [interleaved](crate::interleave) in both directions, the padding 0.
 pub const INTERLEAVED_SCALES: u32 = 2;
+/// Option: operands are copied, all at once, where they are loaded otherwise while results of others are computed; the same results, sooner
+/// where there are [many tiles](copied_where_many). The input itself is always copied.
+pub const COPIED_OPERANDS: u32 = 4;
+
+/// [`COPIED_OPERANDS`] where the results of `O`, side by side `[rows, columns]`, have tiles for more than four waves of CUDA blocks on an H200, or nothing: with
+/// fewer, a CUDA block that waits has none beside it that computes.
+pub const fn copied_where_many<O: Operation, T>(rows: u64, columns: u64) -> u32 {
+    const MULTIPROCESSORS: u64 = 132;
+    let tiles = rows.div_ceil(BLOCK).saturating_mul(ColumnTile::<T>::groups(columns / O::RESULTS as u64));
+    if tiles > 4 * MULTIPROCESSORS * resident::<O>() as u64 { COPIED_OPERANDS } else { 0 }
+}
 
 /// CUDA blocks a multiprocessor: two results take more registers.
 const fn resident<O: Operation>() -> u32 {
     if O::RESULTS == 1 { 4 } else { 2 }
-}
-
-/// What a result needs of shared memory.
-#[derive(SharedStorage, Clone, Copy)]
-struct Part {
-    /// The vectors of each lane, step by step.
-    vectors: SharedArray<u32, { ROWS_A_LANE * THREADS as usize * 4 }>,
-    row_scales: RowScales,
-}
-
-impl Part {
-    #[inline(always)]
-    fn store<T: Pod>(self, step: usize, vector: Vector<T>) {
-        self.vectors.store_vector((step as u32 * THREADS + thread::index()) * 4, vector.words());
-    }
-
-    #[inline(always)]
-    fn load<T: Pod>(self, step: usize) -> Vector<T> {
-        Vector::from_words(self.vectors.load_vector((step as u32 * THREADS + thread::index()) * 4))
-    }
 }
 
 #[derive(SharedStorage)]
@@ -66,7 +58,7 @@ struct Shared<O: Operation> {
 /// - `partial_sums`: `[ceil(rows / 32), columns]`, the sums of each column over 32 rows, or empty.
 /// - `amax`: raised to the largest magnitude, NaN dropped, or empty. The host zeroes it first.
 /// - `skip`: where its one element is 1, nothing is written; or empty.
-/// - `options`: [`SQUARE_BLOCKS`], [`INTERLEAVED_SCALES`].
+/// - `options`: [`SQUARE_BLOCKS`], [`INTERLEAVED_SCALES`], [`COPIED_OPERANDS`].
 #[kernel(threads = THREADS, grid = grid, shared = Shared<O>, min_blocks = resident::<O>())]
 #[instances(O = [Identity], T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 #[instances(O = [
@@ -103,48 +95,69 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     let tile = Tile { place: &place, first_row: place.row_block * BLOCK, rows, columns, of_result };
     let origin = operands.at::<O>(tile.first_row.min(rows - 1), place.column.min(of_result - Vector::<T>::LANES as u64));
     let pitches = [O::input_columns(columns), O::gradient_columns(columns)].map(|columns| columns as u32);
+    let [squares, by_rows, by_columns] = [options & SQUARE_BLOCKS != 0, !row_data.is_empty(), !column_data.is_empty()];
     let last_row = tile.rows_inside().saturating_sub(1);
-    let mut running = [[0; 4]; 2];
-    for step in 0..ROWS_A_LANE {
+    let places = |step: usize| {
         // Few rows and few columns: products of 32 bits.
-        let row = tile.row(step).min(last_row);
-        let values = O::values(&operands, [0, 1].map(|i| origin[i] + u64::from(row) * u64::from(pitches[i])));
-        for result in 0..O::RESULTS {
-            let vector = vector_of::<T>(values[result]);
-            running[result] = raise(running[result], vector);
-            parts[result].store(step, vector);
-        }
-    }
+        let row = u64::from(tile.row(step).min(last_row));
+        O::places(&operands, [0, 1].map(|i| origin[i] + row * u64::from(pitches[i])))
+    };
+    let Computed { running, row_codes } = if O::COMPUTES && options & COPIED_OPERANDS == 0 {
+        Computed::of_loaded::<O, T, Q>(parts, places)
+    } else {
+        Computed::of_copied::<O, T, Q>(parts, places, by_rows)
+    };
 
+    let together = O::COMPUTES && by_rows && by_columns && warp::all(tile.is_whole());
     for result in 0..O::RESULTS {
         let (part, running) = (parts[result], running[result]);
         let tile = tile.of_result(result);
         // Nothing is larger than the maximum of its square, and everything at least 0.
-        let of_square = if options & SQUARE_BLOCKS != 0 { square_maximum::<T>(running) } else { 0 };
-        if !row_data.is_empty() {
-            for step in 0..ROWS_A_LANE {
-                let vector = part.load::<T>(step);
-                let code = block_scale::<T, Q>(T::join(of_vector(vector), of_square));
-                stage(part.row_scales, &place, step as u32, code);
-                if tile.is_inside(step) {
-                    store_codes(&row_data, tile.element(step), vector, [code.reciprocal(); 8]);
-                }
-            }
+        let of_square = if squares { square_maximum::<T>(running) } else { 0 };
+        let of_square_eight_times = u64::from(scale_of::<Q>(T::finish(of_square)).to_bits()) * 0x0101_0101_0101_0101;
+        let row_codes = if squares { of_square_eight_times } else { row_codes[result] };
+        let row_code = |step: usize| ue8m0::from_bits((row_codes >> (8 * step)) as u8);
+        let scales = scales_of_columns::<T, Q>(running.map(|word| T::join(word, of_square)));
+        let multipliers = scales.map(|scale| scale.multiplier);
+        if by_columns && place.row == 0 {
+            tile.store_column_scales(&column_scales, &scales, interleaved);
         }
-        if !column_data.is_empty() {
-            let scales = scales_of_columns::<T, Q>(running.map(|word| T::join(word, of_square)));
-            if place.row == 0 {
-                tile.store_column_scales(&column_scales, &scales, interleaved);
-            }
-            let multipliers = scales.map(|scale| scale.multiplier);
+        let mut sums = [0.0; 8];
+        if together {
             for step in 0..ROWS_A_LANE {
-                if tile.is_inside(step) {
-                    store_codes(&column_data, tile.element(step), part.load::<T>(step), multipliers);
+                stage(part.row_scales, &place, step as u32, row_code(step));
+            }
+            let cast = |step: usize| {
+                let vector = part.load::<T>(step);
+                store_codes(&row_data, tile.element(step), vector, [row_code(step).reciprocal(); 8]);
+                store_codes(&column_data, tile.element(step), vector, multipliers);
+                vector
+            };
+            if partial_sums.is_empty() {
+                (0..ROWS_A_LANE).for_each(|step| _ = cast(step));
+            } else {
+                (0..ROWS_A_LANE).for_each(|step| add(&mut sums, cast(step)));
+            }
+        } else {
+            if by_rows {
+                for step in 0..ROWS_A_LANE {
+                    let vector = part.load::<T>(step);
+                    let code = if O::COMPUTES { row_code(step) } else { block_scale::<T, Q>(T::join(of_vector(vector), of_square)) };
+                    stage(part.row_scales, &place, step as u32, code);
+                    if tile.is_inside(step) {
+                        store_codes(&row_data, tile.element(step), vector, [code.reciprocal(); 8]);
+                    }
                 }
+            }
+            for step in (0..ROWS_A_LANE).filter(|step| by_columns && tile.is_inside(*step)) {
+                store_codes(&column_data, tile.element(step), part.load::<T>(step), multipliers);
+            }
+            for step in (0..ROWS_A_LANE).filter(|step| !partial_sums.is_empty() && tile.is_inside(*step)) {
+                add(&mut sums, part.load::<T>(step));
             }
         }
         if !partial_sums.is_empty() {
-            tile.store_sums(&partial_sums, part);
+            tile.store_sums(&partial_sums, sums);
         }
     }
     if !amax.is_empty() {
@@ -154,7 +167,7 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
             atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
         }
     }
-    if !row_data.is_empty() {
+    if by_rows {
         block::sync();
         for result in 0..O::RESULTS {
             tile.of_result(result).store_row_scales(&row_scales, parts[result].row_scales, interleaved);
@@ -178,6 +191,15 @@ fn square_maximum<T: Magnitude>(running: [u32; 4]) -> u32 {
     largest
 }
 
+/// Adds a row of the lane's columns to their sums.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "as in the kernel")]
+fn add<T: Float + Pod>(sums: &mut [f32; 8], row: Vector<T>) {
+    for i in 0..Vector::<T>::LANES {
+        sums[i] += row.lane(i).to_f32();
+    }
+}
+
 /// A CUDA block's rows of all results, and a lane's place there; the grid may reach beyond.
 struct Tile<'a, T> {
     place: &'a ColumnTile<T>,
@@ -193,6 +215,12 @@ impl<'a, T: Magnitude> Tile<'a, T> {
     #[inline(always)]
     fn rows_inside(&self) -> u32 {
         self.rows.saturating_sub(self.first_row).min(BLOCK) as u32
+    }
+
+    /// Whether all rows and the lane's columns are inside.
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        self.rows_inside() == BLOCK as u32 && self.place.column < self.of_result
     }
 
     /// The lane's row of a step.
@@ -294,22 +322,26 @@ impl<T: Magnitude> ResultTile<'_, T> {
     }
 
     /// The sums of the tile's columns, in an order of their own but always the same.
+    ///
+    /// Of the four lanes that hold a vector's columns each sums a quarter of them: it gives away the half that is not its own twice.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "as in the kernel")]
-    fn store_sums(&self, sums: &GlobalMut<f32>, part: Part) {
-        let mut total = [0.0; 8];
-        for step in 0..ROWS_A_LANE {
-            let vector = if self.is_inside(step) { part.load::<T>(step) } else { Vector::from_words([0; 4]) };
-            for i in 0..Vector::<T>::LANES {
-                total[i] += vector.lane(i).to_f32();
-            }
-        }
-        for i in 0..Vector::<T>::LANES {
-            total[i] += warp::shuffle_xor(total[i], 8);
-            total[i] += warp::shuffle_xor(total[i], 16);
-            if self.place.row == 0 && self.rows_inside != 0 {
-                sums.store(self.place.row_block * self.columns + self.column + i as u64, total[i]);
-            }
+    fn store_sums(&self, sums: &GlobalMut<f32>, of_lane: [f32; 8]) {
+        let [high, odd] = [8, 16].map(|flip| thread::lane() & flip != 0);
+        let quarter = Vector::<T>::LANES / 4;
+        let half: [f32; 4] = core::array::from_fn(|i| {
+            let [first, second] = [of_lane[i % (2 * quarter)], of_lane[i % (2 * quarter) + 2 * quarter]];
+            let [kept, given] = if high { [second, first] } else { [first, second] };
+            kept + warp::shuffle_xor(given, 8)
+        });
+        let own: [f32; 2] = core::array::from_fn(|i| {
+            let [first, second] = [half[i % quarter], half[i % quarter + quarter]];
+            let [kept, given] = if odd { [second, first] } else { [first, second] };
+            kept + warp::shuffle_xor(given, 16)
+        });
+        if self.rows_inside != 0 {
+            let column = self.column + (u64::from(high) * 2 + u64::from(odd)) * quarter as u64;
+            let first = self.place.row_block * self.columns + column;
+            if quarter == 2 { sums.store_pair(first, own.map(f32::to_bits)) } else { sums.store(first, own[0]) }
         }
     }
 }

@@ -17,6 +17,7 @@ mod cast_grouped;
 mod cast_rows;
 mod cast_rows_interleaved;
 mod column_tile;
+mod computed;
 mod dequantize_columns;
 mod dequantize_grouped;
 mod dequantize_interleaved;
@@ -28,7 +29,9 @@ mod wide;
 
 pub use cast_both::{MXFP8_CAST_BOTH, Mxfp8CastBoth, Mxfp8CastBothArgs};
 pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArgs};
-pub use cast_fused::{INTERLEAVED_SCALES, MXFP8_CAST_FUSED, Mxfp8CastFused, Mxfp8CastFusedArgs, SQUARE_BLOCKS};
+pub use cast_fused::{
+    COPIED_OPERANDS, INTERLEAVED_SCALES, MXFP8_CAST_FUSED, Mxfp8CastFused, Mxfp8CastFusedArgs, SQUARE_BLOCKS, copied_where_many,
+};
 pub use cast_fused_rows::{MXFP8_CAST_FUSED_ROWS, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
 pub use cast_grouped::*;
 pub use cast_rows::{MXFP8_CAST_ROWS, Mxfp8CastRows, Mxfp8CastRowsArgs};
@@ -113,10 +116,10 @@ fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Ve
     if Vector::<T>::LANES == 8 { data.store_pair(first, [four(0), four(4)]) } else { data.store_word(first, four(0)) }
 }
 
-/// The codes of one vector of `T`: 8, or 4 and nothing.
+/// The codes of one vector of `T`: 8, or 4 and nothing. They last in the cache: who decodes them writes more.
 #[inline(always)]
 fn load_codes<Q: Fp8, T: Wide>(data: &Global<Q>, first: u64) -> [u32; 2] {
-    if Vector::<T>::LANES == 8 { data.load_pair(first) } else { [data.load_word(first), 0] }
+    if Vector::<T>::LANES == 8 { data.lasting().load_pair(first) } else { [data.lasting().load_word(first), 0] }
 }
 
 /// The values of these codes times their scales, rounded to `T`.

@@ -1,8 +1,8 @@
 //! Columnwise NVFP4, whose codes are those of the transpose, back to wide numbers.
 //!
 //! Floor: 1/2 + 1/16 + 2 (bf16) bytes an element. A thread takes the blocks of a vector of columns: 8 bytes of codes and
-//! one scale a column, and stores 16 rows of a vector. Eight threads side by side in a row write 128 bytes of it, four
-//! blocks below each other are 32 bytes of a row of codes. Nothing is exchanged.
+//! one scale a column, and stores 16 rows of a vector. Sixteen threads side by side in a row write 256 bytes of it, sixteen
+//! blocks below each other are 128 bytes of a row of codes. Nothing is exchanged.
 
 use oxtile_tile::num::{Pod, e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
@@ -11,8 +11,8 @@ use super::*;
 use crate::mxfp8::Wide;
 
 pub(super) const THREADS: u32 = 256;
-/// Vectors side by side in a warp.
-const VECTORS: u32 = 8;
+/// Vectors side by side in a CUDA block: half as many, or twice, and one of reading and writing goes in runs too short.
+const VECTORS: u32 = 16;
 /// Blocks below each other in a CUDA block.
 const ROW_BLOCKS: u32 = THREADS / VECTORS;
 const GRID_LIMIT: u64 = 65_535;
@@ -57,7 +57,7 @@ pub(super) fn dequantize<T: Wide>(
     if column < columns && row_block * BLOCK < rows {
         let amax = amax.load(0);
         let block = |i: usize| (column + i as u64 % lanes) * (rows / BLOCK) + row_block;
-        let codes: [[u32; 2]; 8] = core::array::from_fn(|i| data.load_pair(block(i) * BLOCK_BYTES));
+        let codes: [[u32; 2]; 8] = core::array::from_fn(|i| data.lasting().load_pair(block(i) * BLOCK_BYTES));
         let factors: [f32; 8] = core::array::from_fn(|i| decode_factor(scale((column + i as u64 % lanes, row_block)), amax));
         for pair in 0..BLOCK as usize / 2 {
             let values: [[f32; 2]; 8] = core::array::from_fn(|i| e2m1x2::from_bits((codes[i][pair / 4] >> (pair % 4 * 8)) as u8).to_f32());

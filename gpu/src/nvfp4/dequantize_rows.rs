@@ -60,10 +60,10 @@ fn grid<T: Wide>(args: &Nvfp4DequantizeRowsArgs<'_, T>, _: &DeviceLimits) -> Res
     Grid::cover("output", elements, ELEMENTS as u32)
 }
 
-/// Eight codes and their scale.
+/// Eight codes, which last in the cache, and their scale.
 #[inline(always)]
 pub(super) fn load_part(data: &Global<e2m1x2>, scale: impl Fn(u64) -> e4m3, part: u64) -> (e2m1x8, e4m3) {
-    (e2m1x8::from_bits(data.load_word(part * PART / 2)), scale(part * PART / BLOCK))
+    (e2m1x8::from_bits(data.lasting().load_word(part * PART / 2)), scale(part * PART / BLOCK))
 }
 
 /// Stores the values of eight codes.

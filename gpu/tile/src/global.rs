@@ -15,6 +15,9 @@ pub struct Global<T> {
     element: PhantomData<fn() -> T>,
 }
 
+/// The same memory by loads whose lines outlive others in the L2 cache, of 4, 8 or 16 bytes: see [`Global::lasting`].
+pub struct Lasting<T>(Global<T>);
+
 /// Device memory that the kernel writes. A copy of the handle writes the same memory: that no two
 /// threads touch one element unordered is what the emulator's race detector shows.
 pub struct GlobalMut<T>(Global<T>);
@@ -106,6 +109,13 @@ impl<T: Pod> Global<T> {
         unsafe { Target::load_read_only(self.range(index, elements_of::<T>(4).into())) }
     }
 
+    /// The view for loads whose lines are the last to leave the L2 cache (`evict_last`). For a kernel that writes as much as it reads or more: what
+    /// leaves the cache first is then what it wrote, in longer runs. It gives the same values.
+    #[inline(always)]
+    pub const fn lasting(self) -> Lasting<T> {
+        Lasting(self)
+    }
+
     /// The device address that the view starts at, of an empty one too: what alignment is judged by.
     #[inline(always)]
     pub const fn start(&self) -> u64 {
@@ -142,6 +152,39 @@ impl<T: Pod> Global<T> {
     #[inline(always)]
     pub(crate) const fn address_of_nothing(&self) -> u64 {
         self.address & !15
+    }
+}
+
+impl<T: Pod> Lasting<T> {
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn range(&self, index: u64, count: u64) -> u64 {
+        self.0.range(index, count)
+    }
+
+    /// As [`Global::load_word`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_word(&self, index: u64) -> u32 {
+        // SAFETY: as `Global::load`.
+        unsafe { Target::load_read_only_lasting(self.0.range(index, elements_of::<T>(4).into())) }
+    }
+
+    /// As [`Global::load_pair`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_pair(&self, index: u64) -> [u32; 2] {
+        // SAFETY: as `Global::load`.
+        let pair: u64 = unsafe { Target::load_read_only_lasting(self.0.range(index, elements_of::<T>(8).into())) };
+        [pair as u32, (pair >> 32) as u32]
+    }
+
+    /// As [`Global::load_vector`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_vector(&self, index: u64) -> Vector<T> {
+        // SAFETY: as `Global::load`.
+        Vector::from_words(unsafe { Target::load_read_only_vector_lasting(self.0.range(index, Vector::<T>::LANES as u64)) })
     }
 }
 

@@ -111,6 +111,10 @@ pub const COVERED: &[(&str, &[&str])] = &[
         &[
             "global::Global::load",
             "global::Global::load_pair",
+            "global::Global::lasting",
+            "global::Lasting::load_pair",
+            "global::Lasting::load_vector",
+            "global::Lasting::load_word",
             "global::Global::load_vector",
             "global::Global::load_word",
             "global::GlobalMut::load",

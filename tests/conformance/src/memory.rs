@@ -30,15 +30,19 @@ fn identity_grid(args: &IdentityArgs<'_>, _: &DeviceLimits) -> Result<Grid, Laun
 pub fn loads_and_stores(bytes: Global<u8>, halves: Global<u16>, words: Global<u32>, longs: Global<u64>, output: GlobalMut<u32>) {
     let t = u64::from(thread::index());
     let row = t * 16;
+    let lasting = words.lasting();
+    // Bytes that two loads agree on.
+    let pair = |[a, b]: [u32; 2], [c, d]: [u32; 2]| [a & c, b & d];
     output.store(row, u32::from(bytes.load(t)));
     output.store(row + 1, u32::from(halves.load(t)));
-    output.store_pair(row + 2, words.load_pair(2 * t));
+    output.store_pair(row + 2, pair(words.load_pair(2 * t), lasting.load_pair(2 * t)));
     output.store_pair(row + 2, output.load_pair(row + 2));
     let long = longs.load(t);
     output.store_pair(row + 4, [long as u32, (long >> 32) as u32]);
-    output.store(row + 6, words.load_word(t) ^ output.load(row));
+    output.store(row + 6, (words.load_word(t) & lasting.load_word(t)) ^ output.load(row));
     output.store(row + 7, halves.load_word(2 * t));
-    output.store_vector(row + 8, words.load_vector(4 * t));
+    let (plain, lasting) = (words.load_vector(4 * t).words(), lasting.load_vector(4 * t).words());
+    output.store_vector(row + 8, Vector::from_words(core::array::from_fn(|i| plain[i] & lasting[i])));
     let again: Vector<u32> = output.load_vector(row + 8);
     output.store_vector(row + 12, Vector::from_words(again.words().map(|w| !w)));
 }

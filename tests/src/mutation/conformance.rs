@@ -9,7 +9,7 @@ use super::Job;
 use super::device::{Device, Elements, words};
 
 /// Waiting for more groups than needed is only slower.
-const STRICTER_WAIT: Equivalent<'static> = Equivalent {
+pub(super) const STRICTER_WAIT: Equivalent<'static> = Equivalent {
     matches: |mutation| mutation.site.operation.ends_with("_wait") && mutation.change == Change::CountDown,
     reason: "waits for one group more than needed: slower, never wrong",
 };

@@ -33,6 +33,16 @@ pub trait GlobalMemory {
     /// # Safety
     /// As [`load_read_only`](Self::load_read_only), 16-byte aligned.
     unsafe fn load_read_only_vector(address: u64) -> [u32; 4];
+    /// `ld.global.nc.L2::cache_hint` with a policy of `evict_last` (PTX ISA 9.7.9.8, `ld`; 9.7.9.17, `createpolicy`). `T` has 4 or 8 bytes.
+    ///
+    /// # Safety
+    /// As [`load_read_only`](Self::load_read_only).
+    unsafe fn load_read_only_lasting<T: Pod>(address: u64) -> T;
+    /// The same of 16 bytes.
+    ///
+    /// # Safety
+    /// As [`load_read_only_vector`](Self::load_read_only_vector).
+    unsafe fn load_read_only_vector_lasting(address: u64) -> [u32; 4];
     /// `ld.global`.
     ///
     /// # Safety
@@ -218,6 +228,11 @@ pub trait AsyncCopy {
     /// # Safety
     /// Both addresses are 16-byte aligned; `valid` bytes of the source and 16 of the arena are there.
     unsafe fn copy_16(shared: u32, global: u64, valid: u32);
+    /// `cp.async.cg.shared.global.L2::cache_hint 16` with a policy of `evict_last` (PTX ISA 9.7.9.17, `createpolicy`).
+    ///
+    /// # Safety
+    /// As [`copy_16`](Self::copy_16), all 16 bytes valid.
+    unsafe fn copy_16_lasting(shared: u32, global: u64);
     /// `cp.async.ca.shared.global 4`
     ///
     /// # Safety

@@ -1,7 +1,7 @@
 //! Copies that a thread starts, groups and waits for: 4 to 16 bytes into shared memory, and in bulk from it.
 
 use crate::arch::{AsyncCopy, BulkCopy, Target};
-use crate::global::{Global, GlobalMut, elements_of};
+use crate::global::{Global, GlobalMut, Lasting, elements_of};
 use crate::layout::Swizzle;
 use crate::num::Pod;
 use crate::shared::{SharedArray, SharedTile};
@@ -18,7 +18,17 @@ pub fn copy_async<T: Pod, const N: usize>(target: SharedArray<T, N>, index: u32,
     unsafe { Target::copy_16(shared, global, valid) };
 }
 
-/// The same to the 16 bytes of a tile from `row`, `column` on, in one row at a multiple of 16 bytes.
+/// Starts a copy of 16 bytes from element `start` to word `index` by this thread (`cp.async.cg`), from lines that
+/// [last](Global::lasting) in the L2 cache. Both sides lie at multiples of 16 bytes. ptxas 13.0 makes code of some
+/// addresses that no device runs; a build that meets it is refused.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_lasting<T: Pod, const N: usize>(target: SharedArray<u32, N>, index: u32, source: &Lasting<T>, start: u64) {
+    // SAFETY: as `copy_async`.
+    unsafe { Target::copy_16_lasting(target.range(index, 4), source.range(start, elements_of::<T>(16).into())) };
+}
+
+/// As [`copy_async`], to the 16 bytes of a tile from `row`, `column` on, in one row at a multiple of 16 bytes.
 #[inline(always)]
 #[track_caller]
 pub fn copy_async_to_tile<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle>(

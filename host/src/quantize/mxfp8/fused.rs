@@ -131,7 +131,7 @@ where
         let (row_data, row_scales) = views(by_rows, [rows, columns], Direction::Rows)?;
         let (column_data, column_scales) = views(by_columns, [rows, columns], Direction::Columns)?;
         let options = [(square_blocks, SQUARE_BLOCKS), (L::IS_INTERLEAVED, INTERLEAVED_SCALES)];
-        let options = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
+        let options: u32 = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
         let gradient = gradient.unwrap_or_else(nothing);
         if column_data.is_empty() && partial_sums.is_empty() && !square_blocks && !row_data.is_empty() {
             let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
@@ -165,7 +165,7 @@ where
             skip: skip.unwrap_or_else(nothing),
             rows,
             columns,
-            options,
+            options: options | copied_where_many::<O, T>(rows, columns),
             marker: PhantomData,
         };
         let raised = args.amax.access("amax");

@@ -14,6 +14,12 @@ impl AsyncCopy for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    unsafe fn copy_16_lasting(shared: u32, global: u64) {
+        device::copy_async(shared, global, 16, 16);
+    }
+
+    #[inline(always)]
+    #[track_caller]
     unsafe fn copy_4(shared: u32, global: u64) {
         device::copy_async(shared, global, 4, 4);
     }

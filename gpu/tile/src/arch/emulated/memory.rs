@@ -71,6 +71,19 @@ impl GlobalMemory for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    unsafe fn load_read_only_lasting<T: Pod>(address: u64) -> T {
+        const { assert!(matches!(size_of::<T>(), 4 | 8), "loads with a policy have 4, 8 or 16 bytes") };
+        read!(global_read, address, ReadOrder::ReadOnly)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn load_read_only_vector_lasting(address: u64) -> [u32; 4] {
+        words(device::global_read(address, ReadOrder::ReadOnly))
+    }
+
+    #[inline(always)]
+    #[track_caller]
     unsafe fn load<T: Pod>(address: u64) -> T {
         read!(global_read, address, ReadOrder::Weak)
     }

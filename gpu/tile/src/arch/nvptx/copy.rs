@@ -3,6 +3,7 @@
 use core::arch::asm;
 
 use super::Nvptx;
+use super::memory::evict_last;
 use crate::arch::families::{AsyncCopy, BulkCopy};
 
 /// Where a bulk load puts its bytes: always in the block's own memory. Only PTX ISA 8.6 (sm_100 and later) has a name for
@@ -28,6 +29,15 @@ impl AsyncCopy for Nvptx {
         unsafe {
             asm!("cp.async.cg.shared.global [{0}], [{1}], 16, {2};", in(reg32) shared, in(reg64) global, in(reg32) valid, options(nostack))
         };
+    }
+
+    #[inline(always)]
+    unsafe fn copy_16_lasting(shared: u32, global: u64) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe {
+            asm!("cp.async.cg.shared.global.L2::cache_hint [{0}], [{1}], 16, {2};",
+                in(reg32) shared, in(reg64) global, in(reg64) evict_last(), options(nostack));
+        }
     }
 
     #[inline(always)]

@@ -97,6 +97,36 @@ impl GlobalMemory for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn load_read_only_lasting<T: Pod>(address: u64) -> T {
+        // SAFETY: the caller vouches for the address; each arm reads exactly the bytes of `T`.
+        unsafe {
+            if size_of::<T>() == 4 {
+                let value: u32;
+                asm!("ld.global.nc.L2::cache_hint.b32 {0}, [{1}], {2};",
+                    out(reg32) value, in(reg64) address, in(reg64) evict_last(), options(nostack, nomem));
+                transmute_copy(&value)
+            } else {
+                const { assert!(matches!(size_of::<T>(), 4 | 8), "loads with a policy have 4, 8 or 16 bytes") };
+                let value: u64;
+                asm!("ld.global.nc.L2::cache_hint.b64 {0}, [{1}], {2};",
+                    out(reg64) value, in(reg64) address, in(reg64) evict_last(), options(nostack, nomem));
+                transmute_copy(&value)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_read_only_vector_lasting(address: u64) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller vouches for 16 aligned bytes at the address.
+        unsafe {
+            asm!("ld.global.nc.L2::cache_hint.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}], {5};",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, in(reg64) evict_last(), options(nostack, nomem));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
     unsafe fn load<T: Pod>(address: u64) -> T {
         load!("ld.global", address, reg64, readonly)
     }
@@ -157,6 +187,15 @@ impl GlobalMemory for Nvptx {
         // SAFETY: the caller vouches for the address.
         unsafe { asm!("st.release.sys.global.b64 [{1}], {0};", in(reg64) value, in(reg64) address, options(nostack)) };
     }
+}
+
+/// The policy of lines that outlive others in the L2 cache: a constant, made once a thread.
+#[inline(always)]
+pub(super) fn evict_last() -> u64 {
+    let policy: u64;
+    // SAFETY: touches no memory.
+    unsafe { asm!("createpolicy.fractional.L2::evict_last.b64 {0}, 1.0;", out(reg64) policy, options(pure, nomem, nostack)) };
+    policy
 }
 
 impl SharedMemory for Nvptx {
