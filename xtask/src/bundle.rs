@@ -29,11 +29,13 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let binaries = folder.join("programs");
+    fs::create_dir_all(&binaries).with_context(|| format!("cannot create {}", binaries.display()))?;
     for program in programs()? {
-        copy(&program, &folder)?;
+        copy(&program, &binaries)?;
     }
     for name in ["runtime", "nccl", "vmm"] {
-        let to = folder.join(format!("{name}-tests"));
+        let to = binaries.join(format!("{name}-tests"));
         fs::copy(host_test(name)?, &to).with_context(|| format!("cannot copy {}", to.display()))?;
     }
     for build in &kernels {
@@ -48,13 +50,13 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     let script = folder.join("run.sh");
     fs::write(&script, include_str!("run.sh")).with_context(|| format!("cannot write {}", script.display()))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    compress(&folder, "kernels")?;
+    ["programs", "kernels"].iter().try_for_each(|name| compress(&folder, name))?;
     let size = check_size(&folder)?;
     println!("{}: {:.1} MiB; on the GPU machine: ./run.sh", folder.display(), size as f64 / f64::from(1 << 20));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Turns a folder of the bundle into an archive, which `run.sh` unpacks: PTX and machine code shrink to a fifth.
+/// Turns a folder of the bundle into an archive, which `run.sh` unpacks: programs shrink to a third, PTX and machine code to a fifth.
 fn compress(bundle: &Path, name: &str) -> Result<()> {
     let mut tar = Command::new("tar");
     let status = tar.current_dir(bundle).args(["-czf", &format!("{name}.tgz"), name]).status().context("cannot run tar")?;

@@ -6,6 +6,7 @@ mod kernel;
 mod kernels;
 mod libraries;
 mod machine;
+mod processor_time;
 mod programs;
 mod suite;
 

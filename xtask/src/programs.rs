@@ -20,9 +20,12 @@ fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
     cargo
 }
 
-/// Compiles the case binary and no more.
-pub fn compile_cases() -> Command {
-    cargo(["build", "--quiet", "--package", "oxtile-tests", "--bin", "oxtile-tests"])
+/// The case binary as `cargo test --workspace` compiled it: with the features of the whole workspace. `cargo run` of its package alone
+/// would compile the kernels, the library and the cases again, with fewer.
+pub fn compiled_cases() -> Command {
+    let mut cases = Command::new(target().join("debug/oxtile-tests"));
+    cases.current_dir(root()).env("OXTILE_COMMIT", commit());
+    cases
 }
 
 fn status(command: &mut Command) -> Result<ExitCode> {
@@ -31,7 +34,7 @@ fn status(command: &mut Command) -> Result<ExitCode> {
 }
 
 /// The case binary.
-pub fn cases() -> Command {
+fn cases() -> Command {
     program("oxtile-tests", "oxtile-tests", &[])
 }
 

@@ -15,6 +15,8 @@ export OXTILE_COMMIT
 # Where a toolkit keeps cuBLASLt, which one path of the quantized products takes.
 [ ! -d /usr/local/cuda/lib64 ] || export LD_LIBRARY_PATH="/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cd "$here" || exit 1
+# Programs come to lie beside this script.
+[ -x oxtile-tests ] || tar -xzf programs.tgz --strip-components=1 || exit 1
 [ -d kernels ] || tar -xzf kernels.tgz || exit 1
 failures=0
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::Parser;
 
-use crate::{cargo, kernels, machine, programs, target};
+use crate::{cargo, kernels, machine, processor_time, programs, target};
 
 /// How many of the slowest are printed.
 const SLOWEST: usize = 10;
@@ -25,9 +25,20 @@ struct Tally {
     /// Why, one line for each program that skips some.
     reasons: Vec<String>,
     times: Vec<(Duration, String)>,
+    /// Of the suite's parts, which run one after the other.
+    processor_times: Vec<(Duration, &'static str)>,
 }
 
 impl Tally {
+    /// One part of the suite, whose processor time is told.
+    fn part<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> T) -> T {
+        let before = processor_time::of_children();
+        let result = work(self);
+        let time = before.zip(processor_time::of_children()).map(|(before, after)| (after - before, name));
+        self.processor_times.extend(time);
+        result
+    }
+
     /// One step that passes or fails as a whole.
     fn step(&mut self, name: &str, work: impl FnOnce() -> Result<bool>) {
         println!("== {name}");
@@ -61,19 +72,20 @@ impl Tally {
         self.times.push((time, name.into()));
     }
 
-    /// Runs tests and adds up what their summaries say. A program that fails without a summary is one failure.
-    fn tests(&mut self, name: &str, command: &mut Command) -> Result<()> {
-        println!("== {name}");
+    /// Runs tests, prints what they write and adds up what their summaries say. A program that fails without a summary is one failure.
+    fn tests(&mut self, name: &str, command: &mut Command, mut print: impl FnMut(&str)) -> Result<()> {
+        print(&format!("== {name}"));
         let before = self.failed;
         // One pipe for both streams: cargo names a test program on one of them, its results come on the other.
         let (reader, writer) = std::io::pipe().context("cannot open a pipe")?;
-        let mut child = command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null()).spawn()?;
+        command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null());
+        let mut child = command.spawn().with_context(|| format!("cannot run {name}"))?;
         // The command holds the pipe's writing end: without it reading ends when the child does.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let (mut program, mut start) = (name.to_owned(), Instant::now());
         for line in BufReader::new(reader).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
-            println!("{line}");
+            print(&line);
             if let Some(named) = program_named(&line) {
                 (program, start) = (named, Instant::now());
             } else if let Some(summary) = line.strip_prefix("test result: ") {
@@ -87,6 +99,30 @@ impl Tally {
             self.failed += 1;
         }
         Ok(())
+    }
+
+    /// Runs `cargo test` and the case binary beside each other: some tests compile by one thread for long. What the cases write is
+    /// printed at the end.
+    fn tests_beside_cases(&mut self, tests: &mut Command, cases: &mut Command) -> Result<()> {
+        let (mut beside, mut written) = (Self::default(), String::new());
+        let both = thread::scope(|scope| {
+            let running = scope.spawn(|| beside.tests("oxtile-tests", cases, |line| written.extend([line, "\n"])));
+            let tested = self.tests("cargo test", tests, |line| println!("{line}"));
+            tested.and(running.join().expect("reading what cases write does not panic"))
+        });
+        print!("{written}");
+        self.absorb(beside);
+        both
+    }
+
+    /// Adds what another one counted.
+    fn absorb(&mut self, Self { passed, failed, skipped, reasons, times, processor_times }: Self) {
+        self.passed += passed;
+        self.failed += failed;
+        self.skipped += skipped;
+        self.reasons.extend(reasons);
+        self.times.extend(times);
+        self.processor_times.extend(processor_times);
     }
 
     /// Adds `ok. 3 passed; 1 failed; 0 ignored; ...`.
@@ -103,6 +139,11 @@ impl Tally {
         println!("\n== slowest");
         for (time, name) in self.times.iter().take(SLOWEST) {
             println!("{:8.2} s  {name}", time.as_secs_f64());
+        }
+        println!("\n== processor time");
+        let whole = (self.processor_times.iter().map(|(time, _)| time).sum(), "all");
+        for (time, name) in self.processor_times.iter().chain([&whole]) {
+            println!("{:8.0} s  {name}", time.as_secs_f64());
         }
         self.reasons.iter().for_each(|reason| println!("\n{reason}"));
         println!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
@@ -146,7 +187,6 @@ fn compile_for_the_host(whole: bool) -> Vec<(&'static str, Duration, Result<Outp
         judged.push(judge("cargo clippy", &mut cargo(lints)));
     }
     let _ = cargo(["test", "--workspace", "--no-run", "--quiet"]).output();
-    let _ = programs::compile_cases().output();
     if whole {
         // A link that leads nowhere is an error.
         let mut doc = cargo(["doc", "--workspace", "--lib", "--no-deps", "--quiet"]);
@@ -167,22 +207,28 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         machine::components()?;
         tally.step("cargo fmt --check", || succeeds(&mut cargo(["fmt", "--all", "--check"])));
     }
-    let judged = thread::scope(|scope| {
-        let judged = scope.spawn(|| compile_for_the_host(whole));
-        if whole {
-            tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
-        }
-        tally.step("build-ptx", || kernels::all().map(|_| true));
-        judged.join().expect("compiling does not panic")
+    let judged = tally.part("compiling", |tally| {
+        thread::scope(|scope| {
+            let judged = scope.spawn(|| compile_for_the_host(whole));
+            if whole {
+                tally.step("build-ptx for sm_80, sm_100a, sm_120a", kernels::portable);
+            }
+            tally.step("build-ptx", || kernels::all().map(|_| true));
+            judged.join().expect("compiling does not panic")
+        })
     });
     for (name, time, output) in judged {
         tally.beside(name, time, output);
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast", "--"]);
-    tally.tests("cargo test", tests.args(&filter).envs(long))?;
     let times = target().join("case-times.tsv");
     let _ = fs::remove_file(&times);
-    tally.tests("oxtile-tests", programs::cases().env("OXTILE_TIMES", &times).envs(long).args(&filter))?;
+    let mut cases = programs::compiled_cases();
+    cases.env("OXTILE_TIMES", &times).envs(long).args(&filter);
+    if let Err(error) = tally.part("testing", |tally| tally.tests_beside_cases(tests.args(&filter).envs(long), &mut cases)) {
+        eprintln!("error: {error:#}");
+        tally.failed += 1;
+    }
     let case_times = fs::read_to_string(&times).unwrap_or_default();
     tally.times.extend(case_times.lines().filter_map(case_time));
     Ok(tally.report())
@@ -222,15 +268,30 @@ mod tests {
     #[test]
     fn a_program_that_fails_without_a_summary_counts() {
         let mut tally = Tally::default();
-        tally.tests("sh", Command::new("sh").args(["-c", "echo test result: ok. 2 passed; exit 3"])).unwrap();
+        tally.tests("sh", Command::new("sh").args(["-c", "echo test result: ok. 2 passed; exit 3"]), |_| ()).unwrap();
         assert_eq!((tally.passed, tally.failed), (2, 1));
+    }
+
+    #[test]
+    fn tests_and_cases_beside_each_other_count() {
+        let mut tally = Tally::default();
+        let program = |text: &str| {
+            let mut sh = Command::new("sh");
+            sh.args(["-c", &format!("echo test result: {text}")]);
+            sh
+        };
+        tally.tests_beside_cases(&mut program("ok. 2 passed"), &mut program("FAILED. 1 passed\\; 3 failed\\; 4 ignored")).unwrap();
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (3, 3, 4));
+        let missing = tally.tests_beside_cases(&mut program("ok. 2 passed"), &mut Command::new("/nothing"));
+        assert!(missing.unwrap_err().to_string().contains("oxtile-tests"));
+        assert_eq!(tally.passed, 5);
     }
 
     #[test]
     fn what_is_skipped_is_counted_and_says_why() {
         let mut tally = Tally::default();
         let program = "echo python: 1 test skipped: no network >&2; echo test result: ok. 2 passed\\; 0 failed\\; 1 ignored";
-        tally.tests("sh", Command::new("sh").args(["-c", program])).unwrap();
+        tally.tests("sh", Command::new("sh").args(["-c", program]), |_| ()).unwrap();
         assert_eq!((tally.skipped, &tally.reasons[..]), (1, &["python: 1 test skipped: no network".to_owned()][..]));
     }
 }

@@ -23,6 +23,9 @@ pub struct Usage {
     pub spills: u32,
     /// Loads from and stores to local memory.
     pub local_accesses: u32,
+    /// `cp.async` with a cache policy that the architecture cannot run: see [`lint::check`](crate::lint).
+    #[serde(default)]
+    pub broken_copies: u32,
     /// Bytes of static shared memory a block.
     pub static_shared: u32,
     /// ptxas's advisories by their codes, `C7508 'setmaxnreg' ignored; ...`.
@@ -38,7 +41,7 @@ pub(crate) struct Assembled {
 }
 
 /// Changes when the meaning of the figures kept changes.
-pub(crate) const FORMAT: &str = "1";
+pub(crate) const FORMAT: &str = "2";
 
 /// Assembles the PTX of one entry, or takes the result of an earlier run on the same text from `cache`.
 pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) -> Result<Assembled, Error> {
@@ -59,6 +62,9 @@ pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) 
     let mut usage = parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
     let code = MachineCode::of(&cubin)?;
     (usage.instructions, usage.local_accesses) = (code.instructions, code.local_accesses);
+    if ptx.contains("cp.async.cg.shared.global.L2::cache_hint") {
+        usage.broken_copies = code.uniform_copies;
+    }
     let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
     fs::write(&report, text).map_err(Error::file("write", &report))?;
     Ok(Assembled { ptx: source, cubin, usage })

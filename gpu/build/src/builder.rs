@@ -1,6 +1,7 @@
 //! The build as a whole.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
@@ -29,7 +30,7 @@ pub struct Kernel {
     /// What it takes of a multiprocessor.
     pub usage: assemble::Usage,
     /// Collective and tensor operations in the PTX, by name.
-    pub operations: std::collections::BTreeMap<String, u32>,
+    pub operations: BTreeMap<String, u32>,
     /// The PTX, launch bounds included.
     pub ptx: PathBuf,
     /// The cubin.
@@ -235,26 +236,23 @@ impl<'a> Run<'a> {
         {
             return Ok(known);
         }
-        let (mut entries, mut unresolved) = (Vec::new(), Vec::new());
-        for family in &self.families {
-            let before = entries.len() + unresolved.len();
-            for arch in &self.archs {
-                (self.builder.say)(&format!("rustc {}: {family} for {arch}", self.toolchain.release));
-                let text = compile::compile(&self.project, family, arch, &self.toolchain, self.variant())?;
-                let found = ptx::split(&text).map_err(|why| Error::Ptx { family: family.clone(), why })?;
-                for entry in found {
-                    let fits = entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires);
-                    match (fits, entry.unresolved.is_empty()) {
-                        (true, true) => entries.push((entry, arch.clone())),
-                        (true, false) => unresolved.push((entry.meta.name, arch.clone(), entry.unresolved)),
-                        (false, _) => {}
-                    }
+        let (mut entries, mut unresolved, mut built) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let families = compile::described(&self.families);
+        for arch in &self.archs {
+            (self.builder.say)(&format!("rustc {}: {families} for {arch}", self.toolchain.release));
+            let text = compile::compile(&self.project, &self.families, arch, &self.toolchain, self.variant())?;
+            let found = ptx::split(&text).map_err(|why| Error::Ptx { families: families.clone(), why })?;
+            for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
+                built.insert(entry.meta.family.clone());
+                match entry.unresolved.is_empty() {
+                    true => entries.push((entry, arch.clone())),
+                    false => unresolved.push((entry.meta.name, arch.clone(), entry.unresolved)),
                 }
             }
-            let archs = self.archs.iter().map(Arch::as_str).collect::<Vec<_>>().join(", ");
-            if entries.len() + unresolved.len() == before {
-                (self.builder.say)(&format!("family {family} has no kernel for {archs}"));
-            }
+        }
+        let archs = self.archs.iter().map(Arch::as_str).collect::<Vec<_>>().join(", ");
+        for family in self.families.iter().filter(|family| !built.contains(*family)) {
+            (self.builder.say)(&format!("family {family} has no kernel for {archs}"));
         }
         (self.builder.say)(&format!("ptxas {}: {} kernels", self.tools.release, entries.len()));
         if source_hash(&self.project.folder)? != self.source_hash {

@@ -1,4 +1,4 @@
-//! Runs rustc on a kernel crate, one family at a time.
+//! Runs rustc on a kernel crate, for one family or all.
 
 use std::{
     collections::BTreeSet,
@@ -124,10 +124,30 @@ impl Variant {
     }
 }
 
-/// Compiles one family for one architecture and returns the PTX as rustc writes it.
-pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &Toolchain, variant: Variant) -> Result<String, Error> {
+/// One family or several as an error text names them.
+pub(crate) fn described(families: &[String]) -> String {
+    match families {
+        [family] => format!("family `{family}`"),
+        families => format!("{} families", families.len()),
+    }
+}
+
+/// Compiles families for one architecture by one run, since most of a small family's time is the crate's own, and returns the PTX as
+/// rustc writes it.
+pub(crate) fn compile(
+    project: &Project,
+    families: &[String],
+    arch: &Arch,
+    toolchain: &Toolchain,
+    variant: Variant,
+) -> Result<String, Error> {
     let folder = project.folder_for_ptx(toolchain);
-    let output = folder.join(format!("{family}.{arch}{}.ptx", variant.suffix()));
+    let name = match families {
+        [family] => family.clone(),
+        // Cargo compiles no set of families again that it remembers, so that each has a file of its own.
+        families => hex_digest(families.iter().map(String::as_str))[..16].to_owned(),
+    };
+    let output = folder.join(format!("{name}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
@@ -139,10 +159,11 @@ pub(crate) fn compile(project: &Project, family: &str, arch: &Arch, toolchain: &
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
     cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg("-Clinker=/bin/true").args(recipe::CRATE_FLAGS);
-    cargo.args(["--cfg", "oxtile_family", "--cfg", &format!("oxtile_family=\"{family}\"")]);
+    cargo.args(["--cfg", "oxtile_family"]);
+    families.iter().for_each(|family| _ = cargo.args(["--cfg", &format!("oxtile_family=\"{family}\"")]));
     let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-    tool::run(&format!("compiling family `{family}` for {arch}"), &mut cargo)?;
+    tool::run(&format!("compiling {} for {arch}", described(families)), &mut cargo)?;
     fs::read_to_string(&output).map_err(Error::file("read", &output))
 }
 

@@ -57,10 +57,10 @@ pub enum Error {
         why: String,
     },
     /// The compiled PTX is not what `#[kernel]` makes.
-    #[error("PTX of family `{family}`: {why}")]
+    #[error("PTX of {families}: {why}")]
     Ptx {
-        /// The family compiled.
-        family: String,
+        /// What was compiled: a family by its name, or how many.
+        families: String,
         /// What is wrong and how to mend it.
         why: String,
     },

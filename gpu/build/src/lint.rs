@@ -67,6 +67,14 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
             refuse(format!("{meaning}: ptxas says `{advisory}`"));
         }
     }
+    if usage.broken_copies > 0 {
+        // ptxas 13.0 on sm_90a: `LDGSTS [R5+UR0+0xe00], desc[UR1]`, which an H200 refuses as an illegal instruction.
+        refuse(format!(
+            "{} copies with a cache policy (pipeline::copy_async_lasting) have a shared address that ptxas cannot encode beside the policy: take \
+             pipeline::copy_async, or reach several copies by one index, which keeps it in a register of the thread",
+            usage.broken_copies
+        ));
+    }
     let mut slow = |why: String| findings.push(Finding { slow: true, ..Finding::on(kernel, why) });
     if usage.spills > 0 {
         let mend = "use fewer live values a thread, or fewer threads or blocks a multiprocessor";

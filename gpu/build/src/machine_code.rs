@@ -17,6 +17,8 @@ const NOP: u16 = 0x918;
 const BRA: u16 = 0x947;
 const LDL: u16 = 0x983;
 const STL: u16 = 0x387;
+/// `LDGSTS` whose shared address is a register and a uniform register; plain ones are `0xfae`.
+const LDGSTS_UNIFORM: u16 = 0xdae;
 
 /// What the lints and the ratchet ask of machine code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub struct MachineCode {
     pub instructions: u32,
     /// Loads from and stores to local memory: registers that did not fit, or arrays indexed at run time.
     pub local_accesses: u32,
+    /// `cp.async` whose shared address takes a uniform register, which a cache policy leaves no room for.
+    pub uniform_copies: u32,
 }
 
 impl MachineCode {
@@ -57,7 +61,9 @@ impl MachineCode {
             operations.pop();
         }
         self.instructions += operations.len() as u32;
-        self.local_accesses += operations.iter().filter(|operation| matches!(**operation, LDL | STL)).count() as u32;
+        let count = |those: &[u16]| operations.iter().filter(|operation| those.contains(operation)).count() as u32;
+        self.local_accesses += count(&[LDL, STL]);
+        self.uniform_copies += count(&[LDGSTS_UNIFORM]);
     }
 }
 
@@ -74,7 +80,14 @@ mod tests {
     fn the_padding_is_left_out() {
         let mut code = MachineCode::default();
         code.add(&function(&[LDL, NOP, BRA, STL, 0x94d, BRA, NOP, NOP, NOP]));
-        assert_eq!(code, MachineCode { instructions: 5, local_accesses: 2 });
+        assert_eq!(code, MachineCode { instructions: 5, local_accesses: 2, uniform_copies: 0 });
+    }
+
+    #[test]
+    fn copies_by_uniform_registers_are_counted() {
+        let mut code = MachineCode::default();
+        code.add(&function(&[0xfae, LDGSTS_UNIFORM, 0x94d, LDGSTS_UNIFORM]));
+        assert_eq!(code, MachineCode { instructions: 4, local_accesses: 0, uniform_copies: 2 });
     }
 
     #[test]

@@ -203,11 +203,13 @@ fn reachable<'a>(entry: &Item, items: &'a [Item]) -> Vec<&'a Item> {
     used.into_iter().map(|index| &items[index]).collect()
 }
 
-/// The entry with its performance directives between parameters and body (PTX ISA, "Performance-Tuning Directives").
 /// Instructions that need a later PTX ISA than the one that LLVM writes for the oldest architecture that has them (PTX ISA, the
 /// "PTX ISA Notes" of each instruction).
-const LATER_ISA: [(&str, [u32; 2]); 2] =
-    [("mma.sync.aligned.m16n8k32.row.col.f32.e4m3", [8, 4]), ("mma.sync.aligned.m16n8k32.row.col.f32.e5m2", [8, 4])];
+const LATER_ISA: [(&str, [u32; 2]); 3] = [
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3", [8, 4]),
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e5m2", [8, 4]),
+    ("createpolicy.fractional", [7, 4]),
+];
 
 /// The entry with the PTX ISA version that its instructions need: LLVM does not look into inline assembly.
 fn with_isa_version(text: String) -> String {
@@ -223,6 +225,7 @@ fn with_isa_version(text: String) -> String {
     }
 }
 
+/// The entry with its performance directives between parameters and body (PTX ISA, "Performance-Tuning Directives").
 /// Without `.maxntid` ptxas ignores setmaxnreg and may use more registers than the block's threads can have.
 fn with_bounds(entry: &str, meta: &Meta) -> String {
     let [x, y, z] = meta.threads;
@@ -348,6 +351,10 @@ again:	bar.warp.sync -1;
             split(module).unwrap().into_iter().map(|entry| entry.text.lines().next().unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(versions(&later), [".version 8.4", ".version 8.0"]);
+        let policy = MODULE
+            .replace(".version 8.0", ".version 7.0")
+            .replace("mov.u32 %r1, arena;", "createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0;");
+        assert_eq!(versions(&policy), [".version 7.4", ".version 7.0"]);
         assert_eq!(versions(&later.replace(".version 8.0", ".version 8.6")), [".version 8.6"; 2]);
     }
 
