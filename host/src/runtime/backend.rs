@@ -125,6 +125,10 @@ pub(crate) trait Backend: Send + Sync {
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()>;
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
+    /// Copies of some bytes each between devices, in any order among themselves, on a stream of the runtime that is not captured.
+    fn copies(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
+        copies.iter().try_for_each(|copy| self.copy(stream, *copy))
+    }
 
     /// Writes a word that the device reaches, its own or a peer's, once all earlier work of the stream is visible there.
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;

@@ -1,13 +1,13 @@
 //! Events: points in a stream that other streams and the host can wait for.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::backend::EventId;
 use super::error::{Error, Result};
 use super::runtime::Inner;
-use super::stream::Stream;
+use super::stream::{Stream, StreamInner};
 
 /// A point in a stream: done when all work enqueued before it is. Made by [`Stream::record`].
 #[derive(Clone)]
@@ -16,17 +16,27 @@ pub struct Event(pub(crate) Arc<EventInner>);
 pub(crate) struct EventInner {
     pub runtime: Arc<Inner>,
     pub id: EventId,
+    is_timed: bool,
+    /// Where it was recorded.
+    stream: Weak<StreamInner>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
 }
 
 impl Event {
-    pub(crate) fn record(stream: &Stream) -> Result<Self> {
+    pub(crate) fn record(stream: &Stream, is_timed: bool) -> Result<Self> {
         let stream = &stream.0;
-        let id = stream.runtime.backend.create_event(stream.id.device, true)?;
-        let inner = EventInner { runtime: Arc::clone(&stream.runtime), id, capture: stream.capture().map(|c| c.number) };
+        let (runtime, capture) = (Arc::clone(&stream.runtime), stream.capture().map(|c| c.number));
+        let id = runtime.events.take(&*runtime.backend, stream.id.device, is_timed)?;
+        let inner = EventInner { runtime, id, is_timed, stream: Arc::downgrade(stream), capture };
         stream.runtime.backend.record(id, stream.id)?;
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// Whether it was recorded on the stream, all later work of which is then behind it anyway. Another stream with the handle of one that is gone
+    /// is another.
+    pub(crate) fn is_of(&self, stream: &Stream) -> bool {
+        std::ptr::eq(self.0.stream.as_ptr(), Arc::as_ptr(&stream.0))
     }
 
     /// Waits on the host until the event is done.
@@ -75,7 +85,12 @@ impl Event {
 
 impl Drop for EventInner {
     fn drop(&mut self) {
-        self.runtime.backend.destroy_event(self.id);
+        let backend = &*self.runtime.backend;
+        match self.capture {
+            None => self.runtime.events.give(backend, self.id, self.is_timed),
+            // A node of a graph is no record to begin anew from.
+            Some(_) => backend.destroy_event(self.id),
+        }
     }
 }
 

@@ -178,6 +178,17 @@ pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Me
     if copy.bytes == 0 { Ok(()) } else { stream.runtime.backend.copy(stream.id, copy) }
 }
 
+/// Enqueues copies between devices, in order with the other uses of the sources and in any among themselves: by one call of the driver where that can be.
+pub(crate) fn copies(stream: &Arc<StreamInner>, copies: &[Copy], sources: &[&Arc<Memory>]) -> Result<()> {
+    let _enqueue = stream.runtime.enqueue();
+    order(stream, |wait_for| sources.iter().for_each(|memory| memory.add_use(stream, false, wait_for)))?;
+    let backend = &stream.runtime.backend;
+    if copies.len() > 1 && stream.takes_batches() && copies.iter().all(|copy| copy.bytes > 0) {
+        return backend.copies(stream.id, copies);
+    }
+    copies.iter().filter(|copy| copy.bytes > 0).try_for_each(|copy| backend.copy(stream.id, *copy))
+}
+
 /// What is left to do when nothing refers to a piece of memory any more.
 pub(crate) struct Release {
     place: Place,

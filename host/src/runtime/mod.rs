@@ -16,6 +16,7 @@ mod element;
 pub(crate) mod emulated;
 mod error;
 mod event;
+mod event_pool;
 mod graph;
 mod library;
 mod limits;

@@ -12,6 +12,7 @@ use super::cuda;
 use super::device::Device;
 use super::emulated::{Cluster, EmulatedOptions};
 use super::error::{Error, Result};
+use super::event_pool::EventPool;
 use super::library::KernelLibrary;
 use super::module::Loaded;
 use crate::timeline::Trace;
@@ -54,6 +55,8 @@ pub(crate) struct Inner {
     enqueue: RwLock<()>,
     /// Held while uses of memory are noted and the waits that follow from them are enqueued.
     pub order: Mutex<()>,
+    /// To be recorded again.
+    pub events: EventPool,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
     kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
     /// The file that what is done is recorded for, if any.
@@ -101,7 +104,8 @@ impl Runtime {
     fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Result<Self> {
         let trace = Trace::from_environment(&*backend)?;
         let (enqueue, order, kernels) = (RwLock::default(), Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { backend, library, kind, enqueue, order, kernels, trace })))
+        let events = EventPool::new(backend.devices().len());
+        Ok(Self(Arc::new(Inner { backend, library, kind, enqueue, order, events, kernels, trace })))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.
@@ -201,6 +205,7 @@ impl Drop for Inner {
         if let Some(trace) = &self.trace {
             trace.write(&*self.backend);
         }
+        self.events.clear(&*self.backend);
     }
 }
 

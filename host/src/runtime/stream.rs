@@ -85,10 +85,15 @@ impl Stream {
     /// # Errors
     /// A driver error.
     pub fn record(&self) -> Result<Event> {
-        Event::record(self)
+        Event::record(self, true)
     }
 
-    /// Makes all later work of this stream wait for the event, on any device of the runtime. The host does not wait.
+    /// As [`record`](Self::record), for who asks for no time.
+    pub(crate) fn mark(&self) -> Result<Event> {
+        Event::record(self, false)
+    }
+
+    /// Makes all later work of this stream wait for the event, on any device of the runtime; for one of its own it need not. The host does not wait.
     ///
     /// # Errors
     /// [`Error::ForeignRuntime`]; [`Error::NotCapturable`] if only one of the two belongs to a capture.
@@ -102,7 +107,7 @@ impl Stream {
                 mend: "record and wait inside the same capture, or both outside; Graph::replay orders a graph after earlier work on its buffers",
             });
         }
-        self.0.runtime.backend.wait(self.0.id, event.0.id)
+        if event.is_of(self) { Ok(()) } else { self.0.runtime.backend.wait(self.0.id, event.0.id) }
     }
 
     /// Whether the stream's work is being captured into a [`Graph`](super::Graph).
@@ -122,6 +127,12 @@ impl StreamInner {
         *lock(&self.capture) = capture;
     }
 
+    /// Whether several copies may be enqueued by one call: in no graph, and not on what may be the legacy default stream
+    /// (CUDA driver API, `cuMemcpyBatchAsync`).
+    pub(crate) fn takes_batches(&self) -> bool {
+        self.owned && !self.capturing.load(Ordering::Acquire)
+    }
+
     pub(crate) fn refuse_capture(&self, what: &'static str, mend: &'static str) -> Result<()> {
         if self.capturing.load(Ordering::Acquire) { Err(Error::NotCapturable { what, mend }) } else { Ok(()) }
     }
@@ -133,7 +144,7 @@ impl StreamInner {
 
     /// Orders later work of this stream after what the others hold now: one event each.
     pub(crate) fn order_after(&self, others: &[Arc<Self>]) -> Result<()> {
-        for other in others {
+        for other in others.iter().filter(|other| other.id != self.id) {
             let event = if other.is_captured_without(self) {
                 other.event(&other.before_capture)?
             } else {
@@ -144,6 +155,11 @@ impl StreamInner {
             self.runtime.backend.wait(self.id, event)?;
         }
         Ok(())
+    }
+
+    /// Whether all work enqueued before the capture under way is done; does not wait.
+    pub(crate) fn is_done_before_capture(&self) -> Result<bool> {
+        self.runtime.backend.is_done(self.event(&self.before_capture)?)
     }
 
     /// Waits until all work enqueued so far, or before the capture under way, is done.

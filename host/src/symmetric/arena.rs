@@ -339,7 +339,7 @@ impl Inner {
         if stream.0.runtime.kind() == Kind::Emulated {
             return stream.synchronize();
         }
-        let (end, start, limit) = (stream.record()?, Instant::now(), self.options.deadline);
+        let (end, start, limit) = (stream.mark()?, Instant::now(), self.options.deadline);
         while !end.is_done()? {
             if start.elapsed() > limit {
                 let mend = "see what signal of which rank a stream of the arena still waits for";

@@ -19,8 +19,9 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// Puts, signals and waits of one stream, in the order in which they are named; made by [`Arena::batch`]. Nothing is enqueued before
 /// [`enqueue`](Self::enqueue).
 ///
-/// Signals and waits that follow each other are one call of the driver (`cuStreamBatchMemOp`), which is what a host saves that talks to many
-/// peers. The order is that of the stream all the same: a signal comes behind the puts named before it. May be captured.
+/// Signals and waits that follow each other are one call of the driver (`cuStreamBatchMemOp`), and so are puts on streams that Oxtile made where nothing
+/// is captured (`cuMemcpyBatchAsync`, 16 a call), which saves both host and copy engine what stands between two calls. The order is that of the stream all the same: a signal comes
+/// behind the puts named before it. Only puts that follow each other have none, so that no two of them may go to the same elements. May be captured.
 #[must_use = "nothing of it is enqueued yet"]
 pub struct Batch<'a> {
     arena: &'a Arena,
@@ -31,6 +32,13 @@ pub struct Batch<'a> {
 enum Operation<'a> {
     Word(WordOperation, Option<Expected>),
     Put { copy: Copy, source: &'a Arc<Memory> },
+}
+
+impl Operation<'_> {
+    /// Whether one call of the driver does both.
+    fn joins(&self, next: &Self) -> bool {
+        matches!(self, Self::Word(..)) == matches!(next, Self::Word(..))
+    }
 }
 
 impl<'a> Batch<'a> {
@@ -60,7 +68,7 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
-    /// As [`Peer::put`]. Several puts have no order among themselves that another rank could rely on before the signal behind them.
+    /// As [`Peer::put`]. Puts that follow each other are done in any order, all of them before what is named behind them.
     ///
     /// # Errors
     /// As [`Peer::put`]; [`Error::Invalid`] for a peer of another arena than the batch's.
@@ -83,26 +91,31 @@ impl<'a> Batch<'a> {
     pub fn enqueue(self) -> Result<()> {
         let _enqueuing = self.arena.0.enqueuing()?;
         self.arena.0.use_on(self.stream);
-        let stream = &self.stream.0;
-        let mut words = Vec::new();
-        let flush = |words: &mut Vec<WordOperation>| match words.is_empty() {
-            true => Ok(()),
-            false => stream.runtime.backend.word_operations(stream.id, &std::mem::take(words)),
-        };
-        for operation in self.operations {
-            match operation {
-                Operation::Word(word, expected) => {
-                    // Not before: nobody waits for what a batch names that is dropped.
-                    expected.into_iter().for_each(|expected| self.arena.0.await_on(self.stream, expected));
-                    words.push(word);
-                }
-                Operation::Put { copy, source } => {
-                    flush(&mut words)?;
-                    memory::copy(stream, copy, None, Some(source))?;
+        let (stream, mut words, mut copies, mut sources) = (&self.stream.0, Vec::new(), Vec::new(), Vec::new());
+        for together in self.operations.chunk_by(Operation::joins) {
+            for operation in together {
+                match operation {
+                    Operation::Word(word, expected) => {
+                        // Not before: nobody waits for what a batch names that is dropped.
+                        expected.iter().for_each(|expected| self.arena.0.await_on(self.stream, *expected));
+                        words.push(*word);
+                    }
+                    Operation::Put { copy, source } => {
+                        copies.push(*copy);
+                        sources.push(*source);
+                    }
                 }
             }
+            if words.is_empty() {
+                memory::copies(stream, &copies, &sources)?;
+            } else {
+                stream.runtime.backend.word_operations(stream.id, &words)?;
+            }
+            words.clear();
+            copies.clear();
+            sources.clear();
         }
-        flush(&mut words)
+        Ok(())
     }
 }
 

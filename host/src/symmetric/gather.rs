@@ -14,7 +14,7 @@ use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
 use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Event, Memory, Result, Stream, order};
+use crate::runtime::{Buffer, Error, Event, Memory, Result, Stream, memory, order};
 
 /// What a [`PullGather`] needs of an arena: every rank takes it, in one order with all else, also one that takes no part in the gather.
 #[derive(Debug)]
@@ -47,6 +47,8 @@ pub struct PullGather<T> {
     side: Stream,
     chunks: u64,
     epoch: Epoch,
+    /// The other members.
+    others: Arc<[(Rank, Rank)]>,
 }
 
 impl<T: Pod> PullGather<T> {
@@ -62,7 +64,8 @@ impl<T: Pod> PullGather<T> {
         }
         let (arena, member, stream) = (arena.clone(), member.clone(), stream.clone());
         let side = stream.device().stream()?;
-        Ok(Self { arena, member, memory, stream, side, chunks, epoch: Epoch::ZERO })
+        let others = others_of(&member);
+        Ok(Self { arena, member, memory, stream, side, chunks, epoch: Epoch::ZERO, others })
     }
 
     /// The shard to write for the next gather: later work of `stream` comes after the others have copied the last one.
@@ -73,8 +76,8 @@ impl<T: Pod> PullGather<T> {
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut Buffer<T>> {
         stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         let mut batch = self.arena.batch(stream);
-        for (_, other) in self.others() {
-            batch = batch.wait(self.memory.done, other, self.epoch)?;
+        for (_, other) in &*self.others {
+            batch = batch.wait(self.memory.done, *other, self.epoch)?;
         }
         batch.enqueue()?;
         Ok(self.memory.shard.local_mut())
@@ -102,18 +105,21 @@ impl<T: Pod> PullGather<T> {
             local.memory().add_use(&self.stream.0, false, wait_for);
             output.memory().add_use(&self.stream.0, true, wait_for);
         })?;
-        let others = self.others();
-        let mut batch = self.arena.batch(&self.stream);
-        for (_, other) in &others {
-            batch = batch.signal(self.memory.ready, *other, self.epoch)?;
+        // By itself, and before anything waits: in one call with the waits it would come later.
+        let mut ready = self.arena.batch(&self.stream);
+        for (_, other) in &*self.others {
+            ready = ready.signal(self.memory.ready, *other, self.epoch)?;
         }
-        batch.enqueue()?;
+        ready.enqueue()?;
         let mut events: Vec<Vec<Event>> = vec![Vec::new(); team.get() as usize];
         let own = self.copy_own(&output, caller)?;
-        let pulled = self.pull(&output, &others, &mut events, caller);
+        let pulled = match self.chunks {
+            1 => self.pull_whole(&output, caller),
+            _ => self.pull_chunks(&output, &mut events, caller),
+        };
         // Whatever that gave: the output is freed behind the stream.
         self.stream.wait(&own).and(pulled)?;
-        let done = self.stream.record()?;
+        let done = self.stream.mark()?;
         if self.chunks == 1 {
             events.iter_mut().for_each(|events| events.push(done.clone()));
         } else {
@@ -127,12 +133,12 @@ impl<T: Pod> PullGather<T> {
 
     /// This rank's own shard, on the side, behind what the stream is behind.
     fn copy_own(&self, output: &Buffer<T>, caller: Caller) -> Result<Event> {
-        self.side.wait(&self.stream.record()?)?;
+        self.side.wait(&self.stream.mark()?)?;
         self.arena.0.use_on(&self.side);
         let source = self.memory.shard.local().address();
-        let copy = |chunk| self.copy_chunk(&self.side, source, output, self.member.rank(), chunk, caller);
+        let copy = |chunk| enqueue(&self.side, self.chunk_copy(source, output, self.member.rank(), chunk, caller));
         let copied = (0..self.chunks).try_for_each(copy);
-        let own = self.side.record()?;
+        let own = self.side.mark()?;
         if let Err(error) = copied {
             self.stream.wait(&own)?;
             return Err(error);
@@ -140,50 +146,67 @@ impl<T: Pod> PullGather<T> {
         Ok(own)
     }
 
-    /// The others' shards, each behind READY of its member, DONE behind it. Where a shard is one chunk, they come behind READY of all, and DONE goes
-    /// to all: the least that a host can enqueue.
+    /// The others' shards in one piece each, behind READY of all; DONE goes to all: the least that a host can enqueue.
     #[track_caller]
-    fn pull(&self, output: &Buffer<T>, others: &[(Rank, Rank)], events: &mut [Vec<Event>], caller: Caller) -> Result<()> {
-        let parts: Vec<_> = if self.chunks == 1 { vec![others] } else { others.chunks(1).collect() };
-        for part in parts {
-            let mut ready = self.arena.batch(&self.stream);
-            for (_, other) in part {
-                ready = ready.wait(self.memory.ready, *other, self.epoch)?;
+    fn pull_whole(&self, output: &Buffer<T>, caller: Caller) -> Result<()> {
+        let mut ready = self.arena.batch(&self.stream);
+        for (_, other) in &*self.others {
+            ready = ready.wait(self.memory.ready, *other, self.epoch)?;
+        }
+        ready.enqueue()?;
+        let copy = |(member, rank): &(Rank, Rank)| {
+            let source = self.memory.shard.peer(*rank)?.address();
+            Ok(self.chunk_copy(source, output, *member, 0, caller))
+        };
+        let copies = self.others.iter().map(copy).collect::<Result<Vec<_>>>()?;
+        memory::copies(&self.stream.0, &copies, &[])?;
+        self.send_done(&self.others)
+    }
+
+    /// The others' shards in chunks, each shard behind READY of its member, DONE behind it.
+    #[track_caller]
+    fn pull_chunks(&self, output: &Buffer<T>, events: &mut [Vec<Event>], caller: Caller) -> Result<()> {
+        for other in &*self.others {
+            let (member, rank) = *other;
+            self.arena.wait(&self.stream, self.memory.ready, rank, self.epoch)?;
+            let source = self.memory.shard.peer(rank)?.address();
+            for chunk in 0..self.chunks {
+                enqueue(&self.stream, self.chunk_copy(source, output, member, chunk, caller))?;
+                events[member.index() as usize].push(self.stream.mark()?);
             }
-            ready.enqueue()?;
-            for (member, other) in part {
-                let source = self.memory.shard.peer(*other)?.address();
-                for chunk in 0..self.chunks {
-                    self.copy_chunk(&self.stream, source, output, *member, chunk, caller)?;
-                    if self.chunks > 1 {
-                        events[member.index() as usize].push(self.stream.record()?);
-                    }
-                }
-            }
-            let mut done = self.arena.batch(&self.stream);
-            for (_, other) in part {
-                done = done.signal(self.memory.done, *other, self.epoch)?;
-            }
-            done.enqueue()?;
+            self.send_done(std::slice::from_ref(other))?;
         }
         Ok(())
     }
 
-    /// Copies a chunk of a shard into its place.
-    fn copy_chunk(&self, stream: &Stream, source: u64, output: &Buffer<T>, member: Rank, chunk: u64, caller: Caller) -> Result<()> {
+    #[track_caller]
+    fn send_done(&self, others: &[(Rank, Rank)]) -> Result<()> {
+        let mut done = self.arena.batch(&self.stream);
+        for (_, other) in others {
+            done = done.signal(self.memory.done, *other, self.epoch)?;
+        }
+        done.enqueue()
+    }
+
+    /// The copy of a chunk of a shard into its place.
+    fn chunk_copy(&self, source: u64, output: &Buffer<T>, member: Rank, chunk: u64, caller: Caller) -> Copy {
         let (len, size) = (self.memory.shard.len(), size_of::<T>() as u64);
         let target = output.address() + u64::from(member.index()) * len * size;
         let (start, end) = bounds(len, self.chunks, chunk);
         let (from, bytes) = (start * size, (end - start) * size);
-        let copy = Copy { direction: Direction::DeviceToDevice, target: target + from, source: source + from, bytes, caller };
-        if bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(stream.0.id, copy) }
+        Copy { direction: Direction::DeviceToDevice, target: target + from, source: source + from, bytes, caller }
     }
+}
 
-    /// The other members, by their numbers in the team and in the world, beginning behind this one.
-    fn others(&self) -> Vec<(Rank, Rank)> {
-        let world_rank = |member| self.member.team().world_rank(member).unwrap_or(self.member.world_rank());
-        self.member.others().map(|member| (member, world_rank(member))).collect()
-    }
+/// Enqueues a copy whose uses of memory are noted.
+fn enqueue(stream: &Stream, copy: Copy) -> Result<()> {
+    if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(stream.0.id, copy) }
+}
+
+/// The other members of a team by their numbers in it and in the world, beginning behind this one.
+pub(super) fn others_of(member: &Member) -> Arc<[(Rank, Rank)]> {
+    let world_rank = |of| member.team().world_rank(of).unwrap_or(member.world_rank());
+    member.others().map(|of| (of, world_rank(of))).collect()
 }
 
 /// Why a gather is in no graph.

@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
-use super::gather::{INSTEAD, WHAT_GROWS, bounds};
+use super::gather::{INSTEAD, WHAT_GROWS, bounds, others_of};
 use super::signal::{Channel, Epoch};
 use super::ticket::Ticket;
 use crate::comm::{Member, Rank};
@@ -50,6 +50,8 @@ pub struct PushGather<T> {
     arrivals: Stream,
     chunks: u64,
     epoch: Epoch,
+    /// The other members.
+    others: Arc<[(Rank, Rank)]>,
     /// By member and chunk, of this epoch.
     events: Vec<Vec<Event>>,
     /// All of this epoch.
@@ -82,6 +84,7 @@ impl<T: Pod> PushGather<T> {
             arrivals: arrivals.clone(),
             chunks,
             epoch: Epoch::ZERO,
+            others: others_of(member),
             events: Vec::new(),
             done: None,
             cell,
@@ -105,18 +108,19 @@ impl<T: Pod> PushGather<T> {
             let why = "the gather before is still in use: release it behind its last reader".to_owned();
             return Err(Error::Invalid { what: "PushGather::run", why });
         }
-        let (before, others) = (self.epoch, self.others());
+        let (before, others) = (self.epoch, Arc::clone(&self.others));
         self.epoch = before.next();
         self.is_released = false;
-        self.events = vec![Vec::new(); self.member.team().size().get() as usize];
-        // Behind the release of what was there: it is on this stream too.
+        self.events.iter_mut().for_each(Vec::clear);
+        self.events.resize_with(others.len() + 1, Vec::new);
         let place = u64::from(self.member.rank().index()) * self.memory.shard;
+        // Behind the release of what was there: it is on this stream too.
         self.memory.gathered.peer(self.arena.rank())?.put(&self.arrivals, shard, 0..self.memory.shard, place)?;
-        self.put(shard, place, before, &others)?;
+        self.put(shard, place, before)?;
         self.await_chunks(before, &others)?;
         // The ticket says that the shard may be written again too.
-        self.arrivals.wait(&self.out.record()?)?;
-        let done = self.arrivals.record()?;
+        self.arrivals.wait(&self.out.mark()?)?;
+        let done = self.arrivals.mark()?;
         if self.chunks == 1 {
             self.events.iter_mut().for_each(|events| events.push(done.clone()));
         }
@@ -132,17 +136,17 @@ impl<T: Pod> PushGather<T> {
     /// What this rank puts to the others, once all have released what was there. READY follows each chunk; where a shard is one, it goes to all
     /// behind the last: the least that a host can enqueue.
     #[track_caller]
-    fn put(&self, shard: &Buffer<T>, place: u64, before: Epoch, others: &[(Rank, Rank)]) -> Result<()> {
+    fn put(&self, shard: &Buffer<T>, place: u64, before: Epoch) -> Result<()> {
         let mut batch = self.arena.batch(&self.out);
-        for (_, other) in others {
+        for (_, other) in &*self.others {
             batch = batch.wait(self.memory.free, *other, before)?;
         }
         for chunk in 0..self.chunks {
             let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
-            for (_, other) in others {
+            for (_, other) in &*self.others {
                 batch = batch.put(&self.memory.gathered.peer(*other)?, shard, start..end, place + start)?;
             }
-            for (_, other) in others {
+            for (_, other) in &*self.others {
                 batch = batch.signal(self.memory.ready, *other, self.ready(before, chunk))?;
             }
         }
@@ -153,7 +157,7 @@ impl<T: Pod> PushGather<T> {
     #[track_caller]
     fn await_chunks(&mut self, before: Epoch, others: &[(Rank, Rank)]) -> Result<()> {
         if self.chunks > 1 {
-            let own = self.arrivals.record()?;
+            let own = self.arrivals.mark()?;
             self.events[self.member.rank().index() as usize] = vec![own; self.chunks as usize];
         }
         for chunk in 0..self.chunks {
@@ -163,7 +167,7 @@ impl<T: Pod> PushGather<T> {
             }
             batch.enqueue()?;
             if self.chunks > 1 {
-                let arrived = self.arrivals.record()?;
+                let arrived = self.arrivals.mark()?;
                 others.iter().for_each(|(member, _)| self.events[member.index() as usize].push(arrived.clone()));
             }
         }
@@ -213,18 +217,12 @@ impl<T: Pod> PushGather<T> {
         let readers = std::mem::take(&mut *lock(&self.readers));
         order(&self.arrivals.0, |wait_for| wait_for.extend(readers.iter().map(|reader| Arc::clone(&reader.0))))?;
         let mut batch = self.arena.batch(&self.arrivals);
-        for (_, other) in self.others() {
-            batch = batch.signal(self.memory.free, other, self.epoch)?;
+        for (_, other) in &*self.others {
+            batch = batch.signal(self.memory.free, *other, self.epoch)?;
         }
         batch.enqueue()?;
         self.is_released = true;
         Ok(())
-    }
-
-    /// The other members, by their numbers in the team and in the world.
-    fn others(&self) -> Vec<(Rank, Rank)> {
-        let world_rank = |member| self.member.team().world_rank(member).unwrap_or(self.member.world_rank());
-        self.member.others().map(|member| (member, world_rank(member))).collect()
     }
 }
 

@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 impl<R> Ticket<R> {
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        Ok(Self::behind(arena, stream.record()?, what, result))
+        Ok(Self::behind(arena, stream.mark()?, what, result))
     }
 
     /// For work that an event is behind.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use super::recording::{Clock, Recording};
+use crate::comm::bootstrap::process_rank;
 use crate::runtime::backend::Backend;
 use crate::runtime::{Error, Result, lock};
 
@@ -74,11 +75,6 @@ impl Process {
         };
         (file, whole.clone())
     }
-}
-
-/// The rank of this process, where it is one of several: `RANK`, as launchers set it.
-pub(crate) fn process_rank() -> Option<u32> {
-    std::env::var("RANK").ok()?.trim().parse().ok()
 }
 
 /// `trace.json` of rank 3 is `trace.rank3.json`.

@@ -20,8 +20,8 @@
 //! ```
 //!
 //! With `OXTILE_TRACE=FILE` in the environment every runtime of a program is recorded, without a change to it, and the file is written
-//! when a runtime's last handle, stream or buffer is gone: not after `std::process::exit` or an abort. A process with `RANK` inserts that
-//! into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written is an error of the runtime's creation.
+//! when a runtime's last handle, stream or buffer is gone: not after `std::process::exit` or an abort. A process that a launcher gave a
+//! rank (`RANK`, or as mpirun and srun say it) inserts that into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written is an error of the runtime's creation.
 //!
 //! **On GPUs** a span is the time between two device events around the work, in microseconds. Nobody waits for them: they are read when
 //! they are done. Each piece of work is two events longer (some microseconds of host time), and pieces on one stream lie as far apart. The
@@ -50,7 +50,8 @@ pub use error::TimelineError;
 pub use recording::{Clock, Recording};
 pub use span::{Activity, Lane, Span};
 
-pub(crate) use environment::{Trace, process_rank};
+pub(crate) use crate::comm::bootstrap::process_rank;
+pub(crate) use environment::Trace;
 pub(crate) use recording::MOST_SPANS;
 pub(crate) use span::Work;
 

@@ -69,6 +69,23 @@ fn exchange(size: u32, seed: u64, signals_first: bool) -> Result<()> {
     Ok(())
 }
 
+/// Its puts come behind the work on their source, and before later work on it, of whatever stream.
+#[test]
+fn what_a_batch_puts_is_ordered_with_other_uses_of_it() {
+    for seed in 0..16 {
+        let all = Ranks::new(3, seed);
+        let side = all.world.ranks[0].device().stream().unwrap();
+        let mut own = Buffer::<u32>::uninitialised(&side, 4).unwrap();
+        own.fill_zero(&side).unwrap();
+        all.put_to_all(0, &own, false).unwrap();
+        own.copy_from_slice(&side, &numbers(1, 4)).unwrap();
+        for i in 0..3 {
+            all.arenas[i].wait(&all.world.streams[i], all.arrived[i], all.world.rank(0), FIRST).unwrap();
+            assert_eq!(all.buffers[i].local().to_vec(&all.world.streams[i]).unwrap()[..4], [0; 4], "seed {seed}, rank {i}");
+        }
+    }
+}
+
 #[test]
 fn what_a_batch_puts_and_signals_arrives() {
     for size in WORLDS {

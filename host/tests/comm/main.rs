@@ -1,9 +1,11 @@
 //! Ranks of the virtual cluster, on the public interface.
 
+mod arenas;
 mod batch;
 mod collectives;
 mod exchange;
 mod failures;
+mod gathers;
 mod graphs;
 mod handover;
 mod mismatches;

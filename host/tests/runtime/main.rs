@@ -10,6 +10,7 @@ mod graphs;
 mod grouped;
 mod launches;
 mod library;
+mod products;
 mod quantization;
 mod streams;
 mod support;

@@ -143,11 +143,14 @@ fn a_program() {
     }
 }
 
-/// Runs `a_program` with this variable and this rank.
-fn run_program(file: &Path, rank: Option<&str>) -> bool {
+/// Runs `a_program` with this variable and this rank, by the variable of a launcher.
+fn run_program(file: &Path, rank: Option<(&str, &str)>) -> bool {
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", "timeline::a_program"]).env("OXTILE_TRACE", file).env_remove("RANK");
-    program.envs(rank.map(|rank| ("RANK", rank)));
+    program.args(["--exact", "timeline::a_program"]).env("OXTILE_TRACE", file);
+    for launcher in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
+        program.env_remove(launcher);
+    }
+    program.envs(rank);
     program.output().unwrap().status.success()
 }
 
@@ -156,9 +159,9 @@ fn a_process_writes_what_its_runtimes_did() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
-    assert!(run_program(&file, None) && run_program(&file, Some("3")));
+    assert!(run_program(&file, None) && run_program(&file, Some(("RANK", "3"))) && run_program(&file, Some(("SLURM_PROCID", "5"))));
     let cuda = runtime().kind() == Kind::Cuda;
-    for (rank, name) in [(0, "trace.json"), (3, "trace.rank3.json")] {
+    for (rank, name) in [(0, "trace.json"), (3, "trace.rank3.json"), (5, "trace.rank5.json")] {
         let recording = Recording::read(&folder.path().join(name)).unwrap();
         let fills = |recording: &Recording| recording.spans.iter().filter(|span| span.activity == Activity::Fill).count();
         assert_eq!(recording.clock, if cuda { Clock::Device } else { Clock::Steps });

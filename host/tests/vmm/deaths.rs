@@ -1,5 +1,5 @@
-//! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, and when all is to be
-//! given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
+//! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, between the handovers of
+//! another, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
 //!
 //! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it.
 
@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 use libtest_mimic::{Failed, Trial};
 use oxtile::comm::bootstrap::Environment;
 use oxtile::comm::{HostRank, Rank, WorldSize};
-use oxtile::symmetric::{Arena, ArenaOptions, Epoch};
+use oxtile::symmetric::{Arena, ArenaOptions, Epoch, Handover};
 use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 
 use crate::faults::strike;
@@ -38,7 +38,7 @@ const SECOND_PORT: &str = "OXTILE_TEST_SECOND_PORT";
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for phase in ["copy", "wait", "graph", "teardown"] {
+    for phase in ["copy", "wait", "graph", "handover", "teardown"] {
         for (kind, victim) in [("kill", 1), ("panic", 1), ("exit", 1), ("stop", 1), ("kill", 0)] {
             trials.push(Trial::test(format!("gpu::deaths::{phase}::{kind}::rank{victim}"), move || death(phase, kind, victim)));
         }
@@ -167,6 +167,25 @@ fn work(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn
             })?;
             (0..COPIES).try_for_each(|_| graph.replay(stream))?;
             strike();
+        }
+        "handover" => {
+            let place = Handover::take(&arena)?;
+            let previous = Rank::new((me.index() + world.get() - 1) % world.get(), world).expect("of this world");
+            place.open(stream, previous)?;
+            let graph = Graph::capture(&[stream], || {
+                place.acquire(stream, next)?;
+                put()?;
+                place.publish(stream, next)?;
+                place.accept(stream, previous)?;
+                place.release(stream, previous)
+            })?;
+            for turn in 0..COPIES {
+                // The others are in the middle of it, whoever is ahead.
+                if turn == COPIES / 2 {
+                    strike();
+                }
+                graph.replay(stream)?;
+            }
         }
         _ => {}
     }

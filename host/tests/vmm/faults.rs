@@ -23,7 +23,7 @@ pub fn trials() -> Vec<Trial> {
     let worlds = (1..=4).map(|world| trial(format!("processes::write_and_read::{world}"), move || all_goes_well(world)));
     let mut trials: Vec<Trial> = worlds.collect();
     for call in ["create", "export", "map"] {
-        for kind in ["kill", "exit", "stop", "error"] {
+        for kind in ["kill", "panic", "exit", "stop", "error"] {
             for victim in [0, 1] {
                 trials.push(trial(format!("processes::{call}::{kind}::rank{victim}"), move || matrix(call, kind, victim)));
             }
@@ -82,7 +82,7 @@ fn steps(call: &str, kind: &str) -> &'static [&'static str] {
         ("create", _) => &["Prepare"],
         // Its socket listens as long as it lives, so that others can send to it; what it sends does not come.
         // Rank 0 may be gone before it has passed on the last note of the first phase.
-        ("export", "kill" | "exit") => &["Prepare", "Commit"],
+        ("export", "kill" | "panic" | "exit") => &["Prepare", "Commit"],
         ("export", "stop") => &["Receive", "Commit", "Missing"],
         ("map", "stop") => &["Missing", "Commit"],
         _ => &["Commit"],

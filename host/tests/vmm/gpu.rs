@@ -13,11 +13,13 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{deaths, hosts, ranks};
+use crate::{deaths, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
 const FIRST: Epoch = Epoch::ZERO.next();
+/// Of what each rank puts, and of shards.
+const LEN: u32 = 10_000;
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
@@ -27,7 +29,7 @@ const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 13] = [
+const CASES: [(&str, u32, (&str, &str)); 15] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -38,6 +40,8 @@ const CASES: [(&str, u32, (&str, &str)); 13] = [
     ("silence", 1, QUEUES),
     ("silence-of-one-queue", 1, ONE_QUEUE),
     ("refusals", 1, QUEUES),
+    ("teams-of-threads", 1, QUEUES),
+    ("teams", 3, QUEUES),
     ("soak-threads-2", 1, QUEUES),
     ("soak", 2, QUEUES),
     ("soak", 4, QUEUES),
@@ -81,6 +85,8 @@ pub fn child(case: &str) -> ExitCode {
         "process" => process(&program),
         "silence" | "silence-of-one-queue" => threads(2, &silence),
         "refusals" => refusals(),
+        "teams-of-threads" => threads(3, &teams::rank),
+        "teams" => process(&teams::rank),
         "soak-threads-2" => threads(2, &soak),
         "soak" => process(&soak),
         "hosts" => hosts::rank(),
@@ -144,7 +150,6 @@ pub fn later(buffer: &mut Buffer<u32>, stream: &Stream, values: &[u32]) -> Resul
 
 /// What a rank does: puts, gets, and gathers by copy engines in three rounds, both ways.
 pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
-    const LEN: u32 = 10_000;
     let (me, world) = (rank.rank(), rank.world());
     let (compute, copies, side) = (rank.device().stream()?, rank.device().stream()?, rank.device().stream()?);
     let is_virtual = options.backend == BackendName::Emulated;
@@ -184,32 +189,39 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     doing(me, "waiting for the rounds");
     settle(&compute)?;
 
-    let team = Team::all(world);
-    let member = team.member(me).expect("of the world");
-    let memory = GatherMemory::<u32>::take(&arena, LEN.into())?;
-    let mut pull = PullGather::new(&arena, &member, memory, &copies, 3)?;
-    let memory = PushMemory::<u32>::take(&arena, LEN.into(), world.get())?;
-    let mut push = PushGather::new(&arena, &member, memory, [&copies, &side], 3)?;
+    for chunks in [3, 1] {
+        gathers(&rank, &arena, [&compute, &copies, &side], &mut own, chunks)?;
+    }
+    doing(me, "closing");
+    drop(buffer);
+    arena.close()?.finish()?;
+    rank.close()
+}
+
+/// Three rounds of both gathers, each word compared.
+fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3], own: &mut Buffer<u32>, chunks: u64) -> Result<()> {
+    let (me, world) = (rank.rank(), rank.world());
+    let member = Team::all(world).member(me).expect("of the world");
+    let memory = GatherMemory::<u32>::take(arena, LEN.into())?;
+    let mut pull = PullGather::new(arena, &member, memory, copies, chunks)?;
+    let memory = PushMemory::<u32>::take(arena, LEN.into(), world.get())?;
+    let mut push = PushGather::new(arena, &member, memory, [copies, side], chunks)?;
     for round in 0..3 {
         let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
         doing(me, format!("round {round}: pulling"));
-        later(pull.shard(&compute)?, &compute, &numbers(me, round, LEN))?;
-        let pulled = pull.run(Buffer::uninitialised(&compute, u64::from(LEN * world.get()))?)?.wait()?;
-        assert_eq!(pulled.to_vec(&compute)?, expected, "{me}, round {round}: pulled");
+        later(pull.shard(compute)?, compute, &numbers(me, round, LEN))?;
+        let pulled = pull.run(Buffer::uninitialised(compute, u64::from(LEN * world.get()))?)?.wait()?;
+        assert_eq!(pulled.to_vec(compute)?, expected, "{me}, round {round}: pulled");
         doing(me, format!("round {round}: pushing"));
-        later(&mut own, &compute, &numbers(me, round, LEN))?;
-        push.run(&own)?.wait()?;
-        let view = push.whole(&compute)?;
+        later(own, compute, &numbers(me, round, LEN))?;
+        push.run(own)?.wait()?;
+        let view = push.whole(compute)?;
         // SAFETY: the elements of the view, which the gather keeps until they are released below; `compute` waits for them.
         let pushed = unsafe { Buffer::<u32>::borrow_raw(rank.device(), view.address(), view.len())? };
-        assert_eq!(pushed.to_vec(&compute)?, expected, "{me}, round {round}: pushed");
+        assert_eq!(pushed.to_vec(compute)?, expected, "{me}, round {round}: pushed");
         push.release()?;
     }
-    doing(me, "closing");
-    settle(&copies)?;
-    drop((buffer, pull, push));
-    arena.close()?.finish()?;
-    rank.close()
+    settle(copies)
 }
 
 /// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.

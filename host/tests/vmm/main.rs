@@ -11,6 +11,7 @@ mod nccl;
 mod program;
 mod ranks;
 mod soak;
+mod teams;
 mod threads;
 mod watch;
 

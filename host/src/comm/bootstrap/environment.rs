@@ -8,7 +8,8 @@
 //! | srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | the same, or the first host of `SLURM_STEP_NODELIST` and a port made of `SLURM_JOB_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
 //!
 //! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round.
-//! Sources: torchrun's documentation, "Environment Variables"; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
+//! torchrun's agent listens at `MASTER_PORT` itself, where it sets `TORCHELASTIC_USE_AGENT_STORE`: rank 0 takes the port behind.
+//! Sources: torchrun's documentation, "Environment Variables", and pytorch #192113 on its agent; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
 //! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`.
 
 use std::fmt;
@@ -42,7 +43,7 @@ pub struct Environment {
     pub local_rank: u32,
     /// Name or address of rank 0's host.
     pub master_host: String,
-    /// The port that rank 0 listens at.
+    /// The port that rank 0 listens at: `MASTER_PORT`, or the one behind it where torchrun's agent has that.
     pub master_port: u16,
     /// The job, where the launcher names it.
     pub job: Option<JobId>,
@@ -81,6 +82,14 @@ const LAUNCHERS: [Names; 4] = [
 const JOB: &str = "OXTILE_JOB_ID";
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
+/// `True` where torchrun's agent listens at `MASTER_PORT`.
+const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+
+/// The rank that a launcher gave this process, whatever else is set.
+pub(crate) fn process_rank() -> Option<u32> {
+    let rank = LAUNCHERS.iter().find_map(|names| std::env::var(names.rank).ok().filter(|rank| !rank.is_empty()))?;
+    rank.trim().parse().ok()
+}
 
 impl Environment {
     /// Reads the variables of this process.
@@ -167,7 +176,10 @@ impl Variables<'_> {
             return of_job.ok_or(BootstrapError::Missing { variable: MASTER_PORT, because: names.rank, mend: MEND });
         };
         let port = value.trim().parse().ok().filter(|&port| port != 0);
-        port.ok_or_else(|| value_error(MASTER_PORT, value, "a port from 1 to 65535".into()))
+        let port: u16 = port.ok_or_else(|| value_error(MASTER_PORT, value, "a port from 1 to 65535".into()))?;
+        let is_taken =
+            names.launcher == Launcher::Torchrun && self.get(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        Ok(if is_taken { port.checked_add(1).unwrap_or(port - 1) } else { port })
     }
 
     fn job(&self, names: &Names) -> Result<Option<JobId>, BootstrapError> {
@@ -224,6 +236,11 @@ mod tests {
         assert_eq!(torchrun.job, JobId::new("r"));
         let ours = read("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=1 TORCHELASTIC_RUN_ID=r OXTILE_JOB_ID=o").unwrap();
         assert_eq!((ours.job, ours.master_host.as_str()), (JobId::new("o"), "::1"));
+
+        // torchrun's agent has the port that it names.
+        const AGENT: &str = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=h TORCHELASTIC_USE_AGENT_STORE=True MASTER_PORT=";
+        let port = |port: &str| read(&format!("{AGENT}{port}")).unwrap().master_port;
+        assert_eq!([port("29500"), port("65535")], [29501, 65534]);
 
         const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 MASTER_PORT=7 PMIX_NAMESPACE=n";
         let mpi = read(&format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=0 PMI_RANK=5")).unwrap();

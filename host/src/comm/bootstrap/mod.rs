@@ -40,6 +40,7 @@ mod store;
 mod wire;
 
 pub use board::StoreBoard;
+pub(crate) use environment::process_rank;
 pub use environment::{Environment, Launcher};
 pub use error::BootstrapError;
 pub use job::JobId;

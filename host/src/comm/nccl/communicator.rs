@@ -170,7 +170,7 @@ impl NcclCommunicator {
     /// [`Error::Deadline`] and what NCCL reports, after which the communicator is aborted; what went wrong in the stream's work.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream, "NcclCommunicator::synchronize")?;
-        let event = stream.record()?;
+        let event = stream.mark()?;
         self.handle.wait("work on a stream", || event.is_done())
     }
 

@@ -6,12 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamBatchMemOpParams,
-    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParameters,
-    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
-    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParameters,
-    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue, CUstreamBatchMemOpType,
-    CUstreamCaptureMode, CUstreamCaptureStatus, CUstreamWaitValue_flags, CUstreamWriteValue_flags,
+    self, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 
@@ -21,8 +16,9 @@ use super::driver::{check, start};
 use super::function::Functions;
 use super::pinned::PinnedPool;
 use super::virtual_memory::VirtualMemory;
+use super::{copy, word};
 use crate::runtime::backend::{
-    Backend, BoxMap, Caller, Copy, DeviceProperties, Direction, EventId, FunctionId, GraphId, KernelLaunch, StreamId, WordOperation,
+    Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId, WordOperation,
 };
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
@@ -85,30 +81,6 @@ impl StreamId {
 impl EventId {
     fn cuda(self) -> CUevent {
         self.handle as CUevent
-    }
-}
-
-/// An operation of a batch, with the flags of `write_value` and `wait_value`.
-fn parameters_of(operation: &WordOperation) -> CUstreamBatchMemOpParams {
-    match *operation {
-        WordOperation::Write { address, value, .. } => CUstreamBatchMemOpParams {
-            writeValue: WriteParameters {
-                operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
-                address,
-                __bindgen_anon_1: WriteValue { value64: value },
-                flags: CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32,
-                alias: 0,
-            },
-        },
-        WordOperation::Wait { address, value, .. } => CUstreamBatchMemOpParams {
-            waitValue: WaitParameters {
-                operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64,
-                address,
-                __bindgen_anon_1: WaitValue { value64: value },
-                flags: CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
-                alias: 0,
-            },
-        },
     }
 }
 
@@ -256,64 +228,36 @@ impl Backend for Platform {
     }
 
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
-        let work = || Work::new(Activity::Copy, copy.direction.name(), Some(copy.bytes), Some(copy.caller));
-        let (bytes, cuda) = (copy.bytes as usize, stream.cuda());
-        self.work(stream, work, || match copy.direction {
-            Direction::HostToDevice => {
-                let source = ptr::with_exposed_provenance::<c_void>(copy.source as usize);
-                // SAFETY: both ends hold so many bytes and stay until the copy is done: the runtime waits for pageable
-                // host memory, and frees pinned and device memory in stream order.
-                check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(copy.target, source, bytes, cuda) })
-            }
-            Direction::DeviceToHost => {
-                let target = ptr::with_exposed_provenance_mut::<c_void>(copy.target as usize);
-                // SAFETY: as above.
-                check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, copy.source, bytes, cuda) })
-            }
-            Direction::DeviceToDevice => {
-                // SAFETY: as above.
-                check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(copy.target, copy.source, bytes, cuda) })
-            }
+        // SAFETY: a live stream; both ends hold so many bytes and stay until the copy is done: the runtime waits for pageable host memory, and
+        // frees pinned and device memory in stream order.
+        self.work(stream, || copy::work(&copy), || unsafe { copy::enqueue(stream.cuda(), copy) })
+    }
+
+    fn copies(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
+        copies.chunks(copy::MOST).try_for_each(|part| {
+            // SAFETY: as in `copy`; the runtime asks for this on streams of its own that it does not capture, and between devices.
+            self.work(stream, || copy::work_of(part), || unsafe { copy::enqueue_all(stream.cuda(), part) })
         })
     }
 
-    /// The default flag: the write comes behind a fence of system scope for the stream's earlier work (CUDA driver API,
-    /// `cuStreamWriteValue64`, `CU_STREAM_WRITE_VALUE_DEFAULT`). The address is any that the device reaches, a peer's mapping too.
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
         let work = || Work::new(Activity::Signal, format!("signal {value}"), None, Some(caller));
-        let flags = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: a live stream, and an aligned word of memory that the runtime keeps until the stream's work is done.
-        let write = || check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, flags) });
+        let write = || check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(stream.cuda(), address, value, word::WRITE) });
         self.work(stream, work, write)
     }
 
-    /// `(int64_t)(*address - value) >= 0` (CUDA driver API, `cuStreamWaitValue64`, `CU_STREAM_WAIT_VALUE_GEQ`): the words of signals grow
-    /// from 0 to less than 2^63, so that it means what it says. No flush: it is for writes of third devices, not for peers'.
     fn wait_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
         let work = || Work::new(Activity::Wait, format!("wait for signal {value}"), None, Some(caller));
-        let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: as above; the word is of the stream's own device.
-        let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, flags) });
+        let wait = || check("cuStreamWaitValue64", unsafe { sys::cuStreamWaitValue64_v2(stream.cuda(), address, value, word::WAIT) });
         self.work(stream, work, wait)
     }
 
-    /// Enqueued in their order (CUDA driver API, `cuStreamBatchMemOp`), which takes less than 256 at once.
     fn word_operations(&self, stream: StreamId, operations: &[WordOperation]) -> Result<()> {
-        operations.chunks(255).try_for_each(|part| {
-            let (first, count) = (part[0].caller(), part.len() as u32);
-            let waits = part.iter().filter(|operation| matches!(operation, WordOperation::Wait { .. })).count();
-            // What takes the time is the waiting.
-            let (activity, name) = match (waits, part.len() - waits) {
-                (0, signals) => (Activity::Signal, format!("{signals} signals")),
-                (waits, 0) => (Activity::Wait, format!("{waits} waits")),
-                (waits, signals) => (Activity::Wait, format!("{waits} waits and {signals} signals")),
-            };
-            let work = || Work::new(activity, name.clone(), None, Some(first));
-            let mut parameters: Vec<_> = part.iter().map(parameters_of).collect();
-            // SAFETY: a live stream, as many parameters as are said, of words as in `write_value` and `wait_value`.
-            let batch =
-                || check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream.cuda(), count, parameters.as_mut_ptr(), 0) });
-            self.work(stream, work, batch)
+        operations.chunks(word::MOST).try_for_each(|part| {
+            // SAFETY: as in `write_value` and `wait_value`.
+            self.work(stream, || word::work(part), || unsafe { word::enqueue(stream.cuda(), part) })
         })
     }
 
