@@ -121,9 +121,19 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),
     ];
-    if command == "help" {
-        return Ok(Request::Help(HELP));
-    }
+    // `help COMMAND` is `COMMAND --help`.
+    let mut help = Parser::from_args(["--help"]);
+    let command = match command {
+        word if word != "help" => word,
+        _ => match words.next()? {
+            None | Some(Word::Help) => return Ok(Request::Help(HELP)),
+            Some(word @ Word::Flag(_)) => return Err(words.unexpected(&word)),
+            Some(Word::Value(command)) => {
+                words.parser = &mut help;
+                command
+            }
+        },
+    };
     let Some((name, parse)) = COMMANDS.iter().find(|(name, _)| command == *name) else {
         return Err(words.error(format!("no command is named {command:?}")));
     };

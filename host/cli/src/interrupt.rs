@@ -2,13 +2,15 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     path::{Path, PathBuf},
+    ptr,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     thread,
 };
 
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
+    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ},
     iterator::Signals,
     low_level::emulate_default_handler,
 };
@@ -36,14 +38,18 @@ impl Drop for Forwarding {
     }
 }
 
-/// Starts the thread that, on SIGINT, SIGTERM or SIGHUP, removes the unfinished files and ends the process as the signal
-/// would have. SIGXFSZ (a file over the shell's `ulimit -f`) no longer ends it: the write fails with an error instead.
+/// What asks a process to end, or would end it unasked.
+const ENDS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+
+/// Starts the thread that, on a signal of `ENDS`, removes the unfinished files and ends the process as the signal would have. SIGHUP stays
+/// ignored where it was (nohup(1)).
+/// SIGXFSZ (a file over the shell's `ulimit -f`) no longer ends it: the write fails with an error instead.
 ///
 /// # Errors
 /// If the system refuses a handler.
 pub fn install() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)))?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             if let Some(forward) = &*FORWARD.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -57,6 +63,17 @@ pub fn install() -> io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Whether who started the process had a signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null pointer changes nothing; the other is to a value of the type that sigaction(2) writes, for which all bytes 0 are a value.
+    let action = unsafe {
+        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
 }
 
 /// Has `path` removed if a signal ends the process while the registration lives.

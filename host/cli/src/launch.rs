@@ -2,10 +2,11 @@
 //!
 //! Each rank is a process group of its own, so that what it starts ends with it. A rank that fails is named, with those that fail within
 //! a tenth of a second: a rank that lost another may be seen to end before it. The others are
-//! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. Should the launcher itself be killed,
-//! the kernel kills the ranks.
+//! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. What they started and left behind is
+//! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks.
 
 mod lines;
+mod orphans;
 mod rank;
 
 use std::{
@@ -13,13 +14,13 @@ use std::{
     io,
     net::TcpListener,
     process::ExitCode,
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::mpsc::{self, Receiver},
     time::{Duration, Instant},
 };
 
 use oxtile::comm::bootstrap::JobId;
 use signal_hook::{
-    consts::{SIGKILL, SIGTERM},
+    consts::{SIGKILL, SIGTERM, SIGUSR1, SIGUSR2},
     low_level::signal_name,
 };
 
@@ -29,6 +30,8 @@ use rank::{Ended, RankProcess};
 
 /// How long after the first failure others are named too.
 const TOGETHER: Duration = Duration::from_millis(100);
+/// How often the system's table is rid of processes that ranks left behind and that have ended.
+const TIDY: Duration = Duration::from_secs(60);
 
 /// A launch that did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -89,11 +92,14 @@ impl LaunchError {
 enum Event {
     /// A rank's process has ended.
     Ended(u32),
+    /// The last of what a rank said on one of its streams has been passed on.
+    Silent,
     /// Somebody signalled the launcher.
     Signal(i32),
 }
 
-/// Runs a program as so many ranks, and returns when all have ended.
+/// Runs a program as so many ranks, and returns when all have ended. Every child that this process has then is taken for one of
+/// theirs, and killed.
 ///
 /// # Errors
 /// [`LaunchError`]; none of the processes is left.
@@ -105,6 +111,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     let _forwarding = interrupt::forward(move |signal| drop(signals.send(Event::Signal(signal))));
     let job = JobId::random().map_err(LaunchError::Prepare)?;
     let port = free_port().map_err(LaunchError::Prepare)?;
+    orphans::adopt().map_err(LaunchError::Prepare)?;
     let lines = Lines::new(request.ranks);
     let mut ranks = Vec::new();
     for rank in 0..request.ranks {
@@ -117,18 +124,17 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
             ("MASTER_PORT", port.to_string()),
             ("OXTILE_JOB_ID", job.as_str().into()),
         ];
-        let ended = events.clone();
-        let started = RankProcess::start(rank, request, &variables, &lines, move || drop(ended.send(Event::Ended(rank))));
-        match started {
+        match RankProcess::start(rank, request, &variables, &lines, &events) {
             Ok(process) => ranks.push(process),
-            // Those that run are killed as they are dropped.
-            Err(error) => return Err(LaunchError::Start { program: request.program.clone(), error }),
+            Err(error) => {
+                // Those that run are killed as they are dropped.
+                drop(ranks);
+                orphans::kill();
+                return Err(LaunchError::Start { program: request.program.clone(), error });
+            }
         }
     }
-    drop(events);
-    let result =
-        Job { ranks, grace: request.grace, failed: Vec::new(), others: 0, end_at: None, asked: false, kill_at: None, signal: None }
-            .watch(&inbox);
+    let result = Job::new(ranks, request.grace).watch(&inbox);
     if result.is_ok() && request.verbose {
         eprintln!("oxtile: {} ranks ended well after {}", request.ranks, seconds(begin.elapsed().as_secs_f64()));
     }
@@ -143,6 +149,8 @@ fn free_port() -> io::Result<u16> {
 /// Ranks that run.
 struct Job {
     ranks: Vec<RankProcess>,
+    /// How many of their streams may still say something.
+    streams: usize,
     grace: Duration,
     /// The first that failed, and those that failed with it.
     failed: Vec<Failed>,
@@ -158,32 +166,59 @@ struct Job {
 }
 
 impl Job {
+    fn new(ranks: Vec<RankProcess>, grace: Duration) -> Self {
+        let streams = RankProcess::STREAMS * ranks.len();
+        Self { ranks, streams, grace, failed: Vec::new(), others: 0, end_at: None, asked: false, kill_at: None, signal: None }
+    }
+
     fn watch(mut self, inbox: &Receiver<Event>) -> Result<(), LaunchError> {
         while self.ranks.iter().any(RankProcess::is_running) {
             let next = self.end_at.or(self.kill_at);
-            let patience = next.map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+            let patience = next.map_or(TIDY, |at| at.saturating_duration_since(Instant::now()).min(TIDY));
             match inbox.recv_timeout(patience) {
                 Ok(Event::Ended(rank)) => self.ended(rank),
+                Ok(Event::Silent) => self.streams -= 1,
                 Ok(Event::Signal(signal)) => self.signalled(signal),
-                Err(RecvTimeoutError::Timeout) if self.end_at.is_some() => {
-                    self.others = self.ranks.iter().filter(|rank| rank.is_running()).count();
-                    self.end(SIGTERM);
-                }
-                Err(RecvTimeoutError::Timeout) if self.kill_at.is_some() => {
-                    self.send(SIGKILL);
-                    self.kill_at = None;
-                }
-                Err(_) => {}
+                Err(_) => self.time_has_passed(),
             }
         }
-        let failure = match self.signal {
-            Some(signal) => Some(LaunchError::Signal(signal)),
-            None if self.failed.is_empty() => None,
-            None => Some(LaunchError::Ranks { failed: self.failed, others: self.others }),
-        };
-        // Each waits for the last of its output.
-        drop(self.ranks);
-        failure.map_or(Ok(()), Err)
+        // They may hold the streams of a rank, which had no end else.
+        orphans::kill();
+        self.hear_out(inbox);
+        match self.signal {
+            Some(signal) => Err(LaunchError::Signal(signal)),
+            None if self.failed.is_empty() => Ok(()),
+            None => Err(LaunchError::Ranks { failed: self.failed, others: self.others }),
+        }
+    }
+
+    /// Waits until all that ranks said is passed on, however slowly it is read; for the grace alone if the launcher is to end.
+    fn hear_out(&mut self, inbox: &Receiver<Event>) {
+        let mut end = self.signal.map(|_| Instant::now() + self.grace);
+        while self.streams > 0 && end.is_none_or(|end| Instant::now() < end) {
+            let patience = end.map_or(TIDY, |end| end.saturating_duration_since(Instant::now()));
+            match inbox.recv_timeout(patience) {
+                Ok(Event::Silent) => self.streams -= 1,
+                Ok(Event::Signal(signal)) if !is_message(signal) => {
+                    self.signal.get_or_insert(signal);
+                    end = Some(Instant::now());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn time_has_passed(&mut self) {
+        let now = Instant::now();
+        let is_over = |at: &mut Instant| *at <= now;
+        if self.end_at.take_if(is_over).is_some() {
+            self.others = self.ranks.iter().filter(|rank| rank.is_running()).count();
+            self.end(SIGTERM);
+        } else if self.kill_at.take_if(is_over).is_some() {
+            self.send(SIGKILL);
+        } else {
+            orphans::reap(&self.ranks.iter().map(|rank| rank.process).collect::<Vec<_>>());
+        }
     }
 
     fn ended(&mut self, rank: u32) {
@@ -194,9 +229,10 @@ impl Job {
         }
     }
 
-    /// The first signal goes to all ranks; with the second there is no grace.
+    /// The first signal that asks for the end goes to all ranks; with the second there is no grace.
     fn signalled(&mut self, signal: i32) {
         match self.signal {
+            _ if is_message(signal) => self.send(signal),
             None => {
                 self.signal = Some(signal);
                 self.end(signal);
@@ -215,6 +251,11 @@ impl Job {
     fn send(&self, signal: i32) {
         self.ranks.iter().for_each(|rank| rank.signal(signal));
     }
+}
+
+/// Whether a signal tells ranks something, and ends nobody by the launcher's will: batch systems announce the end of a job so.
+const fn is_message(signal: i32) -> bool {
+    matches!(signal, SIGUSR1 | SIGUSR2)
 }
 
 fn how(ended: &Ended) -> String {

@@ -156,11 +156,29 @@ fn what_a_rank_leaves_behind_ends_with_it() {
 }
 
 #[test]
+fn what_left_its_rank_for_a_group_of_its_own_ends_too() {
+    for (rest, status) in [("", 0), ("if [ $RANK = 1 ]; then exit 4; fi; sleep 1000", 4)] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let child = "trap '' TERM INT HUP; echo $$ > $1/$RANK; sleep 1000 & wait; sleep 1000";
+        let script = format!("setsid sh -c \"$2\" x \"$1\" & while [ ! -s $1/$RANK ]; do sleep 0.05; done; echo said; {rest}");
+        let mut command = oxtile();
+        let launch = command.args(["launch", "-n", "2", "--", "sh", "-c", &script, "x"]).arg(folder.path()).arg(child);
+        let begin = Instant::now();
+        // It holds the rank's output, which must not keep the launcher.
+        let done = launch.output().expect("the binary runs");
+        assert!(begin.elapsed() < PATIENCE, "{rest}");
+        assert_eq!(done.status.code(), Some(status), "{}", stderr(&done));
+        assert_eq!(lines(&done.stdout), ["[rank 0] said", "[rank 1] said"]);
+        assert!(processes(folder.path(), 2).iter().all(|process| !is_alive(process)), "{rest}");
+    }
+}
+
+#[test]
 fn signals_go_to_all_ranks() {
-    for (number, status) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
+    for (number, status) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129), (libc::SIGQUIT, 131)] {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let script = format!(
-            "trap 'echo caught; exit 0' INT TERM HUP; echo $$ > {}/$RANK; while true; do sleep 0.05; done",
+            "trap 'echo caught; exit 0' INT TERM HUP QUIT; echo $$ > {}/$RANK; while true; do sleep 0.05; done",
             folder.path().display()
         );
         let launcher = launch(&["-n", "3"], &script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
@@ -172,6 +190,53 @@ fn signals_go_to_all_ranks() {
         assert!(stderr(&done).contains("and all ranks with it"), "{}", stderr(&done));
         assert!(ranks.iter().all(|rank| !is_alive(rank)));
     }
+}
+
+#[test]
+fn messages_go_to_all_ranks_and_end_nobody() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!(
+        "trap 'heard=1' USR1; echo $$ > {}/$RANK; while [ -z \"$heard\" ]; do sleep 0.05; done; echo heard; exit 0",
+        folder.path().display()
+    );
+    let launcher = launch(&["-n", "2"], &script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    processes(folder.path(), 2);
+    signal(&launcher, libc::SIGUSR1);
+    let done = launcher.wait_with_output().expect("it ends");
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert_eq!(lines(&done.stdout), ["[rank 0] heard", "[rank 1] heard"]);
+}
+
+#[test]
+fn the_end_of_a_terminal_is_nothing_to_a_launch_under_nohup() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("echo $$ > {0}/$RANK; while [ ! -e {0}.go ]; do sleep 0.05; done; echo done", folder.path().display());
+    let mut command = Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_oxtile")).args(["launch", "-n", "1", "--", "sh", "-c", &script]).stdin(Stdio::null());
+    let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nohup");
+    let ranks = processes(folder.path(), 1);
+    signal(&launcher, libc::SIGHUP);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(ranks.iter().all(|rank| is_alive(rank)));
+    let go = folder.path().with_extension("go");
+    std::fs::write(&go, "").expect("a writable folder");
+    let done = launcher.wait_with_output().expect("it ends");
+    std::fs::remove_file(go).expect("it is there");
+    assert!(done.status.success() && lines(&done.stdout) == ["[rank 0] done"], "{}", stderr(&done));
+}
+
+/// Nobody reads what the ranks said: a signal ends the launcher all the same.
+#[test]
+fn a_reader_that_stands_still_does_not_keep_a_launcher_that_is_told_to_end() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("head -c 3000000 /dev/zero | tr '\\0' x & sleep 0.3; echo $$ > {}/$RANK; wait", folder.path().display());
+    let mut command = launch(&["-n", "1", "--grace", "0.2"], &script);
+    let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    let rank = &processes(folder.path(), 1)[0];
+    signal(&launcher, libc::SIGTERM);
+    wait_until("the rank is gone", || !is_alive(rank));
+    wait_until("the launcher is gone", || launcher.try_wait().expect("a child").is_some());
+    assert_eq!(launcher.wait().expect("it has ended").code(), Some(143));
 }
 
 #[test]

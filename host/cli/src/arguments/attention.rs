@@ -44,8 +44,8 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(ATTENTION_HELP)),
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(flag) => match flag.as_str() {
-                "input" => input = Some(words.path()?),
-                "output" => output = Some(words.path()?),
+                "input" => input = Some(words.path("--input")?),
+                "output" => output = Some(words.path("--output")?),
                 "causal" => {
                     causal = Some(words.choice("--causal", &[("top-left", Causal::TopLeft), ("bottom-right", Causal::BottomRight)])?);
                 }
@@ -55,7 +55,7 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                         .ok_or_else(|| words.error(format!("--window {text:?} is not L,R: two numbers of keys, -1 for no bound")))?;
                 }
                 "backward" => backward = true,
-                "scale" => scale = Some(words.number("--scale")?),
+                "scale" => scale = Some(words.number("--scale", "a finite number", |scale: &f32| scale.is_finite())?),
                 "device" => device = words.choice("--device", &Device::CHOICES)?,
                 _ => return Err(words.unexpected(&word)),
             },

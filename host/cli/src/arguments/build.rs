@@ -32,14 +32,14 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(BUILD_HELP)),
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(flag) => match flag.as_str() {
-                "manifest-path" => manifest = Some(words.path()?),
+                "manifest-path" => manifest = Some(words.path("--manifest-path")?),
                 "arch" => {
                     for name in words.text()?.split(',') {
                         archs.push(name.trim().parse::<Arch>().map_err(|error| words.error(error.to_string()))?);
                     }
                 }
                 "family" => family = Some(words.text()?),
-                "out-dir" => out_dir = Some(words.path()?),
+                "out-dir" => out_dir = Some(words.path("--out-dir")?),
                 "checked" => checked = true,
                 _ => return Err(words.unexpected(&word)),
             },

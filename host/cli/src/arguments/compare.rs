@@ -38,6 +38,5 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
 }
 
 fn bound(words: &mut Words<'_>) -> Result<f64, UsageError> {
-    let bound: f64 = words.number("--max-relative")?;
-    if bound >= 0.0 { Ok(bound) } else { Err(words.error(format!("--max-relative {bound} is not a number from 0 on"))) }
+    words.number("--max-relative", "a number from 0 on", |bound| *bound >= 0.0)
 }

@@ -27,8 +27,8 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(DEMO_HELP)),
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(flag) => match flag.as_str() {
-                "seed" => seed = words.number("--seed")?,
-                "output" => output = Some(words.path()?),
+                "seed" => seed = words.seed("--seed")?,
+                "output" => output = Some(words.path("--output")?),
                 "dtype" => dtype = words.choice("--dtype", &WIDE)?,
                 _ => return Err(words.unexpected(&word)),
             },

@@ -33,8 +33,8 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(DEQUANTIZE_HELP)),
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(flag) => match flag.as_str() {
-                "input" => input = Some(words.path()?),
-                "output" => output = Some(words.path()?),
+                "input" => input = Some(words.path("--input")?),
+                "output" => output = Some(words.path("--output")?),
                 "dtype" => dtype = Some(words.choice("--dtype", &WIDE)?),
                 "direction" => {
                     let choices = Direction::ALL.map(|direction| (direction.name(), direction));

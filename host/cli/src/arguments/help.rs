@@ -18,7 +18,7 @@ Commands:
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
 Options:
-  -h, --help       Show this, or with a command that command's options
+  -h, --help       Show this; `oxtile COMMAND --help` and `oxtile help COMMAND` show that command's options
   -V, --version    Show the version
 ";
 
@@ -36,10 +36,13 @@ Options:
                          fp8-block: E4M3 elements, an F32 scale for every 128
       --direction DIR    row (the default), column, both: which neighbours share a scale
       --interleave       mxfp8, nvfp4: scales in padded tiles of 128x4, as block-scaled matrix multiplication reads them
+                         (default: one after another)
       --hadamard         nvfp4 by column or both, BF16 tensors: columns go through the random Hadamard transform before
-      --stochastic SEED  nvfp4, BF16 tensors: rounding by chance, the same for the same seed, instead of to nearest
-      --device DEVICE    auto (the default): a GPU if there is one, else the emulator; cuda; emulated
-      --json             Print one JSON document instead of tables
+                         (default: as they are)
+      --stochastic SEED  nvfp4, BF16 tensors: rounding by chance, the same for the same seed, a number from 0 to 2^64 - 1
+                         (default: to nearest)
+      --device DEVICE    auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+      --json             Print one JSON document (default: tables)
   -h, --help             Show this
 
 A tensor NAME of two or more dimensions, M the product of all but the last, K the last, becomes by rows
@@ -68,16 +71,17 @@ Run a program as several ranks on this host, which live and end together
 Usage: oxtile launch -n RANKS [OPTIONS] [--] PROGRAM [ARGUMENTS]
 
 Options:
-  -n, --ranks RANKS    How many processes
-      --grace SECONDS  How long ranks have to end when they are asked to, before they are killed (default 5)
-      --verbose        Say also when all went well
+  -n, --ranks RANKS    How many processes, from 1 to 4096
+      --grace SECONDS  How long ranks have to end when they are asked to, before they are killed: 0 to 3600 (default 5)
+      --verbose        Say also when all went well (default: only what went wrong)
   -h, --help           Show this
 
 Each process has RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
-OXTILE_JOB_ID, which is random, nothing on its standard input, and `[rank r] ` before each line of its output. SIGINT, SIGTERM
-and SIGHUP go on to all ranks; a second one kills them. When a rank fails the others get SIGTERM, and after the grace
-SIGKILL, with all that they started. The status is 0 if all ranks' are, else that of the first that failed (128 and the
-number of a signal).
+OXTILE_JOB_ID, which is random, nothing on its standard input, and `[rank r] ` before each line of its output. SIGINT, SIGTERM,
+SIGHUP (not under nohup) and SIGQUIT go on to all ranks, which have the grace to end; a second one kills them. SIGUSR1 and SIGUSR2
+go on to all ranks, too, and nothing else. When a rank fails the others get SIGTERM, and after the grace SIGKILL. What ranks
+started and left behind is killed. The status is 0 if all ranks' are, else that of the first that failed (128 and the number of a
+signal).
 ";
 
 pub const INSPECT_HELP: &str = "\
@@ -86,10 +90,11 @@ Show the tensors of a safetensors file and what their values are like
 Usage: oxtile inspect FILE [OPTIONS]
 
 Options:
-      --histogram OUT.svg  Draw how often which magnitudes occur in one tensor, and its scales
+      --histogram OUT.svg  Draw how often which magnitudes occur in one tensor, and its scales (default: no picture)
       --tensor NAME        Which tensor is drawn (default: the largest that has a histogram)
       --against ORIGINAL   Draw the values of this file behind: FILE is what oxtile quantize or dequantize made of it
-      --json               Print one JSON document instead of tables
+                           (default: those of FILE alone)
+      --json               Print one JSON document (default: tables)
   -h, --help               Show this
 
 Of a file of oxtile quantize NAME is the tensor's name before: its codes are drawn as the values that they stand for.
@@ -105,9 +110,10 @@ Options:
       --merged OUT.json  Write one file of all, for Perfetto (ui.perfetto.dev) or chrome://tracing
   -h, --help             Show this
 
-A program on Oxtile that runs with OXTILE_TRACE=FILE records its streams, GPUs' or emulated; a process with RANK inserts that
-into the name (FILE.json of rank 3 is FILE.rank3.json). Several files are ranks of one run, aligned by the host's clock. Times
-are microseconds of the GPUs, or steps of the virtual cluster's scheduler, which are no time at all.
+One of --svg and --merged is needed, or both. A program on Oxtile that runs with OXTILE_TRACE=FILE records its streams, GPUs' or
+emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun say it) inserts that into the name: FILE.json of rank
+3 is FILE.rank3.json. Several files are ranks of one run, aligned by the host's clock. Times are microseconds of the GPUs, or steps
+of the virtual cluster's scheduler, which are no time at all.
 ";
 
 pub const BUILD_HELP: &str = "\
@@ -117,11 +123,11 @@ Usage: oxtile build --manifest-path FILE [OPTIONS]
 
 Options:
       --manifest-path FILE  Cargo.toml of the crate that holds the kernels
-      --arch ARCH,...       Architectures by ptxas's names (default sm_90a)
-      --family FAMILY       Build the kernels of one family alone
+      --arch ARCH,...       Architectures by ptxas's names, as sm_80, sm_90a, sm_100a, sm_120a (default sm_90a)
+      --family FAMILY       Build the kernels of one family, a module of the crate, alone (default: all)
       --out-dir FOLDER      Where manifest.json, PTX and cubins go
                             (default target/oxtile/kernels/PACKAGE)
-      --checked             Compile bounds checks in
+      --checked             Compile bounds checks in (default: none)
   -h, --help                Show this
 ";
 
@@ -133,7 +139,7 @@ Usage: oxtile demo-checkpoint --output FILE [OPTIONS]
 
 Options:
   -o, --output FILE  The checkpoint to write
-      --seed SEED    A number (default 0); the same seed makes the same file
+      --seed SEED    A number from 0 to 2^64 - 1 (default 0); the same seed makes the same file
       --dtype DTYPE  f32 (the default), bf16 or f16
   -h, --help         Show this
 ";
@@ -148,8 +154,8 @@ Options:
   -o, --output FILE    The checkpoint to write; it appears only when it is complete
       --dtype DTYPE    f32, bf16 or f16: the type of the restored tensors (default: the one that each had)
       --direction DIR  row or column: which codes are taken (default: those by rows, where there are any)
-      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
-      --json           Print one JSON document instead of tables
+      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+      --json           Print one JSON document (default: tables)
   -h, --help           Show this
 
 Codes and scales of a tensor NAME become NAME again, in the shape that it had, each element its code times its scale,
@@ -163,8 +169,8 @@ Usage: oxtile compare REFERENCE OTHER [OPTIONS]
 
 Options:
       --max-relative X  End with status 1 unless every tensor of either file is in both, comparable, without other special
-                        values, and its relative error at most X; 0 asks for equal numbers
-      --json            Print one JSON document instead of tables
+                        values, and its relative error at most X, from 0 on; 0 asks for equal numbers (default: no bound)
+      --json            Print one JSON document (default: tables)
   -h, --help            Show this
 
 The status is 0 if the files could be compared, whatever differs, but for --max-relative.
@@ -188,10 +194,12 @@ Options:
                        sequences, and optionally cu_seqlens_q_padded and cu_seqlens_kv_padded, where sequences begin
   -o, --output FILE    out, as q; lse, the natural log-sum-exp, F32 [batch, heads, sequence] or [heads, tokens];
                        with --backward dq, dk and dv, as q, k and v
-      --backward       Gradients too: the input holds dout, that of out; the same bits in every run
+      --backward       Gradients too: the input holds dout, that of out; the same bits in every run (default: out alone)
       --causal CORNER  top-left: query i sees keys up to i; bottom-right: the last query sees all keys
-      --window L,R     Each query sees L keys before and R behind the diagonal aligned bottom-right; -1 is no bound
+                       (default: each query sees all keys)
+      --window L,R     Each query sees L keys before and R behind the diagonal aligned bottom-right; -1, the default of
+                       both, is no bound
       --scale X        Factor of the scores; by default the head size to the power -1/2
-      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda; emulated
+      --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
   -h, --help           Show this
 ";

@@ -39,9 +39,9 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(ref flag) => match flag.as_str() {
                 "json" => json = true,
-                "histogram" => output = Some(words.path()?),
+                "histogram" => output = Some(words.path("--histogram")?),
                 "tensor" => tensor = Some(words.text()?),
-                "against" => against = Some(words.path()?),
+                "against" => against = Some(words.path("--against")?),
                 _ => return Err(words.unexpected(&word)),
             },
         }

@@ -8,6 +8,8 @@ use super::{
     words::{Word, Words},
 };
 
+/// As many processes as a host can be thought to carry.
+const MOST_RANKS: u32 = 4096;
 /// The longest grace that makes sense: an hour.
 const LONGEST_GRACE: f64 = 3600.0;
 
@@ -33,21 +35,23 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             None => break None,
             Some(Word::Help) => return Ok(Request::Help(LAUNCH_HELP)),
             Some(Word::Value(program)) => break Some(program),
-            Some(Word::Flag(flag)) if flag == "n" || flag == "ranks" => ranks = Some(words.number::<u32>("-n")?),
-            Some(Word::Flag(flag)) if flag == "grace" => grace = words.number("--grace")?,
+            Some(Word::Flag(flag)) if flag == "n" || flag == "ranks" => ranks = Some(ranks_of(words)?),
+            Some(Word::Flag(flag)) if flag == "grace" => grace = grace_of(words)?,
             Some(Word::Flag(flag)) if flag == "verbose" => verbose = true,
             Some(other) => return Err(words.unexpected(&other)),
         }
     };
     let ranks = words.required(ranks, "-n RANKS")?;
-    if !(1..=4096).contains(&ranks) {
-        return Err(words.error(format!("-n {ranks} is not a number from 1 to 4096")));
-    }
-    if !(0.0..=LONGEST_GRACE).contains(&grace) {
-        return Err(words.error(format!("--grace {grace} is not a number of seconds from 0 to {LONGEST_GRACE}")));
-    }
     let program = words.required(program, "PROGRAM")?;
     // What follows the program's name is the program's.
     let arguments = words.rest()?;
     Ok(Request::Launch(Launch { ranks, grace: Duration::from_secs_f64(grace), verbose, program, arguments }))
+}
+
+fn ranks_of(words: &mut Words<'_>) -> Result<u32, UsageError> {
+    words.number("-n", &format!("a number from 1 to {MOST_RANKS}"), |ranks| (1..=MOST_RANKS).contains(ranks))
+}
+
+fn grace_of(words: &mut Words<'_>) -> Result<f64, UsageError> {
+    words.number("--grace", &format!("a number of seconds from 0 to {LONGEST_GRACE}"), |grace| (0.0..=LONGEST_GRACE).contains(grace))
 }

@@ -31,8 +31,8 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(QUANTIZE_HELP)),
             Word::Value(_) => return Err(words.unexpected(&word)),
             Word::Flag(flag) => match flag.as_str() {
-                "input" => input = Some(words.path()?),
-                "output" => output = Some(words.path()?),
+                "input" => input = Some(words.path("--input")?),
+                "output" => output = Some(words.path("--output")?),
                 "format" => recipe.format = words.choice("--format", &Format::ALL.map(|format| (format.name(), format)))?,
                 "direction" => {
                     let choices = Directions::ALL.map(|directions| (directions.name(), directions));
@@ -40,7 +40,7 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                 }
                 "interleave" => recipe.interleave = true,
                 "hadamard" => recipe.hadamard = true,
-                "stochastic" => recipe.seed = Some(words.number("--stochastic")?),
+                "stochastic" => recipe.seed = Some(words.seed("--stochastic")?),
                 "device" => device = words.choice("--device", &Device::CHOICES)?,
                 "json" => json = true,
                 _ => return Err(words.unexpected(&word)),

@@ -73,6 +73,7 @@ fn every_option_reaches_its_command() {
     ] {
         assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
     }
+    assert_eq!(words("help launch").expect("valid"), words("launch --help").expect("valid"));
     assert_eq!(words("-V").expect("valid"), Request::Version);
 }
 
@@ -92,7 +93,12 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("timeline --svg a").contains("FILE is missing"));
     assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));
     assert!(refusal("timeline a --json").contains("--json"));
-    assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed"));
+    assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed \"x\" is not a whole number"));
+    assert!(refusal("help launches").contains("no command is named \"launches\""));
+    assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));
+    let nameless = parse(["quantize", "-i", "a", "-o", ""]).expect_err("a refusal").to_string();
+    assert!(nameless.contains("--output \"\" names no file"), "{nameless}");
+    assert!(refusal("attention -i a -o b --scale inf").contains("--scale \"inf\" is not a finite number"));
 }
 
 #[test]
@@ -106,7 +112,7 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
         ("--stochastic 1 --format fp8", "--stochastic goes with --format nvfp4, not with --format fp8"),
         ("--direction up", "--direction \"up\" is none of: row, column, both"),
         ("--format int4", "none of: mxfp8, nvfp4, fp8, fp8-block"),
-        ("--stochastic -1 --format nvfp4", "--stochastic"),
+        ("--stochastic -1 --format nvfp4", "--stochastic \"-1\" is not a whole number from 0 to 18446744073709551615"),
         ("--stochastic", "--stochastic"),
     ] {
         let said = refusal(&quantize(options));
@@ -115,10 +121,10 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
     for (line, expected) in [
         ("launch p", "-n RANKS is missing"),
         ("launch -n 2", "PROGRAM is missing"),
-        ("launch -n 0 p", "-n 0 is not a number from 1 to 4096"),
-        ("launch -n x p", "-n: "),
-        ("launch -n 2 --grace -1 p", "--grace -1 is not a number of seconds from 0 to 3600"),
-        ("launch -n 2 --grace nan p", "--grace NaN"),
+        ("launch -n 0 p", "-n \"0\" is not a number from 1 to 4096"),
+        ("launch -n x p", "-n \"x\" is not a number from 1 to 4096"),
+        ("launch -n 2 --grace -1 p", "--grace \"-1\" is not a number of seconds from 0 to 3600"),
+        ("launch -n 2 --grace nan p", "--grace \"nan\""),
         ("launch -n 2 --port 5 p", "unexpected argument \"--port\""),
     ] {
         let said = refusal(line);

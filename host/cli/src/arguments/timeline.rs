@@ -26,8 +26,8 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
             Word::Help => return Ok(Request::Help(TIMELINE_HELP)),
             Word::Value(value) => files.push(value.into()),
             Word::Flag(ref flag) => match flag.as_str() {
-                "svg" => svg = Some(words.path()?),
-                "merged" => merged = Some(words.path()?),
+                "svg" => svg = Some(words.path("--svg")?),
+                "merged" => merged = Some(words.path("--merged")?),
                 _ => return Err(words.unexpected(&word)),
             },
         }
@@ -37,6 +37,9 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
     }
     if svg.is_none() && merged.is_none() {
         return Err(words.error("--svg OUT or --merged OUT is missing"));
+    }
+    if svg == merged {
+        return Err(words.error("--svg and --merged name one file"));
     }
     Ok(Request::Timeline(Timeline { files, svg, merged }))
 }

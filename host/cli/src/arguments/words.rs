@@ -50,9 +50,10 @@ impl Words<'_> {
         self.error(format!("unexpected argument {shown:?}"))
     }
 
-    /// The option's value as a path.
-    pub fn path(&mut self) -> Result<PathBuf, UsageError> {
-        self.parser.value().map(PathBuf::from).map_err(|error| self.error(error.to_string()))
+    /// The option's value as a path, which is not empty.
+    pub fn path(&mut self, flag: &str) -> Result<PathBuf, UsageError> {
+        let value = self.parser.value().map_err(|error| self.error(error.to_string()))?;
+        if value.is_empty() { Err(self.error(format!("{flag} \"\" names no file"))) } else { Ok(value.into()) }
     }
 
     /// The option's value as text.
@@ -61,10 +62,16 @@ impl Words<'_> {
         value.map_err(|error| self.error(error.to_string()))
     }
 
-    /// The option's value as a number.
-    pub fn number<T: FromStr<Err: std::error::Error + Send + Sync + 'static>>(&mut self, flag: &str) -> Result<T, UsageError> {
-        let value = self.parser.value().and_then(|value| value.parse());
-        value.map_err(|error| self.error(format!("{flag}: {error}")))
+    /// The option's value as a number that `is_good`; `expected` says which.
+    pub fn number<T: FromStr>(&mut self, flag: &str, expected: &str, is_good: impl Fn(&T) -> bool) -> Result<T, UsageError> {
+        let value = self.parser.value().map_err(|error| self.error(error.to_string()))?;
+        let number = value.to_str().and_then(|text| text.parse().ok()).filter(is_good);
+        number.ok_or_else(|| self.error(format!("{flag} {value:?} is not {expected}")))
+    }
+
+    /// The option's value as what random numbers are drawn from.
+    pub fn seed(&mut self, flag: &str) -> Result<u64, UsageError> {
+        self.number(flag, "a whole number from 0 to 18446744073709551615", |_| true)
     }
 
     /// The option's value as one of a few names.

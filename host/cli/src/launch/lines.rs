@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write, stderr, stdout},
-    thread::{self, JoinHandle},
+    thread,
 };
 
 /// The longest piece that is kept for the sake of one line.
@@ -30,11 +30,17 @@ impl Lines {
         Self { width: ranks.saturating_sub(1).to_string().len() }
     }
 
-    /// Copies what a rank says to a stream of the launcher, line by line, until its end.
+    /// Copies what a rank says to a stream of the launcher, line by line, until its end, of which `silent` is told.
     ///
     /// # Errors
     /// If the system has no thread.
-    pub fn copy(&self, rank: u32, source: impl Read + Send + 'static, stream: Stream) -> io::Result<JoinHandle<()>> {
+    pub fn copy(
+        &self,
+        rank: u32,
+        source: impl Read + Send + 'static,
+        stream: Stream,
+        silent: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
         let prefix = format!("[rank {rank:>width$}] ", width = self.width);
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
@@ -46,7 +52,9 @@ impl Lines {
                     Stream::Error => write_at_once(&mut stderr().lock(), line),
                 };
             });
-        })
+            silent();
+        })?;
+        Ok(())
     }
 }
 

@@ -4,10 +4,14 @@ use std::{
     io,
     os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Command, Stdio},
+    sync::mpsc::Sender,
     thread::{self, JoinHandle},
 };
 
-use super::lines::{Lines, Stream};
+use super::{
+    Event,
+    lines::{Lines, Stream},
+};
 use crate::arguments::Launch;
 
 /// How a process ended.
@@ -26,41 +30,45 @@ pub struct RankProcess {
     pub process: u32,
     /// Until it has been reaped: as long its id, and its group's, is nobody else's.
     child: Option<Child>,
-    threads: Vec<JoinHandle<()>>,
+    /// Waits for its end.
+    waiter: Option<JoinHandle<()>>,
 }
 
+/// What another launcher says of its own MASTER_PORT, which is not that of these ranks.
+const NOT_OURS: &str = "TORCHELASTIC_USE_AGENT_STORE";
+
 impl RankProcess {
-    /// Starts the program, with nothing to read and with its output as lines of the launcher's. `ended` is called when
-    /// it has ended and what is left of its group has been killed.
+    /// Its output and its errors.
+    pub const STREAMS: usize = 2;
+
+    /// Starts the program, with nothing to read and with its output as lines of the launcher's. The events are its end, once
+    /// what is left of its group has been killed, and that of each of its streams.
     ///
     /// # Errors
     /// If the system cannot start it.
-    pub fn start(
-        rank: u32,
-        request: &Launch,
-        variables: &[(&str, String)],
-        lines: &Lines,
-        ended: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Self> {
+    pub fn start(rank: u32, request: &Launch, variables: &[(&str, String)], lines: &Lines, events: &Sender<Event>) -> io::Result<Self> {
         let mut command = Command::new(&request.program);
-        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value))).env_remove(NOT_OURS);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let launcher = std::process::id();
         // SAFETY: between fork and exec only system calls that touch no memory but their arguments: prctl(2), getppid(2), _exit(2).
         unsafe { command.pre_exec(move || end_with(launcher)) };
         let mut child = command.spawn()?;
         let (process, stdout, stderr) = (child.id(), child.stdout.take(), child.stderr.take());
-        let mut rank_process = Self { process, child: Some(child), threads: Vec::new() };
-        if let Some(stdout) = stdout {
-            rank_process.threads.push(lines.copy(rank, stdout, Stream::Output)?);
+        let mut rank_process = Self { process, child: Some(child), waiter: None };
+        let silent = || {
+            let events = events.clone();
+            move || drop(events.send(Event::Silent))
+        };
+        if let (Some(stdout), Some(stderr)) = (stdout, stderr) {
+            lines.copy(rank, stdout, Stream::Output, silent())?;
+            lines.copy(rank, stderr, Stream::Error, silent())?;
         }
-        if let Some(stderr) = stderr {
-            rank_process.threads.push(lines.copy(rank, stderr, Stream::Error)?);
-        }
+        let events = events.clone();
         let waiter = thread::Builder::new().name(format!("rank {rank}"));
-        rank_process.threads.push(waiter.spawn(move || {
+        rank_process.waiter = Some(waiter.spawn(move || {
             wait_for_end(process);
-            ended();
+            drop(events.send(Event::Ended(rank)));
         })?);
         Ok(rank_process)
     }
@@ -89,10 +97,10 @@ impl RankProcess {
 impl Drop for RankProcess {
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        // It signals the group, whose id is the process's until that is reaped.
+        if let Some(waiter) = self.waiter.take() {
+            let _ = waiter.join();
         }
-        // After the thread that signals the group.
         self.reap();
     }
 }

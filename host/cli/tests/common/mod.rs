@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -46,9 +47,17 @@ pub fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The command line's binary.
+/// The command line's binary, which a signal ends even where the tests run under nohup(1).
 pub fn oxtile() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_oxtile"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxtile"));
+    let heed = || {
+        // SAFETY: the call takes no pointer and touches no memory.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes one system call and nothing else.
+    unsafe { command.pre_exec(heed) };
+    command
 }
 
 /// Runs the binary to its end.
