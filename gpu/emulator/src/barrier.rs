@@ -86,4 +86,7 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
         drop(barriers);
         thread.suspend(Waiting::Barrier { id }, site);
     }
+    if wait {
+        thread.meetings.met();
+    }
 }

@@ -67,6 +67,7 @@ pub(crate) fn sync(thread: &Thread, site: Site) {
         meeting.waiting.push((block.rank, thread.number));
         drop(meeting);
         thread.suspend(Waiting::Cluster, site);
+        thread.meetings.met();
         return;
     }
     let Meeting { waiting, knowledge, .. } = std::mem::take(&mut *meeting);
@@ -81,4 +82,5 @@ pub(crate) fn sync(thread: &Thread, site: Site) {
         }
     }
     block.worker().productive();
+    thread.meetings.met();
 }

@@ -32,7 +32,7 @@ impl Gathering {
 /// A rendezvous that computes over every thread's fragment.
 pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T]), site: Site) {
     let block = thread.block();
-    let (first, members) = match group {
+    let (first, members, whole) = match group {
         Group::Warp(mask) => {
             if mask >> thread.lane() & 1 == 0 || mask & !block.warp(thread).alive.get() != 0 {
                 thread.fail(
@@ -42,9 +42,9 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
                     "name exactly the lanes that call it",
                 );
             }
-            (thread.number & !31, mask.count_ones())
+            (thread.number & !31, mask.count_ones(), mask == block.warp(thread).alive.get())
         }
-        Group::Warpgroup => (thread.number & !127, 128),
+        Group::Warpgroup => (thread.number & !127, 128, true),
     };
     let mut gatherings = block.gatherings.borrow_mut();
     let at = gatherings.iter().position(|gathering| gathering.concerns(thread, group));
@@ -71,6 +71,9 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
             Group::Warpgroup => Waiting::Warpgroup,
         };
         thread.suspend(waiting, site);
+        if whole {
+            thread.meetings.met();
+        }
         return;
     }
     let mut gathered = gatherings.swap_remove(at);
@@ -82,5 +85,8 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
     compute(&mut fragments);
     for &(number, _) in gathered.fragments.iter().filter(|f| f.0 != thread.number) {
         block.make_ready(number);
+    }
+    if whole {
+        thread.meetings.met();
     }
 }

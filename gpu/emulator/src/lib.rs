@@ -45,6 +45,7 @@ mod grid;
 mod history;
 mod initialisation;
 mod mbarrier;
+mod meeting;
 mod memory;
 mod mma;
 pub mod mutation;

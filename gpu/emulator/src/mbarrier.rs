@@ -294,7 +294,11 @@ pub(crate) fn test(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
                 m.check_visible(thread, detector, site);
                 m.observe(thread, detector, parity, site);
             }
-            m.is_complete(parity)
+            let complete = m.is_complete(parity);
+            if complete {
+                thread.meetings.waited(offset);
+            }
+            complete
         }
         None => thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT),
     }

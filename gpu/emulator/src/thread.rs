@@ -2,6 +2,7 @@
 
 use crate::block::Block;
 use crate::fault::{Fault, FaultKind, Involved};
+use crate::meeting::Meetings;
 use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::Yielder;
@@ -76,6 +77,8 @@ pub(crate) struct Thread {
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
+    /// When its warp last met.
+    pub meetings: Meetings,
     /// Its matrix instructions.
     pub wgmma: wgmma::Stream,
     /// The run has ended, and only destructors of this thread run.
@@ -98,6 +101,7 @@ impl Thread {
             polled: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
+            meetings: Meetings::default(),
             wgmma: wgmma::Stream::default(),
             unwinding: Cell::new(false),
         }

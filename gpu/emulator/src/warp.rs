@@ -136,6 +136,7 @@ impl Warp {
     #[inline(always)]
     pub fn meet(&self, thread: &Thread, mask: u32, kind: Kind, value: u32, argument: u32, site: Site) -> u32 {
         let lane = thread.lane() as usize;
+        let whole = mask == self.alive.get();
         let slot = self.slot(thread, mask, kind, site);
         self.values[lane].set(value);
         self.arguments[lane].set(argument);
@@ -148,6 +149,9 @@ impl Warp {
             self.waiting.set(self.waiting.get() | 1 << lane);
             self.opener[lane].set(slot.opener);
             thread.suspend(Waiting::Rendezvous { mask }, site);
+        }
+        if whole {
+            thread.meetings.met();
         }
         self.results[lane].get()
     }

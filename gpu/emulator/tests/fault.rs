@@ -287,6 +287,44 @@ fn a_lapped_waiter_is_found() {
     assert!(found);
 }
 
+/// A lane that arrives for its warp, under every seed: the warp met before the wait alone, or in one of four ways behind it.
+#[test]
+fn a_lane_speaks_for_its_warp_only_once_the_warp_has_met() {
+    fn wait_and_arrive(meet: fn()) {
+        if thread() == 0 {
+            device::mbarrier_init(0, 1);
+            device::mbarrier_init(8, 2);
+            device::mbarrier_arrive(0);
+        }
+        device::barrier_sync(0, 64);
+        device::mbarrier_wait_parity(0, 0);
+        meet();
+        device::warp_met_since_wait(0);
+        if device::lane() == 0 {
+            device::mbarrier_arrive(8);
+        }
+    }
+    let lonely = job(|_| wait_and_arrive(|| ()));
+    let part = job(|_| {
+        wait_and_arrive(|| {
+            if device::lane() < 16 {
+                device::warp_sync(0xffff)
+            }
+        })
+    });
+    for seed in SEEDS {
+        for job in [&lonely as &dyn Fn() -> Job, &part] {
+            let fault = job().run(Options::check(seed)).expect_err("nothing says that the other lanes have waited");
+            assert_eq!(fault.kind, FaultKind::MbarrierMisuse, "seed {seed}: {fault}");
+            assert!(fault.to_string().contains("arrives for its warp"), "seed {seed}: {fault}");
+        }
+    }
+    silent(job(|_| wait_and_arrive(|| device::warp_sync(!0))), |_| ());
+    silent(job(|_| wait_and_arrive(|| _ = device::shuffle(!0, ShuffleMode::Index, thread(), 0, 31))), |_| ());
+    silent(job(|_| wait_and_arrive(|| device::barrier_sync(1, 64))), |_| ());
+    silent(job(|_| wait_and_arrive(device::cluster_sync)), |_| ());
+}
+
 #[test]
 fn traps_assumptions_and_panics_name_their_line() {
     let line_of = |body: fn(&[u64]), kind| {

@@ -182,8 +182,8 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 // computes all the same: following there spills registers.
                 let blocks = if CAUSAL || row < rows { all } else { 0 };
                 for _ in blocks..all {
-                    key_ring.wait().release_after_wait();
-                    value_ring.wait().release_after_wait();
+                    key_ring.wait().release();
+                    value_ring.wait().release();
                 }
                 let seen = Span { begin: row, end: row + PART as u32 };
                 let whole = mask.whole_blocks::<KEYS>(seen).end;

@@ -1,6 +1,6 @@
 //! Barriers of clusters and blocks, mbarriers, and sleep.
 
-use crate::{access, barrier, cluster, mbarrier, thread::acting};
+use crate::{access, barrier, cluster, mbarrier, meeting, thread::acting};
 use std::panic::Location;
 
 /// Waits for all threads of the cluster and orders their accesses (`barrier.cluster.arrive.release`,
@@ -91,6 +91,15 @@ pub fn mbarrier_try_wait_parity(offset: u32, parity: u32) -> bool {
 pub fn mbarrier_wait_parity(offset: u32, parity: u32) {
     let Some(thread) = acting() else { return };
     mbarrier::wait(thread, offset, parity, Location::caller());
+}
+
+/// States that the lanes of this warp have met since each of them waited at an mbarrier; no instruction. A lane that arrives
+/// elsewhere for its warp relies on it.
+#[track_caller]
+#[inline]
+pub fn warp_met_since_wait(offset: u32) {
+    let Some(thread) = acting() else { return };
+    meeting::check_since_wait(thread, offset, Location::caller());
 }
 
 /// Sleeps for about `nanoseconds` of emulated time (`nanosleep`).

@@ -219,6 +219,12 @@ pub trait Mbarrier {
     /// # Safety
     /// As [`arrive`](Self::arrive).
     unsafe fn try_wait(address: u32, parity: u32) -> bool;
+    /// States that the lanes of this warp have met since each of them waited at this mbarrier. No instruction: the emulator
+    /// reports where it is not so.
+    ///
+    /// # Safety
+    /// As [`arrive`](Self::arrive).
+    unsafe fn met_since_wait(address: u32);
 }
 
 /// Copies that run beside the thread. PTX ISA 9.7.9.25.

@@ -71,6 +71,15 @@ impl Mbarrier {
         unsafe { <Target as crate::arch::Mbarrier>::try_wait(self.address, parity) }
     }
 
+    /// States that the lanes of this warp have met since each waited here, so that one may arrive elsewhere for all. Costs nothing;
+    /// the emulator reports where it is not so.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn met_since_wait(self) {
+        // SAFETY: as `arrive`.
+        unsafe { Target::met_since_wait(self.address) };
+    }
+
     /// Gives its memory back for other use. One thread calls it, after the block has met behind the last wait.
     #[inline(always)]
     #[track_caller]

@@ -289,11 +289,13 @@ impl<S: Copy> Stage<S> {
         None
     }
 
-    /// Hands back a stage that only matrix instructions read, after the [wait](crate::matrix::InFlight) for them: the lanes
-    /// waited together, so they need not meet again. All lanes of the warp call it.
+    /// Hands back a stage that only matrix instructions read, after the [wait](crate::matrix::InFlight) for them: they brought
+    /// the lanes together, which need not meet again. All lanes of the warp call it. A stage that nothing read is
+    /// [`release`](Self::release)d: a lane that still waits for it would be lapped.
     #[inline(always)]
     #[track_caller]
     pub fn release_after_wait(self) {
+        self.full.met_since_wait();
         self.empty.arrive_if(crate::thread::lane() == 0);
     }
 
@@ -303,6 +305,7 @@ impl<S: Copy> Stage<S> {
     #[track_caller]
     pub fn release_to_cluster<const BLOCKS: u32>(self) {
         const { assert!(BLOCKS <= crate::warp::LANES, "one lane arrives for each block") };
+        self.full.met_since_wait();
         let lane = crate::thread::lane();
         // SAFETY: as `release`, in every block; none ends before the cluster's last barrier.
         unsafe { Target::arrive_remote_if(self.empty.address(), lane, lane < BLOCKS) };

@@ -125,6 +125,12 @@ impl Mbarrier for Emulated {
     unsafe fn try_wait(address: u32, parity: u32) -> bool {
         device::mbarrier_try_wait_parity(address, parity)
     }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn met_since_wait(address: u32) {
+        device::warp_met_since_wait(address);
+    }
 }
 
 impl Fence for Emulated {

@@ -142,6 +142,9 @@ impl Mbarrier for Nvptx {
         }
         done != 0
     }
+
+    #[inline(always)]
+    unsafe fn met_since_wait(_: u32) {}
 }
 
 macro_rules! fences {
