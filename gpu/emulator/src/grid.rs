@@ -97,7 +97,7 @@ pub enum Mode {
 /// Who runs first when several warps could ([`Mode::Check`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// One of the three below, by the seed: two seeds in four are random.
+    /// One of the four below, by the seed.
     Seeded,
     /// Every choice is drawn evenly.
     Random,
@@ -105,6 +105,8 @@ pub enum Policy {
     StarveProducer,
     /// Low warps run as long as they can, and asynchronous copies are early.
     StarveConsumer,
+    /// One lane, by the seed the same in every warp, runs only when no other can: what the other lanes do must wait for it.
+    StarveLane,
 }
 
 /// How a launch is run.

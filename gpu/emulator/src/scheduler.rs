@@ -24,6 +24,8 @@ pub(crate) struct Scheduler {
     blocks: Vec<Rc<Block>>,
     worker: Rc<Worker>,
     policy: Policy,
+    /// The lane that runs last, of every warp; a bit, or none.
+    starved: u32,
     /// Resumptions in a row that were mere polling.
     idle: u64,
 }
@@ -38,11 +40,13 @@ impl Scheduler {
             Policy::Seeded => match worker.random.below(4) {
                 0 => Policy::StarveProducer,
                 1 => Policy::StarveConsumer,
+                2 => Policy::StarveLane,
                 _ => Policy::Random,
             },
             policy => policy,
         };
-        Self { blocks: Vec::new(), worker, policy, idle: 0 }
+        let starved = if policy == Policy::StarveLane { 1 << worker.random.below(32) } else { 0 };
+        Self { blocks: Vec::new(), worker, policy, starved, idle: 0 }
     }
 
     /// The run is over, one way or the other.
@@ -160,9 +164,15 @@ impl Scheduler {
     /// Check mode: one choice of the seed, a warp's ready lanes or an asynchronous copy.
     fn pick(&mut self) -> Result<(), Fault> {
         let random = &self.worker.random;
-        let ready: Vec<(usize, usize)> = (self.blocks.iter().enumerate())
-            .flat_map(|(b, block)| block.warps.iter().enumerate().filter(|(_, w)| w.ready.get() != 0).map(move |(w, _)| (b, w)))
-            .collect();
+        let ready_but = |held: u32| -> Vec<(usize, usize)> {
+            (self.blocks.iter().enumerate())
+                .flat_map(|(b, block)| block.warps.iter().enumerate().filter(|(_, w)| w.ready.get() & !held != 0).map(move |(w, _)| (b, w)))
+                .collect()
+        };
+        // A lane is lapped only if it is held back for phases of a barrier, not for a choice or two.
+        let biased = !random.once_in(if self.starved != 0 { 256 } else { 8 }) && self.idle < 256;
+        let mut held = if biased { self.starved } else { 0 };
+        let mut ready = ready_but(held);
         let in_flight: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].has_transfers()).collect();
         let copy_turn = match self.policy {
             Policy::StarveProducer => random.once_in(32),
@@ -174,9 +184,12 @@ impl Scheduler {
             return async_copy::advance(block, random.next() as usize);
         }
         if ready.is_empty() {
+            held = 0;
+            ready = ready_but(held);
+        }
+        if ready.is_empty() {
             return Ok(());
         }
-        let biased = !random.once_in(8) && self.idle < 256;
         let chosen = match self.policy {
             Policy::StarveProducer if biased => ready.iter().copied().max_by_key(|&(b, w)| (w, b)),
             Policy::StarveConsumer if biased => ready.iter().copied().min_by_key(|&(b, w)| (w, b)),
@@ -184,7 +197,7 @@ impl Scheduler {
         };
         let (block, warp) = chosen.unwrap_or_else(|| ready[random.below(ready.len())]);
         let block = &self.blocks[block];
-        let ready = block.warps[warp].ready.get();
+        let ready = block.warps[warp].ready.get() & !held;
         let turn = random.below(32) as u32;
         for lane in lanes(ready.rotate_right(turn)) {
             let lane = (lane as u32 + turn) % 32;
