@@ -336,7 +336,7 @@ fn a_starved_lane_is_lapped() {
         device::barrier_sync(0, 64);
         for round in 0..8 {
             if thread() == 0 {
-                device::mbarrier_wait_parity(8, round % 2 ^ 1);
+                device::mbarrier_wait_parity(8, (round % 2) ^ 1);
                 device::mbarrier_arrive(0);
             } else if thread() >= 32 {
                 device::mbarrier_wait_parity(0, round % 2);
