@@ -2,13 +2,14 @@
 
 use crate::history::History;
 use crate::initialisation::Initialisation;
+use crate::reservation::Reservation;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What `cudaMalloc` guarantees.
-const ALIGNMENT: usize = 256;
+pub(crate) const ALIGNMENT: usize = 256;
 /// Bytes that a copy handles at once.
 const PIECE: usize = 1 << 20;
 
@@ -44,6 +45,16 @@ pub enum MemoryError {
         /// The address.
         address: u64,
     },
+    /// An allocation was to lie where another one does.
+    #[error("{bytes} bytes at {address:#x} are not free: `{by}` lies there")]
+    Occupied {
+        /// Where it was to lie.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+        /// What lies there.
+        by: String,
+    },
 }
 
 /// One allocation. Its bytes are words accessed by relaxed atomics, so that racing kernels are defined.
@@ -54,6 +65,8 @@ pub(crate) struct Allocation {
     pub bytes: u64,
     words: NonNull<AtomicU64>,
     layout: Layout,
+    /// What the words belong to, if not to it alone.
+    range: Option<Arc<Reservation>>,
     freed: AtomicBool,
     pub initialisation: Initialisation,
 }
@@ -69,22 +82,25 @@ impl Allocation {
         let layout = Layout::from_size_align(size.next_multiple_of(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX");
         // SAFETY: the layout's size is not zero.
         let Some(words) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Self {
-            name: name.to_owned(),
-            device,
-            start: words.as_ptr().expose_provenance() as u64,
-            bytes,
-            words: words.cast(),
-            layout,
-            freed: AtomicBool::new(false),
-            initialisation: Initialisation::new(size),
-        }
+        Self::over(words.cast(), layout, None, name, bytes, device)
+    }
+
+    /// One whose words are part of a range; none where they are not inside it.
+    pub fn inside(range: &Arc<Reservation>, offset: u64, name: &str, bytes: u64, device: u32) -> Option<Self> {
+        let (words, layout) = range.words_at(offset, bytes)?;
+        Some(Self::over(words, layout, Some(Arc::clone(range)), name, bytes, device))
+    }
+
+    fn over(words: NonNull<AtomicU64>, layout: Layout, range: Option<Arc<Reservation>>, name: &str, bytes: u64, device: u32) -> Self {
+        let start = words.as_ptr().expose_provenance() as u64;
+        let (freed, initialisation) = (AtomicBool::new(false), Initialisation::new(bytes.max(1) as usize));
+        Self { name: name.to_owned(), device, start, bytes, words, layout, range, freed, initialisation }
     }
 
     /// The 8-byte words; the last may reach past `bytes`.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the layout is a multiple of 8 bytes, zeroed at allocation, and lives as long as `self`.
+        // SAFETY: the layout is a multiple of 8 bytes, zeroed at allocation, and lives as long as `self`, or the range that it keeps.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.layout.size() / 8) }
     }
 
@@ -101,8 +117,10 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; nobody else owns it.
-        unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
+        if self.range.is_none() {
+            // SAFETY: allocated in `new` with this layout; nobody else owns it.
+            unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
+        }
     }
 }
 
@@ -220,15 +238,27 @@ impl Memory {
 
     /// Allocates uninitialised memory on a device; returns its device address, a multiple of 256.
     pub fn allocate(&self, name: &str, bytes: u64, device: u32) -> u64 {
-        let allocation = Arc::new(Allocation::new(name, bytes, device));
-        let start = allocation.start;
-        self.history().forget(start, bytes);
+        self.insert(Allocation::new(name, bytes, device)).expect("memory of its own lies over nobody's")
+    }
+
+    /// Adds an allocation to those that are there.
+    pub(crate) fn insert(&self, allocation: Allocation) -> Result<u64, MemoryError> {
+        let (start, bytes) = (allocation.start, allocation.bytes);
         let mut table = self.table();
+        let at = table.live.partition_point(|other| other.start < start);
+        let before = table.live[..at].last().filter(|other| other.start + other.bytes.max(1) > start);
+        let behind = table.live.get(at).filter(|other| other.start < start + bytes.max(1));
+        if let Some(other) = before.or(behind) {
+            return Err(MemoryError::Occupied { address: start, bytes, by: other.name.clone() });
+        }
         table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
         let mut live = Vec::clone(&table.live);
-        live.insert(live.partition_point(|other| other.start < start), allocation);
+        live.insert(at, Arc::new(allocation));
         table.live = Arc::new(live);
-        start
+        drop(table);
+        // Nobody knows the address yet.
+        self.history().forget(start, bytes);
+        Ok(start)
     }
 
     /// Frees what [`allocate`](Self::allocate) returned; a grid that still uses it gets a use-after-free fault.

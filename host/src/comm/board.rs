@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,11 @@ pub trait Board: fmt::Debug + Send + Sync {
 
     /// Drops all ranks' notes whose key begins with `scope`, which this rank does not read any more, where nobody else reads this copy.
     fn leave(&self, _scope: &str) {}
+
+    /// A name that all ranks' boards share and no other has had in this process, where the ranks are in one.
+    fn name(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Every rank's note of a key, in the order of ranks; all who are missing are named.
@@ -65,10 +71,18 @@ pub(crate) fn gather_of(board: &dyn Board, ranks: &[Rank], key: &str, patience: 
 }
 
 /// The board of ranks in one process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LocalBoard {
+    number: u64,
     notes: Mutex<Notes>,
     changed: Condvar,
+}
+
+impl Default for LocalBoard {
+    fn default() -> Self {
+        static BOARDS: AtomicU64 = AtomicU64::new(0);
+        Self { number: BOARDS.fetch_add(1, Ordering::Relaxed), notes: Mutex::default(), changed: Condvar::new() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -140,5 +154,9 @@ impl Board for LocalBoard {
 
     fn forget(&self, key: &str) {
         lock(&self.notes).pinned.retain(|(_, pinned), _| pinned != key);
+    }
+
+    fn name(&self) -> Option<String> {
+        Some(format!("board {}", self.number))
     }
 }

@@ -71,6 +71,11 @@ impl Meeting {
         Sequence::new(Arc::clone(&self.board), &self.key(what), self.rank, self.world.ranks().collect(), patience)
     }
 
+    /// A name that it has on all ranks, and no other meeting of this process, where the ranks are in one.
+    pub(crate) fn process_wide_name(&self) -> Option<String> {
+        self.board.name().map(|board| format!("{board}: {}", self.name))
+    }
+
     /// All ranks are through with it: its notes are dropped.
     pub(crate) fn leave(&self) {
         self.board.leave(&self.key(""));

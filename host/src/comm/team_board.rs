@@ -71,4 +71,8 @@ impl Board for TeamBoard {
     fn leave(&self, scope: &str) {
         self.board.leave(&self.key(scope));
     }
+
+    fn name(&self) -> Option<String> {
+        self.board.name().map(|board| format!("{board}: {}", self.scope))
+    }
 }

@@ -150,7 +150,7 @@ impl<T: Pod> Buffer<T> {
         unsafe { DeviceViewMut::from_raw(self.memory.address, self.len, self.owner()) }
     }
 
-    fn owner(&self) -> &(dyn Any + Send + Sync) {
+    pub(crate) fn owner(&self) -> &(dyn Any + Send + Sync) {
         &self.memory
     }
 

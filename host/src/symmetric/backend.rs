@@ -11,6 +11,7 @@ use super::nccl::NcclMemory;
 use super::nvshmem::NvshmemMemory;
 use super::vmm::Vmm;
 use crate::comm::{Meeting, NcclCommunicator};
+use crate::runtime::emulated::Place;
 use crate::runtime::{Error, Result, Stream};
 
 /// A way to make memory that other ranks reach, by name. What is asked for is used or is an error: nothing falls back.
@@ -52,7 +53,7 @@ impl FromStr for BackendName {
 pub struct Capabilities {
     /// Ranks may be processes.
     pub processes: bool,
-    /// All ranks' arenas lie one after another in one range of addresses.
+    /// All ranks' arenas lie one after another in one range of addresses: there are [views](super::SymmetricBuffer::contiguous) of all.
     pub contiguous: bool,
     /// NVLink multicast is there. Nothing uses it.
     pub multicast: bool,
@@ -102,6 +103,12 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`]; another rank's failure; an error of the driver.
     fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>>;
 
+    /// The bytes from one rank's arena to the next rank's, where they all lie in one range of addresses: an arena that is open tells what
+    /// [`capabilities`](Self::capabilities) say.
+    fn stride(&self) -> Option<u64> {
+        None
+    }
+
     /// The communicator that the memory is registered with, if it is.
     fn communicator(&self) -> Option<NcclCommunicator> {
         None
@@ -140,7 +147,8 @@ pub(super) fn clear(stream: &Stream, address: u64, bytes: u64) -> Result<()> {
 /// The virtual cluster: one process holds all memory, and an address means the same to every rank.
 #[derive(Debug, Default)]
 struct Emulated {
-    own: OnceLock<u64>,
+    /// Where it lies, and the stride.
+    own: OnceLock<(u64, Option<u64>)>,
 }
 
 /// What the note with a rank's address is called.
@@ -152,7 +160,7 @@ impl SymmetricBackend for Emulated {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { processes: false, contiguous: false, multicast: false }
+        Capabilities { processes: false, contiguous: self.stride().is_some(), multicast: false }
     }
 
     fn is_collective(&self) -> bool {
@@ -160,10 +168,14 @@ impl SymmetricBackend for Emulated {
     }
 
     fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
-        let address = stream.0.runtime.backend.allocate(stream.0.id, "arena", memory.bytes)?;
+        let (address, stride) = allocate(stream, meeting, memory.bytes)?;
         clear(stream, address, memory.zeros)?;
         meeting.publish(EXPORT, address.to_le_bytes().to_vec())?;
-        Ok(*self.own.get_or_init(|| address))
+        Ok(self.own.get_or_init(|| (address, stride)).0)
+    }
+
+    fn stride(&self) -> Option<u64> {
+        self.own.get()?.1
     }
 
     fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>> {
@@ -173,6 +185,20 @@ impl SymmetricBackend for Emulated {
     }
 
     fn close(&self, stream: &Stream) -> Result<()> {
-        self.own.get().map_or(Ok(()), |address| stream.0.runtime.backend.free(stream.0.id, *address))
+        self.own.get().map_or(Ok(()), |(address, _)| stream.0.runtime.backend.free(stream.0.id, *address))
+    }
+}
+
+/// A rank's part of a range that all ranks of the meeting have theirs in, with its stride; memory of its own where they cannot know each other's, as ranks
+/// over a [`StoreBoard`](crate::comm::bootstrap::StoreBoard).
+fn allocate(stream: &Stream, meeting: &Meeting, bytes: u64) -> Result<(u64, Option<u64>)> {
+    const NAME: &str = "arena";
+    let (backend, id) = (&stream.0.runtime.backend, stream.0.id);
+    match (backend.cluster(), meeting.process_wide_name()) {
+        (Some(cluster), Some(range)) => {
+            let place = Place { range: &range, index: meeting.rank().index(), count: meeting.world().get() };
+            cluster.allocate_in(&place, id, NAME, bytes).map(|(address, stride)| (address, Some(stride)))
+        }
+        _ => Ok((backend.allocate(id, NAME, bytes)?, None)),
     }
 }

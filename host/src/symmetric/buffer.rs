@@ -162,7 +162,7 @@ impl<T: Pod> Peer<'_, T> {
 }
 
 /// `count` elements from `at` on lie inside `len`.
-fn fits(what: &'static str, at: u64, count: u64, len: u64) -> Result<()> {
+pub(super) fn fits(what: &'static str, at: u64, count: u64, len: u64) -> Result<()> {
     let end = at.checked_add(count);
     if end.is_some_and(|end| end <= len) { Ok(()) } else { Err(Error::Length { what, expected: end.unwrap_or(u64::MAX), found: len }) }
 }

@@ -3,6 +3,7 @@
 mod arenas;
 mod batch;
 mod collectives;
+mod contiguous;
 mod exchange;
 mod failures;
 mod gathers;

@@ -9,6 +9,7 @@ pub const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// The ranks of a virtual cluster, driven from one thread.
 pub struct World {
+    pub runtime: Runtime,
     pub ranks: Vec<EmulatedCommunicator>,
     pub streams: Vec<Stream>,
 }
@@ -19,7 +20,7 @@ impl World {
         let runtime = Runtime::emulated_with(options).unwrap();
         let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(size).unwrap()).unwrap();
         let streams = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
-        Self { ranks, streams }
+        Self { runtime, ranks, streams }
     }
 
     pub fn size(&self) -> WorldSize {

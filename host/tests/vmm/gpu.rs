@@ -13,7 +13,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{deaths, hosts, ranks, teams};
+use crate::{contiguous, deaths, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -187,7 +187,11 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
         world.ranks().try_for_each(|peer| arena.signal(&compute, read, peer, epoch))?;
     }
     doing(me, "waiting for the rounds");
+    // Who has read the last round has all of it, and so has whoever has seen that.
+    world.ranks().try_for_each(|peer| arena.wait(&compute, read, peer, Epoch::ZERO.later(3)))?;
     settle(&compute)?;
+    let last: Vec<_> = world.ranks().flat_map(|from| numbers(from, 2, LEN)).collect();
+    contiguous::read_all(&arena, &compute, &buffer, &last)?;
 
     for chunks in [3, 1] {
         gathers(&rank, &arena, [&compute, &copies, &side], &mut own, chunks)?;

@@ -2,6 +2,7 @@
 //! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure.
 
 mod board;
+mod contiguous;
 mod deaths;
 mod exchange;
 mod faults;

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{Launch, Memory, Options, TensorName};
-use oxtile_tile::launch::{ArgumentWords, DeviceLimits, KernelInfo};
+use oxtile_tile::launch::{ArgumentWords, BufferAccess, DeviceLimits, KernelInfo};
 use oxtile_tile::layout::SwizzleMode;
 
 use super::collective::Part;
 use super::operation::{Launched, Mark, Operation, allocate_host, word};
 use super::options::EmulatedOptions;
+use super::ranges::Place;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
 use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
@@ -60,6 +61,17 @@ impl Cluster {
         state.push(stream.handle, Operation::Leave(part), Some(caller))?;
         self.progress.notify_all();
         Ok(())
+    }
+
+    /// Allocates one of the pieces of a range of addresses; where it lies, and the bytes from one piece to the next.
+    pub fn allocate_in(&self, place: &Place<'_>, stream: StreamId, name: &str, bytes: u64) -> Result<(u64, u64)> {
+        let mut state = lock(&self.state);
+        state.check()?;
+        let (address, stride) = state.ranges.allocate(&self.memory, place, name, bytes, stream.device)?;
+        if let Some(sanitizer) = &mut state.sanitizer {
+            sanitizer.allocate(address, bytes);
+        }
+        Ok((address, stride))
     }
 
     /// A handle for a rank that some thread will drive.
@@ -297,7 +309,10 @@ impl Backend for Cluster {
             tensors: tensor_names(launch),
         };
         let mut uses = Vec::new();
-        launch.args.accesses(&mut |access| uses.push((access.address, access.bytes, access.writes, access.parameter)));
+        launch.args.accesses(&mut |access| {
+            let pieces = pieces_of(&access).into_iter();
+            uses.extend(pieces.map(|(address, bytes)| (address, bytes, access.writes, access.parameter)));
+        });
         self.push(stream, Operation::Launch(Arc::new(Launched { launch: emulated, uses })), Some(launch.caller))
     }
 
@@ -362,7 +377,14 @@ fn tensor_names(launch: &KernelLaunch<'_>) -> Vec<TensorName> {
     launch.args.accesses(&mut |access| {
         let buffer = memory_of(&access).map_or("", |memory| memory.name.as_str());
         let name = if matches!(buffer, "" | "buffer") { access.parameter.to_owned() } else { format!("{} ({buffer})", access.parameter) };
-        names.push(TensorName { name, address: access.address, bytes: access.bytes });
+        let pieces = pieces_of(&access).into_iter();
+        names.extend(pieces.map(|(address, bytes)| TensorName { name: name.clone(), address, bytes }));
     });
     names
+}
+
+/// The bytes of an argument: those of every rank's instance, where it is a view of all.
+fn pieces_of(access: &BufferAccess<'_>) -> Vec<(u64, u64)> {
+    let whole = (access.address, access.bytes);
+    memory_of(access).map_or_else(|| vec![whole], |memory| memory.pieces(access.address, access.bytes))
 }

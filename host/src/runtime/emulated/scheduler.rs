@@ -14,6 +14,7 @@ use super::log::Log;
 use super::operation::{Entry, Mark, Operation, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
+use super::ranges::Ranges;
 use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
 use crate::runtime::POISON;
@@ -48,6 +49,7 @@ pub(super) struct State {
     pub capturing: BTreeMap<u64, u64>,
     pub captures: BTreeMap<u64, Queues>,
     pub graphs: BTreeMap<u64, Arc<Graph>>,
+    pub ranges: Ranges,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
     /// What is recorded, if it is.
@@ -73,6 +75,7 @@ impl State {
             capturing: BTreeMap::new(),
             captures: BTreeMap::new(),
             graphs: BTreeMap::new(),
+            ranges: Ranges::default(),
             drivers: BTreeMap::new(),
             log: None,
             fault: None,

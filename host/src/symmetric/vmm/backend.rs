@@ -54,6 +54,10 @@ impl SymmetricBackend for Vmm {
         Ok(view.iter().flat_map(|view| meeting.world().ranks().map(|rank| view.address(rank))).collect())
     }
 
+    fn stride(&self) -> Option<u64> {
+        lock(&self.view).as_ref().map(FlatView::stride)
+    }
+
     fn close(&self, _: &Stream) -> Result<()> {
         // The stream's work is done: the arena was drained before.
         drop(lock(&self.view).take());

@@ -61,7 +61,12 @@ impl FlatView {
         self.reservation.address + u64::from(rank.index()) * self.stride
     }
 
-    /// The bytes of a rank's memory.
+    /// Where rank 0's memory begins in this rank's view, and with it the range of all.
+    pub fn base(&self) -> u64 {
+        self.reservation.address
+    }
+
+    /// The bytes of a rank's memory, and so from one rank's to the next one's.
     pub fn stride(&self) -> u64 {
         self.stride
     }

@@ -1,0 +1,100 @@
+//! Ranges of addresses that allocations are placed in.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::memory::{ALIGNMENT, Allocation, Memory, MemoryError};
+
+/// A range of addresses set aside, as by `cuMemAddressReserve`: what lies between the allocations in it belongs to none of them. It is there as long
+/// as a handle or an allocation in it.
+pub struct Reservation {
+    words: NonNull<AtomicU64>,
+    layout: Layout,
+}
+
+// SAFETY: `words` points at atomics owned by this range, freed only when the last owner drops it.
+unsafe impl Send for Reservation {}
+// SAFETY: as above; all access to the words is atomic.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// A range of so many bytes, rounded up to 256.
+    pub fn new(bytes: u64) -> Arc<Self> {
+        let size = usize::try_from(bytes.max(1)).expect("a range fits the address space");
+        let layout = Layout::from_size_align(size.next_multiple_of(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX");
+        // SAFETY: the layout's size is not zero.
+        let Some(words) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        Arc::new(Self { words: words.cast(), layout })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.words.as_ptr().expose_provenance() as u64
+    }
+
+    /// The words from a byte offset on, if so many bytes lie inside.
+    pub(crate) fn words_at(&self, offset: u64, bytes: u64) -> Option<(NonNull<AtomicU64>, Layout)> {
+        let end = offset.checked_add(bytes)?;
+        let is_inside = end <= self.layout.size() as u64 && offset.is_multiple_of(ALIGNMENT as u64);
+        let layout = Layout::from_size_align((bytes.max(1) as usize).next_multiple_of(ALIGNMENT), ALIGNMENT).ok()?;
+        // SAFETY: the offset is inside of the range, at a multiple of 256.
+        is_inside.then(|| (unsafe { self.words.byte_add(offset as usize) }, layout))
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; nobody else owns it.
+        unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation").field("address", &self.address()).field("bytes", &self.layout.size()).finish()
+    }
+}
+
+impl Memory {
+    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was freed
+    /// there before can still be read.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] for a place that is not inside the range; [`MemoryError::Occupied`].
+    pub fn allocate_in(&self, range: &Arc<Reservation>, offset: u64, name: &str, bytes: u64, device: u32) -> Result<u64, MemoryError> {
+        let outside = || MemoryError::OutOfBounds { address: range.address().saturating_add(offset), bytes, nearest: format!("{range:?}") };
+        self.insert(Allocation::inside(range, offset, name, bytes, device).ok_or_else(outside)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_lie_in_one_range_and_apart() {
+        let (memory, range) = (Memory::new(), Reservation::new(1024));
+        let [first, second] = [0, 512].map(|at| memory.allocate_in(&range, at, "part", 256, (at / 512) as u32).unwrap());
+        assert_eq!((first, second), (range.address(), range.address() + 512));
+        memory.write(first, &[1; 256]).unwrap();
+        memory.write(second, &[2; 256]).unwrap();
+        assert_eq!(memory.find(second + 8).map(|found| (found.offset, found.device)), Some((8, 1)));
+        assert!(memory.find(first + 256).is_none(), "between the two lies nothing");
+        assert!(memory.write(first + 255, &[0; 2]).is_err() && memory.read(first, &mut [0; 768]).is_err());
+        let occupied = memory.allocate_in(&range, 256, "over", 512, 0).unwrap_err();
+        assert_eq!(occupied, MemoryError::Occupied { address: first + 256, bytes: 512, by: "part".to_owned() });
+        for (offset, bytes) in [(1024, 1), (768, 257), (u64::MAX, 2), (8, 8)] {
+            assert!(matches!(memory.allocate_in(&range, offset, "outside", bytes, 0), Err(MemoryError::OutOfBounds { .. })));
+        }
+        // An allocation keeps the range.
+        drop(range);
+        memory.free(first).unwrap();
+        let mut bytes = [0; 256];
+        memory.read(second, &mut bytes).unwrap();
+        assert_eq!(bytes, [2; 256]);
+        memory.free(second).unwrap();
+    }
+}

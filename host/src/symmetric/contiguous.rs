@@ -1,0 +1,176 @@
+//! All ranks' instances of a symmetric buffer in one range of addresses.
+
+use std::fmt;
+use std::ops::Range;
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
+use super::backend::SymmetricBackend;
+use super::buffer::{SymmetricBuffer, fits};
+use super::error::SymmetricError;
+use super::ticket::Ticket;
+use crate::comm::Rank;
+use crate::runtime::memory::Instances;
+use crate::runtime::{Buffer, Error, Result, Stream};
+
+/// All ranks' instances of a [`SymmetricBuffer`], or the same elements of each: element `i` of rank `r` is element `r * stride + i` of the
+/// [view](Self::view) that kernels take, so that one base and one stride are all that they need. Made by [`SymmetricBuffer::contiguous`].
+///
+/// What lies between two ranks' elements belongs to others. As with a [`Peer`](super::Peer), signals alone order what ranks do with each other's: a stream
+/// [waits](super::Arena::wait) for them before its kernels read, and signals behind them. The instance of this rank is ordered by the runtime too, as
+/// [`local`](SymmetricBuffer::local) is. The host waits for such work by [`Arena::ticket`](super::Arena::ticket).
+pub struct ContiguousView<'a, T> {
+    buffer: &'a SymmetricBuffer<T>,
+    /// Of the first element of rank 0.
+    address: u64,
+    /// In elements.
+    stride: u64,
+    start: u64,
+    len: u64,
+}
+
+/// A [`ContiguousView`] whose elements may be written: of all ranks, so that no other rank may use them before it has been signalled.
+pub struct ContiguousViewMut<'a, T>(ContiguousView<'a, T>);
+
+impl<T: Pod> SymmetricBuffer<T> {
+    /// All ranks' instances as one. Meets all ranks, as [`peer`](Self::peer) does.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Unavailable`] for a back end that does not map ranks so ([`Capabilities::contiguous`](super::Capabilities));
+    /// [`Error::Invalid`] for elements whose size does not divide the bytes from rank to rank; as [`peer`](Self::peer).
+    pub fn contiguous(&self) -> Result<ContiguousView<'_, T>> {
+        let inner = &self.arena.0;
+        let Some(stride) = inner.backend.stride() else { return Err(unavailable(&*inner.backend).into()) };
+        let bases = inner.world.ranks().map(|rank| inner.peer(rank, self.number)).collect::<Result<Vec<_>>>()?;
+        if bases.windows(2).any(|pair| pair[1].wrapping_sub(pair[0]) != stride) {
+            return Err(unavailable(&*inner.backend).into());
+        }
+        let size = size_of::<T>() as u64;
+        if !stride.is_multiple_of(size) {
+            let why = format!("elements of {size} bytes do not divide the {stride} from rank to rank: take an element type of 2^n bytes");
+            return Err(Error::Invalid { what: "SymmetricBuffer::contiguous", why });
+        }
+        let instances = Instances { first: bases[0] + self.offset, stride, ranks: inner.world.get() };
+        let Instances { first: address, .. } = *self.local.memory().instances.get_or_init(|| instances);
+        Ok(ContiguousView { buffer: self, address, stride: stride / size, start: 0, len: self.len() })
+    }
+
+    /// As [`contiguous`](Self::contiguous), to be written.
+    ///
+    /// # Errors
+    /// As [`contiguous`](Self::contiguous).
+    pub fn contiguous_mut(&mut self) -> Result<ContiguousViewMut<'_, T>> {
+        self.contiguous().map(ContiguousViewMut)
+    }
+}
+
+fn unavailable(backend: &dyn SymmetricBackend) -> SymmetricError {
+    let why = "its ranks' memory does not lie in one range of addresses (Capabilities::contiguous): use SymmetricBuffer::peer, or vmm";
+    SymmetricError::Unavailable { backend: backend.name(), why: why.to_owned() }
+}
+
+impl<'a, T: Pod> ContiguousView<'a, T> {
+    /// How many elements of each rank.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Elements from one rank's to the same one of the next rank.
+    pub fn stride(&self) -> u64 {
+        self.stride
+    }
+
+    /// Where a rank's first element lies in this rank's addresses, to lend to another library.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rank of another world.
+    pub fn address(&self, rank: Rank) -> Result<u64> {
+        let world = self.buffer.arena.world();
+        if rank.index() >= world.get() {
+            return Err(Error::Invalid { what: "ContiguousView::address", why: format!("{rank} is not of this world of {world}") });
+        }
+        Ok(self.address + u64::from(rank.index()) * self.stride * size_of::<T>() as u64)
+    }
+
+    /// The same elements of every rank: of these, `range`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range outside.
+    pub fn slice(self, range: Range<u64>) -> Result<Self> {
+        let len = range.end.saturating_sub(range.start);
+        fits("ContiguousView::slice", range.start, len, self.len)?;
+        let address = self.address + range.start * size_of::<T>() as u64;
+        Ok(Self { address, start: self.start + range.start, len, ..self })
+    }
+
+    /// Lends the elements to kernels on the stream that read them: of rank `r`, those from `r * stride` on. Wait for the ranks' signals on the
+    /// stream first.
+    ///
+    /// # Errors
+    /// What ended the arena.
+    pub fn view(&self, stream: &Stream) -> Result<DeviceView<'a, T>> {
+        let arena = &self.buffer.arena.0;
+        self.buffer.local.check_stream(stream, "ContiguousView::view")?;
+        arena.check()?;
+        arena.use_on(stream);
+        let between = u64::from(arena.world.get() - 1) * self.stride;
+        let len = if self.is_empty() { 0 } else { between + self.len };
+        // SAFETY: the buffer's memory keeps the arena, whose mappings of all ranks go when it does; buffers are aligned to 256 bytes.
+        Ok(unsafe { DeviceView::from_raw(self.address, len, self.buffer.local.owner()) })
+    }
+
+    /// Copies the elements of every rank to `target`, one rank's behind the other's, in stream order and by the copy engine: as
+    /// [`SymmetricBuffer::get_each`]. Wait for the ranks' signals on the stream first. The ticket has the target.
+    ///
+    /// # Errors
+    /// As [`SymmetricBuffer::get_each`].
+    #[track_caller]
+    pub fn get(&self, stream: &Stream, target: Buffer<T>) -> Result<Ticket<Buffer<T>>> {
+        let pieces: Vec<_> = self.buffer.arena.world().ranks().map(|rank| (rank, self.start..self.start + self.len)).collect();
+        self.buffer.get_each(stream, &pieces, target)
+    }
+}
+
+impl<'a, T: Pod> ContiguousViewMut<'a, T> {
+    /// The same elements of every rank: of these, `range`.
+    ///
+    /// # Errors
+    /// As [`ContiguousView::slice`].
+    pub fn slice(self, range: Range<u64>) -> Result<Self> {
+        self.0.slice(range).map(Self)
+    }
+
+    /// To be read, while this view rests.
+    pub fn as_view(&self) -> &ContiguousView<'a, T> {
+        &self.0
+    }
+
+    /// Lends the elements to a kernel on the stream that writes them, as [`ContiguousView::view`] does to those that read. Wait for the ranks' signals
+    /// that they may be written first; signal behind it.
+    ///
+    /// # Errors
+    /// What ended the arena.
+    pub fn view_mut(&mut self, stream: &Stream) -> Result<DeviceViewMut<'_, T>> {
+        let view = self.0.view(stream)?;
+        // SAFETY: as there; the exclusive borrow of the buffer is the exclusive view on this rank, signals order the others'.
+        Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.buffer.local.owner()) })
+    }
+}
+
+impl<T> fmt::Debug for ContiguousView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContiguousView").field("stride", &self.stride).field("buffer", self.buffer).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for ContiguousViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ContiguousViewMut").field(&self.0).finish()
+    }
+}
