@@ -22,6 +22,8 @@ struct Tally {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// What failed, each with its program.
+    failures: Vec<String>,
     /// Why, one line for each program that skips some.
     reasons: Vec<String>,
     times: Vec<(Duration, String)>,
@@ -66,9 +68,16 @@ impl Tally {
         self.count(name, time, passed);
     }
 
+    fn fail(&mut self, what: String) {
+        self.failed += 1;
+        self.failures.push(what);
+    }
+
     fn count(&mut self, name: &str, time: Duration, passed: bool) {
         self.passed += u64::from(passed);
-        self.failed += u64::from(!passed);
+        if !passed {
+            self.fail(name.to_owned());
+        }
         self.times.push((time, name.into()));
     }
 
@@ -91,12 +100,14 @@ impl Tally {
             } else if let Some(summary) = line.strip_prefix("test result: ") {
                 self.add(summary);
                 self.times.push((start.elapsed(), program.clone()));
+            } else if let Some(test) = failed_test(&line) {
+                self.failures.push(format!("{program}: {test}"));
             } else if line.contains(" skipped: ") {
                 self.reasons.push(line);
             }
         }
         if !child.wait()?.success() && self.failed == before {
-            self.failed += 1;
+            self.fail(format!("{name}: it failed without a summary"));
         }
         Ok(())
     }
@@ -116,10 +127,11 @@ impl Tally {
     }
 
     /// Adds what another one counted.
-    fn absorb(&mut self, Self { passed, failed, skipped, reasons, times, processor_times }: Self) {
+    fn absorb(&mut self, Self { passed, failed, skipped, failures, reasons, times, processor_times }: Self) {
         self.passed += passed;
         self.failed += failed;
         self.skipped += skipped;
+        self.failures.extend(failures);
         self.reasons.extend(reasons);
         self.times.extend(times);
         self.processor_times.extend(processor_times);
@@ -146,6 +158,10 @@ impl Tally {
             println!("{:8.0} s  {name}", time.as_secs_f64());
         }
         self.reasons.iter().for_each(|reason| println!("\n{reason}"));
+        if !self.failures.is_empty() {
+            println!("\n== failed");
+            self.failures.iter().for_each(|what| println!("{what}"));
+        }
         println!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
         if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
@@ -161,6 +177,11 @@ fn program_named(line: &str) -> Option<String> {
     // The file is named after its crate, with a hash: `target/debug/deps/oxtile_build-0123456789abcdef)`.
     let file = path.rsplit('/').next()?.rsplit_once('-')?.0;
     Some(format!("{file}: {source}"))
+}
+
+/// `test name ... FAILED`, of any test program.
+fn failed_test(line: &str) -> Option<&str> {
+    Some(line.strip_prefix("test ")?.strip_suffix("FAILED")?.trim_end().strip_suffix("...")?.trim_end())
 }
 
 /// A line that the case binary leaves in the file `OXTILE_TIMES`: seconds, a tab, the name of the case.
@@ -226,8 +247,7 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     let mut cases = programs::compiled_cases();
     cases.env("OXTILE_TIMES", &times).envs(long).args(&filter);
     if let Err(error) = tally.part("testing", |tally| tally.tests_beside_cases(tests.args(&filter).envs(long), &mut cases)) {
-        eprintln!("error: {error:#}");
-        tally.failed += 1;
+        tally.fail(format!("the tests: {error:#}"));
     }
     let case_times = fs::read_to_string(&times).unwrap_or_default();
     tally.times.extend(case_times.lines().filter_map(case_time));
@@ -253,6 +273,8 @@ mod tests {
         assert_eq!(program_named("   Doc-tests oxtile").unwrap(), "doc tests of oxtile");
         assert_eq!(case_time("1.5\temulated::small::amax::f32"), Some((Duration::from_millis(1500), "emulated::small::amax::f32".into())));
         assert_eq!(case_time("noise"), None);
+        assert_eq!(failed_test("test mutation::gemm      ... FAILED"), Some("mutation::gemm"));
+        assert_eq!(failed_test("test mutation::gemm      ... ok"), None);
     }
 
     #[test]
@@ -263,6 +285,7 @@ mod tests {
         }
         tally.beside("nothing", Duration::ZERO, Command::new("/nothing").output().context("nothing"));
         assert_eq!((tally.passed, tally.failed), (1, 2));
+        assert_eq!(tally.failures, ["sh", "nothing"]);
     }
 
     #[test]
@@ -270,6 +293,7 @@ mod tests {
         let mut tally = Tally::default();
         tally.tests("sh", Command::new("sh").args(["-c", "echo test result: ok. 2 passed; exit 3"]), |_| ()).unwrap();
         assert_eq!((tally.passed, tally.failed), (2, 1));
+        assert_eq!(tally.failures, ["sh: it failed without a summary"]);
     }
 
     #[test]
@@ -280,8 +304,10 @@ mod tests {
             sh.args(["-c", &format!("echo test result: {text}")]);
             sh
         };
-        tally.tests_beside_cases(&mut program("ok. 2 passed"), &mut program("FAILED. 1 passed\\; 3 failed\\; 4 ignored")).unwrap();
+        let failing = "FAILED. 1 passed\\; 3 failed\\; 4 ignored; echo test gemm ... FAILED";
+        tally.tests_beside_cases(&mut program("ok. 2 passed"), &mut program(failing)).unwrap();
         assert_eq!((tally.passed, tally.failed, tally.skipped), (3, 3, 4));
+        assert_eq!(tally.failures, ["oxtile-tests: gemm"]);
         let missing = tally.tests_beside_cases(&mut program("ok. 2 passed"), &mut Command::new("/nothing"));
         assert!(missing.unwrap_err().to_string().contains("oxtile-tests"));
         assert_eq!(tally.passed, 5);
