@@ -66,6 +66,7 @@ fn environment(port: u16, rank: u32, size: u32, job: &str) -> Environment {
         local_rank: rank,
         master_host: "localhost".into(),
         master_port: port,
+        spare_ports: 0,
         job: JobId::new(job),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::{
     io::{Read, Write},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use libtest_mimic::Trial;
@@ -24,6 +24,10 @@ pub fn trials() -> Vec<Trial> {
         trial("strangers::the_same_rank_twice_is_refused", same_rank),
         trial("strangers::noise_and_silence_disturb_nobody", noise),
         trial("strangers::a_taken_port_is_an_error", taken_port),
+        trial("strangers::a_silent_program_at_the_only_port_is_named", silent_port),
+        trial("strangers::other_jobs_at_all_ports_are_named_at_once", other_jobs),
+        trial("strangers::ranks_meet_at_a_spare_port", spare_port),
+        trial("strangers::jobs_of_one_name_do_not_mix", one_name),
         trial("strangers::a_name_without_address_is_an_error", no_address),
     ]
 }
@@ -37,6 +41,7 @@ fn environment(port: u16, rank: u32, size: u32, job: &str) -> Environment {
         local_rank: rank,
         master_host: "127.0.0.1".into(),
         master_port: port,
+        spare_ports: 0,
         job: JobId::new(job),
     }
 }
@@ -51,16 +56,24 @@ fn beside_a_stranger(stranger: impl FnOnce(u16) -> BootstrapError) -> String {
         let one = scope.spawn(well(1));
         zero.join().expect("no panic").expect("rank 0 is well");
         one.join().expect("no panic").expect("rank 1 is well");
-        assert!(matches!(error, BootstrapError::Refused { .. }), "{error:?}");
+        assert!(matches!(error, BootstrapError::Refused { .. } | BootstrapError::OtherJob { .. }), "{error:?}");
         error.to_string()
     })
 }
 
 fn another_job() {
-    let text = beside_a_stranger(|port| Store::connect(&environment(port, 1, 2, "theirs"), TIMEOUT).expect_err("refused"));
+    let mut address = String::new();
+    let text = beside_a_stranger(|port| {
+        address = format!("127.0.0.1:{port}");
+        Store::connect(&environment(port, 1, 2, "theirs"), TIMEOUT).expect_err("refused")
+    });
+    let (_, port) = address.split_once(':').expect("a port");
     assert_eq!(
         text,
-        "rank 0 refused rank 1: it is of another job, which uses the same address: choose another MASTER_PORT for one of them"
+        format!(
+            "rank 1 found job ours of port {port} at {address} and belongs to job theirs of port {port}: set OXTILE_MASTER_PORT to a free \
+             port of rank 0's host, the same on every rank of a job"
+        )
     );
 }
 
@@ -114,11 +127,11 @@ fn noise() {
 }
 
 fn taken_port() {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
     let error = Store::connect(&environment(port, 0, 2, "j"), TIMEOUT).expect_err("the port is taken");
     assert!(matches!(error, BootstrapError::Listen { .. }), "{error:?}");
-    assert!(error.to_string().contains("choose another MASTER_PORT"), "{error}");
+    assert!(error.to_string().contains("set OXTILE_MASTER_PORT to a free port of its host"), "{error}");
 }
 
 fn no_address() {
@@ -126,4 +139,96 @@ fn no_address() {
     nowhere.master_host = "no-such-host.invalid".into();
     let error = Store::connect(&nowhere, Duration::from_millis(300)).expect_err("no address").to_string();
     assert!(error.starts_with("rank 1 could not connect to rank 0 at no-such-host.invalid:1 within 0.3 s"), "{error}");
+}
+
+/// The first of so many ports in a row that nobody listens at.
+fn free_ports(count: u16) -> u16 {
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    // Below what the system gives out to others.
+    let begin = 20_000 + (std::process::id() % 10_000) as u16;
+    (0..).map(|i| begin + (i * 16 + count) % 12_000).find(|&first| (0..count).all(|i| is_free(first + i))).expect("free ports")
+}
+
+/// As under torchrun's agent.
+fn with_spares(port: u16, rank: u32, size: u32, job: &str) -> Environment {
+    Environment { spare_ports: 3, ..environment(port, rank, size, job) }
+}
+
+fn silent_port() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    let error = Store::connect(&environment(port, 1, 2, "j"), Duration::from_millis(300)).expect_err("nobody answers");
+    assert!(matches!(error, BootstrapError::Occupied { .. }), "{error:?}");
+    assert!(error.to_string().starts_with(&format!("rank 1 found no rank 0 within 0.3 s, and at 127.0.0.1:{port} what")), "{error}");
+    assert!(error.to_string().contains("set OXTILE_MASTER_PORT to a free port"), "{error}");
+}
+
+/// Rank 0 of jobs that never are whole, each at one port, until the returned ends are dropped.
+fn hold(ports: impl IntoIterator<Item = u16>, job: &'static str) -> Vec<thread::JoinHandle<()>> {
+    let hold = |port| {
+        let held = thread::spawn(move || drop(Store::connect(&environment(port, 0, 2, job), Duration::from_secs(3))));
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        held
+    };
+    ports.into_iter().map(hold).collect()
+}
+
+fn other_jobs() {
+    let port = free_ports(4);
+    let held = hold(port..port + 4, "theirs");
+    let begin = Instant::now();
+    let error = Store::connect(&with_spares(port, 1, 2, "ours"), TIMEOUT).expect_err("no port is left");
+    assert!(matches!(error, BootstrapError::OtherJob { .. }) && begin.elapsed() < Duration::from_secs(3), "{error:?}");
+    let error = Store::connect(&with_spares(port, 0, 2, "ours"), TIMEOUT).expect_err("no port is left");
+    assert!(matches!(error, BootstrapError::Listen { .. }) && error.to_string().contains(&format!(":{}, ", port + 2)), "{error}");
+    held.into_iter().for_each(|held| held.join().expect("no panic"));
+}
+
+/// The first port is held by a silent program, the second by another job, the third by one of the web.
+fn spare_port() {
+    let port = free_ports(4);
+    let _silent = TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+    let held = hold([port + 1], "theirs");
+    let web = TcpListener::bind(("127.0.0.1", port + 2)).expect("it is free");
+    thread::spawn(move || web.incoming().flatten().for_each(|mut stream| _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")));
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        // Rank 0 last: the others have asked everywhere before.
+        let ranks = [0, 1, 2].map(|rank| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(if rank == 0 { 300 } else { 0 }));
+                let mut store = Store::connect(&with_spares(port, rank, 3, "ours"), TIMEOUT)?;
+                let all = store.all_gather(&[rank as u8])?;
+                store.close().map(|()| all)
+            })
+        });
+        for rank in ranks {
+            assert_eq!(rank.join().expect("no panic").expect("well"), [[0], [1], [2]]);
+        }
+    });
+    assert!(begin.elapsed() < Duration::from_secs(5), "a silent program holds nobody up: {:?}", begin.elapsed());
+    held.into_iter().for_each(|held| held.join().expect("no panic"));
+}
+
+/// torchrun calls every job `none`: what the launcher gave them for a port tells them apart, wherever their rank 0 listens.
+fn one_name() {
+    let port = free_ports(6);
+    let _agents = [0, 1].map(|i| TcpListener::bind(("127.0.0.1", port + i)).expect("it is free"));
+    thread::scope(|scope| {
+        // The first job's ports are the next four, and the second's all of them but one.
+        let ranks = [(1, 0), (2, 1), (2, 0), (1, 1)].map(|(job, rank)| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(100 * u64::from(job == 2 && rank == 0)));
+                let mut store = Store::connect(&with_spares(port + job, rank, 2, "none"), TIMEOUT)?;
+                let all = store.all_gather(&[job as u8, rank as u8])?;
+                store.close().map(|()| (job as u8, all))
+            })
+        });
+        for rank in ranks {
+            let (job, all) = rank.join().expect("no panic").expect("well");
+            assert_eq!(all, [[job, 0], [job, 1]]);
+        }
+    });
 }

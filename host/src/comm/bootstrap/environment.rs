@@ -8,7 +8,12 @@
 //! | srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | the same, or the first host of `SLURM_STEP_NODELIST` and a port made of `SLURM_JOB_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
 //!
 //! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round.
-//! torchrun's agent listens at `MASTER_PORT` itself, where it sets `TORCHELASTIC_USE_AGENT_STORE`: rank 0 takes the port behind.
+//!
+//! A port that somebody named is the one: `OXTILE_MASTER_PORT` before all, else `MASTER_PORT`. A port that Oxtile derives may be another
+//! program's: rank 0 then takes the first that is free of four, and the others ask at all four for their job. That is so under srun without
+//! `MASTER_PORT`, and under torchrun, whose agent listens at `MASTER_PORT` itself where it sets `TORCHELASTIC_USE_AGENT_STORE`: the four are
+//! those behind.
+//!
 //! Sources: torchrun's documentation, "Environment Variables", and pytorch #192113 on its agent; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
 //! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`.
 
@@ -43,8 +48,10 @@ pub struct Environment {
     pub local_rank: u32,
     /// Name or address of rank 0's host.
     pub master_host: String,
-    /// The port that rank 0 listens at: `MASTER_PORT`, or the one behind it where torchrun's agent has that.
+    /// The port that rank 0 listens at if it is free. It tells jobs of one name apart, too.
     pub master_port: u16,
+    /// How many ports behind that one rank 0 may take instead.
+    pub spare_ports: u16,
     /// The job, where the launcher names it.
     pub job: Option<JobId>,
 }
@@ -82,8 +89,14 @@ const LAUNCHERS: [Names; 4] = [
 const JOB: &str = "OXTILE_JOB_ID";
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
+/// How many spare ports there are where the port was named by nobody.
+const SPARE_PORTS: u16 = 3;
+/// The port of rank 0, whatever the launcher says of its own.
+const OWN_PORT: &str = "OXTILE_MASTER_PORT";
 /// `True` where torchrun's agent listens at `MASTER_PORT`.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+/// Variables by which rank 0 listens elsewhere than at `MASTER_PORT`: a launcher that has set that for its ranks removes them.
+pub const OVERRIDES_OF_MASTER_PORT: [&str; 2] = [OWN_PORT, AGENT_STORE];
 
 /// The rank that a launcher gave this process, whatever else is set.
 pub(crate) fn process_rank() -> Option<u32> {
@@ -115,24 +128,40 @@ impl Environment {
             Rank::new(rank, world).ok_or_else(|| value_error(names.rank, rank, format!("below {} = {}", names.world, world.get())))?;
         let local_rank = variables.number(names, names.local_rank, "set it to the number of the rank on its host, from 0")?;
         let host = variables.master_host(names, world)?;
+        let (master_port, spare_ports) = variables.master_port(names)?;
         Ok(Self {
             launcher: names.launcher,
             rank,
             world,
             local_rank,
             master_host: host,
-            master_port: variables.master_port(names)?,
+            master_port,
+            spare_ports,
             job: variables.job(names)?,
         })
     }
 
-    /// Where rank 0 listens.
-    pub fn master(&self) -> String {
-        if self.master_host.contains(':') {
-            return format!("[{}]:{}", self.master_host, self.master_port);
-        }
-        format!("{}:{}", self.master_host, self.master_port)
+    /// The ports at which rank 0 may listen, in the order in which it tries: the same on every rank.
+    pub fn master_ports(&self) -> impl Iterator<Item = u16> {
+        (0..=self.spare_ports).map(|behind| behind_port(self.master_port, behind))
     }
+
+    /// Where rank 0 listens if its first port is free.
+    pub fn master(&self) -> String {
+        self.address(self.master_port)
+    }
+
+    pub(super) fn address(&self, port: u16) -> String {
+        if self.master_host.contains(':') {
+            return format!("[{}]:{port}", self.master_host);
+        }
+        format!("{}:{port}", self.master_host)
+    }
+}
+
+/// So many ports behind, or before where there are none.
+fn behind_port(port: u16, behind: u16) -> u16 {
+    port.checked_add(behind).unwrap_or(port - behind)
 }
 
 struct Variables<'a> {
@@ -167,19 +196,28 @@ impl Variables<'_> {
         }
     }
 
-    fn master_port(&self, names: &Names) -> Result<u16, BootstrapError> {
+    /// The first port, and how many spare ones there are.
+    fn master_port(&self, names: &Names) -> Result<(u16, u16), BootstrapError> {
         const MEND: &str = "set it to a free port of rank 0's host on every rank";
-        let Some(value) = self.get(MASTER_PORT) else {
+        if let Some(port) = self.port(OWN_PORT)? {
+            return Ok((port, 0));
+        }
+        let Some(port) = self.port(MASTER_PORT)? else {
             let job = self.get("SLURM_JOB_ID").filter(|_| names.launcher == Launcher::Slurm);
             // Above what systems give out by themselves (32768 on), and apart from that of the job after.
             let of_job = job.and_then(|job| job.parse::<u64>().ok()).map(|job| 16_384 + (job % 16_384) as u16);
-            return of_job.ok_or(BootstrapError::Missing { variable: MASTER_PORT, because: names.rank, mend: MEND });
+            let missing = BootstrapError::Missing { variable: MASTER_PORT, because: names.rank, mend: MEND };
+            return of_job.map(|port| (port, SPARE_PORTS)).ok_or(missing);
         };
-        let port = value.trim().parse().ok().filter(|&port| port != 0);
-        let port: u16 = port.ok_or_else(|| value_error(MASTER_PORT, value, "a port from 1 to 65535".into()))?;
         let is_taken =
             names.launcher == Launcher::Torchrun && self.get(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        Ok(if is_taken { port.checked_add(1).unwrap_or(port - 1) } else { port })
+        Ok(if is_taken { (behind_port(port, 1), SPARE_PORTS) } else { (port, 0) })
+    }
+
+    fn port(&self, name: &'static str) -> Result<Option<u16>, BootstrapError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let port = value.trim().parse().ok().filter(|&port| port != 0);
+        port.map(Some).ok_or_else(|| value_error(name, value, "a port from 1 to 65535".into()))
     }
 
     fn job(&self, names: &Names) -> Result<Option<JobId>, BootstrapError> {
@@ -239,8 +277,12 @@ mod tests {
 
         // torchrun's agent has the port that it names.
         const AGENT: &str = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=h TORCHELASTIC_USE_AGENT_STORE=True MASTER_PORT=";
-        let port = |port: &str| read(&format!("{AGENT}{port}")).unwrap().master_port;
-        assert_eq!([port("29500"), port("65535")], [29501, 65534]);
+        let ports = |variables: &str| read(&format!("{AGENT}{variables}")).unwrap().master_ports().collect::<Vec<_>>();
+        assert_eq!(ports("29500"), [29501, 29502, 29503, 29504]);
+        assert_eq!([ports("65535"), ports("65532")], [[65534, 65535, 65532, 65531], [65533, 65534, 65535, 65530]]);
+        // A port that was named is the only one.
+        assert_eq!(ports("29500 OXTILE_MASTER_PORT=7"), [7]);
+        assert_eq!(torchrun.master_ports().collect::<Vec<_>>(), [29500]);
 
         const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 MASTER_PORT=7 PMIX_NAMESPACE=n";
         let mpi = read(&format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=2 SLURM_PROCID=0 PMI_RANK=5")).unwrap();
@@ -257,6 +299,7 @@ mod tests {
         let slurm = read(&format!("{SLURM} SLURM_STEP_NODELIST=gpu[003-004,9]-ib,x")).unwrap();
         assert_eq!((slurm.launcher, numbers(&slurm), slurm.master().as_str()), (Launcher::Slurm, [5, 8, 1], "gpu003-ib:16385"));
         assert_eq!(slurm.job, JobId::new("16385.2"));
+        assert_eq!(slurm.master_ports().collect::<Vec<_>>(), [16385, 16386, 16387, 16388]);
         assert!(refusal(SLURM).starts_with("MASTER_ADDR is not set, though SLURM_PROCID is"));
     }
 
@@ -278,6 +321,8 @@ mod tests {
                 format!("MASTER_PORT = {port:?} is not a port from 1 to 65535")
             );
         }
+        let own = refusal(&format!("{BASE} MASTER_ADDR=a MASTER_PORT=7 OXTILE_MASTER_PORT=x"));
+        assert_eq!(own, "OXTILE_MASTER_PORT = \"x\" is not a port from 1 to 65535");
         assert!(refusal("SLURM_PROCID=1 SLURM_NTASKS=x").starts_with("SLURM_NTASKS = \"x\""));
     }
 

@@ -34,9 +34,9 @@ pub enum BootstrapError {
         expected: String,
     },
     /// Rank 0 cannot listen.
-    #[error("rank 0 cannot listen at {address}: {error}; choose another MASTER_PORT")]
+    #[error("rank 0 cannot listen at {address}: {error}; set OXTILE_MASTER_PORT to a free port of its host, the same on every rank")]
     Listen {
-        /// Where.
+        /// Where; all addresses that it tried.
         address: String,
         /// The system's answer.
         error: Arc<io::Error>,
@@ -52,6 +52,35 @@ pub enum BootstrapError {
         timeout: Duration,
         /// The last answer of the system.
         error: Arc<io::Error>,
+    },
+    /// Rank 0 of another job listens where this rank looks for its own.
+    #[error(
+        "{rank} found {theirs} at {address} and belongs to {ours}: set OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every \
+         rank of a job"
+    )]
+    OtherJob {
+        /// This rank.
+        rank: Rank,
+        /// Where.
+        address: String,
+        /// The job that is there: how its name begins, and the port that it was given.
+        theirs: String,
+        /// This rank's job, in the same words.
+        ours: String,
+    },
+    /// Another program listens where this rank looks for rank 0.
+    #[error(
+        "{rank} found no rank 0 within {} s, and at {} what does not answer as one: another program, or a rank 0 that stands still; set \
+         OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every rank",
+        .timeout.as_secs_f32(), .addresses.join(", ")
+    )]
+    Occupied {
+        /// This rank.
+        rank: Rank,
+        /// Where.
+        addresses: Vec<String>,
+        /// The deadline.
+        timeout: Duration,
     },
     /// Rank 0 does not take this rank.
     #[error("rank 0 refused {rank}: {reason}")]

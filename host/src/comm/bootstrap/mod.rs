@@ -35,13 +35,14 @@ mod environment;
 mod error;
 mod job;
 mod rendezvous;
+mod search;
 mod server;
 mod store;
 mod wire;
 
 pub use board::StoreBoard;
 pub(crate) use environment::process_rank;
-pub use environment::{Environment, Launcher};
+pub use environment::{Environment, Launcher, OVERRIDES_OF_MASTER_PORT};
 pub use error::BootstrapError;
 pub use job::JobId;
 pub use rendezvous::threads;

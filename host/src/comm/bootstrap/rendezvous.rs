@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
     os::unix::fs::MetadataExt,
     sync::Arc,
     thread,
@@ -11,15 +11,13 @@ use std::{
 
 use super::{
     BootstrapError, Environment, JobId, Store,
+    search::Search,
     server::{Identity, Server},
-    store::JOINING,
-    wire::{Hello, write_frame},
+    wire::Hello,
 };
 use crate::comm::{Rank, WorldSize};
 
-/// The longest that one try to connect takes.
-const TRY: Duration = Duration::from_secs(1);
-/// Between two tries.
+/// Between two tries to listen.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 tries to get its port: another rank's try to connect can hold it for a moment.
 const BIND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,32 +26,30 @@ impl Store {
     /// Waits until all ranks of the job have come, and connects them. `timeout` is that of this and of every later wait of this
     /// rank.
     ///
+    /// Rank 0 listens at the first of [`Environment::master_ports`] that is free; the others ask at all of them for their job.
+    ///
     /// # Errors
-    /// [`Listen`](BootstrapError::Listen), [`Connect`](BootstrapError::Connect), [`Refused`](BootstrapError::Refused),
-    /// [`Deadline`](BootstrapError::Deadline) with the ranks that did not come, [`Lost`](BootstrapError::Lost).
+    /// [`Listen`](BootstrapError::Listen), [`Connect`](BootstrapError::Connect), [`Occupied`](BootstrapError::Occupied),
+    /// [`OtherJob`](BootstrapError::OtherJob), [`Refused`](BootstrapError::Refused), [`Deadline`](BootstrapError::Deadline) with the ranks that did
+    /// not come, [`Lost`](BootstrapError::Lost).
     pub fn connect(environment: &Environment, timeout: Duration) -> Result<Self, BootstrapError> {
         let deadline = Instant::now() + timeout;
         let Environment { rank, world, job, .. } = environment;
-        let address = environment.master();
-        let identity = identity(*world, job.as_ref());
-        let server = match *rank {
-            Rank::ZERO => Some(listen(environment, &identity).map_err(|error| listen_error(&address, error))?),
-            _ => None,
+        let identity = identity(environment.master_port, *world, job.as_ref());
+        let (server, ports) = match *rank {
+            Rank::ZERO => {
+                let (server, port) =
+                    listen(environment, &identity).map_err(|error| listen_error(&addresses(environment).join(", "), error))?;
+                (Some(server), vec![port])
+            }
+            _ => (None, environment.master_ports().collect()),
         };
-        let stream = connect(&address, deadline).map_err(|error| {
-            let error = Arc::new(error);
-            BootstrapError::Connect { rank: *rank, address, timeout, error }
-        })?;
+        let hello = identity.hello(*rank, timeout);
+        let search = Search::new(&hello, ports.into_iter().map(|port| environment.address(port)));
+        let stream = search.run(*rank, timeout, deadline)?;
         let mut store = Self::over(stream, *rank, *world, timeout, server);
-        store.say_hello(&identity)?;
         store.wait_for_all()?;
         Ok(store)
-    }
-
-    fn say_hello(&mut self, identity: &Identity) -> Result<(), BootstrapError> {
-        let Identity { job, world, uid } = identity.clone();
-        let hello = Hello { job, rank: self.rank().index(), world, uid, timeout: self.timeout() };
-        write_frame(self.stream(), &hello.to_body()).map_err(|error| self.connection_failed(JOINING, error))
     }
 }
 
@@ -66,79 +62,67 @@ pub fn threads(world: WorldSize, timeout: Duration) -> Result<Vec<Store>, Bootst
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
     let listening = |error| listen_error("127.0.0.1", error);
     let job = JobId::random().map_err(listening)?;
-    let identity = identity(world, Some(&job));
     let listener = TcpListener::bind(local).map_err(listening)?;
-    let address = listener.local_addr().map_err(listening)?.to_string();
+    let address = listener.local_addr().map_err(listening)?;
+    let identity = identity(address.port(), world, Some(&job));
     let mut server = Some(Server::start(listener, identity.clone()).map_err(listening)?);
     let mut stores = Vec::new();
     for rank in world.ranks() {
-        let failed = |error| BootstrapError::Connect { rank, address: address.clone(), timeout, error: Arc::new(error) };
-        let stream = connect(&address, deadline).map_err(failed)?;
-        let mut store = Store::over(stream, rank, world, timeout, server.take());
-        store.say_hello(&identity)?;
-        stores.push(store);
+        let hello = identity.hello(rank, timeout);
+        let stream = Search::new(&hello, [address.to_string()]).run(rank, timeout, deadline)?;
+        stores.push(Store::over(stream, rank, world, timeout, server.take()));
     }
     stores.iter_mut().try_for_each(Store::wait_for_all)?;
     Ok(stores)
 }
 
-fn identity(world: WorldSize, job: Option<&JobId>) -> Identity {
+fn identity(port: u16, world: WorldSize, job: Option<&JobId>) -> Identity {
     // The owner of its entry is whom a process runs as.
     let uid = std::fs::metadata("/proc/self").map_or(u32::MAX, |entry| entry.uid());
-    Identity { job: job.map_or("", JobId::as_str).to_owned(), world: world.get(), uid }
+    Identity { job: job.map_or("", JobId::as_str).to_owned(), port: port.into(), world: world.get(), uid }
+}
+
+impl Identity {
+    fn hello(&self, rank: Rank, timeout: Duration) -> Hello {
+        let Self { job, port, world, uid } = self.clone();
+        Hello { job, port, rank: rank.index(), world, uid, timeout }
+    }
+}
+
+fn addresses(environment: &Environment) -> Vec<String> {
+    environment.master_ports().map(|port| environment.address(port)).collect()
 }
 
 fn listen_error(address: &str, error: io::Error) -> BootstrapError {
     BootstrapError::Listen { address: address.to_owned(), error: Arc::new(error) }
 }
 
-/// Rank 0 listens at its own address alone where that is one of this host, else (behind a translated address) at all.
-fn listen(environment: &Environment, identity: &Identity) -> io::Result<Server> {
-    let port = environment.master_port;
+/// Rank 0 takes the first port that is free. Ranks that come early may hold one for a moment.
+fn listen(environment: &Environment, identity: &Identity) -> io::Result<(Server, u16)> {
     let deadline = Instant::now() + BIND_TIMEOUT;
     loop {
-        let named: Vec<SocketAddr> = (environment.master_host.as_str(), port).to_socket_addrs()?.collect();
-        let bound = TcpListener::bind(&named[..]).or_else(|error| match error.kind() {
-            io::ErrorKind::AddrNotAvailable => {
-                TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
+        let mut taken = None;
+        for port in environment.master_ports() {
+            match bind(&environment.master_host, port) {
+                Ok(listener) => return Ok((Server::start(listener, identity.clone())?, port)),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => taken = Some(error),
+                Err(error) => return Err(error),
             }
-            _ => Err(error),
-        });
-        match bound {
-            Ok(listener) => return Server::start(listener, identity.clone()),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => thread::sleep(PAUSE),
-            Err(error) => return Err(error),
+        }
+        match taken {
+            Some(error) if Instant::now() >= deadline => return Err(error),
+            _ => thread::sleep(PAUSE),
         }
     }
 }
 
-/// Tries until rank 0 listens.
-fn connect(address: &str, deadline: Instant) -> io::Result<TcpStream> {
-    loop {
-        let error = match try_connect(address, deadline) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => error,
-        };
-        if Instant::now() + PAUSE >= deadline {
-            return Err(error);
+/// At rank 0's own address alone where that is one of this host, else (behind a translated address) at all.
+fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
+    let named: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    TcpListener::bind(&named[..]).or_else(|error| match error.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
         }
-        thread::sleep(PAUSE);
-    }
-}
-
-fn try_connect(address: &str, deadline: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in address.to_socket_addrs()? {
-        let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_millis(1), TRY);
-        match TcpStream::connect_timeout(&address, left) {
-            // While nobody listens at a port that the system also gives out, a connection can meet itself.
-            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => last = io::ErrorKind::ConnectionRefused.into(),
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(stream);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
+        _ => Err(error),
+    })
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::at_exit;
-use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, read_frame, write_frame};
+use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name, read_frame, write_frame};
 
 /// Between two looks for new connections, while ranks are missing.
 const POLL: Duration = Duration::from_millis(2);
@@ -33,6 +33,8 @@ pub struct Server {
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub job: String,
+    /// See [`Hello::port`].
+    pub port: u32,
     pub world: u32,
     pub uid: u32,
 }
@@ -177,10 +179,14 @@ impl State {
     }
 
     fn greet(&mut self, number: usize, hello: Hello) {
-        let Identity { job, world, uid } = &self.identity;
-        let refusal = if hello.job != *job {
-            Some("it is of another job, which uses the same address: choose another MASTER_PORT for one of them".to_owned())
-        } else if hello.uid != *uid {
+        let Identity { job, port, world, uid } = &self.identity;
+        if (&hello.job, hello.port) != (job, *port) {
+            self.answer(number, &Answer::OtherJob(job_name(job, *port)));
+            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
+            return;
+        }
+        self.answer(number, &Answer::Welcome);
+        let refusal = if hello.uid != *uid {
             Some(format!("it runs as user {}, and rank 0 as {uid}: start all ranks as one user", hello.uid))
         } else if hello.world != *world {
             Some(format!("it is of a world of {}, and rank 0 of one of {world}: set WORLD_SIZE the same everywhere", hello.world))

@@ -15,7 +15,7 @@ use super::{
 use crate::comm::{Rank, WorldSize};
 
 /// What the rendezvous is called in errors.
-pub(super) const JOINING: &str = "the rendezvous";
+const JOINING: &str = "the rendezvous";
 /// How much longer than a deadline rank 0 has to report it: where it does not, it is rank 0 that is missing.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -110,10 +110,6 @@ impl Store {
         StoreBoard::over(stream, rank, world, timeout, server).map_err(failed)
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     pub(super) fn wait_for_all(&mut self) -> Result<(), BootstrapError> {
         self.wait(JOINING).map(drop)
     }
@@ -150,8 +146,10 @@ impl Store {
             Ok(Answer::Mismatch { rank: found_by, found, expected }) => {
                 BootstrapError::Mismatch { rank: rank(found_by), found: found.to_string(), expected: expected.to_string() }
             }
-            // Nobody posts before all have called for the board, and this rank then listens elsewhere.
-            Ok(Answer::News { .. }) => BootstrapError::Protocol { operation: operation.into(), reason: "a note".into() },
+            // Nobody posts before all have called for the board, and this rank then listens elsewhere; it has been greeted.
+            Ok(Answer::News { .. } | Answer::Welcome | Answer::OtherJob(_)) => {
+                BootstrapError::Protocol { operation: operation.into(), reason: "out of turn".into() }
+            }
             Err(error) => self.connection_failed(operation, error),
         };
         Err(self.fail(failure))
@@ -168,7 +166,7 @@ impl Store {
     }
 
     /// What an error of the connection to rank 0 means.
-    pub(super) fn connection_failed(&self, operation: &str, error: io::Error) -> BootstrapError {
+    fn connection_failed(&self, operation: &str, error: io::Error) -> BootstrapError {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock};
         let operation = operation.to_owned();
         match error.kind() {

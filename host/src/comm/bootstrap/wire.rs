@@ -8,7 +8,7 @@ use std::{
 };
 
 /// The first bytes of every connection: name and version of the protocol.
-const MAGIC: [u8; 8] = *b"oxtile\x00\x03";
+const MAGIC: [u8; 8] = *b"oxtile\x00\x04";
 /// The longest frame: what 4096 ranks of the longest contribution make.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
@@ -16,10 +16,15 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The longest frame that a client sends.
 pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
 
+/// How many characters of a job's name are shown.
+const SHOWN: usize = 16;
+
 /// What a rank says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub job: String,
+    /// The first port at which rank 0 may listen. Jobs that a launcher gives one name have different ones.
+    pub port: u32,
     pub rank: u32,
     pub world: u32,
     /// Who runs it, by its own word: a port that two users share is noticed, not defended.
@@ -70,6 +75,10 @@ pub enum Request {
 /// What rank 0 answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
+    /// First of all: this is the rank's job.
+    Welcome,
+    /// Or it is not: whose it is, in words.
+    OtherJob(String),
     /// The operation is done: what it gives.
     Done(Vec<Vec<u8>>),
     /// The rank is not taken.
@@ -82,6 +91,15 @@ pub enum Answer {
     Mismatch { rank: u32, found: Operation, expected: Operation },
     /// What another rank posted.
     News { rank: u32, post: Post },
+}
+
+/// A job in words: whoever knows its whole name can join, hence only the beginning.
+pub fn job_name(job: &str, port: u32) -> String {
+    match job.char_indices().nth(SHOWN) {
+        _ if job.is_empty() => format!("a job without a name, of port {port}"),
+        None => format!("job {job} of port {port}"),
+        Some((end, _)) => format!("job {}... of port {port}", &job[..end]),
+    }
 }
 
 impl fmt::Display for Operation {
@@ -171,9 +189,14 @@ impl Operation {
 }
 
 impl Hello {
+    /// The job in words.
+    pub fn job_name(&self) -> String {
+        job_name(&self.job, self.port)
+    }
+
     pub fn to_body(&self) -> Vec<u8> {
         let mut body = Body(MAGIC.into()).bytes(self.job.as_bytes());
-        for number in [self.rank, self.world, self.uid] {
+        for number in [self.port, self.rank, self.world, self.uid] {
             body = body.number(number);
         }
         body.duration(self.timeout).0
@@ -182,9 +205,9 @@ impl Hello {
     pub fn from_body(body: &[u8]) -> Option<Self> {
         let mut parts = Parts(body.strip_prefix(&MAGIC)?);
         let job = parts.text()?;
-        let [rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?];
+        let [port, rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?, parts.number()?];
         let timeout = parts.duration()?;
-        parts.end(Self { job, rank, world, uid, timeout })
+        parts.end(Self { job, port, rank, world, uid, timeout })
     }
 }
 
@@ -251,6 +274,8 @@ impl Answer {
                 codes.into_iter().fold(tag(4).number(*rank), Body::number).0
             }
             Self::News { rank, post } => tag(5).number(*rank).bytes(&post.to_body()).0,
+            Self::Welcome => tag(6).0,
+            Self::OtherJob(job) => tag(7).bytes(job.as_bytes()).0,
         }
     }
 
@@ -272,6 +297,8 @@ impl Answer {
                 Self::Mismatch { rank, found: Operation::from_parts(&mut parts)?, expected: Operation::from_parts(&mut parts)? }
             }
             5 => Self::News { rank: parts.number()?, post: Post::from_body(parts.bytes()?)? },
+            6 => Self::Welcome,
+            7 => Self::OtherJob(parts.text()?),
             _ => return None,
         };
         parts.end(answer)
@@ -338,7 +365,7 @@ mod tests {
 
     #[test]
     fn bodies_are_read_as_written_and_nothing_else() {
-        let hello = Hello { job: "j".into(), rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
+        let hello = Hello { job: "j".into(), port: 5, rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
         assert_eq!(Hello::from_body(&hello.to_body()), Some(hello.clone()));
         for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close, Operation::Board] {
             let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
@@ -356,6 +383,8 @@ mod tests {
             Answer::Missing(vec![1, 5]),
             Answer::Mismatch { rank: 2, found: Operation::Barrier, expected: Operation::Broadcast(1) },
             Answer::News { rank: 1, post: note },
+            Answer::Welcome,
+            Answer::OtherJob("j".into()),
         ] {
             let body = answer.to_body();
             for cut in 0..body.len() {
