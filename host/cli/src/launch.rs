@@ -3,90 +3,39 @@
 //! Each rank is a process group of its own, so that what it starts ends with it. A rank that fails is named, with those that fail within
 //! a tenth of a second: a rank that lost another may be seen to end before it. The others are
 //! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. What they started and left behind is
-//! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks.
+//! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks. Each of these steps has a deadline, so that
+//! nothing keeps the launcher: what is left then is named.
 
+mod error;
 mod lines;
-mod orphans;
 mod rank;
+mod subreaper;
 
 use std::{
-    ffi::OsString,
     io,
     net::TcpListener,
-    process::ExitCode,
     sync::mpsc::{self, Receiver},
     time::{Duration, Instant},
 };
 
 use oxtile::comm::bootstrap::JobId;
-use signal_hook::{
-    consts::{SIGKILL, SIGTERM, SIGUSR1, SIGUSR2},
-    low_level::signal_name,
-};
+use signal_hook::consts::{SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 
-use crate::{arguments::Launch, interrupt, text::seconds};
+use crate::{arguments::Launch, interrupt, message, text::seconds};
+pub use error::{Failed, LaunchError, Left};
 use lines::Lines;
-use rank::{Ended, RankProcess};
+pub use rank::Ended;
+use rank::RankProcess;
+use subreaper::{Subreaper, Survivor};
 
 /// How long after the first failure others are named too.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// How often the system's table is rid of processes that ranks left behind and that have ended.
 const TIDY: Duration = Duration::from_secs(60);
-
-/// A launch that did not end well.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
-    /// No port, no random number, no thread.
-    #[error("cannot prepare the launch: {0}")]
-    Prepare(io::Error),
-    /// The program.
-    #[error("cannot start {program:?}: {error}; name a program that the shell finds, or its path")]
-    Start {
-        /// Its name.
-        program: OsString,
-        /// The system's answer.
-        error: io::Error,
-    },
-    /// A rank that failed.
-    #[error("{}{}", .failed.iter().map(Failed::to_string).collect::<Vec<_>>().join("; "), and_others(*.others))]
-    Ranks {
-        /// The first that failed, and those that failed with it.
-        failed: Vec<Failed>,
-        /// How many others had to be ended for it.
-        others: usize,
-    },
-    /// A signal to the launcher.
-    #[error("ended by {}, and all ranks with it", name_of(*.0))]
-    Signal(i32),
-}
-
-/// A rank that ended, and not well.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("rank {rank} (process {process}) {}", how(.ended))]
-pub struct Failed {
-    /// Its number.
-    pub rank: u32,
-    /// Its process.
-    pub process: u32,
-    /// How.
-    pub ended: Ended,
-}
-
-impl LaunchError {
-    /// The status of the launcher: that of the first rank that failed, 128 and the signal that ended it, else 1.
-    pub fn exit_code(&self) -> ExitCode {
-        let ended = match self {
-            Self::Ranks { failed, .. } => failed.first().map(|failed| failed.ended),
-            Self::Signal(signal) => Some(Ended::Killed(*signal)),
-            Self::Prepare(_) | Self::Start { .. } => None,
-        };
-        let status = ended.map_or(1, |ended| match ended {
-            Ended::Exited(code) => code,
-            Ended::Killed(signal) => 128 + signal,
-        });
-        ExitCode::from(u8::try_from(status).ok().filter(|&status| status != 0).unwrap_or(1))
-    }
-}
+/// How long what was sent SIGKILL may take to end: a driver that gives back much memory needs seconds.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether somebody reads.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// What the launcher waits for.
 enum Event {
@@ -98,11 +47,11 @@ enum Event {
     Signal(i32),
 }
 
-/// Runs a program as so many ranks, and returns when all have ended. Every child that this process has then is taken for one of
-/// theirs, and killed.
+/// Runs a program as so many ranks, and returns when all have ended. Makes this process a subreaper: what ranks left behind becomes its
+/// child, and is killed. Children that it had before are not touched.
 ///
 /// # Errors
-/// [`LaunchError`]; none of the processes is left.
+/// [`LaunchError`]; none of the processes is left, but for those that [`LaunchError::Left`] names.
 pub fn run(request: &Launch) -> Result<(), LaunchError> {
     let begin = Instant::now();
     let (events, inbox) = mpsc::channel();
@@ -111,7 +60,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     let _forwarding = interrupt::forward(move |signal| drop(signals.send(Event::Signal(signal))));
     let job = JobId::random().map_err(LaunchError::Prepare)?;
     let port = free_port().map_err(LaunchError::Prepare)?;
-    orphans::adopt().map_err(LaunchError::Prepare)?;
+    let subreaper = Subreaper::new(&job).map_err(LaunchError::Prepare)?;
     let lines = Lines::new(request.ranks);
     let mut ranks = Vec::new();
     for rank in 0..request.ranks {
@@ -127,18 +76,29 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
         match RankProcess::start(rank, request, &variables, &lines, &events) {
             Ok(process) => ranks.push(process),
             Err(error) => {
-                // Those that run are killed as they are dropped.
-                drop(ranks);
-                orphans::kill();
-                return Err(LaunchError::Start { program: request.program.clone(), error });
+                let error = LaunchError::Start { program: request.program.clone(), error };
+                return LaunchError::with_left(Err(error), kill(ranks, &subreaper));
             }
         }
     }
-    let result = Job::new(ranks, request.grace).watch(&inbox);
+    let result = Job::new(ranks, request, &lines, &subreaper).watch(&inbox);
     if result.is_ok() && request.verbose {
-        eprintln!("oxtile: {} ranks ended well after {}", request.ranks, seconds(begin.elapsed().as_secs_f64()));
+        message::tell(&format!("{} ranks ended well after {}", request.ranks, seconds(begin.elapsed().as_secs_f64())));
     }
     result
+}
+
+/// Kills ranks and what they left behind; what is there after that.
+fn kill(mut ranks: Vec<RankProcess>, subreaper: &Subreaper) -> Vec<Left> {
+    ranks.iter().for_each(|rank| rank.signal(SIGKILL));
+    let (limit, deadline) = (KILL_TIMEOUT, Instant::now() + KILL_TIMEOUT);
+    let stay = |rank: &mut RankProcess| !rank.ends_by(deadline);
+    let mut left: Vec<_> = ranks.extract_if(.., stay).map(|rank| Left::Rank { rank: rank.rank, process: rank.process, limit }).collect();
+    let processes: Vec<_> = left.iter().filter_map(Left::process).collect();
+    // They may hold the streams of a rank, which had no end else.
+    let survivors = subreaper.kill_adopted(&processes, limit);
+    left.extend(survivors.into_iter().map(|Survivor { process, name }| Left::Process { process, name, limit }));
+    left
 }
 
 /// A port that nobody listens at now. Rank 0 takes it a moment later; should another program be faster, rank 0 says so.
@@ -147,11 +107,13 @@ fn free_port() -> io::Result<u16> {
 }
 
 /// Ranks that run.
-struct Job {
+struct Job<'a> {
     ranks: Vec<RankProcess>,
+    request: &'a Launch,
+    lines: &'a Lines,
+    subreaper: &'a Subreaper,
     /// How many of their streams may still say something.
     streams: usize,
-    grace: Duration,
     /// The first that failed, and those that failed with it.
     failed: Vec<Failed>,
     /// How many others ran then.
@@ -165,14 +127,15 @@ struct Job {
     signal: Option<i32>,
 }
 
-impl Job {
-    fn new(ranks: Vec<RankProcess>, grace: Duration) -> Self {
+impl<'a> Job<'a> {
+    fn new(ranks: Vec<RankProcess>, request: &'a Launch, lines: &'a Lines, subreaper: &'a Subreaper) -> Self {
         let streams = RankProcess::STREAMS * ranks.len();
-        Self { ranks, streams, grace, failed: Vec::new(), others: 0, end_at: None, asked: false, kill_at: None, signal: None }
+        let (failed, others, end_at, asked, kill_at, signal) = (Vec::new(), 0, None, false, None, None);
+        Self { ranks, request, lines, subreaper, streams, failed, others, end_at, asked, kill_at, signal }
     }
 
     fn watch(mut self, inbox: &Receiver<Event>) -> Result<(), LaunchError> {
-        while self.ranks.iter().any(RankProcess::is_running) {
+        while self.ranks.iter().any(RankProcess::is_running) && self.kill_at.is_none_or(|at| at > Instant::now()) {
             let next = self.end_at.or(self.kill_at);
             let patience = next.map_or(TIDY, |at| at.saturating_duration_since(Instant::now()).min(TIDY));
             match inbox.recv_timeout(patience) {
@@ -182,30 +145,39 @@ impl Job {
                 Err(_) => self.time_has_passed(),
             }
         }
-        // They may hold the streams of a rank, which had no end else.
-        orphans::kill();
-        self.hear_out(inbox);
-        match self.signal {
+        let mut left = kill(std::mem::take(&mut self.ranks), self.subreaper);
+        left.extend(self.hear_out(inbox));
+        let outcome = match self.signal {
             Some(signal) => Err(LaunchError::Signal(signal)),
             None if self.failed.is_empty() => Ok(()),
             None => Err(LaunchError::Ranks { failed: self.failed, others: self.others }),
-        }
+        };
+        LaunchError::with_left(outcome, left)
     }
 
-    /// Waits until all that ranks said is passed on, however slowly it is read; for the grace alone if the launcher is to end.
-    fn hear_out(&mut self, inbox: &Receiver<Event>) {
-        let mut end = self.signal.map(|_| Instant::now() + self.grace);
-        while self.streams > 0 && end.is_none_or(|end| Instant::now() < end) {
-            let patience = end.map_or(TIDY, |end| end.saturating_duration_since(Instant::now()));
-            match inbox.recv_timeout(patience) {
+    /// Waits until all that ranks said is passed on, however slowly it is read, but for no longer than the time to drain while nothing is read;
+    /// for the grace alone if the launcher is to end.
+    fn hear_out(&mut self, inbox: &Receiver<Event>) -> Option<Left> {
+        let limit = if self.signal.is_some() { self.request.grace } else { self.request.drain };
+        let (mut end, mut passed_on) = (Instant::now() + limit, self.lines.passed_on());
+        while self.streams > 0 {
+            let now = Instant::now();
+            if now >= end {
+                return Some(Left::Output { limit });
+            }
+            match inbox.recv_timeout((end - now).min(LOOK)) {
                 Ok(Event::Silent) => self.streams -= 1,
                 Ok(Event::Signal(signal)) if !is_message(signal) => {
                     self.signal.get_or_insert(signal);
-                    end = Some(Instant::now());
+                    end = now;
                 }
                 _ => {}
             }
+            if self.signal.is_none() && self.lines.passed_on() != passed_on {
+                (end, passed_on) = (Instant::now() + limit, self.lines.passed_on());
+            }
         }
+        None
     }
 
     fn time_has_passed(&mut self) {
@@ -214,10 +186,8 @@ impl Job {
         if self.end_at.take_if(is_over).is_some() {
             self.others = self.ranks.iter().filter(|rank| rank.is_running()).count();
             self.end(SIGTERM);
-        } else if self.kill_at.take_if(is_over).is_some() {
-            self.send(SIGKILL);
         } else {
-            orphans::reap(&self.ranks.iter().map(|rank| rank.process).collect::<Vec<_>>());
+            self.subreaper.reap_ended(&self.ranks.iter().map(|rank| rank.process).collect::<Vec<_>>());
         }
     }
 
@@ -237,7 +207,7 @@ impl Job {
                 self.signal = Some(signal);
                 self.end(signal);
             }
-            Some(_) => self.send(SIGKILL),
+            Some(_) => self.kill_at = Some(Instant::now()),
         }
     }
 
@@ -245,7 +215,7 @@ impl Job {
     fn end(&mut self, signal: i32) {
         self.send(signal);
         (self.asked, self.end_at) = (true, None);
-        self.kill_at.get_or_insert(Instant::now() + self.grace);
+        self.kill_at.get_or_insert(Instant::now() + self.request.grace);
     }
 
     fn send(&self, signal: i32) {
@@ -256,23 +226,4 @@ impl Job {
 /// Whether a signal tells ranks something, and ends nobody by the launcher's will: batch systems announce the end of a job so.
 const fn is_message(signal: i32) -> bool {
     matches!(signal, SIGUSR1 | SIGUSR2)
-}
-
-fn how(ended: &Ended) -> String {
-    match ended {
-        Ended::Exited(code) => format!("exited with status {code}"),
-        Ended::Killed(signal) => format!("was ended by {}", name_of(*signal)),
-    }
-}
-
-fn and_others(count: usize) -> String {
-    match count {
-        0 => String::new(),
-        1 => "; the other that ran was ended".into(),
-        count => format!("; the {count} others that ran were ended"),
-    }
-}
-
-fn name_of(signal: i32) -> String {
-    signal_name(signal).map_or_else(|| format!("signal {signal}"), |name| format!("{name} (signal {signal})"))
 }

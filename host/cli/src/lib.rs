@@ -15,6 +15,7 @@ pub mod error;
 pub mod inspect;
 pub mod interrupt;
 pub mod launch;
+pub mod message;
 pub mod output;
 pub mod progress;
 pub mod quantize;

@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     if let Err(error) = oxtile_cli::interrupt::install() {
-        eprintln!("oxtile: cannot handle signals: {error}");
+        oxtile_cli::message::tell(&format!("cannot handle signals: {error}"));
         return ExitCode::FAILURE;
     }
     let request = oxtile_cli::arguments::parse(std::env::args_os().skip(1)).map_err(oxtile_cli::Error::from);
     match request.and_then(|request| oxtile_cli::command::run(request, &mut std::io::stdout())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("oxtile: {error}");
+            oxtile_cli::message::tell(&error.to_string());
             error.exit_code()
         }
     }

@@ -73,6 +73,7 @@ Usage: oxtile launch -n RANKS [OPTIONS] [--] PROGRAM [ARGUMENTS]
 Options:
   -n, --ranks RANKS    How many processes, from 1 to 4096
       --grace SECONDS  How long ranks have to end when they are asked to, before they are killed: 0 to 3600 (default 5)
+      --drain SECONDS  How long their last output waits for a reader that takes nothing: 0 to 3600 (default 60)
       --verbose        Say also when all went well (default: only what went wrong)
   -h, --help           Show this
 
@@ -81,7 +82,8 @@ OXTILE_JOB_ID, which is random, nothing on its standard input, and `[rank r] ` b
 SIGHUP (not under nohup) and SIGQUIT go on to all ranks, which have the grace to end; a second one kills them. SIGUSR1 and SIGUSR2
 go on to all ranks, too, and nothing else. When a rank fails the others get SIGTERM, and after the grace SIGKILL. What ranks
 started and left behind is killed. The status is 0 if all ranks' are, else that of the first that failed (128 and the number of a
-signal).
+signal). A process that SIGKILL does not end within 10 seconds, and output that nobody reads, are named on standard error, and the
+status is not 0.
 ";
 
 pub const INSPECT_HELP: &str = "\

@@ -10,8 +10,8 @@ use super::{
 
 /// As many processes as a host can be thought to carry.
 const MOST_RANKS: u32 = 4096;
-/// The longest grace that makes sense: an hour.
-const LONGEST_GRACE: f64 = 3600.0;
+/// The longest wait that makes sense, in seconds: an hour.
+const LONGEST_WAIT: f64 = 3600.0;
 
 /// `oxtile launch`.
 #[derive(Debug, PartialEq)]
@@ -20,6 +20,8 @@ pub struct Launch {
     pub ranks: u32,
     /// How long ranks have to end when they are asked to.
     pub grace: Duration,
+    /// How long their last output waits for a reader that takes nothing.
+    pub drain: Duration,
     /// Say also when all went well.
     pub verbose: bool,
     /// What each rank runs.
@@ -29,14 +31,15 @@ pub struct Launch {
 }
 
 pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut ranks, mut grace, mut verbose) = (None, 5.0, false);
+    let (mut ranks, mut grace, mut drain, mut verbose) = (None, Duration::from_secs(5), Duration::from_secs(60), false);
     let program = loop {
         match words.next()? {
             None => break None,
             Some(Word::Help) => return Ok(Request::Help(LAUNCH_HELP)),
             Some(Word::Value(program)) => break Some(program),
             Some(Word::Flag(flag)) if flag == "n" || flag == "ranks" => ranks = Some(ranks_of(words)?),
-            Some(Word::Flag(flag)) if flag == "grace" => grace = grace_of(words)?,
+            Some(Word::Flag(flag)) if flag == "grace" => grace = wait_of(words, "--grace")?,
+            Some(Word::Flag(flag)) if flag == "drain" => drain = wait_of(words, "--drain")?,
             Some(Word::Flag(flag)) if flag == "verbose" => verbose = true,
             Some(other) => return Err(words.unexpected(&other)),
         }
@@ -45,13 +48,14 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
     let program = words.required(program, "PROGRAM")?;
     // What follows the program's name is the program's.
     let arguments = words.rest()?;
-    Ok(Request::Launch(Launch { ranks, grace: Duration::from_secs_f64(grace), verbose, program, arguments }))
+    Ok(Request::Launch(Launch { ranks, grace, drain, verbose, program, arguments }))
 }
 
 fn ranks_of(words: &mut Words<'_>) -> Result<u32, UsageError> {
     words.number("-n", &format!("a number from 1 to {MOST_RANKS}"), |ranks| (1..=MOST_RANKS).contains(ranks))
 }
 
-fn grace_of(words: &mut Words<'_>) -> Result<f64, UsageError> {
-    words.number("--grace", &format!("a number of seconds from 0 to {LONGEST_GRACE}"), |grace| (0.0..=LONGEST_GRACE).contains(grace))
+fn wait_of(words: &mut Words<'_>, flag: &str) -> Result<Duration, UsageError> {
+    let expected = format!("a number of seconds from 0 to {LONGEST_WAIT}");
+    words.number(flag, &expected, |wait| (0.0..=LONGEST_WAIT).contains(wait)).map(Duration::from_secs_f64)
 }

@@ -37,12 +37,13 @@ fn every_option_reaches_its_command() {
     let launch = || Launch {
         ranks: 4,
         grace: std::time::Duration::from_millis(1500),
+        drain: std::time::Duration::from_millis(2500),
         verbose: true,
         program: "p".into(),
         arguments: ["--json", "-n", "--", "x"].map(Into::into).into(),
     };
     for separator in ["", "--"] {
-        let line = format!("launch -n 4 --grace 1.5 --verbose {separator} p --json -n -- x");
+        let line = format!("launch -n 4 --grace 1.5 --drain 2.5 --verbose {separator} p --json -n -- x");
         assert_eq!(words(&line).expect("valid"), Request::Launch(launch()));
     }
     let demo = DemoCheckpoint { seed: 7, output: "a".into(), dtype: Dtype::Bf16 };
@@ -125,6 +126,7 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
         ("launch -n x p", "-n \"x\" is not a number from 1 to 4096"),
         ("launch -n 2 --grace -1 p", "--grace \"-1\" is not a number of seconds from 0 to 3600"),
         ("launch -n 2 --grace nan p", "--grace \"nan\""),
+        ("launch -n 2 --drain 3601 p", "--drain \"3601\" is not a number of seconds from 0 to 3600"),
         ("launch -n 2 --port 5 p", "unexpected argument \"--port\""),
     ] {
         let said = refusal(line);

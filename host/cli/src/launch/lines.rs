@@ -2,6 +2,10 @@
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write, stderr, stdout},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
 };
 
@@ -22,12 +26,19 @@ pub enum Stream {
 pub struct Lines {
     /// Characters of the largest rank.
     width: usize,
+    /// How many have been passed on, of all ranks.
+    passed_on: Arc<AtomicU64>,
 }
 
 impl Lines {
     /// For a world of so many ranks.
     pub fn new(ranks: u32) -> Self {
-        Self { width: ranks.saturating_sub(1).to_string().len() }
+        Self { width: ranks.saturating_sub(1).to_string().len(), passed_on: Arc::default() }
+    }
+
+    /// How many lines have been passed on: while it grows, somebody reads.
+    pub fn passed_on(&self) -> u64 {
+        self.passed_on.load(Ordering::Relaxed)
     }
 
     /// Copies what a rank says to a stream of the launcher, line by line, until its end, of which `silent` is told.
@@ -42,6 +53,7 @@ impl Lines {
         silent: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let prefix = format!("[rank {rank:>width$}] ", width = self.width);
+        let passed_on = Arc::clone(&self.passed_on);
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
             each_line(source, &prefix, |line| {
@@ -51,6 +63,7 @@ impl Lines {
                     Stream::Output => write_at_once(&mut stdout().lock(), line),
                     Stream::Error => write_at_once(&mut stderr().lock(), line),
                 };
+                passed_on.fetch_add(1, Ordering::Relaxed);
             });
             silent();
         })?;

@@ -6,13 +6,19 @@ use std::{
     process::{Child, Command, Stdio},
     sync::mpsc::Sender,
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
+
+use oxtile::comm::bootstrap::OVERRIDES_OF_MASTER_PORT;
 
 use super::{
     Event,
     lines::{Lines, Stream},
 };
 use crate::arguments::Launch;
+
+/// Between two looks whether a process has ended.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +32,8 @@ pub enum Ended {
 /// A rank's process, the leader of its own process group.
 #[derive(Debug)]
 pub struct RankProcess {
+    /// Its number.
+    pub rank: u32,
     /// Its id, which is that of its group.
     pub process: u32,
     /// Until it has been reaped: as long its id, and its group's, is nobody else's.
@@ -33,9 +41,6 @@ pub struct RankProcess {
     /// Waits for its end.
     waiter: Option<JoinHandle<()>>,
 }
-
-/// What another launcher says of its own MASTER_PORT, which is not that of these ranks.
-const NOT_OURS: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
 impl RankProcess {
     /// Its output and its errors.
@@ -48,14 +53,16 @@ impl RankProcess {
     /// If the system cannot start it.
     pub fn start(rank: u32, request: &Launch, variables: &[(&str, String)], lines: &Lines, events: &Sender<Event>) -> io::Result<Self> {
         let mut command = Command::new(&request.program);
-        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value))).env_remove(NOT_OURS);
+        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+        // Of a launcher around this one.
+        OVERRIDES_OF_MASTER_PORT.iter().for_each(|name| _ = command.env_remove(name));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let launcher = std::process::id();
         // SAFETY: between fork and exec only system calls that touch no memory but their arguments: prctl(2), getppid(2), _exit(2).
         unsafe { command.pre_exec(move || end_with(launcher)) };
         let mut child = command.spawn()?;
         let (process, stdout, stderr) = (child.id(), child.stdout.take(), child.stderr.take());
-        let mut rank_process = Self { process, child: Some(child), waiter: None };
+        let mut rank_process = Self { rank, process, child: Some(child), waiter: None };
         let silent = || {
             let events = events.clone();
             move || drop(events.send(Event::Silent))
@@ -85,6 +92,19 @@ impl RankProcess {
         }
     }
 
+    /// Waits until it has ended, and what was left of its group has been killed, and gives up its id; whether that was before the deadline.
+    pub fn ends_by(&mut self, deadline: Instant) -> bool {
+        // It signals the group, whose id is the process's until that is reaped.
+        while self.waiter.as_ref().is_some_and(|waiter| !waiter.is_finished()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        self.reap();
+        true
+    }
+
     /// Waits for its end and gives up its id.
     pub fn reap(&mut self) -> Ended {
         match self.child.take().map(|mut child| child.wait()) {
@@ -94,14 +114,10 @@ impl RankProcess {
     }
 }
 
+/// Does not wait: that is what [`RankProcess::ends_by`] is for.
 impl Drop for RankProcess {
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
-        // It signals the group, whose id is the process's until that is reaped.
-        if let Some(waiter) = self.waiter.take() {
-            let _ = waiter.join();
-        }
-        self.reap();
     }
 }
 
@@ -126,11 +142,14 @@ fn wait_for_end(process: u32) {
         // SAFETY: the pointer is to a live value of the type that waitid(2) writes; the process is a child, whose owner reaps it only
         // when this function is done.
         let result = unsafe { libc::waitid(libc::P_PID, process, information.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT) };
-        if result == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            break;
+        if result == 0 {
+            return signal_group(process, libc::SIGKILL);
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            // It is no child, and its id may be anybody's.
+            return;
         }
     }
-    signal_group(process, libc::SIGKILL);
 }
 
 fn signal_group(process: u32, signal: i32) {

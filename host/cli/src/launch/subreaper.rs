@@ -1,0 +1,116 @@
+//! What ranks started and left behind in groups of its own (setsid(2)), its parents gone.
+//!
+//! The launcher is a subreaper, prctl(2): a descendant whose parent ends becomes its child instead of init's. So it can be found, killed, and
+//! taken off the system's table. A shell that started the launcher by exec(2) has left it children of its own: these are never touched,
+//! nor is what they start.
+
+use std::{
+    fs, io, ptr, thread,
+    time::{Duration, Instant},
+};
+
+use oxtile::comm::bootstrap::JobId;
+
+/// The first pause between two looks at what was killed; they double.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// This process as a subreaper.
+#[derive(Debug)]
+pub struct Subreaper {
+    /// The children that it had before.
+    inherited: Vec<u32>,
+    /// What the environment of a process of the job holds.
+    mark: Vec<u8>,
+}
+
+/// A process that was killed and is still there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survivor {
+    /// Its id.
+    pub process: u32,
+    /// Its program's name.
+    pub name: String,
+}
+
+impl Subreaper {
+    /// Makes this process a subreaper. What has `job` in its environment belongs to the job.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn new(job: &JobId) -> io::Result<Self> {
+        // SAFETY: the call touches no memory.
+        match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
+            0 => Ok(Self { inherited: children().collect(), mark: format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes() }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Takes adopted processes that have ended off the system's table; `ranks`, children too, are somebody else's to reap.
+    pub fn reap_ended(&self, ranks: &[u32]) {
+        self.others(ranks).for_each(reap_if_ended);
+    }
+
+    /// Kills the adopted processes of the job, and their children as they are adopted; returns those that are there after `limit`.
+    pub fn kill_adopted(&self, ranks: &[u32], limit: Duration) -> Vec<Survivor> {
+        let (deadline, mut pause) = (Instant::now() + limit, FIRST_PAUSE);
+        loop {
+            let left: Vec<_> = self.others(ranks).filter(|&child| self.is_of_job(child)).collect();
+            left.iter().for_each(|&child| kill(child));
+            self.reap_ended(ranks);
+            if left.is_empty() || Instant::now() >= deadline {
+                return left.into_iter().filter_map(Survivor::look).collect();
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Children that are neither ranks nor inherited.
+    fn others(&self, ranks: &[u32]) -> impl Iterator<Item = u32> {
+        children().filter(|child| !ranks.contains(child) && !self.inherited.contains(child))
+    }
+
+    /// Where no child was inherited, every adopted one descends from a rank. Else what an inherited one has left behind may be among them: those
+    /// of the job have its mark.
+    fn is_of_job(&self, child: u32) -> bool {
+        let has_mark =
+            || fs::read(format!("/proc/{child}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == self.mark));
+        self.inherited.is_empty() || has_mark()
+    }
+}
+
+impl Survivor {
+    /// The process by its name; `None` if it is gone.
+    fn look(process: u32) -> Option<Self> {
+        let name = fs::read(format!("/proc/{process}/comm")).ok()?;
+        Some(Self { process, name: String::from_utf8_lossy(&name).trim().to_owned() })
+    }
+}
+
+/// The children of this process, those that have ended and were not waited for too.
+fn children() -> impl Iterator<Item = u32> {
+    let me = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    processes.filter(move |&process| parent(process) == Some(me))
+}
+
+/// The second word behind the name, which stands in parentheses and may hold any character: proc_pid_stat(5).
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+fn kill(child: u32) {
+    let Ok(child) = libc::pid_t::try_from(child) else { return };
+    // SAFETY: the call touches no memory. The id is that of a child that nobody has waited for, hence of nobody else.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+}
+
+fn reap_if_ended(child: u32) {
+    let Ok(child) = libc::pid_t::try_from(child) else { return };
+    // SAFETY: a null pointer asks for no status.
+    unsafe { libc::waitpid(child, ptr::null_mut(), libc::WNOHANG) };
+}
