@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -141,12 +142,14 @@ fn no_address() {
     assert!(error.starts_with("rank 1 could not connect to rank 0 at no-such-host.invalid:1 within 0.3 s"), "{error}");
 }
 
-/// The first of so many ports in a row that nobody listens at.
+/// The first of so many ports in a row that nobody listens at, and that no other test is given.
 fn free_ports(count: u16) -> u16 {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     // Below what the system gives out to others.
-    let begin = 20_000 + (std::process::id() % 10_000) as u16;
-    (0..).map(|i| begin + (i * 16 + count) % 12_000).find(|&first| (0..count).all(|i| is_free(first + i))).expect("free ports")
+    let begin = 16_384 + (std::process::id() % 1000) as u16 * 16;
+    let next = || begin + (GIVEN.fetch_add(count, Ordering::Relaxed) % 256);
+    std::iter::repeat_with(next).find(|&first| (0..count).all(|i| is_free(first + i))).expect("free ports")
 }
 
 /// As under torchrun's agent.
