@@ -24,7 +24,6 @@ pub struct Usage {
     /// Loads from and stores to local memory.
     pub local_accesses: u32,
     /// `cp.async` with a cache policy that the architecture cannot run: see [`lint::check`](crate::lint).
-    #[serde(default)]
     pub broken_copies: u32,
     /// Bytes of static shared memory a block.
     pub static_shared: u32,
@@ -41,7 +40,7 @@ pub(crate) struct Assembled {
 }
 
 /// Changes when the meaning of the figures kept changes.
-pub(crate) const FORMAT: &str = "2";
+pub(crate) const FORMAT: &str = "3";
 
 /// Assembles the PTX of one entry, or takes the result of an earlier run on the same text from `cache`.
 pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) -> Result<Assembled, Error> {
@@ -63,7 +62,7 @@ pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) 
     let code = MachineCode::of(&cubin)?;
     (usage.instructions, usage.local_accesses) = (code.instructions, code.local_accesses);
     if ptx.contains("cp.async.cg.shared.global.L2::cache_hint") {
-        usage.broken_copies = code.uniform_copies;
+        usage.broken_copies = code.nameless_copies;
     }
     let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
     fs::write(&report, text).map_err(Error::file("write", &report))?;
@@ -105,5 +104,40 @@ mod tests {
         let usage = parse(log);
         assert_eq!((usage.registers, usage.stack, usage.spills, usage.static_shared), (168, 16, 56, 48));
         assert_eq!(usage.advisories, ["(C7508) 'setmaxnreg' ignored; unable to determine register count at entry"]);
+    }
+
+    /// A kernel whose threads copy 16 bytes each, once for every copy.
+    fn copies(arch: &str, copies: &[&str]) -> String {
+        format!(
+            ".version 8.8\n.target {arch}\n.address_size 64\n.extern .shared .align 16 .b8 arena[];\n\
+             .visible .entry k(.param .u64 p)\n.maxntid 128, 1, 1\n{{\n.reg .b32 %r<4>;\n.reg .b64 %rd<4>;\n\
+             mov.u32 %r1, %tid.x;\nshl.b32 %r1, %r1, 4;\nmov.u32 %r2, arena;\nadd.s32 %r2, %r2, %r1;\n\
+             ld.param.u64 %rd1, [p];\ncvta.to.global.u64 %rd1, %rd1;\nmul.wide.u32 %rd2, %r1, 1;\nadd.s64 %rd1, %rd1, %rd2;\n\
+             createpolicy.fractional.L2::evict_last.b64 %rd3, 1.0;\n{}\ncp.async.wait_all;\nret;\n}}\n",
+            copies.join("\n")
+        )
+    }
+
+    #[test]
+    fn copies_with_a_policy_at_a_uniform_address_are_broken_and_plain_ones_are_not() {
+        const LASTING: &str = "cp.async.cg.shared.global.L2::cache_hint [%r2], [%rd1], 16, %rd3;";
+        const PLAIN: &str = "cp.async.cg.shared.global [%r2+2048], [%rd1+2048], 16;";
+        let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let cache = tempfile::tempdir().unwrap();
+        for arch in ["sm_90a", "sm_100a", "sm_120a"] {
+            let broken =
+                |those: &[&str]| assemble(&copies(arch, those), &arch.parse().unwrap(), &tools, cache.path()).unwrap().usage.broken_copies;
+            assert_eq!([broken(&[PLAIN]), broken(&[LASTING]), broken(&[LASTING, PLAIN, PLAIN])], [0, 1, 1], "{arch}");
+        }
+    }
+
+    #[test]
+    fn a_report_that_does_not_say_all_is_none() {
+        let report = serde_json::to_value(Usage::default()).unwrap();
+        for field in report.as_object().unwrap().keys() {
+            let mut old = report.clone();
+            old.as_object_mut().unwrap().remove(field);
+            assert!(serde_json::from_value::<Usage>(old).is_err(), "{field}");
+        }
     }
 }

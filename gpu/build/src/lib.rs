@@ -36,6 +36,8 @@ pub mod cuda_tools;
 #[cfg(feature = "compile")]
 mod error;
 #[cfg(feature = "compile")]
+mod labels;
+#[cfg(feature = "compile")]
 pub mod lint;
 #[cfg(feature = "compile")]
 pub mod machine_code;

@@ -17,8 +17,9 @@ const NOP: u16 = 0x918;
 const BRA: u16 = 0x947;
 const LDL: u16 = 0x983;
 const STL: u16 = 0x387;
-/// `LDGSTS` whose shared address is a register and a uniform register; plain ones are `0xfae`.
+/// `LDGSTS` whose shared address is a register and a uniform register, which the low six bits of its second half name; others are `0xfae`.
 const LDGSTS_UNIFORM: u16 = 0xdae;
+const UNIFORM_REGISTER: u8 = 0x3f;
 
 /// What the lints and the ratchet ask of machine code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +28,9 @@ pub struct MachineCode {
     pub instructions: u32,
     /// Loads from and stores to local memory: registers that did not fit, or arrays indexed at run time.
     pub local_accesses: u32,
-    /// `cp.async` whose shared address takes a uniform register, which a cache policy leaves no room for.
-    pub uniform_copies: u32,
+    /// `cp.async` whose shared address takes a uniform register that was never given one. ptxas 13.0 writes it for a copy with a cache policy,
+    /// `LDGSTS [R5+UR0], desc[UR1]`: the policy has taken the place of the register's name. Plain copies have a register there.
+    pub nameless_copies: u32,
 }
 
 impl MachineCode {
@@ -52,8 +54,10 @@ impl MachineCode {
     }
 
     fn add(&mut self, function: &[u8]) {
-        let operations = function.chunks_exact(INSTRUCTION).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]) & OPERATION);
-        let mut operations: Vec<u16> = operations.collect();
+        let operation = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]) & OPERATION;
+        let is_nameless = |bytes: &&[u8]| operation(bytes) == LDGSTS_UNIFORM && bytes[INSTRUCTION / 2] & UNIFORM_REGISTER == 0;
+        self.nameless_copies += function.chunks_exact(INSTRUCTION).filter(is_nameless).count() as u32;
+        let mut operations: Vec<u16> = function.chunks_exact(INSTRUCTION).map(operation).collect();
         while operations.last() == Some(&NOP) {
             operations.pop();
         }
@@ -63,7 +67,6 @@ impl MachineCode {
         self.instructions += operations.len() as u32;
         let count = |those: &[u16]| operations.iter().filter(|operation| those.contains(operation)).count() as u32;
         self.local_accesses += count(&[LDL, STL]);
-        self.uniform_copies += count(&[LDGSTS_UNIFORM]);
     }
 }
 
@@ -80,14 +83,21 @@ mod tests {
     fn the_padding_is_left_out() {
         let mut code = MachineCode::default();
         code.add(&function(&[LDL, NOP, BRA, STL, 0x94d, BRA, NOP, NOP, NOP]));
-        assert_eq!(code, MachineCode { instructions: 5, local_accesses: 2, uniform_copies: 0 });
+        assert_eq!(code, MachineCode { instructions: 5, local_accesses: 2, nameless_copies: 0 });
     }
 
     #[test]
-    fn copies_by_uniform_registers_are_counted() {
+    fn copies_without_their_uniform_register_are_counted() {
+        // As ptxas 13.0 and nvdisasm 13.5 have them for sm_90a and sm_100a: [R5], desc[UR4]; [R5+UR0], desc[UR1], twice; [R5+UR6], desc[UR7].
+        let copies: [[u64; 2]; 4] = [
+            [0x0000_0000_0205_7fae, 0x000f_e800_0b90_1c44],
+            [0x0000_0000_0205_7dae, 0x000f_e800_0b90_1c40],
+            [0x0000_0000_0205_7dae, 0x000f_e800_0b98_1800],
+            [0x0000_0000_0205_7dae, 0x000f_e800_0b90_1c46],
+        ];
         let mut code = MachineCode::default();
-        code.add(&function(&[0xfae, LDGSTS_UNIFORM, 0x94d, LDGSTS_UNIFORM]));
-        assert_eq!(code, MachineCode { instructions: 4, local_accesses: 0, uniform_copies: 2 });
+        code.add(&copies.as_flattened().iter().flat_map(|half| half.to_le_bytes()).collect::<Vec<_>>());
+        assert_eq!(code, MachineCode { instructions: 4, local_accesses: 0, nameless_copies: 2 });
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::labels;
+
 /// How a metadata comment begins; `#[kernel]` writes one such line an entry at module level.
 const METADATA: &str = "// oxtile.kernel ";
 
@@ -63,7 +65,7 @@ enum Kind {
     Variable,
 }
 
-/// Cuts a module as rustc writes it into one module an entry, with launch bounds.
+/// Cuts a module as rustc writes it into one module an entry, with launch bounds. The text of an entry does not tell which others stood beside it.
 ///
 /// The error says what in the module is not as `#[kernel]` makes it.
 pub fn split(module: &str) -> Result<Vec<Entry>, String> {
@@ -83,7 +85,7 @@ pub fn split(module: &str) -> Result<Vec<Entry>, String> {
         }
         text.push_str(&with_bounds(&item.text, &meta));
         text.push_str(&files);
-        let text = with_isa_version(text);
+        let text = with_isa_version(labels::renumber(&text));
         Ok(Entry { meta, text, unresolved })
     };
     entries.map(entry).collect()
