@@ -4,9 +4,10 @@
 //! Floor: the operands once, and 1 + 1/32 bytes an element and direction. The [tile](super::column_tile) of the columnwise
 //! cast. A lane's 8 vectors of each result lie in shared memory that no other lane reads: registers for 16 warps a multiprocessor
 //! become room for 24 and more. Operands are copied there, all at once, computed with and rounded to the input type in place, and cast.
-//! From the rounding on scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says; such choices are the same
-//! for the whole grid. Rows and columns beyond the tensor are read as the last ones inside, which changes no maximum, so
-//! all tiles are computed alike; what is computed of a whole tile is cast in both directions by one loop without a branch.
+//! From the rounding on scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says;
+//! such choices are the same for the whole grid. Rows and columns beyond the tensor are read as the last ones inside, which
+//! changes no maximum, so all tiles are computed alike; what is computed of a whole tile is cast in both directions by one loop
+//! without a branch.
 //!
 //! | barrier | waits for |
 //! |---|---|
@@ -32,8 +33,8 @@ pub const INTERLEAVED_SCALES: u32 = 2;
 /// where there are [many tiles](copied_where_many). The input itself is always copied.
 pub const COPIED_OPERANDS: u32 = 4;
 
-/// [`COPIED_OPERANDS`] where the results of `O`, side by side `[rows, columns]`, have tiles for more than four waves of CUDA blocks on an H200, or nothing: with
-/// fewer, a CUDA block that waits has none beside it that computes.
+/// [`COPIED_OPERANDS`] where the results of `O`, side by side `[rows, columns]`, have tiles for more than four waves of CUDA blocks
+/// on an H200, or nothing: with fewer, a CUDA block that waits has none beside it that computes.
 pub const fn copied_where_many<O: Operation, T>(rows: u64, columns: u64) -> u32 {
     const MULTIPROCESSORS: u64 = 132;
     let tiles = rows.div_ceil(BLOCK).saturating_mul(ColumnTile::<T>::groups(columns / O::RESULTS as u64));

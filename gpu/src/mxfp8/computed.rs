@@ -47,10 +47,11 @@ pub(super) struct Computed {
 impl Computed {
     const NOTHING: Self = Self { running: [[0; 4]; 2], row_codes: [0; 2] };
 
-    /// Computes the lane's vectors of each result, which it leaves in the parts, from those of the operands at the `places` of each step; scales of rows are
-    /// computed where they are wanted, and not of the input itself.
+    /// Computes the lane's vectors of each result, which it leaves in the parts, from those of the operands at the `places` of each
+    /// step; scales of rows are computed where they are wanted, and not of the input itself.
     ///
-    /// Operands are copied to where results will be, without a register; what is one more than results is loaded. Half of the rows are waited for at a time.
+    /// Operands are copied to where results will be, without a register; what is one more than results is loaded. Half of the rows
+    /// are waited for at a time.
     #[inline(always)]
     #[expect(clippy::needless_range_loop, reason = "as in the kernel")]
     pub fn of_copied<O: Operation, T: Magnitude + Wide, Q: Fp8>(
@@ -100,8 +101,8 @@ impl Computed {
         computed
     }
 
-    /// The same from operands that are loaded, half of the rows at a time, while results of others are computed: where there are few tiles, a CUDA block that
-    /// waits has no other beside it that computes.
+    /// The same from operands that are loaded, half of the rows at a time, while results of others are computed: where there are few
+    /// tiles, a CUDA block that waits has no other beside it that computes.
     #[inline(always)]
     #[expect(clippy::needless_range_loop, reason = "as in the kernel")]
     pub fn of_loaded<O: Operation, T: Magnitude + Wide, Q: Fp8>(parts: &[Part], places: impl Fn(usize) -> [Place<T>; 3]) -> Self {

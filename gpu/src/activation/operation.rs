@@ -1,133 +1,11 @@
-//! Activations and their derivatives, fused with casts or alone.
-//!
-//! Formulas: TransformerEngine `common/util/math.h`, computed in `f32`; `(1 + tanh(u)) / 2` is `1 / (1 + exp(-2 u))`, which loses
-//! nothing where the activation is small. Rounded to `bf16` the results are within one unit in the last place of the
-//! formulas' values. `exp2` and `reciprocal` are the approximate ones of the device.
-//!
-//! Floor of the kernel: each operand read once, the result written once.
+//! What is computed from the operands' vectors on their way to a result.
 
 use core::marker::PhantomData;
 
-use oxtile_tile::num::{Pod, exp2, fma, max, min, reciprocal};
+use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 
-use crate::mxfp8::Wide;
-
-const THREADS: u32 = 256;
-
-/// A function of one number, with its derivative.
-pub trait Activation: 'static {
-    /// The function.
-    fn value(x: f32) -> f32;
-    /// Its derivative.
-    fn slope(x: f32) -> f32;
-}
-
-/// `x (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
-#[derive(Debug)]
-pub struct Gelu;
-/// `x / (1 + exp(-x))`.
-#[derive(Debug)]
-pub struct Silu;
-/// `x / (1 + exp(-1.702 x))`.
-#[derive(Debug)]
-pub struct QuickGelu;
-/// `max(x, 0)`.
-#[derive(Debug)]
-pub struct Relu;
-/// `max(x, 0)^2`.
-#[derive(Debug)]
-pub struct SquaredRelu;
-
-impl Activation for Gelu {
-    #[inline(always)]
-    fn value(x: f32) -> f32 {
-        x * sigmoid_of(gelu_exponent(x))
-    }
-
-    #[inline(always)]
-    fn slope(x: f32) -> f32 {
-        // d/dx of the sigmoid's argument: 2 sqrt(2 / pi) (1 + 3 * 0.044715 x^2), finite where `x` is.
-        let inner = fma(0.214_064_45, min(x * x, 1e30), 1.595_769);
-        let s = sigmoid_of(gelu_exponent(x));
-        // As `product_slope` without its test: both factors are finite where `x` is, and one is 0 where the sigmoid is 0 or 1.
-        fma(x * s, inner * (1.0 - s), s)
-    }
-}
-
-impl Activation for Silu {
-    #[inline(always)]
-    fn value(x: f32) -> f32 {
-        x * sigmoid(x)
-    }
-
-    #[inline(always)]
-    fn slope(x: f32) -> f32 {
-        product_slope(x, sigmoid(x))
-    }
-}
-
-impl Activation for QuickGelu {
-    #[inline(always)]
-    fn value(x: f32) -> f32 {
-        x * sigmoid(1.702 * x)
-    }
-
-    #[inline(always)]
-    fn slope(x: f32) -> f32 {
-        product_slope(1.702 * x, sigmoid(1.702 * x))
-    }
-}
-
-impl Activation for Relu {
-    #[inline(always)]
-    fn value(x: f32) -> f32 {
-        max(x, 0.0)
-    }
-
-    #[inline(always)]
-    fn slope(x: f32) -> f32 {
-        if x > 0.0 { 1.0 } else { 0.0 }
-    }
-}
-
-impl Activation for SquaredRelu {
-    #[inline(always)]
-    fn value(x: f32) -> f32 {
-        max(x, 0.0) * max(x, 0.0)
-    }
-
-    #[inline(always)]
-    fn slope(x: f32) -> f32 {
-        2.0 * max(x, 0.0)
-    }
-}
-
-/// `1 / (1 + exp(-x))`.
-#[inline(always)]
-fn sigmoid(x: f32) -> f32 {
-    sigmoid_of(-core::f32::consts::LOG2_E * x)
-}
-
-/// `1 / (1 + 2^exponent)`.
-#[inline(always)]
-fn sigmoid_of(exponent: f32) -> f32 {
-    reciprocal(1.0 + exp2(exponent))
-}
-
-/// `-log2(e) 2 sqrt(2 / pi) (x + 0.044715 x^3)`.
-#[inline(always)]
-fn gelu_exponent(x: f32) -> f32 {
-    x * fma(-0.102_943_24, x * x, -2.302_208_2)
-}
-
-/// The derivative of `x s(u)`, given `x du/dx` and the sigmoid `s`: `s + x du/dx s (1 - s)`, whose last term is 0 where `s` is 0
-/// or 1, however large the first factor.
-#[inline(always)]
-fn product_slope(factor: f32, s: f32) -> f32 {
-    let curve = fma(-s, s, s);
-    if curve == 0.0 { s } else { fma(factor, curve, s) }
-}
+use super::{Activation, in_f32};
 
 /// What is done to a tensor before it is cast or stored: row by row, one vector of each result at a time, in `f32`.
 pub trait Operation: 'static {
@@ -144,8 +22,8 @@ pub trait Operation: 'static {
     fn input_columns(columns: u64) -> u64;
     /// Columns of `gradient`.
     fn gradient_columns(columns: u64) -> u64;
-    /// Where the [`OPERANDS`](Self::OPERANDS) vectors begin that go with the operands' elements [`at`](Operands::at) the results' place; the others are
-    /// anywhere.
+    /// Where the [`OPERANDS`](Self::OPERANDS) vectors begin that go with the operands' elements [`at`](Operands::at) the results'
+    /// place; the others are anywhere.
     fn places<T: Pod>(operands: &Operands<T>, at: [u64; 2]) -> [Place<T>; 3];
     /// The vector of each result from those of the operands, in `f32`.
     fn results(operands: [[f32; 8]; 3]) -> [[f32; 8]; 2];
@@ -351,66 +229,4 @@ impl<A: Activation> Operation for GatedBackward<A> {
     fn results([gradient, x, gate]: [[f32; 8]; 3]) -> [[f32; 8]; 2] {
         [core::array::from_fn(|i| gradient[i] * gate[i] * A::slope(x[i])), core::array::from_fn(|i| gradient[i] * A::value(x[i]))]
     }
-}
-
-/// The elements of a vector, the rest 0.
-#[inline(always)]
-pub(crate) fn in_f32<T: Float + Pod>(vector: Vector<T>) -> [f32; 8] {
-    core::array::from_fn(|i| if i < Vector::<T>::LANES { vector.lane(i).to_f32() } else { 0.0 })
-}
-
-/// Writes the result of an operation, `[rows, columns]`, rounded to nearest even. Rows of all tensors are whole vectors.
-#[kernel(threads = THREADS, grid = grid)]
-#[instances(O = [
-    Forward<Gelu>, Forward<Silu>, Forward<QuickGelu>, Forward<Relu>, Forward<SquaredRelu>,
-    Backward<Gelu>, Backward<Silu>, Backward<QuickGelu>, Backward<Relu>, Backward<SquaredRelu>,
-    GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
-    GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
-], T = [bf16])]
-pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Global<T>, output: GlobalMut<T>, columns: u64) {
-    let [row, group, _] = block::index();
-    let of_result = columns / O::RESULTS as u64;
-    let column = u64::from(group * THREADS + thread::index()) * Vector::<T>::LANES as u64;
-    if column < of_result {
-        let operands = Operands { input, gradient, columns: of_result };
-        let values = O::values(&operands, operands.at::<O>(u64::from(row), column));
-        for (result, values) in values.into_iter().take(O::RESULTS).enumerate() {
-            output.store_vector(u64::from(row) * columns + result as u64 * of_result + column, vector_of(values));
-        }
-    }
-}
-
-/// One vector, rounded to nearest even.
-#[inline(always)]
-pub(crate) fn vector_of<T: Wide>([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vector<T> {
-    T::vector([a, b, c, d], [e, f, g, h])
-}
-
-fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (elements, columns) = (args.output.len(), args.columns);
-    let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
-    LaunchError::check_alignment("output", 16, args.output.address())?;
-    let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;
-    LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS) * Vector::<T>::LANES as u64 * O::RESULTS as u64)?;
-    LaunchError::check_limit("rows", rows, i32::MAX as u64)?;
-    Ok(if elements == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
-}
-
-/// Checks the operands of an operation whose result has these elements in rows of `columns`; gives the rows.
-pub(crate) fn check_operands<O: Operation, T: Pod>(
-    input: &DeviceView<'_, T>,
-    gradient: &DeviceView<'_, T>,
-    result: (&'static str, u64),
-    columns: u64,
-) -> Result<u64, LaunchError> {
-    LaunchError::check_multiple(result.0, columns, result.1)?;
-    let rows = result.1.checked_div(columns).unwrap_or(0);
-    let vector = Vector::<T>::LANES as u64;
-    for (name, view, of) in [("input", input, O::input_columns(columns)), ("gradient", gradient, O::gradient_columns(columns))] {
-        LaunchError::check_multiple("columns", vector, of)?;
-        LaunchError::check_length(name, rows * of, view.len())?;
-        LaunchError::check_alignment(name, 16, view.address())?;
-    }
-    LaunchError::check_multiple("columns", vector * O::RESULTS as u64, columns)?;
-    Ok(rows)
 }

@@ -1,0 +1,82 @@
+//! Activations and their derivatives, fused with casts or alone.
+//!
+//! Formulas: TransformerEngine `common/util/math.h`, computed in `f32`; `(1 + tanh(u)) / 2` is `1 / (1 + exp(-2 u))`, which loses
+//! nothing where the activation is small. Rounded to `bf16` the results are within one unit in the last place of the
+//! formulas' values. `exp2` and `reciprocal` are the approximate ones of the device.
+//!
+//! Floor of the kernel: each operand read once, the result written once.
+
+mod function;
+mod operation;
+
+use oxtile_tile::num::Pod;
+use oxtile_tile::prelude::*;
+
+use crate::mxfp8::Wide;
+
+pub use function::*;
+pub use operation::*;
+
+const THREADS: u32 = 256;
+
+/// The elements of a vector, the rest 0.
+#[inline(always)]
+pub(crate) fn in_f32<T: Float + Pod>(vector: Vector<T>) -> [f32; 8] {
+    core::array::from_fn(|i| if i < Vector::<T>::LANES { vector.lane(i).to_f32() } else { 0.0 })
+}
+
+/// Writes the result of an operation, `[rows, columns]`, rounded to nearest even. Rows of all tensors are whole vectors.
+#[kernel(threads = THREADS, grid = grid)]
+#[instances(O = [
+    Forward<Gelu>, Forward<Silu>, Forward<QuickGelu>, Forward<Relu>, Forward<SquaredRelu>,
+    Backward<Gelu>, Backward<Silu>, Backward<QuickGelu>, Backward<Relu>, Backward<SquaredRelu>,
+    GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
+    GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
+], T = [bf16])]
+pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Global<T>, output: GlobalMut<T>, columns: u64) {
+    let [row, group, _] = block::index();
+    let of_result = columns / O::RESULTS as u64;
+    let column = u64::from(group * THREADS + thread::index()) * Vector::<T>::LANES as u64;
+    if column < of_result {
+        let operands = Operands { input, gradient, columns: of_result };
+        let values = O::values(&operands, operands.at::<O>(u64::from(row), column));
+        for (result, values) in values.into_iter().take(O::RESULTS).enumerate() {
+            output.store_vector(u64::from(row) * columns + result as u64 * of_result + column, vector_of(values));
+        }
+    }
+}
+
+/// One vector, rounded to nearest even.
+#[inline(always)]
+pub(crate) fn vector_of<T: Wide>([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vector<T> {
+    T::vector([a, b, c, d], [e, f, g, h])
+}
+
+fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let (elements, columns) = (args.output.len(), args.columns);
+    let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
+    LaunchError::check_alignment("output", 16, args.output.address())?;
+    let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;
+    LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS) * Vector::<T>::LANES as u64 * O::RESULTS as u64)?;
+    LaunchError::check_limit("rows", rows, i32::MAX as u64)?;
+    Ok(if elements == 0 { Grid::x(0) } else { Grid::xy(rows as u32, groups) })
+}
+
+/// Checks the operands of an operation whose result has these elements in rows of `columns`; gives the rows.
+pub(crate) fn check_operands<O: Operation, T: Pod>(
+    input: &DeviceView<'_, T>,
+    gradient: &DeviceView<'_, T>,
+    result: (&'static str, u64),
+    columns: u64,
+) -> Result<u64, LaunchError> {
+    LaunchError::check_multiple(result.0, columns, result.1)?;
+    let rows = result.1.checked_div(columns).unwrap_or(0);
+    let vector = Vector::<T>::LANES as u64;
+    for (name, view, of) in [("input", input, O::input_columns(columns)), ("gradient", gradient, O::gradient_columns(columns))] {
+        LaunchError::check_multiple("columns", vector, of)?;
+        LaunchError::check_length(name, rows * of, view.len())?;
+        LaunchError::check_alignment(name, 16, view.address())?;
+    }
+    LaunchError::check_multiple("columns", vector * O::RESULTS as u64, columns)?;
+    Ok(rows)
+}
