@@ -50,6 +50,20 @@ fn instructions_and_targets_stay_in_arch_and_in_the_macro() {
     assert!(names.is_empty(), "device instructions or target switches outside gpu/tile/src/arch: {names:?}");
 }
 
+/// `cargo xtask test` compiles for one of the two.
+#[test]
+fn what_sm_100a_has_sm_120a_has_too() {
+    let mut lines = 0;
+    for (name, source) in sources().into_iter().filter(|(name, _)| name.starts_with("gpu/tile/src/") || name.starts_with("gpu/src/")) {
+        for line in source.lines().filter(|line| line.contains("target_feature")) {
+            let names = ["\"sm_100a\"", "\"sm_120a\""].map(|feature| line.contains(feature));
+            assert_eq!(names[0], names[1], "{name}: `{}` tells the two apart; build both (xtask/src/kernels.rs)", line.trim());
+            lines += usize::from(names[0]);
+        }
+    }
+    assert!(lines > 0, "no line names either: the scan looks in the wrong place");
+}
+
 #[test]
 fn files_are_short() {
     let long: Vec<_> =
