@@ -24,6 +24,8 @@ pub fn start_each(world: u32, what: &str, variables: impl Fn(u32) -> Vec<(&'stat
         Command::new(env::current_exe().expect("a path"))
             .envs(of_rank)
             .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port), ("OXTILE_JOB_ID", what), (CHILD, what)])
+            // To name the frames of a panic takes longer than the others wait, on a machine that has much else to do.
+            .env("RUST_BACKTRACE", "0")
             .envs(variables(rank))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
