@@ -9,6 +9,7 @@ use std::{
 use libtest_mimic::{Failed, Trial};
 use oxtile::{EmulatedOptions, Runtime};
 use oxtile_emulator::Mode;
+use oxtile_tests::driver;
 
 use crate::case::{Case, Outcome, Size};
 use crate::times::trial;
@@ -18,7 +19,7 @@ pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     let cases: Vec<_> = cases.into_iter().map(Arc::new).collect();
     let seeds = seeds();
     eprintln!("emulator seeds: {seeds:?} (replay one with OXTILE_SEED)");
-    let emulated = cases.iter().filter(|case| case.size != Size::Waves).map(|case| {
+    let emulated = cases.iter().filter(|case| runs_emulated(case.size)).map(|case| {
         let (case, seeds) = (case.clone(), seeds.clone());
         trial(name("emulated", &case), move || failed(emulate(&case, &seeds)))
     });
@@ -38,10 +39,18 @@ pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     emulated.chain(on_device).collect()
 }
 
+fn runs_emulated(size: Size) -> bool {
+    match size {
+        Size::Small | Size::Large => true,
+        Size::Twin => long(),
+        Size::Waves => false,
+    }
+}
+
 fn name(backend: &str, case: &Case) -> String {
     let size = match case.size {
         Size::Small => "small",
-        Size::Large => "large",
+        Size::Large | Size::Twin => "large",
         Size::Waves => "waves",
     };
     format!("{backend}::{size}::{}", case.name)
@@ -81,14 +90,10 @@ pub fn device_line() -> String {
     format!("device {name}, driver {}, commit {}", driver(), commit().unwrap_or_else(|| "unknown".into()))
 }
 
-/// The release of the kernel module, such as 580.65.06: the first word of its line that is numbers and points.
+/// The release of the kernel module.
 fn driver() -> String {
     let line = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    release(&line).unwrap_or("unknown").to_owned()
-}
-
-fn release(line: &str) -> Option<&str> {
-    line.split_whitespace().find(|word| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.'))
+    driver::release(&line).unwrap_or("unknown").to_owned()
 }
 
 /// A few seeds that change with the commit, one that is asked for, or many.
@@ -117,14 +122,4 @@ fn commit() -> Option<String> {
 /// Whether full sweeps were asked for.
 pub fn long() -> bool {
     env::var("OXTILE_LONG").is_ok_and(|v| v == "1")
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_driver_is_named_by_its_release() {
-        let line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n";
-        assert_eq!(super::release(line), Some("580.65.06"));
-        assert_eq!(super::release(""), None);
-    }
 }

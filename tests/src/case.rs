@@ -13,6 +13,9 @@ pub enum Size {
     Small,
     /// For the emulator's fast mode and the GPU.
     Large,
+    /// As large, of what another case covers on the emulator: elements of the same width in another format. For the GPU, and for the emulator where
+    /// long runs are asked for.
+    Twin,
     /// For the GPU: more tiles than it has multiprocessors, of work that would take the emulator minutes. The emulated device
     /// has so few multiprocessors that a small case covers the same branches.
     Waves,

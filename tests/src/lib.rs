@@ -1,5 +1,6 @@
 //! Oracles, test inputs and the test binary of Oxtile.
 
+pub mod driver;
 pub mod inputs;
 pub mod oracle;
 

@@ -49,7 +49,6 @@ where
     /// told its number if it is [cut](Statistics::cut); `bend` their gradients, given weights and the
     /// [offsets](Statistics::offsets). Exponentials are those of scores times `scale`.
     #[inline(always)]
-    #[track_caller]
     pub fn multiply(
         &mut self,
         Keys { keys, values }: Keys<T, D>,

@@ -10,13 +10,14 @@ use oxtile_tests::oracle::activation::Activation as Formula;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Float, bf16, e4m3};
 
-use super::element::TestElement;
+use super::element::{TestElement, comparable_bits, rounded_bits};
 use super::mxfp8_fused::{Wanted, check};
-use crate::case::{Case, Outcome, Size, stream, text};
+use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns of the result: halves of gated ones are whole blocks.
 const SMALL: [[usize; 2]; 3] = [[33, 64], [3, 576], [0, 64]];
-const LARGE: [usize; 2] = [257, 4096];
+const LARGE: [usize; 2] = [97, 1088];
+const MANY_TILES: [usize; 2] = [257, 4096];
 
 /// Inputs of interest: steep and flat parts, cancellation, magnitudes far beyond.
 const SCENARIOS: [Scenario; 4] = [Scenario::Normal, Scenario::Exponents, Scenario::Nans, Scenario::Zeros];
@@ -57,7 +58,32 @@ pub fn cases() -> Vec<Case> {
             of_operation::<GatedBackward<$activation>>("gated_backward", Formula::$activation),
         )*] };
     }
-    operations!(Gelu Silu QuickGelu Relu SquaredRelu).into_iter().flatten().collect()
+    let slopes = Case::new("activation::slopes_at_infinity", Size::Small, slopes_at_infinity);
+    operations!(Gelu Silu QuickGelu Relu SquaredRelu).into_iter().flatten().chain([slopes]).collect()
+}
+
+/// The derivatives at -Inf and at Inf: their limits, but for GELU's.
+fn slopes_at_infinity(runtime: &Runtime) -> Outcome {
+    slopes::<Gelu>(runtime, [f32::NAN; 2])?;
+    slopes::<Silu>(runtime, [0.0, 1.0])?;
+    slopes::<QuickGelu>(runtime, [0.0, 1.0])?;
+    slopes::<Relu>(runtime, [0.0, 1.0])?;
+    slopes::<SquaredRelu>(runtime, [0.0, f32::INFINITY])
+}
+
+fn slopes<A: Activation>(runtime: &Runtime, expected: [f32; 2]) -> Outcome
+where
+    Activate<Backward<A>, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, Backward<A>, bf16>>,
+{
+    let stream = stream(runtime)?;
+    let x = [f32::NEG_INFINITY, f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+    let (input, gradient) = (bf16::upload(&stream, &x)?, bf16::upload(&stream, &[1.0; 8])?);
+    let mut output = text(Buffer::from_slice(&stream, &bf16::encode(&[7.0; 8])))?;
+    let (input, gradient, view) = (input.view(), gradient.view(), output.view_mut());
+    let args = ActivateArgs { input, gradient, output: view, columns: 8, marker: PhantomData };
+    text(text(runtime.load::<Activate<Backward<A>, bf16>>())?.launch(&stream, args))?;
+    let found: Vec<u32> = text(output.to_vec(&stream))?.into_iter().take(2).map(comparable_bits::<bf16>).collect();
+    equal(std::any::type_name::<A>(), &found, &expected.map(rounded_bits::<bf16>))
 }
 
 fn of_operation<O: Reference>(name: &str, formula: Formula) -> Vec<Case>
@@ -76,7 +102,9 @@ where
     for shape in SMALL {
         cases.push(case(format!("{}x{}", shape[0], shape[1]), Size::Small, Scenario::Normal, shape));
     }
-    cases.push(case(format!("{}x{}", LARGE[0], LARGE[1]), Size::Large, Scenario::Normal, LARGE));
+    for (shape, size) in [(LARGE, Size::Large), (MANY_TILES, Size::Twin)] {
+        cases.push(case(format!("{}x{}", shape[0], shape[1]), size, Scenario::Normal, shape));
+    }
     cases
 }
 

@@ -42,7 +42,7 @@ pub(super) fn groups(mixed: &[[usize; 2]], unit: u64) -> [(&'static str, Size, V
 
 /// A large case on the GPU alone, unless it is of the types whose large cases run on the emulator too.
 pub(super) fn on_gpu_unless(on_both: bool, size: Size) -> Size {
-    if on_both || size != Size::Large { size } else { Size::Waves }
+    if on_both || size != Size::Large { size } else { Size::Twin }
 }
 
 /// A group's values and where they are on the device: every third member off the boundary, if that is asked for.

@@ -13,12 +13,15 @@ use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16, ue8m0};
 
 use super::element::TestElement;
-use super::mxfp8::TestFp8;
+use super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: ends of tiles and of squares in both dimensions, more than a CUDA block, nothing.
 const SHAPES: [(usize, usize); 10] = [(1, 16), (16, 48), (65, 80), (1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
-const LARGE: [(usize, usize); 3] = [(993, 512), (127, 400), (256, 4128)];
+/// Ends of tiles and whole ones behind many.
+const LARGE: [(usize, usize); 2] = [(127, 400), (97, 1056)];
+/// The same, of more tiles.
+const MANY_TILES: [(usize, usize); 2] = [(993, 512), (256, 4128)];
 const OPTIONS: [(&str, u32); 4] = [
     ("plain", 0),
     ("square", SQUARE_BLOCKS),
@@ -65,14 +68,18 @@ where
             check::<Identity, T, Q>(runtime, &input, &empty(runtime)?, &values, wanted)
         })
     };
+    // All options once for each width of the input.
+    let is_first = large_of::<T, Q>() == Size::Large;
     let mut cases = Vec::new();
     for scenario in Scenario::ALL {
         cases.push(case(format!("{scenario:?}"), Size::Small, scenario, Wanted::all([45, 72], 0)));
-        cases.push(case(format!("square::{scenario:?}"), Size::Small, scenario, Wanted::all([45, 72], SQUARE_BLOCKS)));
+        if is_first {
+            cases.push(case(format!("square::{scenario:?}"), Size::Small, scenario, Wanted::all([45, 72], SQUARE_BLOCKS)));
+        }
     }
-    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
-        // All options once for each width of the input.
-        let options = if matches!((T::DTYPE.name(), Q::NAME), ("bf16", "e4m3") | ("f32", "e5m2")) { &OPTIONS[..] } else { &OPTIONS[3..] };
+    let large = LARGE.map(|s| (s, large_of::<T, Q>())).into_iter().chain(MANY_TILES.map(|s| (s, Size::Twin)));
+    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(large) {
+        let options = if is_first { &OPTIONS[..] } else { &OPTIONS[3..] };
         for &(what, options) in options {
             cases.push(case(format!("{what}::{rows}x{columns}"), size, Scenario::Normal, Wanted::all([rows, columns], options)));
         }
@@ -98,77 +105,70 @@ where
     Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
 {
     let expected = Expected::of::<Q>(values, wanted);
+    let given = Given { runtime, input, gradient, wanted, expected };
     for operands in if O::COMPUTES { &[0, COPIED_OPERANDS][..] } else { &[0] } {
-        cast::<O, T, Q>(runtime, input, gradient, Wanted { options: wanted.options | operands, ..wanted }, &expected)?;
+        cast::<O, T, Q>(&given, wanted.options | operands)?;
     }
     let is_square = wanted.options & SQUARE_BLOCKS != 0;
-    if wanted.rows && !is_square { rows_alone::<O, T, Q>(runtime, input, gradient, wanted, &expected) } else { Ok(()) }
+    if wanted.rows && !is_square { rows_alone::<O, T, Q>(&given) } else { Ok(()) }
 }
 
-fn cast<O: Operation, T: TestElement, Q: TestFp8>(
-    runtime: &Runtime,
-    input: &Buffer<T>,
-    gradient: &Buffer<T>,
+/// What both kernels are given, and must write.
+struct Given<'a, T> {
+    runtime: &'a Runtime,
+    input: &'a Buffer<T>,
+    gradient: &'a Buffer<T>,
     wanted: Wanted,
-    expected: &Expected,
-) -> Outcome
+    expected: Expected,
+}
+
+fn cast<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, options: u32) -> Outcome
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
 {
+    let Given { runtime, input, gradient, wanted, expected } = given;
     let stream = stream(runtime)?;
-    let Wanted { shape: [rows, columns], options, .. } = wanted;
-    let mut row_data = poisoned(&stream, expected.rows[0].len(), Q::of_code(0xa5))?;
-    let mut row_scales = poisoned(&stream, expected.rows[1].len(), ue8m0::from_bits(0xa5))?;
-    let mut column_data = poisoned(&stream, expected.columns[0].len(), Q::of_code(0xa5))?;
-    let mut column_scales = poisoned(&stream, expected.columns[1].len(), ue8m0::from_bits(0xa5))?;
+    let (mut rows, mut columns) = (Coded::<Q>::like(&stream, &expected.rows)?, Coded::<Q>::like(&stream, &expected.columns)?);
     let mut sums = poisoned(&stream, expected.sums.len(), 7.0f32)?;
     let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
     let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
     let args = Mxfp8CastFusedArgs {
         input: input.view(),
         gradient: gradient.view(),
-        row_data: row_data.view_mut(),
-        row_scales: row_scales.view_mut(),
-        column_data: column_data.view_mut(),
-        column_scales: column_scales.view_mut(),
+        row_data: rows.data.view_mut(),
+        row_scales: rows.scales.view_mut(),
+        column_data: columns.data.view_mut(),
+        column_scales: columns.scales.view_mut(),
         partial_sums: sums.view_mut(),
         amax: amax.view_mut(),
         skip: skip.view(),
-        rows: rows as u64,
-        columns: columns as u64,
+        rows: wanted.shape[0] as u64,
+        columns: wanted.shape[1] as u64,
         options,
         marker: PhantomData,
     };
     text(text(runtime.load::<Mxfp8CastFused<O, T, Q>>())?.launch(&stream, args))?;
-    equal("row scales", &codes(&row_scales, &stream, ue8m0::to_bits)?, &expected.rows[1])?;
-    equal("row data", &codes(&row_data, &stream, Q::code)?, &expected.rows[0])?;
-    equal("column scales", &codes(&column_scales, &stream, ue8m0::to_bits)?, &expected.columns[1])?;
-    equal("column data", &codes(&column_data, &stream, Q::code)?, &expected.columns[0])?;
+    rows.equals(&stream, "rows", &expected.rows)?;
+    columns.equals(&stream, "columns", &expected.columns)?;
     equal("amax", &text(amax.to_vec(&stream))?, &expected.amax)?;
     near("sums", &text(sums.to_vec(&stream))?, &expected.sums)
 }
 
 /// The kernel for rows alone writes the same.
-fn rows_alone<O: Operation, T: TestElement, Q: TestFp8>(
-    runtime: &Runtime,
-    input: &Buffer<T>,
-    gradient: &Buffer<T>,
-    wanted: Wanted,
-    expected: &Expected,
-) -> Outcome
+fn rows_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>) -> Outcome
 where
     Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
 {
+    let Given { runtime, input, gradient, wanted, expected } = given;
     let stream = stream(runtime)?;
-    let mut data = poisoned(&stream, expected.rows[0].len(), Q::of_code(0xa5))?;
-    let mut scales = poisoned(&stream, expected.rows[1].len(), ue8m0::from_bits(0xa5))?;
+    let mut rows = Coded::<Q>::like(&stream, &expected.rows)?;
     let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
     let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
     let args = Mxfp8CastFusedRowsArgs {
         input: input.view(),
         gradient: gradient.view(),
-        data: data.view_mut(),
-        scales: scales.view_mut(),
+        data: rows.data.view_mut(),
+        scales: rows.scales.view_mut(),
         amax: amax.view_mut(),
         skip: skip.view(),
         rows: wanted.shape[0] as u64,
@@ -177,9 +177,26 @@ where
         marker: PhantomData,
     };
     text(text(runtime.load::<Mxfp8CastFusedRows<O, T, Q>>())?.launch(&stream, args))?;
-    equal("scales of rows alone", &codes(&scales, &stream, ue8m0::to_bits)?, &expected.rows[1])?;
-    equal("data of rows alone", &codes(&data, &stream, Q::code)?, &expected.rows[0])?;
+    rows.equals(&stream, "rows alone", &expected.rows)?;
     equal("amax of rows alone", &text(amax.to_vec(&stream))?, &expected.amax)
+}
+
+/// Data and scales of one direction, poisoned before the launch.
+struct Coded<Q> {
+    data: Buffer<Q>,
+    scales: Buffer<ue8m0>,
+}
+
+impl<Q: TestFp8> Coded<Q> {
+    fn like(stream: &Stream, [data, scales]: &[Vec<u8>; 2]) -> Result<Self, String> {
+        let data = poisoned(stream, data.len(), Q::of_code(0xa5))?;
+        Ok(Self { data, scales: poisoned(stream, scales.len(), ue8m0::from_bits(0xa5))? })
+    }
+
+    fn equals(&self, stream: &Stream, what: &str, [data, scales]: &[Vec<u8>; 2]) -> Outcome {
+        equal(&format!("scales of {what}"), &codes(&self.scales, stream, ue8m0::to_bits)?, scales)?;
+        equal(&format!("data of {what}"), &codes(&self.data, stream, Q::code)?, data)
+    }
 }
 
 /// What the kernel must write: data and scales of each direction, nothing of one that is not wanted.

@@ -21,7 +21,9 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: one block, ends of tiles in both dimensions, whole tiles, several tiles, and nothing.
 const SHAPES: [(usize, usize); 9] = [(16, 16), (16, 48), (144, 32), (32, 400), (128, 128), (160, 304), (304, 64), (0, 64), (16, 0)];
-const LARGE: (usize, usize) = (1040, 1056);
+const LARGE: (usize, usize) = (272, 544);
+/// The same, of more tiles.
+const MANY_TILES: (usize, usize) = (1040, 1056);
 const AMAXES: [f32; 6] = [0.0, 1e-3, 1e6, 1e-38, f32::INFINITY, 1e-45];
 const SEED: u64 = 0x1234_5678_9abc_def0;
 const OFFSET: u64 = 0xfedc_ba98_7654_3210;
@@ -83,7 +85,13 @@ fn inputs(is_first: bool) -> Vec<(String, Size, Input)> {
         |(rows, columns), size| (format!("{rows}x{columns}"), size, Input { scenario: Scenario::Normal, rows, columns, amax: None });
     let shapes = SHAPES.map(|s| shape(s, Size::Small));
     let listed = shapes_of_transformer_engine().filter(|_| is_first).map(|s| shape(s, Size::Large));
-    scenarios.into_iter().chain(amaxes).chain(shapes).chain([shape(LARGE, Size::Large)]).chain(listed).collect()
+    scenarios
+        .into_iter()
+        .chain(amaxes)
+        .chain(shapes)
+        .chain([shape(LARGE, Size::Large), shape(MANY_TILES, Size::Twin)])
+        .chain(listed)
+        .collect()
 }
 
 fn of_tile<T: TestElement, R: TestRounding, const HADAMARD: bool>() -> Vec<Case>
@@ -293,7 +301,7 @@ where
     let case = |name: String, size, rows, columns, given| {
         Case::new(format!("nvfp4::dequantize_columns::{}::{name}", T::DTYPE.name()), size, move |r| back::<T>(r, rows, columns, given))
     };
-    let shapes = SHAPES.map(|shape| (shape, Size::Small)).into_iter().chain([(LARGE, Size::Large)]);
+    let shapes = SHAPES.map(|shape| (shape, Size::Small)).into_iter().chain([(LARGE, Size::Large), (MANY_TILES, Size::Twin)]);
     let shapes = shapes.map(|((rows, columns), size)| case(format!("{rows}x{columns}"), size, rows, columns, 3.7));
     shapes.chain(AMAXES.map(|amax| case(format!("amax {amax:e}"), Size::Small, 16, 256, amax))).collect()
 }

@@ -19,7 +19,9 @@ use super::nvfp4_columns::Output;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 const SHAPES: [(usize, usize); 6] = [(16, 16), (16, 48), (144, 32), (32, 528), (0, 64), (16, 0)];
-const LARGE: (usize, usize) = (1040, 1056);
+const LARGE: (usize, usize) = (272, 544);
+/// The same, of more tiles.
+const MANY_TILES: (usize, usize) = (1040, 1056);
 /// Amaxes that are not the tensor's own: what is beyond the fast way's range, and at its ends.
 const AMAXES: [f32; 8] = [0.0, 1e-3, 1e6, 1e-38, 8e-28, 1.5e33, f32::INFINITY, 1e-45];
 
@@ -61,10 +63,19 @@ fn inputs<T: TestElement, M: TestMapping>() -> Vec<(String, Size, Input)> {
         |(rows, columns), size| (format!("{rows}x{columns}"), size, Input { scenario: Scenario::Normal, rows, columns, amax: None });
     let shapes = SHAPES.map(|s| shape(s, Size::Small));
     if T::DTYPE == Dtype::Bf16 && matches!(M::RULE, Rule::ToSix | Rule::FourOverSix { squared: false, largest_scale: 448.0 }) {
-        return scenarios.into_iter().chain(amaxes).chain(shapes).chain([shape(LARGE, Size::Large)]).collect();
+        return scenarios
+            .into_iter()
+            .chain(amaxes)
+            .chain(shapes)
+            .chain([shape(LARGE, Size::Large), shape(MANY_TILES, Size::Twin)])
+            .collect();
     }
     let differing = [Scenario::Normal, Scenario::Nans, Scenario::Outlier, Scenario::MaxFinite, Scenario::Exponents];
-    scenarios.into_iter().filter(|(_, _, input)| differing.contains(&input.scenario)).chain([shape(LARGE, Size::Large)]).collect()
+    scenarios
+        .into_iter()
+        .filter(|(_, _, input)| differing.contains(&input.scenario))
+        .chain([shape(LARGE, Size::Large), shape(MANY_TILES, Size::Twin)])
+        .collect()
 }
 
 pub fn cases() -> Vec<Case> {
@@ -188,7 +199,7 @@ where
         let name = format!("nvfp4::dequantize_scaled_rows::{}::{name}", T::DTYPE.name());
         Case::new(name, size, move |r| back::<T>(r, shape, per_row, largest))
     };
-    let shapes = SHAPES.map(|shape| (shape, Size::Small)).into_iter().chain([(LARGE, Size::Large)]);
+    let shapes = SHAPES.map(|shape| (shape, Size::Small)).into_iter().chain([(LARGE, Size::Large), (MANY_TILES, Size::Twin)]);
     let shapes = shapes.map(|((rows, columns), size)| case(format!("{rows}x{columns}"), size, (rows, columns), true, 448.0));
     shapes.chain([case("one amax".to_owned(), Size::Small, (9, 256), false, 256.0)]).collect()
 }

@@ -1,6 +1,6 @@
 //! Mutants of the backward pass of attention.
 
-use oxtile_emulator::mutation::Outcome;
+use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
 use oxtile_kernels::attention::{
     AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
     AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, FAR, partial_elements,
@@ -8,14 +8,35 @@ use oxtile_kernels::attention::{
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
-use super::Job;
 use super::attention::{SIZE, map, small};
 use super::device::Device;
+use super::{Job, is_at_line};
 
 pub const JOBS: &[Job] = &[
-    Job { name: "attention_backward", run: attention_backward, equivalents: &[] },
+    Job { name: "attention_backward", run: attention_backward, equivalents: OF_THE_WALK },
     Job { name: "attention_backward_reduce", run: reduce, equivalents: &[] },
 ];
+
+/// What is equivalent in a warpgroup's walk over blocks of queries.
+pub(super) const OF_THE_WALK: &[Equivalent<'static>] = &[
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "wgmma_wait" && mutation.change == Change::CountDown,
+        reason: "waits for one group more than needed: slower, never wrong",
+    },
+    Equivalent {
+        matches: |mutation| is_skipped(mutation, "mbarrier_wait_parity", "stage.wait_again()"),
+        reason: "waits once more for what has come: for ptxas, which would wait for products instead",
+    },
+    Equivalent {
+        matches: |mutation| is_skipped(mutation, "wgmma_commit", "let dv_sum ="),
+        reason: "dV's product joins the group of dQ's, which is waited for before either is used",
+    },
+];
+
+fn is_skipped(mutation: &Mutation, operation: &str, words: &str) -> bool {
+    let here = is_at_line(mutation, include_str!("../../../gpu/src/attention/backward_walk.rs"), words);
+    here && mutation.site.operation == operation && mutation.change == Change::Skip
+}
 
 const BLOCK: u64 = 128;
 /// Three tiles of keys for one CUDA block, of which the mask leaves three, two and one block of queries.

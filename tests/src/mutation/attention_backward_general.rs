@@ -9,10 +9,11 @@ use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
 use super::Job;
+use super::attention_backward::OF_THE_WALK;
 use super::attention_general::map;
 use super::device::{Device, words};
 
-pub const JOBS: &[Job] = &[Job { name: "attention_backward_general", run: backward, equivalents: &[] }];
+pub const JOBS: &[Job] = &[Job { name: "attention_backward_general", run: backward, equivalents: OF_THE_WALK }];
 
 const SIZE: u32 = 64;
 /// Queries of a block.

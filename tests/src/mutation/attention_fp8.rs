@@ -1,6 +1,6 @@
 //! Mutants of 8-bit attention.
 
-use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
+use oxtile_emulator::mutation::{Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
@@ -12,16 +12,10 @@ use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_forward_fp8", run: attention_forward_fp8, equivalents: EQUIVALENTS }];
 
-const EQUIVALENTS: &[Equivalent<'static>] = &[
-    Equivalent {
-        matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
-        reason: "waits for one group more than needed: slower, never wrong",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
-        reason: "of the four rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
-    },
-];
+const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
+    matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
+    reason: "of the four rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
+}];
 
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then three tiles that the mask
 /// cuts, to nothing too.

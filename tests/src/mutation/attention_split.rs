@@ -5,9 +5,9 @@ use oxtile_kernels::attention::{AttentionCombine, AttentionCombineArgs, Attentio
 use oxtile_tile::launch::DeviceTensorMap;
 use oxtile_tile::num::bf16;
 
-use super::Job;
 use super::attention::{SIZE, map, small};
 use super::device::Device;
+use super::{Job, is_at_line};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_forward_split", run: attend, equivalents: EQUIVALENTS }];
 
@@ -20,8 +20,7 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
 ];
 
 fn waits_for_queries_to_be_free(mutation: &Mutation) -> bool {
-    let line = include_str!("../../../gpu/src/attention/forward_split.rs").lines().position(|line| line.contains("queries.acquire("));
-    let here = line.is_some_and(|line| line + 1 == mutation.site.line as usize);
+    let here = is_at_line(mutation, include_str!("../../../gpu/src/attention/forward_split.rs"), "queries.acquire(");
     here && mutation.site.operation == "mbarrier_wait_parity" && mutation.change == Change::Skip
 }
 

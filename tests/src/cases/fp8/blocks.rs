@@ -8,12 +8,14 @@ use oxtile_tests::oracle::fp8::{BLOCK, Quantized, Rule, dequantize, quantize, tr
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::{TestElement, comparable_bits, rounded_bits};
-use super::super::mxfp8::TestFp8;
+use super::super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns, rows of whole vectors: parts of a tile, a tile, tiles at edges in both dimensions, and nothing.
 const SHAPES: [(usize, usize); 10] = [(16, 48), (1, 1024), (1, 16), (5, 8), (128, 128), (17, 136), (130, 136), (144, 264), (0, 64), (4, 0)];
-const LARGE: [(usize, usize); 4] = [(993, 512), (256, 1024), (512, 512), (256, 2048)];
+const LARGE: (usize, usize) = (993, 512);
+/// Large ones of whole tiles.
+const WHOLE: [(usize, usize); 3] = [(256, 1024), (512, 512), (256, 2048)];
 
 /// What a smaller amax counts as, and whether scales are powers of two.
 const RULES: [(f32, bool); 2] = [(0.0, false), (1e-4, true)];
@@ -75,7 +77,8 @@ fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
                 })
             }));
         }
-        for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+        let shapes = SHAPES.map(|s| (s, Size::Small)).into_iter().chain([(LARGE, large_of::<T, Q>())]);
+        for ((rows, columns), size) in shapes.chain(WHOLE.map(|s| (s, Size::Twin))) {
             let shape = [rows, columns];
             cases.push(Case::new(format!("fp8::blocks::{kind:?}::{name}::{rows}x{columns}"), size, move |r| {
                 cast::<T, Q>(r, kind, Scenario::Normal, shape, RULES[0], [true, true])?;

@@ -10,7 +10,7 @@ use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::TestElement;
 use super::super::in_turn::InTurn;
-use super::super::mxfp8::TestFp8;
+use super::super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows, columns and ranks: shards end in rows, in squares and beyond the matrix; more ranks than elements leave some with nothing.
@@ -30,7 +30,7 @@ pub fn cases() -> Vec<Case> {
 
 fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
     let name = format!("{}::{}", T::DTYPE.name(), Q::NAME);
-    let sizes = SIZES.map(|s| (s, Size::Small)).into_iter().chain([(LARGE, Size::Large)]);
+    let sizes = SIZES.map(|s| (s, Size::Small)).into_iter().chain([(LARGE, large_of::<T, Q>())]);
     let shapes = sizes.map(|((shape, ranks), size)| {
         let title = format!("fp8::shards::{name}::{}x{} of {ranks}", shape[0], shape[1]);
         Case::new(title, size, move |r: &Runtime| shards::<T, Q>(r, Scenario::Normal, shape, ranks))

@@ -9,7 +9,7 @@ use oxtile_tests::oracle::fp8::{Rule, decode, encode, scale};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::{TestElement, comparable_bits, rounded_bits};
-use super::super::mxfp8::TestFp8;
+use super::super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Lengths and starts: around vectors and the runs of CUDA blocks, off the 16-byte boundary, TransformerEngine's list, and nothing.
@@ -49,7 +49,7 @@ fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
         }));
         cases.push(Case::new(format!("fp8::dequantize::{name}::scale {given:e}"), Size::Small, move |r| back::<T, Q>(r, 256, 0, given)));
     }
-    for ((length, start), size) in LENGTHS.map(|l| (l, Size::Small)).into_iter().chain([(LARGE, Size::Large)]) {
+    for ((length, start), size) in LENGTHS.map(|l| (l, Size::Small)).into_iter().chain([(LARGE, large_of::<T, Q>())]) {
         let values = move || Scenario::Normal.generate(T::DTYPE, start + length, 3);
         let title = format!("{name}::length_{length}_from_{start}");
         cases.push(Case::new(format!("fp8::cast::{title}"), size, move |r| {

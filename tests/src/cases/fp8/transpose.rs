@@ -9,14 +9,16 @@ use oxtile_tests::oracle::fp8::{Rule, encode, scale, transpose};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
 use super::super::element::TestElement;
-use super::super::mxfp8::TestFp8;
+use super::super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: a tile, parts of one, tiles at edges in both dimensions, and nothing. Rows of whole vectors, then others.
 const SHAPES: [(usize, usize); 11] =
     [(1, 1024), (128, 128), (16, 48), (1, 16), (5, 8), (144, 160), (130, 136), (17, 32), (0, 64), (4, 0), (129, 264)];
 const RAGGED: [(usize, usize); 5] = [(5, 1), (65, 80), (33, 65), (130, 131), (16, 129)];
-const LARGE: [(usize, usize); 4] = [(993, 512), (256, 1024), (512, 512), (256, 2048)];
+const LARGE: (usize, usize) = (993, 512);
+/// Large ones of whole tiles.
+const WHOLE: [(usize, usize); 3] = [(256, 1024), (512, 512), (256, 2048)];
 
 const PLAIN: Rule = Rule { epsilon: 0.0, power_of_two: false, largest: f32::MAX };
 const POWERS: Rule = Rule { epsilon: 1e-4, power_of_two: true, largest: f32::MAX };
@@ -41,7 +43,8 @@ fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
             cast_delayed::<T, Q>(r, scenario, [45, 72])
         }));
     }
-    for ((rows, columns), size) in SHAPES.map(|s| (s, Size::Small)).into_iter().chain(LARGE.map(|s| (s, Size::Large))) {
+    let shapes = SHAPES.map(|s| (s, Size::Small)).into_iter().chain([(LARGE, large_of::<T, Q>())]);
+    for ((rows, columns), size) in shapes.chain(WHOLE.map(|s| (s, Size::Twin))) {
         cases.push(Case::new(format!("fp8::cast_transpose::{name}::{rows}x{columns}"), size, move |r| {
             cast::<T, Q>(r, Scenario::Normal, [rows, columns], PLAIN)
         }));
@@ -108,7 +111,7 @@ fn cast_delayed<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario
 
 /// `T` is any type: it names the kernel of `Q`.
 fn transposes<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
-    let shapes = SHAPES.iter().chain(&RAGGED).map(|s| (*s, Size::Small)).chain(LARGE.map(|s| (s, Size::Large)));
+    let shapes = SHAPES.iter().chain(&RAGGED).map(|s| (*s, Size::Small)).chain([(LARGE, large_of::<T, Q>())]);
     let case = |((rows, columns), size)| {
         Case::new(format!("fp8::transpose::{}::{rows}x{columns}", Q::NAME), size, move |r: &Runtime| {
             let stream = stream(r)?;
@@ -127,7 +130,7 @@ fn transposes<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
             Ok(())
         })
     };
-    shapes.map(case).collect()
+    shapes.chain(WHOLE.map(|s| (s, Size::Twin))).map(case).collect()
 }
 
 fn codes<Q: TestFp8>(elements: Vec<Q>) -> Vec<u8> {
