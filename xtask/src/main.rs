@@ -4,7 +4,6 @@
 mod bundle;
 mod kernel;
 mod kernels;
-mod libraries;
 mod machine;
 mod processor_time;
 mod programs;

@@ -5,6 +5,7 @@ mod build;
 mod compare;
 mod demo;
 mod dequantize;
+mod doctor;
 mod help;
 mod inspect;
 mod launch;
@@ -23,6 +24,7 @@ pub use build::Build;
 pub use compare::Compare;
 pub use demo::DemoCheckpoint;
 pub use dequantize::Dequantize;
+pub use doctor::Doctor;
 pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
 pub use launch::Launch;
@@ -53,6 +55,8 @@ pub enum Request {
     Launch(Launch),
     /// Draw recordings.
     Timeline(Timeline),
+    /// Say what the machine has.
+    Doctor(Doctor),
     /// Compile kernels.
     Build(Build),
     /// Make a checkpoint to try things on.
@@ -110,7 +114,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 9] = [
+    const COMMANDS: [(&str, Parse); 10] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
@@ -118,6 +122,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         ("attention", attention::parse),
         ("launch", launch::parse),
         ("timeline", timeline::parse),
+        ("doctor", doctor::parse),
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),
     ];

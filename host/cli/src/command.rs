@@ -9,7 +9,7 @@ use crate::{
     arguments::{self, Request},
     attention, build,
     compare::Comparison,
-    demo, dequantize,
+    demo, dequantize, doctor,
     inspect::{Inspection, histogram},
     launch,
     progress::Progress,
@@ -43,6 +43,11 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         Request::Attention(request) => print(out, &attention::run(&request)?.to_string()),
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),
+        Request::Doctor(request) => {
+            let report = doctor::run();
+            print_report(out, &report, request.json)?;
+            Ok(report.check()?)
+        }
         Request::Build(request) => print(out, &build::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }

@@ -7,6 +7,7 @@ use crate::{
     attention,
     compare::TooFar,
     dequantize,
+    doctor::Broken,
     inspect::HistogramError,
     launch::LaunchError,
     quantize::job::JobError,
@@ -47,6 +48,9 @@ pub enum Error {
     /// A timeline.
     #[error(transparent)]
     Timeline(#[from] DrawError),
+    /// A machine or an environment.
+    #[error(transparent)]
+    Doctor(#[from] Broken),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

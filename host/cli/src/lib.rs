@@ -1,4 +1,5 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `build` and `demo-checkpoint`.
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `doctor`, `build`
+//! and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -11,6 +12,7 @@ pub mod command;
 pub mod compare;
 pub mod demo;
 pub mod dequantize;
+pub mod doctor;
 pub mod error;
 pub mod inspect;
 pub mod interrupt;

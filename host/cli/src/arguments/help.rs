@@ -14,6 +14,7 @@ Commands:
   attention        Attend: queries, keys and values in, the result out
   launch           Run a program as several ranks on this host
   timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
+  doctor           Say which driver, GPUs, libraries and kernels there are, and how to mend what is missing
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
@@ -116,6 +117,26 @@ One of --svg and --merged is needed, or both. A program on Oxtile that runs with
 emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun say it) inserts that into the name: FILE.json of rank
 3 is FILE.rank3.json. Several files are ranks of one run, aligned by the host's clock. Times are microseconds of the GPUs, or steps
 of the virtual cluster's scheduler, which are no time at all.
+";
+
+pub const DOCTOR_HELP: &str = "\
+Say what this machine and environment have of what Oxtile uses, and how to mend what is missing
+
+Usage: oxtile doctor [OPTIONS]
+
+Options:
+      --json  Print one JSON document (default: lines)
+  -h, --help  Show this
+
+driver     NVIDIA's driver, and the newest CUDA that it is for
+gpu        each GPU, its compute capability and memory
+nccl       the NCCL library that ranks on GPUs use, and its version; nvshmem: NVSHMEM's host library
+symmetric  the back ends of memory that ranks share: which can be used here, and why not the others
+kernels    the compiled kernels: for which architectures, and whether they are those of this program
+launch     what a launcher has told this process (RANK, WORLD_SIZE, ...): run `oxtile launch -n 2 oxtile doctor` to see
+
+Each line begins with ok, absent or BROKEN. Nothing is needed for the emulator. The status is 0 unless something is broken: there, or
+named by a variable, and not working.
 ";
 
 pub const BUILD_HELP: &str = "\

@@ -57,6 +57,7 @@ fn every_option_reaches_its_command() {
     };
     let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
     assert_eq!(words(line).expect("valid"), Request::Build(build));
+    assert_eq!(words("doctor --json").expect("valid"), Request::Doctor(Doctor { json: true }));
     let timeline = Timeline { files: vec!["a".into(), "b".into()], svg: Some("c".into()), merged: Some("d".into()) };
     assert_eq!(words("timeline a --svg c b --merged d").expect("valid"), Request::Timeline(timeline));
     for line in [
@@ -70,6 +71,7 @@ fn every_option_reaches_its_command() {
         "inspect -h",
         "build --help",
         "timeline --help",
+        "doctor --help",
         "demo-checkpoint --help",
     ] {
         assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
@@ -94,6 +96,7 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("timeline --svg a").contains("FILE is missing"));
     assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));
     assert!(refusal("timeline a --json").contains("--json"));
+    assert!(refusal("doctor --fast").contains("--fast"));
     assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed \"x\" is not a whole number"));
     assert!(refusal("help launches").contains("no command is named \"launches\""));
     assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));

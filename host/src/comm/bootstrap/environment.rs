@@ -100,7 +100,11 @@ pub const OVERRIDES_OF_MASTER_PORT: [&str; 2] = [OWN_PORT, AGENT_STORE];
 
 /// The rank that a launcher gave this process, whatever else is set.
 pub(crate) fn process_rank() -> Option<u32> {
-    let rank = LAUNCHERS.iter().find_map(|names| std::env::var(names.rank).ok().filter(|rank| !rank.is_empty()))?;
+    rank_of(|name| std::env::var(name).ok())
+}
+
+fn rank_of(get: impl Fn(&str) -> Option<String>) -> Option<u32> {
+    let rank = LAUNCHERS.iter().find_map(|names| get(names.rank).filter(|rank| !rank.is_empty()))?;
     rank.trim().parse().ok()
 }
 
@@ -253,9 +257,13 @@ fn first_host(list: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn variable(variables: &str, name: &str) -> Option<String> {
+        let mut pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    }
+
     fn read(variables: &str) -> Result<Environment, BootstrapError> {
-        let get = |name: &str| variables.split_whitespace().filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
-        Environment::from_variables(|name| get(name).map(|(_, value)| value.to_owned()))
+        Environment::from_variables(|name| variable(variables, name))
     }
 
     fn refusal(variables: &str) -> String {
@@ -301,6 +309,14 @@ mod tests {
         assert_eq!(slurm.job, JobId::new("16385.2"));
         assert_eq!(slurm.master_ports().collect::<Vec<_>>(), [16385, 16386, 16387, 16388]);
         assert!(refusal(SLURM).starts_with("MASTER_ADDR is not set, though SLURM_PROCID is"));
+    }
+
+    #[test]
+    fn a_rank_is_known_without_the_rest() {
+        let rank = |variables: &str| rank_of(|name| variable(variables, name));
+        assert_eq!(["RANK=3", "OMPI_COMM_WORLD_RANK=3", "PMI_RANK=3", "SLURM_PROCID=3"].map(rank), [Some(3); 4]);
+        assert_eq!(rank("SLURM_PROCID=0 OMPI_COMM_WORLD_RANK=2 RANK="), Some(2));
+        assert_eq!([rank(""), rank("RANK=x")], [None; 2]);
     }
 
     #[test]
