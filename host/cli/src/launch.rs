@@ -48,7 +48,7 @@ enum Event {
 }
 
 /// Runs a program as so many ranks, and returns when all have ended. Makes this process a subreaper: what ranks left behind becomes its
-/// child, and is killed. Children that it had before are not touched.
+/// child, and is killed. Children that it had before live on.
 ///
 /// # Errors
 /// [`LaunchError`]; none of the processes is left, but for those that [`LaunchError::Left`] names.

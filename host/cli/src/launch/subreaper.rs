@@ -1,8 +1,8 @@
 //! What ranks started and left behind in groups of its own (setsid(2)), its parents gone.
 //!
 //! The launcher is a subreaper, prctl(2): a descendant whose parent ends becomes its child instead of init's. So it can be found, killed, and
-//! taken off the system's table. A shell that started the launcher by exec(2) has left it children of its own: these are never touched,
-//! nor is what they start.
+//! taken off the system's table. A shell that became the launcher by exec(2) has left it children of its own: these are not killed, nor is what
+//! they start.
 
 use std::{
     fs, io, ptr, thread,
@@ -18,8 +18,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// This process as a subreaper.
 #[derive(Debug)]
 pub struct Subreaper {
-    /// The children that it had before.
-    inherited: Vec<u32>,
+    /// Whether it had children before.
+    has_inherited: bool,
     /// What the environment of a process of the job holds.
     mark: Vec<u8>,
 }
@@ -41,21 +41,21 @@ impl Subreaper {
     pub fn new(job: &JobId) -> io::Result<Self> {
         // SAFETY: the call touches no memory.
         match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
-            0 => Ok(Self { inherited: children().collect(), mark: format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes() }),
+            0 => Ok(Self { has_inherited: children().next().is_some(), mark: format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes() }),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Takes adopted processes that have ended off the system's table; `ranks`, children too, are somebody else's to reap.
+    /// Takes children that have ended off the system's table; `ranks`, children too, are somebody else's to reap.
     pub fn reap_ended(&self, ranks: &[u32]) {
-        self.others(ranks).for_each(reap_if_ended);
+        children().filter(|child| !ranks.contains(child)).for_each(reap_if_ended);
     }
 
     /// Kills the adopted processes of the job, and their children as they are adopted; returns those that are there after `limit`.
     pub fn kill_adopted(&self, ranks: &[u32], limit: Duration) -> Vec<Survivor> {
         let (deadline, mut pause) = (Instant::now() + limit, FIRST_PAUSE);
         loop {
-            let left: Vec<_> = self.others(ranks).filter(|&child| self.is_of_job(child)).collect();
+            let left: Vec<_> = children().filter(|child| !ranks.contains(child) && self.is_of_job(*child)).collect();
             left.iter().for_each(|&child| kill(child));
             self.reap_ended(ranks);
             if left.is_empty() || Instant::now() >= deadline {
@@ -66,17 +66,12 @@ impl Subreaper {
         }
     }
 
-    /// Children that are neither ranks nor inherited.
-    fn others(&self, ranks: &[u32]) -> impl Iterator<Item = u32> {
-        children().filter(|child| !ranks.contains(child) && !self.inherited.contains(child))
-    }
-
-    /// Where no child was inherited, every adopted one descends from a rank. Else what an inherited one has left behind may be among them: those
-    /// of the job have its mark.
+    /// Where no child was inherited, every adopted one descends from a rank. Else inherited ones, and what they have left behind, may be among
+    /// them: those of the job have its mark.
     fn is_of_job(&self, child: u32) -> bool {
         let has_mark =
             || fs::read(format!("/proc/{child}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == self.mark));
-        self.inherited.is_empty() || has_mark()
+        !self.has_inherited || has_mark()
     }
 }
 

@@ -25,6 +25,19 @@ fn what_a_rank_leaves_behind_ends_with_it() {
 }
 
 #[test]
+fn what_a_rank_leaves_behind_does_not_wait_for_the_others() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // Rank 1 ends well once what rank 0 left behind has ended; nobody has asked the system for that before the end of all.
+    let script = format!(
+        "cd {}; if [ $RANK = 0 ]; then sleep 1000 & echo $! > 0; exit 0; fi
+        i=0; while [ ! -s 0 ] || grep -qs 'State:.[^ZX]' /proc/$(cat 0)/status; do i=$((i+1)); [ $i -lt 400 ] || exit 9; sleep 0.05; done",
+        folder.path().display()
+    );
+    let done = run(&["-n", "2"], &script);
+    assert!(done.status.success(), "{}", stderr(&done));
+}
+
+#[test]
 fn what_left_its_rank_for_a_group_of_its_own_ends_too() {
     for (rest, status) in [("", 0), ("if [ $RANK = 1 ]; then exit 4; fi; sleep 1000", 4)] {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -85,7 +98,11 @@ fn ends_beside(script: &str, of: impl FnOnce(&[String]) -> Traced) -> (Option<i3
 #[test]
 fn what_cannot_be_killed_is_named() {
     let script = "setsid sleep 1000 & echo $! > FOLDER/0; wait";
-    let (status, said, process) = ends_beside(script, |ids| Traced::seize(&ids[0]));
+    let (status, said, process) = ends_beside(script, |ids| {
+        let name = || std::fs::read_to_string(format!("/proc/{}/comm", ids[0])).unwrap_or_default();
+        wait_until("setsid has become sleep", || name() == "sleep\n");
+        Traced::seize(&ids[0])
+    });
     assert_eq!(status, Some(143), "{said}");
     let expected = format!("; process {process} (sleep), which a rank left behind, is there 10 s after SIGKILL: ");
     assert!(said.starts_with("oxtile: ended by SIGTERM") && said.contains(&expected), "{said}");

@@ -88,20 +88,20 @@ fn errors_that_nobody_reads_keep_no_launcher() {
     assert_eq!(status.code(), Some(1), "{} bytes", said.len());
 }
 
+/// It is read for longer than the time to drain after the rank has ended, and never that long without a line.
 #[test]
 fn a_slow_reader_gets_everything() {
-    let mut command =
-        launch(&["-n", "1", "--drain", "1"], "i=0; while [ $i -lt 30 ]; do head -c 30000 /dev/zero | tr '\\0' x; echo; i=$((i+1)); done");
-    let mut launcher = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
-    let (mut reader, mut piece, mut total) = (launcher.stdout.take().expect("piped"), vec![0; 60_000], 0);
-    // Twice as long as the time to drain, and never that long without a line.
+    let script = "i=0; while [ $i -lt 150 ]; do head -c 1000 /dev/zero | tr '\\0' x; echo; i=$((i+1)); done";
+    let mut launcher = launch(&["-n", "1", "--drain", "1"], script).stdout(Stdio::piped()).spawn().expect("the binary runs");
+    let (mut reader, mut piece, mut total) = (launcher.stdout.take().expect("piped"), vec![0; 3000], 0);
+    std::thread::sleep(Duration::from_millis(500));
     loop {
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(50));
         match reader.read(&mut piece).expect("readable") {
             0 => break,
             count => total += count,
         }
     }
     assert!(launcher.wait().expect("it ends").success());
-    assert_eq!(total, 30 * (30_001 + "[rank 0] ".len()));
+    assert_eq!(total, 150 * (1001 + "[rank 0] ".len()));
 }
