@@ -1,6 +1,9 @@
 //! NCCL on the machine's GPUs, a rank a thread: what every collective computes, and how failures end. Skipped where there are
 //! no two GPUs or no NCCL; `OXTILE_REQUIRE=nccl` makes that a failure.
 
+#[path = "comm/schedules.rs"]
+mod schedules;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -25,11 +28,17 @@ fn main() -> ExitCode {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = found.as_ref().err().filter(|_| !required);
     let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
-    let tests: [(&str, Test); 8] = [
+    let tests: [(&str, Test); 14] = [
         ("reductions", reductions),
         ("gathers_and_broadcasts", gathers_and_broadcasts),
         ("rings_and_exchanges", rings_and_exchanges),
-        ("halves_of_a_world", halves_of_a_world),
+        ("rings_in_a_group", |member| schedule(&schedules::Rings, member)),
+        ("calls_of_every_kind_in_a_group", |member| schedule(&schedules::Together, member)),
+        ("a_group_on_two_streams", |member| schedule(&schedules::TwoStreams, member)),
+        ("parts_by_colour_and_key", |member| schedule(&schedules::Halves, member)),
+        ("parts_by_teams", |member| schedule(&schedules::Teams, member)),
+        ("misuse_of_groups", |member| schedule(&schedules::Misuse, member)),
+        ("a_body_that_fails", |member| schedule(&schedules::Failed, member)),
         ("a_collective_in_a_graph", a_collective_in_a_graph),
         ("collectives_are_recorded", collectives_are_recorded),
         ("wrong_arguments_enqueue_nothing", wrong_arguments_enqueue_nothing),
@@ -153,15 +162,10 @@ fn gathers_and_broadcasts(member: &Member) -> Result<()> {
 fn rings_and_exchanges(member: &Member) -> Result<()> {
     let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
     let neighbour = |by: u32| Rank::new((rank + by) % world, member.comm.world()).expect("of this world");
-    let mut mine = Buffer::from_slice(stream, &vec![rank; 1 << 20])?;
+    let mine = Buffer::from_slice(stream, &vec![rank; 1 << 20])?;
     let mut theirs = Buffer::<u32>::zeros(stream, 1 << 20)?;
     member.comm.exchange(stream, &[(neighbour(1), &mine)], &mut [(neighbour(world - 1), &mut theirs)])?;
     member.check(&theirs, &vec![neighbour(world - 1).index(); 1 << 20])?;
-    member.comm.group(|| {
-        member.comm.send(stream, &theirs, neighbour(1))?;
-        member.comm.recv(stream, &mut mine, neighbour(world - 1))
-    })?;
-    member.check(&mine, &vec![neighbour(world - 2).index(); 1 << 20])?;
     let parts: Vec<u32> = (0..world).flat_map(|to| [100 * rank + to; 3]).collect();
     let parts = Buffer::from_slice(stream, &parts)?;
     let mut turned = Buffer::<u32>::zeros(stream, parts.len())?;
@@ -170,19 +174,9 @@ fn rings_and_exchanges(member: &Member) -> Result<()> {
     member.check(&turned, &expected)
 }
 
-fn halves_of_a_world(member: &Member) -> Result<()> {
-    let (rank, world, stream) = (member.rank(), member.world(), &member.stream);
-    // Even and odd ranks, the last first; rank 0 stays out of the second split.
-    let half = member.comm.split(Some(rank % 2), world - rank)?.expect("a colour was named");
-    assert_eq!(half.world().get(), world / 2);
-    assert_eq!(half.rank().index(), (world - 1 - rank) / 2);
-    let mut sum = Buffer::from_slice(stream, &[rank])?;
-    half.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
-    half.synchronize(stream)?;
-    member.check(&sum, &[(0..world).filter(|other| other % 2 == rank % 2).sum()])?;
-    let rest = member.comm.split((rank != 0).then_some(0), rank)?;
-    assert_eq!(rest.map(|rest| rest.world().get()), (rank != 0).then_some(world - 1));
-    Ok(())
+/// What the virtual cluster is asked too.
+fn schedule(case: &impl schedules::Case, member: &Member) -> Result<()> {
+    case.run(&member.comm, [&member.stream, &member.stream.device().stream()?])
 }
 
 fn a_collective_in_a_graph(member: &Member) -> Result<()> {

@@ -3,7 +3,8 @@
 use oxtile_tile::num::{Pod, bf16, f16};
 
 use super::rank::{Rank, WorldSize};
-use crate::runtime::{Buffer, Result, Stream};
+use super::team::Team;
+use crate::runtime::{Buffer, Error, Result, Stream};
 
 /// How elements of the ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,12 +116,52 @@ pub trait Communicator {
         self.exchange(stream, &[], &mut [(from, buffer)])
     }
 
+    /// The calls of `body` as one, made when it ends: none of them waits for another, so that sends and receives may come in any order, and all data go
+    /// together. Nothing is enqueued before the end: the body waits for nothing, and what the calls read and write is used behind the group. A stream
+    /// of the calls goes on when all of them are done, whatever their streams. The calls that a body made before it failed are made all the same, since
+    /// other ranks wait for them.
+    ///
+    /// # Errors
+    /// What the body returns; [`Invalid`](crate::Error::Invalid) for a group in a group, and, of the calls in it, for one on another communicator, or
+    /// one of two that use the same buffer of which one writes it; an error of the transport.
+    fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R>;
+
+    /// A communicator of the ranks that name the same colour, ordered by `key` and then by their ranks here; none for a rank that names none. Every
+    /// rank calls it, and waits for all: drive each by a thread of its own. One thread that drives several makes [teams](Self::team).
+    ///
+    /// # Errors
+    /// Ranks that do not come, or call something else; [`Invalid`](crate::Error::Invalid) inside a [group](Self::group); an error of the transport.
+    fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>>
+    where
+        Self: Sized;
+
+    /// A communicator of a team's members, numbered as in the team; none for a rank outside. Every rank calls it, a rank outside too.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split), and [`Invalid`](crate::Error::Invalid) for a team of a world of another size.
+    fn team(&self, team: &Team) -> Result<Option<Self>>
+    where
+        Self: Sized,
+    {
+        check_team(team, self.world(), "Communicator::team")?;
+        let place = team.rank_of(self.rank());
+        self.split(place.map(|_| 0), place.map_or(0, Rank::index))
+    }
+
     /// Later work of the stream starts when every rank's stream has come here. The host does not wait.
     ///
     /// # Errors
     /// [`ForeignRuntime`](crate::Error::ForeignRuntime); an error of the transport.
     #[track_caller]
     fn barrier(&self, stream: &Stream) -> Result<()>;
+}
+
+/// Fails for a team of a world of another size.
+pub(super) fn check_team(team: &Team, world: WorldSize, what: &'static str) -> Result<()> {
+    if team.world() == world {
+        return Ok(());
+    }
+    Err(Error::Invalid { what, why: format!("the team is of a world of {}, this one has {world}", team.world()) })
 }
 
 /// Agreement on the largest magnitudes of many tensors: what quantization needs of a world, and no more.

@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use oxtile_tile::num::Pod;
 
 use super::board::LocalBoard;
-use super::communicator::{Communicator, ReduceOp, Reducible};
+use super::communicator::{Communicator, ReduceOp, Reducible, check_team};
+use super::group;
 use super::meeting::{ArenaRank, Meeting};
 use super::rank::{Rank, WorldSize};
+use super::sequence::Sequence;
 use super::team::Team;
+use crate::runtime::backend::Caller;
 use crate::runtime::emulated::{Call, Cluster, Group, Part, Reduction, Region, Transfer};
 use crate::runtime::memory::{self, Memory};
 use crate::runtime::runtime::lock;
@@ -30,30 +34,42 @@ pub struct EmulatedCommunicator {
     driver: Arc<Driver>,
     /// The stream of the last call, which the next comes after.
     last: Mutex<Option<Arc<StreamInner>>>,
+    /// The calls of the group under way.
+    grouped: Mutex<Vec<Enqueued>>,
+}
+
+/// A call on its way to a stream.
+struct Enqueued {
+    stream: Arc<StreamInner>,
+    part: Part,
+    /// What it uses, and whether it writes it.
+    uses: Vec<(Arc<Memory>, bool)>,
+    caller: Caller,
 }
 
 /// Ranks that call together, and the teams split off from them.
 struct Ranks {
     group: Arc<Group>,
-    teams: Mutex<Vec<(Team, Arc<Ranks>)>>,
+    /// By name and size.
+    parts: Mutex<BTreeMap<(String, WorldSize), Arc<Ranks>>>,
     board: Arc<LocalBoard>,
     /// How many arenas each rank has opened.
     arenas: Mutex<BTreeMap<Rank, u64>>,
+    /// Where each rank tells the others how it is split.
+    splits: Vec<Sequence>,
 }
 
 impl Ranks {
-    fn new(name: String, size: WorldSize) -> Arc<Self> {
-        Arc::new(Self { group: Group::new(name, size.get()), teams: Mutex::default(), board: Arc::default(), arenas: Mutex::default() })
+    fn new(name: String, size: WorldSize, patience: Duration) -> Arc<Self> {
+        let (board, all): (Arc<LocalBoard>, Vec<_>) = (Arc::default(), size.ranks().collect());
+        let splits = all.iter().map(|me| Sequence::new(board.clone(), &name, *me, all.clone(), patience)).collect();
+        Arc::new(Self { group: Group::new(name, size.get()), parts: Mutex::default(), board, arenas: Mutex::default(), splits })
     }
 
-    fn team(&self, team: &Team) -> Arc<Self> {
-        let mut teams = lock(&self.teams);
-        if let Some((_, ranks)) = teams.iter().find(|(known, _)| known == team) {
-            return Arc::clone(ranks);
-        }
-        let ranks = Self::new(format!("{team:?}"), team.size());
-        teams.push((team.clone(), Arc::clone(&ranks)));
-        ranks
+    /// The ranks of a part, the same for all of its members.
+    fn part(&self, name: String, size: WorldSize, patience: Duration) -> Arc<Self> {
+        let new = || Self::new(name.clone(), size, patience);
+        Arc::clone(lock(&self.parts).entry((name.clone(), size)).or_insert_with(new))
     }
 }
 
@@ -61,17 +77,23 @@ impl Ranks {
 struct Driver {
     device: Device,
     handle: u64,
+    /// Where else it is a rank: of the world, and of parts.
+    places: Mutex<Vec<(Weak<Ranks>, Rank)>>,
 }
 
 impl Driver {
     fn new(device: Device) -> Result<Self> {
         let handle = cluster(&device)?.add_rank();
-        Ok(Self { device, handle })
+        Ok(Self { device, handle, places: Mutex::default() })
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        for (ranks, rank) in lock(&self.places).drain(..) {
+            // Nobody waits in vain for how it is split.
+            ranks.upgrade().iter().for_each(|ranks| ranks.splits[rank.index() as usize].give_up("it is gone"));
+        }
         if let Ok(cluster) = cluster(&self.device) {
             cluster.remove_rank(self.handle);
         }
@@ -89,12 +111,19 @@ impl EmulatedCommunicator {
     /// # Errors
     /// [`Error::Invalid`] for a runtime that is not emulated.
     pub fn world_of(runtime: &Runtime, size: WorldSize) -> Result<Vec<Self>> {
-        let ranks = Ranks::new("the world".to_owned(), size);
+        let patience = cluster(&runtime.device(0)?)?.patience();
+        let ranks = Ranks::new("the world".to_owned(), size, patience);
         let rank = |rank: Rank| {
             let driver = Driver::new(runtime.device(rank.index() % runtime.device_count())?)?;
-            Ok(Self { rank, world: size, ranks: Arc::clone(&ranks), driver: Arc::new(driver), last: Mutex::new(None) })
+            Ok(Self::of(rank, size, &ranks, &Arc::new(driver)))
         };
         size.ranks().map(rank).collect()
+    }
+
+    fn of(rank: Rank, world: WorldSize, ranks: &Arc<Ranks>, driver: &Arc<Driver>) -> Self {
+        lock(&driver.places).push((Arc::downgrade(ranks), rank));
+        let (ranks, driver) = (Arc::clone(ranks), Arc::clone(driver));
+        Self { rank, world, ranks, driver, last: Mutex::default(), grouped: Mutex::default() }
     }
 
     /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whoever made
@@ -103,13 +132,10 @@ impl EmulatedCommunicator {
     /// # Errors
     /// [`Error::Invalid`] for a team of a world of another size.
     pub fn team(&self, team: &Team) -> Result<Option<Self>> {
-        if team.world() != self.world {
-            let why = format!("the team is of a world of {}, this one has {}", team.world(), self.world);
-            return Err(Error::Invalid { what: "EmulatedCommunicator::team", why });
-        }
+        check_team(team, self.world, "EmulatedCommunicator::team")?;
         let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
-        let (ranks, driver) = (self.ranks.team(team), Arc::clone(&self.driver));
-        Ok(Some(Self { rank, world: team.size(), ranks, driver, last: Mutex::new(None) }))
+        let ranks = self.ranks.part(format!("{team:?}"), team.size(), cluster(self.device())?.patience());
+        Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
     }
 
     /// The rank's device.
@@ -139,16 +165,44 @@ impl EmulatedCommunicator {
         if expected == Some(buffer) { Ok(()) } else { Err(Error::Length { what, expected: expected.unwrap_or(u64::MAX), found: buffer }) }
     }
 
-    /// Enqueues this rank's part, after earlier work on its memory and after this rank's last call.
+    /// The same for all calls of this communicator.
+    fn id(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// Enqueues this rank's part, or keeps it for the end of the group that it belongs to.
     #[track_caller]
-    fn enqueue(&self, stream: &Stream, part: Part, uses: &[(&Arc<Memory>, bool)]) -> Result<()> {
+    fn enqueue(&self, stream: &Stream, what: &'static str, part: Part, uses: &[(&Arc<Memory>, bool)]) -> Result<()> {
+        let is_grouped = group::join(self.id(), what, uses.iter().copied())?;
+        let uses = uses.iter().map(|(memory, writes)| (Arc::clone(memory), *writes)).collect();
+        let call = Enqueued { stream: Arc::clone(&stream.0), part, uses, caller: Location::caller() };
+        if is_grouped {
+            lock(&self.grouped).push(call);
+            return Ok(());
+        }
+        self.enqueue_together(vec![call])
+    }
+
+    /// Enqueues calls on the stream of the first, after earlier work on their memory, on all of their streams, and after this rank's last call; the other
+    /// streams go on behind them.
+    fn enqueue_together(&self, calls: Vec<Enqueued>) -> Result<()> {
+        let Some(stream) = calls.first().map(|call| Arc::clone(&call.stream)) else { return Ok(()) };
         let cluster = cluster(self.device())?;
         cluster.drive(self.driver.handle);
-        let stream = &stream.0;
+        let mut others: Vec<Arc<StreamInner>> = Vec::new();
+        for call in &calls {
+            if call.stream.id != stream.id && others.iter().all(|other| other.id != call.stream.id) {
+                others.push(Arc::clone(&call.stream));
+            }
+        }
         let _enqueue = stream.runtime.enqueue();
-        self.order_calls(stream)?;
-        memory::order(stream, |wait_for| uses.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
-        cluster.collective(stream.id, part, Location::caller())
+        self.order_calls(&stream)?;
+        stream.order_after(&others)?;
+        memory::order(&stream, |wait_for| {
+            calls.iter().flat_map(|call| &call.uses).for_each(|(memory, writes)| memory.add_use(&stream, *writes, wait_for));
+        })?;
+        cluster.collectives(stream.id, calls.into_iter().map(|call| (call.part, call.caller)).collect())?;
+        others.iter().try_for_each(|other| other.order_after(std::slice::from_ref(&stream)))
     }
 
     /// A captured call comes after those of its own capture; the replay is ordered by what it is enqueued behind.
@@ -195,7 +249,7 @@ impl Communicator for EmulatedCommunicator {
         buffer.check_stream(stream, WHAT)?;
         let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: region(buffer).bytes };
         let part = Part::collective(&self.ranks.group, self.rank, call, region(buffer), region(buffer));
-        self.enqueue(stream, part, &[(buffer.memory(), true)])
+        self.enqueue(stream, WHAT, part, &[(buffer.memory(), true)])
     }
 
     #[track_caller]
@@ -207,7 +261,7 @@ impl Communicator for EmulatedCommunicator {
         self.check_parts("Communicator::all_gather, output", shard.len(), output.len())?;
         let call = Call::AllGather { shard_bytes: region(shard).bytes };
         let part = Part::collective(&self.ranks.group, self.rank, call, region(shard), region(output));
-        self.enqueue(stream, part, &[(shard.memory(), false), (output.memory(), true)])
+        self.enqueue(stream, WHAT, part, &[(shard.memory(), false), (output.memory(), true)])
     }
 
     #[track_caller]
@@ -219,7 +273,7 @@ impl Communicator for EmulatedCommunicator {
         self.check_parts("Communicator::reduce_scatter, input", shard.len(), input.len())?;
         let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: region(shard).bytes };
         let part = Part::collective(&self.ranks.group, self.rank, call, region(input), region(shard));
-        self.enqueue(stream, part, &[(input.memory(), false), (shard.memory(), true)])
+        self.enqueue(stream, WHAT, part, &[(input.memory(), false), (shard.memory(), true)])
     }
 
     #[track_caller]
@@ -233,7 +287,7 @@ impl Communicator for EmulatedCommunicator {
         let (none, is_root) = (Region::default(), root == self.rank);
         let (input, output) = if is_root { (region(buffer), none) } else { (none, region(buffer)) };
         let part = Part::collective(&self.ranks.group, self.rank, call, input, output);
-        self.enqueue(stream, part, &[(buffer.memory(), !is_root)])
+        self.enqueue(stream, WHAT, part, &[(buffer.memory(), !is_root)])
     }
 
     #[track_caller]
@@ -248,7 +302,7 @@ impl Communicator for EmulatedCommunicator {
         }
         let call = Call::AllToAll { bytes: region(input).bytes };
         let part = Part::collective(&self.ranks.group, self.rank, call, region(input), region(output));
-        self.enqueue(stream, part, &[(input.memory(), false), (output.memory(), true)])
+        self.enqueue(stream, WHAT, part, &[(input.memory(), false), (output.memory(), true)])
     }
 
     #[track_caller]
@@ -267,14 +321,60 @@ impl Communicator for EmulatedCommunicator {
         let receives = receives.iter().map(|(peer, buffer)| transfer(*peer, buffer, true)).collect::<Result<_>>()?;
         let part = Part::exchange(&self.ranks.group, self.rank, sends, receives);
         let uses: Vec<_> = uses.iter().map(|(memory, writes)| (memory, *writes)).collect();
-        self.enqueue(stream, part, &uses)
+        self.enqueue(stream, WHAT, part, &uses)
     }
 
     #[track_caller]
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.check_stream(stream, "Communicator::barrier")?;
+        const WHAT: &str = "Communicator::barrier";
+        self.check_stream(stream, WHAT)?;
         let none = Region::default();
-        self.enqueue(stream, Part::collective(&self.ranks.group, self.rank, Call::Barrier, none, none), &[])
+        self.enqueue(stream, WHAT, Part::collective(&self.ranks.group, self.rank, Call::Barrier, none, none), &[])
+    }
+
+    fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let open = group::begin(self.id())?;
+        let end = GroupEnd(self);
+        let done = body();
+        let ended = end.run();
+        drop(open);
+        done.and_then(|done| ended.map(|()| done))
+    }
+
+    /// The ranks meet on their host, not on streams.
+    fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
+        let cluster = cluster(self.device())?;
+        cluster.drive(self.driver.handle);
+        let splits = &self.ranks.splits[self.rank.index() as usize];
+        let Some(part) = splits.split_within(colour, key, cluster.patience_for_others())? else { return Ok(None) };
+        let team = Team::new(self.world, part.members())?;
+        let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
+        let ranks = self.ranks.part(part.name().to_owned(), team.size(), cluster.patience());
+        Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
+    }
+
+    /// As [`EmulatedCommunicator::team`], which waits for nobody.
+    fn team(&self, team: &Team) -> Result<Option<Self>> {
+        group::refuse("Communicator::team", "a group is under way on this thread: make the team before it or behind it")?;
+        Self::team(self, team)
+    }
+}
+
+/// The end of a group, also when its body panics: the calls that it made are enqueued.
+struct GroupEnd<'a>(&'a EmulatedCommunicator);
+
+impl GroupEnd<'_> {
+    fn run(self) -> Result<()> {
+        let communicator = self.0;
+        std::mem::forget(self);
+        communicator.enqueue_together(std::mem::take(&mut *lock(&communicator.grouped)))
+    }
+}
+
+impl Drop for GroupEnd<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.enqueue_together(std::mem::take(&mut *lock(&self.0.grouped)));
     }
 }
 

@@ -10,6 +10,7 @@ mod board;
 pub mod bootstrap;
 mod communicator;
 mod emulated;
+mod group;
 mod host_rank;
 mod meeting;
 mod nccl;

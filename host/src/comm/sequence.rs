@@ -52,17 +52,37 @@ impl Sequence {
         Self { board, name: name.to_owned(), me, members, patience, calls: Mutex::new(0) }
     }
 
+    /// What the group is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The group's ranks on the board, in the group's order.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// This rank says nothing more here; whoever waits for it is told why.
+    pub fn give_up(&self, why: &str) {
+        self.board.give_up(self.me, &self.scope(), why);
+    }
+
     /// Waits until all ranks have come to their next call, and compares them.
     ///
     /// # Errors
     /// [`Error::Mismatch`], the same on every rank; who did not come, or is gone.
     pub fn agree(&self, call: impl fmt::Display) -> Result<()> {
-        self.meet(&Note::Call(call.to_string())).map(drop)
+        self.meet(&Note::Call(call.to_string()), self.patience).map(drop)
     }
 
     /// As [`agree`](Self::agree) for a split: the calls of the part that this rank goes on in.
     pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
-        let (number, notes) = self.meet(&Note::Split { colour, key })?;
+        self.split_within(colour, key, self.patience)
+    }
+
+    /// The same with a patience of its own.
+    pub fn split_within(&self, colour: Option<u32>, key: u32, patience: Duration) -> Result<Option<Self>> {
+        let (number, notes) = self.meet(&Note::Split { colour, key }, patience)?;
         let Some(mine) = colour else { return Ok(None) };
         let place = |(rank, note): (&Rank, Note)| match note {
             Note::Split { colour, key } if colour == Some(mine) => Some((key, *rank)),
@@ -77,7 +97,7 @@ impl Sequence {
     }
 
     /// The number of this call, and what all ranks say of it, in the group's order.
-    fn meet(&self, mine: &Note) -> Result<(u64, Vec<Note>)> {
+    fn meet(&self, mine: &Note, patience: Duration) -> Result<(u64, Vec<Note>)> {
         // Held until all have come: calls of one rank come one after another.
         let mut calls = lock(&self.calls);
         let number = *calls;
@@ -85,7 +105,7 @@ impl Sequence {
         // Begins with the name: who gives up what goes by that name gives up its calls.
         let key = |number: u64| format!("{}{number}", self.scope());
         self.board.publish_to(&self.members, self.me, &key(number), serde_json::to_vec(mine).unwrap_or_default())?;
-        let found = gather_of(&*self.board, &self.members, &key(number), self.patience)?;
+        let found = gather_of(&*self.board, &self.members, &key(number), patience)?;
         let unknown = || Note::Call("something else".to_owned());
         let notes: Vec<Note> = found.iter().map(|note| serde_json::from_slice(note).unwrap_or_else(|_| unknown())).collect();
         // All have come to this call, so nobody reads of the one before any more.

@@ -1,21 +1,58 @@
 //! A world of one rank.
 
+use std::fmt;
+use std::panic::Location;
+use std::sync::{Arc, Mutex};
+
 use oxtile_tile::num::Pod;
 
 use super::communicator::{Communicator, ReduceOp, Reducible};
+use super::group;
 use super::rank::{Rank, WorldSize};
+use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::memory::{self, Memory};
+use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Device, Error, Result, Stream};
 
 /// The communicator of a program that runs alone: a reduction of one is the thing itself, a gather is a copy.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SingleRank {
     device: Device,
+    /// Of the group under way.
+    messages: Arc<Mutex<Messages>>,
+}
+
+/// Messages to oneself, each end with its stream.
+#[derive(Default)]
+struct Messages {
+    sent: Vec<(Stream, Arc<Memory>)>,
+    received: Vec<(Stream, Arc<Memory>, Caller)>,
 }
 
 impl SingleRank {
     /// The only rank, on its device.
     pub fn new(device: &Device) -> Self {
-        Self { device: device.clone() }
+        Self { device: device.clone(), messages: Arc::default() }
+    }
+
+    fn id(&self) -> usize {
+        Arc::as_ptr(&self.messages) as usize
+    }
+
+    /// Copies what a group sent to what it received, in the order of the calls.
+    fn deliver(&self) -> Result<()> {
+        let Messages { sent, received } = std::mem::take(&mut *lock(&self.messages));
+        check_count(sent.len(), received.len())?;
+        sent.into_iter().zip(received).try_for_each(|((from, source), (to, target, caller))| {
+            if source.bytes != target.bytes {
+                return Err(Error::Length { what: "Communicator::recv, in bytes", expected: source.bytes, found: target.bytes });
+            }
+            to.0.order_after(std::slice::from_ref(&from.0))?;
+            let copy =
+                Copy { direction: Direction::DeviceToDevice, target: target.address, source: source.address, bytes: source.bytes, caller };
+            memory::copy(&to.0, copy, Some(&target), Some(&source))?;
+            from.0.order_after(std::slice::from_ref(&to.0))
+        })
     }
 
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
@@ -74,14 +111,49 @@ impl Communicator for SingleRank {
         if let Some(peer) = peers.into_iter().find(|peer| *peer != Rank::ZERO) {
             return Err(Error::Invalid { what: WHAT, why: format!("{peer} is not of this world, which has rank 0 alone") });
         }
-        if sends.len() != receives.len() {
-            let why = format!("{} messages are sent and {} received, all by rank 0: nobody else is there", sends.len(), receives.len());
-            return Err(Error::Invalid { what: WHAT, why });
+        let uses = sends.iter().map(|(_, from)| (from.memory(), false)).chain(receives.iter().map(|(_, to)| (to.memory(), true)));
+        if group::join(self.id(), WHAT, uses)? {
+            sends.iter().try_for_each(|(_, from)| from.check_stream(stream, WHAT))?;
+            receives.iter().try_for_each(|(_, to)| to.check_stream(stream, WHAT))?;
+            let (mut messages, caller) = (lock(&self.messages), Location::caller());
+            messages.sent.extend(sends.iter().map(|(_, from)| (stream.clone(), Arc::clone(from.memory()))));
+            messages.received.extend(receives.iter().map(|(_, to)| (stream.clone(), Arc::clone(to.memory()), caller)));
+            return Ok(());
         }
+        check_count(sends.len(), receives.len())?;
         sends.iter().zip(receives).try_for_each(|((_, from), (_, to))| to.copy_from(stream, from))
+    }
+
+    /// Its calls are made one after another, messages at its end: there is nobody to wait for.
+    fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let open = group::begin(self.id())?;
+        *lock(&self.messages) = Messages::default();
+        let done = body();
+        let delivered = self.deliver();
+        drop(open);
+        done.and_then(|done| delivered.map(|()| done))
+    }
+
+    fn split(&self, colour: Option<u32>, _key: u32) -> Result<Option<Self>> {
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
+        Ok(colour.map(|_| Self::new(&self.device)))
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream, "Communicator::barrier")
+    }
+}
+
+fn check_count(sent: usize, received: usize) -> Result<()> {
+    if sent == received {
+        return Ok(());
+    }
+    let why = format!("{sent} messages are sent and {received} received, all by rank 0: nobody else is there");
+    Err(Error::Invalid { what: "Communicator::exchange", why })
+}
+
+impl fmt::Debug for SingleRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SingleRank").field("device", &self.device).finish_non_exhaustive()
     }
 }

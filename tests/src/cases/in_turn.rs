@@ -97,6 +97,14 @@ impl Communicator for InTurn {
         unused("InTurn::exchange")
     }
 
+    fn group<R>(&self, _: impl FnOnce() -> Result<R>) -> Result<R> {
+        unused("InTurn::group")
+    }
+
+    fn split(&self, _: Option<u32>, _: u32) -> Result<Option<Self>> {
+        unused("InTurn::split")
+    }
+
     fn barrier(&self, _: &Stream) -> Result<()> {
         unused("InTurn::barrier")
     }

@@ -9,6 +9,7 @@ use oxtile_tile::num::Pod;
 
 use super::communicator::NcclCommunicator;
 use super::library::{Comm, CudaStream, Functions, SUCCESS};
+use crate::comm::group;
 use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
 use crate::runtime::emulated::{Call, Reduction};
 use crate::runtime::{Buffer, Error, Memory, Result, Stream, lock, order, recorder};
@@ -102,6 +103,14 @@ impl Communicator for NcclCommunicator {
         })
     }
 
+    fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.run_group(body)
+    }
+
+    fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
+        self.split_off(colour, key)
+    }
+
     /// A reduction of one byte of every rank.
     fn barrier(&self, stream: &Stream) -> Result<()> {
         self.all_reduce(stream, &mut lock(&self.token), ReduceOp::Max)
@@ -122,6 +131,8 @@ impl NcclCommunicator {
     ) -> Result<()> {
         self.check_stream(stream, what)?;
         reads.iter().chain(writes).try_for_each(|memory| memory.check_stream(&stream.0, what))?;
+        let uses = reads.iter().map(|memory| (*memory, false)).chain(writes.iter().map(|memory| (*memory, true)));
+        group::join(self.id(), what, uses)?;
         if let Some(compared) = compared {
             self.handle.agree(|| compared.to_string())?;
         }

@@ -10,6 +10,7 @@ use super::bootstrap::exchange_id;
 use super::handle::Handle;
 use super::library::{Comm, Nccl as Library, NcclVersion, SUCCESS, UniqueId};
 use crate::comm::bootstrap::{Environment, Store};
+use crate::comm::group;
 use crate::comm::sequence::Sequence;
 use crate::comm::{Board, Rank, WorldSize};
 use crate::runtime::recorder::Group;
@@ -138,22 +139,19 @@ impl NcclCommunicator {
         Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)), group: Arc::default() })
     }
 
-    /// A communicator of the ranks that name the same colour, ordered by `key` and then by their ranks here; none for a rank
-    /// that names none. Every rank calls it.
-    ///
-    /// # Errors
-    /// As a collective's.
-    pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
+    /// The same for all handles of this communicator, and no other's.
+    pub(super) fn id(&self) -> usize {
+        Arc::as_ptr(&self.handle) as usize
+    }
+
+    pub(super) fn split_off(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
         self.device.runtime.backend.make_current(self.device.index)?;
         self.handle.split(colour, key)?.map(|part| Self::new(part, &self.device)).transpose()
     }
 
-    /// The calls of `body` as one: their transfers run together, and sends and receives in it do not wait for one another.
-    /// Calls on other communicators do not belong into the body.
-    ///
-    /// # Errors
-    /// What the body returns, and what NCCL says at its end.
-    pub fn group(&self, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn run_group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        let open = group::begin(self.id())?;
         // SAFETY: no arguments; the matching end follows, whatever the body returns.
         self.handle.call("ncclGroupStart", |nccl, _| unsafe { (nccl.group_start)() })?;
         let end = GroupEnd(&self.handle);
@@ -161,7 +159,9 @@ impl NcclCommunicator {
         let done = body();
         let ended = end.run();
         let recorded = self.group.end(&*self.device.runtime.backend);
-        done.and(ended).and(recorded)
+        // Not before: what the calls use is there until they are enqueued.
+        drop(open);
+        done.and_then(|done| ended.and(recorded).map(|()| done))
     }
 
     /// Waits until all work of the stream is done, at most as long as the deadline.
@@ -169,7 +169,9 @@ impl NcclCommunicator {
     /// # Errors
     /// [`Error::Deadline`] and what NCCL reports, after which the communicator is aborted; what went wrong in the stream's work.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
-        self.check_stream(stream, "NcclCommunicator::synchronize")?;
+        const WHAT: &str = "NcclCommunicator::synchronize";
+        self.check_stream(stream, WHAT)?;
+        group::refuse(WHAT, "a group is under way on this thread, whose calls are not enqueued yet: wait behind it")?;
         let event = stream.mark()?;
         self.handle.wait("work on a stream", || event.is_done())
     }

@@ -53,14 +53,28 @@ impl Cluster {
         Ok(())
     }
 
-    /// Enqueues a rank's part in a collective.
-    pub fn collective(&self, stream: StreamId, part: Part, caller: Caller) -> Result<()> {
-        let part = Arc::new(part);
+    /// Enqueues a rank's parts in collectives that are called as one: it comes to all of them before it waits for any.
+    pub fn collectives(&self, stream: StreamId, parts: Vec<(Part, Caller)>) -> Result<()> {
+        let parts: Vec<_> = parts.into_iter().map(|(part, caller)| (Arc::new(part), caller)).collect();
         let mut state = lock(&self.state);
-        state.push(stream.handle, Operation::Arrive(Arc::clone(&part)), Some(caller))?;
-        state.push(stream.handle, Operation::Leave(part), Some(caller))?;
+        for (part, caller) in &parts {
+            state.push(stream.handle, Operation::Arrive(Arc::clone(part)), Some(*caller))?;
+        }
+        for (part, caller) in parts {
+            state.push(stream.handle, Operation::Leave(part), Some(caller))?;
+        }
         self.progress.notify_all();
         Ok(())
+    }
+
+    /// How long a wait goes on where other threads may still enqueue what is missing.
+    pub fn patience(&self) -> Duration {
+        self.options.patience
+    }
+
+    /// How long this thread may wait on the host for other ranks: not at all where it drives all of them.
+    pub fn patience_for_others(&self) -> Duration {
+        if lock(&self.state).others_may_enqueue() { self.options.patience } else { Duration::ZERO }
     }
 
     /// Allocates one of the pieces of a range of addresses; where it lies, and the bytes from one piece to the next.

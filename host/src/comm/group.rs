@@ -1,0 +1,112 @@
+//! Calls that are made as one: what belongs together, and what does not.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::runtime::{Error, Memory, Result};
+
+const WHAT: &str = "Communicator::group";
+
+thread_local! {
+    /// The group that this thread's calls belong to.
+    static UNDER_WAY: RefCell<Option<Group>> = const { RefCell::new(None) };
+}
+
+struct Group {
+    /// Which communicator's.
+    communicator: usize,
+    /// What its calls use, and whether they write it: kept until the calls are enqueued.
+    uses: Vec<(Arc<Memory>, bool)>,
+}
+
+/// The group of this thread, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Open(());
+
+/// Begins the group of a communicator, whichever handle it is called by.
+///
+/// # Errors
+/// [`Error::Invalid`] inside another group.
+pub(super) fn begin(communicator: usize) -> Result<Open> {
+    refuse(WHAT, "a group is under way on this thread, and groups do not nest: make its calls in the group that there is")?;
+    UNDER_WAY.set(Some(Group { communicator, uses: Vec::new() }));
+    Ok(Open(()))
+}
+
+/// Fails where a group is under way on this thread.
+pub(super) fn refuse(what: &'static str, why: &str) -> Result<()> {
+    if UNDER_WAY.with_borrow(Option::is_some) { Err(Error::Invalid { what, why: why.to_owned() }) } else { Ok(()) }
+}
+
+/// Notes a call of a communicator. Whether it belongs to a group, and then waits for the end of it.
+///
+/// # Errors
+/// [`Error::Invalid`] for a call on another communicator than the group's, and for memory that two calls of the group use and one writes: they have
+/// no order.
+pub(super) fn join<'a>(communicator: usize, what: &'static str, uses: impl Iterator<Item = (&'a Arc<Memory>, bool)>) -> Result<bool> {
+    UNDER_WAY.with_borrow_mut(|group| {
+        let Some(group) = group else { return Ok(false) };
+        if group.communicator != communicator {
+            let why = "a group of another communicator is under way on this thread: make this call behind it, or in a group of its own";
+            return Err(Error::Invalid { what, why: why.to_owned() });
+        }
+        let new: Vec<_> = uses.filter(|(memory, _)| memory.bytes > 0).map(|(memory, writes)| (Arc::clone(memory), writes)).collect();
+        let conflicts = |(memory, writes): &&(Arc<Memory>, bool)| {
+            group.uses.iter().any(|(other, written)| Arc::ptr_eq(memory, other) && (*writes || *written))
+        };
+        if let Some((memory, _)) = new.iter().find(conflicts) {
+            let name = &memory.name;
+            let why = format!("another call of the group uses buffer `{name}`, and one of them writes it: calls of a group have no order");
+            return Err(Error::Invalid { what, why });
+        }
+        group.uses.extend(new);
+        Ok(true)
+    })
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Memory may go with it, which asks nothing of groups.
+        let ended = UNDER_WAY.take();
+        drop(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Buffer, Runtime};
+
+    #[test]
+    fn groups_do_not_nest_and_end_with_their_guard() {
+        assert!(!join(1, "call", std::iter::empty()).unwrap());
+        let open = begin(1).unwrap();
+        assert!(join(1, "call", std::iter::empty()).unwrap());
+        let error = begin(2).unwrap_err().to_string();
+        assert!(error.starts_with("Communicator::group: a group is under way"), "{error}");
+        assert!(join(2, "call", std::iter::empty()).unwrap_err().to_string().starts_with("call: a group of another communicator"));
+        std::thread::spawn(|| drop(begin(2).unwrap())).join().unwrap();
+        drop(open);
+        drop(begin(2).unwrap());
+        refuse("call", "never").unwrap();
+    }
+
+    #[test]
+    fn memory_is_kept_and_written_by_one_call_alone() {
+        let stream = Runtime::emulated(1).unwrap().device(0).unwrap().stream().unwrap();
+        let [one, other, none] = [1, 1, 0].map(|len| Buffer::<u32>::zeros(&stream, len).unwrap());
+        let use_of = |buffer: &Buffer<u32>, writes| join(1, "call", [(buffer.memory(), writes)].into_iter());
+        let open = begin(1).unwrap();
+        use_of(&one, false).unwrap();
+        use_of(&one, false).unwrap();
+        assert!(use_of(&one, true).unwrap_err().to_string().contains("another call of the group uses buffer `buffer`"));
+        use_of(&other, true).unwrap();
+        assert!(use_of(&other, false).is_err() && use_of(&other, true).is_err());
+        (0..2).for_each(|_| _ = use_of(&none, true).unwrap());
+        let memory = Arc::downgrade(other.memory());
+        drop(other);
+        assert!(memory.upgrade().is_some());
+        drop(open);
+        assert!(memory.upgrade().is_none());
+    }
+}

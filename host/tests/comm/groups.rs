@@ -1,0 +1,152 @@
+//! Grouped calls and parts of a world on the virtual cluster, and by a rank alone.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use oxtile::comm::{Communicator, EmulatedCommunicator, ReduceOp, SingleRank, WorldSize};
+use oxtile::symmetric::SymmetricError;
+use oxtile::{Buffer, Error, Graph, Runtime};
+
+use crate::schedules::{Case, Failed, Halves, Misuse, Rings, Teams, Together, TwoStreams};
+use crate::support::{WORLDS, World, numbers};
+
+/// A rank a thread, under a few seeds.
+fn run(case: &impl Case) {
+    for size in WORLDS {
+        for seed in 0..6 {
+            let world = World::new(size, seed);
+            thread::scope(|scope| {
+                let rank = |rank: &EmulatedCommunicator| {
+                    let streams = [0, 1].map(|_| rank.device().stream().unwrap());
+                    case.run(rank, [&streams[0], &streams[1]]).unwrap_or_else(|error| panic!("{size} ranks, seed {seed}: {error}"));
+                };
+                let threads: Vec<_> = world.ranks.iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+            });
+        }
+    }
+    let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+    let streams = [0, 1].map(|_| device.stream().unwrap());
+    case.run(&SingleRank::new(&device), [&streams[0], &streams[1]]).unwrap();
+}
+
+#[test]
+fn rings_in_a_group_do_not_wait_for_each_other() {
+    run(&Rings);
+}
+
+#[test]
+fn calls_of_every_kind_are_made_as_one() {
+    run(&Together);
+}
+
+#[test]
+fn a_group_holds_calls_on_several_streams() {
+    run(&TwoStreams);
+}
+
+#[test]
+fn parts_by_colour_and_key() {
+    run(&Halves);
+}
+
+#[test]
+fn parts_by_teams() {
+    run(&Teams);
+}
+
+#[test]
+fn what_does_not_belong_into_a_group() {
+    run(&Misuse);
+}
+
+#[test]
+fn a_body_that_fails() {
+    run(&Failed);
+}
+
+/// One thread drives all ranks: groups wait for nobody, and a graph holds them.
+#[test]
+fn a_graph_holds_a_group() {
+    for seed in 0..16 {
+        let world = World::new(3, seed);
+        let (mut theirs, mine) = (world.zeros(4), world.buffers(|rank| numbers(rank, 4)));
+        let graphs: Vec<_> = (0..3)
+            .map(|i| {
+                let (comm, stream) = (&world.ranks[i], &world.streams[i]);
+                let [to, from] = [1, 2].map(|by| world.rank((i as u32 + by) % 3));
+                Graph::capture(&[stream], || {
+                    comm.group(|| {
+                        comm.send(stream, &mine[i], to)?;
+                        comm.recv(stream, &mut theirs[i], from)
+                    })
+                })
+                .unwrap()
+            })
+            .collect();
+        for _ in 0..2 {
+            graphs.iter().zip(&world.streams).for_each(|(graph, stream)| graph.replay(stream).unwrap());
+        }
+        assert_eq!(world.read(&theirs), [2, 0, 1].map(|from| numbers(from, 4)));
+    }
+}
+
+/// A buffer that the body drops is there until the calls of the group are done.
+#[test]
+fn what_a_body_drops_is_kept_for_its_calls() {
+    let world = World::new(2, 4);
+    let mut theirs = world.zeros(4);
+    for (i, theirs) in theirs.iter_mut().enumerate() {
+        let (comm, stream, peer) = (&world.ranks[i], &world.streams[i], world.rank(1 - i as u32));
+        comm.group(|| {
+            comm.send(stream, &Buffer::from_slice(stream, &numbers(i as u32, 4))?, peer)?;
+            comm.recv(stream, theirs, peer)
+        })
+        .unwrap();
+    }
+    assert_eq!(world.read(&theirs), [1, 0].map(|from| numbers(from, 4)));
+}
+
+/// A panic in a body does not leave its rank in a group.
+#[test]
+fn a_body_that_panics() {
+    let world = World::new(1, 0);
+    let (comm, stream) = (&world.ranks[0], &world.streams[0]);
+    let mut sum = Buffer::from_slice(stream, &[5_u32]).unwrap();
+    let body = || {
+        comm.group(|| {
+            comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
+            if comm.world() == WorldSize::ONE {
+                std::panic::resume_unwind(Box::new("meant"));
+            }
+            Ok(())
+        })
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err());
+    comm.group(|| comm.all_reduce(stream, &mut sum, ReduceOp::Sum)).unwrap();
+    assert_eq!(sum.to_vec(stream).unwrap(), [5]);
+}
+
+/// Who does not come to a split is named: at once where this thread drives all ranks or the other is gone, else after the patience.
+#[test]
+fn a_rank_that_does_not_split_is_named() {
+    let missing = |error: Error| match error {
+        Error::Symmetric(SymmetricError::Missing { ranks, .. }) => ranks.iter().map(|rank| rank.index()).collect::<Vec<_>>(),
+        Error::Symmetric(SymmetricError::Aborted { rank, .. }) => vec![rank.index()],
+        other => panic!("{other}"),
+    };
+    let world = World::new(3, 0);
+    (0..3).for_each(|i| world.ranks[i].barrier(&world.streams[i]).unwrap());
+    let start = Instant::now();
+    assert_eq!(missing(world.ranks[1].split(Some(0), 0).unwrap_err()), [0, 2]);
+    assert!(start.elapsed() < Duration::from_secs(2), "nobody can come");
+
+    let mut world = World::new(2, 0);
+    let (gone, stays) = (world.ranks.remove(0), world.ranks.remove(0));
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| missing(stays.split(Some(0), 0).unwrap_err()));
+        drop(gone);
+        assert_eq!(waits.join().unwrap(), [0]);
+    });
+    assert!(start.elapsed() < Duration::from_secs(8), "it was told");
+}
