@@ -175,6 +175,7 @@ impl EmulatedCommunicator {
     fn enqueue(&self, stream: &Stream, what: &'static str, part: Part, uses: &[(&Arc<Memory>, bool)]) -> Result<()> {
         let is_grouped = group::join(self.id(), what, uses.iter().copied())?;
         let uses = uses.iter().map(|(memory, writes)| (Arc::clone(memory), *writes)).collect();
+        stream.0.note(what, Some(Location::caller()));
         let call = Enqueued { stream: Arc::clone(&stream.0), part, uses, caller: Location::caller() };
         if is_grouped {
             lock(&self.grouped).push(call);

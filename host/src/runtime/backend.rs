@@ -73,6 +73,14 @@ pub(crate) enum WordOperation {
 }
 
 impl WordOperation {
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Write { .. } => "a signal",
+            Self::Wait { .. } => "a wait for a signal",
+        }
+    }
+
     /// Where it was asked for.
     pub fn caller(&self) -> Caller {
         let (Self::Write { caller, .. } | Self::Wait { caller, .. }) = self;

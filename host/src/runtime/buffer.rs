@@ -171,6 +171,7 @@ impl<T: Pod> Buffer<T> {
         if self.is_empty() {
             Ok(())
         } else {
+            stream.0.note("fill", Some(Location::caller()));
             stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes, Location::caller())
         }
     }
@@ -308,12 +309,14 @@ impl<T: Pod> Buffer<T> {
     fn copy(&self, stream: &Stream, bytes: Copy) -> Result<()> {
         let writes = bytes.direction == Direction::HostToDevice;
         let (target, source) = if writes { (Some(&self.memory), None) } else { (None, Some(&self.memory)) };
-        if stream.0.runtime.kind() == Kind::Cuda {
+        let runtime = &stream.0.runtime;
+        if runtime.kind() == Kind::Cuda || runtime.deadline.is_some() {
             memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, writes, wait_for))?;
             stream.synchronize()?;
         }
         copy(&stream.0, bytes, target, source)?;
-        stream.synchronize()
+        // Nothing is before it that could take long, and it uses the caller's memory until it is done.
+        runtime.backend.synchronize(stream.0.id)
     }
 
     fn check_host(&self, stream: &Stream, what: &'static str, len: usize) -> Result<()> {

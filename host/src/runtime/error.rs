@@ -264,6 +264,20 @@ pub enum Error {
         /// What to look for.
         mend: &'static str,
     },
+    /// The host waited for a stream until the runtime's deadline. The work goes on, and can be waited for again.
+    #[error(
+        "stream {stream:#x} of device {device} was not done within {limit:?}, behind {last}: see what it waits for, or raise the deadline (OXTILE_DEADLINE, in seconds, or the runtime's options)"
+    )]
+    StreamDeadline {
+        /// The stream, as [`Stream::raw`](super::Stream::raw).
+        stream: u64,
+        /// Its device.
+        device: u32,
+        /// What was enqueued last, and where.
+        last: String,
+        /// The deadline.
+        limit: std::time::Duration,
+    },
     /// It was aborted before.
     #[error("{what} was aborted: {why}")]
     Aborted {

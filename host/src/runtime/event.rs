@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::backend::EventId;
+use super::backend::{EventId, StreamId};
 use super::error::{Error, Result};
 use super::runtime::Inner;
 use super::stream::{Stream, StreamInner};
@@ -18,6 +18,7 @@ pub(crate) struct EventInner {
     pub id: EventId,
     is_timed: bool,
     /// Where it was recorded.
+    of: StreamId,
     stream: Weak<StreamInner>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
@@ -28,7 +29,7 @@ impl Event {
         let stream = &stream.0;
         let (runtime, capture) = (Arc::clone(&stream.runtime), stream.capture().map(|c| c.number));
         let id = runtime.events.take(&*runtime.backend, stream.id.device, is_timed)?;
-        let inner = EventInner { runtime, id, is_timed, stream: Arc::downgrade(stream), capture };
+        let inner = EventInner { runtime, id, is_timed, of: stream.id, stream: Arc::downgrade(stream), capture };
         stream.runtime.backend.record(id, stream.id)?;
         Ok(Self(Arc::new(inner)))
     }
@@ -39,13 +40,14 @@ impl Event {
         std::ptr::eq(self.0.stream.as_ptr(), Arc::as_ptr(&stream.0))
     }
 
-    /// Waits on the host until the event is done.
+    /// Waits on the host until the event is done, at most for the runtime's [deadline](super::CudaOptions::deadline).
     ///
     /// # Errors
-    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture.
+    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture; [`Error::StreamDeadline`].
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_captured()?;
-        self.0.runtime.backend.synchronize_event(self.0.id)
+        let last = || self.0.stream.upgrade().map_or_else(|| "the last of it".to_owned(), |stream| stream.last());
+        self.0.runtime.synchronize_event(self.0.id, self.0.of, last)
     }
 
     /// Whether the event is done; does not wait.

@@ -58,6 +58,7 @@ impl Graph {
         let _enqueue = self.runtime.enqueue_alone();
         memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
         self.kept.iter().for_each(|owner| owner.used_on(stream));
+        stream.note("the replay of a graph", Some(Location::caller()));
         self.runtime.backend.launch_graph(stream.id, self.id, Location::caller())
     }
 }

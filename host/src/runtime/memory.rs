@@ -210,7 +210,11 @@ pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Me
             memory.add_use(stream, true, wait_for);
         }
     })?;
-    if copy.bytes == 0 { Ok(()) } else { stream.runtime.backend.copy(stream.id, copy) }
+    if copy.bytes == 0 {
+        return Ok(());
+    }
+    stream.note(copy.direction.name(), Some(copy.caller));
+    stream.runtime.backend.copy(stream.id, copy)
 }
 
 /// Enqueues copies between devices, in order with the other uses of the sources and in any among themselves: by one call of the driver where that can be.
@@ -218,6 +222,9 @@ pub(crate) fn copies(stream: &Arc<StreamInner>, copies: &[Copy], sources: &[&Arc
     let _enqueue = stream.runtime.enqueue();
     order(stream, |wait_for| sources.iter().for_each(|memory| memory.add_use(stream, false, wait_for)))?;
     let backend = &stream.runtime.backend;
+    if let Some(copy) = copies.last() {
+        stream.note("copies", Some(copy.caller));
+    }
     if copies.len() > 1 && stream.takes_batches() && copies.iter().all(|copy| copy.bytes > 0) {
         return backend.copies(stream.id, copies);
     }

@@ -76,11 +76,11 @@ impl<K: Kernel> Loaded<K> {
             return Ok(());
         }
         let function = self.function(stream.id.device)?;
-        let _enqueue = self.runtime.enqueue();
+        let (_enqueue, caller) = (self.runtime.enqueue(), Location::caller());
         order(stream, args)?;
-        self.runtime
-            .backend
-            .launch(stream.id, &KernelLaunch { info: &self.info, function, body: K::emulate, grid, args, caller: Location::caller() })
+        stream.note(self.info.name, Some(caller));
+        let launch = KernelLaunch { info: &self.info, function, body: K::emulate, grid, args, caller };
+        self.runtime.backend.launch(stream.id, &launch)
     }
 
     /// The compile-time facts of the kernel.
@@ -138,6 +138,7 @@ pub(crate) fn enqueue(
     let memories = memories.collect::<Result<Vec<_>>>()?;
     let _enqueue = stream.runtime.enqueue();
     memory::order(stream, |wait_for| memories.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
+    stream.note(name, None);
     work(stream.id)
 }
 

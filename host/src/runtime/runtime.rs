@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use oxtile_tile::launch::{Kernel, KernelInfo};
 
-use super::backend::{Backend, DeviceProperties, FunctionId};
+use super::backend::{Backend, DeviceProperties, EventId, FunctionId, StreamId};
 use super::cuda;
 use super::device::Device;
 use super::emulated::{Cluster, EmulatedOptions};
@@ -15,6 +16,7 @@ use super::error::{Error, Result};
 use super::event_pool::EventPool;
 use super::library::KernelLibrary;
 use super::module::Loaded;
+use super::patience;
 use crate::timeline::Trace;
 
 /// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
@@ -44,11 +46,16 @@ pub struct Choice {
 pub struct CudaOptions {
     /// Folders with compiled kernels, looked through before the [usual ones](KernelLibrary).
     pub kernels: Vec<PathBuf>,
+    /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), copies to and from the host and all else that waits,
+    /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, else there is no deadline.
+    pub deadline: Option<Duration>,
 }
 
 pub(crate) struct Inner {
     pub backend: Arc<dyn Backend>,
     pub library: KernelLibrary,
+    /// Of the host's waits for streams.
+    pub deadline: Option<Duration>,
     kind: Kind,
     /// Held from the note of a use of memory to the enqueue of the work: shared by work that borrows what it uses, alone
     /// by a graph's replay, whose buffers others may use meanwhile.
@@ -82,7 +89,7 @@ impl Runtime {
     /// As [`cuda`](Self::cuda).
     pub fn cuda_with(options: CudaOptions) -> Result<Self> {
         let library = KernelLibrary::new(options.kernels);
-        Self::new(cuda::platform()?, library, Kind::Cuda)
+        Self::new(cuda::platform()?, library, Kind::Cuda, options.deadline)
     }
 
     /// `devices` virtual GPUs that run kernels fast, checking bounds alone.
@@ -96,16 +103,18 @@ impl Runtime {
     /// Virtual GPUs, with options.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no devices or an `OXTILE_SEED` that is not a number.
+    /// [`Error::Invalid`] for no devices, or an `OXTILE_SEED` or `OXTILE_DEADLINE` that is not a number.
     pub fn emulated_with(options: EmulatedOptions) -> Result<Self> {
-        Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated)
+        let deadline = options.deadline;
+        Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated, deadline)
     }
 
-    fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind) -> Result<Self> {
+    fn new(backend: Arc<dyn Backend>, library: KernelLibrary, kind: Kind, deadline: Option<Duration>) -> Result<Self> {
+        let deadline = deadline.map_or_else(patience::from_environment, |deadline| Ok(Some(deadline)))?;
         let trace = Trace::from_environment(&*backend)?;
         let (enqueue, order, kernels) = (RwLock::default(), Mutex::default(), Mutex::default());
         let events = EventPool::new(backend.devices().len());
-        Ok(Self(Arc::new(Inner { backend, library, kind, enqueue, order, events, kernels, trace })))
+        Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, events, kernels, trace })))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.
@@ -183,6 +192,25 @@ impl Inner {
     /// For work on memory that others may use at the same time, until it is enqueued.
     pub fn enqueue_alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.enqueue.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until an event of a stream is done, at most for the deadline.
+    pub fn synchronize_event(&self, event: EventId, of: StreamId, last: impl FnOnce() -> String) -> Result<()> {
+        let Some(limit) = self.deadline else { return self.backend.synchronize_event(event) };
+        let is_done = match self.backend.cluster() {
+            Some(cluster) => cluster.synchronize_event_within(event, Some(limit))?,
+            None => patience::wait_until(limit, || self.backend.is_done(event))?,
+        };
+        self.in_time(is_done, of, last)
+    }
+
+    /// That a wait for a stream is over by the deadline.
+    pub fn in_time(&self, is_done: bool, of: StreamId, last: impl FnOnce() -> String) -> Result<()> {
+        if is_done {
+            return Ok(());
+        }
+        let limit = self.deadline.unwrap_or_default();
+        Err(Error::StreamDeadline { stream: of.handle, device: of.device, last: last(), limit })
     }
 
     /// The kernel by device; fails early where it cannot be found.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::backend::{EventId, StreamId};
+use super::backend::{Caller, EventId, StreamId};
 use super::device::Device;
 use super::error::{Error, Result};
 use super::event::Event;
@@ -30,6 +30,8 @@ pub(crate) struct StreamInner {
     /// Whether `capture` holds something: read on every launch.
     capturing: AtomicBool,
     capture: Mutex<Option<Arc<Capture>>>,
+    /// What was enqueued last, and where, for who waits in vain.
+    last: Mutex<Option<(&'static str, Option<Caller>)>>,
 }
 
 impl Stream {
@@ -56,8 +58,8 @@ impl Stream {
     fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
         let runtime = Arc::clone(&device.runtime);
         let (tail, before_capture) = (OnceLock::new(), OnceLock::new());
-        let (capturing, capture) = (AtomicBool::new(false), Mutex::new(None));
-        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture }))
+        let (capturing, capture, last) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None));
+        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture, last }))
     }
 
     /// The handle to lend to another library: on CUDA its `CUstream`.
@@ -70,14 +72,14 @@ impl Stream {
         Device { runtime: Arc::clone(&self.0.runtime), index: self.0.id.device }
     }
 
-    /// Waits until all work enqueued so far is done.
+    /// Waits until all work enqueued so far is done, at most for the runtime's [deadline](super::CudaOptions::deadline).
     ///
     /// # Errors
     /// What went wrong in that work: a driver error, or the fault of an emulated kernel with its full text.
-    /// [`Error::NotCapturable`] during a capture.
+    /// [`Error::NotCapturable`] during a capture; [`Error::StreamDeadline`].
     pub fn synchronize(&self) -> Result<()> {
         self.0.refuse_capture("waiting for a stream", "wait after the replay")?;
-        self.0.runtime.backend.synchronize(self.0.id)
+        self.0.synchronize()
     }
 
     /// Marks this point of the stream.
@@ -107,7 +109,11 @@ impl Stream {
                 mend: "record and wait inside the same capture, or both outside; Graph::replay orders a graph after earlier work on its buffers",
             });
         }
-        if event.is_of(self) { Ok(()) } else { self.0.runtime.backend.wait(self.0.id, event.0.id) }
+        if event.is_of(self) {
+            return Ok(());
+        }
+        self.0.note("a wait for an event", None);
+        self.0.runtime.backend.wait(self.0.id, event.0.id)
     }
 
     /// Whether the stream's work is being captured into a [`Graph`](super::Graph).
@@ -165,8 +171,39 @@ impl StreamInner {
     /// Waits until all work enqueued so far, or before the capture under way, is done.
     pub(crate) fn wait_on_host(&self) -> Result<()> {
         match self.capture() {
-            None => self.runtime.backend.synchronize(self.id),
-            Some(_) => self.runtime.backend.synchronize_event(self.event(&self.before_capture)?),
+            None => self.synchronize(),
+            Some(_) => self.runtime.synchronize_event(self.event(&self.before_capture)?, self.id, || self.last()),
+        }
+    }
+
+    /// Remembers what is enqueued.
+    pub(crate) fn note(&self, what: &'static str, caller: Option<Caller>) {
+        *lock(&self.last) = Some((what, caller));
+    }
+
+    /// Waits until all work enqueued so far is done, at most for the runtime's deadline.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let (runtime, backend) = (&self.runtime, &*self.runtime.backend);
+        let Some(limit) = runtime.deadline else { return backend.synchronize(self.id) };
+        if let Some(cluster) = backend.cluster() {
+            return runtime.in_time(cluster.synchronize_within(self.id, Some(limit))?, self.id, || self.last());
+        }
+        let event = runtime.events.take(backend, self.id.device, false)?;
+        let recorded = backend.record(event, self.id);
+        let done = recorded.and_then(|()| runtime.synchronize_event(event, self.id, || self.last()));
+        match done {
+            Ok(()) => runtime.events.give(backend, event, false),
+            Err(_) => backend.destroy_event(event),
+        }
+        done
+    }
+
+    /// What was enqueued last.
+    pub(crate) fn last(&self) -> String {
+        match *lock(&self.last) {
+            Some((what, Some(caller))) => format!("{what} (enqueued at {caller})"),
+            Some((what, None)) => what.to_owned(),
+            None => "what another library enqueued".to_owned(),
         }
     }
 

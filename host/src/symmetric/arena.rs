@@ -267,6 +267,7 @@ impl Inner {
         let _enqueuing = self.enqueuing()?;
         self.use_on(stream);
         let (backend, id) = (&stream.0.runtime.backend, stream.0.id);
+        stream.0.note(operation.name(), Some(operation.caller()));
         match operation {
             WordOperation::Write { address, value, caller } => backend.write_value(id, address, value, caller),
             WordOperation::Wait { address, value, caller } => backend.wait_value(id, address, value, caller),

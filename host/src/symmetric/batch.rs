@@ -109,6 +109,7 @@ impl<'a> Batch<'a> {
             if words.is_empty() {
                 memory::copies(stream, &copies, &sources)?;
             } else {
+                words.last().into_iter().for_each(|word| stream.note(word.name(), Some(word.caller())));
                 stream.runtime.backend.word_operations(stream.id, &words)?;
             }
             words.clear();

@@ -200,7 +200,11 @@ impl<T: Pod> PullGather<T> {
 
 /// Enqueues a copy whose uses of memory are noted.
 fn enqueue(stream: &Stream, copy: Copy) -> Result<()> {
-    if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(stream.0.id, copy) }
+    if copy.bytes == 0 {
+        return Ok(());
+    }
+    stream.0.note(copy.direction.name(), Some(copy.caller));
+    stream.0.runtime.backend.copy(stream.0.id, copy)
 }
 
 /// The other members of a team by their numbers in it and in the world, beginning behind this one.

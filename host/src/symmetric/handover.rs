@@ -100,6 +100,7 @@ impl Handover {
         inner.await_on(stream, Expected { epoch: None, ..expected });
         let _enqueuing = inner.enqueuing()?;
         inner.use_on(stream);
+        stream.0.note(wait.name(), Some(wait.caller()));
         stream.0.runtime.backend.word_operations(stream.0.id, &[wait, reset])
     }
 }

@@ -21,8 +21,8 @@ pub struct Ticket<R> {
 
 impl Arena {
     /// A ticket for all that was enqueued on the stream so far: a wait on the host with the arena's deadline, for work that has no ticket of its own,
-    /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host have no deadline: wait for
-    /// a ticket first.
+    /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host know of no ranks: wait
+    /// for a ticket first.
     ///
     /// # Errors
     /// What ended the arena before; [`Error::NotCapturable`] in a graph; an error of the driver.

@@ -1,8 +1,9 @@
 //! Streams and events: what is ordered, and that nothing else is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use oxtile::{Buffer, Error, Runtime};
+use oxtile::comm::{Communicator, EmulatedCommunicator, WorldSize};
+use oxtile::{Buffer, EmulatedOptions, Error, Graph, PinnedBuffer, Result, Runtime};
 
 use crate::support::{Copier, SEEDS, alias, emulated, everywhere, filled, runtime, stream, streams, unsanitized};
 
@@ -148,4 +149,78 @@ fn many_threads_may_enqueue() {
             });
         }
     });
+}
+
+/// The host's waits end by the runtime's deadline, and name the stream and what it is behind; the work goes on, and the memory of a copy that was not
+/// made stays as it was.
+#[test]
+fn waits_for_streams_have_a_deadline() {
+    let (deadline, patience) = (Some(Duration::from_millis(80)), Duration::from_secs(30));
+    let options = EmulatedOptions { devices: 2, deadline, patience, ..EmulatedOptions::default() };
+    let runtime = Runtime::emulated_with(options).unwrap();
+    let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(2).unwrap()).unwrap();
+    let streams = [0, 1].map(|index| runtime.device(index).unwrap().stream().unwrap());
+    let mut value = Buffer::from_slice(&streams[0], &[1_u32, 2]).unwrap();
+    ranks[0].barrier(&streams[0]).unwrap();
+    let event = streams[0].record().unwrap();
+    let in_time = |what: &str, result: Result<()>| {
+        let error = result.expect_err(what);
+        let Error::StreamDeadline { stream, device, last, limit } = &error else { panic!("{what}: {error}") };
+        assert_eq!((*stream, *device, Some(*limit)), (streams[0].raw(), 0, deadline), "{what}");
+        assert!(last.starts_with("Communicator::barrier (enqueued at ") && last.contains("streams.rs:"), "{what}: {last}");
+        assert!(error.to_string().contains("OXTILE_DEADLINE"), "{error}");
+    };
+    let start = Instant::now();
+    in_time("synchronize", streams[0].synchronize());
+    in_time("an event", event.synchronize());
+    let mut found = [7_u32; 2];
+    in_time("a copy to the host", value.copy_to_slice(&streams[0], &mut found));
+    assert_eq!(found, [7; 2]);
+    in_time("a vector", value.to_vec(&streams[0]).map(drop));
+    in_time("a copy to the device", value.copy_from_slice(&streams[0], &[8_u32, 9]));
+    assert!(start.elapsed() < Duration::from_secs(5), "nobody waited for the patience");
+    // Nothing is lost: when the other rank comes, all of it goes on.
+    ranks[1].barrier(&streams[1]).unwrap();
+    event.synchronize().unwrap();
+    assert_eq!(value.to_vec(&streams[0]).unwrap(), [1, 2]);
+    streams[1].synchronize().unwrap();
+}
+
+/// Page-locked memory that a copy may still write is not handed out.
+#[test]
+fn page_locked_memory_has_the_deadline_too() {
+    let options = EmulatedOptions { devices: 2, deadline: Some(Duration::from_millis(50)), ..EmulatedOptions::default() };
+    let runtime = Runtime::emulated_with(options).unwrap();
+    let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(2).unwrap()).unwrap();
+    let streams = [0, 1].map(|index| runtime.device(index).unwrap().stream().unwrap());
+    let value = Buffer::from_slice(&streams[0], &[1_u32, 2]).unwrap();
+    let mut pinned = PinnedBuffer::<u32>::zeros(&streams[0], 2).unwrap();
+    ranks[0].barrier(&streams[0]).unwrap();
+    value.copy_to_pinned(&streams[0], &mut pinned).unwrap();
+    let error = pinned.as_slice().unwrap_err();
+    assert!(matches!(&error, Error::StreamDeadline { last, .. } if last.starts_with("copy to host (enqueued at ")), "{error}");
+    ranks[1].barrier(&streams[1]).unwrap();
+    assert_eq!(pinned.as_slice().unwrap(), [1, 2]);
+}
+
+/// Whether all goes well or not, a deadline that is not reached changes nothing.
+#[test]
+fn a_deadline_that_is_far_changes_nothing() {
+    let options = EmulatedOptions { deadline: Some(Duration::from_secs(60)), ..EmulatedOptions::default() };
+    let runtime = Runtime::emulated_with(options).unwrap();
+    let stream = stream(&runtime);
+    let mut sum = Buffer::from_slice(&stream, &[5_u32; 64]).unwrap();
+    let graph = {
+        let (copier, source) = (Copier::new(&runtime), Buffer::from_slice(&stream, &[6_u32; 64]).unwrap());
+        let graph = Graph::capture(&[&stream], || {
+            assert!(matches!(stream.synchronize(), Err(Error::NotCapturable { .. })));
+            copier.copy(&stream, &source, &mut sum)
+        });
+        graph.unwrap()
+    };
+    graph.replay(&stream).unwrap();
+    assert_eq!(sum.to_vec(&stream).unwrap(), [6; 64]);
+    let event = stream.record().unwrap();
+    event.synchronize().unwrap();
+    assert!(event.is_done().unwrap());
 }

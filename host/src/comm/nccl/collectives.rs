@@ -147,6 +147,7 @@ impl NcclCommunicator {
             writes.iter().for_each(|memory| memory.add_use(&stream.0, true, wait_for));
         })?;
         let (backend, caller) = (&*stream.0.runtime.backend, Location::caller());
+        stream.0.note(what, Some(caller));
         let moved = || if writes.is_empty() { reads } else { writes }.iter().map(|memory| memory.bytes).sum();
         let name = what.trim_start_matches("Communicator::");
         let open = self.group.call(backend, stream.0.id, || Work::new(Activity::Collective, name, Some(moved()), Some(caller)))?;

@@ -107,16 +107,21 @@ impl Cluster {
         self.progress.notify_all();
     }
 
-    /// Runs operations of random streams until `done`. If nothing can go on, and no other thread makes it within the patience,
-    /// that ends all work, so that no copy stays queued whose host memory the caller takes back.
-    fn run_until(&self, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<()> {
+    /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
+    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back.
+    fn run_until(&self, limit: Option<Duration>, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<bool> {
         let mut state = lock(&self.state);
-        let mut last = (state.steps, Instant::now());
+        let start = Instant::now();
+        let mut last = (state.steps, start);
         loop {
             state.check()?;
             if done(&state) {
                 after(&mut state);
-                return Ok(());
+                return Ok(true);
+            }
+            let until_limit = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+            if until_limit.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
             }
             if state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())? {
                 self.progress.notify_all();
@@ -130,8 +135,24 @@ impl Cluster {
                 self.progress.notify_all();
                 return Err(state.stuck(&self.memory));
             }
+            let left = until_limit.map_or(left, |until_limit| left.min(until_limit));
             state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// As [`Backend::synchronize`], at most for the limit: whether all is done.
+    pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>) -> Result<bool> {
+        self.run_until(limit, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
+    }
+
+    /// As [`Backend::synchronize_event`], at most for the limit: whether it is done.
+    pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>) -> Result<bool> {
+        let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
+        self.run_until(limit, is_reached, |state| {
+            if let Some(mark) = state.mark(event) {
+                state.host_saw(&mark);
+            }
+        })
     }
 }
 
@@ -168,7 +189,7 @@ impl Backend for Cluster {
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<()> {
-        self.run_until(|state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
+        self.synchronize_within(stream, None).map(drop)
     }
 
     fn create_event(&self, device: u32, _timing: bool) -> Result<EventId> {
@@ -206,12 +227,7 @@ impl Backend for Cluster {
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<()> {
-        let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
-        self.run_until(is_reached, |state| {
-            if let Some(mark) = state.mark(event) {
-                state.host_saw(&mark);
-            }
-        })
+        self.synchronize_event_within(event, None).map(drop)
     }
 
     /// Runs one operation if the event is not done, so that a loop around it ends.

@@ -26,6 +26,8 @@ pub struct EmulatedOptions {
     pub exploration: Option<Exploration>,
     /// How long a wait goes on when nothing can run and other threads drive ranks: they may still enqueue what is missing.
     pub patience: Duration,
+    /// How long a host waits for a stream, whether something can run or not: as [`CudaOptions::deadline`](crate::runtime::CudaOptions::deadline).
+    pub deadline: Option<Duration>,
 }
 
 impl Default for EmulatedOptions {
@@ -39,6 +41,7 @@ impl Default for EmulatedOptions {
             sanitize_streams: true,
             exploration: None,
             patience: Duration::from_secs(10),
+            deadline: None,
         }
     }
 }
