@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = found.as_ref().err().filter(|_| !required);
     let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
-    let tests: [(&str, Test); 14] = [
+    let tests: [(&str, Test); 15] = [
         ("reductions", reductions),
         ("gathers_and_broadcasts", gathers_and_broadcasts),
         ("rings_and_exchanges", rings_and_exchanges),
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         ("parts_by_colour_and_key", |member| schedule(&schedules::Halves, member)),
         ("parts_by_teams", |member| schedule(&schedules::Teams, member)),
         ("misuse_of_groups", |member| schedule(&schedules::Misuse, member)),
+        ("every_type_is_reduced", |member| schedule(&schedules::Dtypes, member)),
         ("a_body_that_fails", |member| schedule(&schedules::Failed, member)),
         ("a_collective_in_a_graph", a_collective_in_a_graph),
         ("collectives_are_recorded", collectives_are_recorded),

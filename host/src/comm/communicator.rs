@@ -1,6 +1,6 @@
 //! What ranks can do together.
 
-use oxtile_tile::num::{Pod, bf16, f16};
+use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::rank::{Rank, WorldSize};
 use super::team::Team;
@@ -22,14 +22,19 @@ pub enum DType {
     U8,
     U32,
     U64,
+    I8,
     I32,
+    I64,
     F32,
     F64,
     Bf16,
     F16,
+    E4m3,
+    E5m2,
 }
 
-/// An element that can be reduced: the number types that NCCL knows, among those of kernels.
+/// An element that can be reduced: the number types that NCCL knows. Sums of integers wrap, those of [`e4m3`] and [`e5m2`] saturate at the largest finite
+/// value; NCCL reduces these two from 2.24 on, and on devices of compute capability 9.0 or newer.
 pub trait Reducible: Pod {
     /// Which type it is.
     const DTYPE: DType;
@@ -38,7 +43,7 @@ pub trait Reducible: Pod {
 macro_rules! reducible {
     ($($t:ty: $dtype:ident)*) => { $(impl Reducible for $t { const DTYPE: DType = DType::$dtype; })* };
 }
-reducible!(u8: U8 u32: U32 u64: U64 i32: I32 f32: F32 f64: F64 bf16: Bf16 f16: F16);
+reducible!(u8: U8 u32: U32 u64: U64 i8: I8 i32: I32 i64: I64 f32: F32 f64: F64 bf16: Bf16 f16: F16 e4m3: E4m3 e5m2: E5m2);
 
 /// The ranks of one world, or of one team of it, seen from one of them.
 ///

@@ -20,7 +20,7 @@ macro_rules! same_type {
         }
     )* };
 }
-same_type!(u8 u16 u32 u64 i32 f32 f64 bf16 f16 e4m3 e5m2 e2m1x2 e2m1x8 ue8m0);
+same_type!(u8 u16 u32 u64 i8 i32 i64 f32 f64 bf16 f16 e4m3 e5m2 e2m1x2 e2m1x8 ue8m0);
 
 // SAFETY: both are transparent newtypes of a u16 that holds a bfloat16.
 unsafe impl HostElement for half::bf16 {

@@ -7,7 +7,7 @@ use oxtile::comm::{Communicator, EmulatedCommunicator, ReduceOp, SingleRank, Wor
 use oxtile::symmetric::SymmetricError;
 use oxtile::{Buffer, Error, Graph, Runtime};
 
-use crate::schedules::{Case, Failed, Halves, Misuse, Rings, Teams, Together, TwoStreams};
+use crate::schedules::{Case, Dtypes, Failed, Halves, Misuse, Rings, Teams, Together, TwoStreams};
 use crate::support::{WORLDS, World, numbers};
 
 /// A rank a thread, under a few seeds.
@@ -63,6 +63,11 @@ fn what_does_not_belong_into_a_group() {
 #[test]
 fn a_body_that_fails() {
     run(&Failed);
+}
+
+#[test]
+fn every_type_is_reduced() {
+    run(&Dtypes);
 }
 
 /// One thread drives all ranks: groups wait for nobody, and a graph holds them.

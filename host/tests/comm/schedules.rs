@@ -1,7 +1,8 @@
 //! Grouped calls, and communicators of some ranks: the same cases for every communicator. A rank a thread.
 
-use oxtile::comm::{Communicator, Rank, ReduceOp, Team, WorldSize};
-use oxtile::{Buffer, Error, Result, Stream};
+use oxtile::comm::{Communicator, Rank, ReduceOp, Reducible, Team, WorldSize};
+use oxtile::num::{Float, bf16, e4m3, e5m2, f16};
+use oxtile::{Buffer, Error, HostElement, Result, Stream};
 
 /// A case of one rank, with two streams of its device.
 pub trait Case: Sync {
@@ -29,6 +30,7 @@ cases! {
     Teams = teams;
     Misuse = misuse;
     Failed = failed;
+    Dtypes = dtypes;
 }
 
 fn rank_at<C: Communicator>(comm: &C, by: u32) -> Rank {
@@ -167,6 +169,7 @@ fn misuse<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
             invalid("another's call", "another communicator", other.all_reduce(stream, &mut spare, ReduceOp::Sum));
             invalid("a second use", "calls of a group have no order", comm.all_reduce(stream, &mut sum, ReduceOp::Sum));
             invalid("its use as another's root", "calls of a group have no order", comm.broadcast(stream, &mut sum, rank_at(comm, 1)));
+            invalid("its use as a root", "calls of a group have no order", comm.broadcast(stream, &mut sum, comm.rank()));
         }
         Ok(())
     })?;
@@ -187,4 +190,60 @@ fn failed<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
     expect("what was called before", stream, &sum, &[world])?;
     comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
     expect("and behind", stream, &sum, &[world * world])
+}
+
+/// A sum and a largest of a type, whole and by shards: against a loop over what each rank brings. All sums are exact, in whatever order.
+fn reduces<C: Communicator, T>(comm: &C, stream: &Stream, of: impl Fn(u32, u32) -> T, fold: [&dyn Fn(T, T) -> T; 2]) -> Result<()>
+where
+    T: Reducible + HostElement<Device = T> + PartialEq + std::fmt::Debug,
+{
+    let (me, world) = (comm.rank().index(), comm.world().get());
+    let len = 3 * world;
+    for (op, fold) in [ReduceOp::Sum, ReduceOp::Max].into_iter().zip(fold) {
+        let mut expected: Vec<T> = (0..len).map(|i| of(0, i)).collect();
+        for rank in 1..world {
+            expected.iter_mut().zip(0..).for_each(|(sum, i)| *sum = fold(*sum, of(rank, i)));
+        }
+        let mine: Vec<T> = (0..len).map(|i| of(me, i)).collect();
+        let (mut whole, mut shard) = (Buffer::from_slice(stream, &mine)?, Buffer::from_slice(stream, &mine[..3])?);
+        comm.reduce_scatter(stream, &whole, &mut shard, op)?;
+        comm.all_reduce(stream, &mut whole, op)?;
+        assert_eq!(whole.to_vec(stream)?, expected, "{op:?} of {:?}", T::DTYPE);
+        let part = 3 * me as usize;
+        assert_eq!(shard.to_vec(stream)?, expected[part..part + 3], "{op:?} of {:?}, a shard", T::DTYPE);
+    }
+    Ok(())
+}
+
+/// Values of both signs that differ by rank and place.
+fn pattern(rank: u32, i: u32) -> i32 {
+    ((7 * rank + 5 * i + rank * i) % 11) as i32 - 5
+}
+
+fn dtypes<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
+    macro_rules! integers {
+        ($($t:ty)*) => { $(
+            // Large ones, so that sums wrap.
+            let of = |rank, i| (pattern(rank, i) as $t).wrapping_mul(<$t>::MAX / 7);
+            reduces(comm, stream, of, [&<$t>::wrapping_add, &|a: $t, b: $t| if a > b { a } else { b }])?;
+        )* };
+    }
+    integers!(u8 u32 u64 i8 i32 i64);
+    reduces(comm, stream, |rank, i| pattern(rank, i) as f32 * 0.5, [&|a, b| a + b, &f32::max])?;
+    reduces(comm, stream, |rank, i| f64::from(pattern(rank, i)) * 0.125, [&|a, b| a + b, &f64::max])?;
+    macro_rules! narrow {
+        ($($t:ty: $scale:literal)*) => { $(
+            let of = |rank, i| <$t>::from_f32((pattern(rank, i) % $scale) as f32);
+            let add = |a: $t, b: $t| <$t>::from_f32(a.to_f32() + b.to_f32());
+            let max = |a: $t, b: $t| if a.to_f32() > b.to_f32() { a } else { b };
+            let reduced = reduces(comm, stream, of, [&add, &max]);
+            // An NCCL before 2.24.
+            if !matches!(&reduced, Err(Error::Invalid { why, .. }) if why.contains("take 2.24 or newer")) {
+                reduced?;
+            }
+        )* };
+    }
+    // All sums of eight ranks have few enough bits.
+    narrow!(bf16: 6 f16: 6 e4m3: 3 e5m2: 2);
+    Ok(())
 }

@@ -44,7 +44,7 @@ macro_rules! plain {
         }
     )* };
 }
-plain!(u8 u16 u32 u64 i32 f32 f64);
+plain!(u8 u16 u32 u64 i8 i32 i64 f32 f64);
 
 // SAFETY: an array has no padding between or after its elements, and each of them is Pod.
 unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use oxtile_tile::num::Pod;
 
 use super::communicator::NcclCommunicator;
-use super::library::{Comm, CudaStream, Functions, SUCCESS};
+use super::library::{Comm, CudaStream, Functions, Nccl, NcclVersion, SUCCESS};
 use crate::comm::group;
 use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
 use crate::runtime::emulated::{Call, Reduction};
@@ -25,6 +25,7 @@ impl Communicator for NcclCommunicator {
     }
 
     fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+        self.check_dtype("Communicator::all_reduce", T::DTYPE)?;
         let (at, count) = (address(buffer), count(buffer)?);
         let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: byte_count(buffer)? as u64 };
         self.enqueue(stream, "Communicator::all_reduce", Some(call), &[], &[buffer.memory()], |nccl, comm, stream| {
@@ -46,6 +47,7 @@ impl Communicator for NcclCommunicator {
 
     fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
         const WHAT: &str = "Communicator::reduce_scatter";
+        self.check_dtype(WHAT, T::DTYPE)?;
         self.check_whole(WHAT, shard.len(), input.len())?;
         let (from, to, count) = (address(input), address(shard), count(shard)?);
         let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: byte_count(shard)? as u64 };
@@ -156,6 +158,10 @@ impl NcclCommunicator {
         done.and(open.map_or(Ok(()), |open| recorder::end(backend, open)))
     }
 
+    fn check_dtype(&self, what: &'static str, dtype: DType) -> Result<()> {
+        check_reducible(what, dtype, &Nccl::load()?.version, self.device.capability())
+    }
+
     fn peer(&self, what: &'static str, rank: Rank) -> Result<c_int> {
         let world = self.handle.world.get();
         if rank.index() < world {
@@ -177,15 +183,34 @@ const U8: c_int = 1;
 /// The number of an element type in `ncclDataType_t`.
 fn data_type(of: DType) -> c_int {
     match of {
+        DType::I8 => 0,
         DType::U8 => U8,
         DType::I32 => 2,
         DType::U32 => 3,
+        DType::I64 => 4,
         DType::U64 => 5,
         DType::F16 => 6,
         DType::F32 => 7,
         DType::F64 => 8,
         DType::Bf16 => 9,
+        DType::E4m3 => 10,
+        DType::E5m2 => 11,
     }
+}
+
+/// Fails for a type that this NCCL, or its device, does not reduce: 8-bit floats came with 2.24, for compute capability 9.0 (NCCL release notes;
+/// `ncclInvalidArgument` on older devices).
+fn check_reducible(what: &'static str, dtype: DType, version: &NcclVersion, capability: (u32, u32)) -> Result<()> {
+    let why = match dtype {
+        DType::E4m3 | DType::E5m2 if version.number < (2, 24, 0) => {
+            format!("{version} does not reduce {dtype:?}: take 2.24 or newer, or reduce in bf16")
+        }
+        DType::E4m3 | DType::E5m2 if capability < (9, 0) => {
+            format!("NCCL reduces {dtype:?} on devices of compute capability 9.0 or newer, this one has {}.{}", capability.0, capability.1)
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Invalid { what, why })
 }
 
 /// The number of an operator in `ncclRedOp_t`.
@@ -237,4 +262,30 @@ fn byte_count<T: Pod>(buffer: &Buffer<T>) -> Result<usize> {
 
 fn too_large<T: Pod>(buffer: &Buffer<T>) -> Error {
     Error::TooLarge { what: "NcclCommunicator", count: buffer.len(), element_bytes: size_of::<T>() as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_bit_floats_need_a_library_and_a_device_that_reduce_them() {
+        let version = |minor| NcclVersion { number: (2, minor, 3), library: "libnccl.so.2".to_owned() };
+        for dtype in [DType::E4m3, DType::E5m2] {
+            check_reducible("call", dtype, &version(24), (9, 0)).unwrap();
+            check_reducible("call", dtype, &version(30), (10, 0)).unwrap();
+            let error = check_reducible("call", dtype, &version(23), (9, 0)).unwrap_err().to_string();
+            assert!(error.starts_with("call: NCCL 2.23.3 (libnccl.so.2) does not reduce E"), "{error}");
+            assert!(check_reducible("call", dtype, &version(24), (8, 9)).unwrap_err().to_string().contains("this one has 8.9"));
+        }
+        check_reducible("call", DType::Bf16, &version(18), (8, 0)).unwrap();
+    }
+
+    /// `ncclDataType_t` of nccl.h 2.24.
+    #[test]
+    fn types_have_their_numbers() {
+        use DType::{Bf16, E4m3, E5m2, F16, F32, F64, I8, I32, I64, U8, U32, U64};
+        let all = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16, E4m3, E5m2];
+        assert!(all.iter().map(|dtype| data_type(*dtype)).eq(0..12));
+    }
 }
