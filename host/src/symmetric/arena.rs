@@ -12,6 +12,7 @@ use super::awaited::{Awaited, Expected};
 use super::backend::{self, ArenaMemory, BackendName, Capabilities, SymmetricBackend};
 use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
+use super::declared::Declared;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
@@ -34,11 +35,15 @@ pub struct ArenaOptions {
     pub share_devices: bool,
     /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
     pub deadline: Duration,
+    /// Whether gathers are compared between the ranks, in kind, elements, members and what is signalled: those that differ are [`Error::Mismatch`] where a ticket is
+    /// waited for. It costs a note when a gather is made, that nobody waits for; in debug builds unless told otherwise.
+    pub compare_calls: bool,
 }
 
 impl Default for ArenaOptions {
     fn default() -> Self {
-        Self { backend: BackendName::Emulated, bytes: 1 << 20, channels: 16, share_devices: false, deadline: Duration::from_secs(30) }
+        let (backend, deadline) = (BackendName::Emulated, Duration::from_secs(30));
+        Self { backend, bytes: 1 << 20, channels: 16, share_devices: false, deadline, compare_calls: cfg!(debug_assertions) }
     }
 }
 
@@ -69,6 +74,8 @@ pub(super) struct Inner {
     pub streams: Mutex<BTreeMap<u64, Stream>>,
     /// What streams wait for.
     pub awaited: Mutex<Awaited>,
+    /// What it does with others.
+    pub declared: Mutex<Declared>,
     /// What ended it.
     pub failure: Mutex<Option<Error>>,
     /// Shared by those who enqueue waits; see [`Inner::enqueuing`].
@@ -103,10 +110,25 @@ impl Arena {
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
         let base = backend.open(&control, &meeting, memory)?;
-        let (peers, streams, awaited) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        let (peers, streams, awaited, declared) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::default());
         let (failure, enqueuing, closed) = (Mutex::default(), RwLock::default(), Mutex::new(false));
-        let inner =
-            Inner { rank, world, options, layout, backend, meeting, base, peers, control, streams, awaited, failure, enqueuing, closed };
+        let inner = Inner {
+            rank,
+            world,
+            options,
+            layout,
+            backend,
+            meeting,
+            base,
+            peers,
+            control,
+            streams,
+            awaited,
+            declared,
+            failure,
+            enqueuing,
+            closed,
+        };
         Ok(Self(Arc::new(inner)))
     }
 

@@ -65,6 +65,8 @@ impl<T: Pod> PullGather<T> {
         let (arena, member, stream) = (arena.clone(), member.clone(), stream.clone());
         let side = stream.device().stream()?;
         let others = others_of(&member);
+        let what = format!("PullGather of elements of {} bytes in {:?}", size_of::<T>(), member.team());
+        arena.0.declare(memory.ready.number, what, others.iter().map(|(_, rank)| *rank))?;
         Ok(Self { arena, member, memory, stream, side, chunks, epoch: Epoch::ZERO, others })
     }
 

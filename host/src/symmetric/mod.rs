@@ -40,6 +40,7 @@ mod backend;
 mod batch;
 mod buffer;
 mod contiguous;
+mod declared;
 mod error;
 mod exchange;
 mod failure;

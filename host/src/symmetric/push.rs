@@ -74,6 +74,8 @@ impl<T: Pod> PushGather<T> {
             let why = format!("{chunks} chunks and {} elements for {member:?} in an arena of {}", memory.gathered.len(), arena.world());
             return Err(Error::Invalid { what: "PushGather::new", why });
         }
+        let what = format!("PushGather of {chunks} chunks of elements of {} bytes in {:?}", size_of::<T>(), member.team());
+        arena.0.declare(memory.ready.number, what, others_of(member).iter().map(|(_, rank)| *rank))?;
         let of = memory.gathered.local().memory();
         let cell = Memory::borrowed(&of.runtime, of.device, of.address, of.bytes, Some(Arc::clone(of) as _));
         Ok(Self {

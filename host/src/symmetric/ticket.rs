@@ -67,16 +67,19 @@ impl<R> Ticket<R> {
     /// ranks.
     ///
     /// # Errors
-    /// [`SymmetricError::Deadline`] with who did not signal; what ended the arena, here or on another rank; what went wrong in the stream.
+    /// [`SymmetricError::Deadline`] with who did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
+    /// arena, here or on another rank; what went wrong in the stream.
     pub fn wait(self) -> Result<R> {
         let (arena, start) = (Arc::clone(&self.arena.0), Instant::now());
         let mut next_look = LOOK;
         while !self.event.is_done()? {
             if start.elapsed() >= next_look {
                 arena.check_ranks()?;
+                arena.compare_declared()?;
                 next_look = start.elapsed() + LOOK;
             }
             if start.elapsed() >= arena.options.deadline {
+                arena.compare_declared()?;
                 let (missing, is_guess) = arena.missing()?;
                 let (rank, waited) = (arena.rank, arena.options.deadline);
                 let error = SymmetricError::Deadline { rank, operation: self.what, sequence: self.sequence, missing, is_guess, waited };
@@ -86,6 +89,7 @@ impl<R> Ticket<R> {
             std::thread::yield_now();
         }
         arena.check_notice()?;
+        arena.compare_declared()?;
         Ok(self.result)
     }
 }

@@ -1,0 +1,64 @@
+//! What ranks are about to do together in an arena, compared without anybody waiting.
+//!
+//! A put, a get or a signal has no counterpart on the other rank, whose program need not call anything: there is no sequence of calls that two ranks
+//! could compare. What ranks do together, a gather of many rounds, is declared once, when it is made, by a note on the board, which nobody waits for;
+//! the notes are compared by who waits for a ticket anyway. So a round costs nothing. How many rounds there were is in the epochs: who makes fewer is
+//! named by the deadline of the others.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::arena::Inner;
+use crate::comm::Rank;
+use crate::runtime::runtime::lock;
+use crate::runtime::{Error, Result};
+
+/// What this rank has declared, and of whom it is not known whether they have declared the same.
+#[derive(Debug, Default)]
+pub(super) struct Declared(BTreeMap<usize, (String, Vec<Rank>)>);
+
+impl Inner {
+    /// Says what this rank does with its `number`th thing, together with others.
+    pub fn declare(&self, number: usize, what: String, others: impl Iterator<Item = Rank>) -> Result<()> {
+        if !self.options.compare_calls {
+            return Ok(());
+        }
+        self.meeting.publish(&key(number), what.clone().into_bytes())?;
+        lock(&self.declared).0.insert(number, (what, others.collect()));
+        Ok(())
+    }
+
+    /// Compares with what the others have declared by now; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], and the arena is ended.
+    pub fn compare_declared(&self) -> Result<()> {
+        let mut declared = lock(&self.declared);
+        let differs = declared.0.iter_mut().find_map(|(number, (what, others))| {
+            let mut differs = None;
+            others.retain(|other| match self.meeting.read(*other, &key(*number), Duration::ZERO) {
+                Ok(note) if note == what.as_bytes() => false,
+                Ok(note) => {
+                    differs = Some((*other, String::from_utf8_lossy(&note).into_owned()));
+                    true
+                }
+                Err(_) => true,
+            });
+            differs.map(|(other, expected)| Error::Mismatch {
+                group: "the arena".to_owned(),
+                sequence: *number as u64,
+                rank: self.rank,
+                found: what.clone(),
+                other,
+                expected,
+            })
+        });
+        declared.0.retain(|_, (_, others)| !others.is_empty());
+        drop(declared);
+        differs.map_or(Ok(()), |error| Err(self.fail(error)?))
+    }
+}
+
+fn key(number: usize) -> String {
+    format!("operation {number}")
+}
