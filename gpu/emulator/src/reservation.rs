@@ -59,8 +59,8 @@ impl fmt::Debug for Reservation {
 }
 
 impl Memory {
-    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was freed
-    /// there before can still be read.
+    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was
+    /// freed there before can still be read.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`] for a place that is not inside the range; [`MemoryError::Occupied`].

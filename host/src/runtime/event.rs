@@ -22,14 +22,17 @@ pub(crate) struct EventInner {
     stream: Weak<StreamInner>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
+    /// Whether that is a capture, this library's or another's that the stream was lent to or by.
+    is_captured: bool,
 }
 
 impl Event {
     pub(crate) fn record(stream: &Stream, is_timed: bool) -> Result<Self> {
         let stream = &stream.0;
         let (runtime, capture) = (Arc::clone(&stream.runtime), stream.capture().map(|c| c.number));
+        let is_captured = capture.is_some() || runtime.backend.is_capturing(stream.id)?;
         let id = runtime.events.take(&*runtime.backend, stream.id.device, is_timed)?;
-        let inner = EventInner { runtime, id, is_timed, of: stream.id, stream: Arc::downgrade(stream), capture };
+        let inner = EventInner { runtime, id, is_timed, of: stream.id, stream: Arc::downgrade(stream), capture, is_captured };
         stream.runtime.backend.record(id, stream.id)?;
         Ok(Self(Arc::new(inner)))
     }
@@ -88,10 +91,11 @@ impl Event {
 impl Drop for EventInner {
     fn drop(&mut self) {
         let backend = &*self.runtime.backend;
-        match self.capture {
-            None => self.runtime.events.give(backend, self.id, self.is_timed),
+        if self.is_captured {
             // A node of a graph is no record to begin anew from.
-            Some(_) => backend.destroy_event(self.id),
+            backend.destroy_event(self.id);
+        } else {
+            self.runtime.events.give(backend, self.id, self.is_timed);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::device::Device;
 use super::error::{Error, Result};
 use super::event::Event;
 use super::graph::Capture;
-use super::runtime::{Inner, lock};
+use super::runtime::{Inner, Kind, lock};
 
 /// A queue of work on one device, in order. Cloning gives another handle on the same queue.
 ///
@@ -46,13 +46,18 @@ impl Stream {
         Ok(Self::from_id(device, id, true))
     }
 
-    /// Borrows a stream of another library: on CUDA a `CUstream` (0 is the legacy default stream).
+    /// Borrows a stream of another library: on CUDA a `CUstream`. 0 and `CU_STREAM_LEGACY` are one stream, the legacy default stream, whose
+    /// [`raw`](Self::raw) is `CU_STREAM_LEGACY`: so it stays the same in code that is compiled for default streams of threads.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for `CU_STREAM_PER_THREAD`, which names another stream in every thread: work on it could not be told apart.
     ///
     /// # Safety
     /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) and outlives the
     /// handle, its clones and every buffer that was used on it.
-    pub unsafe fn borrow_raw(device: &Device, raw: u64) -> Self {
-        Self::from_id(device, StreamId { device: device.index, handle: raw }, false)
+    pub unsafe fn borrow_raw(device: &Device, raw: u64) -> Result<Self> {
+        let handle = if device.runtime.kind() == Kind::Cuda { one_name(raw)? } else { raw };
+        Ok(Self::from_id(device, StreamId { device: device.index, handle }, false))
     }
 
     fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
@@ -119,6 +124,20 @@ impl Stream {
     /// Whether the stream's work is being captured into a [`Graph`](super::Graph).
     pub fn is_capturing(&self) -> bool {
         self.0.capturing.load(Ordering::Acquire)
+    }
+}
+
+/// The handle that one stream always has here (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`: CUDA driver API, "Stream synchronization behavior").
+fn one_name(raw: u64) -> Result<u64> {
+    const LEGACY: u64 = 1;
+    const PER_THREAD: u64 = 2;
+    match raw {
+        0 | LEGACY => Ok(LEGACY),
+        PER_THREAD => {
+            let why = "CU_STREAM_PER_THREAD names another stream in every thread: lend a stream that was created".to_owned();
+            Err(Error::Invalid { what: "Stream::borrow_raw", why })
+        }
+        created => Ok(created),
     }
 }
 
@@ -239,5 +258,22 @@ impl Drop for StreamInner {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("device", &self.0.id.device).field("raw", &self.0.id.handle).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Runtime;
+
+    #[test]
+    fn a_stream_has_one_name() {
+        assert_eq!([0, 1, 0x7f00].map(|raw| one_name(raw).unwrap()), [1, 1, 0x7f00]);
+        assert!(matches!(one_name(2), Err(Error::Invalid { what: "Stream::borrow_raw", .. })));
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let stream = device.stream().unwrap();
+        // SAFETY: a stream of the device that outlives the handle.
+        let borrowed = unsafe { Stream::borrow_raw(&device, stream.raw()) }.unwrap();
+        assert_eq!((borrowed.raw(), borrowed.0.id), (stream.raw(), stream.0.id));
     }
 }

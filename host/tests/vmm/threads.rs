@@ -1,9 +1,9 @@
 //! Ranks that are threads of one process: handles are passed on, no descriptors.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use oxtile::comm::bootstrap::{self, StoreBoard};
@@ -12,7 +12,7 @@ use oxtile::symmetric::vmm::{Driver, Memfd};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGather, Step, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
-use crate::program::{Faulty, device, options, refused, write_and_read};
+use crate::program::{DEADLINE, Fault, Faulty, device, options, refused, write_and_read};
 use crate::{gpu, soak, trial};
 
 pub fn trials() -> Vec<Trial> {
@@ -21,7 +21,12 @@ pub fn trials() -> Vec<Trial> {
     for (call, step) in [("create", Step::Create), ("reserve", Step::Reserve), ("map", Step::Map), ("access", Step::Map)] {
         trials.push(trial(format!("threads::{call}::error"), move || an_error_of_one_is_an_error_of_all(call, step)));
     }
-    trials.push(trial("threads::panic", a_thread_that_panics_is_an_error_of_the_others));
+    for call in ["create", "map"] {
+        for victim in 0..3 {
+            trials.push(trial(format!("threads::{call}::panic::rank{victim}"), move || a_thread_that_is_missing(call, victim, false)));
+            trials.push(trial(format!("threads::{call}::stop::rank{victim}"), move || a_thread_that_is_missing(call, victim, true)));
+        }
+    }
     trials.push(trial("threads::arenas_of_host_ranks", arenas_of_host_ranks));
     trials.push(trial("threads::back_ends_by_name", back_ends_by_name));
     for world in [1, 2, 3] {
@@ -78,23 +83,44 @@ fn an_error_of_one_is_an_error_of_all(call: &str, expected: Step) {
     }
 }
 
-fn a_thread_that_panics_is_an_error_of_the_others() {
-    std::panic::set_hook(Box::new(|_| {}));
+/// A thread that panics, or stops until the others are through: they return an error that names it, within the deadline and a second, and at once
+/// where it is gone.
+fn a_thread_that_is_missing(call: &str, victim: u32, stops: bool) {
+    let (let_go, held) = mpsc::channel::<()>();
+    let (held, through) = (Mutex::new(Some(held)), AtomicU32::new(0));
+    let (let_go, start) = (Mutex::new(Some(let_go)), Instant::now());
     let ended = run(3, |board| {
-        let fault = if board.rank().index() == 2 { "map" } else { "" };
-        let driver: Arc<dyn Driver> = Arc::new(Faulty::new(device(board.rank()), fault, Box::new(|| panic!("meant"))));
-        write_and_read(driver, board, "first", options())
-    });
-    let _ = std::panic::take_hook();
-    for (rank, result) in ended.into_iter().enumerate() {
-        match result {
-            Err(_) => assert_eq!(rank, 2),
-            Ok(result) => {
-                let error = result.expect_err("rank 2 has panicked");
-                let names_it = matches!(&error, Error::Symmetric(SymmetricError::Step { rank, .. }) if rank.index() == 2);
-                assert!(names_it, "rank {rank}: {error}");
+        let is_victim = board.rank().index() == victim;
+        let held = if is_victim { held.lock().unwrap().take().map(Mutex::new) } else { None };
+        let fault: Fault = Box::new(move || {
+            if stops && let Some(held) = &held {
+                _ = held.lock().unwrap().recv();
             }
+            std::panic::resume_unwind(Box::new("meant"))
+        });
+        let driver: Arc<dyn Driver> = Arc::new(Faulty::new(device(board.rank()), if is_victim { call } else { "" }, fault));
+        let result = write_and_read(driver, board, "first", options());
+        let took = start.elapsed();
+        if through.fetch_add(1, Ordering::AcqRel) == 1 {
+            drop(let_go.lock().unwrap().take());
         }
+        (result, took)
+    });
+    for (rank, result) in (0..).zip(ended) {
+        let Ok((result, took)) = result else {
+            assert_eq!(rank, victim);
+            continue;
+        };
+        let error = result.expect_err("a rank is missing");
+        let named = match &error {
+            Error::Symmetric(SymmetricError::Step { rank, .. }) => vec![rank.index()],
+            // The first whose deadline is over tells the others.
+            Error::Symmetric(SymmetricError::Missing { ranks, .. }) if stops => ranks.iter().map(|rank| rank.index()).collect(),
+            other => panic!("rank {rank}: {other}"),
+        };
+        assert_eq!(named, [victim], "rank {rank}: {error}");
+        let limit = if stops { DEADLINE + Duration::from_secs(1) } else { DEADLINE };
+        assert!(took < limit, "rank {rank} after {took:?}: {error}");
     }
 }
 

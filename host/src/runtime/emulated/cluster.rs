@@ -1,7 +1,7 @@
 //! The emulated back end: one memory, the streams of all devices, and the scheduler that empties them.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{Launch, Memory, Options, TensorName};
@@ -26,12 +26,12 @@ const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;
 
 /// Virtual GPUs in one process.
 pub(crate) struct Cluster {
-    options: EmulatedOptions,
+    pub(super) options: EmulatedOptions,
     devices: Vec<DeviceProperties>,
-    memory: Arc<Memory>,
-    state: Mutex<State>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) state: Mutex<State>,
     /// Signalled when work is enqueued or done.
-    progress: Condvar,
+    pub(super) progress: Condvar,
 }
 
 impl Cluster {
@@ -67,16 +67,6 @@ impl Cluster {
         Ok(())
     }
 
-    /// How long a wait goes on where other threads may still enqueue what is missing.
-    pub fn patience(&self) -> Duration {
-        self.options.patience
-    }
-
-    /// How long this thread may wait on the host for other ranks: not at all where it drives all of them.
-    pub fn patience_for_others(&self) -> Duration {
-        if lock(&self.state).others_may_enqueue() { self.options.patience } else { Duration::ZERO }
-    }
-
     /// Allocates one of the pieces of a range of addresses; where it lies, and the bytes from one piece to the next.
     pub fn allocate_in(&self, place: &Place<'_>, stream: StreamId, name: &str, bytes: u64) -> Result<(u64, u64)> {
         let mut state = lock(&self.state);
@@ -86,73 +76,6 @@ impl Cluster {
             sanitizer.allocate(address, bytes);
         }
         Ok((address, stride))
-    }
-
-    /// A handle for a rank that some thread will drive.
-    pub fn add_rank(&self) -> u64 {
-        let mut state = lock(&self.state);
-        let handle = state.new_handle();
-        state.drivers.insert(handle, None);
-        handle
-    }
-
-    /// The calling thread drives the rank.
-    pub fn drive(&self, rank: u64) {
-        lock(&self.state).drivers.insert(rank, Some(std::thread::current().id()));
-    }
-
-    /// Nobody drives the rank any more.
-    pub fn remove_rank(&self, rank: u64) {
-        lock(&self.state).drivers.remove(&rank);
-        self.progress.notify_all();
-    }
-
-    /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
-    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back.
-    fn run_until(&self, limit: Option<Duration>, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<bool> {
-        let mut state = lock(&self.state);
-        let start = Instant::now();
-        let mut last = (state.steps, start);
-        loop {
-            state.check()?;
-            if done(&state) {
-                after(&mut state);
-                return Ok(true);
-            }
-            let until_limit = limit.map(|limit| limit.saturating_sub(start.elapsed()));
-            if until_limit.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            if state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())? {
-                self.progress.notify_all();
-                continue;
-            }
-            if state.steps != last.0 {
-                last = (state.steps, Instant::now());
-            }
-            let left = self.options.patience.saturating_sub(last.1.elapsed());
-            if left.is_zero() || !state.others_may_enqueue() {
-                self.progress.notify_all();
-                return Err(state.stuck(&self.memory));
-            }
-            let left = until_limit.map_or(left, |until_limit| left.min(until_limit));
-            state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// As [`Backend::synchronize`], at most for the limit: whether all is done.
-    pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>) -> Result<bool> {
-        self.run_until(limit, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
-    }
-
-    /// As [`Backend::synchronize_event`], at most for the limit: whether it is done.
-    pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>) -> Result<bool> {
-        let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
-        self.run_until(limit, is_reached, |state| {
-            if let Some(mark) = state.mark(event) {
-                state.host_saw(&mark);
-            }
-        })
     }
 }
 

@@ -16,6 +16,7 @@ mod reduction;
 mod sanitizer;
 mod schedule;
 mod scheduler;
+mod wait;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use collective::{Call, Group, Part, Region, Transfer};

@@ -2,7 +2,7 @@
 //!
 //! Work runs only while some thread waits: each step takes the next operation of a random queue among those that can go on.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -52,6 +52,8 @@ pub(super) struct State {
     pub ranges: Ranges,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
+    /// Threads that wait, for whom nothing could go on since something last happened.
+    pub waiting: HashSet<ThreadId>,
     /// What is recorded, if it is.
     pub log: Option<Log>,
     /// What ended all work.
@@ -77,6 +79,7 @@ impl State {
             graphs: BTreeMap::new(),
             ranges: Ranges::default(),
             drivers: BTreeMap::new(),
+            waiting: HashSet::new(),
             log: None,
             fault: None,
         }
@@ -93,6 +96,7 @@ impl State {
 
     pub fn push(&mut self, stream: u64, operation: Operation, caller: Option<Caller>) -> Result<()> {
         self.check()?;
+        self.waiting.clear();
         let entry = Entry { operation, host: Arc::clone(&self.host), caller, step: self.steps };
         let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
         captured.unwrap_or(&mut self.queues).push(stream, entry);
@@ -115,10 +119,10 @@ impl State {
         mark.join_into(Arc::make_mut(&mut self.host));
     }
 
-    /// Whether a thread other than this one drives a rank, or may begin to.
+    /// Whether a thread that does not wait too drives a rank, or may begin to. This one waits, or is about to.
     pub fn others_may_enqueue(&self) -> bool {
-        let me = Some(std::thread::current().id());
-        self.drivers.values().any(|driver| *driver != me)
+        let me = std::thread::current().id();
+        self.drivers.values().any(|driver| driver.is_none_or(|driver| driver != me && !self.waiting.contains(&driver)))
     }
 
     pub fn forget_stream(&mut self, stream: u64) {
@@ -135,6 +139,7 @@ impl State {
         let taken = self.take(memory, options).map_err(|error| self.poison(error, memory))?;
         let Some((queue, entry)) = taken else { return Ok(false) };
         self.steps += 1;
+        self.waiting.clear();
         let done = self.execute(queue, &entry, memory, options);
         if let Some(log) = &mut self.log {
             log.add(queue, self.streams.get(&queue), &entry, memory, self.steps, done.is_ok());

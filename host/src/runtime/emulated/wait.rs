@@ -1,0 +1,94 @@
+//! Threads that wait for a virtual cluster, and so do its work.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::cluster::Cluster;
+use super::scheduler::State;
+use crate::runtime::backend::{EventId, StreamId};
+use crate::runtime::error::Result;
+use crate::runtime::runtime::lock;
+
+impl Cluster {
+    /// How long a wait goes on where other threads may still enqueue what is missing.
+    pub fn patience(&self) -> Duration {
+        self.options.patience
+    }
+
+    /// How long this thread may wait on the host for other ranks: not at all where it drives all of them.
+    pub fn patience_for_others(&self) -> Duration {
+        if lock(&self.state).others_may_enqueue() { self.options.patience } else { Duration::ZERO }
+    }
+
+    /// A handle for a rank that some thread will drive.
+    pub fn add_rank(&self) -> u64 {
+        let mut state = lock(&self.state);
+        let handle = state.new_handle();
+        state.drivers.insert(handle, None);
+        handle
+    }
+
+    /// The calling thread drives the rank.
+    pub fn drive(&self, rank: u64) {
+        lock(&self.state).drivers.insert(rank, Some(std::thread::current().id()));
+    }
+
+    /// Nobody drives the rank any more.
+    pub fn remove_rank(&self, rank: u64) {
+        lock(&self.state).drivers.remove(&rank);
+        self.progress.notify_all();
+    }
+
+    /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
+    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back.
+    fn run_until(&self, limit: Option<Duration>, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<bool> {
+        let mut state = lock(&self.state);
+        let start = Instant::now();
+        let mut last = (state.steps, start);
+        loop {
+            state.check()?;
+            if done(&state) {
+                state.waiting.remove(&std::thread::current().id());
+                after(&mut state);
+                return Ok(true);
+            }
+            let until_limit = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+            if until_limit.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            if state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())? {
+                self.progress.notify_all();
+                continue;
+            }
+            // Who is told of something new looks again, and is noted anew if that does not help. Who has a limit comes back by itself.
+            if limit.is_none() {
+                state.waiting.insert(std::thread::current().id());
+            }
+            if state.steps != last.0 {
+                last = (state.steps, Instant::now());
+            }
+            let left = self.options.patience.saturating_sub(last.1.elapsed());
+            if left.is_zero() || !state.others_may_enqueue() {
+                self.progress.notify_all();
+                return Err(state.stuck(&self.memory));
+            }
+            let left = until_limit.map_or(left, |until_limit| left.min(until_limit));
+            state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// As [`Backend::synchronize`], at most for the limit: whether all is done.
+    pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>) -> Result<bool> {
+        self.run_until(limit, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
+    }
+
+    /// As [`Backend::synchronize_event`], at most for the limit: whether it is done.
+    pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>) -> Result<bool> {
+        let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
+        self.run_until(limit, is_reached, |state| {
+            if let Some(mark) = state.mark(event) {
+                state.host_saw(&mark);
+            }
+        })
+    }
+}
