@@ -5,7 +5,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lexopt::{Arg, Parser};
 
 use crate::{cargo, commit, kernels, root, say, target};
@@ -18,6 +18,15 @@ fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
     let mut cargo = cargo(["run", "--quiet", "--package", package, "--bin", binary]);
     cargo.args(profile).arg("--").env("OXTILE_COMMIT", commit());
     cargo
+}
+
+/// Compiles a program, and says so: the first time that takes minutes, which are not those of its first command.
+fn compile(package: &str, binary: &str, profile: &[&str]) -> Result<()> {
+    say(&format!("cargo: {binary}, minutes the first time"));
+    let mut cargo = cargo(["build", "--quiet", "--package", package, "--bin", binary]);
+    let status = cargo.args(profile).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
+    ensure!(status.success(), "{binary} does not compile: see above");
+    Ok(())
 }
 
 /// The case binary as `cargo test --workspace` compiled it: with the features of the whole workspace. `cargo run` of its package alone
@@ -51,6 +60,7 @@ pub fn emulated_cases(filter: &str, seed: Option<u64>) -> Result<ExitCode> {
 pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
     let arguments: Vec<_> = arguments.raw_args()?.collect();
     kernels::shipped()?;
+    compile("oxtile-benches", "oxtile-benches", &["--release"])?;
     status(program("oxtile-benches", "oxtile-benches", &["--release"]).args(arguments))
 }
 
@@ -67,6 +77,7 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
     let folder = target().join("demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");
+    compile("oxtile-cli", "oxtile", &[])?;
     let oxtile = || program("oxtile-cli", "oxtile", &[]);
     if input.is_none() {
         say(&format!("oxtile demo-checkpoint --seed {DEMO_SEED} --output {}", short(&made)));
