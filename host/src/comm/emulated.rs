@@ -15,8 +15,9 @@ use super::meeting::{ArenaRank, Meeting};
 use super::rank::{Rank, WorldSize};
 use super::sequence::Sequence;
 use super::team::Team;
+use super::virtual_rank::VirtualRank;
 use crate::runtime::backend::Caller;
-use crate::runtime::emulated::{Call, Cluster, Group, Part, Reduction, Region, Transfer};
+use crate::runtime::emulated::{Call, Group, Part, Reduction, Region, Transfer};
 use crate::runtime::memory::{self, Memory};
 use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
@@ -73,18 +74,16 @@ impl Ranks {
     }
 }
 
-/// A rank's device, and the rank's handle in the cluster, which is told what thread drives it.
+/// What a rank's communicators have in common.
 struct Driver {
-    device: Device,
-    handle: u64,
+    rank: VirtualRank,
     /// Where else it is a rank: of the world, and of parts.
     places: Mutex<Vec<(Weak<Ranks>, Rank)>>,
 }
 
 impl Driver {
-    fn new(device: Device) -> Result<Self> {
-        let handle = cluster(&device)?.add_rank();
-        Ok(Self { device, handle, places: Mutex::default() })
+    fn new(device: &Device) -> Result<Self> {
+        Ok(Self { rank: VirtualRank::new(device)?, places: Mutex::default() })
     }
 }
 
@@ -94,15 +93,7 @@ impl Drop for Driver {
             // Nobody waits in vain for how it is split.
             ranks.upgrade().iter().for_each(|ranks| ranks.splits[rank.index() as usize].give_up("it is gone"));
         }
-        if let Ok(cluster) = cluster(&self.device) {
-            cluster.remove_rank(self.handle);
-        }
     }
-}
-
-fn cluster(device: &Device) -> Result<&Cluster> {
-    let why = || "the runtime has GPUs, not a virtual cluster: use Runtime::emulated".to_owned();
-    device.runtime.backend.cluster().ok_or_else(|| Error::Invalid { what: "EmulatedCommunicator", why: why() })
 }
 
 impl EmulatedCommunicator {
@@ -111,13 +102,10 @@ impl EmulatedCommunicator {
     /// # Errors
     /// [`Error::Invalid`] for a runtime that is not emulated.
     pub fn world_of(runtime: &Runtime, size: WorldSize) -> Result<Vec<Self>> {
-        let patience = cluster(&runtime.device(0)?)?.patience();
-        let ranks = Ranks::new("the world".to_owned(), size, patience);
-        let rank = |rank: Rank| {
-            let driver = Driver::new(runtime.device(rank.index() % runtime.device_count())?)?;
-            Ok(Self::of(rank, size, &ranks, &Arc::new(driver)))
-        };
-        size.ranks().map(rank).collect()
+        let driver = |rank: Rank| Driver::new(&runtime.device(rank.index() % runtime.device_count())?);
+        let drivers = size.ranks().map(driver).collect::<Result<Vec<_>>>()?;
+        let ranks = Ranks::new("the world".to_owned(), size, drivers[0].rank.cluster().patience());
+        Ok(size.ranks().zip(drivers).map(|(rank, driver)| Self::of(rank, size, &ranks, &Arc::new(driver))).collect())
     }
 
     fn of(rank: Rank, world: WorldSize, ranks: &Arc<Ranks>, driver: &Arc<Driver>) -> Self {
@@ -134,13 +122,13 @@ impl EmulatedCommunicator {
     pub fn team(&self, team: &Team) -> Result<Option<Self>> {
         check_team(team, self.world, "EmulatedCommunicator::team")?;
         let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
-        let ranks = self.ranks.part(format!("{team:?}"), team.size(), cluster(self.device())?.patience());
+        let ranks = self.ranks.part(format!("{team:?}"), team.size(), self.driver.rank.cluster().patience());
         Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
     }
 
     /// The rank's device.
     pub fn device(&self) -> &Device {
-        &self.driver.device
+        self.driver.rank.device()
     }
 
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
@@ -188,8 +176,8 @@ impl EmulatedCommunicator {
     /// streams go on behind them.
     fn enqueue_together(&self, calls: Vec<Enqueued>) -> Result<()> {
         let Some(stream) = calls.first().map(|call| Arc::clone(&call.stream)) else { return Ok(()) };
-        let cluster = cluster(self.device())?;
-        cluster.drive(self.driver.handle);
+        self.driver.rank.drive();
+        let cluster = self.driver.rank.cluster();
         let mut others: Vec<Arc<StreamInner>> = Vec::new();
         for call in &calls {
             if call.stream.id != stream.id && others.iter().all(|other| other.id != call.stream.id) {
@@ -219,7 +207,7 @@ impl EmulatedCommunicator {
 
 impl ArenaRank for EmulatedCommunicator {
     fn device(&self) -> &Device {
-        &self.driver.device
+        self.driver.rank.device()
     }
 
     fn next_meeting(&self) -> Meeting {
@@ -345,8 +333,8 @@ impl Communicator for EmulatedCommunicator {
     /// The ranks meet on their host, not on streams.
     fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
         group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
-        let cluster = cluster(self.device())?;
-        cluster.drive(self.driver.handle);
+        self.driver.rank.drive();
+        let cluster = self.driver.rank.cluster();
         let splits = &self.ranks.splits[self.rank.index() as usize];
         let Some(part) = splits.split_within(colour, key, cluster.patience_for_others())? else { return Ok(None) };
         let team = Team::new(self.world, part.members())?;

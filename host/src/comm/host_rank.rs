@@ -12,6 +12,7 @@ use super::meeting::{ArenaRank, Meeting};
 use super::rank::{Rank, WorldSize};
 use super::team::Team;
 use super::team_board::TeamBoard;
+use super::virtual_rank::VirtualRank;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Device, Error, Result};
 
@@ -24,6 +25,8 @@ pub struct HostRank {
     world: WorldSize,
     device: Device,
     board: Arc<dyn Board>,
+    /// Of ranks that are threads on a virtual cluster.
+    on_cluster: Option<Arc<VirtualRank>>,
     /// Of ranks that are processes.
     store: Option<Arc<StoreBoard>>,
     /// How many it has opened.
@@ -51,7 +54,9 @@ impl HostRank {
     /// As [`Store::into_board`].
     pub fn from_store(store: Store, device: &Device) -> Result<Self> {
         let (rank, world, board) = (store.rank(), store.world(), Arc::new(store.into_board()?));
-        Ok(Self::on(rank, world, device, board.clone(), Some(board)))
+        let mut rank = Self::on(rank, world, device, board.clone(), None);
+        rank.store = Some(board);
+        Ok(rank)
     }
 
     /// A rank for each device, to be handed to a thread each. A device may be named more than once
@@ -63,12 +68,13 @@ impl HostRank {
         let none = || Error::Invalid { what: "HostRank::threads", why: "no device is named: a world has at least one rank".to_owned() };
         let world = u32::try_from(devices.len()).ok().and_then(WorldSize::new).ok_or_else(none)?;
         let board: Arc<dyn Board> = Arc::new(LocalBoard::default());
-        Ok(world.ranks().zip(devices).map(|(rank, device)| Self::on(rank, world, device, Arc::clone(&board), None)).collect())
+        let rank = |(rank, device)| Self::on(rank, world, device, Arc::clone(&board), VirtualRank::on(device).map(Arc::new));
+        Ok(world.ranks().zip(devices).map(rank).collect())
     }
 
-    fn on(rank: Rank, world: WorldSize, device: &Device, board: Arc<dyn Board>, store: Option<Arc<StoreBoard>>) -> Self {
+    fn on(rank: Rank, world: WorldSize, device: &Device, board: Arc<dyn Board>, on_cluster: Option<Arc<VirtualRank>>) -> Self {
         let (arenas, teams) = (AtomicU64::new(0), Mutex::default());
-        Self { rank, world, device: device.clone(), board, store, arenas, teams, is_member: false, is_closed: false }
+        Self { rank, world, device: device.clone(), board, on_cluster, store: None, arenas, teams, is_member: false, is_closed: false }
     }
 
     /// This rank as a member of a team, with arenas of the team's own: ranks are the numbers in the team, and what goes wrong in it is an error
@@ -89,7 +95,7 @@ impl HostRank {
         let number = teams.entry(team.clone()).or_default();
         let board = TeamBoard { board: Arc::clone(&self.board), team: team.clone(), scope: format!("{team:?}, number {number}: ") };
         *number += 1;
-        let mut member = Self::on(rank, team.size(), &self.device, Arc::new(board), None);
+        let mut member = Self::on(rank, team.size(), &self.device, Arc::new(board), self.on_cluster.clone());
         member.is_member = true;
         Ok(Some(member))
     }
@@ -126,6 +132,7 @@ impl ArenaRank for HostRank {
     }
 
     fn next_meeting(&self) -> Meeting {
+        self.on_cluster.iter().for_each(|rank| rank.drive());
         let number = self.arenas.fetch_add(1, Ordering::Relaxed);
         Meeting::new(Arc::clone(&self.board), self.rank, self.world, format!("arena {number}"))
     }

@@ -19,6 +19,7 @@ mod sequence;
 mod single_rank;
 mod team;
 mod team_board;
+mod virtual_rank;
 
 pub use board::Board;
 #[cfg(test)]

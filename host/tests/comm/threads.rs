@@ -162,3 +162,24 @@ fn an_arena_without_one_of_its_threads() {
         }
     }
 }
+
+/// A wait on the host takes no rank that enqueues late for one that never does.
+#[test]
+fn a_late_thread_is_waited_for() {
+    let runtime = emulated(LONG);
+    let devices: Vec<_> = (0..WORLD).map(|index| runtime.device(index).unwrap()).collect();
+    let late = |rank: HostRank| -> Result<()> {
+        let stream = rank.device().stream()?;
+        let arena = Arena::open(&rank, ArenaOptions::default())?;
+        let ready = arena.channel()?;
+        thread::sleep(SHORT * rank.rank().index());
+        arena.world().ranks().try_for_each(|to| arena.signal(&stream, ready, to, FIRST))?;
+        arena.world().ranks().try_for_each(|from| arena.wait(&stream, ready, from, FIRST))?;
+        stream.synchronize()?;
+        arena.close()?.finish()
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = HostRank::threads(&devices).unwrap().into_iter().map(|rank| scope.spawn(move || late(rank))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}

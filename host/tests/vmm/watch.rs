@@ -40,7 +40,7 @@ pub fn limit(limit: Duration) {
     });
 }
 
-/// Waits for a stream, which may wait for ranks that have not come so far: on virtual GPUs a wait of the driver would take that for the end.
+/// Waits for a stream, at most so long.
 pub fn settle(stream: &Stream) -> Result<()> {
     const LIMIT: Duration = Duration::from_secs(20);
     let (end, begin) = (stream.record()?, Instant::now());
