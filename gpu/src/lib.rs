@@ -40,6 +40,7 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_FORWARD_FP8,
     attention::ATTENTION_FORWARD_GENERAL,
     attention::ATTENTION_FORWARD_PORTABLE,
+    attention::ATTENTION_FORWARD_PORTABLE_GENERAL,
     attention::ATTENTION_FORWARD_SPLIT,
     copy::COPY_WORDS,
     exchange::EXCHANGE,

@@ -60,6 +60,11 @@ pub fn text<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> 
     result.map_err(|e| e.to_string())
 }
 
+/// Whether a number is the expected one to within a bound. What is not a number agrees with itself, and an infinity too, but with nothing else.
+pub fn agrees(found: f64, expected: f64, bound: f64) -> bool {
+    if expected.is_nan() { found.is_nan() } else { found == expected || (found - expected).abs() <= bound }
+}
+
 /// Fails at the first element that differs.
 pub fn equal<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> Outcome {
     if found.len() != expected.len() {
@@ -69,5 +74,19 @@ pub fn equal<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> O
     match found.iter().zip(expected).position(|(f, e)| f != e) {
         None => Ok(()),
         Some(i) => Err(format!("{what}[{i}] is {:x?}, expected {:x?} ({differing} of {} differ)", found[i], expected[i], found.len())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agrees;
+
+    #[test]
+    fn what_is_not_a_number_agrees_with_itself_alone() {
+        let (nan, infinity) = (f64::NAN, f64::INFINITY);
+        assert!(agrees(nan, nan, 0.0) && agrees(infinity, infinity, 0.0) && agrees(1.0, 1.5, 0.5));
+        for (found, expected) in [(1.0, nan), (nan, 1.0), (infinity, nan), (nan, infinity), (-infinity, infinity), (1.0, 1.6)] {
+            assert!(!agrees(found, expected, 0.5), "{found} and {expected}");
+        }
     }
 }

@@ -24,16 +24,14 @@
 use core::f32::consts::LOG2_E;
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, OperandTile, RegisterElement, RegisterTile, THREAD_ROWS};
-use oxtile_tile::shared::{SharedTile, Tiles};
-use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
+use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
+use oxtile_tile::shared::Tiles;
 
-use super::backward_rows::{PANEL, Panels, Place, RESTING, Rows, Side, THREADS, copy_side};
 use super::mask::{Span, Window};
+use super::panels::{PANEL, Place, RESTING, Rows, Side, THREADS, accumulate, copy_side, product};
 use super::sequence::Sequences;
 use super::softmax::cap;
 
@@ -223,38 +221,6 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
         }
         part += 1;
     }
-}
-
-/// The products of 64 rows with `N` others, over the `size` elements of a head. All lanes of a warp call it.
-#[inline(always)]
-#[track_caller]
-fn product<T: RegisterElement, const N: usize, const PANELS: usize>(
-    left: Panels<T, RESTING, PANELS>,
-    right: Panels<T, N, PANELS>,
-    size: u32,
-) -> RegisterTile<N>
-where
-    Columns<N>: MatrixColumns,
-{
-    let mut sum = RegisterTile::zero();
-    for panel in 0..size.div_ceil(PANEL as u32) {
-        let left = [OperandTile::<T, PANEL>::load(left.tile(panel))];
-        warp_matrix::multiply_add::<T, N, PANEL, 1>(core::array::from_mut(&mut sum), &left, KMajor(right.tile(panel)));
-    }
-    sum
-}
-
-/// Adds the products of `K` columns with a panel. All lanes of a warp call it.
-#[inline(always)]
-#[track_caller]
-fn accumulate<T: RegisterElement, const K: usize>(
-    sum: &mut RegisterTile<PANEL>,
-    left: OperandTile<T, K>,
-    right: SharedTile<T, K, PANEL, Swizzle128>,
-) where
-    Columns<K>: MatrixColumns,
-{
-    warp_matrix::multiply_add::<T, PANEL, K, 1>(core::array::from_mut(sum), &[left], NMajor(right));
 }
 
 /// How scores become weights.

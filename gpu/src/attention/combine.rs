@@ -5,9 +5,11 @@
 
 use core::f32::consts::LN_2;
 
-use oxtile_tile::num::{exp2, fma, log2, max, reciprocal};
+use oxtile_tile::num::{exp2, fma, log2, reciprocal};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::RegisterElement;
+
+use super::softmax::warp_max;
 
 const THREADS: u32 = 128;
 const ROWS: u32 = THREADS / warp::LANES;
@@ -39,7 +41,7 @@ pub fn attention_combine<T: RegisterElement>(
         return;
     }
     let log = if lane < splits { logs.load(u64::from(lane) * all_rows + at) } else { f32::NEG_INFINITY };
-    let largest = warp_max(log);
+    let largest = warp_max(log, 1);
     // By its own logarithm: the largest of the lanes leaves out one that is not a number, which must reach the result.
     let weight = if log == f32::NEG_INFINITY { 0.0 } else { exp2(log - largest) };
     let total = warp::sum_f32(weight);
@@ -71,26 +73,30 @@ pub fn attention_combine<T: RegisterElement>(
     }
 }
 
-/// The largest value of a warp's lanes, in each of them.
-#[inline(always)]
-#[track_caller]
-fn warp_max(mut value: f32) -> f32 {
-    let mut flip = 1;
-    while flip < warp::LANES {
-        value = max(value, warp::shuffle_xor(value, flip));
-        flip *= 2;
-    }
-    value
-}
-
 fn grid<T: RegisterElement>(args: &AttentionCombineArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (rows, splits) = (args.log_sum_exp.len(), u64::from(args.splits));
+    let (all_rows, splits, size) = (args.log_sum_exp.len(), u64::from(args.splits), u64::from(args.size));
+    let (heads, rows) = (u64::from(args.heads), u64::from(args.rows));
     LaunchError::check_limit("splits", splits, MOST_SPLITS.into())?;
-    LaunchError::check_multiple("size", 2, args.size.into())?;
-    LaunchError::check_length("logs", rows.saturating_mul(splits), args.logs.len())?;
-    LaunchError::check_length("sums", rows.saturating_mul(splits).saturating_mul(args.size.into()), args.sums.len())?;
-    LaunchError::check_multiple("log_sum_exp", u64::from(args.heads) * u64::from(args.rows), rows)?;
-    LaunchError::check_length("out", rows.saturating_mul(args.size.into()), args.out.len())?;
-    LaunchError::check_limit("rows", rows, (1 << 31) - 1)?;
-    Ok(Grid::x(rows.div_ceil(ROWS.into()) as u32))
+    LaunchError::check_multiple("size", 2, size)?;
+    LaunchError::check_limit("log_sum_exp", all_rows, (1 << 31) - 1)?;
+    LaunchError::check_multiple("log_sum_exp", heads * rows, all_rows)?;
+    LaunchError::check_length("logs", all_rows * splits, args.logs.len())?;
+    LaunchError::check_length("sums", (all_rows * splits).saturating_mul(size), args.sums.len())?;
+    LaunchError::check_length("out", all_rows * size, args.out.len())?;
+    LaunchError::check_alignment("sums", 8, args.sums.address())?;
+    LaunchError::check_alignment("out", 4, args.out.address())?;
+    if all_rows == 0 {
+        return Ok(Grid::x(0));
+    }
+    // The last row of the last head of the last batch ends in `out`.
+    let mut room = args.out.len() - size;
+    let batches = all_rows / (heads * rows);
+    let strides =
+        [("row_stride", args.row_stride, rows), ("head_stride", args.head_stride, heads), ("batch_stride", args.batch_stride, batches)];
+    for (name, stride, count) in strides.into_iter().filter(|(.., count)| *count > 1) {
+        LaunchError::check_multiple(name, 2, stride)?;
+        LaunchError::check_limit(name, stride, room / (count - 1))?;
+        room -= stride * (count - 1);
+    }
+    Ok(Grid::x(all_rows.div_ceil(ROWS.into()) as u32))
 }

@@ -101,6 +101,9 @@ pub struct Head {
     pub rows: u32,
 }
 
+/// For each of a thread's rows, the factors of what was there and of the sum, if there is a row that sees anything.
+type Shares = [Option<[f32; 2]>; THREAD_ROWS];
+
 impl Running {
     /// Merges a warpgroup's sum of values, of the rows from `row` on: `out` and `log_sum_exp` become what they are over the keys
     /// seen before and those seen now. A row that sees nothing stays as it is.
@@ -110,11 +113,28 @@ impl Running {
     where
         Columns<V>: MatrixColumns,
     {
-        let shares = [0, 1].map(|half| self.merge_statistics(finished, half, head, row + register_tile::row(half as u32)));
+        let shares = self.merge_logs(finished, head, row);
+        self.merge_columns(sum, shares, head, row, 0);
+    }
+
+    /// The first half of [`merge`](Self::merge): of `log_sum_exp`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn merge_logs(&self, finished: &Finished, head: Head, row: u32) -> Shares {
+        [0, 1].map(|half| self.merge_statistics(finished, half, head, row + register_tile::row(half as u32)))
+    }
+
+    /// The other half: of the columns of `out` from `first` on.
+    #[inline(always)]
+    #[track_caller]
+    pub fn merge_columns<const V: usize>(&self, sum: &RegisterTile<V>, shares: Shares, head: Head, row: u32, first: u32)
+    where
+        Columns<V>: MatrixColumns,
+    {
         let starts = [0, 1].map(|half| head.out + u64::from(row + register_tile::row(half)) * self.row_stride);
         let mut pair = 0;
         while pair < RegisterTile::<V>::PAIRS {
-            let column = register_tile::column(pair as u32);
+            let column = first + register_tile::column(pair as u32);
             let mut half = 0;
             while half < THREAD_ROWS {
                 if let Some([keep, add]) = shares[half]
@@ -137,12 +157,13 @@ impl Running {
         let (inside, at) = (row < head.rows, head.statistics + u64::from(row));
         let old = if inside { self.log_sum_exp.load(at) * LOG2_E } else { f32::NEG_INFINITY };
         let new = finished.log_sum[half];
-        let largest = max(old, new);
         // All lanes of a row have read before one writes.
         warp::sync();
-        if !inside || largest == f32::NEG_INFINITY {
+        if !inside || new == f32::NEG_INFINITY {
             return None;
         }
+        // The largest leaves out one that is not a number, which its own factor brings back.
+        let largest = max(old, new);
         let (keep, add) = (exp2(old - largest), exp2(new - largest));
         let total = keep + add;
         if thread::lane().is_multiple_of(4) {

@@ -12,10 +12,10 @@ use core::f32::consts::LOG2_E;
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{Pod, max};
+use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, Rows, StoredElement};
+use oxtile_tile::register_tile::{self, RegisterElement, StoredElement};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup;
 
@@ -183,7 +183,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                     running.merge(&sum, &finished, Head { out: start, statistics, rows: sequence.queries }, row);
                 }
                 if !max_logit.is_empty() {
-                    workspace.raise(tile.head, warp_max(finished.largest));
+                    workspace.raise(tile.head, finished.largest_of_warp());
                 }
                 if let Some(stage) = stage {
                     if warpgroup::is_leader() {
@@ -198,19 +198,6 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             workspace.leave(G::CONSUMER_WARPS, &max_logit);
         }
     }
-}
-
-/// The largest value of the rows of a warp, in each lane, whose quads have the same.
-#[inline(always)]
-#[track_caller]
-fn warp_max(values: Rows) -> f32 {
-    let mut value = max(values[0], values[1]);
-    let mut flip = 4;
-    while flip < warp::LANES {
-        value = max(value, warp::shuffle_xor(value, flip));
-        flip *= 2;
-    }
-    value
 }
 
 fn grid<T, const D: usize, const V: usize, const KEYS: usize, G>(

@@ -16,8 +16,9 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::RegisterElement;
 use oxtile_tile::tensor_map::TensorMap;
 
+use super::combine::MOST_SPLITS;
 use super::epilogue::{store_rows, store_sums};
-use super::mask::{Mask, Span};
+use super::mask::{FAR, Mask, Span};
 use super::schedule::Schedule;
 use super::softmax::Softmax;
 use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
@@ -127,14 +128,22 @@ where
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
 {
-    let heads = u64::from(args.batches) * u64::from(args.heads);
-    let rows = u64::from(args.splits).saturating_mul(heads * u64::from(args.rows));
-    LaunchError::check_length("logs", rows, args.logs.len())?;
-    LaunchError::check_length("sums", rows.saturating_mul(args.value_size.into()), args.sums.len())?;
+    let (heads, splits) = (u64::from(args.batches) * u64::from(args.heads), u64::from(args.splits));
+    let (rows, value_size) = (u64::from(args.rows), u64::from(args.value_size));
+    LaunchError::check_limit("splits", splits, MOST_SPLITS.into())?;
     LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
+    LaunchError::check_multiple("heads", u64::from(args.group), u64::from(args.heads))?;
     LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - 1)?;
-    LaunchError::check_limit("splits * heads * batches", u64::from(args.splits).saturating_mul(heads), (1 << 31) - 1)?;
-    let blocks = u64::from(args.splits).saturating_mul(heads * u64::from(args.rows.div_ceil(G::QUERIES)));
+    LaunchError::check_limit("rows", rows, (1 << 30) - 1)?;
+    LaunchError::check_limit("diagonal", args.diagonal.unsigned_abs().into(), FAR.unsigned_abs().into())?;
+    LaunchError::check_multiple("value_size", 2, value_size)?;
+    LaunchError::check_limit("value_size", value_size, V as u64)?;
+    let part_heads = splits.saturating_mul(heads);
+    LaunchError::check_limit("splits * heads * batches", part_heads, (1 << 31) - 1)?;
+    LaunchError::check_length("logs", part_heads * rows, args.logs.len())?;
+    LaunchError::check_length("sums", (part_heads * rows).saturating_mul(value_size), args.sums.len())?;
+    LaunchError::check_alignment("sums", 8, args.sums.address())?;
+    let blocks = part_heads * rows.div_ceil(G::QUERIES.into());
     LaunchError::check_limit("rows", blocks, (1 << 31) - 1)?;
     Ok(Grid::x(blocks as u32))
 }

@@ -8,7 +8,9 @@
 //! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
 //! | `team` | who computes a tile |
 //! | `walk` | a warpgroup's loop over blocks of keys |
-//! | `forward_portable` | the same on any GPU from sm_80 on |
+//! | `forward_portable` | dense and packed tensors, masks and windows, on any GPU from sm_80 on |
+//! | `forward_portable_general` | the same with sinks, caps, merged results, and heads of any size |
+//! | `panels` | heads of any size in portable kernels: rows, copies, products, results |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
 //! | `sequence` | where the sequences of a batch lie |
@@ -25,7 +27,6 @@
 //! | `backward_workspace` | what a block has in shared memory |
 //! | `backward_mask`, `backward_schedule`, `backward_sequence` | mask, schedule and sequences from the keys' side |
 //! | `backward_portable` | the gradients of everything, on any GPU from sm_80 on |
-//! | `backward_rows` | its rows: where they lie, copies, results |
 //! | `backward_statistics` | the sums of `O dO`, and the gradients of sinks |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
@@ -38,7 +39,6 @@ mod backward_mask;
 mod backward_portable;
 mod backward_prepare;
 mod backward_reduce;
-mod backward_rows;
 mod backward_schedule;
 mod backward_sequence;
 mod backward_sequence_rows;
@@ -51,8 +51,10 @@ mod forward;
 mod forward_fp8;
 mod forward_general;
 mod forward_portable;
+mod forward_portable_general;
 mod forward_split;
 mod mask;
+mod panels;
 mod schedule;
 mod sequence;
 mod softmax;
@@ -66,7 +68,6 @@ pub use backward_general::*;
 pub use backward_portable::*;
 pub use backward_prepare::*;
 pub use backward_reduce::*;
-pub use backward_rows::{BACKWARD_PANEL, RESTING};
 pub use backward_sequence::QueryBlocks;
 pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
@@ -76,8 +77,10 @@ pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;
 pub use forward_portable::*;
+pub use forward_portable_general::*;
 pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
+pub use panels::{PORTABLE_PANEL, RESTING};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
 pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
 pub use workspace::Workspace;

@@ -259,6 +259,14 @@ impl Finished {
         self.log_sum.map(|log| log * core::f32::consts::LN_2)
     }
 
+    /// The largest score of all rows of the warp, in each of its lanes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn largest_of_warp(&self) -> f32 {
+        // The four lanes of a row have the same.
+        warp_max(max(self.largest[0], self.largest[1]), 4)
+    }
+
     /// With rows for which `is_query` (given the thread's row, 0 or 1) does not hold as if they saw nothing.
     #[inline(always)]
     pub fn of_rows(mut self, is_query: impl Fn(u32) -> bool) -> Self {
@@ -298,6 +306,18 @@ where
         }
         quad_max(max(found[0], found[1]))
     })
+}
+
+/// The largest value of a warp's lanes, in each of them, of which each `alike` neighbours, a power of two, have the same.
+#[inline(always)]
+#[track_caller]
+pub fn warp_max(mut value: f32, alike: u32) -> f32 {
+    let mut flip = alike;
+    while flip < warp::LANES {
+        value = max(value, warp::shuffle_xor(value, flip));
+        flip *= 2;
+    }
+    value
 }
 
 /// `cap * tanh(x)` for scores of which `factor` makes `2 log2(e) x`.

@@ -166,7 +166,7 @@ where
         let mut sums = Buffer::<f32>::uninitialised(stream, padded_rows * D as u64)?;
         let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let (splits, key_blocks) = (config.splits(QUERIES as u64), keys.div_ceil(KEYS as u64));
+        let (splits, key_blocks) = (config.group_parts(QUERIES as u64), keys.div_ceil(KEYS as u64));
         let split_tiles = if splits == 1 { 0 } else { batches * key_heads * splits * key_blocks };
         let mut partials = Buffer::<f32>::uninitialised(stream, split_tiles * partial_elements(D as u64))?;
         let Bounds { first, last, .. } = config.bounds();

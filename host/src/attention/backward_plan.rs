@@ -1,6 +1,6 @@
 //! Which kernels the pass backward of a configuration takes, and why.
 
-use oxtile_kernels::attention::{BACKWARD_PANEL, FAR, KEYS, Mask as Bounds, RESTING, Sequence, Window as Seen};
+use oxtile_kernels::attention::{FAR, KEYS, Mask as Bounds, PORTABLE_PANEL, RESTING, Sequence, Window as Seen};
 
 use super::backward::BackwardElement;
 use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
@@ -51,9 +51,9 @@ impl AttentionConfig {
         let value_size = self.value_size();
         let why = match key {
             Key::Dense { queries, .. } => {
-                let split = match self.splits(queries) {
+                let split = match self.group_parts(queries) {
                     1 => String::new(),
-                    splits => format!(", tiles split in {splits} by heads of queries, as they are few"),
+                    parts => format!(", tiles split in {parts} by heads of queries, as they are few"),
                 };
                 format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}{split}")
             }
@@ -63,7 +63,7 @@ impl AttentionConfig {
                 format!("{KEYS} keys by {queries} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
             }
             Key::Portable { panels } => {
-                let (padded, needs) = (panels as usize * BACKWARD_PANEL, needs.join(", "));
+                let (padded, needs) = (panels as usize * PORTABLE_PANEL, needs.join(", "));
                 format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
             }
         };
@@ -134,6 +134,6 @@ fn general_queries(size: u64, capped: bool) -> u64 {
 impl Key {
     /// Heads of 3 panels have room in 4, of which one is left out.
     fn portable(size: u64) -> Self {
-        Self::Portable { panels: size.div_ceil(BACKWARD_PANEL as u64).next_power_of_two() }
+        Self::Portable { panels: size.div_ceil(PORTABLE_PANEL as u64).next_power_of_two() }
     }
 }

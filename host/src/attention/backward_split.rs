@@ -20,7 +20,7 @@ const EXTRA: u64 = 32;
 impl AttentionConfig {
     /// Among how many tiles the heads of queries that share keys are split, a divisor of their number: as many as
     /// let the last multiprocessor end first, where a block of keys is multiplied by blocks of `queries`.
-    pub(super) fn splits(&self, queries: u64) -> u64 {
+    pub(super) fn group_parts(&self, queries: u64) -> u64 {
         let (group, heads) = (self.group(), self.batches * self.key_heads);
         let tiles = heads * self.keys.div_ceil(KEYS as u64);
         if group == 1 || tiles == 0 || tiles >= ENOUGH * MULTIPROCESSORS {
@@ -33,14 +33,14 @@ impl AttentionConfig {
             u64::from(rows.end).div_ceil(queries).saturating_sub(u64::from(rows.begin) / queries)
         });
         let seen: Vec<u64> = seen.collect();
-        let time = |splits: u64| {
-            let extra = if splits == 1 { 0 } else { self.head_size / EXTRA };
-            last_end(seen.iter().map(|blocks| blocks * (group / splits) + extra), heads * splits)
+        let time = |parts: u64| {
+            let extra = if parts == 1 { 0 } else { self.head_size / EXTRA };
+            last_end(seen.iter().map(|blocks| blocks * (group / parts) + extra), heads * parts)
         };
-        let possible = (1..=group).filter(|splits| group.is_multiple_of(*splits));
+        let possible = (1..=group).filter(|parts| group.is_multiple_of(*parts));
         possible
-            .take_while(|splits| *splits == 1 || tiles * splits <= 2 * ENOUGH * MULTIPROCESSORS)
-            .min_by_key(|splits| time(*splits))
+            .take_while(|parts| *parts == 1 || tiles * parts <= 2 * ENOUGH * MULTIPROCESSORS)
+            .min_by_key(|parts| time(*parts))
             .unwrap_or(1)
     }
 }
@@ -65,26 +65,26 @@ mod tests {
     use super::*;
     use crate::attention::Mask;
 
-    fn splits(shape: [u64; 5], mask: Mask) -> u64 {
+    fn group_parts(shape: [u64; 5], mask: Mask) -> u64 {
         let [batches, keys, heads, key_heads, head_size] = shape;
-        AttentionConfig { batches, queries: keys, keys, heads, key_heads, head_size, mask, ..AttentionConfig::default() }.splits(64)
+        AttentionConfig { batches, queries: keys, keys, heads, key_heads, head_size, mask, ..AttentionConfig::default() }.group_parts(64)
     }
 
     #[test]
     fn tiles_are_split_where_they_are_few_or_uneven() {
         let causal = Mask::CausalBottomRight;
         // 128 tiles of which the longest takes twice the mean.
-        assert_eq!(splits([1, 8192, 16, 2, 128], causal), 2);
+        assert_eq!(group_parts([1, 8192, 16, 2, 128], causal), 2);
         // All alike, and as many as multiprocessors.
-        assert_eq!(splits([1, 8192, 16, 2, 128], Mask::Full), 1);
+        assert_eq!(group_parts([1, 8192, 16, 2, 128], Mask::Full), 1);
         // 64 of them.
-        assert_eq!(splits([1, 2048, 32, 4, 128], Mask::Full), 2);
+        assert_eq!(group_parts([1, 2048, 32, 4, 128], Mask::Full), 2);
         // Enough, nothing to split, and nothing at all.
-        assert_eq!(splits([4, 8192, 16, 4, 128], causal), 1);
-        assert_eq!(splits([1, 8192, 2, 2, 128], causal), 1);
-        assert_eq!(splits([1, 0, 16, 2, 128], causal), 1);
+        assert_eq!(group_parts([4, 8192, 16, 4, 128], causal), 1);
+        assert_eq!(group_parts([1, 8192, 2, 2, 128], causal), 1);
+        assert_eq!(group_parts([1, 0, 16, 2, 128], causal), 1);
         // A block of queries is not worth the way out.
-        assert_eq!(splits([1, 64, 2, 1, 64], causal), 1);
+        assert_eq!(group_parts([1, 64, 2, 1, 64], causal), 1);
     }
 
     #[test]

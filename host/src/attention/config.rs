@@ -42,9 +42,13 @@ pub struct AttentionConfig {
     pub max_logit: bool,
     /// Which kernels may be taken.
     pub kernels: Kernels,
-    /// Parts into which the keys of dense tensors are divided, each a block's: from 1, none, to 32. As the device's multiprocessors are best
-    /// used if none.
-    pub splits: Option<u64>,
+    /// Parts into which the keys of dense tensors are divided in the pass forward, for as many blocks of each tile of queries: from 1, undivided,
+    /// to 32. None divides them where a device's multiprocessors are better used so.
+    ///
+    /// More than one takes `4 * key_parts * batches * heads * queries * (value_size + 1)` bytes on the device, which
+    /// [`Attention::bind`](super::Attention::bind) allocates: results of the parts and their log-sum-exps, in `f32`. The last bits of results
+    /// depend on the number of parts, and without one so on the device; they are the same in every run.
+    pub key_parts: Option<u64>,
     /// Where the gradients of the pass backward go.
     pub gradients: GradientOutput,
 }
@@ -153,7 +157,7 @@ impl Default for AttentionConfig {
             output: Output::Rounded,
             max_logit: false,
             kernels: Kernels::Fastest,
-            splits: None,
+            key_parts: None,
             gradients: GradientOutput::Rounded,
         }
     }
@@ -193,8 +197,8 @@ impl AttentionConfig {
                 return refuse(field, bound, format!("at most {}, or none for no bound", LIMIT - 1));
             }
         }
-        if let Some(splits) = self.splits.filter(|splits| !(1..=u64::from(MOST_SPLITS)).contains(splits)) {
-            return refuse("splits", splits, format!("from 1 to {MOST_SPLITS}, or none"));
+        if let Some(parts) = self.key_parts.filter(|parts| !(1..=u64::from(MOST_SPLITS)).contains(parts)) {
+            return refuse("key_parts", parts, format!("from 1 to {MOST_SPLITS}, or none"));
         }
         let positive = |x: f32| x.is_normal() && x > 0.0;
         if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {

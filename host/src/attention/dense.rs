@@ -2,14 +2,14 @@
 
 use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, PART, Team};
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::launch::Kernel;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::config::{AttentionConfig, Layout};
-use super::forward::{BoundAttention, Instance};
-use super::tensors::{Inputs, Outputs, Target};
-use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
+use super::forward::{Binding, BoundAttention, Instance};
+use super::tensors::Inputs;
+use crate::runtime::{Buffer, Loaded, Result, Stream};
 use crate::tensor::{Strided, TensorMap, TensorMapMut};
 
 /// A dense tensor of heads, seen as `[batches, heads, rows, size]`.
@@ -23,18 +23,16 @@ pub(super) fn by_head(layout: Layout, batches: u64, rows: u64, heads: u64, size:
 pub(super) fn keys_by_head<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize>(
     stream: &Stream,
     config: &AttentionConfig,
-    q: DeviceView<'a, T>,
-    k: DeviceView<'a, T>,
-    v: DeviceView<'a, T>,
+    inputs: &Inputs<'a, T>,
 ) -> Result<(TensorMap<'a, T, KEYS, D, Swizzle128, 4>, TensorMap<'a, T, KEYS, V, Swizzle128, 4>)> {
     let AttentionConfig { layout, batches, keys, key_heads, head_size, .. } = *config;
     let of_keys = |size| by_head(layout, batches, keys, key_heads, size);
-    let of_queries = config.queries_by_head(head_size);
+    let (Inputs { q, k, v, .. }, of_queries) = (inputs, config.queries_by_head(head_size));
     let ((k, of_k), (v, of_v)) = match keys {
         0 => ((q, of_queries), (q, of_queries)),
         _ => ((k, of_keys(head_size)), (v, of_keys(config.value_size()))),
     };
-    Ok((TensorMap::strided(stream, k, of_k)?, TensorMap::strided(stream, v, of_v)?))
+    Ok((TensorMap::strided(stream, *k, of_k)?, TensorMap::strided(stream, *v, of_v)?))
 }
 
 impl<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool> Instance<T>
@@ -47,20 +45,13 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForward<T, D, V, KEYS, G, CAUSAL>: for<'a> Kernel<Args<'a> = AttentionForwardArgs<'a, T, D, V, KEYS, G, CAUSAL>>,
 {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
+        let Binding { stream, config, inputs, outputs } = binding;
         let AttentionConfig { batches, keys, head_size, .. } = config;
         let [rows, heads] = config.rows_and_heads();
-        let (Inputs { q, k, v, .. }, Outputs { out: Target::Rounded(out), mut log_sum_exp, .. }) = (inputs, outputs) else {
-            return Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() });
-        };
-        let (k, v) = keys_by_head::<_, KEYS, D, V>(stream, &config, q, k, v)?;
-        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, q, config.queries_by_head(head_size))?;
+        let (out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
+        let (k, v) = keys_by_head::<_, KEYS, D, V>(stream, &config, &inputs)?;
+        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, inputs.q, config.queries_by_head(head_size))?;
         let of_out = config.queries_by_head(config.value_size());
         let mut out = TensorMapMut::<_, PART, V, Swizzle128, 4>::strided(stream, out, of_out)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;

@@ -35,13 +35,14 @@ impl<T: AttentionElement> Attention<T> {
         let device = runtime.device(0)?;
         let launches = !config.choose_on::<T>(&device)?.kernel.is_empty();
         if config.is_portable_on(&device) {
-            return Ok(Self { config, instance: launches.then(|| T::load_portable(runtime, config.head_size)).transpose()? });
+            return Ok(Self { config, instance: launches.then(|| T::load_portable(runtime, config.portable_key())).transpose()? });
         }
         let config = config.divided_for::<T>(&device);
         Ok(Self { config, instance: launches.then(|| T::load(runtime, config.key())).transpose()? })
     }
 
-    /// Binds tensors; encodes their tensor maps on the device and waits for those to be there.
+    /// Binds tensors; encodes their tensor maps on the device and waits for those to be there. Allocates on the device what runs share: some
+    /// words, and much more where keys are [divided](AttentionConfig::key_parts).
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
@@ -50,12 +51,13 @@ impl<T: AttentionElement> Attention<T> {
         inputs.check(&self.config)?;
         outputs.check(&self.config)?;
         match &self.instance {
-            Some(instance) => instance.bind(stream, self.config, inputs, outputs),
+            Some(instance) => instance.bind(Binding { stream, config: self.config, inputs, outputs }),
             None => Ok(BoundAttention(Box::new(|_| Ok(())))),
         }
     }
 
-    /// Binds tensors and attends once.
+    /// Binds tensors and attends once. Allocates as [`bind`](Self::bind) does in each call: what attends to the same tensors more than once is
+    /// bound once and [run](BoundAttention::run) each time.
     ///
     /// # Errors
     /// As [`bind`](Self::bind) and [`BoundAttention::run`].
@@ -98,13 +100,16 @@ pub trait AttentionElement: PortableElement {
 /// A loaded kernel of any head size and mask.
 #[doc(hidden)]
 pub trait Instance<T>: Send + Sync {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>>;
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>>;
+}
+
+/// Tensors to be bound, of the lengths that the configuration says.
+#[doc(hidden)]
+pub struct Binding<'s, 'a, T> {
+    pub(super) stream: &'s Stream,
+    pub(super) config: AttentionConfig,
+    pub(super) inputs: Inputs<'a, T>,
+    pub(super) outputs: Outputs<'a, T>,
 }
 
 /// Each line: sizes of heads, kind, its kernel as a type of the element with the keys of a step, and what is launched behind it.

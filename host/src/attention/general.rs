@@ -1,13 +1,13 @@
 //! The kernels of everything else: their arguments.
 
-use oxtile_kernels::attention::{AttentionForwardGeneral, AttentionForwardGeneralArgs, FAR, PART, Team, Workspace};
+use oxtile_kernels::attention::{AttentionForwardGeneral, AttentionForwardGeneralArgs, PART, Team, Window as Seen, Workspace};
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Layout, Mask, Sink};
-use super::forward::{BoundAttention, Instance};
+use super::config::{AttentionConfig, Layout, Sink};
+use super::forward::{Binding, BoundAttention, Instance};
 use super::plan::SECTION_BYTES;
 use super::tensors::{Inputs, Outputs, Padding, Sequences, Target};
 use crate::runtime::{Buffer, Loaded, Result, Stream};
@@ -71,7 +71,7 @@ pub(super) fn softmax_of(config: &AttentionConfig) -> [f32; 3] {
 }
 
 /// Where scores of sinks come from.
-fn sink_of<'a>(
+pub(super) fn sink_of<'a>(
     stream: &Stream,
     config: &AttentionConfig,
     given: Option<DeviceView<'a, f32>>,
@@ -100,14 +100,9 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForwardGeneral<T, D, V, KEYS, G>: for<'a> Kernel<Args<'a> = AttentionForwardGeneralArgs<'a, T, D, V, KEYS, G>>,
 {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, mask, window, .. } = config;
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
+        let Binding { stream, config, inputs, outputs } = binding;
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
         let value_size = config.value_size();
         let [of_q, of_out] = [head_size, value_size].map(|size| rows_of(&config, queries, heads, size));
         let [of_k, of_v] = [head_size, value_size].map(|size| rows_of(&config, keys, key_heads, size));
@@ -135,8 +130,7 @@ where
         let mut workspace = Buffer::<u32>::zeros(stream, Workspace::words(heads))?;
         let mut nothing = [Buffer::<f32>::zeros(stream, 0)?, Buffer::<f32>::zeros(stream, 0)?];
         let [scale, cap_limit, cap_factor] = softmax_of(&config);
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if mask == Mask::CausalBottomRight { 0 } else { FAR };
+        let Seen { left, right, top_left } = config.seen();
         let packed = layout == Layout::Packed;
         let section_keys = SECTION_BYTES / ((head_size + value_size) * size_of::<T>() as u64);
         let log_sum_exp_length = log_sum_exp.len();
@@ -170,9 +164,9 @@ where
                 statistics_head: queries,
                 packed: u32::from(packed),
                 padded: u32::from(placement.padded()),
-                left: bound(window.left),
-                right: right.min(bound(window.right)),
-                top_left: u32::from(mask == Mask::CausalTopLeft),
+                left,
+                right,
+                top_left: u32::from(top_left),
                 scale,
                 cap_limit,
                 cap_factor,

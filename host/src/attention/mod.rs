@@ -19,7 +19,7 @@
 //! | `backward_tensors` | what it reads and writes |
 //! | `backward_general` | its kernels of everything else |
 //! | `backward_portable` | its kernels for GPUs other than Hopper and for large heads |
-//! | `portable` | the kernels for GPUs other than Hopper |
+//! | `portable`, `portable_general` | the kernels for GPUs other than Hopper |
 //!
 //! ```
 //! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
@@ -57,6 +57,7 @@ mod fp8;
 mod general;
 mod plan;
 mod portable;
+mod portable_general;
 mod split;
 mod tensors;
 

@@ -43,14 +43,14 @@ pub struct Facts {
 const SIZES: [[u64; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
 impl AttentionConfig {
-    /// The kernel for elements of `T`, whatever the device: keys are divided only if [`splits`](field@Self::splits) says so.
+    /// The kernel for elements of `T`, whatever the device: keys are divided only if [`key_parts`](Self::key_parts) says so.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
     pub fn choose<T: AttentionElement>(&self) -> Result<Choice> {
         self.validate()?;
         if self.parts() > 1 && self.needs_general() {
-            return refuse("splits", self.parts(), format!("1 with {}", self.needs().join(", ")));
+            return refuse("key_parts", self.parts(), format!("1 with {}", self.needs().join(", ")));
         }
         let key = self.key();
         let Some(Facts { name, step: [queries, keys] }) = T::facts(key) else {
@@ -123,7 +123,7 @@ impl AttentionConfig {
             Self { sink, .. } if sink != Sink::None => ("sink", format!("{sink:?}"), "None"),
             Self { output, .. } if output != Output::Rounded => ("output", format!("{output:?}"), "Rounded"),
             Self { max_logit: true, .. } => ("max_logit", "true".to_owned(), "false"),
-            Self { splits: Some(splits @ 2..), .. } => ("splits", splits.to_string(), "1 or none"),
+            Self { key_parts: Some(parts @ 2..), .. } => ("key_parts", parts.to_string(), "1 or none"),
             _ => return Ok(()),
         };
         refuse(field, value, format!("{allowed} {place}"))

@@ -1,37 +1,50 @@
-//! The kernels for GPUs other than Hopper: which configurations they take, and their arguments.
+//! The kernels for GPUs other than Hopper: which configurations they take, and the arguments of the plain one.
 
-use oxtile_kernels::attention::{AttentionForwardPortable, AttentionForwardPortableArgs, FAR, PORTABLE_KEYS, PORTABLE_QUERIES};
+use oxtile_kernels::attention::{
+    AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, PORTABLE_KEYS, PORTABLE_PANEL,
+    PORTABLE_QUERIES, Window as Seen,
+};
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::num::{Pod, bf16, f16};
 use oxtile_tile::register_tile::RegisterElement;
 
-use super::config::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, refuse};
-use super::forward::{AttentionElement, BoundAttention, Instance};
-use super::tensors::{Inputs, Outputs, Padding, Target};
+use super::config::{AttentionConfig, Kernels, Layout, Output, Sink, refuse};
+use super::forward::{AttentionElement, Binding, BoundAttention, Instance};
+use super::general::Placement;
 use crate::gemm::Choice;
-use crate::runtime::{Buffer, Device, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, Loaded, Result, Runtime};
 
 /// The devices that the kernels on wgmma run on.
 const HOPPER: (u32, u32) = (9, 0);
 
+/// A portable kernel among those of an element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum PortableKey {
+    /// All layouts, masks and windows, of one head size.
+    Plain { head_size: u64 },
+    /// Everything, of heads of so many panels.
+    General { panels: u64 },
+}
+
 /// An element that the portable kernels take.
 pub trait PortableElement: Pod {
-    /// The entry for heads of a size; none if there is none.
+    /// The entry; none if there is none.
     #[doc(hidden)]
-    fn portable_name(head_size: u64) -> Option<&'static str>;
+    fn portable_name(key: PortableKey) -> Option<&'static str>;
 
     /// Loads it.
     #[doc(hidden)]
-    fn load_portable(runtime: &Runtime, head_size: u64) -> Result<Box<dyn Instance<Self>>>;
+    fn load_portable(runtime: &Runtime, key: PortableKey) -> Result<Box<dyn Instance<Self>>>;
 }
 
 impl AttentionConfig {
     /// The kernel for elements of `T` on a device: Hopper's own, keys divided if that uses its multiprocessors better, elsewhere
-    /// the portable one.
+    /// a portable one.
     ///
     /// # Errors
-    /// As [`choose`](Self::choose); the portable kernels have fewer sizes and outputs.
+    /// As [`choose`](Self::choose); the portable kernels do not divide keys.
     pub fn choose_on<T: AttentionElement>(&self, device: &Device) -> Result<Choice> {
         if self.is_portable_on(device) { self.choose_portable::<T>() } else { self.divided_for::<T>(device).choose::<T>() }
     }
@@ -43,18 +56,12 @@ impl AttentionConfig {
 
     fn choose_portable<T: PortableElement>(&self) -> Result<Choice> {
         self.validate()?;
-        let without = |field, given| refuse(field, given, "on GPUs other than Hopper there is no kernel for it");
-        match *self {
-            Self { sink, .. } if sink != Sink::None => return without("sink", format!("{sink:?}")),
-            Self { output, .. } if output != Output::Rounded => return without("output", format!("{output:?}")),
-            Self { soft_cap: Some(cap), .. } => return without("soft_cap", cap.to_string()),
-            Self { max_logit: true, .. } => return without("max_logit", "true".to_owned()),
-            Self { splits: Some(splits @ 2..), .. } => return without("splits", splits.to_string()),
-            _ if self.value_size() != self.head_size => return without("value_size", self.value_size().to_string()),
-            _ => {}
+        if let Some(parts @ 2..) = self.key_parts {
+            return refuse("key_parts", parts, "1 or none: the kernels for any GPU do not divide keys");
         }
-        let Some(kernel) = T::portable_name(self.head_size) else {
-            return refuse("head_size", self.head_size, "64 or 128 on GPUs other than Hopper");
+        let key = self.portable_key();
+        let Some(kernel) = T::portable_name(key) else {
+            return Err(Error::Invalid { what: "AttentionConfig", why: format!("no kernel for {key:?}") });
         };
         let blocks = u128::from(self.batches) * u128::from(self.heads) * u128::from(self.queries.div_ceil(PORTABLE_QUERIES as u64));
         if blocks > i32::MAX as u128 {
@@ -64,15 +71,45 @@ impl AttentionConfig {
         if blocks == 0 {
             return Ok(Choice { kernel: "", why: "the output is empty".to_owned() });
         }
-        Ok(Choice { kernel, why: format!("{PORTABLE_QUERIES} queries by {PORTABLE_KEYS} keys on mma, head_size {}", self.head_size) })
+        let (size, value_size) = (self.head_size, self.value_size());
+        let why = match key {
+            PortableKey::Plain { .. } => format!("{PORTABLE_QUERIES} queries by {PORTABLE_KEYS} keys on mma, head_size {size}"),
+            PortableKey::General { panels } => {
+                let (keys, padded, needs) = (general_keys(panels), panels as usize * PORTABLE_PANEL, self.portable_needs().join(", "));
+                let heads = format!("heads of {size} and {value_size} padded to {padded}");
+                format!("{PORTABLE_QUERIES} queries by {keys} keys on mma, {heads}, general for {needs}")
+            }
+        };
+        Ok(Choice { kernel, why })
+    }
+
+    /// Its portable kernel; the configuration is valid.
+    pub(super) fn portable_key(&self) -> PortableKey {
+        if self.portable_needs().is_empty() {
+            return PortableKey::Plain { head_size: self.head_size };
+        }
+        // Heads of 3 panels have room in 4, of which one is left out.
+        let panels = self.head_size.max(self.value_size()).div_ceil(PORTABLE_PANEL as u64);
+        PortableKey::General { panels: panels.next_power_of_two() }
+    }
+
+    /// Fields that take more than the plain portable kernel has.
+    fn portable_needs(&self) -> Vec<&'static str> {
+        let needs = [
+            ("soft_cap", self.soft_cap.is_some()),
+            ("sink", self.sink != Sink::None),
+            ("output", self.output != Output::Rounded),
+            ("max_logit", self.max_logit),
+            ("value_size", self.value_size() != self.head_size),
+            ("head_size", !matches!(self.head_size, 64 | 128)),
+        ];
+        needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
     }
 }
 
-/// Sums of lengths, and offsets, of sequences of `rows` rows.
-fn dense(stream: &Stream, config: &AttentionConfig, rows: u64) -> Result<[Buffer<u32>; 2]> {
-    let array = |step: u64| (0..=config.batches).map(|batch| (batch * step) as u32).collect::<Vec<u32>>();
-    let between = if config.layout == Layout::Sbhd { 0 } else { rows };
-    Ok([Buffer::from_slice(stream, &array(rows))?, Buffer::from_slice(stream, &array(between))?])
+/// Keys of a step of the general kernel.
+const fn general_keys(panels: u64) -> u64 {
+    if panels > 2 { 32 } else { 64 }
 }
 
 /// Copies are of 16 bytes, which lie at multiples of 16.
@@ -90,33 +127,22 @@ where
     Columns<D>: MatrixColumns,
     AttentionForwardPortable<T, D>: for<'a> Kernel<Args<'a> = AttentionForwardPortableArgs<'a, T, D>>,
 {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, mask, window, .. } = config;
-        let (Inputs { q, k, v, sequences, .. }, Outputs { out: Target::Rounded(mut out), mut log_sum_exp, .. }) = (inputs, outputs) else {
-            return Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() });
-        };
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
+        let Binding { stream, config, inputs, outputs } = binding;
+        let AttentionConfig { layout, batches, queries, keys, heads, .. } = config;
+        let (q, k, v) = (inputs.q, inputs.k, inputs.v);
+        let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
         check_aligned("Attention, q", q)?;
         check_aligned("Attention, k", k)?;
         check_aligned("Attention, v", v)?;
-        let (of_queries, of_keys) = (dense(stream, &config, queries)?, dense(stream, &config, keys)?);
+        let placement = Placement::new(stream, &config, inputs.sequences)?;
         let (out_length, log_sum_exp_length) = (out.len(), log_sum_exp.len());
         let (packed, sbhd) = (layout == Layout::Packed, layout == Layout::Sbhd);
         let [query_rows, key_rows] = if sbhd { [queries, keys] } else { config.rows() };
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if mask == Mask::CausalBottomRight { 0 } else { bound(window.right) };
-        let group = config.group() as u32;
+        let Seen { left, right, top_left } = config.seen();
         let scale = config.scale_log2();
         Ok(BoundAttention::new(move |stream| {
-            let [query_ends, key_ends, query_offsets, key_offsets] = match &sequences {
-                Some(given) => [given.cu_seqlens_q, given.cu_seqlens_kv, given.query_offsets(), given.key_offsets()],
-                None => [of_queries[0].view(), of_keys[0].view(), of_queries[1].view(), of_keys[1].view()],
-            };
+            let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();
             let args = AttentionForwardPortableArgs {
                 q,
                 k,
@@ -129,16 +155,16 @@ where
                 key_offsets,
                 query_rows: query_rows as u32,
                 key_rows: key_rows as u32,
-                padded: u32::from(sequences.as_ref().is_some_and(|given| given.padding == Padding::Zeroed)),
+                padded: u32::from(placement.padded()),
                 batches: batches as u32,
                 heads: heads as u32,
-                group,
+                group: config.group() as u32,
                 head_step: if sbhd { heads as u32 } else { 0 },
                 row_tiles: queries.div_ceil(PORTABLE_QUERIES as u64) as u32,
                 log_rows: if packed { 0 } else { queries as u32 },
-                left: bound(window.left),
+                left,
                 right,
-                top_left: u32::from(mask == Mask::CausalTopLeft),
+                top_left: u32::from(top_left),
                 scale,
             };
             self.launch(stream, args)
@@ -146,27 +172,34 @@ where
     }
 }
 
+/// Each line: its kernel as a type of the element.
 macro_rules! elements {
-    ($($t:ident: $($d:literal)*;)*) => { $(
+    ($($t:ident)*) => { $(
+        elements! { @ $t
+            [PortableKey::Plain { head_size: 64 }] AttentionForwardPortable<$t, 64>;
+            [PortableKey::Plain { head_size: 128 }] AttentionForwardPortable<$t, 128>;
+            [PortableKey::General { panels: 1 }] AttentionForwardPortableGeneral<$t, 1, 64>;
+            [PortableKey::General { panels: 2 }] AttentionForwardPortableGeneral<$t, 2, 64>;
+            [PortableKey::General { panels: 4 }] AttentionForwardPortableGeneral<$t, 4, 32>;
+        }
+    )* };
+    (@ $t:ident $([$key:pat] $kernel:ty;)*) => {
         impl PortableElement for $t {
-            fn portable_name(head_size: u64) -> Option<&'static str> {
-                match head_size {
-                    $($d => Some(<AttentionForwardPortable<$t, $d> as Kernel>::INFO.name),)*
+            fn portable_name(key: PortableKey) -> Option<&'static str> {
+                match key {
+                    $($key => Some(<$kernel as Kernel>::INFO.name),)*
                     _ => None,
                 }
             }
 
-            fn load_portable(runtime: &Runtime, head_size: u64) -> Result<Box<dyn Instance<Self>>> {
-                match head_size {
-                    $($d => Ok(Box::new(runtime.load::<AttentionForwardPortable<$t, $d>>()?)),)*
-                    _ => Err(Error::Invalid { what: "Attention", why: format!("no portable kernel of head_size {head_size}") }),
+            fn load_portable(runtime: &Runtime, key: PortableKey) -> Result<Box<dyn Instance<Self>>> {
+                match key {
+                    $($key => Ok(Box::new(runtime.load::<$kernel>()?)),)*
+                    _ => Err(Error::Invalid { what: "Attention", why: format!("no portable kernel for {key:?}") }),
                 }
             }
         }
-    )* };
+    };
 }
 
-elements! {
-    bf16: 64 128;
-    f16: 64 128;
-}
+elements! { bf16 f16 }

@@ -10,33 +10,32 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::config::{AttentionConfig, Mask};
 use super::dense::{by_head, keys_by_head};
-use super::forward::{AttentionElement, BoundAttention, Instance};
+use super::forward::{AttentionElement, Binding, BoundAttention, Instance};
 use super::plan::{Facts, Key, Kind};
 use super::portable::check_aligned;
-use super::tensors::{Inputs, Outputs, Target};
-use crate::runtime::{Buffer, Device, Error, Loaded, Result, Stream};
+use crate::runtime::{Buffer, Device, Loaded, Result};
 use crate::tensor::{Strided, TensorMap};
 
 /// What putting parts together takes, in blocks of keys of a tile: a launch.
 const COMBINING: u64 = 3;
 
 impl AttentionConfig {
-    /// Parts of the keys.
+    /// Parts of the keys, 1 if they are not divided.
     pub(super) fn parts(&self) -> u64 {
-        self.splits.unwrap_or(1)
+        self.key_parts.unwrap_or(1)
     }
 
     /// The same with the keys divided as suits a device, unless it says how or cannot be divided.
     pub(super) fn divided_for<T: AttentionElement>(self, device: &Device) -> Self {
         let key = Key { kind: Kind::Split, ..self.key() };
-        let Some(Facts { step: [queries, keys], .. }) = T::facts(key).filter(|_| self.splits.is_none() && !self.needs_general()) else {
+        let Some(Facts { step: [queries, keys], .. }) = T::facts(key).filter(|_| self.key_parts.is_none() && !self.needs_general()) else {
             return self;
         };
         let [rows, heads] = self.rows_and_heads();
         let tiles = rows.div_ceil(queries.into()).saturating_mul(heads).saturating_mul(self.batches);
         let seen = if self.mask == Mask::CausalTopLeft { self.keys.min(self.queries) } else { self.keys };
         let multiprocessors = device.limits().multiprocessors.into();
-        Self { splits: Some(splits(tiles, seen.div_ceil(keys.into()), multiprocessors)), ..self }
+        Self { key_parts: Some(fastest_parts(tiles, seen.div_ceil(keys.into()), multiprocessors)), ..self }
     }
 
     /// Whether heads that share keys are rows of one head: each has a single query, which sees all keys, and then they lie as rows
@@ -62,15 +61,15 @@ impl AttentionConfig {
 
 /// The number of parts that takes least time, where every block of keys of a tile takes as long and each multiprocessor computes one part
 /// of a tile at a time.
-fn splits(tiles: u64, blocks: u64, multiprocessors: u64) -> u64 {
+fn fastest_parts(tiles: u64, blocks: u64, multiprocessors: u64) -> u64 {
     if tiles >= multiprocessors {
         return 1;
     }
-    let time = |splits: u64| {
-        let combining = if splits > 1 { COMBINING } else { 0 };
-        (tiles * splits).div_ceil(multiprocessors.max(1)) * blocks.div_ceil(splits) + combining
+    let time = |parts: u64| {
+        let combining = if parts > 1 { COMBINING } else { 0 };
+        (tiles * parts).div_ceil(multiprocessors.max(1)) * blocks.div_ceil(parts) + combining
     };
-    (1..=blocks.clamp(1, MOST_SPLITS.into())).min_by_key(|splits| time(*splits)).unwrap_or(1)
+    (1..=blocks.clamp(1, MOST_SPLITS.into())).min_by_key(|parts| time(*parts)).unwrap_or(1)
 }
 
 impl<T, const D: usize, const V: usize, const KEYS: usize, G> Instance<T>
@@ -84,20 +83,13 @@ where
     AttentionForwardSplit<T, D, V, KEYS, G>: for<'a> Kernel<Args<'a> = AttentionForwardSplitArgs<'a, T, D, V, KEYS, G>>,
     AttentionCombine<T>: for<'a> Kernel<Args<'a> = AttentionCombineArgs<'a, T>>,
 {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        inputs: Inputs<'a, T>,
-        outputs: Outputs<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
+        let Binding { stream, config, inputs, outputs } = binding;
         let (attend, combine) = self;
-        let (Inputs { q, k, v, .. }, Outputs { out: Target::Rounded(mut out), mut log_sum_exp, .. }) = (inputs, outputs) else {
-            return Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() });
-        };
+        let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
         check_aligned("Attention, out", out.as_view())?;
-        let (k, v) = keys_by_head::<_, KEYS, D, V>(stream, &config, q, k, v)?;
-        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, q, config.queries_by_head(config.head_size))?;
+        let (k, v) = keys_by_head::<_, KEYS, D, V>(stream, &config, &inputs)?;
+        let q = TensorMap::<_, PART, D, Swizzle128, 4>::strided(stream, inputs.q, config.queries_by_head(config.head_size))?;
         let Strided { shape: [batches, heads, rows, size], strides: [batch_stride, head_stride, row_stride, _] } =
             config.queries_by_head(config.value_size());
         let part_rows = config.parts() * batches * heads * rows;
@@ -146,17 +138,17 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::splits;
+    use super::fastest_parts;
 
     #[test]
     fn parts_fill_the_multiprocessors() {
         // 64 tiles of 32 blocks: two parts each are one wave.
-        assert_eq!(splits(64, 32, 132), 2);
+        assert_eq!(fastest_parts(64, 32, 132), 2);
         // One tile: no more parts than blocks, nor than may be.
-        assert_eq!([splits(1, 9, 132), splits(1, 1000, 132)], [9, 32]);
-        // A second wave would cost what a split saves.
-        assert_eq!([splits(132, 32, 132), splits(128, 32, 132)], [1, 1]);
+        assert_eq!([fastest_parts(1, 9, 132), fastest_parts(1, 1000, 132)], [9, 32]);
+        // A second wave would cost what parts save.
+        assert_eq!([fastest_parts(132, 32, 132), fastest_parts(128, 32, 132)], [1, 1]);
         // Nor do a few blocks pay for putting them together.
-        assert_eq!([splits(1, 4, 132), splits(1, 0, 132), splits(0, 32, 132)], [1, 1, 1]);
+        assert_eq!([fastest_parts(1, 4, 132), fastest_parts(1, 0, 132), fastest_parts(0, 32, 132)], [1, 1, 1]);
     }
 }

@@ -67,6 +67,16 @@ pub enum Target<'a, T> {
     Merged(DeviceViewMut<'a, f32>),
 }
 
+impl<'a, T> Target<'a, T> {
+    /// Where a rounded result goes.
+    pub(super) fn rounded(self) -> Result<DeviceViewMut<'a, T>> {
+        match self {
+            Self::Rounded(out) => Ok(out),
+            Self::Merged(_) => Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() }),
+        }
+    }
+}
+
 impl<'a, T> Inputs<'a, T> {
     /// Tensors of a dense layout, without a sink.
     pub fn new(q: DeviceView<'a, T>, k: DeviceView<'a, T>, v: DeviceView<'a, T>) -> Self {

@@ -1,7 +1,7 @@
 //! The backward pass of attention against f64, and its promises: the same bits every time, steps of a ring that add up.
 
 use oxtile::attention::{
-    AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Mask, Order, Sink, Window,
+    AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Kernels, Mask, Order, Sink, Window,
 };
 use oxtile::{Buffer, EmulatedOptions, Error, HostElement, Kind, Runtime};
 use oxtile_tests::inputs::Random;
@@ -47,6 +47,12 @@ pub fn cases() -> Vec<Case> {
         // More tiles than a GPU has multiprocessors.
         let same = AttentionConfig { batches: 16, heads: 4, key_heads: 2, queries: 130, keys: 600, ..ring };
         cases.push(Case::new(format!("attention_backward::d{head_size}::same_bits"), Size::Large, move |r| same_bits(r, &same)));
+    }
+    // Keys behind the last query: a whole block of them, and a part of another.
+    for kernels in [Kernels::Fastest, Kernels::Portable] {
+        let (mask, head_size) = (Mask::CausalTopLeft, 128);
+        let config = AttentionConfig { queries: 100, keys: 300, heads: 2, head_size, mask, kernels, ..AttentionConfig::default() };
+        cases.push(Case::new(format!("attention_backward::unseen::{kernels:?}"), Size::Large, move |r| unseen(r, &config)));
     }
     // What a bound before the diagonal takes, and an option that is in the log-sum-exp already.
     for (head_size, queries) in [(64, 150), (128, 70)] {
@@ -213,6 +219,18 @@ fn split<T: Differentiable>(runtime: &Runtime, config: &AttentionConfig, order: 
     // Gradients of queries are added up in any order if it is fast.
     let first = if order == Order::Fast { 1 } else { 0 };
     ["dq", "dk", "dv"].into_iter().enumerate().skip(first).try_for_each(|(i, name)| equal(&format!("{name} again"), &again[i], &found[i]))
+}
+
+/// Keys that no query sees have gradients of zero, to the bit.
+fn unseen(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
+    let pass = Pass::<bf16>::new(config, config.keys);
+    let found = pass.run(runtime, config, Order::Deterministic, 0)?;
+    compare::<bf16>(&pass.expected(config, 0), &found)?;
+    let seen = (config.queries * config.key_heads * config.head_size) as usize;
+    [("dk", 1), ("dv", 2)].into_iter().try_for_each(|(name, tensor)| {
+        let rest = &found[tensor][seen..];
+        equal(&format!("{name} of keys that no query sees"), rest, &vec![0; rest.len()])
+    })
 }
 
 /// A step of a ring: the log-sum-exp and the result are those of all keys, the gradients those of a part.

@@ -1,27 +1,30 @@
 //! Attention of any layout, window, sink, cap and output, against f64. Rows that belong to no sequence hold NaN, so that none of
 //! them is used; what the kernel does not write is seen.
 
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Output, Outputs, Padding, Sequences, Sink, Target, Window};
+use oxtile::attention::{
+    Attention, AttentionConfig, Inputs, Kernels, Layout, Mask, Output, Outputs, Padding, Sequences, Sink, Target, Window,
+};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Random;
-use oxtile_tests::oracle::attention_head::Head;
-use oxtile_tests::oracle::formats::{BF16, Format};
+use oxtile_tests::oracle::formats::Format;
 use oxtile_tile::num::{bf16, f16};
 
 use super::attention::Operand;
-use super::attention_problem::{Place, Problem, each};
-use crate::case::{Case, Outcome, Size, equal, stream, text};
+use super::attention_problem::{Place, Problem, Row, each};
+use crate::case::{Case, Outcome, Size, agrees, equal, stream, text};
 
-/// Half a unit in the last place of bf16, relative.
-const HALF_UNIT: f64 = 1.0 / 256.0;
 /// What the output holds before.
 const UNTOUCHED: f32 = 77.0;
 /// What the log-sum-exp holds before.
 const UNTOUCHED_SUM: f32 = -77.0;
 
 pub fn cases() -> Vec<Case> {
+    [Kernels::Fastest, Kernels::Portable].into_iter().flat_map(cases_of).collect()
+}
+
+fn cases_of(kernels: Kernels) -> Vec<Case> {
     let mut cases = Vec::new();
-    let base = AttentionConfig { heads: 2, head_size: 64, ..AttentionConfig::default() };
+    let base = AttentionConfig { heads: 2, head_size: 64, kernels, ..AttentionConfig::default() };
     let window = |left, right| Window { left, right };
     // Every side of the window, with bounds inside a block of keys, between blocks, over several; rows that see nothing.
     let windows = [
@@ -68,15 +71,26 @@ pub fn cases() -> Vec<Case> {
     halves(&mut cases, AttentionConfig { queries: 20, keys: 150, heads: 1, ..base });
     dense(&mut cases, "sbhd::dense", AttentionConfig { layout: Layout::Sbhd, batches: 2, queries: 40, keys: 70, ..base });
     packed(&mut cases, base);
-    cases.push(Case::new("attention_general::ring", Size::Small, ring));
     cases
+}
+
+/// How the names of cases begin.
+fn family(kernels: Kernels) -> &'static str {
+    match kernels {
+        Kernels::Fastest => "attention_general",
+        Kernels::Portable => "attention_portable::general",
+    }
 }
 
 /// Each kernel of `f16` elements that [`attention`](super::attention) does not have.
 fn halves(cases: &mut Vec<Case>, base: AttentionConfig) {
     let mut push = |name: &str, config: AttentionConfig| {
-        let (name, problem) = (format!("attention_general::f16::{}::{name}", config.head_size), Problem::dense(config));
-        cases.push(Case::new(name, Size::Small, move |runtime| problem.check::<f16>(runtime)));
+        let (family, problem) = (family(config.kernels), Problem::dense(config));
+        let (name, size) = (
+            format!("{family}::f16::{}::{name}", config.head_size),
+            if config.kernels == Kernels::Fastest { Size::Small } else { Size::Large },
+        );
+        cases.push(Case::new(name, size, move |runtime| problem.check::<f16>(runtime)));
     };
     for (size, value) in [(64, 64), (128, 128), (192, 128), (256, 256)] {
         let config = AttentionConfig { head_size: size, value_size: Some(value), ..base };
@@ -130,12 +144,18 @@ fn dense(cases: &mut Vec<Case>, name: &str, config: AttentionConfig) {
 
 fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
     // Masks need no race detector, what is the same at every head size needs it once, and heads that are padded to a size as that size.
-    let AttentionConfig { head_size, mask, window, .. } = problem.config;
+    let AttentionConfig { head_size, mask, window, kernels, .. } = problem.config;
     let whole = [64, 128, 192, 256].contains(&head_size);
     let masked = mask == Mask::CausalTopLeft || (window != Window::default() && !name.contains("band") && !name.starts_with("packed"));
     let large = problem.one_hot || masked || !whole || (head_size > 64 && !name.ends_with("dense"));
-    let size = if large { Size::Large } else { Size::Small };
-    cases.push(Case::new(format!("attention_general::{name}"), size, move |runtime| problem.check::<bf16>(runtime)));
+    let size = match kernels {
+        Kernels::Fastest if large => Size::Large,
+        Kernels::Fastest => Size::Small,
+        // Each kernel once, of which one merges and looks for the largest score.
+        Kernels::Portable if ["Sbhd::merged", "sizes::128x128", "sizes::256x256"].contains(&name) => Size::Small,
+        Kernels::Portable => Size::Large,
+    };
+    cases.push(Case::new(format!("{}::{name}", family(kernels)), size, move |runtime| problem.check::<bf16>(runtime)));
 }
 
 /// What the kernel is given, and what it gives.
@@ -172,7 +192,9 @@ impl Problem {
             for (number, (tensor, side, heads, size)) in sides.into_iter().enumerate() {
                 let place = self.place(batch, side, heads, size);
                 for (row, head, element) in each([lengths[side], heads, size]) {
+                    let nan = [Some(Row::Query(row)), Some(Row::Key(row)), None][number];
                     let value = match (self.one_hot, number) {
+                        _ if batch == 0 && element == 0 && nan.is_some_and(|row| self.nan == Some(row)) => f32::NAN,
                         (false, _) => T::FORMAT.round(f64::from(random.normal())) as f32,
                         (true, 2) => f32::from(u8::from(row == first_key + element)),
                         (true, _) => 0.0,
@@ -187,10 +209,8 @@ impl Problem {
     fn run<T: Operand>(&self, runtime: &Runtime, tensors: &Tensors) -> Result<Found, String> {
         let stream = stream(runtime)?;
         let AttentionConfig { layout, heads, sink, output, max_logit, .. } = self.config;
-        let upload = |values: &[f32]| {
-            let bits = values.iter().map(|&x| if x.is_nan() { 0x7fff } else { encode(T::FORMAT, x) });
-            text(Buffer::from_slice(&stream, &bits.map(T::of).collect::<Vec<T>>()))
-        };
+        let upload =
+            |values: &[f32]| text(Buffer::from_slice(&stream, &values.iter().map(|&x| T::of(encode(T::FORMAT, x))).collect::<Vec<T>>()));
         let (q, k, v) = (upload(&tensors.q)?, upload(&tensors.k)?, upload(&tensors.v)?);
         let sink_scores = text(Buffer::from_slice(&stream, &tensors.sink))?;
         let array = |values: Vec<u32>| text(Buffer::from_slice(&stream, &values));
@@ -264,7 +284,7 @@ impl Problem {
             largest[head] = largest[head].max(expected.max_logit);
             for (i, &value) in expected.log_sum_exp.iter().enumerate() {
                 let found = f64::from(found.log_sum_exp[self.statistics(batch, head) + i]);
-                if !(found == value || (found - value).abs() <= 1e-5 * value.abs().max(1.0)) {
+                if !agrees(found, value, 1e-5 * value.abs().max(1.0)) {
                     return Err(format!("sequence {batch}, head {head}: log_sum_exp[{i}] is {found}, expected {value}"));
                 }
             }
@@ -272,8 +292,7 @@ impl Problem {
                 let at = of_out.at(i / value_size, head, i % value_size);
                 seen[at] = true;
                 let bound = (T::HALF_UNIT + 2e-4) * expected.magnitudes[i] + rounding * value.abs() + 2e-7;
-                let off = (found.out[at] - value).abs();
-                if off.is_nan() || off > bound {
+                if !agrees(found.out[at], value, bound) {
                     let (row, column) = (i / value_size, i % value_size);
                     return Err(format!(
                         "sequence {batch}, head {head}, row {row}, column {column} is {}, expected {value} within {bound}",
@@ -284,7 +303,7 @@ impl Problem {
         }
         let logits: Vec<f64> = found.max_logit.iter().map(|&x| f64::from(x)).collect();
         for (head, (&found, &value)) in logits.iter().zip(&largest).enumerate() {
-            if !(found == value || (found - value).abs() <= 1e-5 * value.abs().max(1.0)) {
+            if !agrees(found, value, 1e-5 * value.abs().max(1.0)) {
                 return Err(format!("max_logit[{head}] is {found}, expected {value}"));
             }
         }
@@ -314,59 +333,6 @@ impl Problem {
     }
 }
 
-fn encode(format: &Format, value: f32) -> u16 {
-    format.encode(value.into()) as u16
-}
-
-/// Steps of a ring: keys that come in parts, merged in place, are as keys at once.
-fn ring(runtime: &Runtime) -> Outcome {
-    let stream = stream(runtime)?;
-    let (rows, size, parts) = (70_usize, 64_usize, [[0_u32, 50], [50, 150], [200, 9]]);
-    let mut random = Random::new(9);
-    let mut values = |count: usize| (0..count).map(|_| BF16.round(f64::from(random.normal())) as f32).collect::<Vec<_>>();
-    let (q, k, v) = (values(rows * size), values(209 * size), values(209 * size));
-    let upload =
-        |values: &[f32]| text(Buffer::from_slice(&stream, &values.iter().map(|&x| bf16::from_bits(encode(&BF16, x))).collect::<Vec<_>>()));
-    let tensors = [upload(&q)?, upload(&k)?, upload(&v)?];
-    let config = AttentionConfig {
-        layout: Layout::Packed,
-        queries: rows as u64,
-        keys: 209,
-        head_size: size as u64,
-        output: Output::Merged,
-        ..AttentionConfig::default()
-    };
-    let mut out = text(Buffer::<f32>::zeros(&stream, (rows * size) as u64))?;
-    let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NEG_INFINITY; rows]))?;
-    let attention = text(Attention::<bf16>::new(runtime, config))?;
-    for [offset, keys] in parts {
-        let array = |values: [u32; 2]| text(Buffer::from_slice(&stream, &values));
-        let arrays = [array([0, rows as u32])?, array([0, keys])?, array([offset, offset + keys])?];
-        let sequences = Sequences { cu_seqlens_kv_padded: Some(arrays[2].view()), ..Sequences::new(arrays[0].view(), arrays[1].view()) };
-        let inputs = Inputs { sequences: Some(sequences), ..Inputs::new(tensors[0].view(), tensors[1].view(), tensors[2].view()) };
-        text(attention.forward(&stream, inputs, Outputs::merged(out.view_mut(), log_sum_exp.view_mut())))?;
-    }
-    let head = Head {
-        rows: [rows, 209],
-        sizes: [size; 2],
-        top_left: false,
-        window: [None; 2],
-        scale: (size as f64).powf(-0.5),
-        cap: None,
-        sink: None,
-    };
-    let of = |tensor: &[f32], i: usize, l: usize| f64::from(tensor[i * size + l]);
-    let expected = head.attend(|i, l| of(&q, i, l), |i, l| of(&k, i, l), |i, l| of(&v, i, l));
-    let found = text(out.to_vec(&stream))?;
-    for (i, (&found, &value)) in found.iter().zip(&expected.out).enumerate() {
-        if (f64::from(found) - value).abs() > (HALF_UNIT + 2e-4) * expected.magnitudes[i] {
-            return Err(format!("out[{i}] is {found}, expected {value}"));
-        }
-    }
-    for (i, (&found, &value)) in text(log_sum_exp.to_vec(&stream))?.iter().zip(&expected.log_sum_exp).enumerate() {
-        if (f64::from(found) - value).abs() > 1e-5 * value.abs().max(1.0) {
-            return Err(format!("log_sum_exp[{i}] is {found}, expected {value}"));
-        }
-    }
-    Ok(())
+pub(super) fn encode(format: &Format, value: f32) -> u16 {
+    if value.is_nan() { 0x7fff } else { format.encode(value.into()) as u16 }
 }

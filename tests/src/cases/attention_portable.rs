@@ -1,12 +1,13 @@
 //! Attention by the kernels that run on any GPU: the checks of Hopper's, and windows.
 
-use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Padding, Sink, Window};
-use oxtile::{Error, Runtime};
+use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Output, Padding, Sink, Window};
+use oxtile::{Buffer, Error, Runtime};
+use oxtile_kernels::attention::{AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR, Workspace};
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, attend, check, checked, visible};
 use super::attention_problem::Problem;
-use crate::case::{Case, Outcome, Size, text};
+use crate::case::{Case, Outcome, Size, stream, text};
 
 /// Queries and keys: nothing to see, parts of a tile, edges on either side, several steps.
 const LENGTHS: [[u64; 2]; 3] = [[3, 0], [9, 130], [70, 5]];
@@ -40,6 +41,7 @@ pub fn cases() -> Vec<Case> {
     }
     layouts(&mut cases);
     cases.push(Case::new("attention_portable::refused", Size::Small, refused));
+    cases.push(Case::new("attention_portable::general::refused", Size::Small, arguments));
     cases
 }
 
@@ -112,8 +114,111 @@ fn refused(runtime: &Runtime) -> Outcome {
         Err(error @ Error::Invalid { .. }) if error.to_string().contains(word) => Ok(()),
         other => Err(format!("{other:?}, where {word} is to be named")),
     };
-    expect(AttentionConfig { head_size: 256, ..good }, "head_size is 256: 64 or 128")?;
-    expect(AttentionConfig { soft_cap: Some(30.0), ..good }, "soft_cap is 30")?;
-    expect(AttentionConfig { sink: Sink::OffByOne, ..good }, "sink is OffByOne")?;
-    expect(AttentionConfig { max_logit: true, ..good }, "max_logit is true")
+    expect(AttentionConfig { key_parts: Some(2), ..good }, "key_parts is 2: 1 or none")?;
+    expect(AttentionConfig { head_size: 264, ..good }, "head_size is 264: a multiple of 8 up to 256")?;
+    let general = |config: AttentionConfig, kernel: &str, why: &str| {
+        let choice = text(config.choose_on::<bf16>(&device))?;
+        if choice.kernel == kernel && choice.why.ends_with(why) { Ok(()) } else { Err(format!("{config:?} takes {choice:?}")) }
+    };
+    let kernel = |panels: u64, keys: u64| format!("attention_forward_portable_general__bf16__panels{panels}__keys{keys}");
+    let options = AttentionConfig { soft_cap: Some(30.0), sink: Sink::OffByOne, output: Output::Merged, max_logit: true, ..good };
+    let why = "64 queries by 64 keys on mma, heads of 64 and 64 padded to 64, general for soft_cap, sink, output, max_logit";
+    general(options, &kernel(1, 64), why)?;
+    general(AttentionConfig { head_size: 72, ..good }, &kernel(2, 64), "heads of 72 and 72 padded to 128, general for head_size")?;
+    let why = "64 queries by 32 keys on mma, heads of 192 and 128 padded to 256, general for value_size, head_size";
+    general(AttentionConfig { head_size: 192, value_size: Some(128), ..good }, &kernel(4, 32), why)
+}
+
+/// Each argument by which the general kernel would leave its memory is refused, by its name.
+fn arguments(runtime: &Runtime) -> Outcome {
+    type Args<'a> = AttentionForwardPortableGeneralArgs<'a, bf16, 1, 64>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionForwardPortableGeneral<bf16, 1, 64>>())?;
+    // Two sequences of four queries and two keys, two heads of 16 and 8 elements that share keys.
+    let of_keys = text(Buffer::<bf16>::zeros(&stream, 2 * 2 * 16))?;
+    let of_queries = text(Buffer::<bf16>::zeros(&stream, 2 * 4 * 2 * 16 + 8))?;
+    let (mut out, mut running) =
+        (text(Buffer::<bf16>::zeros(&stream, 2 * 4 * 2 * 8 + 1))?, text(Buffer::<f32>::zeros(&stream, 2 * 4 * 2 * 8 + 1))?);
+    let (mut log_sum_exp, mut max_logit) = (text(Buffer::<f32>::zeros(&stream, 16))?, text(Buffer::<f32>::zeros(&stream, 2))?);
+    let mut workspace = text(Buffer::<u32>::zeros(&stream, Workspace::words(2)))?;
+    let sink = text(Buffer::<f32>::zeros(&stream, 3))?;
+    let [queries, keys] = [[0_u32, 4, 8], [0, 2, 4]].map(|ends| text(Buffer::from_slice(&stream, &ends)));
+    let (queries, keys) = (queries?, keys?);
+    let (mut out, mut running, mut max_logit, mut workspace) =
+        (out.view_mut(), running.view_mut(), max_logit.view_mut(), workspace.view_mut());
+    let right = [2, 2, Workspace::words(2)];
+    let mut launch =
+        |[of_q, of_out, of_running]: [u64; 3], merged: bool, [sinks, logits, words]: [u64; 3], change: &dyn Fn(&mut Args<'_>)| {
+            let mut args = Args {
+                q: of_queries.view().slice(of_q, of_q + 256),
+                k: of_keys.view(),
+                v: of_keys.view().slice(0, 32),
+                out: out.slice_mut(of_out, of_out + 128),
+                running: running.slice_mut(of_running, of_running + if merged { 128 } else { 0 }),
+                log_sum_exp: log_sum_exp.view_mut(),
+                max_logit: max_logit.slice_mut(0, logits),
+                sink: sink.view().slice(0, sinks),
+                query_ends: queries.view(),
+                key_ends: keys.view(),
+                query_offsets: queries.view(),
+                key_offsets: keys.view(),
+                workspace: workspace.slice_mut(0, words),
+                query_rows: 8,
+                key_rows: 4,
+                padded: 0,
+                batches: 2,
+                heads: 2,
+                group: 2,
+                head_step: 0,
+                row_tiles: 1,
+                log_rows: 4,
+                size: 16,
+                value_size: 8,
+                left: FAR,
+                right: FAR,
+                top_left: 0,
+                scale: 1.0,
+                cap_limit: 0.0,
+                cap_factor: 0.0,
+            };
+            change(&mut args);
+            kernel.launch(&stream, args)
+        };
+    text(launch([0, 0, 0], false, right, &|_| {}))?;
+    text(launch([0, 0, 0], true, right, &|_| {}))?;
+    refuses("q", launch([1, 0, 0], false, right, &|_| {}))?;
+    refuses("out", launch([0, 1, 0], false, right, &|_| {}))?;
+    refuses("running", launch([0, 0, 1], true, right, &|_| {}))?;
+    for (name, change) in [
+        ("query_ends", (|args| args.batches = 1) as fn(&mut Args<'_>)),
+        ("group", |args| args.group = 3),
+        ("heads", |args| (args.heads, args.group) = (3, 2)),
+        ("query_rows", |args| args.query_rows = 1 << 30),
+        ("key_rows", |args| args.key_rows = 1 << 30),
+        ("row_tiles", |args| args.row_tiles = 2),
+        ("size", |args| args.size = 12),
+        ("size", |args| args.size = 72),
+        ("value_size", |args| args.value_size = 4),
+        ("value_size", |args| args.value_size = 72),
+        ("head_step", |args| args.head_step = 1),
+        ("head_step", |args| args.head_step = 4),
+        ("q", |args| args.query_rows = 9),
+        ("k", |args| args.key_rows = 5),
+        ("k", |args| args.group = 1),
+        ("v", |args| args.value_size = 16),
+        ("log_sum_exp", |args| args.log_rows = 5),
+    ] {
+        refuses(name, launch([0, 0, 0], false, right, &change))?;
+    }
+    for (name, lengths) in [("sink", [3, 2, right[2]]), ("max_logit", [2, 1, right[2]]), ("workspace", [2, 2, right[2] - 1])] {
+        refuses(name, launch([0, 0, 0], false, lengths, &|_| {}))?;
+    }
+    Ok(())
+}
+
+fn refuses(argument: &str, refused: oxtile::Result<()>) -> Outcome {
+    match refused {
+        Err(Error::Argument { error, .. }) if error.argument == argument => Ok(()),
+        other => Err(format!("{other:?}, where `{argument}` is to be refused")),
+    }
 }

@@ -12,6 +12,15 @@ pub(super) struct Problem {
     pub padding: Padding,
     /// Whether values name their key instead of being random.
     pub one_hot: bool,
+    /// Of the first sequence, the row that is not a number, a query or a key.
+    pub nan: Option<Row>,
+}
+
+/// A row of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    Query(usize),
+    Key(usize),
 }
 
 /// Where an element lies.
@@ -30,14 +39,14 @@ impl Place {
 
 impl Problem {
     pub fn dense(config: AttentionConfig) -> Self {
-        Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false }
+        Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false, nan: None }
     }
 
     /// The tensors end some rows behind the last sequence.
     pub fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
         let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
         let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
-        Self { config, sequences, padding: Padding::Zeroed, one_hot: false }
+        Self { config, sequences, padding: Padding::Zeroed, one_hot: false, nan: None }
     }
 
     /// Queries and keys of sequence `batch`.

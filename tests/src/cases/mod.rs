@@ -8,8 +8,10 @@ mod attention_backward_general;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
+mod attention_nan;
 mod attention_portable;
 mod attention_problem;
+mod attention_ring;
 mod attention_split;
 mod conformance;
 mod copy;
@@ -67,7 +69,9 @@ pub fn all() -> Vec<Case> {
         attention_backward_portable::cases(),
         attention_fp8::cases(),
         attention_general::cases(),
+        attention_nan::cases(),
         attention_portable::cases(),
+        attention_ring::cases(),
         attention_split::cases(),
         conformance::cases(),
     ]

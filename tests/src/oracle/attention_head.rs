@@ -19,7 +19,7 @@ pub struct Head {
     pub sink: Option<f64>,
 }
 
-/// The result; a query that sees nothing has zeros and -inf.
+/// The result; a query that sees nothing has zeros and -inf, one that sees a score that is not a number has NaN.
 pub struct Attended {
     /// `[queries, value size]`
     pub out: Vec<f64>,
@@ -27,7 +27,7 @@ pub struct Attended {
     pub magnitudes: Vec<f64>,
     /// `[queries]`
     pub log_sum_exp: Vec<f64>,
-    /// The largest score that any query sees.
+    /// The largest score that any query sees, of those that are numbers.
     pub max_logit: f64,
 }
 
@@ -50,6 +50,7 @@ impl Head {
                 self.cap.map_or(score, |cap| cap * (score / cap).tanh())
             };
             let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| self.sees(i, j)).map(|j| (j, score(j))).collect();
+            let sees_nothing = scores.is_empty() && self.sink.is_none();
             let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
             attended.max_logit = attended.max_logit.max(largest);
             let base = largest.max(self.sink.unwrap_or(f64::NEG_INFINITY));
@@ -62,7 +63,7 @@ impl Head {
                     attended.magnitudes[i * value_size + l] += weight * v(j, l).abs();
                 }
             }
-            attended.log_sum_exp.push(if base == f64::NEG_INFINITY { base } else { base + sum.ln() });
+            attended.log_sum_exp.push(if sees_nothing { f64::NEG_INFINITY } else { base + sum.ln() });
         }
         attended
     }
@@ -98,6 +99,10 @@ mod tests {
         near(&none.log_sum_exp, &[f64::NEG_INFINITY; 2]);
         // A score of 0 beside: weights of 1/5 and 3/5, then 1/3 each.
         near(&attend(Head { sink: Some(0.0), ..HEAD }).out, &[-4.0, -4.0 / 3.0]);
+        // What is not a number is seen by the first query alone.
+        let nan = HEAD.attend(|i, _| [f64::NAN, 0.0][i], |j, _| [1.0, 2.0][j], |j, _| [4.0, -8.0][j]);
+        assert!(nan.out[0].is_nan() && nan.log_sum_exp[0].is_nan());
+        near(&[nan.out[1], nan.log_sum_exp[1], nan.max_logit], &[-2.0, 2f64.ln(), 0.0]);
         let capped = attend(Head { cap: Some(1.0), ..HEAD });
         near(&[capped.max_logit], &[3f64.ln().tanh()]);
     }

@@ -1,19 +1,22 @@
-//! Rows of heads in the portable backward pass: where they lie, their way in, and the way out of their gradients.
+//! Heads of any size as panels of 64 elements, in the portable kernels: where their rows lie, their way in, their products, and the way out of
+//! what is made of them.
 
+use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
+use oxtile_tile::register_tile::{self, OperandTile, RegisterElement, RegisterTile, THREAD_ROWS};
 use oxtile_tile::shared::{SharedTile, Tiles};
+use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
 
 /// Threads that copy together.
 pub(super) const THREADS: u32 = 128;
 /// Rows that rest.
 pub const RESTING: usize = 64;
 /// Columns of a panel.
-pub const BACKWARD_PANEL: usize = 64;
-pub(super) const PANEL: usize = BACKWARD_PANEL;
+pub const PORTABLE_PANEL: usize = 64;
+pub(super) const PANEL: usize = PORTABLE_PANEL;
 
 /// Rows of heads, a tile for each panel.
 pub(super) type Panels<T, const ROWS: usize, const PANELS: usize> = Tiles<SharedTile<T, ROWS, PANEL, Swizzle128>, PANELS>;
@@ -41,12 +44,12 @@ pub(super) struct Rows {
 impl Rows {
     /// The first element of a row of a head.
     #[inline(always)]
-    fn start(self, row: u32, head: u32, size: u32) -> u64 {
+    pub fn start(self, row: u32, head: u32, size: u32) -> u64 {
         (u64::from(self.first + row) * u64::from(self.heads) + u64::from(self.head + head)) * u64::from(size)
     }
 }
 
-/// Starts to copy rows of a head from row `first` on; what is behind the last row, or hangs over the head, is zero.
+/// Starts to copy rows of a head of both tensors of a side, as [`copy_panels`].
 #[inline(always)]
 #[track_caller]
 pub(super) fn copy_side<T: Pod, const N: usize, const PANELS: usize>(
@@ -61,9 +64,10 @@ pub(super) fn copy_side<T: Pod, const N: usize, const PANELS: usize>(
     copy_panels(side.valued, valued, rows, head, first, value_size);
 }
 
+/// Starts to copy rows of a head from row `first` on; what is behind the last row, or hangs over the head, is zero.
 #[inline(always)]
 #[track_caller]
-fn copy_panels<T: Pod, const N: usize, const PANELS: usize>(
+pub(super) fn copy_panels<T: Pod, const N: usize, const PANELS: usize>(
     target: Panels<T, N, PANELS>,
     source: &Global<T>,
     rows: Rows,
@@ -84,6 +88,38 @@ fn copy_panels<T: Pod, const N: usize, const PANELS: usize>(
             at += THREADS / CHUNKS;
         }
     }
+}
+
+/// The products of 64 rows with `N` others, over the `size` elements of a head. All lanes of a warp call it.
+#[inline(always)]
+#[track_caller]
+pub(super) fn product<T: RegisterElement, const N: usize, const PANELS: usize>(
+    left: Panels<T, RESTING, PANELS>,
+    right: Panels<T, N, PANELS>,
+    size: u32,
+) -> RegisterTile<N>
+where
+    Columns<N>: MatrixColumns,
+{
+    let mut sum = RegisterTile::zero();
+    for panel in 0..size.div_ceil(PANEL as u32) {
+        let left = [OperandTile::<T, PANEL>::load(left.tile(panel))];
+        warp_matrix::multiply_add::<T, N, PANEL, 1>(core::array::from_mut(&mut sum), &left, KMajor(right.tile(panel)));
+    }
+    sum
+}
+
+/// Adds the products of `K` columns with a panel. All lanes of a warp call it.
+#[inline(always)]
+#[track_caller]
+pub(super) fn accumulate<T: RegisterElement, const K: usize>(
+    sum: &mut RegisterTile<PANEL>,
+    left: OperandTile<T, K>,
+    right: SharedTile<T, K, PANEL, Swizzle128>,
+) where
+    Columns<K>: MatrixColumns,
+{
+    warp_matrix::multiply_add::<T, PANEL, K, 1>(core::array::from_mut(sum), &[left], NMajor(right));
 }
 
 /// Where a panel of a result goes.

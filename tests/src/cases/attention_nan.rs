@@ -1,0 +1,49 @@
+//! Queries and keys that are not numbers: rows that see one are not numbers, in the result and in the log-sum-exp, and all others are as f64
+//! has them.
+
+use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
+use oxtile_tile::num::{bf16, f16};
+
+use super::attention::Operand;
+use super::attention_problem::{Problem, Row};
+use crate::case::{Case, Size};
+
+/// A query; a key of the block that is walked over first, which the last ten queries see; one of a later block, which most see.
+const ROWS: [(&str, Row); 3] = [("query", Row::Query(37)), ("first key", Row::Key(290)), ("later key", Row::Key(250))];
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // Query `i` sees keys up to `i + 230`.
+    let base =
+        AttentionConfig { queries: 70, keys: 300, heads: 2, head_size: 64, mask: Mask::CausalBottomRight, ..AttentionConfig::default() };
+    for [size, value] in [[64, 64], [128, 128], [192, 128], [256, 256]] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), key_parts: Some(1), ..base };
+        push::<bf16>(&mut cases, &format!("dense::d{size}"), config);
+        push::<bf16>(&mut cases, &format!("full::d{size}"), AttentionConfig { mask: Mask::Full, ..config });
+        push::<bf16>(&mut cases, &format!("divided::d{size}"), AttentionConfig { key_parts: Some(3), ..config });
+        push::<bf16>(&mut cases, &format!("general::d{size}"), AttentionConfig { max_logit: true, ..config });
+        push::<bf16>(&mut cases, &format!("merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
+    }
+    push::<f16>(&mut cases, "dense::f16", AttentionConfig { key_parts: Some(1), ..base });
+    push::<f16>(&mut cases, "divided::f16", AttentionConfig { key_parts: Some(3), ..base });
+    let window = Window { left: Some(100), right: Some(0) };
+    push::<f16>(&mut cases, "general::f16", AttentionConfig { window, sink: Sink::OffByOne, soft_cap: Some(9.0), ..base });
+    for head_size in [64, 128] {
+        let config = AttentionConfig { head_size, kernels: Kernels::Portable, ..base };
+        push::<bf16>(&mut cases, &format!("portable::d{head_size}"), config);
+        push::<f16>(&mut cases, &format!("portable::sbhd::d{head_size}"), AttentionConfig { layout: Layout::Sbhd, ..config });
+    }
+    for [size, value] in [[40, 64], [128, 128], [192, 128]] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), kernels: Kernels::Portable, ..base };
+        push::<bf16>(&mut cases, &format!("portable::general::d{size}"), AttentionConfig { sink: Sink::OffByOne, ..config });
+        push::<bf16>(&mut cases, &format!("portable::merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
+    }
+    cases
+}
+
+fn push<T: Operand>(cases: &mut Vec<Case>, name: &str, config: AttentionConfig) {
+    for (row_name, row) in ROWS {
+        let problem = Problem { nan: Some(row), ..Problem::dense(config) };
+        cases.push(Case::new(format!("attention_nan::{name}::{row_name}"), Size::Large, move |runtime| problem.check::<T>(runtime)));
+    }
+}
