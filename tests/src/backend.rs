@@ -7,11 +7,13 @@ use std::{
 };
 
 use libtest_mimic::{Failed, Trial};
+use oxtile::timeline::Timeline;
 use oxtile::{EmulatedOptions, Runtime};
 use oxtile_emulator::Mode;
 use oxtile_tests::driver;
 
 use crate::case::{Case, Outcome, Size};
+use crate::coverage;
 use crate::times::trial;
 
 /// Every case on the emulator and on the GPU.
@@ -65,7 +67,13 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
     let run = |mode, seed: u64| {
         let options = EmulatedOptions { mode, seed: Some(seed), ..EmulatedOptions::default() };
         let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
-        (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))
+        // One runtime has one recording: with OXTILE_TRACE it is that.
+        let timeline = Some(&runtime).filter(|_| coverage::counts(case)).and_then(|runtime| Timeline::start(runtime).ok());
+        (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))?;
+        if let Some(timeline) = timeline {
+            coverage::note(case, timeline.finish().map_err(|e| e.to_string())?);
+        }
+        Ok(())
     };
     if case.size == Size::Small {
         seeds.iter().try_for_each(|&seed| run(Mode::Check, seed))?;

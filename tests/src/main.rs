@@ -15,6 +15,7 @@
 mod backend;
 mod case;
 mod cases;
+mod coverage;
 mod golden;
 mod mutation;
 mod sweep;
@@ -28,6 +29,10 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Err(error) = golden::finish(&backend::device_line()) {
         eprintln!("OXTILE_GOLDEN_OUT: {error}");
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = coverage::finish(&cases::all()) {
+        eprintln!("{error}");
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()

@@ -51,6 +51,12 @@ pub fn cases() -> Vec<Case> {
     let half = AttentionConfig { head_size: 128, soft_cap: Some(20.0), mask: Mask::CausalBottomRight, queries: 70, keys: 140, ..base };
     push::<f16>(&mut cases, "f16", Problem::dense(half), Order::Fast);
     push::<f16>(&mut cases, "f16::d64", Problem::dense(AttentionConfig { queries: 20, keys: 30, ..base }), Order::Deterministic);
+    // The kernels of each format that are left.
+    let few = AttentionConfig { mask: Mask::CausalBottomRight, queries: 20, keys: 30, ..base };
+    let capped = AttentionConfig { soft_cap: Some(20.0), ..few };
+    push::<f16>(&mut cases, "f16::d64::cap", Problem::dense(capped), Order::Deterministic);
+    push::<f16>(&mut cases, "f16::d128", Problem::dense(AttentionConfig { head_size: 128, ..few }), Order::Deterministic);
+    push::<bf16>(&mut cases, "cap::d128", Problem::dense(AttentionConfig { head_size: 128, ..capped }), Order::Deterministic);
     packed(&mut cases, AttentionConfig { layout: Layout::Packed, heads: 2, value_size: None, ..base });
     for (head_size, mask) in [(64, Mask::Full), (128, Mask::CausalBottomRight)] {
         let large = AttentionConfig { layout: Layout::Packed, value_size: None, head_size, mask, heads: 4, key_heads: 1, ..base };

@@ -99,6 +99,9 @@ fn halves(cases: &mut Vec<Case>, base: AttentionConfig) {
             push("causal", AttentionConfig { mask: Mask::CausalBottomRight, ..config });
         }
         push("window", AttentionConfig { window: Window { left: Some(9), right: Some(2) }, ..config });
+        if base.kernels == Kernels::Portable {
+            push("cap", AttentionConfig { soft_cap: Some(9.0), ..config });
+        }
     }
 }
 
