@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
     os::unix::fs::MetadataExt,
     sync::Arc,
     thread,
@@ -21,6 +21,8 @@ use crate::comm::{Rank, WorldSize};
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 tries to get its port: another rank's try to connect can hold it for a moment.
 const BIND_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longer than anybody waits: a clock cannot count to [`Duration::MAX`].
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86400);
 
 impl Store {
     /// Waits until all ranks of the job have come, and connects them. `timeout` is that of this and of every later wait of this
@@ -33,6 +35,7 @@ impl Store {
     /// [`OtherJob`](BootstrapError::OtherJob), [`Refused`](BootstrapError::Refused), [`Deadline`](BootstrapError::Deadline) with the ranks that did
     /// not come, [`Lost`](BootstrapError::Lost).
     pub fn connect(environment: &Environment, timeout: Duration) -> Result<Self, BootstrapError> {
+        let timeout = timeout.min(FOREVER);
         let deadline = Instant::now() + timeout;
         let Environment { rank, world, job, .. } = environment;
         let identity = identity(environment.master_port, *world, job.as_ref());
@@ -58,6 +61,7 @@ impl Store {
 /// # Errors
 /// [`Listen`](BootstrapError::Listen), [`Connect`](BootstrapError::Connect), if the system has no socket or thread.
 pub fn threads(world: WorldSize, timeout: Duration) -> Result<Vec<Store>, BootstrapError> {
+    let timeout = timeout.min(FOREVER);
     let deadline = Instant::now() + timeout;
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
     let listening = |error| listen_error("127.0.0.1", error);
@@ -116,13 +120,39 @@ fn listen(environment: &Environment, identity: &Identity) -> io::Result<(Server,
     }
 }
 
-/// At rank 0's own address alone where that is one of this host, else (behind a translated address) at all.
+/// At rank 0's own address alone where that is one of this host and other hosts know it by the name, else (behind a translated address) at all.
 fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
     let named: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    let everywhere = || TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    if is_known_otherwise(host, &named) {
+        return everywhere();
+    }
     TcpListener::bind(&named[..]).or_else(|error| match error.kind() {
-        io::ErrorKind::AddrNotAvailable => {
-            TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)))
-        }
+        io::ErrorKind::AddrNotAvailable => everywhere(),
         _ => Err(error),
     })
+}
+
+/// Whether other hosts know the name by another address: `/etc/hosts` of Debian and Ubuntu gives a host's own name 127.0.1.1.
+fn is_known_otherwise(host: &str, named: &[SocketAddr]) -> bool {
+    let is_local_by_name = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    !is_local_by_name && named.iter().any(|address| address.ip().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_may_be_as_long_as_there_are() {
+        let mut stores = threads(WorldSize::new(1).unwrap(), Duration::MAX).unwrap();
+        stores[0].barrier().unwrap();
+    }
+
+    #[test]
+    fn a_host_whose_own_name_is_local_listens_everywhere() {
+        let of = |host, address: &str| is_known_otherwise(host, &[SocketAddr::new(address.parse().unwrap(), 29500)]);
+        assert!(of("node7", "127.0.1.1") && of("node7", "::1"));
+        assert!(!of("node7", "10.0.0.7") && !of("localhost", "127.0.0.1") && !of("127.0.0.1", "127.0.0.1"));
+    }
 }
