@@ -37,7 +37,8 @@ impl Reservation {
 
     /// The words from a byte offset on, if so many bytes lie inside.
     pub(crate) fn words_at(&self, offset: u64, bytes: u64) -> Option<(NonNull<AtomicU64>, Layout)> {
-        let end = offset.checked_add(bytes)?;
+        // One of no bytes has a word too.
+        let end = offset.checked_add(bytes.max(1))?;
         let is_inside = end <= self.layout.size() as u64 && offset.is_multiple_of(ALIGNMENT as u64);
         let layout = Layout::from_size_align((bytes.max(1) as usize).next_multiple_of(ALIGNMENT), ALIGNMENT).ok()?;
         // SAFETY: the offset is inside of the range, at a multiple of 256.
@@ -86,7 +87,7 @@ mod tests {
         assert!(memory.write(first + 255, &[0; 2]).is_err() && memory.read(first, &mut [0; 768]).is_err());
         let occupied = memory.allocate_in(&range, 256, "over", 512, 0).unwrap_err();
         assert_eq!(occupied, MemoryError::Occupied { address: first + 256, bytes: 512, by: "part".to_owned() });
-        for (offset, bytes) in [(1024, 1), (768, 257), (u64::MAX, 2), (8, 8)] {
+        for (offset, bytes) in [(1024, 1), (1024, 0), (768, 257), (u64::MAX, 2), (8, 8)] {
             assert!(matches!(memory.allocate_in(&range, offset, "outside", bytes, 0), Err(MemoryError::OutOfBounds { .. })));
         }
         // An allocation keeps the range.

@@ -1,6 +1,6 @@
 //! Which kernels the pass backward of a configuration takes, and why.
 
-use oxtile_kernels::attention::{FAR, KEYS, Mask as Bounds, PORTABLE_PANEL, RESTING, Sequence, Window as Seen};
+use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
 use super::backward::BackwardElement;
 use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
@@ -90,19 +90,6 @@ impl AttentionConfig {
             128 => 64,
             _ => 128,
         }
-    }
-
-    /// What bounds all sequences, as kernels want it.
-    pub(super) fn seen(&self) -> Seen {
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
-        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
-    }
-
-    /// What bounds each of the sequences of a dense layout.
-    pub(super) fn bounds(&self) -> Bounds {
-        let (queries, keys) = (self.queries as u32, self.keys as u32);
-        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
     }
 }
 

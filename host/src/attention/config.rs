@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use oxtile_kernels::attention::MOST_SPLITS;
+use oxtile_kernels::attention::{FAR, MOST_SPLITS, Mask as Bounds, Sequence, Window as Seen};
 
 use crate::runtime::{Error, Result};
 use crate::tensor::shape::numel;
@@ -241,5 +241,18 @@ impl AttentionConfig {
             numel(&[keys, self.key_heads, self.head_size])?,
             numel(&[keys, self.key_heads, self.value_size()])?,
         ])
+    }
+
+    /// What bounds all sequences, as kernels want it.
+    pub(super) fn seen(&self) -> Seen {
+        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
+        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
+        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
+    }
+
+    /// What bounds each of the sequences of a dense layout.
+    pub(super) fn bounds(&self) -> Bounds {
+        let (queries, keys) = (self.queries as u32, self.keys as u32);
+        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
     }
 }

@@ -132,12 +132,13 @@ impl Memory {
     }
 
     /// The bytes that a view of it reaches. One of all ranks' instances, of as many elements of each, reaches so many of each; what lies between
-    /// them it does not.
+    /// them it does not. A part of such a view that looks like one of other elements of each is taken for that.
     pub fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let Some(instances) = self.instances.get() else { return vec![(address, bytes)] };
         let all_but_one = u64::from(instances.ranks - 1) * instances.stride;
-        if bytes > all_but_one {
-            return (0..u64::from(instances.ranks)).map(|rank| (address + rank * instances.stride, bytes - all_but_one)).collect();
+        let (begin, of_each) = (address.wrapping_sub(instances.first), bytes.saturating_sub(all_but_one));
+        if of_each != 0 && begin.checked_add(of_each).is_some_and(|end| end <= self.bytes) {
+            return (0..u64::from(instances.ranks)).map(|rank| (address + rank * instances.stride, of_each)).collect();
         }
         // A part of such a view.
         let part = |start: u64| {

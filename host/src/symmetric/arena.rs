@@ -35,7 +35,7 @@ pub struct ArenaOptions {
     pub share_devices: bool,
     /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
     pub deadline: Duration,
-    /// Whether gathers are compared between the ranks, in kind, elements, members and what is signalled: those that differ are [`Error::Mismatch`] where a ticket is
+    /// Whether gathers are compared between the ranks, in kind, size of elements, members and, of pushes, chunks: those that differ are [`Error::Mismatch`] where a ticket is
     /// waited for. It costs a note when a gather is made, that nobody waits for; in debug builds unless told otherwise.
     pub compare_calls: bool,
 }

@@ -31,6 +31,17 @@ pub struct ContiguousView<'a, T> {
 }
 
 /// A [`ContiguousView`] whose elements may be written: of all ranks, so that no other rank may use them before it has been signalled.
+///
+/// What reads it rests while a kernel writes:
+///
+/// ```compile_fail,E0502
+/// # use oxtile::{Stream, symmetric::ContiguousViewMut};
+/// fn both(view: &mut ContiguousViewMut<'_, f32>, stream: &Stream) {
+///     let read = view.as_view().view(stream).unwrap();
+///     let write = unsafe { view.view_mut(stream) }.unwrap();
+///     drop((read, write));
+/// }
+/// ```
 pub struct ContiguousViewMut<'a, T>(ContiguousView<'a, T>);
 
 impl<T: Pod> SymmetricBuffer<T> {
@@ -110,7 +121,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
     }
 
     /// Lends the elements to kernels on the stream that read them: of rank `r`, those from `r * stride` on. Wait for the ranks' signals on the
-    /// stream first.
+    /// stream first. What lies between may change at any time.
     ///
     /// # Errors
     /// What ended the arena.
@@ -147,18 +158,24 @@ impl<'a, T: Pod> ContiguousViewMut<'a, T> {
     }
 
     /// To be read, while this view rests.
-    pub fn as_view(&self) -> &ContiguousView<'a, T> {
-        &self.0
+    pub fn as_view(&self) -> ContiguousView<'_, T> {
+        let ContiguousView { buffer, address, stride, start, len } = self.0;
+        ContiguousView { buffer, address, stride, start, len }
     }
 
     /// Lends the elements to a kernel on the stream that writes them, as [`ContiguousView::view`] does to those that read. Wait for the ranks' signals
     /// that they may be written first; signal behind it.
     ///
+    /// # Safety
+    /// The kernel uses no elements but `r * stride + i` with `i` below [`len`](ContiguousView::len): what lies between is of other buffers, which
+    /// others may have borrowed, and the arena's signals.
+    ///
     /// # Errors
     /// What ended the arena.
-    pub fn view_mut(&mut self, stream: &Stream) -> Result<DeviceViewMut<'_, T>> {
+    pub unsafe fn view_mut(&mut self, stream: &Stream) -> Result<DeviceViewMut<'_, T>> {
         let view = self.0.view(stream)?;
-        // SAFETY: as there; the exclusive borrow of the buffer is the exclusive view on this rank, signals order the others'.
+        // SAFETY: as there; the exclusive borrow of the buffer is the exclusive view of its elements on this rank, signals order the others'; of what lies
+        // between the caller vouches that it is not used.
         Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.buffer.local.owner()) })
     }
 }
