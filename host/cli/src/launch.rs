@@ -22,7 +22,7 @@ use oxtile::comm::bootstrap::JobId;
 use signal_hook::consts::{SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::{arguments::Launch, interrupt, message, text::seconds};
-pub use error::{Failed, LaunchError, Left};
+pub use error::{Failed, LaunchError, Left, Limit};
 use lines::Lines;
 pub use rank::Ended;
 use rank::RankProcess;
@@ -34,6 +34,8 @@ const TOGETHER: Duration = Duration::from_millis(100);
 const TIDY: Duration = Duration::from_secs(60);
 /// How long what was sent SIGKILL may take to end: a driver that gives back much memory needs seconds.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long what ranks said is waited for at least: that their streams have ended is seen only then.
+const MOMENT: Duration = Duration::from_millis(100);
 /// How often it is looked whether somebody reads.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -156,25 +158,29 @@ impl<'a> Job<'a> {
     }
 
     /// Waits until all that ranks said is passed on, however slowly it is read, but for no longer than the time to drain while nothing is read;
-    /// for the grace alone if the launcher is to end.
+    /// for the grace alone if the launcher is to end, and for a moment after a signal that comes now. Readers get that moment in any case.
     fn hear_out(&mut self, inbox: &Receiver<Event>) -> Option<Left> {
-        let limit = if self.signal.is_some() { self.request.grace } else { self.request.drain };
-        let (mut end, mut passed_on) = (Instant::now() + limit, self.lines.passed_on());
+        let (mut limit, patience) = match self.signal {
+            Some(_) => (Limit::Grace, self.request.grace.max(MOMENT)),
+            None => (Limit::Drain, self.request.drain.max(MOMENT)),
+        };
+        let (mut since, mut passed_on) = (Instant::now(), self.lines.passed_on());
+        let mut end = since + patience;
         while self.streams > 0 {
-            let now = Instant::now();
-            if now >= end {
-                return Some(Left::Output { limit });
+            // What has come counts before the time does: at the end it is not waited for, and yet taken.
+            let event = inbox.recv_timeout(end.saturating_duration_since(Instant::now()).min(LOOK));
+            if limit == Limit::Drain && self.lines.passed_on() != passed_on {
+                (since, passed_on) = (Instant::now(), self.lines.passed_on());
+                end = since + patience;
             }
-            match inbox.recv_timeout((end - now).min(LOOK)) {
+            match event {
                 Ok(Event::Silent) => self.streams -= 1,
                 Ok(Event::Signal(signal)) if !is_message(signal) => {
                     self.signal.get_or_insert(signal);
-                    end = now;
+                    (limit, end) = (Limit::Signal, end.min(Instant::now() + MOMENT));
                 }
+                Err(_) if Instant::now() >= end => return Some(Left::Output { limit, waited: since.elapsed() }),
                 _ => {}
-            }
-            if self.signal.is_none() && self.lines.passed_on() != passed_on {
-                (end, passed_on) = (Instant::now() + limit, self.lines.passed_on());
             }
         }
         None

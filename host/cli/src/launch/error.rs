@@ -81,11 +81,24 @@ pub enum Left {
         limit: Duration,
     },
     /// Output that nobody took.
-    #[error("the last output of ranks is lost: its reader took nothing for {} s (--drain SECONDS)", .limit.as_secs_f32())]
+    #[error("the last output of ranks is lost: {}", unread(*.limit, *.waited))]
     Output {
-        /// How long it was waited for.
-        limit: Duration,
+        /// What ended the wait for its reader.
+        limit: Limit,
+        /// How long that had lasted: since the reader last took something with [`Limit::Drain`], since the ranks' end else.
+        waited: Duration,
     },
+}
+
+/// What ends the wait for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The time to drain.
+    Drain,
+    /// The grace, after a signal that came while ranks ran.
+    Grace,
+    /// A signal that came after their end.
+    Signal,
 }
 
 impl Left {
@@ -125,6 +138,17 @@ impl LaunchError {
 
 fn listed(all: &[impl fmt::Display]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn unread(limit: Limit, waited: Duration) -> String {
+    let waited = (waited.as_secs_f64() * 10.0).round() / 10.0;
+    match limit {
+        Limit::Drain => format!("its reader took nothing for {waited} s (--drain SECONDS)"),
+        Limit::Grace => {
+            format!("its reader did not take it within {waited} s of the end of the ranks, which a signal asked for (--grace SECONDS)")
+        }
+        Limit::Signal => format!("a signal ended the wait for its reader after {waited} s"),
+    }
 }
 
 fn how(ended: &Ended) -> String {

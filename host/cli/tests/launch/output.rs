@@ -69,14 +69,51 @@ fn unread(options: &[&str], script: &str, stream: &str) -> (ExitStatus, String) 
     (launcher.wait().expect("it has ended"), said)
 }
 
+/// The seconds for which a launcher says that its reader took nothing, and nothing else.
+fn waited(said: &str) -> Option<f32> {
+    let waited = said.strip_prefix("oxtile: the last output of ranks is lost: its reader took nothing for ")?;
+    waited.strip_suffix(" s (--drain SECONDS)\n")?.parse().ok()
+}
+
 #[test]
 fn a_reader_that_stands_still_keeps_no_launcher_whose_ranks_have_ended() {
     let (status, said) = unread(&["--drain", "0.3"], FLOOD, "output");
     assert_eq!(status.code(), Some(1), "{said}");
-    assert_eq!(said, "oxtile: the last output of ranks is lost: its reader took nothing for 0.3 s (--drain SECONDS)\n");
+    assert!(waited(&said).is_some_and(|waited| waited >= 0.3), "{said}");
     let (status, said) = unread(&["--drain", "0.3"], &format!("{FLOOD}; exit 7"), "output");
     assert_eq!(status.code(), Some(7), "{said}");
     assert!(said.contains("exited with status 7; the last output of ranks is lost"), "{said}");
+}
+
+/// With no time to drain, the end of what was said is still seen.
+#[test]
+fn no_time_to_drain_loses_nothing_that_is_read() {
+    for _ in 0..5 {
+        let done = run(&["-n", "2", "--drain", "0"], "echo said");
+        assert!(done.status.success() && stderr(&done).is_empty(), "{}", stderr(&done));
+        assert_eq!(lines(&done.stdout), ["[rank 0] said", "[rank 1] said"]);
+    }
+    let (status, said) = unread(&["--drain", "0"], FLOOD, "output");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(waited(&said).is_some_and(|waited| waited >= 0.1), "{said}");
+}
+
+/// A signal ends the wait for a reader that stands still, and the limit that is named is not that of the options.
+#[test]
+fn a_signal_ends_the_wait_for_a_reader() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("echo $$ > {}/$RANK; {FLOOD}", folder.path().display());
+    let mut command = launch(&["-n", "1", "--drain", "3600", "--grace", "3600"], &script);
+    let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let rank = &processes(folder.path(), 1)[0];
+    wait_until("the rank is gone", || !is_alive(rank));
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&launcher, libc::SIGTERM);
+    wait_until("the launcher is gone", || launcher.try_wait().expect("a child").is_some());
+    let mut said = String::new();
+    launcher.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+    assert!(said.contains("the last output of ranks is lost: a signal ended the wait for its reader after "), "{said}");
+    assert!(!said.contains("3600") && !said.contains("--"), "{said}");
 }
 
 /// What the launcher itself says has no room either.

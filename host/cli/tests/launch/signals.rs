@@ -71,7 +71,24 @@ fn a_second_signal_kills() {
     std::thread::sleep(Duration::from_millis(200));
     assert!(ranks.iter().all(|rank| is_alive(rank)), "they were only asked");
     signal(&launcher, libc::SIGINT);
+    // One more changes nothing.
+    signal(&launcher, libc::SIGTERM);
     let done = launcher.wait_with_output().expect("it ends");
     assert_eq!(done.status.code(), Some(130), "{}", stderr(&done));
+    assert_eq!(stderr(&done), "oxtile: ended by SIGINT (signal 2), and all ranks with it\n", "nothing was said, and nothing lost");
     assert!(ranks.iter().all(|rank| !is_alive(rank)));
+}
+
+#[test]
+fn without_grace_ranks_are_killed_and_what_they_said_is_there() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("trap '' TERM; echo said; echo $$ > {}/$RANK; while true; do sleep 0.05; done", folder.path().display());
+    let mut command = launch(&["-n", "2", "--grace", "0"], &script);
+    let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    processes(folder.path(), 2);
+    signal(&launcher, libc::SIGTERM);
+    let done = launcher.wait_with_output().expect("it ends");
+    assert_eq!(done.status.code(), Some(143), "{}", stderr(&done));
+    assert_eq!(stderr(&done), "oxtile: ended by SIGTERM (signal 15), and all ranks with it\n");
+    assert_eq!(lines(&done.stdout), ["[rank 0] said", "[rank 1] said"]);
 }
