@@ -8,18 +8,21 @@ use common::{oxtile, stderr};
 use serde_json::Value;
 
 /// What could be set where the tests run.
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 14] = [
     "OXTILE_NCCL",
     "OXTILE_NVSHMEM",
     "OXTILE_KERNELS",
     "OXTILE_JOB_ID",
     "OXTILE_MASTER_PORT",
     "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
     "SLURM_PROCID",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
 fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -99,9 +102,9 @@ fn kernels_are_those_of_this_program_or_broken() {
 #[test]
 fn variables_of_a_launcher_are_read_as_a_program_reads_them() {
     let whole =
-        [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "7"), ("OXTILE_JOB_ID", "j")];
+        [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "7"), ("OXTILE_JOB_ID", "job 17")];
     let (_, found) = findings(&whole, "launch");
-    assert_eq!(found[0]["found"], "rank 1 of 4, 1 on its host, by oxtile launch or torchrun; rank 0 at h:7; JobId(j...)");
+    assert_eq!(found[0]["found"], "rank 1 of 4, 1 on its host, by oxtile launch or torchrun; rank 0 at h:7; JobId(job...)");
     let agent = [&whole[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
     let (_, found) = findings(&agent, "launch");
     assert!(found[0]["found"].as_str().is_some_and(|text| text.contains("rank 0 at h:8 or one of 3 ports behind")), "{found:?}");

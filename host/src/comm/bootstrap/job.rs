@@ -31,9 +31,14 @@ impl JobId {
     }
 }
 
-/// Whoever knows the name can join: a log gets its beginning.
+/// Its beginning only.
 impl fmt::Debug for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "JobId({}...)", self.0.chars().take(6).collect::<String>())
+        write!(f, "JobId({}...)", beginning(&self.0))
     }
+}
+
+/// What others, and logs, get of a job's name, since whoever knows it whole can join: six characters, and no more than half.
+pub fn beginning(name: &str) -> String {
+    name.chars().take((name.chars().count() / 2).min(6)).collect()
 }

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::job::beginning;
+
 /// The first bytes of every connection: name and version of the protocol.
 const MAGIC: [u8; 8] = *b"oxtile\x00\x04";
 /// The longest frame: what 4096 ranks of the longest contribution make.
@@ -15,9 +17,6 @@ const MAX_FRAME: u32 = u32::MAX;
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The longest frame that a client sends.
 pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
-
-/// How many characters of a job's name are shown.
-const SHOWN: usize = 16;
 
 /// What a rank says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,13 +92,9 @@ pub enum Answer {
     News { rank: u32, post: Post },
 }
 
-/// A job in words: whoever knows its whole name can join, hence only the beginning.
+/// A job in words, of its name only the [`beginning`].
 pub fn job_name(job: &str, port: u32) -> String {
-    match job.char_indices().nth(SHOWN) {
-        _ if job.is_empty() => format!("a job without a name, of port {port}"),
-        None => format!("job {job} of port {port}"),
-        Some((end, _)) => format!("job {}... of port {port}", &job[..end]),
-    }
+    if job.is_empty() { format!("a job without a name, of port {port}") } else { format!("job {}... of port {port}", beginning(job)) }
 }
 
 impl fmt::Display for Operation {
@@ -362,6 +357,13 @@ fn read_exact(mut stream: &TcpStream, mut buffer: &mut [u8], deadline: Option<In
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_job_is_named_in_full() {
+        let shown = ["0123456789abcdef", "none", "äöü", "j"].map(|job| job_name(job, 7));
+        assert_eq!(shown, ["job 012345... of port 7", "job no... of port 7", "job ä... of port 7", "job ... of port 7"]);
+        assert_eq!(job_name("", 7), "a job without a name, of port 7");
+    }
 
     #[test]
     fn bodies_are_read_as_written_and_nothing_else() {
