@@ -16,6 +16,7 @@ fn main() -> ExitCode {
     if let Ok(fault) = std::env::var(CHILD) {
         return match fault.strip_prefix("board:") {
             Some(case) => board::child(case),
+            None if fault == "strangers" => strangers::child(),
             None => faults::child(&fault),
         };
     }

@@ -1,9 +1,11 @@
 //! Whoever else comes to rank 0's port.
 
 use std::{
+    env, fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    sync::atomic::{AtomicU16, Ordering},
+    process::{Command, ExitCode},
+    sync::atomic::{AtomicU16, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -14,13 +16,15 @@ use oxtile::comm::{
     bootstrap::{BootstrapError, Environment, JobId, Launcher, Store},
 };
 
-use crate::{free_port, trial};
+use crate::{CHILD, free_port, trial};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn trials() -> Vec<Trial> {
     vec![
         trial("strangers::another_job_is_refused", another_job),
+        trial("strangers::another_job_is_forgotten", another_job_again_and_again),
+        trial("strangers::another_job_is_not_pressed", patience_with_another_job),
         trial("strangers::another_world_is_refused", another_world),
         trial("strangers::the_same_rank_twice_is_refused", same_rank),
         trial("strangers::noise_and_silence_disturb_nobody", noise),
@@ -72,10 +76,64 @@ fn another_job() {
     assert_eq!(
         text,
         format!(
-            "rank 1 found job ours of port {port} at {address} and belongs to job theirs of port {port}: set OXTILE_MASTER_PORT to a free \
+            "rank 1 found job ou... of port {port} at {address} and belongs to job the... of port {port}: set OXTILE_MASTER_PORT to a free \
              port of rank 0's host, the same on every rank of a job"
         )
     );
+}
+
+/// In a process of its own, whose descriptors and threads are nobody else's.
+fn another_job_again_and_again() {
+    let done = Command::new(env::current_exe().expect("a path")).env(CHILD, "strangers").output().expect("it starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Rank 0 of two keeps nothing of those who came and were of another job, or said nothing that it knows.
+pub fn child() -> ExitCode {
+    let held = || ["/proc/self/fd", "/proc/self/task"].map(|folder| fs::read_dir(folder).expect("Linux").count());
+    beside_a_stranger(|port| {
+        let come = || Store::connect(&environment(port, 1, 2, "theirs"), TIMEOUT).expect_err("refused");
+        come();
+        let before = held();
+        for _ in 0..50 {
+            come();
+            TcpStream::connect(("127.0.0.1", port)).and_then(|mut noise| noise.write_all(b"GET / HTTP/1.1\r\n")).expect("it listens");
+        }
+        // What is closed is there for a moment.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while held().into_iter().zip(before).any(|(now, before)| now > before + 4) {
+            assert!(Instant::now() < deadline, "descriptors and threads are {:?}, and were {before:?}", held());
+            thread::sleep(Duration::from_millis(5));
+        }
+        come()
+    });
+    ExitCode::SUCCESS
+}
+
+/// A rank whose job may yet take another port asks rank 0 of another job no more than once a second.
+fn patience_with_another_job() {
+    let port = free_ports(4);
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+    let asked = AtomicUsize::new(0);
+    let (asked, deadline) = (&asked, Duration::from_millis(1500));
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            // As the protocol says that this is job `x`.
+            let answer = [9, 7, 1].map(u32::to_le_bytes).concat();
+            for mut stream in listener.incoming().flatten() {
+                // The last has nothing to ask.
+                if stream.read(&mut [0; 512]).is_ok_and(|count| count == 0) {
+                    return;
+                }
+                asked.fetch_add(1, Ordering::Relaxed);
+                stream.write_all(&[&answer[..], b"x"].concat()).expect("sent");
+            }
+        });
+        let error = Store::connect(&with_spares(port, 1, 2, "ours"), deadline).expect_err("rank 0 does not come");
+        drop(TcpStream::connect(("127.0.0.1", port)).expect("it listens"));
+        assert!(matches!(&error, BootstrapError::OtherJob { theirs, .. } if theirs == "x"), "{error:?}");
+    });
+    assert!((1..=2).contains(&asked.load(Ordering::Relaxed)), "asked {asked:?} times");
 }
 
 fn another_world() {
@@ -149,7 +207,7 @@ fn free_ports(count: u16) -> u16 {
     // Below what the system gives out to others.
     let begin = 16_384 + (std::process::id() % 1000) as u16 * 16;
     let next = || begin + (GIVEN.fetch_add(count, Ordering::Relaxed) % 256);
-    std::iter::repeat_with(next).find(|&first| (0..count).all(|i| is_free(first + i))).expect("free ports")
+    std::iter::repeat_with(next).take(256).find(|&first| (0..count).all(|i| is_free(first + i))).expect("free ports")
 }
 
 /// As under torchrun's agent.
@@ -170,7 +228,9 @@ fn silent_port() {
 fn hold(ports: impl IntoIterator<Item = u16>, job: &'static str) -> Vec<thread::JoinHandle<()>> {
     let hold = |port| {
         let held = thread::spawn(move || drop(Store::connect(&environment(port, 0, 2, job), Duration::from_secs(3))));
+        let deadline = Instant::now() + TIMEOUT;
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(!held.is_finished() && Instant::now() < deadline, "rank 0 does not listen at port {port}, which was free");
             thread::sleep(Duration::from_millis(5));
         }
         held

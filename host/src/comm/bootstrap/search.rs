@@ -1,7 +1,8 @@
 //! Which of the ports at which rank 0 may listen it has taken: whoever answers there as rank 0 of this job is it.
 //!
-//! All candidates are asked at once, so that one that is silent holds nothing up, and again until the deadline: rank 0 may come later, and
-//! take one that another program holds now.
+//! All candidates are connected to, one after another, and then their answers are awaited together: one that takes the connection and is silent
+//! holds nothing up, and one that does not even take it a second at most. All are asked again until the deadline: rank 0 may come later,
+//! and take one that another program holds now.
 
 use std::{
     io::{self, Read},
@@ -25,6 +26,8 @@ const TRY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Before the next try where somebody else does.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
+/// Before the next try where another job's rank 0 does, which is asked by all ranks of this one and has its own to see to.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest first answer in bytes.
 const LONGEST: usize = 1024;
 
@@ -128,12 +131,12 @@ impl Candidate {
         }
         let answer = self.attempt.as_mut()?.answer()?;
         let attempt = self.attempt.take()?;
-        match answer {
+        let (found, pause) = match answer {
             Some(Answer::Welcome) if attempt.stream.set_nonblocking(false).is_ok() => return Some(attempt.stream),
-            Some(Answer::OtherJob(theirs)) => self.found = Found::OtherJob(theirs),
-            _ => self.found = Found::Stranger,
-        }
-        self.retry_at = Instant::now() + LONG_PAUSE;
+            Some(Answer::OtherJob(theirs)) => (Found::OtherJob(theirs), LONGEST_PAUSE),
+            _ => (Found::Stranger, LONG_PAUSE),
+        };
+        (self.found, self.retry_at) = (found, Instant::now() + pause);
         None
     }
 }

@@ -66,7 +66,10 @@ struct Waiter {
 struct State {
     identity: Identity,
     events: Sender<Event>,
-    connections: Vec<Connection>,
+    /// By their numbers; those of ranks, and those that may yet be.
+    connections: BTreeMap<usize, Connection>,
+    /// How many there have been.
+    accepted: usize,
     waiting: BTreeMap<u32, Waiter>,
     /// Until all have joined.
     listener: Option<TcpListener>,
@@ -89,7 +92,8 @@ impl Server {
         let state = State {
             identity,
             events: events.clone(),
-            connections: Vec::new(),
+            connections: BTreeMap::new(),
+            accepted: 0,
             waiting: BTreeMap::new(),
             listener: Some(listener),
             failure: None,
@@ -138,10 +142,10 @@ impl State {
                 break;
             }
         }
-        for connection in &self.connections {
+        for connection in self.connections.values() {
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
-        for connection in self.connections {
+        for connection in self.connections.into_values() {
             let _ = connection.reader.join();
         }
     }
@@ -159,7 +163,7 @@ impl State {
     /// Whether nobody needs the board of a rank 0 that has left.
     fn is_left(&self) -> bool {
         let is_silent = |(_, deadline): (Duration, Instant)| deadline <= Instant::now();
-        self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.iter().all(|connection| connection.rank.is_none()))
+        self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.values().all(|connection| connection.rank.is_none()))
     }
 
     fn accept(&mut self) {
@@ -168,12 +172,13 @@ impl State {
             if ready.and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT))).is_err() {
                 continue;
             }
-            let (stream, events, number) = (Arc::new(stream), self.events.clone(), self.connections.len());
+            let (stream, events, number) = (Arc::new(stream), self.events.clone(), self.accepted);
             let read = Arc::clone(&stream);
             let reader = thread::Builder::new().name("bootstrap".into()).spawn(move || read_all(&read, number, &events));
             // Without a thread the connection is closed, and its rank tries again or reports it.
             if let Ok(reader) = reader {
-                self.connections.push(Connection { stream, reader, rank: None });
+                self.connections.insert(number, Connection { stream, reader, rank: None });
+                self.accepted += 1;
             }
         }
     }
@@ -182,25 +187,25 @@ impl State {
         let Identity { job, port, world, uid } = &self.identity;
         if (&hello.job, hello.port) != (job, *port) {
             self.answer(number, &Answer::OtherJob(job_name(job, *port)));
-            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
-            return;
+            return self.hang_up(number);
         }
         self.answer(number, &Answer::Welcome);
         let refusal = if hello.uid != *uid {
             Some(format!("it runs as user {}, and rank 0 as {uid}: start all ranks as one user", hello.uid))
         } else if hello.world != *world {
             Some(format!("it is of a world of {}, and rank 0 of one of {world}: set WORLD_SIZE the same everywhere", hello.world))
-        } else if hello.rank >= *world || self.connections.iter().any(|connection| connection.rank == Some(hello.rank)) {
+        } else if hello.rank >= *world || self.connections.values().any(|connection| connection.rank == Some(hello.rank)) {
             Some("another process has the same rank: give each process its own RANK".to_owned())
         } else {
             None
         };
         if let Some(reason) = refusal {
             self.answer(number, &Answer::Refused(reason));
-            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
-            return;
+            return self.hang_up(number);
         }
-        self.connections[number].rank = Some(hello.rank);
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.rank = Some(hello.rank);
+        }
         if let Some(failure) = self.failure.clone() {
             return self.answer(number, &failure);
         }
@@ -214,7 +219,7 @@ impl State {
     }
 
     fn call(&mut self, number: usize, Call { operation, timeout, payload }: Call) {
-        let Some(rank) = self.connections[number].rank else { return };
+        let Some(rank) = self.rank(number) else { return };
         if self.failure.is_some() {
             // It has been told.
             return;
@@ -242,7 +247,7 @@ impl State {
 
     /// Everyone whom it is for gets it, and whoever posted it too: what a rank has back, the others have got.
     fn post(&mut self, number: usize, post: Post) {
-        let (Some(rank), true) = (self.connections[number].rank, self.is_board) else { return };
+        let (Some(rank), true) = (self.rank(number), self.is_board) else { return };
         if let Some((limit, deadline)) = &mut self.outlives {
             *deadline = after(*limit);
         }
@@ -258,17 +263,23 @@ impl State {
     }
 
     fn tell(&self, answer: &Answer, is_told: impl Fn(u32) -> bool) {
-        let ranks = (0..self.connections.len()).filter(|&number| self.connections[number].rank.is_some_and(&is_told));
-        ranks.for_each(|number| self.answer(number, answer));
+        let told = self.connections.iter().filter(|(_, connection)| connection.rank.is_some_and(&is_told));
+        told.for_each(|(&number, _)| self.answer(number, answer));
     }
 
+    /// A connection has ended. That of a rank stays, so that its number is taken; a board's does not, and of strangers there may come any number.
     fn gone(&mut self, number: usize) {
-        if let (Some(rank), true) = (self.connections[number].rank, self.is_board) {
-            self.connections[number].rank = None;
-            return self.tell_all(&Answer::Lost(rank));
+        let rank = self.rank(number);
+        if (rank.is_none() || self.is_board)
+            && let Some(connection) = self.connections.remove(&number)
+        {
+            // That it is gone was its last word.
+            let _ = connection.reader.join();
         }
-        if let (Some(rank), false) = (self.connections[number].rank, self.is_closed || self.failure.is_some()) {
-            self.fail(Answer::Lost(rank));
+        match rank {
+            Some(rank) if self.is_board => self.tell_all(&Answer::Lost(rank)),
+            Some(rank) if !self.is_closed && self.failure.is_none() => self.fail(Answer::Lost(rank)),
+            _ => {}
         }
     }
 
@@ -295,10 +306,23 @@ impl State {
     }
 
     fn answer(&self, number: usize, answer: &Answer) {
+        let Some(connection) = self.connections.get(&number) else { return };
         // One that does not take it is gone, and its reader says so.
-        if write_frame(&self.connections[number].stream, &answer.to_body()).is_err() {
-            let _ = self.connections[number].stream.shutdown(Shutdown::Both);
+        if write_frame(&connection.stream, &answer.to_body()).is_err() {
+            self.hang_up(number);
         }
+    }
+
+    /// Ends a connection; its reader says when it is gone.
+    fn hang_up(&self, number: usize) {
+        if let Some(connection) = self.connections.get(&number) {
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whose connection it is, if a rank's.
+    fn rank(&self, number: usize) -> Option<u32> {
+        self.connections.get(&number)?.rank
     }
 }
 
@@ -308,23 +332,22 @@ fn after(limit: Duration) -> Instant {
     now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }
 
-/// Reads what a connection says until it ends.
+/// Reads what a connection says until it ends, or says what nobody understands.
 fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
     let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
-    let Some(hello) = hello.ok().and_then(|body| Hello::from_body(&body)) else {
-        let _ = stream.shutdown(Shutdown::Both);
-        return;
-    };
-    let _ = events.send(Event::Hello(number, hello));
-    while let Some(request) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Request::from_body(&body)) {
-        let event = match request {
-            Request::Call(call) => Event::Call(number, call),
-            Request::Post(post) => Event::Post(number, post),
-        };
-        if events.send(event).is_err() {
-            return;
+    if let Some(hello) = hello.ok().and_then(|body| Hello::from_body(&body)) {
+        let _ = events.send(Event::Hello(number, hello));
+        while let Some(request) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Request::from_body(&body)) {
+            let event = match request {
+                Request::Call(call) => Event::Call(number, call),
+                Request::Post(post) => Event::Post(number, post),
+            };
+            if events.send(event).is_err() {
+                return;
+            }
         }
     }
+    let _ = stream.shutdown(Shutdown::Both);
     let _ = events.send(Event::Gone(number));
 }
 
