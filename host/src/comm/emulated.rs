@@ -35,8 +35,6 @@ pub struct EmulatedCommunicator {
     driver: Arc<Driver>,
     /// The stream of the last call, which the next comes after.
     last: Mutex<Option<Arc<StreamInner>>>,
-    /// The calls of the group under way.
-    grouped: Mutex<Vec<Enqueued>>,
 }
 
 /// A call on its way to a stream.
@@ -111,16 +109,18 @@ impl EmulatedCommunicator {
     fn of(rank: Rank, world: WorldSize, ranks: &Arc<Ranks>, driver: &Arc<Driver>) -> Self {
         lock(&driver.places).push((Arc::downgrade(ranks), rank));
         let (ranks, driver) = (Arc::clone(ranks), Arc::clone(driver));
-        Self { rank, world, ranks, driver, last: Mutex::default(), grouped: Mutex::default() }
+        Self { rank, world, ranks, driver, last: Mutex::default() }
     }
 
     /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whoever made
     /// them: all that a member calls in it comes in one order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a team of a world of another size.
+    /// [`Error::Invalid`] for a team of a world of another size, and inside a [group](Communicator::group).
     pub fn team(&self, team: &Team) -> Result<Option<Self>> {
-        check_team(team, self.world, "EmulatedCommunicator::team")?;
+        const WHAT: &str = "EmulatedCommunicator::team";
+        group::refuse(WHAT, "a group is under way on this thread: make the team before it or behind it")?;
+        check_team(team, self.world, WHAT)?;
         let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
         let ranks = self.ranks.part(format!("{team:?}"), team.size(), self.driver.rank.cluster().patience());
         Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
@@ -166,7 +166,7 @@ impl EmulatedCommunicator {
         stream.0.note(what, Some(Location::caller()));
         let call = Enqueued { stream: Arc::clone(&stream.0), part, uses, caller: Location::caller() };
         if is_grouped {
-            lock(&self.grouped).push(call);
+            group::keep(call);
             return Ok(());
         }
         self.enqueue_together(vec![call])
@@ -322,11 +322,10 @@ impl Communicator for EmulatedCommunicator {
     }
 
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        let open = group::begin(self.id())?;
-        let end = GroupEnd(self);
+        let end = GroupEnd { communicator: self, open: group::begin(self.id())? };
         let done = body();
-        let ended = end.run();
-        drop(open);
+        let ended = end.enqueue();
+        drop(end);
         done.and_then(|done| ended.map(|()| done))
     }
 
@@ -345,25 +344,26 @@ impl Communicator for EmulatedCommunicator {
 
     /// As [`EmulatedCommunicator::team`], which waits for nobody.
     fn team(&self, team: &Team) -> Result<Option<Self>> {
-        group::refuse("Communicator::team", "a group is under way on this thread: make the team before it or behind it")?;
         Self::team(self, team)
     }
 }
 
 /// The end of a group, also when its body panics: the calls that it made are enqueued.
-struct GroupEnd<'a>(&'a EmulatedCommunicator);
+struct GroupEnd<'a> {
+    communicator: &'a EmulatedCommunicator,
+    open: group::Open,
+}
 
 impl GroupEnd<'_> {
-    fn run(self) -> Result<()> {
-        let communicator = self.0;
-        std::mem::forget(self);
-        communicator.enqueue_together(std::mem::take(&mut *lock(&communicator.grouped)))
+    fn enqueue(&self) -> Result<()> {
+        self.communicator.enqueue_together(self.open.take_kept())
     }
 }
 
 impl Drop for GroupEnd<'_> {
     fn drop(&mut self) {
-        let _ = self.0.enqueue_together(std::mem::take(&mut *lock(&self.0.grouped)));
+        // Nothing is left of a body that ended.
+        let _ = self.enqueue();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Calls that are made as one: what belongs together, and what does not.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ struct Group {
     communicator: usize,
     /// What its calls use, and whether they write it: kept until the calls are enqueued.
     uses: Vec<(Arc<Memory>, bool)>,
+    /// The calls that its communicator makes at its end.
+    calls: Vec<Box<dyn Any>>,
 }
 
 /// The group of this thread, until it is dropped.
@@ -29,7 +32,7 @@ pub(super) struct Open(());
 /// [`Error::Invalid`] inside another group.
 pub(super) fn begin(communicator: usize) -> Result<Open> {
     refuse(WHAT, "a group is under way on this thread, and groups do not nest: make its calls in the group that there is")?;
-    UNDER_WAY.set(Some(Group { communicator, uses: Vec::new() }));
+    UNDER_WAY.set(Some(Group { communicator, uses: Vec::new(), calls: Vec::new() }));
     Ok(Open(()))
 }
 
@@ -64,6 +67,19 @@ pub(super) fn join<'a>(communicator: usize, what: &'static str, uses: impl Itera
     })
 }
 
+/// Keeps a call for the end of this thread's group, which it has [joined](join).
+pub(super) fn keep(call: impl Any) {
+    UNDER_WAY.with_borrow_mut(|group| group.as_mut().expect("the call joined a group").calls.push(Box::new(call)));
+}
+
+impl Open {
+    /// The calls that were kept, in their order: of one communicator, and so of one type.
+    pub(super) fn take_kept<C: Any>(&self) -> Vec<C> {
+        let calls = UNDER_WAY.with_borrow_mut(|group| group.as_mut().map(|group| std::mem::take(&mut group.calls)));
+        calls.into_iter().flatten().map(|call| *call.downcast().expect("a call of the group's communicator")).collect()
+    }
+}
+
 impl Drop for Open {
     fn drop(&mut self) {
         // Memory may go with it, which asks nothing of groups.
@@ -85,7 +101,10 @@ mod tests {
         let error = begin(2).unwrap_err().to_string();
         assert!(error.starts_with("Communicator::group: a group is under way"), "{error}");
         assert!(join(2, "call", std::iter::empty()).unwrap_err().to_string().starts_with("call: a group of another communicator"));
-        std::thread::spawn(|| drop(begin(2).unwrap())).join().unwrap();
+        keep("mine");
+        std::thread::spawn(|| assert!(begin(1).unwrap().take_kept::<&str>().is_empty())).join().unwrap();
+        keep("and mine");
+        assert_eq!(open.take_kept::<&str>(), ["mine", "and mine"]);
         drop(open);
         drop(begin(2).unwrap());
         refuse("call", "never").unwrap();
