@@ -124,7 +124,7 @@ pub trait Communicator {
     /// The calls of `body` as one, made when it ends: none of them waits for another, so that sends and receives may come in any order, and all data go
     /// together. Nothing is enqueued before the end: the body waits for nothing, and what the calls read and write is used behind the group. A stream
     /// of the calls goes on when all of them are done, whatever their streams. The calls that a body made before it failed are made all the same, since
-    /// other ranks wait for them.
+    /// other ranks wait for them. A [rank alone](super::SingleRank) copies at once, and delivers messages at the end.
     ///
     /// # Errors
     /// What the body returns; [`Invalid`](crate::Error::Invalid) for a group in a group, and, of the calls in it, for one on another communicator, or

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use oxtile_tile::num::Pod;
 
@@ -11,19 +11,17 @@ use super::group;
 use super::rank::{Rank, WorldSize};
 use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::memory::{self, Memory};
-use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Device, Error, Result, Stream};
 
 /// The communicator of a program that runs alone: a reduction of one is the thing itself, a gather is a copy.
 #[derive(Clone)]
 pub struct SingleRank {
     device: Device,
-    /// Of the group under way.
-    messages: Arc<Mutex<Messages>>,
+    /// By which its handles are known to be of one communicator.
+    identity: Arc<()>,
 }
 
-/// Messages to oneself, each end with its stream.
-#[derive(Default)]
+/// Messages to oneself of a call in a group, each end with its stream.
 struct Messages {
     sent: Vec<(Stream, Arc<Memory>)>,
     received: Vec<(Stream, Arc<Memory>, Caller)>,
@@ -32,16 +30,20 @@ struct Messages {
 impl SingleRank {
     /// The only rank, on its device.
     pub fn new(device: &Device) -> Self {
-        Self { device: device.clone(), messages: Arc::default() }
+        Self { device: device.clone(), identity: Arc::default() }
     }
 
     fn id(&self) -> usize {
-        Arc::as_ptr(&self.messages) as usize
+        Arc::as_ptr(&self.identity) as usize
     }
 
     /// Copies what a group sent to what it received, in the order of the calls.
-    fn deliver(&self) -> Result<()> {
-        let Messages { sent, received } = std::mem::take(&mut *lock(&self.messages));
+    fn deliver(calls: Vec<Messages>) -> Result<()> {
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for call in calls {
+            sent.extend(call.sent);
+            received.extend(call.received);
+        }
         check_count(sent.len(), received.len())?;
         sent.into_iter().zip(received).try_for_each(|((from, source), (to, target, caller))| {
             if source.bytes != target.bytes {
@@ -53,6 +55,19 @@ impl SingleRank {
             memory::copy(&to.0, copy, Some(&target), Some(&source))?;
             from.0.order_after(std::slice::from_ref(&to.0))
         })
+    }
+
+    /// Copies what one buffer holds to the other, in a group too.
+    #[track_caller]
+    fn copy<T: Pod>(&self, stream: &Stream, what: &'static str, from: &Buffer<T>, to: &mut Buffer<T>) -> Result<()> {
+        self.check_stream(stream, what)?;
+        from.check_stream(stream, what)?;
+        to.check_stream(stream, what)?;
+        if from.len() != to.len() {
+            return Err(Error::Length { what, expected: to.len(), found: from.len() });
+        }
+        group::join(self.id(), what, [(from.memory(), false), (to.memory(), true)].into_iter())?;
+        to.copy_from(stream, from)
     }
 
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
@@ -75,18 +90,18 @@ impl Communicator for SingleRank {
     }
 
     fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, _op: ReduceOp) -> Result<()> {
-        self.check_stream(stream, "Communicator::all_reduce")?;
-        buffer.check_stream(stream, "Communicator::all_reduce")
+        const WHAT: &str = "Communicator::all_reduce";
+        self.check_stream(stream, WHAT)?;
+        buffer.check_stream(stream, WHAT)?;
+        group::join(self.id(), WHAT, [(buffer.memory(), true)].into_iter()).map(|_| ())
     }
 
     fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
-        self.check_stream(stream, "Communicator::all_gather")?;
-        output.copy_from(stream, shard)
+        self.copy(stream, "Communicator::all_gather", shard, output)
     }
 
     fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, _op: ReduceOp) -> Result<()> {
-        self.check_stream(stream, "Communicator::reduce_scatter")?;
-        shard.copy_from(stream, input)
+        self.copy(stream, "Communicator::reduce_scatter", input, shard)
     }
 
     fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
@@ -95,12 +110,13 @@ impl Communicator for SingleRank {
         if root != Rank::ZERO {
             return Err(Error::Invalid { what: WHAT, why: format!("{root} is not of this world, which has rank 0 alone") });
         }
-        buffer.check_stream(stream, WHAT)
+        buffer.check_stream(stream, WHAT)?;
+        // The root's buffer is only read.
+        group::join(self.id(), WHAT, [(buffer.memory(), false)].into_iter()).map(|_| ())
     }
 
     fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
-        self.check_stream(stream, "Communicator::all_to_all")?;
-        output.copy_from(stream, input)
+        self.copy(stream, "Communicator::all_to_all", input, output)
     }
 
     /// Messages to oneself are taken in the order in which they are sent.
@@ -111,25 +127,25 @@ impl Communicator for SingleRank {
         if let Some(peer) = peers.into_iter().find(|peer| *peer != Rank::ZERO) {
             return Err(Error::Invalid { what: WHAT, why: format!("{peer} is not of this world, which has rank 0 alone") });
         }
+        sends.iter().try_for_each(|(_, from)| from.check_stream(stream, WHAT))?;
+        receives.iter().try_for_each(|(_, to)| to.check_stream(stream, WHAT))?;
         let uses = sends.iter().map(|(_, from)| (from.memory(), false)).chain(receives.iter().map(|(_, to)| (to.memory(), true)));
         if group::join(self.id(), WHAT, uses)? {
-            sends.iter().try_for_each(|(_, from)| from.check_stream(stream, WHAT))?;
-            receives.iter().try_for_each(|(_, to)| to.check_stream(stream, WHAT))?;
-            let (mut messages, caller) = (lock(&self.messages), Location::caller());
-            messages.sent.extend(sends.iter().map(|(_, from)| (stream.clone(), Arc::clone(from.memory()))));
-            messages.received.extend(receives.iter().map(|(_, to)| (stream.clone(), Arc::clone(to.memory()), caller)));
+            let caller = Location::caller();
+            let sent = sends.iter().map(|(_, from)| (stream.clone(), Arc::clone(from.memory()))).collect();
+            let received = receives.iter().map(|(_, to)| (stream.clone(), Arc::clone(to.memory()), caller)).collect();
+            group::keep(Messages { sent, received });
             return Ok(());
         }
         check_count(sends.len(), receives.len())?;
         sends.iter().zip(receives).try_for_each(|((_, from), (_, to))| to.copy_from(stream, from))
     }
 
-    /// Its calls are made one after another, messages at its end: there is nobody to wait for.
+    /// Its calls are made at once, one after another, messages at its end: there is nobody to wait for.
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         let open = group::begin(self.id())?;
-        *lock(&self.messages) = Messages::default();
         let done = body();
-        let delivered = self.deliver();
+        let delivered = Self::deliver(open.take_kept());
         drop(open);
         done.and_then(|done| delivered.map(|()| done))
     }
@@ -140,7 +156,9 @@ impl Communicator for SingleRank {
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.check_stream(stream, "Communicator::barrier")
+        const WHAT: &str = "Communicator::barrier";
+        self.check_stream(stream, WHAT)?;
+        group::join(self.id(), WHAT, std::iter::empty()).map(|_| ())
     }
 }
 

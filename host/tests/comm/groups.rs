@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oxtile::comm::{Communicator, EmulatedCommunicator, ReduceOp, SingleRank, WorldSize};
+use oxtile::comm::{Communicator, EmulatedCommunicator, Rank, ReduceOp, SingleRank, Team, WorldSize};
 use oxtile::symmetric::SymmetricError;
 use oxtile::{Buffer, Error, Graph, Runtime};
 
@@ -130,6 +130,55 @@ fn a_body_that_panics() {
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err());
     comm.group(|| comm.all_reduce(stream, &mut sum, ReduceOp::Sum)).unwrap();
     assert_eq!(sum.to_vec(stream).unwrap(), [5]);
+}
+
+/// Another thread's group on the same rank alone leaves this one's messages to it.
+#[test]
+fn each_thread_delivers_the_messages_of_its_own_group() {
+    let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+    let comm = SingleRank::new(&device);
+    let message = |comm: &SingleRank, value: u32, meanwhile: &dyn Fn()| {
+        let stream = device.stream().unwrap();
+        let (mine, mut theirs) = (Buffer::from_slice(&stream, &[value]).unwrap(), Buffer::<u32>::zeros(&stream, 1).unwrap());
+        let group = comm.group(|| {
+            comm.send(&stream, &mine, Rank::ZERO)?;
+            meanwhile();
+            comm.recv(&stream, &mut theirs, Rank::ZERO)
+        });
+        group.unwrap();
+        assert_eq!(theirs.to_vec(&stream).unwrap(), [value]);
+    };
+    let another = || thread::scope(|scope| scope.spawn(|| message(&comm.clone(), 7, &|| {})).join().unwrap());
+    message(&comm, 5, &another);
+}
+
+/// Another thread's group on the same rank of a cluster does not enqueue what this one's body has called so far.
+#[test]
+fn each_thread_enqueues_the_calls_of_its_own_group() {
+    let world = World::new(1, 0);
+    let (comm, stream) = (&world.ranks[0], &world.streams[0]);
+    let gather = |value: u32, meanwhile: &dyn Fn()| {
+        let (shard, mut all) = (Buffer::from_slice(stream, &[value]).unwrap(), Buffer::<u32>::zeros(stream, 1).unwrap());
+        let group = comm.group(|| {
+            comm.all_gather(stream, &shard, &mut all)?;
+            meanwhile();
+            assert_eq!(all.to_vec(stream)?, [0], "before the end");
+            Ok(())
+        });
+        group.unwrap();
+        assert_eq!(all.to_vec(stream).unwrap(), [value]);
+    };
+    gather(5, &|| thread::scope(|scope| scope.spawn(|| gather(7, &|| {})).join().unwrap()));
+}
+
+/// By the cluster's own method, as by the trait's.
+#[test]
+fn a_team_is_not_made_in_a_group() {
+    let world = World::new(2, 0);
+    let team = Team::all(world.size());
+    let comm = &world.ranks[0];
+    let error = comm.group(|| comm.team(&team).map(|_| ())).unwrap_err().to_string();
+    assert!(error.starts_with("EmulatedCommunicator::team: a group is under way"), "{error}");
 }
 
 /// Who does not come to a split is named: at once where this thread drives all ranks or the other is gone, else after the patience.

@@ -160,17 +160,22 @@ fn misuse<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
     };
     let mut sum = Buffer::from_slice(stream, &[me])?;
     let mut spare = Buffer::from_slice(stream, &[1_u32])?;
+    let [mut all, mut turned] = [Buffer::<u32>::zeros(stream, world.into())?, Buffer::<u32>::zeros(stream, world.into())?];
     comm.group(|| {
         comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
         invalid("a group in a group", "groups do not nest", comm.group(|| Ok(())));
         invalid("another's group", "groups do not nest", other.group(|| Ok(())));
         invalid("a split", "a group is under way", comm.split(Some(0), 0).map(|_| ()));
-        if world > 1 {
-            invalid("another's call", "another communicator", other.all_reduce(stream, &mut spare, ReduceOp::Sum));
-            invalid("a second use", "calls of a group have no order", comm.all_reduce(stream, &mut sum, ReduceOp::Sum));
-            invalid("its use as another's root", "calls of a group have no order", comm.broadcast(stream, &mut sum, rank_at(comm, 1)));
-            invalid("its use as a root", "calls of a group have no order", comm.broadcast(stream, &mut sum, comm.rank()));
-        }
+        invalid("a team", "a group is under way", comm.team(&Team::all(comm.world())).map(|_| ()));
+        invalid("another's call", "another communicator", other.all_reduce(stream, &mut spare, ReduceOp::Sum));
+        invalid("another's barrier", "another communicator", other.barrier(stream));
+        invalid("a second use", "calls of a group have no order", comm.all_reduce(stream, &mut sum, ReduceOp::Sum));
+        invalid("its use as another's root", "calls of a group have no order", comm.broadcast(stream, &mut sum, rank_at(comm, 1)));
+        invalid("its use as a root", "calls of a group have no order", comm.broadcast(stream, &mut sum, comm.rank()));
+        invalid("its use as a shard", "calls of a group have no order", comm.all_gather(stream, &sum, &mut all));
+        invalid("its use as a part", "calls of a group have no order", comm.reduce_scatter(stream, &all, &mut sum, ReduceOp::Sum));
+        comm.all_to_all(stream, &all, &mut turned)?;
+        invalid("a second exchange", "calls of a group have no order", comm.all_to_all(stream, &all, &mut turned));
         Ok(())
     })?;
     expect("once", stream, &sum, &[world * (world - 1) / 2])?;
