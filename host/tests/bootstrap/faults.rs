@@ -32,11 +32,22 @@ pub fn trials() -> Vec<Trial> {
     for phase in PHASES {
         for kind in KINDS {
             for victim in 0..WORLD {
-                trials.push(trial(format!("faults::{phase}::{kind}::rank{victim}"), move || matrix(phase, kind, victim)));
+                trials.push(trial(format!("faults::{phase}::{kind}::rank{victim}"), move || tried(kind, || matrix(phase, kind, victim))));
             }
         }
     }
     trials
+}
+
+/// What a deadline decides comes out otherwise where the machine stands still for half a second: a stopped rank has three tries.
+fn tried(kind: &str, run: impl Fn() + std::panic::RefUnwindSafe) {
+    let tries = if kind == "stop" { 3 } else { 1 };
+    for _ in 1..tries {
+        if std::panic::catch_unwind(&run).is_ok() {
+            return;
+        }
+    }
+    run();
 }
 
 /// This program as the ranks of a job, one of which has a fault.

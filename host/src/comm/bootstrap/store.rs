@@ -17,7 +17,7 @@ use crate::comm::{Rank, WorldSize};
 /// What the rendezvous is called in errors.
 const JOINING: &str = "the rendezvous";
 /// How much longer than a deadline rank 0 has to report it: where it does not, it is rank 0 that is missing.
-const GRACE: Duration = Duration::from_millis(750);
+const GRACE: Duration = Duration::from_millis(500);
 
 /// The ranks of a job, connected; made by [`connect`](Self::connect) or [`threads`](super::threads).
 ///
