@@ -1,4 +1,4 @@
-//! What ranks started and left behind in groups of its own (setsid(2)), its parents gone.
+//! What ranks started and left behind in groups of their own (setsid(2)), whose parents are gone.
 //!
 //! The launcher is a subreaper, prctl(2): a descendant whose parent ends becomes its child instead of init's. So it can be found, killed, and
 //! taken off the system's table. A shell that became the launcher by exec(2) has left it children of its own: these are not killed, nor is what
