@@ -25,11 +25,13 @@ const LEN: u32 = 10_000;
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// What waits shares its queue with what else there is of its priority.
 const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+/// The driver's own number.
+const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 15] = [
+const CASES: [(&str, u32, (&str, &str)); 16] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -39,6 +41,7 @@ const CASES: [(&str, u32, (&str, &str)); 15] = [
     ("process", 4, QUEUES),
     ("silence", 1, QUEUES),
     ("silence-of-one-queue", 1, ONE_QUEUE),
+    ("silence-of-eight-queues", 1, EIGHT_QUEUES),
     ("refusals", 1, QUEUES),
     ("teams-of-threads", 1, QUEUES),
     ("teams", 3, QUEUES),
@@ -83,7 +86,7 @@ pub fn child(case: &str) -> ExitCode {
         "threads-2" => threads(2, &program),
         "threads-4" => threads(4, &program),
         "process" => process(&program),
-        "silence" | "silence-of-one-queue" => threads(2, &silence),
+        "silence" | "silence-of-one-queue" | "silence-of-eight-queues" => threads(2, &silence),
         "refusals" => refusals(),
         "teams-of-threads" => threads(3, &teams::rank),
         "teams" => process(&teams::rank),
