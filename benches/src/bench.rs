@@ -94,10 +94,20 @@ impl Bench {
 pub struct Prepared {
     /// One launch a buffer set.
     pub graph: Graph,
-    /// Other kernels of ours for the same, timed in the same rounds, by name.
-    pub rivals: Vec<(&'static str, Graph)>,
+    /// Other kernels of ours, timed in the same rounds.
+    pub rivals: Vec<Rival>,
     /// Reads back what the first launch wrote.
     pub outputs: Box<ReadOutputs>,
+}
+
+/// Another kernel of ours, timed in the same rounds.
+pub struct Rival {
+    /// What it is.
+    pub label: String,
+    /// One launch a buffer set.
+    pub graph: Graph,
+    /// Floating-point operations of one launch, if they are not as many as the benchmark's.
+    pub flops: Option<u64>,
 }
 
 /// One output of a kernel, for the peers to compare with theirs.
@@ -124,9 +134,18 @@ impl Prepared {
         Self { graph, rivals: Vec::new(), outputs: Box::new(outputs) }
     }
 
-    /// With another kernel of ours to be timed beside it.
-    pub fn against(mut self, name: &'static str, rival: Self) -> Self {
-        self.rivals.push((name, rival.graph));
+    /// With another kernel of ours for the same to be timed beside it.
+    pub fn against(self, label: impl Into<String>, rival: Self) -> Self {
+        self.beside(Rival { label: label.into(), graph: rival.graph, flops: None })
+    }
+
+    /// With another kernel of ours for other work, of so many floating-point operations: it is compared by rates.
+    pub fn against_work(self, label: impl Into<String>, flops: u64, rival: Self) -> Self {
+        self.beside(Rival { label: label.into(), graph: rival.graph, flops: Some(flops) })
+    }
+
+    fn beside(mut self, rival: Rival) -> Self {
+        self.rivals.push(rival);
         self
     }
 }

@@ -75,6 +75,16 @@ pub struct SideRecord {
     pub milliseconds: Vec<f64>,
     /// Whether a peer's outputs are the kernel's, byte for byte.
     pub check: Option<Check>,
+    /// Floating-point operations of one of its launches, if they are not as many as the record's: it is then compared by rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flops: Option<u64>,
+}
+
+impl SideRecord {
+    /// A side that has not been timed, of as much work as the record says.
+    pub fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), milliseconds: Vec::new(), check: None, flops: None }
+    }
 }
 
 /// A peer that could not run.
@@ -112,12 +122,17 @@ impl Record {
 
     /// Floating-point operations a second of a side, at its median time, where they are what counts.
     pub fn flop_rate(&self, side: usize) -> Option<f64> {
-        self.seconds(side).filter(|_| self.flops > 0).map(|time| self.flops as f64 / time.median)
+        self.seconds(side).filter(|_| self.flops > 0).map(|time| self.flops_of(side) as f64 / time.median)
     }
 
-    /// The time of a side over ours, round by round.
+    /// The time of a side over ours, round by round; of a side of other work, what it would take for ours at its rate.
     pub fn ratio(&self, side: usize) -> Option<Quartiles> {
-        self.pairs(side, |other, ours| other / ours)
+        let work = if self.flops > 0 { self.flops as f64 / self.flops_of(side) as f64 } else { 1.0 };
+        self.pairs(side, |other, ours| work * other / ours)
+    }
+
+    fn flops_of(&self, side: usize) -> u64 {
+        self.sides.get(side).and_then(|side| side.flops).unwrap_or(self.flops)
     }
 
     /// Our seconds a launch less a side's, round by round.
@@ -214,7 +229,7 @@ pub(crate) mod tests {
     }
 
     fn record(family: &str, kernel: &str, bytes: u64, ceiling: Option<&str>, times: [[f64; 3]; 2]) -> Record {
-        let side = |label: &str, times: [f64; 3]| SideRecord { label: label.into(), milliseconds: times.into(), check: None };
+        let side = |label, times: [f64; 3]| SideRecord { milliseconds: times.into(), ..SideRecord::new(label) };
         Record {
             family: family.into(),
             kernel: kernel.into(),
@@ -243,6 +258,18 @@ pub(crate) mod tests {
         assert_eq!(document.share(&document.records[0], 0), None);
         assert_eq!(amax.flop_rate(0), None);
         assert_eq!(Record { flops: 400, ..amax.clone() }.flop_rate(1), Some(1e6));
+    }
+
+    #[test]
+    fn sides_of_other_work_are_compared_by_rates() {
+        let mut record = Record { flops: 400, ..document().records[1].clone() };
+        record.sides[1].flops = Some(1600);
+        // Twice the time for four times the work.
+        assert_eq!(record.ratio(1).unwrap().median, 0.5);
+        assert_eq!([0, 1].map(|side| record.flop_rate(side)), [Some(2e6), Some(4e6)]);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(text.matches(r#""flops":"#).count(), 2, "a side of the record's work says nothing of it: {text}");
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
     }
 
     #[test]

@@ -36,7 +36,8 @@ const METHOD: &str = "Each side holds its own buffers in its own process, severa
 the L2 cache, filled with the same random normal values. The launches over the sets are captured in a CUDA graph. A round \
 times every side once, in random order: one replay that is not timed, an event, the replays, an event. Half a second of \
 warm-up rounds, a tenth in a sweep, is not counted. The times here are those between the events, in milliseconds, for `launches` launches. Shares are bytes that \
-must move over the median time, over the same of the faster copy in this file. Where the clock is the host's, it is read \
+must move over the median time, over the same of the faster copy in this file. A side that says its `flops` does other work \
+than the record: its times count for as much work as the record's. Where the clock is the host's, it is read \
 around `launches` calls from an empty queue.";
 
 /// What to run.
@@ -189,9 +190,9 @@ impl Runner {
         for Missing { peer, why } in &missing {
             progress(&format!("peer {peer} did not run: {why}"));
         }
-        let side = |label: String, check| SideRecord { label, milliseconds: Vec::new(), check };
-        let rivals = prepared.rivals.iter().map(|(name, _)| side((*name).to_owned(), None));
-        let others = rivals.chain(ready.into_iter().map(|peer| side(peer.title, Some(peer.check)))).collect();
+        let rivals = prepared.rivals.iter().map(|rival| SideRecord { flops: rival.flops, ..SideRecord::new(&rival.label) });
+        let peers = ready.into_iter().map(|peer| SideRecord { check: Some(peer.check), ..SideRecord::new(peer.title) });
+        let others = rivals.chain(peers).collect();
         let mut record = record(bench, replays, others, missing);
         record.fill(measured?);
         Ok(record)
@@ -200,7 +201,7 @@ impl Runner {
     fn rounds(&mut self, prepared: &Prepared, replays: usize, ready: &[ReadyPeer]) -> Result<Rounds> {
         let ours = |label, graph| Box::new(Replays { label, stream: &self.gpu.stream, graph, count: replays }) as Box<dyn Side>;
         let mut sides = vec![ours("oxtile", &prepared.graph)];
-        sides.extend(prepared.rivals.iter().map(|(name, graph)| ours(name, graph)));
+        sides.extend(prepared.rivals.iter().map(|rival| ours(&rival.label, &rival.graph)));
         if let Some(peers) = &self.peers {
             let side = |ready: &ReadyPeer| PeerSide { peers, peer: ready.peer, title: ready.title.clone(), replays };
             sides.extend(ready.iter().map(|ready| Box::new(side(ready)) as Box<dyn Side>));
@@ -237,7 +238,6 @@ fn left_out(bench: &Bench) -> Record {
 }
 
 fn record(bench: &Bench, replays: usize, others: Vec<SideRecord>, missing: Vec<Missing>) -> Record {
-    let ours = SideRecord { label: "oxtile".to_owned(), milliseconds: Vec::new(), check: None };
     Record {
         family: bench.family.to_owned(),
         kernel: bench.kernel.to_owned(),
@@ -247,7 +247,7 @@ fn record(bench: &Bench, replays: usize, others: Vec<SideRecord>, missing: Vec<M
         flops: bench.flops,
         launches: (replays * bench.sets) as u64,
         ceiling: bench.ceiling.clone(),
-        sides: [ours].into_iter().chain(others).collect(),
+        sides: [SideRecord::new("oxtile")].into_iter().chain(others).collect(),
         order: Vec::new(),
         missing,
     }

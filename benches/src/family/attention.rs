@@ -1,17 +1,20 @@
 //! Attention, forward.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Outputs, Sequences};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
+use super::attention_packed::Packed;
 use super::attention_shape::{Shape, bytes_of, tensor};
+use super::gemm;
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 
 /// The family's name.
 pub const FAMILY: &str = "attention";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of three head sizes; shared heads of keys.
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of three head sizes; shared heads of keys; packed sequences of random
+/// lengths; cuBLASLt's product, whose rate the kernels are held to.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
@@ -24,8 +27,41 @@ pub fn benches(size: Size) -> Vec<Bench> {
         }
     }
     let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 20, 4, 2]);
-    benches.push(bench(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
+    let shared = Shape::square([batches, length, heads, key_heads, 128]);
+    benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| grouped(shared, mask)));
+    benches.extend(Packed::random(size).into_iter().map(|(sequences, mask)| packed(sequences, mask)));
+    benches.push(Bench { family: FAMILY, ..gemm::yardstick(size) });
     benches
+}
+
+/// Heads that share keys, beside as many heads of queries with keys of their own, and cuDNN.
+fn grouped(shape: Shape, mask: Mask) -> Bench {
+    let alone = shape.with_own_keys();
+    Bench {
+        prepare: Box::new(move |gpu| {
+            let rival = prepare(gpu, alone, alone.config(mask))?;
+            Ok(prepare(gpu, shape, shape.config(mask))?.against(format!("ours, {}", alone.label()), rival))
+        }),
+        ..bench(shape, mask)
+    }
+}
+
+/// Packed sequences, beside dense tensors of about as much work.
+fn packed(packed: Packed, mask: Mask) -> Bench {
+    let all = bench(packed.rows(), mask);
+    Bench {
+        kernel: if mask == Mask::Full { "attention forward packed, full" } else { "attention forward packed, causal" },
+        shape: packed.label(),
+        flops: packed.forward_flops(mask),
+        peers: &[],
+        prepare: Box::new(move |gpu| {
+            let dense = packed.dense();
+            let rival = prepare(gpu, dense, dense.config(mask))?;
+            let label = format!("ours dense, {}, per FLOP", dense.label());
+            Ok(prepare_packed(gpu, &packed, mask)?.against_work(label, dense.forward_flops(mask), rival))
+        }),
+        ..all
+    }
 }
 
 /// One shape, beside cuDNN.
@@ -51,13 +87,24 @@ pub(super) fn bench(shape: Shape, mask: Mask) -> Bench {
 
 /// The kernel that a configuration takes, on bf16 tensors of the pattern.
 pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig) -> Result<Prepared> {
+    capture(gpu, shape, config, &[])
+}
+
+fn prepare_packed(gpu: &Gpu, packed: &Packed, mask: Mask) -> Result<Prepared> {
+    capture(gpu, packed.rows(), packed.config(mask), &packed.offsets())
+}
+
+/// Sequences, if they are packed, lie at these offsets.
+fn capture(gpu: &Gpu, shape: Shape, config: AttentionConfig, offsets: &[u32]) -> Result<Prepared> {
     let attention = Attention::<bf16>::new(&gpu.runtime, config)?;
     let [of_q, of_k, of_v, of_out] = shape.elements();
     let (q, k, v) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?);
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
+    let offsets = Buffer::from_slice(&gpu.stream, offsets)?;
     let graph = {
-        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        let sequences = (config.layout == Layout::Packed).then(|| Sequences::new(offsets.view(), offsets.view()));
+        let inputs = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
         let mut bound = attention.bind(&gpu.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };

@@ -7,6 +7,7 @@ use oxtile::attention::{
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
+use super::attention_packed::Packed;
 use super::attention_shape::{Shape, bytes_of, tensor};
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 
@@ -14,7 +15,7 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 pub const FAMILY: &str = "attention_backward";
 
 /// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys, many and few; by the general
-/// kernels, packed sequences of both head sizes and heads of 96.
+/// kernels, packed sequences of both head sizes, of equal and of random lengths, and heads of 96.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
@@ -28,7 +29,9 @@ pub fn benches(size: Size) -> Vec<Bench> {
         }
     }
     let [batches, length, heads, key_heads] = size.pick([4, 8192, 16, 4], [1, 20, 4, 2]);
-    benches.extend(both(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
+    let shared = Shape::square([batches, length, heads, key_heads, 128]);
+    benches.push(grouped(shared, Mask::Full, Order::Fast));
+    benches.extend([Order::Fast, Order::Deterministic].map(|order| grouped(shared, Mask::CausalBottomRight, order)));
     // So few tiles of keys that they are split.
     let [batches, length, heads, key_heads] = size.pick([1, 8192, 16, 2], [1, 130, 12, 1]);
     benches.extend(both(Shape::square([batches, length, heads, key_heads, 128]), Mask::CausalBottomRight));
@@ -40,24 +43,58 @@ pub fn benches(size: Size) -> Vec<Bench> {
         }
         benches.extend(both(Shape::square([batches, length, heads, heads, 96]), mask));
     }
+    benches.extend(Packed::random(size).into_iter().map(|(sequences, mask)| random(sequences, mask, Order::Fast)));
     benches
+}
+
+/// Heads that share keys, beside as many heads of queries with keys of their own, and cuDNN.
+fn grouped(shape: Shape, mask: Mask, order: Order) -> Bench {
+    let alone = shape.with_own_keys();
+    Bench {
+        prepare: Box::new(move |gpu| {
+            let rival = prepare(gpu, alone, alone.config(mask), order)?;
+            Ok(prepare(gpu, shape, shape.config(mask), order)?.against(format!("ours, {}", alone.label()), rival))
+        }),
+        ..bench(shape, mask, order)
+    }
 }
 
 /// The same memory as packed sequences, beside the kernels of dense tensors and cuDNN's.
 fn packed(shape: Shape, mask: Mask, order: Order) -> Bench {
-    let kernel = match (mask, order) {
+    Bench {
+        kernel: packed_kernel(mask, order),
+        prepare: Box::new(move |gpu| {
+            let rival = prepare(gpu, shape, shape.config(mask), order)?;
+            Ok(prepare_packed(gpu, &Packed::of(shape), mask, order)?.against("ours dense", rival))
+        }),
+        ..bench(shape, mask, order)
+    }
+}
+
+/// Packed sequences of random lengths, beside dense tensors of about as much work.
+fn random(packed: Packed, mask: Mask, order: Order) -> Bench {
+    let all = bench(packed.rows(), mask, order);
+    Bench {
+        kernel: packed_kernel(mask, order),
+        shape: packed.label(),
+        flops: packed.backward_flops(mask),
+        peers: &[],
+        prepare: Box::new(move |gpu| {
+            let dense = packed.dense();
+            let rival = prepare(gpu, dense, dense.config(mask), order)?;
+            let label = format!("ours dense, {}, per FLOP", dense.label());
+            Ok(prepare_packed(gpu, &packed, mask, order)?.against_work(label, dense.backward_flops(mask), rival))
+        }),
+        ..all
+    }
+}
+
+fn packed_kernel(mask: Mask, order: Order) -> &'static str {
+    match (mask, order) {
         (Mask::Full, Order::Fast) => "attention backward packed, full, fast",
         (Mask::Full, Order::Deterministic) => "attention backward packed, full",
         (_, Order::Fast) => "attention backward packed, causal, fast",
         (_, Order::Deterministic) => "attention backward packed, causal",
-    };
-    let dense = shape.config(mask);
-    let rows = [shape.queries, shape.keys].map(|rows| shape.batches * rows);
-    let config = AttentionConfig { layout: Layout::Packed, queries: rows[0], keys: rows[1], ..dense };
-    Bench {
-        kernel,
-        prepare: Box::new(move |gpu| Ok(prepare(gpu, shape, config, order)?.against("ours dense", prepare(gpu, shape, dense, order)?))),
-        ..bench(shape, mask, order)
     }
 }
 
@@ -85,17 +122,24 @@ pub(super) fn bench(shape: Shape, mask: Mask, order: Order) -> Bench {
     }
 }
 
-/// The configuration is of the shape, and says by which kernels; if it is packed, sequences lie as dense ones do.
+/// The configuration is of the shape, and says by which kernels.
 pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig, order: Order) -> Result<Prepared> {
+    capture(gpu, shape, config, &[], order)
+}
+
+fn prepare_packed(gpu: &Gpu, packed: &Packed, mask: Mask, order: Order) -> Result<Prepared> {
+    capture(gpu, packed.rows(), packed.config(mask), &packed.offsets(), order)
+}
+
+/// Sequences, if they are packed, lie at these offsets.
+fn capture(gpu: &Gpu, shape: Shape, config: AttentionConfig, offsets: &[u32], order: Order) -> Result<Prepared> {
     let [of_q, of_k, of_v, of_out] = shape.elements();
     let (q, k, v, grad_out) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?, tensor(gpu, 3, of_out)?);
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
-    let ends = |rows: u64| (0..=shape.batches).map(|batch| (batch * rows) as u32).collect::<Vec<u32>>();
-    let (query_ends, key_ends) =
-        (Buffer::from_slice(&gpu.stream, &ends(shape.queries))?, Buffer::from_slice(&gpu.stream, &ends(shape.keys))?);
+    let offsets = Buffer::from_slice(&gpu.stream, offsets)?;
     let inputs = || Inputs {
-        sequences: (config.layout == Layout::Packed).then(|| Sequences::new(query_ends.view(), key_ends.view())),
+        sequences: (config.layout == Layout::Packed).then(|| Sequences::new(offsets.view(), offsets.view())),
         ..Inputs::new(q.view(), k.view(), v.view())
     };
     let forward = Attention::<bf16>::new(&gpu.runtime, config)?;

@@ -26,6 +26,11 @@ impl Shape {
         Self { batches, queries: length, keys: length, heads, key_heads, head_size, value_size: head_size }
     }
 
+    /// As many heads of keys as of queries.
+    pub fn with_own_keys(self) -> Self {
+        Self { key_heads: self.heads, ..self }
+    }
+
     /// As tables print it: batches, length (of queries and keys, if they differ), heads of queries and of keys, size of a head (and of
     /// values, if they differ).
     pub fn label(&self) -> String {

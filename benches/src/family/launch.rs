@@ -82,7 +82,7 @@ pub fn measure(gpu: &Gpu, size: Size, plan: Plan, random: &mut Random) -> Result
         }),
     )));
     let measured = rounds::run(&mut sides, plan, random)?;
-    let labels = sides.iter().map(|side| SideRecord { label: side.label().to_owned(), milliseconds: Vec::new(), check: None });
+    let labels = sides.iter().map(|side| SideRecord::new(side.label()));
     let mut record = Record {
         family: FAMILY.to_owned(),
         kernel: "copy_words".to_owned(),

@@ -4,6 +4,7 @@ pub mod amax;
 pub mod attention;
 pub mod attention_backward;
 pub mod attention_fp8;
+mod attention_packed;
 pub mod attention_portable;
 mod attention_shape;
 pub mod attention_sweep;

@@ -172,7 +172,7 @@ fn compare(
         sides: labels
             .iter()
             .zip(&times)
-            .map(|(label, times)| SideRecord { label: (*label).into(), milliseconds: times.iter().map(clock.of).collect(), check: None })
+            .map(|(label, times)| SideRecord { milliseconds: times.iter().map(clock.of).collect(), ..SideRecord::new(*label) })
             .collect(),
         order: orders.clone(),
         missing: missing.iter().cloned().collect(),
