@@ -4,7 +4,10 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::runtime::backend::{Backend, StreamId};
+use crate::runtime::recorder::{Recorder, Together};
 use crate::runtime::{Error, Memory, Result};
+use crate::timeline::Work;
 
 const WHAT: &str = "Communicator::group";
 
@@ -20,6 +23,8 @@ struct Group {
     uses: Vec<(Arc<Memory>, bool)>,
     /// The calls that its communicator makes at its end.
     calls: Vec<Box<dyn Any>>,
+    /// What is recorded of the calls that were made.
+    recorded: Together,
 }
 
 /// The group of this thread, until it is dropped.
@@ -32,7 +37,7 @@ pub(super) struct Open(());
 /// [`Error::Invalid`] inside another group.
 pub(super) fn begin(communicator: usize) -> Result<Open> {
     refuse(WHAT, "a group is under way on this thread, and groups do not nest: make its calls in the group that there is")?;
-    UNDER_WAY.set(Some(Group { communicator, uses: Vec::new(), calls: Vec::new() }));
+    UNDER_WAY.set(Some(Group { communicator, uses: Vec::new(), calls: Vec::new(), recorded: Together::default() }));
     Ok(Open(()))
 }
 
@@ -72,7 +77,17 @@ pub(super) fn keep(call: impl Any) {
     UNDER_WAY.with_borrow_mut(|group| group.as_mut().expect("the call joined a group").calls.push(Box::new(call)));
 }
 
+/// Records a call of this thread's group, which it has [joined](join).
+pub(super) fn record(recorder: Option<&Recorder>, backend: &dyn Backend, stream: StreamId, work: impl FnOnce() -> Work) -> Result<()> {
+    UNDER_WAY.with_borrow_mut(|group| group.as_mut().expect("the call joined a group").recorded.call(recorder, backend, stream, work))
+}
+
 impl Open {
+    /// Notes that the calls that were recorded are enqueued.
+    pub(super) fn end_recorded(&self, recorder: Option<&Recorder>, backend: &dyn Backend) -> Result<()> {
+        UNDER_WAY.with_borrow_mut(|group| group.as_mut().map_or(Ok(()), |group| group.recorded.end(recorder, backend)))
+    }
+
     /// The calls that were kept, in their order: of one communicator, and so of one type.
     pub(super) fn take_kept<C: Any>(&self) -> Vec<C> {
         let calls = UNDER_WAY.with_borrow_mut(|group| group.as_mut().map(|group| std::mem::take(&mut group.calls)));
@@ -92,6 +107,7 @@ impl Drop for Open {
 mod tests {
     use super::*;
     use crate::runtime::{Buffer, Runtime};
+    use crate::timeline::Activity;
 
     #[test]
     fn groups_do_not_nest_and_end_with_their_guard() {
@@ -108,6 +124,33 @@ mod tests {
         drop(open);
         drop(begin(2).unwrap());
         refuse("call", "never").unwrap();
+    }
+
+    #[test]
+    fn each_thread_records_its_own_group() {
+        let (runtime, recorder) = (Runtime::emulated(1).unwrap(), Recorder::default());
+        recorder.start();
+        let backend = &*runtime.0.backend;
+        let stream = backend.create_stream(0).unwrap();
+        let call = |name: &str| record(Some(&recorder), backend, stream, || Work::new(Activity::Collective, name, None, None)).unwrap();
+        let names = || {
+            backend.synchronize(stream).unwrap();
+            recorder.recording(backend).unwrap().spans.into_iter().map(|span| span.name).collect::<Vec<_>>()
+        };
+        let open = begin(1).unwrap();
+        call("mine");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let open = begin(1).unwrap();
+                call("theirs");
+                open.end_recorded(Some(&recorder), backend).unwrap();
+            });
+        });
+        assert_eq!(names(), ["theirs"]);
+        call("and mine");
+        open.end_recorded(Some(&recorder), backend).unwrap();
+        // In the order in which they began.
+        assert_eq!(names(), ["mine + and mine", "theirs"]);
     }
 
     #[test]

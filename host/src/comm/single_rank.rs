@@ -21,10 +21,11 @@ pub struct SingleRank {
     identity: Arc<()>,
 }
 
-/// Messages to oneself of a call in a group, each end with its stream.
-struct Messages {
-    sent: Vec<(Stream, Arc<Memory>)>,
-    received: Vec<(Stream, Arc<Memory>, Caller)>,
+/// A call in a group: its stream, and the messages to oneself that it sends and receives.
+struct Call {
+    stream: Stream,
+    sent: Vec<Arc<Memory>>,
+    received: Vec<(Arc<Memory>, Caller)>,
 }
 
 impl SingleRank {
@@ -37,13 +38,31 @@ impl SingleRank {
         Arc::as_ptr(&self.identity) as usize
     }
 
-    /// Copies what a group sent to what it received, in the order of the calls.
-    fn deliver(calls: Vec<Messages>) -> Result<()> {
-        let (mut sent, mut received) = (Vec::new(), Vec::new());
-        for call in calls {
-            sent.extend(call.sent);
-            received.extend(call.received);
+    /// Notes a call on memory; in a group its stream goes on behind the other calls.
+    fn join<'a>(&self, stream: &Stream, what: &'static str, uses: impl Iterator<Item = (&'a Arc<Memory>, bool)>) -> Result<()> {
+        if group::join(self.id(), what, uses)? {
+            group::keep(Call { stream: stream.clone(), sent: Vec::new(), received: Vec::new() });
         }
+        Ok(())
+    }
+
+    /// Copies what a group sent to what it received, in the order of the calls; then all of its streams wait for each other.
+    fn end_group(calls: Vec<Call>) -> Result<()> {
+        let streams: Vec<_> = calls.iter().map(|call| Arc::clone(&call.stream.0)).collect();
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for Call { stream, sent: sends, received: receives } in calls {
+            sent.extend(sends.into_iter().map(|memory| (stream.clone(), memory)));
+            received.extend(receives.into_iter().map(|(memory, caller)| (stream.clone(), memory, caller)));
+        }
+        let delivered = Self::deliver(sent, received);
+        let Some((first, others)) = streams.split_first() else { return delivered };
+        let _enqueue = first.runtime.enqueue();
+        let joined = first.order_after(others);
+        let joined = joined.and_then(|()| others.iter().try_for_each(|other| other.order_after(std::slice::from_ref(first))));
+        delivered.and(joined)
+    }
+
+    fn deliver(sent: Vec<(Stream, Arc<Memory>)>, received: Vec<(Stream, Arc<Memory>, Caller)>) -> Result<()> {
         check_count(sent.len(), received.len())?;
         sent.into_iter().zip(received).try_for_each(|((from, source), (to, target, caller))| {
             if source.bytes != target.bytes {
@@ -52,8 +71,7 @@ impl SingleRank {
             to.0.order_after(std::slice::from_ref(&from.0))?;
             let copy =
                 Copy { direction: Direction::DeviceToDevice, target: target.address, source: source.address, bytes: source.bytes, caller };
-            memory::copy(&to.0, copy, Some(&target), Some(&source))?;
-            from.0.order_after(std::slice::from_ref(&to.0))
+            memory::copy(&to.0, copy, Some(&target), Some(&source))
         })
     }
 
@@ -66,7 +84,7 @@ impl SingleRank {
         if from.len() != to.len() {
             return Err(Error::Length { what, expected: to.len(), found: from.len() });
         }
-        group::join(self.id(), what, [(from.memory(), false), (to.memory(), true)].into_iter())?;
+        self.join(stream, what, [(from.memory(), false), (to.memory(), true)].into_iter())?;
         to.copy_from(stream, from)
     }
 
@@ -93,7 +111,7 @@ impl Communicator for SingleRank {
         const WHAT: &str = "Communicator::all_reduce";
         self.check_stream(stream, WHAT)?;
         buffer.check_stream(stream, WHAT)?;
-        group::join(self.id(), WHAT, [(buffer.memory(), true)].into_iter()).map(|_| ())
+        self.join(stream, WHAT, [(buffer.memory(), true)].into_iter())
     }
 
     fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
@@ -112,7 +130,7 @@ impl Communicator for SingleRank {
         }
         buffer.check_stream(stream, WHAT)?;
         // The root's buffer is only read.
-        group::join(self.id(), WHAT, [(buffer.memory(), false)].into_iter()).map(|_| ())
+        self.join(stream, WHAT, [(buffer.memory(), false)].into_iter())
     }
 
     fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
@@ -132,22 +150,22 @@ impl Communicator for SingleRank {
         let uses = sends.iter().map(|(_, from)| (from.memory(), false)).chain(receives.iter().map(|(_, to)| (to.memory(), true)));
         if group::join(self.id(), WHAT, uses)? {
             let caller = Location::caller();
-            let sent = sends.iter().map(|(_, from)| (stream.clone(), Arc::clone(from.memory()))).collect();
-            let received = receives.iter().map(|(_, to)| (stream.clone(), Arc::clone(to.memory()), caller)).collect();
-            group::keep(Messages { sent, received });
+            let sent = sends.iter().map(|(_, from)| Arc::clone(from.memory())).collect();
+            let received = receives.iter().map(|(_, to)| (Arc::clone(to.memory()), caller)).collect();
+            group::keep(Call { stream: stream.clone(), sent, received });
             return Ok(());
         }
         check_count(sends.len(), receives.len())?;
         sends.iter().zip(receives).try_for_each(|((_, from), (_, to))| to.copy_from(stream, from))
     }
 
-    /// Its calls are made at once, one after another, messages at its end: there is nobody to wait for.
+    /// Its calls are made at once, one after another, messages at its end, where its streams wait for each other: there is nobody else to wait for.
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         let open = group::begin(self.id())?;
         let done = body();
-        let delivered = Self::deliver(open.take_kept());
+        let ended = Self::end_group(open.take_kept());
         drop(open);
-        done.and_then(|done| delivered.map(|()| done))
+        done.and_then(|done| ended.map(|()| done))
     }
 
     fn split(&self, colour: Option<u32>, _key: u32) -> Result<Option<Self>> {
@@ -158,7 +176,7 @@ impl Communicator for SingleRank {
     fn barrier(&self, stream: &Stream) -> Result<()> {
         const WHAT: &str = "Communicator::barrier";
         self.check_stream(stream, WHAT)?;
-        group::join(self.id(), WHAT, std::iter::empty()).map(|_| ())
+        self.join(stream, WHAT, std::iter::empty())
     }
 }
 

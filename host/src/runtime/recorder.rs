@@ -109,43 +109,31 @@ impl Recorder {
     }
 }
 
-/// Calls that run together when the last of them was made: they are one piece of work a stream.
+/// The calls of a group, which run together when the last of them was made: they are one piece of work a stream.
 #[derive(Default)]
-pub(crate) struct Group(Mutex<GroupState>);
+pub(crate) struct Together(Vec<Open>);
 
-#[derive(Default)]
-struct GroupState {
-    depth: u32,
-    open: Vec<Open>,
-}
-
-impl Group {
-    pub fn begin(&self) {
-        lock(&self.0).depth += 1;
+impl Together {
+    /// Notes a call.
+    pub fn call(
+        &mut self,
+        recorder: Option<&Recorder>,
+        backend: &dyn Backend,
+        stream: StreamId,
+        work: impl FnOnce() -> Work,
+    ) -> Result<()> {
+        let Some(recorder) = recorder.filter(|recorder| recorder.is_on()) else { return Ok(()) };
+        match self.0.iter_mut().find(|open| open.stream == stream) {
+            Some(open) => open.work.join(work()),
+            None => self.0.extend(recorder.begin(backend, stream, work())?),
+        }
+        Ok(())
     }
 
-    /// Notes a call; it is returned, to be ended behind the call, unless it belongs to a group.
-    pub fn call(&self, backend: &dyn Backend, stream: StreamId, work: impl FnOnce() -> Work) -> Result<Option<Open>> {
-        if backend.recorder().is_none_or(|recorder| !recorder.is_on()) {
-            return Ok(None);
-        }
-        let mut group = lock(&self.0);
-        if let Some(open) = group.open.iter_mut().find(|open| open.stream == stream) {
-            open.work.join(work());
-            return Ok(None);
-        }
-        let open = begin(backend, stream, work)?;
-        if group.depth == 0 {
-            return Ok(open);
-        }
-        group.open.extend(open);
-        Ok(None)
-    }
-
-    pub fn end(&self, backend: &dyn Backend) -> Result<()> {
-        let mut group = lock(&self.0);
-        group.depth -= 1;
-        if group.depth > 0 { Ok(()) } else { group.open.drain(..).try_for_each(|open| end(backend, open)) }
+    /// Notes that the calls are enqueued.
+    pub fn end(&mut self, recorder: Option<&Recorder>, backend: &dyn Backend) -> Result<()> {
+        let Some(recorder) = recorder else { return Ok(()) };
+        self.0.drain(..).try_for_each(|open| recorder.end(backend, open))
     }
 }
 
@@ -355,15 +343,22 @@ mod tests {
 
     #[test]
     fn a_group_is_one_span_a_stream() {
-        let runtime = Runtime::emulated(1).unwrap();
-        let stream = runtime.0.backend.create_stream(0).unwrap();
+        let (runtime, recorder) = recorder();
+        let backend = &*runtime.0.backend;
+        let streams = [0, 0].map(|device| backend.create_stream(device).unwrap());
+        let mut together = Together::default();
         // A back end without a recorder: nothing to note, and nothing to end.
-        let group = Group::default();
-        group.begin();
-        assert!(group.call(&*runtime.0.backend, stream, || panic!("nobody asks for a name")).unwrap().is_none());
-        group.end(&*runtime.0.backend).unwrap();
-        let mut first = Work::new(Activity::Collective, "all_gather", Some(8), None);
-        first.join(Work::new(Activity::Collective, "all_reduce", Some(4), None));
-        assert_eq!((first.name.as_str(), first.bytes), ("all_gather + all_reduce", Some(12)));
+        together.call(None, backend, streams[0], || panic!("nobody asks for a name")).unwrap();
+        together.end(None, backend).unwrap();
+        for (stream, name, bytes) in [(0, "all_gather", 8), (1, "broadcast", 2), (0, "all_reduce", 4)] {
+            let work = || Work::new(Activity::Collective, name, Some(bytes), None);
+            together.call(Some(&recorder), backend, streams[stream], work).unwrap();
+        }
+        assert_eq!(recorder.recording(backend).unwrap().spans, []);
+        together.end(Some(&recorder), backend).unwrap();
+        streams.iter().try_for_each(|stream| backend.synchronize(*stream)).unwrap();
+        let spans = recorder.recording(backend).unwrap().spans;
+        let found: Vec<_> = spans.iter().map(|span| (span.name.as_str(), span.bytes)).collect();
+        assert_eq!(found, [("all_gather + all_reduce", Some(12)), ("broadcast", Some(2))]);
     }
 }

@@ -132,6 +132,29 @@ fn a_body_that_panics() {
     assert_eq!(sum.to_vec(stream).unwrap(), [5]);
 }
 
+/// A rank alone copies at once, yet a stream of the group goes on when the copies of the others are done, whichever comes first.
+#[test]
+fn streams_of_a_group_wait_for_each_others_copies() {
+    for (seed, copies_first) in (0..8).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let world = World::new(1, seed);
+        let comm = SingleRank::new(world.ranks[0].device());
+        let [copies, other] = [0, 1].map(|_| world.ranks[0].device().stream().unwrap());
+        let shard = Buffer::from_slice(&copies, &numbers(0, 4)).unwrap();
+        let mut whole = Buffer::<u32>::zeros(&copies, 4).unwrap();
+        // SAFETY: the elements of a buffer that outlives its alias; that streams use both in order is what is tested.
+        let alias = unsafe { Buffer::<u32>::borrow_raw(world.ranks[0].device(), whole.address(), 4) }.unwrap();
+        let group = comm.group(|| {
+            if !copies_first {
+                comm.barrier(&other)?;
+            }
+            comm.all_gather(&copies, &shard, &mut whole)?;
+            if copies_first { comm.barrier(&other) } else { Ok(()) }
+        });
+        group.unwrap();
+        assert_eq!(alias.to_vec(&other).unwrap(), numbers(0, 4), "seed {seed}, copies first: {copies_first}");
+    }
+}
+
 /// Another thread's group on the same rank alone leaves this one's messages to it.
 #[test]
 fn each_thread_delivers_the_messages_of_its_own_group() {

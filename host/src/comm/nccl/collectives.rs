@@ -134,7 +134,7 @@ impl NcclCommunicator {
         self.check_stream(stream, what)?;
         reads.iter().chain(writes).try_for_each(|memory| memory.check_stream(&stream.0, what))?;
         let uses = reads.iter().map(|memory| (*memory, false)).chain(writes.iter().map(|memory| (*memory, true)));
-        group::join(self.id(), what, uses)?;
+        let is_grouped = group::join(self.id(), what, uses)?;
         if let Some(compared) = compared {
             self.handle.agree(|| compared.to_string())?;
         }
@@ -152,7 +152,11 @@ impl NcclCommunicator {
         stream.0.note(what, Some(caller));
         let moved = || if writes.is_empty() { reads } else { writes }.iter().map(|memory| memory.bytes).sum();
         let name = what.trim_start_matches("Communicator::");
-        let open = self.group.call(backend, stream.0.id, || Work::new(Activity::Collective, name, Some(moved()), Some(caller)))?;
+        let work = || Work::new(Activity::Collective, name, Some(moved()), Some(caller));
+        let open = match is_grouped {
+            true => group::record(backend.recorder(), backend, stream.0.id, work).map(|()| None)?,
+            false => recorder::begin(backend, stream.0.id, work)?,
+        };
         // The memory was checked to be the device's, and is freed behind the stream's work; the callers checked the lengths.
         let done = self.handle.call(what, |nccl, comm| call(nccl, comm, raw));
         done.and(open.map_or(Ok(()), |open| recorder::end(backend, open)))

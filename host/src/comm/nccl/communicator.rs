@@ -13,7 +13,6 @@ use crate::comm::bootstrap::{Environment, Store};
 use crate::comm::group;
 use crate::comm::sequence::Sequence;
 use crate::comm::{Board, Rank, WorldSize};
-use crate::runtime::recorder::Group;
 use crate::runtime::{Buffer, Device, Error, Kind, Result, Stream};
 
 /// A world of ranks that NCCL connects, seen from one of them. Cloning gives another handle on the same.
@@ -31,8 +30,6 @@ pub struct NcclCommunicator {
     pub(super) device: Device,
     /// What barriers reduce.
     pub(super) token: Arc<Mutex<Buffer<u8>>>,
-    /// What is recorded of the group under way.
-    pub(super) group: Arc<Group>,
 }
 
 /// Options of [`NcclCommunicator::join`].
@@ -136,7 +133,7 @@ impl NcclCommunicator {
         let stream = device.stream()?;
         let token = Buffer::zeros(&stream, 1)?;
         stream.synchronize()?;
-        Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)), group: Arc::default() })
+        Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)) })
     }
 
     /// The same for all handles of this communicator, and no other's.
@@ -154,14 +151,10 @@ impl NcclCommunicator {
         let open = group::begin(self.id())?;
         // SAFETY: no arguments; the matching end follows, whatever the body returns.
         self.handle.call("ncclGroupStart", |nccl, _| unsafe { (nccl.group_start)() })?;
-        let end = GroupEnd(&self.handle);
-        self.group.begin();
+        let mut end = GroupEnd { communicator: self, open: Some(open) };
         let done = body();
         let ended = end.run();
-        let recorded = self.group.end(&*self.device.runtime.backend);
-        // Not before: what the calls use is there until they are enqueued.
-        drop(open);
-        done.and_then(|done| ended.and(recorded).map(|()| done))
+        done.and_then(|done| ended.map(|()| done))
     }
 
     /// Waits until all work of the stream is done, at most as long as the deadline.
@@ -226,29 +219,54 @@ fn check_device(device: &Device, what: &'static str) -> Result<()> {
 }
 
 /// The end of a group, also when its body panics.
-struct GroupEnd<'a>(&'a Handle);
+struct GroupEnd<'a> {
+    communicator: &'a NcclCommunicator,
+    /// Until it has come: what the calls use is there until they are enqueued.
+    open: Option<group::Open>,
+}
 
 impl GroupEnd<'_> {
-    fn run(self) -> Result<()> {
-        let handle = self.0;
-        std::mem::forget(self);
-        // SAFETY: no arguments; the matching start came before.
-        handle.call("ncclGroupEnd", |nccl, _| unsafe { (nccl.group_end)() })
+    fn run(&mut self) -> Result<()> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        // SAFETY: no arguments; the matching start came before, and no end yet.
+        let ended = self.communicator.handle.call("ncclGroupEnd", |nccl, _| unsafe { (nccl.group_end)() });
+        let backend = &*self.communicator.device.runtime.backend;
+        let recorded = open.end_recorded(backend.recorder(), backend);
+        ended.and(recorded)
     }
 }
 
 impl Drop for GroupEnd<'_> {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        let _ = self.0.call("ncclGroupEnd", |nccl, _| unsafe { (nccl.group_end)() });
+        let _ = self.run();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::super::fake::{FUNCTIONS, Fake};
     use super::*;
-    use crate::comm::bootstrap;
+    use crate::comm::{Communicator, bootstrap};
     use crate::runtime::Runtime;
+
+    #[test]
+    fn a_group_ends_with_its_body_also_by_a_panic_and_other_threads_are_not_of_it() {
+        let (_, id) = Fake::leaked();
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let handle = Handle::join(&FUNCTIONS, id, Rank::ZERO, WorldSize::ONE, Duration::from_secs(10)).unwrap();
+        let communicator = NcclCommunicator::new(handle, &device).unwrap();
+        let stream = device.stream().unwrap();
+        let group = |body: &dyn Fn() -> Result<()>| communicator.group(body);
+        catch_unwind(AssertUnwindSafe(|| group(&|| panic!("a body that panics")))).unwrap_err();
+        group(&|| {
+            assert!(communicator.synchronize(&stream).is_err() && group(&|| Ok(())).is_err());
+            std::thread::scope(|scope| scope.spawn(|| communicator.synchronize(&stream).and_then(|()| group(&|| Ok(())))).join().unwrap())
+        })
+        .unwrap();
+        communicator.synchronize(&stream).unwrap();
+    }
 
     /// Nobody waits for a rank that cannot come.
     #[test]
