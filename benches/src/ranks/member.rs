@@ -140,17 +140,22 @@ impl Member {
             }
             Work::Gemm => self.products(request.calls),
             Work::GemmWithPush => {
-                // As many gathers take longer than the products.
-                self.symmetric.push(0, request.calls)?;
+                self.symmetric.push(0, self.gathers(request.calls))?;
                 self.products(request.calls)
             }
             Work::GemmWithNccl => {
-                let side = self.symmetric.copies().clone();
+                let (side, gathers) = (self.symmetric.copies().clone(), self.gathers(request.calls));
                 let (Some(comm), part, whole) = (&self.comm, &self.part, &mut self.whole) else { bail!("there is no NCCL") };
-                (0..request.calls).try_for_each(|_| comm.all_gather(&side, part, whole))?;
+                (0..gathers).try_for_each(|_| comm.all_gather(&side, part, whole))?;
                 self.products(request.calls)
             }
         }
+    }
+
+    /// So many gathers that they take longer than the products beside them: three shards to and from the peers for each.
+    fn gathers(&self, products: u64) -> u64 {
+        let peers = u64::from(self.symmetric.world().get()) - 1;
+        products * 3_u64.div_ceil(peers.max(1))
     }
 
     fn collective(&mut self, work: Work) -> Result<()> {
