@@ -23,7 +23,7 @@ mod limits;
 pub(crate) mod matmul;
 pub(crate) mod memory;
 pub(crate) mod module;
-mod patience;
+pub(crate) mod patience;
 mod pinned;
 pub(crate) mod recorder;
 #[allow(clippy::module_inception, reason = "the noun")]

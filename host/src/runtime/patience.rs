@@ -32,6 +32,12 @@ pub(crate) fn wait_until(limit: Duration, mut done: impl FnMut() -> Result<bool>
     }
 }
 
+/// So much later; a limit that no clock reaches is a year.
+pub(crate) fn after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
 /// The deadline in `OXTILE_DEADLINE`, in seconds.
 pub(crate) fn from_environment() -> Result<Option<Duration>> {
     std::env::var("OXTILE_DEADLINE").ok().map(|text| parse(&text)).transpose()
@@ -73,6 +79,11 @@ mod tests {
         assert!(looks <= 1001, "{looks} looks in 50 ms of sleeps of 50 us");
         assert!(wait_until(Duration::ZERO, || Ok(true)).unwrap(), "what is done is done, however late");
         assert!(wait_until(limit, || Err(Error::SeenBefore)).is_err());
+    }
+
+    #[test]
+    fn no_limit_is_too_long() {
+        assert!(after(Duration::MAX) > after(Duration::from_secs(3600)));
     }
 
     #[test]

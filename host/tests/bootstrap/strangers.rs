@@ -3,7 +3,8 @@
 use std::{
     env, fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    iter,
+    net::{SocketAddr, TcpListener, TcpStream},
     process::{Command, ExitCode},
     sync::atomic::{AtomicU16, AtomicUsize, Ordering},
     thread,
@@ -15,6 +16,7 @@ use oxtile::comm::{
     Rank, WorldSize,
     bootstrap::{BootstrapError, Environment, JobId, Launcher, Store},
 };
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 
 use crate::{CHILD, free_port, trial};
 
@@ -32,6 +34,7 @@ pub fn trials() -> Vec<Trial> {
         trial("strangers::a_silent_program_at_the_only_port_is_named", silent_port),
         trial("strangers::other_jobs_at_all_ports_are_named_at_once", other_jobs),
         trial("strangers::ranks_meet_at_a_spare_port", spare_port),
+        trial("strangers::ports_that_take_nobody_hold_nothing_up", full_ports),
         trial("strangers::jobs_of_one_name_do_not_mix", one_name),
         trial("strangers::a_name_without_address_is_an_error", no_address),
     ]
@@ -247,6 +250,25 @@ fn other_jobs() {
     let error = Store::connect(&with_spares(port, 0, 2, "ours"), TIMEOUT).expect_err("no port is left");
     assert!(matches!(error, BootstrapError::Listen { .. }) && error.to_string().contains(&format!(":{}, ", port + 2)), "{error}");
     held.into_iter().for_each(|held| held.join().expect("no panic"));
+}
+
+/// At the ports before rank 0's nobody is let in, nor refused.
+fn full_ports() {
+    let port = free_ports(4);
+    let full = |port: u16| {
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        bind(&socket, &address).and_then(|()| listen(&socket, 0)).expect("it is free");
+        let waiting = iter::from_fn(|| TcpStream::connect_timeout(&address, Duration::from_millis(50)).ok());
+        (socket, waiting.collect::<Vec<_>>())
+    };
+    let _full: Vec<_> = (port..port + 3).map(full).collect();
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || Store::connect(&with_spares(port, rank, 2, "ours"), TIMEOUT)?.close()));
+        ranks.into_iter().for_each(|rank| rank.join().expect("no panic").expect("they meet"));
+    });
+    assert!(begin.elapsed() < Duration::from_secs(2), "a second for each port: {:?}", begin.elapsed());
 }
 
 /// The first port is held by a silent program, the second by another job, the third by one of the web.

@@ -31,6 +31,7 @@
 
 mod at_exit;
 mod board;
+mod connecting;
 mod environment;
 mod error;
 mod job;

@@ -1,11 +1,11 @@
 //! Which of the ports at which rank 0 may listen it has taken: whoever answers there as rank 0 of this job is it.
 //!
-//! All candidates are connected to, one after another, and then their answers are awaited together: one that takes the connection and is silent
-//! holds nothing up, and one that does not even take it a second at most. All are asked again until the deadline: rank 0 may come later,
-//! and take one that another program holds now.
+//! All candidates are connected to and their answers awaited together: one that is silent, or does not even take the connection, holds nothing
+//! up. All are asked again until the deadline: rank 0 may come later, and take one that another program holds now.
 
 use std::{
     io::{self, Read},
+    mem,
     net::{TcpStream, ToSocketAddrs},
     sync::Arc,
     thread,
@@ -16,12 +16,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
     BootstrapError,
+    connecting::{Connecting, TRY},
     wire::{Answer, Hello, write_frame},
 };
 use crate::comm::Rank;
 
-/// The longest that one try to connect takes.
-const TRY: Duration = Duration::from_secs(1);
 /// Before the next try where nobody listens.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Before the next try where somebody else does.
@@ -39,9 +38,15 @@ pub struct Search<'a> {
 
 struct Candidate {
     address: String,
-    attempt: Option<Attempt>,
-    retry_at: Instant,
+    state: State,
     found: Found,
+}
+
+enum State {
+    /// To be asked, or asked again, then.
+    Resting(Instant),
+    Connecting(Connecting),
+    Asked(Attempt),
 }
 
 /// What was found at an address the last time.
@@ -65,7 +70,7 @@ impl<'a> Search<'a> {
     /// Of a rank that says so, at addresses of which there is at least one.
     pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>) -> Self {
         let new =
-            |address| Candidate { address, attempt: None, retry_at: Instant::now(), found: Found::Nobody(io::ErrorKind::TimedOut.into()) };
+            |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Nobody(io::ErrorKind::TimedOut.into()) };
         Self { hello, candidates: addresses.into_iter().map(new).collect() }
     }
 
@@ -77,11 +82,12 @@ impl<'a> Search<'a> {
     pub fn run(mut self, rank: Rank, timeout: Duration, deadline: Instant) -> Result<TcpStream, BootstrapError> {
         loop {
             for candidate in &mut self.candidates {
-                if let Some(stream) = candidate.advance(self.hello, deadline) {
+                if let Some(stream) = candidate.advance(self.hello) {
                     return Ok(stream);
                 }
             }
-            let is_other_job = |candidate: &Candidate| candidate.attempt.is_none() && matches!(candidate.found, Found::OtherJob(_));
+            let is_other_job =
+                |candidate: &Candidate| matches!((&candidate.state, &candidate.found), (State::Resting(_), Found::OtherJob(_)));
             if self.candidates.iter().all(is_other_job) || Instant::now() >= deadline {
                 return Err(self.failure(rank, timeout));
             }
@@ -91,10 +97,18 @@ impl<'a> Search<'a> {
 
     /// Until an answer comes, or another try is due.
     fn wait(&self, deadline: Instant) {
-        let tries = self.candidates.iter().filter(|candidate| candidate.attempt.is_none()).map(|candidate| candidate.retry_at);
-        let patience = tries.chain([deadline]).min().map_or(PAUSE, |next| next.saturating_duration_since(Instant::now()));
-        let attempts = self.candidates.iter().filter_map(|candidate| candidate.attempt.as_ref());
-        let mut answers: Vec<_> = attempts.map(|attempt| PollFd::new(&attempt.stream, PollFlags::IN)).collect();
+        let (mut due, mut answers) = (vec![deadline], Vec::new());
+        for candidate in &self.candidates {
+            match &candidate.state {
+                State::Resting(until) => due.push(*until),
+                State::Connecting(connecting) => {
+                    due.extend(connecting.due());
+                    answers.extend(connecting.streams().map(|stream| PollFd::new(stream, PollFlags::OUT)));
+                }
+                State::Asked(attempt) => answers.push(PollFd::new(&attempt.stream, PollFlags::IN)),
+            }
+        }
+        let patience = due.into_iter().min().map_or(PAUSE, |next| next.saturating_duration_since(Instant::now()));
         let limit = Timespec { tv_sec: 0, tv_nsec: patience.min(LONG_PAUSE).subsec_nanos().into() };
         if poll(&mut answers, Some(&limit)).is_err() {
             thread::sleep(PAUSE);
@@ -120,30 +134,44 @@ impl<'a> Search<'a> {
 
 impl Candidate {
     /// The connection, if rank 0 has answered.
-    fn advance(&mut self, hello: &Hello, deadline: Instant) -> Option<TcpStream> {
-        let now = Instant::now();
-        if self.attempt.is_none() && now >= self.retry_at {
-            match Attempt::new(&self.address, hello, deadline.saturating_duration_since(now)) {
-                // A stranger until it answers.
-                Ok(attempt) => (self.attempt, self.found) = (Some(attempt), Found::Stranger),
-                Err(error) => (self.found, self.retry_at) = (Found::Nobody(error), Instant::now() + PAUSE),
+    fn advance(&mut self, hello: &Hello) -> Option<TcpStream> {
+        if matches!(self.state, State::Resting(until) if Instant::now() >= until) {
+            match self.address.to_socket_addrs() {
+                Ok(addresses) => self.state = State::Connecting(Connecting::new(addresses.collect())),
+                Err(error) => self.rest(Found::Nobody(error), PAUSE),
             }
         }
-        let answer = self.attempt.as_mut()?.answer()?;
-        let attempt = self.attempt.take()?;
-        let (found, pause) = match answer {
-            Some(Answer::Welcome) if attempt.stream.set_nonblocking(false).is_ok() => return Some(attempt.stream),
-            Some(Answer::OtherJob(theirs)) => (Found::OtherJob(theirs), LONGEST_PAUSE),
-            _ => (Found::Stranger, LONG_PAUSE),
-        };
-        (self.found, self.retry_at) = (found, Instant::now() + pause);
+        if let State::Connecting(connecting) = &mut self.state {
+            match connecting.advance().and_then(|stream| stream.map(|stream| Attempt::new(stream, hello)).transpose()) {
+                Ok(None) => {}
+                // A stranger until it answers.
+                Ok(Some(attempt)) => (self.state, self.found) = (State::Asked(attempt), Found::Stranger),
+                Err(error) => self.rest(Found::Nobody(error), PAUSE),
+            }
+        }
+        let State::Asked(attempt) = &mut self.state else { return None };
+        let answer = attempt.answer()?;
+        if answer == Some(Answer::Welcome)
+            && let State::Asked(Attempt { stream, .. }) = mem::replace(&mut self.state, State::Resting(Instant::now()))
+            && stream.set_nonblocking(false).is_ok()
+        {
+            return Some(stream);
+        }
+        match answer {
+            Some(Answer::OtherJob(theirs)) => self.rest(Found::OtherJob(theirs), LONGEST_PAUSE),
+            _ => self.rest(Found::Stranger, LONG_PAUSE),
+        }
         None
+    }
+
+    fn rest(&mut self, found: Found, pause: Duration) {
+        (self.found, self.state) = (found, State::Resting(Instant::now() + pause));
     }
 }
 
 impl Attempt {
-    fn new(address: &str, hello: &Hello, left: Duration) -> io::Result<Self> {
-        let stream = connect(address, left)?;
+    fn new(stream: TcpStream, hello: &Hello) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(TRY))?;
         write_frame(&stream, &hello.to_body())?;
@@ -179,17 +207,4 @@ impl Attempt {
             }
         }
     }
-}
-
-fn connect(address: &str, left: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, left.clamp(Duration::from_millis(1), TRY)) {
-            // While nobody listens at a port that the system also gives out, a connection can meet itself.
-            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => last = io::ErrorKind::ConnectionRefused.into(),
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }

@@ -14,6 +14,7 @@ use std::{
 
 use super::at_exit;
 use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name, read_frame, write_frame};
+use crate::runtime::patience::after;
 
 /// Between two looks for new connections, while ranks are missing.
 const POLL: Duration = Duration::from_millis(2);
@@ -326,12 +327,6 @@ impl State {
     }
 }
 
-/// So much later; a limit that no clock reaches is a year.
-fn after(limit: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
-}
-
 /// Reads what a connection says until it ends, or says what nobody understands.
 fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
     let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
@@ -349,14 +344,4 @@ fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
     }
     let _ = stream.shutdown(Shutdown::Both);
     let _ = events.send(Event::Gone(number));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_limit_is_too_long() {
-        assert!(after(Duration::MAX) > after(Duration::from_secs(3600)));
-    }
 }

@@ -231,6 +231,15 @@ mod tests {
     }
 
     #[test]
+    fn no_deadline_is_too_long() {
+        let (fake, id) = Fake::leaked();
+        let handle = join(id, Duration::MAX).unwrap();
+        send(&handle).unwrap();
+        drop(handle);
+        assert_eq!((fake.destroyed.load(Acquire), fake.aborted.load(Acquire)), (1, 0));
+    }
+
+    #[test]
     fn a_rank_that_does_not_come_ends_the_join() {
         let (fake, id) = Fake::leaked();
         fake.blocks.store(true, Release);

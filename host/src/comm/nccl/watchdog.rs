@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::library::{Comm, Functions};
 use crate::runtime::lock;
+use crate::runtime::patience::after;
 
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -56,7 +57,7 @@ impl Watched {
 
     /// Makes one call under a deadline. `Err` if the watchdog aborted the communicator meanwhile or before.
     pub fn call<R>(&self, limit: Duration, call: impl FnOnce(Comm) -> R) -> Result<R, Aborted> {
-        let due = since_epoch(Instant::now() + limit);
+        let due = since_epoch(after(limit));
         self.state.compare_exchange(IDLE, due, Ordering::AcqRel, Ordering::Acquire).map_err(|_| Aborted)?;
         let result = call(self.comm());
         self.state.compare_exchange(due, IDLE, Ordering::AcqRel, Ordering::Acquire).map_err(|_| Aborted)?;

@@ -10,6 +10,7 @@ use super::exchange::{Inbox, Lacking, send};
 use super::record::{Failure, Record, Verdict, agree};
 use crate::comm::bootstrap::JobId;
 use crate::comm::{Meeting, Rank};
+use crate::runtime::patience::after;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 use crate::symmetric::{Step, SymmetricError};
@@ -52,7 +53,7 @@ impl FlatView {
     /// [`SymmetricError::Step`] on every rank with the rank that failed or is gone, the step and the reason;
     /// [`SymmetricError::Missing`] with who did not come.
     pub fn open(driver: &Arc<dyn Driver>, meeting: &Meeting, options: FlatOptions, clear: impl FnOnce(u64) -> Result<()>) -> Result<Self> {
-        let opening = Opening { driver, meeting, options, end: Instant::now() + options.deadline };
+        let opening = Opening { driver, meeting, options, end: after(options.deadline) };
         opening.run(clear).inspect_err(|error| meeting.give_up(&error.to_string()))
     }
 
