@@ -12,6 +12,7 @@
 mod cast_both;
 mod cast_columns;
 mod cast_fused;
+mod cast_fused_columns;
 mod cast_fused_rows;
 mod cast_grouped;
 mod cast_rows;
@@ -22,6 +23,7 @@ mod dequantize_columns;
 mod dequantize_grouped;
 mod dequantize_interleaved;
 mod dequantize_rows;
+mod fused_tile;
 mod ragged_columns;
 mod ragged_rows;
 mod row_scales;
@@ -32,6 +34,7 @@ pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArg
 pub use cast_fused::{
     COPIED_OPERANDS, INTERLEAVED_SCALES, MXFP8_CAST_FUSED, Mxfp8CastFused, Mxfp8CastFusedArgs, SQUARE_BLOCKS, copied_where_many,
 };
+pub use cast_fused_columns::{MXFP8_CAST_FUSED_COLUMNS, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs};
 pub use cast_fused_rows::{MXFP8_CAST_FUSED_ROWS, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
 pub use cast_grouped::*;
 pub use cast_rows::{MXFP8_CAST_ROWS, Mxfp8CastRows, Mxfp8CastRowsArgs};

@@ -4,7 +4,9 @@ use std::marker::PhantomData;
 
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::activation::*;
-use oxtile_kernels::mxfp8::{Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
+use oxtile_kernels::mxfp8::{
+    Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs,
+};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::activation::Activation as Formula;
 use oxtile_tile::launch::Kernel;
@@ -91,6 +93,7 @@ where
     Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
     Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
 {
     let case = |what: String, size, scenario, shape| {
         let name = format!("activation::{name}::{formula:?}::{what}");
@@ -113,6 +116,7 @@ where
     Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
     Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
 {
     let stream = stream(runtime)?;
     let input_columns = O::input_columns(columns as u64) as usize;

@@ -37,7 +37,7 @@ fn run(runtime: &Runtime, [rows, columns]: [usize; 2]) -> Outcome {
     let x = Scenario::Normal.generate(Dtype::Bf16, rows * columns, 3);
     let g = Scenario::Normal.generate(Dtype::Bf16, rows * columns, 4);
     let (input, gradient) = (bf16::upload(&stream, &x)?, bf16::upload(&stream, &g)?);
-    let values: Vec<f32> = x.iter().zip(&g).map(|(x, g)| if *x > 0.0 { *g } else { 0.0 }).collect();
+    let values: Vec<f32> = x.iter().zip(&g).map(|(x, g)| g * if *x > 0.0 { 1.0 } else { 0.0 }).collect();
     let shape = [rows as u64, columns as u64];
 
     let mut tensor = text(Mxfp8Tensor::<e4m3, Interleaved>::uninitialised(&stream, shape, Direction::Columns))?;
@@ -49,6 +49,12 @@ fn run(runtime: &Runtime, [rows, columns]: [usize; 2]) -> Outcome {
     let to = FusedOutput { columns: Some(&mut tensor), bias_gradient: Some(&mut bias), amax: Some(&mut largest), rows: None };
     text(fused.run(&stream, from, to))?;
 
+    let (expected, blocks) = (quantize_columns(&values, rows, columns, &E4M3), rows.div_ceil(32));
+    let scales = interleave(columns, blocks, |column, block| expected.scales[block * columns + column]);
+    let found: Vec<ue8m0> = text(tensor.scales.to_vec(&stream))?;
+    equal("scales", &found.into_iter().map(ue8m0::to_bits).collect::<Vec<_>>(), &scales)?;
+    let found: Vec<e4m3> = text(tensor.data.to_vec(&stream))?;
+    equal("data", &found.into_iter().map(e4m3::to_bits).collect::<Vec<_>>(), &expected.data)?;
     equal("amax", &text(largest.to_vec(&stream))?, &[amax(&values)])?;
     let found: Vec<bf16> = text(bias.sums.to_vec(&stream))?;
     for (column, found) in found.into_iter().enumerate() {

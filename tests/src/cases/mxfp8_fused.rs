@@ -58,6 +58,7 @@ fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
     Mxfp8CastFused<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, Identity, T, Q>>,
     Mxfp8CastFusedRows<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, Identity, T, Q>>,
+    Mxfp8CastFusedColumns<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, Identity, T, Q>>,
 {
     let name = format!("mxfp8::cast_fused::{}::{}", T::DTYPE.name(), Q::NAME);
     let case = |what: String, size, scenario, wanted: Wanted| {
@@ -92,7 +93,7 @@ where
     cases
 }
 
-/// Runs the kernel, where it computes with operands loaded and copied; `values` are those that are cast.
+/// Runs the kernel, where it computes with operands loaded and copied, and those for one direction alone; `values` are those that are cast.
 pub fn check<O: Operation, T: TestElement, Q: TestFp8>(
     runtime: &Runtime,
     input: &Buffer<T>,
@@ -103,17 +104,22 @@ pub fn check<O: Operation, T: TestElement, Q: TestFp8>(
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
     Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
 {
     let expected = Expected::of::<Q>(values, wanted);
     let given = Given { runtime, input, gradient, wanted, expected };
+    let mut sums = Vec::new();
     for operands in if O::COMPUTES { &[0, COPIED_OPERANDS][..] } else { &[0] } {
-        cast::<O, T, Q>(&given, wanted.options | operands)?;
+        sums = cast::<O, T, Q>(&given, wanted.options | operands)?;
+    }
+    if wanted.columns {
+        columns_alone::<O, T, Q>(&given, &sums)?;
     }
     let is_square = wanted.options & SQUARE_BLOCKS != 0;
     if wanted.rows && !is_square { rows_alone::<O, T, Q>(&given) } else { Ok(()) }
 }
 
-/// What both kernels are given, and must write.
+/// What all three kernels are given, and must write.
 struct Given<'a, T> {
     runtime: &'a Runtime,
     input: &'a Buffer<T>,
@@ -122,7 +128,8 @@ struct Given<'a, T> {
     expected: Expected,
 }
 
-fn cast<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, options: u32) -> Outcome
+/// Gives the sums.
+fn cast<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, options: u32) -> Result<Vec<f32>, String>
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
 {
@@ -151,7 +158,41 @@ where
     rows.equals(&stream, "rows", &expected.rows)?;
     columns.equals(&stream, "columns", &expected.columns)?;
     equal("amax", &text(amax.to_vec(&stream))?, &expected.amax)?;
-    near("sums", &text(sums.to_vec(&stream))?, &expected.sums)
+    let sums = text(sums.to_vec(&stream))?;
+    near("sums", &sums, &expected.sums)?;
+    Ok(sums)
+}
+
+/// The kernel for columns alone writes the same, sums to the bit.
+fn columns_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, same_sums: &[f32]) -> Outcome
+where
+    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
+{
+    let Given { runtime, input, gradient, wanted, expected } = given;
+    let stream = stream(runtime)?;
+    let mut columns = Coded::<Q>::like(&stream, &expected.columns)?;
+    let mut sums = poisoned(&stream, expected.sums.len(), 7.0f32)?;
+    let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
+    let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
+    let args = Mxfp8CastFusedColumnsArgs {
+        input: input.view(),
+        gradient: gradient.view(),
+        data: columns.data.view_mut(),
+        scales: columns.scales.view_mut(),
+        partial_sums: sums.view_mut(),
+        amax: amax.view_mut(),
+        skip: skip.view(),
+        rows: wanted.shape[0] as u64,
+        columns: wanted.shape[1] as u64,
+        options: wanted.options,
+        marker: PhantomData,
+    };
+    text(text(runtime.load::<Mxfp8CastFusedColumns<O, T, Q>>())?.launch(&stream, args))?;
+    columns.equals(&stream, "columns alone", &expected.columns)?;
+    equal("amax of columns alone", &text(amax.to_vec(&stream))?, &expected.amax)?;
+    // Sums near the end of f32 may be NaN, of any sign.
+    let bits = |sums: &[f32]| sums.iter().map(|sum| if sum.is_nan() { f32::NAN } else { *sum }.to_bits()).collect::<Vec<_>>();
+    equal("bits of the sums of columns alone", &bits(&text(sums.to_vec(&stream))?), &bits(same_sums))
 }
 
 /// The kernel for rows alone writes the same.

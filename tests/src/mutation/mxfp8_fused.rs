@@ -5,7 +5,10 @@ use std::marker::PhantomData;
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::activation::{Activate, ActivateArgs, Forward, Identity, Relu};
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
-use oxtile_kernels::mxfp8::{INTERLEAVED_SCALES, Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs};
+use oxtile_kernels::mxfp8::{
+    INTERLEAVED_SCALES, Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs, Mxfp8CastFusedRows,
+    Mxfp8CastFusedRowsArgs,
+};
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::Job;
@@ -14,6 +17,7 @@ use super::device::{Device, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "mxfp8_cast_fused", run: cast_fused, equivalents: &[STRICTER_WAIT] },
+    Job { name: "mxfp8_cast_fused_columns", run: cast_fused_columns, equivalents: &[STRICTER_WAIT] },
     Job { name: "mxfp8_cast_fused_rows", run: cast_fused_rows, equivalents: &[] },
     Job { name: "column_sums", run: column_sums, equivalents: &[] },
     Job { name: "activate", run: activate, equivalents: &[] },
@@ -73,6 +77,30 @@ fn cast_fused(device: &Device) -> Result<Vec<u32>, Outcome> {
         outputs.extend([device.download(&column_scales), device.download(&amax), device.download(&partial_sums)]);
     }
     Ok(outputs.concat())
+}
+
+/// Whole tiles and one at the edge, with sums and the amax of more than one warp.
+fn cast_fused_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let [rows, columns] = [40, 128];
+    let input = device.upload::<bf16>("input", &words(rows * columns / 2));
+    let (nothing, no_skip) = (device.upload("gradient", &[]), device.upload("skip", &[]));
+    let mut data = device.upload("data", &vec![0; rows * columns / 4]);
+    let (mut scales, mut amax) = (device.upload("scales", &[0; 128]), device.upload("amax", &[0]));
+    let mut partial_sums = device.upload("partial_sums", &vec![0; 2 * columns]);
+    device.launch::<Mxfp8CastFusedColumns<Identity, bf16, e4m3>>(Mxfp8CastFusedColumnsArgs {
+        input: input.view(),
+        gradient: nothing.view(),
+        data: data.view_mut(),
+        scales: scales.view_mut(),
+        partial_sums: partial_sums.view_mut(),
+        amax: amax.view_mut(),
+        skip: no_skip.view(),
+        rows: rows as u64,
+        columns: columns as u64,
+        options: INTERLEAVED_SCALES,
+        marker: PhantomData,
+    })?;
+    Ok([device.download(&data), device.download(&scales), device.download(&amax), device.download(&partial_sums)].concat())
 }
 
 /// More than one warp, for the amax.

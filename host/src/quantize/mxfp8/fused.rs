@@ -22,6 +22,7 @@ use crate::tensor::shape::numel;
 pub struct FusedMxfp8<O: Operation, T: Magnitude + Wide = bf16, Q: Fp8 = e4m3> {
     cast: Loaded<Mxfp8CastFused<O, T, Q>>,
     cast_rows: Loaded<Mxfp8CastFusedRows<O, T, Q>>,
+    cast_columns: Loaded<Mxfp8CastFusedColumns<O, T, Q>>,
     /// Of the identity alone, where nothing but codes and interleaved scales is asked for: it writes whole sectors of scales.
     cast_rows_interleaved: Option<Loaded<Mxfp8CastRowsInterleaved<T, Q>>>,
     sums: Loaded<ColumnSums<T>>,
@@ -99,6 +100,7 @@ impl<O: Operation, T: Magnitude + Wide, Q: Fp8> FusedMxfp8<O, T, Q>
 where
     Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
     Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
     Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
     ColumnSums<T>: for<'a> Kernel<Args<'a> = ColumnSumsArgs<'a, T>>,
 {
@@ -109,11 +111,12 @@ where
     pub fn new(runtime: &Runtime) -> Result<Self> {
         let is_identity = TypeId::of::<O>() == TypeId::of::<Identity>();
         let cast_rows_interleaved = if is_identity { Some(runtime.load()?) } else { None };
-        Ok(Self { cast: runtime.load()?, cast_rows: runtime.load()?, cast_rows_interleaved, sums: runtime.load()? })
+        let (cast, sums) = (runtime.load()?, runtime.load()?);
+        Ok(Self { cast, cast_rows: runtime.load()?, cast_columns: runtime.load()?, cast_rows_interleaved, sums })
     }
 
-    /// Enqueues the cast, by kernels of their own where rows alone are wanted, and the addition of the partial sums of a bias gradient. It
-    /// allocates nothing, so that a graph can hold it.
+    /// Enqueues the cast, by kernels of their own where rows alone or columns alone are wanted (rows without squares and bias gradient), and
+    /// the addition of the partial sums of a bias gradient. It allocates nothing, so that a graph can hold it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a tensor or a bias gradient of another shape or direction, and for a bias gradient that might be skipped;
@@ -153,23 +156,41 @@ where
             let raised = args.amax.access("amax");
             return self.cast_rows.launch_on_zeros(stream, args, &[raised]);
         }
-        let args = Mxfp8CastFusedArgs {
-            input,
-            gradient,
-            row_data,
-            row_scales,
-            column_data,
-            column_scales,
-            partial_sums,
-            amax: amax.map_or_else(nothing_mut, Buffer::view_mut),
-            skip: skip.unwrap_or_else(nothing),
-            rows,
-            columns,
-            options: options | copied_where_many::<O, T>(rows, columns),
-            marker: PhantomData,
-        };
-        let raised = args.amax.access("amax");
-        self.cast.launch_on_zeros(stream, args, &[raised])?;
+        let (amax, skip) = (amax.map_or_else(nothing_mut, Buffer::view_mut), skip.unwrap_or_else(nothing));
+        let raised = amax.access("amax");
+        if row_data.is_empty() && !column_data.is_empty() {
+            let args = Mxfp8CastFusedColumnsArgs {
+                input,
+                gradient,
+                data: column_data,
+                scales: column_scales,
+                partial_sums,
+                amax,
+                skip,
+                rows,
+                columns,
+                options,
+                marker: PhantomData,
+            };
+            self.cast_columns.launch_on_zeros(stream, args, &[raised])?;
+        } else {
+            let args = Mxfp8CastFusedArgs {
+                input,
+                gradient,
+                row_data,
+                row_scales,
+                column_data,
+                column_scales,
+                partial_sums,
+                amax,
+                skip,
+                rows,
+                columns,
+                options: options | copied_where_many::<O, T>(rows, columns),
+                marker: PhantomData,
+            };
+            self.cast.launch_on_zeros(stream, args, &[raised])?;
+        }
         match bias_gradient {
             Some(bias) => self.sums.launch(stream, ColumnSumsArgs { matrix: bias.partial_sums.view(), output: bias.sums.view_mut() }),
             None => Ok(()),
