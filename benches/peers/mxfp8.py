@@ -87,6 +87,16 @@ def gelu_backward_bias(x, gradient):
     return *cast_both(result), result.sum(0, dtype=torch.float32).to(torch.bfloat16)
 
 
+def gelu_backward_columns(x, gradient):
+    return cast_columns(gelu_backward(x, gradient))
+
+
+def gelu_backward_bias_columns(x, gradient):
+    """As `gelu_backward_bias`."""
+    result = gelu_backward(x, gradient)
+    return *cast_columns(result), result.sum(0, dtype=torch.float32).to(torch.bfloat16)
+
+
 def swiglu_backward(x, gradient):
     """Both directions of the gradients of both halves of the input, side by side."""
     (act, gate), gradient = x.float().chunk(2, 1), gradient.float()
@@ -147,7 +157,8 @@ class DequantizeColumns(Dequantize):
 
 
 ROWS = ("row_data", "row_scales")
-BOTH = (*ROWS, "column_data", "column_scales")
+COLUMNS = ("column_data", "column_scales")
+BOTH = (*ROWS, *COLUMNS)
 
 PEERS = {
     "mxfp8_cast_compiled": compiled(cast_rows),
@@ -160,6 +171,8 @@ PEERS = {
     "mxfp8_swiglu_compiled": compiled(swiglu, ROWS, Gated),
     "mxfp8_gelu_backward_compiled": compiled(gelu_backward_both, BOTH, Backward),
     "mxfp8_gelu_backward_bias_compiled": compiled(gelu_backward_bias, BOTH, Backward),
+    "mxfp8_gelu_backward_columns_compiled": compiled(gelu_backward_columns, COLUMNS, Backward),
+    "mxfp8_gelu_backward_bias_columns_compiled": compiled(gelu_backward_bias_columns, COLUMNS, Backward),
     "mxfp8_swiglu_backward_compiled": compiled(swiglu_backward, BOTH, GatedBackward),
     "mxfp8_dequantize_compiled": compiled(dequantize_rows, ("wide",), Dequantize),
     "mxfp8_dequantize_columns_compiled": compiled(dequantize_columns, ("wide",), DequantizeColumns),

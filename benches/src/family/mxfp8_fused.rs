@@ -31,6 +31,7 @@ struct Wanted {
 
 const ROWS: Wanted = Wanted { rows: true, columns: false, bias_gradient: false, options: 0 };
 const BOTH: Wanted = Wanted { columns: true, ..ROWS };
+const COLUMNS: Wanted = Wanted { rows: false, ..BOTH };
 
 /// All at a large and a small shape.
 pub fn benches(size: Size) -> Vec<Bench> {
@@ -39,6 +40,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
         let interleaved = Wanted { options: INTERLEAVED_SCALES, ..BOTH };
         let square = Wanted { options: SQUARE_BLOCKS, ..BOTH };
         let bias = Wanted { bias_gradient: true, ..BOTH };
+        let columns_with_bias = Wanted { bias_gradient: true, ..COLUMNS };
         [
             bench::<Identity>(size, shape, "mxfp8_cast_fused both, interleaved", &["mxfp8_both_interleaved_compiled"], interleaved),
             bench::<Identity>(size, shape, "mxfp8_cast_fused both, square", &["mxfp8_squares_compiled"], square),
@@ -51,6 +53,20 @@ pub fn benches(size: Size) -> Vec<Bench> {
                 &["mxfp8_gelu_backward_bias_compiled"],
                 bias,
             ),
+            bench::<Backward<Gelu>>(
+                size,
+                shape,
+                "mxfp8_cast_fused_columns gelu backward",
+                &["mxfp8_gelu_backward_columns_compiled"],
+                COLUMNS,
+            ),
+            bench::<Backward<Gelu>>(
+                size,
+                shape,
+                "mxfp8_cast_fused_columns gelu backward with bias",
+                &["mxfp8_gelu_backward_bias_columns_compiled"],
+                columns_with_bias,
+            ),
             bench::<GatedForward<Silu>>(size, shape, "mxfp8_cast_fused_rows swiglu", &["mxfp8_swiglu_compiled"], ROWS),
             bench::<GatedBackward<Silu>>(size, shape, "mxfp8_cast_fused swiglu backward, both", &["mxfp8_swiglu_backward_compiled"], BOTH),
         ]
@@ -62,6 +78,7 @@ fn bench<O: Operation>(size: Size, shape: Shape, kernel: &'static str, peers: &'
 where
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
     Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
 {
     let (rows, columns, sets) = shape;
     let casts = u64::from(wanted.rows) + u64::from(wanted.columns);
@@ -118,10 +135,12 @@ fn prepare<O: Operation>(gpu: &Gpu, shape: Shape, wanted: Wanted) -> Result<Prep
 where
     Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
     Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
 {
     let (rows, columns, sets) = shape;
     let mut sets = (0..sets).map(|number| set::<O>(gpu, shape, wanted, number)).collect::<Result<Vec<_>>>()?;
     let cast_rows = gpu.runtime.load::<Mxfp8CastFusedRows<O, bf16, e4m3>>()?;
+    let cast_columns = gpu.runtime.load::<Mxfp8CastFusedColumns<O, bf16, e4m3>>()?;
     let (cast, sums) = (gpu.runtime.load::<Mxfp8CastFused<O, bf16, e4m3>>()?, gpu.runtime.load::<ColumnSums<bf16>>()?);
     let graph = Prepared::capture(gpu, || {
         sets.iter_mut().try_for_each(|set| {
@@ -140,9 +159,8 @@ where
                 };
                 return cast_rows.launch(&gpu.stream, args);
             }
-            cast.launch(
-                &gpu.stream,
-                Mxfp8CastFusedArgs {
+            if wanted.rows {
+                let args = Mxfp8CastFusedArgs {
                     input: set.input.view(),
                     gradient: set.gradient.view(),
                     row_data: set.rows.0.view_mut(),
@@ -156,8 +174,24 @@ where
                     columns,
                     options: wanted.options | copied_where_many::<O, bf16>(rows, columns),
                     marker: PhantomData,
-                },
-            )?;
+                };
+                cast.launch(&gpu.stream, args)?;
+            } else {
+                let args = Mxfp8CastFusedColumnsArgs {
+                    input: set.input.view(),
+                    gradient: set.gradient.view(),
+                    data: set.columns.0.view_mut(),
+                    scales: set.columns.1.view_mut(),
+                    partial_sums: set.partial_sums.view_mut(),
+                    amax: set.nothing_mut.view_mut(),
+                    skip: set.nothing.view(),
+                    rows,
+                    columns,
+                    options: wanted.options,
+                    marker: PhantomData,
+                };
+                cast_columns.launch(&gpu.stream, args)?;
+            }
             if wanted.bias_gradient {
                 let args = ColumnSumsArgs { matrix: set.partial_sums.view(), output: set.bias_gradient.view_mut() };
                 sums.launch(&gpu.stream, args)?;
