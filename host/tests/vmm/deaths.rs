@@ -17,8 +17,8 @@ use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 
 use crate::faults::strike;
 use crate::gpu::{QUEUES, device, options, program, run};
-use crate::ranks;
 use crate::watch::{doing, settle};
+use crate::{gpus, ranks};
 
 const WORLD: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -51,6 +51,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed> {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _gpus = gpus();
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let second = listener.local_addr()?.port().to_string();
     drop(listener);

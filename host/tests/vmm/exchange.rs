@@ -11,7 +11,7 @@ use oxtile::symmetric::{Arena, ArenaOptions, Exchange, ExchangeOptions, Symmetri
 use oxtile::{Buffer, Error, Result, Runtime};
 
 use crate::gpu::{self, LIMIT, QUEUES, device, later, numbers, options};
-use crate::ranks;
+use crate::{gpus, ranks};
 
 pub fn trials() -> Vec<Trial> {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "vmm");
@@ -30,6 +30,7 @@ pub fn trials() -> Vec<Trial> {
         }
         let test = move || {
             lacking.map_or(Ok(()), |why| Err(Failed::from(why)))?;
+            let _gpus = gpus();
             for (rank, child) in ranks::start(world, &format!("exchange:{name}"), &[QUEUES]).into_iter().enumerate() {
                 let (code, said) = ranks::end(child, LIMIT);
                 if code != Some(0) {

@@ -13,7 +13,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{contiguous, deaths, hosts, ranks, teams};
+use crate::{contiguous, deaths, gpus, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -55,6 +55,7 @@ pub fn trials() -> Vec<Trial> {
     let missing = Runtime::cuda().err().filter(|_| !required);
     let case = |(name, world, queues): (&'static str, u32, (&'static str, &'static str))| {
         let test = move || {
+            let _gpus = gpus();
             let children = ranks::start(world, &format!("gpu:{name}"), &[queues]);
             let ends: Vec<_> = children.into_iter().map(|child| ranks::end(child, LIMIT + Length::from_variables().least())).collect();
             let rank = |(rank, (code, said)): (usize, &(Option<i32>, String))| format!("rank {rank} ended with {code:?} and said {said:?}");
@@ -142,6 +143,17 @@ fn process(body: &dyn Fn(HostRank) -> Result<()>) -> Result<()> {
     body(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
 }
 
+/// How long ranks wait for each other where that is not what a test is about: processes start slowly beside others.
+const START: Duration = Duration::from_secs(20);
+
+/// Waits until all ranks are here.
+pub fn meet(rank: &impl ArenaRank) -> Result<()> {
+    let meeting = rank.next_meeting();
+    meeting.publish("here", Vec::new())?;
+    meeting.gather("here", START)?;
+    Ok(())
+}
+
 pub fn numbers(rank: Rank, round: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| (rank.index() + 1) << 24 | round << 16 | i).collect()
 }
@@ -199,9 +211,12 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     for chunks in [3, 1] {
         gathers(&rank, &arena, [&compute, &copies, &side], &mut own, chunks)?;
     }
-    doing(me, "closing");
+    doing(me, "closing its arena");
     drop(buffer);
-    arena.close()?.finish()?;
+    let closing = arena.close()?;
+    doing(me, "closing: until all have, and giving the memory back");
+    closing.finish()?;
+    doing(me, "leaving the board");
     rank.close()
 }
 
@@ -231,17 +246,26 @@ fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3]
     settle(copies)
 }
 
+/// How many streams of a rank wait in [`silence`], if more than one.
+const WAITS: &str = "OXTILE_TEST_WAITS";
+
 /// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.
 fn silence(rank: HostRank) -> Result<()> {
     let me = rank.rank();
     let stream = rank.device().stream()?;
-    let deadline = Duration::from_millis(500);
+    // An arena is opened within it too, which takes NCCL longer.
+    let deadline = Duration::from_millis(if options().backend == BackendName::Nccl { 5000 } else { 500 });
+    let waits = std::env::var(WAITS).map_or(1, |waits| waits.parse().expect("a number"));
+    let others = (1..waits).map(|_| rank.device().stream()).collect::<Result<Vec<_>>>()?;
+    doing(me, "meeting the other");
+    meet(&rank)?;
+    doing(me, "opening its arena");
     let arena = Arena::open(&rank, ArenaOptions { deadline, ..options() })?;
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
     buffer.peer(other)?;
     doing(me, "waiting for a signal that nobody sends");
-    arena.wait(&stream, channel, other, FIRST)?;
+    others.iter().chain([&stream]).try_for_each(|stream| arena.wait(stream, channel, other, FIRST))?;
     let target = Buffer::uninitialised(&stream, 4)?;
     let start = Instant::now();
     let error = buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("nobody signals");
@@ -249,16 +273,14 @@ fn silence(rank: HostRank) -> Result<()> {
     let is_told = |error: &Error| matches!(error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));
     assert!(is_told(&error), "{me}: {error}");
     assert!(is_told(&arena.check().expect_err("it has ended")));
-    doing(me, "draining its stream");
-    stream.synchronize()?;
+    doing(me, "draining its streams");
+    others.iter().chain([&stream]).try_for_each(settle)?;
     doing(me, "opening another arena");
     let again = Arena::open(&rank, options())?;
     let channel = again.channel()?;
     again.signal(&stream, channel, other, FIRST)?;
     // Where all streams share one queue, a wait would hold up the other's signal behind it: both signals come first.
-    let meeting = rank.next_meeting();
-    meeting.publish("signalled", Vec::new())?;
-    meeting.gather("signalled", deadline * 10)?;
+    meet(&rank)?;
     doing(me, "waiting for the other's signal");
     again.wait(&stream, channel, other, FIRST)?;
     settle(&stream)?;

@@ -11,8 +11,8 @@ use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceOp, 
 use oxtile::{Buffer, Result, Runtime};
 
 use crate::gpu::{LIMIT, device};
-use crate::ranks;
 use crate::watch::doing;
+use crate::{all_gpus, ranks};
 
 const LEN: u32 = 1 << 20;
 
@@ -38,6 +38,7 @@ fn log_of(folder: &Path, rank: u32) -> PathBuf {
 }
 
 fn two_hosts(world: u32) -> std::result::Result<(), Failed> {
+    let _alone = all_gpus();
     let folder = tempfile::tempdir()?;
     let of_rank = |rank: u32| {
         let host = if rank < world / 2 { "first" } else { "second" };

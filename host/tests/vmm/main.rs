@@ -17,11 +17,25 @@ mod threads;
 mod watch;
 
 use std::process::ExitCode;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use libtest_mimic::{Arguments, Trial};
 
 /// What makes this program one rank, or one program, of a test instead of the tests.
 const CHILD: &str = "OXTILE_TEST_VMM";
+
+/// Held by whatever test runs on GPUs.
+static GPUS: RwLock<()> = RwLock::new(());
+
+/// GPUs that other tests use too.
+fn gpus() -> RwLockReadGuard<'static, ()> {
+    GPUS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// GPUs that no other test uses: beside many processes that come and go NCCL takes as long as the limit to join, and to leave.
+fn all_gpus() -> RwLockWriteGuard<'static, ()> {
+    GPUS.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn main() -> ExitCode {
     if let Ok(what) = std::env::var(CHILD) {

@@ -8,7 +8,7 @@ use oxtile::symmetric::{Arena, Epoch};
 use oxtile::{Buffer, Result, Runtime};
 
 use crate::gpu::{self, BACKEND, LIMIT, QUEUES, later, numbers, options, threads};
-use crate::ranks;
+use crate::{all_gpus, ranks};
 
 /// NCCL takes no two ranks of one GPU. Multicast stays off, here as everywhere.
 pub fn trials() -> Vec<Trial> {
@@ -26,6 +26,7 @@ pub fn trials() -> Vec<Trial> {
     let case = |name: &'static str, world: u32| {
         let test = move || {
             let variables = [QUEUES, (BACKEND, "nccl"), ("NCCL_NVLS_ENABLE", "0")];
+            let _alone = all_gpus();
             for (rank, child) in ranks::start(world, &format!("nccl:{name}"), &variables).into_iter().enumerate() {
                 let (code, said) = ranks::end(child, LIMIT);
                 if code != Some(0) {

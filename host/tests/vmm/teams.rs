@@ -6,7 +6,7 @@ use oxtile::comm::{HostRank, Rank, Team};
 use oxtile::symmetric::{Arena, ArenaOptions, Epoch, SymmetricError};
 use oxtile::{Error, Result};
 
-use crate::gpu::{options, program};
+use crate::gpu::{meet, options, program};
 use crate::watch::doing;
 
 /// Ranks 2 and 0 of a world are a team whose members wait for each other in vain. Then they make another, in which all works, and so it does in the
@@ -24,6 +24,8 @@ pub fn rank(rank: HostRank) -> Result<()> {
 
 fn silence(member: &HostRank) -> Result<()> {
     let (deadline, stream) = (Duration::from_secs(2), member.device().stream()?);
+    doing(member.rank(), "meeting the other member");
+    meet(member)?;
     let arena = Arena::open(member, ArenaOptions { deadline, ..options() })?;
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - member.rank().index(), member.world()).expect("of two");
