@@ -22,11 +22,11 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::{Swizzle, Swizzle32, Swizzle64, Swizzle128};
-use oxtile_tile::matrix::{self, Operand};
+use oxtile_tile::matrix::{self, InFlight, Operand};
 use oxtile_tile::num::e4m3;
-use oxtile_tile::pipeline::{self, Consumer, Pipeline};
+use oxtile_tile::pipeline::{self, Consumer, Pipeline, Stage};
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{OperandTile, RegisterTile, Rows};
+use oxtile_tile::register_tile::{OperandTile, RegisterTile};
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
@@ -191,34 +191,41 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let worth = of_head(&q_scale, tile.head) * of_head(&k_scale, key_head);
                 let (mut softmax, mut sum) = (Softmax::lifted(scale * worth, LIFT).with_zero(zero), RegisterTile::<D>::zero());
                 if blocks > 0 {
-                    let key = key_ring.wait();
-                    let mut scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major()).wait();
-                    key.release_after_wait();
-                    if blocks > whole {
-                        mask.hide_after::<KEYS>(&mut scores, row, (blocks - 1) * KEYS as u32);
-                    }
-                    softmax.update::<KEYS>(&mut scores);
-                    let mut weights = scores.to_turned_operand();
-                    let settled = blocks.saturating_sub(thorough(CAUSAL));
-                    for block in (settled..blocks - 1).rev() {
-                        let weigh = |mut scores: RegisterTile<KEYS>| {
-                            if CAUSAL && block >= whole {
-                                mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
+                    let mut walk = Walk { query, keys: &mut key_ring, values: &mut value_ring };
+                    // The last block comes first. Of one that is cut, only as many keys are multiplied and weighed as there are.
+                    let cut = if CAUSAL || !keys.is_multiple_of(TURNED) { 0 } else { keys / TURNED % (KEYS as u32 / TURNED) };
+                    let mut weights = match cut {
+                        1 => walk.first::<32>(&mut softmax, |_| {}),
+                        2 => walk.first::<64>(&mut softmax, |_| {}),
+                        _ => walk.first::<KEYS>(&mut softmax, |scores| {
+                            if blocks > whole {
+                                mask.hide_after::<KEYS>(scores, row, (blocks - 1) * KEYS as u32);
                             }
-                            let factors = softmax.update::<KEYS>(&mut scores);
-                            (scores, factors)
-                        };
-                        let pack = |weights: RegisterTile<KEYS>| weights.to_turned_operand();
-                        (sum, weights) = step(query, &mut key_ring, &mut value_ring, sum, weights, weigh, pack);
+                        }),
+                    };
+                    let settled = blocks.saturating_sub(thorough(CAUSAL) + u32::from(cut != 0));
+                    for block in (settled..blocks - 1).rev() {
+                        let (mut scores, product) = walk.scores(sum, weights);
+                        if CAUSAL && block >= whole {
+                            mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
+                        }
+                        let factors = softmax.update::<KEYS>(&mut scores);
+                        sum = product.wait();
+                        weights = scores.to_turned_operand();
+                        if let Some(factors) = factors {
+                            sum.scale_rows(factors);
+                        }
                     }
                     for _ in 0..settled {
-                        let weigh = |scores| softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand);
-                        let pack = |weights: OperandTile<e4m3, KEYS>| weights.apart(zero);
-                        (sum, weights) = step(query, &mut key_ring, &mut value_ring, sum, weights, weigh, pack);
+                        let (scores, product) = walk.scores(sum, weights);
+                        let (followed, factors) = softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand);
+                        sum = product.wait();
+                        weights = followed.apart(zero);
+                        if let Some(factors) = factors {
+                            sum.scale_rows(factors);
+                        }
                     }
-                    let value = value_ring.wait();
-                    sum = sum.multiply_add(weights, value.memory().k_major()).wait();
-                    value.release_after_wait();
+                    sum = walk.last(sum, weights);
                 }
                 // Read again: no registers hold it meanwhile.
                 let tile = Tile::reload(stage.memory().tile);
@@ -238,37 +245,75 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     }
 }
 
-/// One step of the walk: scores of a block start, then the values of the block before; `weigh` turns the scores into weights meanwhile,
-/// and gives the factors for the sum if it has any; `pack` makes an operand of them, when nothing is in flight. Gives the sum
-/// with the block before, and the weights.
-#[inline(always)]
-#[track_caller]
-fn step<const D: usize, S: Swizzle, W>(
+/// What a warpgroup multiplies by: its queries, and the rings of keys and of transposed values.
+struct Walk<'a, const D: usize, S: Swizzle> {
     query: Operand<e4m3, PART, D, false>,
-    keys: &mut Consumer<Key<D, S>, 2>,
-    values: &mut Consumer<Turned<D>, 2>,
-    sum: RegisterTile<D>,
-    weights: OperandTile<e4m3, KEYS>,
-    weigh: impl FnOnce(RegisterTile<KEYS>) -> (W, Option<Rows>),
-    pack: impl FnOnce(W) -> OperandTile<e4m3, KEYS>,
-) -> (RegisterTile<D>, OperandTile<e4m3, KEYS>)
+    keys: &'a mut Consumer<Key<D, S>, 2>,
+    values: &'a mut Consumer<Turned<D>, 2>,
+}
+
+impl<const D: usize, S: Swizzle> Walk<'_, D, S>
 where
     Columns<D>: MatrixColumns,
 {
-    let key = keys.wait();
-    let scores = matrix::multiply::<e4m3, KEYS, D, false>(query, key.memory().k_major());
-    let value = values.wait();
-    let product = sum.multiply_add(weights, value.memory().k_major());
-    let scores = scores.wait_leaving::<1>();
-    key.release_after_wait();
-    let (weights, factors) = weigh(scores);
-    let mut sum = product.wait();
-    value.release_after_wait();
-    let weights = pack(weights);
-    if let Some(factors) = factors {
-        sum.scale_rows(factors);
+    /// The weights of the block that comes first, of which the first `N` keys are there; `hide` hides what a mask does of them.
+    #[inline(always)]
+    #[track_caller]
+    fn first<const N: usize>(&mut self, softmax: &mut Softmax, hide: impl FnOnce(&mut RegisterTile<N>)) -> OperandTile<e4m3, KEYS>
+    where
+        Columns<N>: MatrixColumns,
+    {
+        let key = self.keys.wait();
+        let mut scores = matrix::multiply::<e4m3, N, D, false>(self.query, key.memory().k_major_rows(0)).wait();
+        key.release_after_wait();
+        hide(&mut scores);
+        softmax.update::<N>(&mut scores);
+        scores.to_turned_operand().widened()
     }
-    (sum, weights)
+
+    /// One step: scores of a block start, then the values of the block before. Gives the scores, and the sum in flight.
+    #[inline(always)]
+    #[track_caller]
+    fn scores(&mut self, sum: RegisterTile<D>, weights: OperandTile<e4m3, KEYS>) -> (RegisterTile<KEYS>, Product<D>) {
+        let key = self.keys.wait();
+        let scores = matrix::multiply::<e4m3, KEYS, D, false>(self.query, key.memory().k_major());
+        let value = self.values.wait();
+        let sum = sum.multiply_add(weights, value.memory().k_major());
+        let scores = scores.wait_leaving::<1>();
+        key.release_after_wait();
+        (scores, Product { sum, value })
+    }
+
+    /// The sum with the last block.
+    #[inline(always)]
+    #[track_caller]
+    fn last(&mut self, sum: RegisterTile<D>, weights: OperandTile<e4m3, KEYS>) -> RegisterTile<D> {
+        let value = self.values.wait();
+        let sum = sum.multiply_add(weights, value.memory().k_major());
+        Product { sum, value }.wait()
+    }
+}
+
+/// The sum while a block's values are multiplied.
+struct Product<const D: usize>
+where
+    Columns<D>: MatrixColumns,
+{
+    sum: InFlight<D>,
+    value: Stage<Turned<D>>,
+}
+
+impl<const D: usize> Product<D>
+where
+    Columns<D>: MatrixColumns,
+{
+    #[inline(always)]
+    #[track_caller]
+    fn wait(self) -> RegisterTile<D> {
+        let sum = self.sum.wait();
+        self.value.release_after_wait();
+        sum
+    }
 }
 
 /// The scale of a head, or of all.

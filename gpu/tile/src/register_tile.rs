@@ -294,6 +294,22 @@ where
         self
     }
 
+    /// The same with zeros for the columns behind its own.
+    #[inline(always)]
+    pub fn widened<const WIDE: usize>(&self) -> OperandTile<T, WIDE>
+    where
+        Columns<WIDE>: MatrixColumns,
+    {
+        const { assert!(WIDE >= K, "a wider operand has the columns of the narrower") };
+        let mut words = <Columns<WIDE> as MatrixColumns>::ZERO_WORDS;
+        let mut i = 0;
+        while i < K * size_of::<T>() / 8 {
+            words.as_mut()[i] = self.words.as_ref()[i];
+            i += 1;
+        }
+        OperandTile { words, element: PhantomData }
+    }
+
     /// The words that instruction `step` takes.
     #[inline(always)]
     pub(crate) fn step(&self, step: usize) -> [u32; 4] {

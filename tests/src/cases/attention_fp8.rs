@@ -14,6 +14,8 @@ use crate::case::{Case, Outcome, Size, stream, text};
 
 /// Queries and keys: nothing to see, one tile and parts of it, edges on either side, several blocks of keys.
 const LENGTHS: [[u64; 2]; 5] = [[1, 1], [3, 0], [65, 130], [200, 65], [129, 257]];
+/// The last block is cut where all its keys are worth a multiplication of their own: alone, behind one, behind two.
+const CUT: [[u64; 2]; 4] = [[40, 32], [65, 128], [129, 256], [20, 64]];
 const MASKS: [(&str, Mask); 3] = [("full", Mask::Full), ("top_left", Mask::CausalTopLeft), ("bottom_right", Mask::CausalBottomRight)];
 
 /// Half a unit of bf16, relative.
@@ -28,6 +30,12 @@ pub fn cases() -> Vec<Case> {
                 // The race detector looks at each kernel, on several tiles and steps.
                 let size = if [queries, keys] == [129, 257] { checked(mask) } else { Size::Large };
                 random(&mut cases, mask_name, AttentionConfig { queries, keys, ..one }, size);
+            }
+            if mask == Mask::Full {
+                for [queries, keys] in CUT {
+                    let size = if keys == 256 { checked(mask) } else { Size::Large };
+                    random(&mut cases, mask_name, AttentionConfig { queries, keys, ..one }, size);
+                }
             }
             let waves = AttentionConfig { batches: 2, heads: 8, key_heads: 1, queries: 1100, keys: 1300, ..one };
             random(&mut cases, mask_name, waves, Size::Waves);
