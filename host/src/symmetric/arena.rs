@@ -54,8 +54,6 @@ pub struct Arena(pub(super) Arc<Inner>);
 
 /// What a rank asks for.
 const OPTIONS: &str = "options";
-/// That it needs the arena no more.
-const CLOSED: &str = "closed";
 
 pub(super) struct Inner {
     pub rank: Rank,
@@ -100,8 +98,14 @@ impl Arena {
     }
 
     fn allocate(device: &Device, options: ArenaOptions, meeting: Meeting) -> Result<Self> {
-        let (rank, world, control) = (meeting.rank(), meeting.world(), Stream::urgent(device)?);
+        let control = Stream::urgent(device)?;
         let backend = backend::find(options.backend, &control)?;
+        Self::over(backend, control, options, meeting)
+    }
+
+    /// An arena of a back end, which works and looks on the stream.
+    pub(super) fn over(backend: Box<dyn SymmetricBackend>, control: Stream, options: ArenaOptions, meeting: Meeting) -> Result<Self> {
+        let (rank, world) = (meeting.rank(), meeting.world());
         let layout = Layout::new(world, options.channels, options.bytes)?;
         if backend.is_collective() {
             compare_options(&meeting, options.deadline)?;
@@ -204,41 +208,6 @@ impl Arena {
     /// Puts, signals and waits for `stream`, to be enqueued together.
     pub fn batch<'a>(&'a self, stream: &'a Stream) -> Batch<'a> {
         Batch::new(self, stream)
-    }
-
-    /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
-    ///
-    /// # Errors
-    /// [`SymmetricError::InUse`] while buffers, tickets, graphs or clones are there: the arena then stays open. What went wrong in a stream.
-    pub fn close(self) -> Result<Closing> {
-        let handles = Arc::strong_count(&self.0) - 1;
-        if handles > 0 {
-            return Err(SymmetricError::InUse { handles }.into());
-        }
-        self.0.drain()?;
-        self.0.meeting.publish(CLOSED, Vec::new())?;
-        *lock(&self.0.closed) = true;
-        Ok(Closing(self.0))
-    }
-}
-
-/// An arena that this rank has given up, while others may still read it.
-#[must_use = "finish it, or the memory is kept"]
-pub struct Closing(Arc<Inner>);
-
-impl Closing {
-    /// Waits until every rank has given its arena up and frees this one.
-    ///
-    /// # Errors
-    /// [`SymmetricError::Missing`] with who has not, [`SymmetricError::Aborted`] with who is gone: memory that such a rank may still use
-    /// is then kept; on `vmm` that rank's own mapping keeps it, and it is freed here all the same.
-    pub fn finish(self) -> Result<()> {
-        let inner = &self.0;
-        let closed = inner.meeting.gather(CLOSED, inner.options.deadline).inspect(|_| inner.meeting.leave());
-        if closed.is_ok() || inner.backend.is_kept_by_mappings() {
-            inner.backend.close(&inner.control)?;
-        }
-        closed.map(drop)
     }
 }
 
@@ -351,12 +320,6 @@ impl Inner {
         self.layout.compare(self.rank, other, number, &theirs)
     }
 
-    /// Waits for all work that used a peer.
-    fn drain(&self) -> Result<()> {
-        let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
-        streams.iter().try_for_each(|stream| self.settle(stream))
-    }
-
     /// Waits for a stream, on GPUs at most for the deadline. On the virtual cluster a stream that cannot go on is an error by itself.
     pub fn settle(&self, stream: &Stream) -> Result<()> {
         if stream.0.runtime.kind() == Kind::Emulated {
@@ -405,11 +368,5 @@ fn compare_options(meeting: &Meeting, deadline: Duration) -> Result<()> {
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena").field("rank", &self.0.rank).field("world", &self.0.world).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Closing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Closing").field("rank", &self.0.rank).finish_non_exhaustive()
     }
 }

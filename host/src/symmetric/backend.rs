@@ -146,7 +146,7 @@ pub(super) fn clear(stream: &Stream, address: u64, bytes: u64) -> Result<()> {
 
 /// The virtual cluster: one process holds all memory, and an address means the same to every rank.
 #[derive(Debug, Default)]
-struct Emulated {
+pub(super) struct Emulated {
     /// Where it lies, and the stride.
     own: OnceLock<(u64, Option<u64>)>,
 }

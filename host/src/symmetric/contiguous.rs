@@ -191,3 +191,82 @@ impl<T> fmt::Debug for ContiguousViewMut<'_, T> {
         f.debug_tuple("ContiguousViewMut").field(&self.0).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::arena::{Arena, ArenaOptions};
+    use super::super::backend::{ArenaMemory, BackendName, Capabilities, Emulated};
+    use super::super::nccl::NcclMemory;
+    use super::super::nvshmem::NvshmemMemory;
+    use super::*;
+    use crate::comm::{ArenaRank, EmulatedCommunicator, Meeting, WorldSize};
+    use crate::runtime::Runtime;
+
+    /// What a back end says of itself, on a stand-in for its library, over memory of the virtual cluster.
+    #[derive(Debug)]
+    struct Says(Box<dyn SymmetricBackend>, Emulated);
+
+    impl SymmetricBackend for Says {
+        fn name(&self) -> BackendName {
+            self.0.name()
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+
+        fn is_collective(&self) -> bool {
+            self.1.is_collective()
+        }
+
+        fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
+            self.1.open(stream, meeting, memory)
+        }
+
+        fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>> {
+            self.1.peers(meeting, deadline)
+        }
+
+        fn stride(&self) -> Option<u64> {
+            self.0.stride()
+        }
+
+        fn close(&self, stream: &Stream) -> Result<()> {
+            self.1.close(stream)
+        }
+    }
+
+    fn view_over(backend: impl SymmetricBackend + 'static) -> (Capabilities, Result<u64>) {
+        let runtime = Runtime::emulated(1).unwrap();
+        let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::ONE).unwrap().remove(0);
+        let control = Stream::urgent(rank.device()).unwrap();
+        let backend = Box::new(Says(Box::new(backend), Emulated::default()));
+        // Nothing is waited for.
+        let options = ArenaOptions { deadline: Duration::from_millis(100), ..ArenaOptions::default() };
+        let arena = Arena::over(backend, control, options, rank.next_meeting()).unwrap();
+        let mut buffer = arena.buffer::<u32>(4).unwrap();
+        let found = buffer.contiguous().map(|view| view.len());
+        assert_eq!(buffer.contiguous_mut().is_ok(), found.is_ok());
+        drop(buffer);
+        let capabilities = arena.capabilities();
+        arena.close().and_then(|closing| closing.finish()).unwrap();
+        (capabilities, found)
+    }
+
+    /// Memory that NCCL or NVSHMEM has allocated lies where the library put it: a view would be of something else.
+    #[test]
+    fn memory_of_a_library_has_no_view_of_all_ranks() {
+        let found = [
+            (BackendName::Nccl, view_over(NcclMemory::on_a_stand_in())),
+            (BackendName::Nvshmem, view_over(NvshmemMemory::on_a_stand_in())),
+        ];
+        for (name, (capabilities, found)) in found {
+            assert!(!capabilities.contiguous);
+            let error = found.unwrap_err();
+            assert!(matches!(&error, Error::Symmetric(SymmetricError::Unavailable { backend, .. }) if *backend == name), "{error}");
+            assert!(error.to_string().contains("does not lie in one range of addresses"), "{error}");
+        }
+    }
+}

@@ -9,8 +9,9 @@ use std::{
 };
 
 use super::{
+    frame::{read_frame, write_frame},
     server::Server,
-    wire::{Answer, Post, read_frame, write_frame},
+    wire::{Answer, Post},
 };
 use crate::comm::{
     Board, Rank, WorldSize,

@@ -34,6 +34,7 @@ mod board;
 mod connecting;
 mod environment;
 mod error;
+mod frame;
 mod job;
 mod rendezvous;
 mod search;

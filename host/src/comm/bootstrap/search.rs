@@ -17,7 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     BootstrapError,
     connecting::{Connecting, TRY},
-    wire::{Answer, Hello, write_frame},
+    frame::write_frame,
+    wire::{Answer, Hello},
 };
 use crate::comm::Rank;
 

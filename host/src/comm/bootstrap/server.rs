@@ -13,7 +13,8 @@ use std::{
 };
 
 use super::at_exit;
-use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name, read_frame, write_frame};
+use super::frame::{read_frame, write_frame};
+use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name};
 use crate::runtime::patience::after;
 
 /// Between two looks for new connections, while ranks are missing.

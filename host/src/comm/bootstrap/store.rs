@@ -9,8 +9,9 @@ use std::{
 
 use super::{
     BootstrapError, StoreBoard,
+    frame::write_frame,
     server::Server,
-    wire::{Answer, Call, MAX_PAYLOAD, Operation, read_answer, write_frame},
+    wire::{Answer, Call, MAX_PAYLOAD, Operation, read_answer},
 };
 use crate::comm::{Rank, WorldSize};
 

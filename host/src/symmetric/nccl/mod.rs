@@ -44,6 +44,15 @@ impl NcclMemory {
     }
 }
 
+#[cfg(test)]
+impl NcclMemory {
+    /// Of a stand-in for the library.
+    pub fn on_a_stand_in() -> Self {
+        let driver = Arc::new(fake::Device(super::vmm::Memfd::new([0; 16])));
+        Self { allocator: Arc::new(Allocator::new(driver, &fake::WINDOWS)), opened: Mutex::default() }
+    }
+}
+
 fn unavailable(why: String) -> SymmetricError {
     SymmetricError::Unavailable { backend: BackendName::Nccl, why }
 }

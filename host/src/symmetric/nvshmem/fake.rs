@@ -76,6 +76,11 @@ unsafe extern "C" fn pointer(own: *const c_void, rank: c_int) -> *mut c_void {
 
 static FUNCTIONS: Functions = Functions { version, get_unique_id, set_unique_id, init, malloc, free, ptr: pointer };
 
+/// A process's world, which nobody has joined.
+pub fn leaked() -> &'static World {
+    Box::leak(Box::new(World::new(&FUNCTIONS, "a stand-in".to_owned()).unwrap()))
+}
+
 fn enter() -> Enter {
     Arc::new(|| Ok(()))
 }

@@ -38,6 +38,14 @@ impl NvshmemMemory {
     }
 }
 
+#[cfg(test)]
+impl NvshmemMemory {
+    /// Of a stand-in for the library.
+    pub fn on_a_stand_in() -> Self {
+        Self { world: fake::leaked(), opened: Mutex::default() }
+    }
+}
+
 fn unavailable(why: impl Into<String>) -> SymmetricError {
     SymmetricError::Unavailable { backend: BackendName::Nvshmem, why: why.into() }
 }
