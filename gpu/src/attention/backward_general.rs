@@ -22,6 +22,7 @@ use super::backward_schedule::{KeyQueue, KeyTile, next_tile};
 use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
 use super::backward_walk::Walk;
 use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
+use super::limits::check_sequences;
 use super::mask::{Mask, Window};
 use super::sequence::{Sequences, place};
 use super::softmax::cap;
@@ -311,14 +312,7 @@ where
 {
     const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
     let (batches, heads) = (u64::from(args.batches), u64::from(args.heads));
-    for (name, array) in [
-        ("query_ends", &args.query_ends),
-        ("key_ends", &args.key_ends),
-        ("query_offsets", &args.query_offsets),
-        ("key_offsets", &args.key_offsets),
-    ] {
-        LaunchError::check_length(name, batches + 1, array.len())?;
-    }
+    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
     let blocks = u64::from(args.blocks) * heads * u64::from(args.group);
     LaunchError::check_length("offsets", blocks * QUERIES as u64, args.offsets.len())?;
     LaunchError::check_length("deltas", blocks * QUERIES as u64, args.deltas.len())?;

@@ -30,6 +30,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
 use oxtile_tile::shared::Tiles;
 
+use super::limits::check_sequences;
 use super::mask::{Span, Window};
 use super::panels::{PANEL, Place, RESTING, Rows, Side, THREADS, accumulate, copy_side, product};
 use super::sequence::Sequences;
@@ -284,11 +285,7 @@ where
     Columns<STEP>: MatrixColumns,
 {
     const { assert!(STEP <= RESTING && PARTS <= PANELS, "statistics and panels have room") };
-    let sequences = u64::from(args.batches) + 1;
-    LaunchError::check_length("query_ends", sequences, args.query_ends.len())?;
-    LaunchError::check_length("key_ends", sequences, args.key_ends.len())?;
-    LaunchError::check_length("query_offsets", sequences, args.query_offsets.len())?;
-    LaunchError::check_length("key_offsets", sequences, args.key_offsets.len())?;
+    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
     LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
     LaunchError::check_limit("size", u64::from(args.size), (PANELS * PANEL) as u64)?;
     LaunchError::check_limit("value_size", u64::from(args.value_size), (PANELS * PANEL) as u64)?;

@@ -14,7 +14,7 @@ use super::softmax::warp_max;
 const THREADS: u32 = 128;
 const ROWS: u32 = THREADS / warp::LANES;
 /// Parts of a row at most: one a lane.
-pub const MOST_SPLITS: u32 = warp::LANES;
+pub const MOST_PARTS: u32 = warp::LANES;
 
 /// `out` and `log_sum_exp` become those of all keys: row `r` of `[batches, heads, rows]` of `out` begins at element `batch *
 /// batch_stride + head * head_stride + row * row_stride` and has `size` elements, a multiple of 2; `log_sum_exp` is natural, `[batches, heads,
@@ -29,7 +29,7 @@ pub fn attention_combine<T: RegisterElement>(
     log_sum_exp: GlobalMut<f32>,
     heads: u32,
     rows: u32,
-    splits: u32,
+    parts: u32,
     size: u32,
     batch_stride: u64,
     head_stride: u64,
@@ -40,7 +40,7 @@ pub fn attention_combine<T: RegisterElement>(
     if at >= all_rows {
         return;
     }
-    let log = if lane < splits { logs.load(u64::from(lane) * all_rows + at) } else { f32::NEG_INFINITY };
+    let log = if lane < parts { logs.load(u64::from(lane) * all_rows + at) } else { f32::NEG_INFINITY };
     let largest = warp_max(log, 1);
     // By its own logarithm: the largest of the lanes leaves out one that is not a number, which must reach the result.
     let weight = if log == f32::NEG_INFINITY { 0.0 } else { exp2(log - largest) };
@@ -57,14 +57,14 @@ pub fn attention_combine<T: RegisterElement>(
     while first < size {
         let column = first + 2 * lane;
         let mut sum = [0.0; 2];
-        let mut split = 0;
-        while split < splits {
-            let share = warp::shuffle(share, split);
+        let mut part = 0;
+        while part < parts {
+            let share = warp::shuffle(share, part);
             if column < size {
-                let part = sums.load_pair((u64::from(split) * all_rows + at) * u64::from(size) + u64::from(column)).map(f32::from_bits);
-                sum = [0, 1].map(|i| fma(share, part[i], sum[i]));
+                let values = sums.load_pair((u64::from(part) * all_rows + at) * u64::from(size) + u64::from(column)).map(f32::from_bits);
+                sum = [0, 1].map(|i| fma(share, values[i], sum[i]));
             }
-            split += 1;
+            part += 1;
         }
         if column < size {
             out.store_word(start + u64::from(column), T::pack(sum));
@@ -74,14 +74,14 @@ pub fn attention_combine<T: RegisterElement>(
 }
 
 fn grid<T: RegisterElement>(args: &AttentionCombineArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (all_rows, splits, size) = (args.log_sum_exp.len(), u64::from(args.splits), u64::from(args.size));
+    let (all_rows, parts, size) = (args.log_sum_exp.len(), u64::from(args.parts), u64::from(args.size));
     let (heads, rows) = (u64::from(args.heads), u64::from(args.rows));
-    LaunchError::check_limit("splits", splits, MOST_SPLITS.into())?;
+    LaunchError::check_limit("parts", parts, MOST_PARTS.into())?;
     LaunchError::check_multiple("size", 2, size)?;
     LaunchError::check_limit("log_sum_exp", all_rows, (1 << 31) - 1)?;
     LaunchError::check_multiple("log_sum_exp", heads * rows, all_rows)?;
-    LaunchError::check_length("logs", all_rows * splits, args.logs.len())?;
-    LaunchError::check_length("sums", (all_rows * splits).saturating_mul(size), args.sums.len())?;
+    LaunchError::check_length("logs", all_rows * parts, args.logs.len())?;
+    LaunchError::check_length("sums", (all_rows * parts).saturating_mul(size), args.sums.len())?;
     LaunchError::check_length("out", all_rows * size, args.out.len())?;
     LaunchError::check_alignment("sums", 8, args.sums.address())?;
     LaunchError::check_alignment("out", 4, args.out.address())?;

@@ -1,14 +1,9 @@
 //! Attention, forward: dense tensors, full or causal.
 //!
 //! A block stays on its multiprocessor and computes the result for a tile of queries of one head after another. One thread
-//! copies their queries, and keeps two stages of keys and two of values full, the last block of keys first. Two
-//! warpgroups have 64 queries each and walk over the blocks of keys ([`walk`]).
-//!
-//! | barrier | between |
-//! |---|---|
-//! | `queries` | the tile's number and queries are there; all warpgroups are done with them |
-//! | `keys`, `values` | a stage is full; all warpgroups have multiplied by it |
-//! | warpgroup | its staging tile was stored and may be written again; it is written |
+//! copies their queries, and keeps two stages of keys and two of values full, the last block of keys first ([`Rings`]). Two
+//! warpgroups have 64 queries each and walk over the blocks of keys ([`walk`]). What is stored waits in a tile of the warpgroup, whose
+//! barrier it passes before it writes there and behind.
 //!
 //! `Q` and the result are tensors of `[batches, heads, rows, size]`, `K` and `V` of `[batches, heads / group, keys, size]`, of any
 //! strides. Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. A query that sees no key
@@ -17,34 +12,27 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::Pod;
-use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup;
 
 use super::epilogue::{store, store_rows};
+use super::limits;
 use super::mask::{FAR, Mask, Span};
+use super::rings::Rings;
 use super::schedule::{Queue, Schedule, Tile};
 use super::softmax::Softmax;
 use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
-use super::walk::{Block, walk};
+use super::walk::walk;
 
-#[derive(SharedStorage)]
-struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team> {
-    queries: Pipeline<G::Parts<Part<T, D>>, 1>,
-    keys: Pipeline<Block<T, KEYS, D>, 2>,
-    values: Pipeline<Block<T, KEYS, V>, 2>,
-    staging: G::Staging<Part<T, V>>,
-    /// Which tile the queries are of; it comes and goes with them.
-    index: SharedArray<u32, 1>,
-}
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, <G as Team>::Staging<Part<T, V>>, 1>;
 
 /// Attends, with heads of up to `D` elements of queries and `V` of values. `diagonal` is the last key that query 0 sees, if
 /// `CAUSAL`; `scale` has the factor `log2(e)`; `log_sum_exp` is `[batches, heads, rows]`; `counter` is one zero, and is zero again
 /// afterwards. `section` heads are computed together.
-#[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
+#[kernel(threads = G::THREADS, grid = limits::forward, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], CAUSAL = [false, true])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], CAUSAL = [false, true])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], CAUSAL = [false, true])]
@@ -72,13 +60,7 @@ pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
 {
-    let shared = Shared::<T, D, V, KEYS, G>::claim();
-    if thread::index() == 0 {
-        shared.queries.init(G::CONSUMER_WARPS);
-        shared.keys.init(G::CONSUMER_WARPS);
-        shared.values.init(G::CONSUMER_WARPS);
-    }
-    block::sync();
+    let shared = Shared::<T, D, V, KEYS, G>::begin();
     let schedule = Schedule { tile_rows: G::QUERIES, row_tiles: rows.div_ceil(G::QUERIES), heads, batches, section };
     let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
     let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + G::QUERIES });
@@ -87,40 +69,34 @@ pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G
             if !G::begin_copies(role) {
                 return;
             }
-            let (mut queries, mut key_ring, mut value_ring) = (shared.queries.producer(), shared.keys.producer(), shared.values.producer());
+            let mut rings = shared.producers();
             let queue = Queue { counter, tiles: schedule.tiles() };
             let mut index = block::index()[0];
             while let Some(tile) = schedule.tile(index) {
                 let ticket = queue.take();
-                let (stage, full) = queries.acquire_with(G::PARTS * Part::<T, D>::SIZE, |_| shared.index.store(0, index));
-                for part in 0..G::PARTS {
-                    q.load(G::part(stage, part), [tile.batch, tile.head, tile.row + part * PART as u32, 0], full);
-                }
-                let head = tile.head / group.max(1);
+                let part = |part: u32| [tile.batch, tile.head, tile.row + part * PART as u32, 0];
+                rings.load_queries(&q, || shared.tile.store(0, index), part);
                 for block in (0..blocks_of(tile).end).rev() {
-                    let (stage, full) = key_ring.acquire(Block::<T, KEYS, D>::SIZE);
-                    k.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
-                    let (stage, full) = value_ring.acquire(Block::<T, KEYS, V>::SIZE);
-                    v.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
+                    rings.load_block(&k, &v, [tile.batch, tile.head / group.max(1), block * KEYS as u32, 0]);
                 }
                 index = queue.index(ticket);
             }
-            queries.acquire_with(0, |_| shared.index.store(0, index));
+            rings.end(|| shared.tile.store(0, index));
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
-            let (mut queries, mut key_ring, mut value_ring) = (shared.queries.consumer(), shared.keys.consumer(), shared.values.consumer());
+            let mut rings = shared.consumers();
             loop {
-                let stage = queries.wait();
-                let index = warp::shuffle(shared.index.load(0), 0);
+                let stage = rings.queries.wait();
+                let index = warp::shuffle(shared.tile.load(0), 0);
                 let query_part = G::part(stage.memory(), part);
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
                 let Some(tile) = schedule.tile(index) else { break };
                 let row = tile.row + part * PART as u32;
                 let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
-                let mut softmax = if G::SPARING { Softmax::sparing(scale) } else { Softmax::raising(scale, share(CAUSAL)) };
-                let mut sum = walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, |scores, step| {
+                let mut softmax = if G::SPARING { Softmax::sparing(scale) } else { Softmax::raising(scale, CAUSAL) };
+                let mut sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
                     if step.first || (CAUSAL && step.block >= whole) {
                         mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
                     }
@@ -142,31 +118,4 @@ pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G
             }
         }
     }
-}
-
-/// How many times a thread's sum a weight may be: with less the error where one weight is most of a row is that of exact maxima, with more fewer
-/// maxima are raised. Causal tiles begin with a block of which rows see little.
-const fn share(causal: bool) -> f32 {
-    if causal { 8.0 } else { 2.0 }
-}
-
-fn grid<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
-    args: &AttentionForwardArgs<'_, T, D, V, KEYS, G, CAUSAL>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    T: RegisterElement + StoredElement,
-    G: Team,
-    Columns<D>: MatrixColumns,
-    Columns<V>: MatrixColumns,
-    Columns<KEYS>: MatrixColumns,
-{
-    let heads = u64::from(args.batches) * u64::from(args.heads);
-    LaunchError::check_length("log_sum_exp", heads * u64::from(args.rows), args.log_sum_exp.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
-    LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - 1)?;
-    let tiles = heads * u64::from(args.rows.div_ceil(G::QUERIES));
-    LaunchError::check_limit("rows", tiles, (1 << 31) - 1)?;
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

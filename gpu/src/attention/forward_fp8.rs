@@ -32,6 +32,7 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
 use super::epilogue::{store, store_rows};
+use super::limits;
 use super::mask::{FAR, Mask, Span};
 use super::schedule::{Queue, Schedule, TILE_WORDS, Tile};
 use super::softmax::Softmax;
@@ -88,7 +89,7 @@ struct Shared<const D: usize, S: Swizzle> {
 }
 
 /// Attends, as [`attention_forward`](fn@super::attention_forward) does; `S` is the swizzle of rows of `D` bytes.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
+#[kernel(threads = Team::THREADS, grid = limits::forward_fp8, shared = Shared<D, S>, requires = sm_90a)]
 #[instances(D = [64], S = [Swizzle64], CAUSAL = [false, true])]
 #[instances(D = [128], S = [Swizzle128], CAUSAL = [false, true])]
 #[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
@@ -320,29 +321,4 @@ where
 #[inline(always)]
 fn of_head(scales: &Global<f32>, head: u32) -> f32 {
     scales.load(if scales.len() == 1 { 0 } else { head.into() })
-}
-
-fn grid<const D: usize, S: Swizzle, const CAUSAL: bool>(
-    args: &AttentionForwardFp8Args<'_, D, S, CAUSAL>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    Columns<D>: MatrixColumns,
-{
-    let heads = u64::from(args.batches) * u64::from(args.heads);
-    LaunchError::check_length("log_sum_exp", heads * u64::from(args.rows), args.log_sum_exp.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
-    LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - 1)?;
-    let key_heads = args.heads.checked_div(args.group).unwrap_or_default();
-    for (name, scales, heads) in
-        [("q_scale", args.q_scale, args.heads), ("k_scale", args.k_scale, key_heads), ("v_scale", args.v_scale, key_heads)]
-    {
-        if scales.len() != 1 {
-            LaunchError::check_length(name, heads.into(), scales.len())?;
-        }
-    }
-    let tiles = heads * u64::from(args.rows.div_ceil(QUERIES as u32));
-    LaunchError::check_limit("rows", tiles, (1 << 31) - 1)?;
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

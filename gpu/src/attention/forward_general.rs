@@ -12,31 +12,25 @@ use core::f32::consts::LOG2_E;
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::Pod;
-use oxtile_tile::pipeline::{self, Pipeline};
+use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, StoredElement};
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup;
 
 use super::epilogue::{Head, Running, store, store_rows};
+use super::limits;
 use super::mask::{Span, Window};
+use super::rings::Rings;
 use super::schedule::{ITEM_WORDS, Item, SequenceSchedule};
 use super::sequence::{Sequences, place};
 use super::softmax::{Softmax, cap};
 use super::team::{PART, Pair, Part, Role, Team, Wide};
-use super::walk::{Block, walk};
+use super::walk::walk;
 use super::workspace::Workspace;
 
-#[derive(SharedStorage)]
-struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team> {
-    queries: Pipeline<G::Parts<Part<T, D>>, 1>,
-    keys: Pipeline<Block<T, KEYS, D>, 2>,
-    values: Pipeline<Block<T, KEYS, V>, 2>,
-    staging: G::Staging<Part<T, V>>,
-    /// Which tile the queries are of; it comes and goes with them.
-    item: SharedArray<u32, ITEM_WORDS>,
-}
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> =
+    Rings<T, D, V, KEYS, G, <G as Team>::Staging<Part<T, V>>, ITEM_WORDS>;
 
 /// Attends, with heads of up to `D` elements of queries and `V` of values.
 ///
@@ -55,7 +49,7 @@ struct Shared<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team
 /// | `left`, `right`, `top_left` | [`Window`] |
 /// | `scale` | the factor of scores, which are then powers of 2 |
 /// | `cap`, `cap_factor` | `cap` of scores, if not 0 |
-#[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
+#[kernel(threads = G::THREADS, grid = limits::forward_general, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide])]
@@ -101,13 +95,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
 {
-    let shared = Shared::<T, D, V, KEYS, G>::claim();
-    if thread::index() == 0 {
-        shared.queries.init(G::CONSUMER_WARPS);
-        shared.keys.init(G::CONSUMER_WARPS);
-        shared.values.init(G::CONSUMER_WARPS);
-    }
-    block::sync();
+    let shared = Shared::<T, D, V, KEYS, G>::begin();
     let window = Window { left, right, top_left: top_left != 0 };
     let workspace = Workspace { words: workspace };
     let blocks_of = |item: &Item| window.of(&item.sequence).blocks::<KEYS>(Span { begin: item.tile.row, end: item.tile.row + G::QUERIES });
@@ -116,7 +104,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             if !G::begin_copies(role) {
                 return;
             }
-            let (mut queries, mut key_ring, mut value_ring) = (shared.queries.producer(), shared.keys.producer(), shared.values.producer());
+            let mut rings = shared.producers();
             let sequences =
                 Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
             let mut schedule = SequenceSchedule::new(sequences, G::QUERIES, batches, heads, group, section_keys);
@@ -124,30 +112,23 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             while let Some(item) = schedule.tile(index) {
                 let ticket = workspace.take();
                 let (Item { tile, sequence }, head) = (item, item.tile.head + item.tile.batch * sequence_heads);
-                let (stage, full) = queries.acquire_with(G::PARTS * Part::<T, D>::SIZE, |_| Item::store(Some(item), shared.item));
-                for part in 0..G::PARTS {
-                    let at = place(sequence.query_offset, sequence.queries, head, tile.row + part * PART as u32);
-                    q.load(G::part(stage, part), at, full);
-                }
+                let part = move |part: u32| place(sequence.query_offset, sequence.queries, head, tile.row + part * PART as u32);
+                rings.load_queries(&q, || Item::store(Some(item), shared.tile), part);
                 let blocks = blocks_of(&item);
                 for block in (blocks.begin..blocks.end).rev() {
-                    let at = place(sequence.key_offset, sequence.keys, head / group.max(1), block * KEYS as u32);
-                    let (stage, full) = key_ring.acquire(Block::<T, KEYS, D>::SIZE);
-                    k.load(stage, at, full);
-                    let (stage, full) = value_ring.acquire(Block::<T, KEYS, V>::SIZE);
-                    v.load(stage, at, full);
+                    rings.load_block(&k, &v, place(sequence.key_offset, sequence.keys, head / group.max(1), block * KEYS as u32));
                 }
                 index = ticket;
             }
-            queries.acquire_with(0, |_| Item::store(None, shared.item));
+            rings.end(|| Item::store(None, shared.tile));
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
-            let (mut queries, mut key_ring, mut value_ring) = (shared.queries.consumer(), shared.keys.consumer(), shared.values.consumer());
+            let mut rings = shared.consumers();
             let running = Running { out: running, log_sum_exp, row_stride, value_size };
             loop {
-                let stage = queries.wait();
-                let Some(item) = Item::load(shared.item) else { break };
+                let stage = rings.queries.wait();
+                let Some(item) = Item::load(shared.tile) else { break };
                 let query_part = G::part(stage.memory(), part);
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
@@ -157,7 +138,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                 let of_head = if sink.len() > 1 { u64::from(tile.head) } else { 0 };
                 let sunk = if sink.is_empty() { f32::NEG_INFINITY } else { sink.load(of_head) * LOG2_E };
                 let mut softmax = Softmax::with_sink(scale, sunk);
-                let mut sum = walk::<T, D, V, KEYS>(query, &mut key_ring, &mut value_ring, &mut softmax, blocks, |scores, step| {
+                let mut sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
                     let key = step.block * KEYS as u32;
                     if cap_limit != 0.0 {
                         cap::<KEYS>(scores, cap_factor, cap_limit);
@@ -198,35 +179,4 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             workspace.leave(G::CONSUMER_WARPS, &max_logit);
         }
     }
-}
-
-fn grid<T, const D: usize, const V: usize, const KEYS: usize, G>(
-    args: &AttentionForwardGeneralArgs<'_, T, D, V, KEYS, G>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    T: RegisterElement + StoredElement,
-    G: Team,
-    Columns<D>: MatrixColumns,
-    Columns<V>: MatrixColumns,
-    Columns<KEYS>: MatrixColumns,
-{
-    let (batches, heads, rows) = (u64::from(args.batches), u64::from(args.heads), u64::from(args.query_rows));
-    for (name, array) in [
-        ("query_ends", &args.query_ends),
-        ("key_ends", &args.key_ends),
-        ("query_offsets", &args.query_offsets),
-        ("key_offsets", &args.key_offsets),
-    ] {
-        LaunchError::check_length(name, batches + 1, array.len())?;
-    }
-    let statistics = if args.packed == 0 { batches * args.statistics_batch } else { heads * args.statistics_head };
-    LaunchError::check_length("log_sum_exp", statistics, args.log_sum_exp.len())?;
-    LaunchError::check_length("workspace", Workspace::words(heads), args.workspace.len())?;
-    LaunchError::check_limit("group", u64::from(args.group), heads)?;
-    LaunchError::check_limit("query_rows", rows, (1 << 30) - 1)?;
-    LaunchError::check_limit("key_rows", u64::from(args.key_rows), (1 << 30) - 1)?;
-    // Each sequence may end in a tile of its own.
-    let tiles = heads * batches.saturating_mul(rows.div_ceil(u64::from(G::QUERIES)) + 1);
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

@@ -18,6 +18,7 @@ use oxtile_tile::register_tile::{self, OperandTile, RegisterElement, RegisterTil
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
 
+use super::limits;
 use super::mask::{Span, Window};
 use super::sequence::Sequences;
 use super::softmax::Softmax;
@@ -40,7 +41,7 @@ struct Shared<T: Pod, const D: usize> {
 /// Attends. The first six numbers after the offsets say where the sequences lie; `head_step` heads of queries, and as many of keys as
 /// share them, separate sequences that share rows. `log_rows` is 0 where the log-sum-exp is `[heads, query_rows]`, else it is
 /// `[batches, heads, log_rows]`. `scale` has the factor `log2(e)`.
-#[kernel(threads = THREADS, grid = grid, shared = Shared<T, D>)]
+#[kernel(threads = THREADS, grid = limits::forward_portable, shared = Shared<T, D>)]
 #[instances(T = [bf16, f16], D = [64, 128])]
 #[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
@@ -170,20 +171,4 @@ fn copy_rows<T: Pod, const N: usize, const D: usize>(
         pipeline::copy_async_to_tile(tile, [row, chunk * per_chunk], source, start, if row < count { 16 } else { 0 });
         at += THREADS / per_row;
     }
-}
-
-fn grid<T: RegisterElement, const D: usize>(args: &AttentionForwardPortableArgs<'_, T, D>, _: &DeviceLimits) -> Result<Grid, LaunchError>
-where
-    Columns<D>: MatrixColumns,
-{
-    let sequences = u64::from(args.batches) + 1;
-    LaunchError::check_length("query_ends", sequences, args.query_ends.len())?;
-    LaunchError::check_length("key_ends", sequences, args.key_ends.len())?;
-    LaunchError::check_length("query_offsets", sequences, args.query_offsets.len())?;
-    LaunchError::check_length("key_offsets", sequences, args.key_offsets.len())?;
-    LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
-    let heads = u64::from(args.heads) * u64::from(args.batches);
-    let blocks = heads.saturating_mul(u64::from(args.row_tiles));
-    LaunchError::check_limit("row_tiles", blocks, (1 << 31) - 1)?;
-    Ok(Grid::x(blocks as u32))
 }

@@ -17,8 +17,11 @@ use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile};
 use oxtile_tile::shared::Tiles;
 
 use super::epilogue::{Head, Running, store_rows};
+use super::limits;
 use super::mask::{Span, Window};
-use super::panels::{PANEL, Panels, Place, RESTING, Rows, Side, THREADS, accumulate, copy_panels, copy_side, product};
+use super::panels::{
+    PANEL, Panels, Place, RESTING, Rows, Side, THREADS, accumulate, copy_panels, copy_side, portable_general_keys, product,
+};
 use super::sequence::Sequences;
 use super::softmax::{Softmax, cap};
 use super::workspace::Workspace;
@@ -47,7 +50,7 @@ struct Shared<T: Pod, const PANELS: usize, const KEYS: usize> {
 /// | `left`, `right`, `top_left` | [`Window`] |
 /// | `scale` | the factor of scores, which are then powers of 2 |
 /// | `cap_limit`, `cap_factor` | `cap` of scores, if `cap_limit` is not 0 |
-#[kernel(threads = THREADS, grid = grid, shared = Shared<T, PANELS, KEYS>)]
+#[kernel(threads = THREADS, grid = limits::forward_portable_general, shared = Shared<T, PANELS, KEYS>)]
 #[instances(T = [bf16, f16], PANELS = [1, 2], KEYS = [64])]
 #[instances(T = [bf16, f16], PANELS = [4], KEYS = [32])]
 #[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
@@ -85,6 +88,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
 ) where
     Columns<KEYS>: MatrixColumns,
 {
+    const { assert!(KEYS == portable_general_keys(PANELS)) };
     let Shared { queries, stages } = Shared::<T, PANELS, KEYS>::claim();
     // No divisor is zero, as there is a block; saying so keeps the check out. The last rows come first: they see the most keys.
     let (index, all_heads, group) = (block::index()[0], (heads * batches).max(1), group.max(1));
@@ -184,73 +188,4 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
     if !max_logit.is_empty() {
         workspace.leave(WARPS, &max_logit);
     }
-}
-
-fn grid<T: RegisterElement, const PANELS: usize, const KEYS: usize>(
-    args: &AttentionForwardPortableGeneralArgs<'_, T, PANELS, KEYS>,
-    _: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    Columns<KEYS>: MatrixColumns,
-{
-    let (batches, heads, group) = (u64::from(args.batches), u64::from(args.heads), u64::from(args.group));
-    for (name, array) in [
-        ("query_ends", &args.query_ends),
-        ("key_ends", &args.key_ends),
-        ("query_offsets", &args.query_offsets),
-        ("key_offsets", &args.key_offsets),
-    ] {
-        LaunchError::check_length(name, batches + 1, array.len())?;
-    }
-    LaunchError::check_limit("group", group, heads)?;
-    LaunchError::check_multiple("heads", group, heads)?;
-    LaunchError::check_limit("query_rows", args.query_rows.into(), (1 << 30) - 1)?;
-    LaunchError::check_limit("key_rows", args.key_rows.into(), (1 << 30) - 1)?;
-    LaunchError::check_limit("row_tiles", args.row_tiles.into(), u64::from(args.query_rows).div_ceil(RESTING as u64))?;
-    let (size, value_size) = (u64::from(args.size), u64::from(args.value_size));
-    for (name, size) in [("size", size), ("value_size", value_size)] {
-        LaunchError::check_multiple(name, 8, size)?;
-        LaunchError::check_limit(name, size, (PANELS * PANEL) as u64)?;
-    }
-    let blocks = (heads * batches).saturating_mul(args.row_tiles.into());
-    LaunchError::check_limit("row_tiles", blocks, (1 << 31) - 1)?;
-    // Heads of a row of the tensors: sequences that share rows have heads of their own.
-    let all_heads = match args.head_step {
-        0 => heads,
-        step => {
-            LaunchError::check_limit("head_step", step.into(), heads)?;
-            LaunchError::check_multiple("head_step", heads, step.into())?;
-            heads * batches
-        }
-    };
-    let (queries, keys) =
-        (u64::from(args.query_rows).saturating_mul(all_heads), u64::from(args.key_rows).saturating_mul(all_heads / group.max(1)));
-    LaunchError::check_length("q", queries.saturating_mul(size), args.q.len())?;
-    LaunchError::check_length("k", keys.saturating_mul(size), args.k.len())?;
-    LaunchError::check_length("v", keys.saturating_mul(value_size), args.v.len())?;
-    if args.running.is_empty() {
-        LaunchError::check_length("out", queries.saturating_mul(value_size), args.out.len())?;
-    } else {
-        LaunchError::check_length("running", queries.saturating_mul(value_size), args.running.len())?;
-    }
-    let statistics =
-        if args.log_rows == 0 { heads * u64::from(args.query_rows) } else { (heads * batches).saturating_mul(args.log_rows.into()) };
-    LaunchError::check_length("log_sum_exp", statistics, args.log_sum_exp.len())?;
-    if !args.max_logit.is_empty() {
-        LaunchError::check_length("max_logit", heads, args.max_logit.len())?;
-        LaunchError::check_length("workspace", Workspace::words(heads), args.workspace.len())?;
-    }
-    if args.sink.len() > 1 {
-        LaunchError::check_length("sink", heads, args.sink.len())?;
-    }
-    for (name, bytes, address) in [
-        ("q", 16, args.q.address()),
-        ("k", 16, args.k.address()),
-        ("v", 16, args.v.address()),
-        ("out", 4, args.out.address()),
-        ("running", 8, args.running.address()),
-    ] {
-        LaunchError::check_alignment(name, bytes, address)?;
-    }
-    Ok(Grid::x(blocks as u32))
 }

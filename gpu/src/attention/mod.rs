@@ -7,6 +7,8 @@
 //! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
 //! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
 //! | `team` | who computes a tile |
+//! | `rings` | queries, keys and values in shared memory, and what fills them |
+//! | `limits` | what launches are held to, and the grids of the forward kernels |
 //! | `walk` | a warpgroup's loop over blocks of keys |
 //! | `forward_portable` | dense and packed tensors, masks and windows, on any GPU from sm_80 on |
 //! | `forward_portable_general` | the same with sinks, caps, merged results, and heads of any size |
@@ -53,8 +55,10 @@ mod forward_general;
 mod forward_portable;
 mod forward_portable_general;
 mod forward_split;
+mod limits;
 mod mask;
 mod panels;
+mod rings;
 mod schedule;
 mod sequence;
 mod softmax;
@@ -80,7 +84,7 @@ pub use forward_portable::*;
 pub use forward_portable_general::*;
 pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
-pub use panels::{PORTABLE_PANEL, RESTING};
+pub use panels::{PORTABLE_PANEL, RESTING, portable_general_keys};
 pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
 pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
 pub use workspace::Workspace;

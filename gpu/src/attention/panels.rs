@@ -18,6 +18,11 @@ pub const RESTING: usize = 64;
 pub const PORTABLE_PANEL: usize = 64;
 pub(super) const PANEL: usize = PORTABLE_PANEL;
 
+/// Keys of a step of the forward kernel, whose heads have so many panels.
+pub const fn portable_general_keys(panels: usize) -> usize {
+    if panels > 2 { 32 } else { 64 }
+}
+
 /// Rows of heads, a tile for each panel.
 pub(super) type Panels<T, const ROWS: usize, const PANELS: usize> = Tiles<SharedTile<T, ROWS, PANEL, Swizzle128>, PANELS>;
 

@@ -69,12 +69,13 @@ impl Softmax {
         Self { kept: [LOWEST; THREAD_ROWS], sparing: true, ..Self::new(scale) }
     }
 
-    /// The same with maxima raised to scores whose weights are more than `share` times the sum over a thread's columns, a quarter of a
-    /// row's: what is most of a row is 1 then, which rounding leaves as it is. The bound is [set](Self::settle) behind the first block, and
-    /// where a maximum is raised: the sum only grows, so it is never too high.
+    /// The same with maxima raised to scores whose weights are more than twice, where causal 8 times, the sum over a thread's columns, a quarter
+    /// of a row's: what is most of a row is 1 then, which rounding leaves as it is. With less the error where one weight is most of a row is that
+    /// of exact maxima, with more fewer maxima are raised; causal tiles begin with a block of which rows see little. The bound is
+    /// [set](Self::settle) behind the first block, and where a maximum is raised: the sum only grows, so it is never too high.
     #[inline(always)]
-    pub fn raising(scale: f32, share: f32) -> Self {
-        Self { share, ..Self::new(scale) }
+    pub fn raising(scale: f32, causal: bool) -> Self {
+        Self { share: if causal { 8.0 } else { 2.0 }, ..Self::new(scale) }
     }
 
     /// The same with a zero that the compiler does not know: it then holds no results of rows that see nothing in registers.

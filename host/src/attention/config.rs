@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use oxtile_kernels::attention::{FAR, MOST_SPLITS, Mask as Bounds, Sequence, Window as Seen};
+use oxtile_kernels::attention::{FAR, MOST_PARTS, Mask as Bounds, Sequence, Window as Seen};
 
 use crate::runtime::{Error, Result};
 use crate::tensor::shape::numel;
@@ -197,8 +197,8 @@ impl AttentionConfig {
                 return refuse(field, bound, format!("at most {}, or none for no bound", LIMIT - 1));
             }
         }
-        if let Some(parts) = self.key_parts.filter(|parts| !(1..=u64::from(MOST_SPLITS)).contains(parts)) {
-            return refuse("key_parts", parts, format!("from 1 to {MOST_SPLITS}, or none"));
+        if let Some(parts) = self.key_parts.filter(|parts| !(1..=u64::from(MOST_PARTS)).contains(parts)) {
+            return refuse("key_parts", parts, format!("from 1 to {MOST_PARTS}, or none"));
         }
         let positive = |x: f32| x.is_normal() && x > 0.0;
         if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {

@@ -2,7 +2,7 @@
 
 use oxtile_kernels::attention::{
     AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, PORTABLE_KEYS, PORTABLE_PANEL,
-    PORTABLE_QUERIES, Window as Seen,
+    PORTABLE_QUERIES, Window as Seen, portable_general_keys,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
@@ -75,7 +75,8 @@ impl AttentionConfig {
         let why = match key {
             PortableKey::Plain { .. } => format!("{PORTABLE_QUERIES} queries by {PORTABLE_KEYS} keys on mma, head_size {size}"),
             PortableKey::General { panels } => {
-                let (keys, padded, needs) = (general_keys(panels), panels as usize * PORTABLE_PANEL, self.portable_needs().join(", "));
+                let (keys, padded, needs) =
+                    (portable_general_keys(panels as usize), panels as usize * PORTABLE_PANEL, self.portable_needs().join(", "));
                 let heads = format!("heads of {size} and {value_size} padded to {padded}");
                 format!("{PORTABLE_QUERIES} queries by {keys} keys on mma, {heads}, general for {needs}")
             }
@@ -105,11 +106,6 @@ impl AttentionConfig {
         ];
         needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
     }
-}
-
-/// Keys of a step of the general kernel.
-const fn general_keys(panels: u64) -> u64 {
-    if panels > 2 { 32 } else { 64 }
 }
 
 /// Copies are of 16 bytes, which lie at multiples of 16.
@@ -178,9 +174,9 @@ macro_rules! elements {
         elements! { @ $t
             [PortableKey::Plain { head_size: 64 }] AttentionForwardPortable<$t, 64>;
             [PortableKey::Plain { head_size: 128 }] AttentionForwardPortable<$t, 128>;
-            [PortableKey::General { panels: 1 }] AttentionForwardPortableGeneral<$t, 1, 64>;
-            [PortableKey::General { panels: 2 }] AttentionForwardPortableGeneral<$t, 2, 64>;
-            [PortableKey::General { panels: 4 }] AttentionForwardPortableGeneral<$t, 4, 32>;
+            [PortableKey::General { panels: 1 }] AttentionForwardPortableGeneral<$t, 1, { portable_general_keys(1) }>;
+            [PortableKey::General { panels: 2 }] AttentionForwardPortableGeneral<$t, 2, { portable_general_keys(2) }>;
+            [PortableKey::General { panels: 4 }] AttentionForwardPortableGeneral<$t, 4, { portable_general_keys(4) }>;
         }
     )* };
     (@ $t:ident $([$key:pat] $kernel:ty;)*) => {

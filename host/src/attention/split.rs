@@ -1,7 +1,7 @@
 //! Few queries and many keys: how many parts the keys are divided into, and the arguments of the two kernels.
 
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, FAR, MOST_SPLITS, PART, Team,
+    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, FAR, MOST_PARTS, PART, Team,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -69,7 +69,7 @@ fn fastest_parts(tiles: u64, blocks: u64, multiprocessors: u64) -> u64 {
         let combining = if parts > 1 { COMBINING } else { 0 };
         (tiles * parts).div_ceil(multiprocessors.max(1)) * blocks.div_ceil(parts) + combining
     };
-    (1..=blocks.clamp(1, MOST_SPLITS.into())).min_by_key(|parts| time(*parts)).unwrap_or(1)
+    (1..=blocks.clamp(1, MOST_PARTS.into())).min_by_key(|parts| time(*parts)).unwrap_or(1)
 }
 
 impl<T, const D: usize, const V: usize, const KEYS: usize, G> Instance<T>
@@ -96,7 +96,7 @@ where
         let mut sums = Buffer::<f32>::uninitialised(stream, part_rows * size)?;
         let mut logs = Buffer::<f32>::uninitialised(stream, part_rows)?;
         let group = (heads / config.key_heads) as u32;
-        let [batches, heads, rows, keys, splits, size] = [batches, heads, rows, config.keys, config.parts(), size].map(|size| size as u32);
+        let [batches, heads, rows, keys, parts, size] = [batches, heads, rows, config.keys, config.parts(), size].map(|size| size as u32);
         let diagonal = if config.mask == Mask::Full || config.folds() { FAR } else { config.diagonal() };
         let (scale, out_length, log_sum_exp_length) = (config.scale_log2(), out.len(), log_sum_exp.len());
         Ok(BoundAttention::new(move |stream| {
@@ -112,7 +112,7 @@ where
                 rows,
                 keys,
                 diagonal,
-                splits,
+                parts,
                 value_size: size,
                 scale,
                 marker: std::marker::PhantomData,
@@ -125,7 +125,7 @@ where
                 log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
                 heads,
                 rows,
-                splits,
+                parts,
                 size,
                 batch_stride,
                 head_stride,

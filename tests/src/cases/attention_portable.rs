@@ -6,6 +6,7 @@ use oxtile_kernels::attention::{AttentionForwardPortableGeneral, AttentionForwar
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, attend, check, checked, visible};
+use super::attention_limits::refuses;
 use super::attention_problem::Problem;
 use crate::case::{Case, Outcome, Size, stream, text};
 
@@ -195,6 +196,8 @@ fn arguments(runtime: &Runtime) -> Outcome {
         ("heads", |args| (args.heads, args.group) = (3, 2)),
         ("query_rows", |args| args.query_rows = 1 << 30),
         ("key_rows", |args| args.key_rows = 1 << 30),
+        ("left", |args| args.left = FAR + 1),
+        ("right", |args| args.right = i32::MIN),
         ("row_tiles", |args| args.row_tiles = 2),
         ("size", |args| args.size = 12),
         ("size", |args| args.size = 72),
@@ -214,11 +217,4 @@ fn arguments(runtime: &Runtime) -> Outcome {
         refuses(name, launch([0, 0, 0], false, lengths, &|_| {}))?;
     }
     Ok(())
-}
-
-fn refuses(argument: &str, refused: oxtile::Result<()>) -> Outcome {
-    match refused {
-        Err(Error::Argument { error, .. }) if error.argument == argument => Ok(()),
-        other => Err(format!("{other:?}, where `{argument}` is to be refused")),
-    }
 }

@@ -8,6 +8,7 @@ mod attention_backward_general;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
+mod attention_limits;
 mod attention_nan;
 mod attention_portable;
 mod attention_problem;
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Case> {
         attention_nan::cases(),
         attention_portable::cases(),
         attention_ring::cases(),
+        attention_limits::cases(),
         attention_split::cases(),
         conformance::cases(),
     ]

@@ -20,19 +20,19 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
 ];
 
 fn waits_for_queries_to_be_free(mutation: &Mutation) -> bool {
-    let here = is_at_line(mutation, include_str!("../../../gpu/src/attention/forward_split.rs"), "queries.acquire(");
+    let here = is_at_line(mutation, include_str!("../../../gpu/src/attention/rings.rs"), "self.queries.acquire_with(G::PARTS");
     here && mutation.site.operation == "mbarrier_wait_parity" && mutation.change == Change::Skip
 }
 
 /// Two parts of three blocks of keys each, one more than there are stages.
 const KEYS: u64 = 700;
 const QUERIES: u64 = 70;
-const SPLITS: u64 = 2;
+const PARTS: u64 = 2;
 
 fn attend(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (q, mut out) = (device.upload::<bf16>("q", &small(QUERIES)), device.upload::<bf16>("out", &small(QUERIES)));
     let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(KEYS)));
-    let rows = vec![0; (SPLITS * QUERIES) as usize];
+    let rows = vec![0; (PARTS * QUERIES) as usize];
     let mut sums = device.upload::<f32>("sums", &rows.repeat(SIZE as usize));
     let (mut logs, mut log_sum_exp) = (device.upload::<f32>("logs", &rows), device.upload::<f32>("log_sum_exp", &rows[..QUERIES as usize]));
     let maps = [map(device, &q, QUERIES, 64), map(device, &k, KEYS, 128), map(device, &v, KEYS, 128)];
@@ -51,7 +51,7 @@ fn attend(device: &Device) -> Result<Vec<u32>, Outcome> {
             rows: QUERIES as u32,
             keys: KEYS as u32,
             diagonal: FAR,
-            splits: SPLITS as u32,
+            parts: PARTS as u32,
             value_size: SIZE as u32,
             scale: 0.18,
             marker: std::marker::PhantomData,
@@ -65,7 +65,7 @@ fn attend(device: &Device) -> Result<Vec<u32>, Outcome> {
         log_sum_exp: log_sum_exp.view_mut(),
         heads: 1,
         rows: QUERIES as u32,
-        splits: SPLITS as u32,
+        parts: PARTS as u32,
         size: SIZE as u32,
         batch_stride: 0,
         head_stride: 0,

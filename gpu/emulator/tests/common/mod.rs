@@ -7,6 +7,11 @@ use std::sync::Arc;
 /// Seeds that a correct kernel is silent under, and a wrong one is found within.
 pub const SEEDS: std::ops::Range<u64> = 0..48;
 
+/// A job of one block of 64 threads.
+pub fn job(body: fn(&[u64])) -> impl Fn() -> Job {
+    move || Job::new("faulty", 1, 64, 64, 256, body)
+}
+
 pub fn load(address: u64) -> u32 {
     u32::from_le_bytes(device::global_read(address, ReadOrder::Weak))
 }

@@ -1,0 +1,84 @@
+//! Lanes that meet: at one line, or in masks of their own.
+
+mod common;
+use common::*;
+use oxtile_emulator::{FaultKind, ShuffleMode, device};
+
+#[test]
+fn divergence_names_both_lines() {
+    #[expect(clippy::if_same_then_else, reason = "two lines is the bug")]
+    fn split(_: &[u64]) {
+        if device::lane() < 16 {
+            device::warp_sync(u32::MAX);
+        } else {
+            device::warp_sync(u32::MAX);
+        }
+    }
+    let fault = reported(job(split), FaultKind::Divergence);
+    assert_eq!(fault.involved.len(), 2, "{fault}");
+    assert_ne!(fault.involved[0].location.line(), fault.involved[1].location.line());
+    let fault = reported(
+        job(|_| {
+            if device::lane() != 3 {
+                device::warp_sync(u32::MAX);
+            }
+        }),
+        FaultKind::Divergence,
+    );
+    assert!(fault.to_string().contains("0x00000008"), "{fault}");
+    let read_outside = |_: &[u64]| {
+        if device::lane() < 4 {
+            device::shuffle(0xf, ShuffleMode::Index, 0, 7, 0x1f);
+        }
+    };
+    reported(job(read_outside), FaultKind::Divergence);
+}
+
+#[test]
+fn lanes_of_disjoint_masks_may_diverge() {
+    fn halves(arguments: &[u64]) {
+        let lane = device::lane();
+        let sum = if lane < 16 {
+            device::reduce(0xffff, oxtile_emulator::ReduceOp::Add, lane)
+        } else {
+            device::reduce(0xffff_0000, oxtile_emulator::ReduceOp::Add, lane)
+        };
+        store(arguments[1] + u64::from(lane) * 4, sum);
+    }
+    silent(|| Job::new("halves", 1, 32, 32, 0, halves), |out| assert_eq!((out[0], out[31]), (120, 376)));
+}
+
+/// As many masks at once as lanes can wait in: sixteen pairs, all of which wait before the first is complete.
+#[test]
+fn every_lane_may_wait_in_a_mask_of_its_own() {
+    fn pairs(arguments: &[u64]) {
+        let lane = device::lane();
+        let mask = 1 << lane | 1 << (lane ^ 16);
+        let other = device::shuffle(mask, ShuffleMode::Butterfly, lane, 16, 0x1f);
+        device::warp_sync(1 << lane);
+        let all_named = device::vote(mask, oxtile_emulator::VoteMode::Ballot, true) == mask;
+        store(arguments[1] + u64::from(lane) * 4, other + 100 * u32::from(all_named));
+    }
+    silent(|| Job::new("pairs", 1, 32, 32, 0, pairs), |out| assert!((0..32).all(|lane| out[lane] == (lane as u32 ^ 16) + 100)));
+}
+
+/// Lane 0 waits for lane 1, which waits for both others.
+#[test]
+fn lanes_that_wait_for_each_other_in_two_masks_diverge() {
+    let crossed = |_: &[u64]| device::warp_sync(if device::lane() == 0 { 0b11 } else { 0b111 });
+    let text = reported(|| Job::new("crossed", 1, 3, 4, 0, crossed), FaultKind::Divergence).to_string();
+    assert!(text.contains("of mask 0x00000003") && text.contains("of mask 0x00000007"), "{text}");
+}
+
+/// Lane 1 meets lane 2, then lane 0, which may wait for it already.
+#[test]
+fn a_lane_may_meet_others_on_its_way() {
+    fn chain(arguments: &[u64]) {
+        let lane = device::lane();
+        let sum = |mask| device::reduce(mask, oxtile_emulator::ReduceOp::Add, lane);
+        let late = if lane > 0 { sum(0b110) } else { 0 };
+        let early = if lane < 2 { sum(0b11) } else { 0 };
+        store(arguments[1] + u64::from(lane) * 4, 10 * late + early);
+    }
+    silent(|| Job::new("chain", 1, 3, 3, 0, chain), |out| assert_eq!(out, [1, 31, 30]));
+}

@@ -1,0 +1,66 @@
+//! Faults of memory: each is typed and names the tensor, the place in it and the line.
+
+mod common;
+use common::*;
+use oxtile_emulator::{FaultKind, GridRun, Launch, Memory, MemoryError, Options, ReadOrder, device};
+
+#[test]
+fn memory_faults_name_tensor_offset_and_line() {
+    let fault = reported(job(|a| store(a[1] + 4 * u64::from(thread() + 1), 1)), FaultKind::OutOfBounds);
+    let text = fault.to_string();
+    for part in ["`output`", "offset 256", "256 bytes", "thread (63, 0, 0)", "kernel `faulty`", "mod.rs"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    reported(job(|a| _ = device::global_read::<16>(a[0] + 8, ReadOrder::Weak)), FaultKind::Misaligned);
+    reported(job(|_| shared_store(256, 1)), FaultKind::OutOfBounds);
+    reported(job(|_| _ = shared_load(thread() * 4)), FaultKind::Uninitialised);
+    reported(job(|a| _ = load(a[0] + (1 << 40))), FaultKind::OutOfBounds);
+}
+
+#[test]
+fn uninitialised_and_freed_global_memory_is_found() {
+    let memory = Memory::new();
+    let scratch = memory.allocate("scratch", 64, 0);
+    let launch = Launch::new("reader", 1, 1, |a| _ = load(a[0] + 8)).arguments(&[scratch]);
+    let run = |launch: &Launch| GridRun::new(&memory, launch.clone(), Options::default()).unwrap().run();
+    let fault = run(&launch).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised);
+    assert!(fault.to_string().contains("offset 8 of `scratch`"), "{fault}");
+    memory.write(scratch, &[0; 12]).unwrap();
+    run(&launch).unwrap();
+    memory.free(scratch).unwrap();
+    let fault = run(&launch).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::UseAfterFree, "{fault}");
+    assert_eq!(memory.free(scratch), Err(MemoryError::NotAllocated { address: scratch }));
+}
+
+/// A copy between device buffers initialises nothing.
+#[test]
+fn copied_bytes_are_as_initialised_as_their_source() {
+    let memory = Memory::new();
+    let [source, target] = ["source", "target"].map(|name| memory.allocate(name, 64, 0));
+    memory.write(source, &[1; 32]).unwrap();
+    memory.write(target, &[2; 64]).unwrap();
+    memory.copy(target + 8, source + 4, 56).unwrap();
+    let launch = |offset| Launch::new("reader", 1, 1, |a| _ = load(a[0])).arguments(&[target + offset]);
+    let run = |offset| GridRun::new(&memory, launch(offset), Options::default()).unwrap().run();
+    for initialised in [0, 4, 8, 32] {
+        run(initialised).unwrap();
+    }
+    let fault = run(36).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised);
+    assert!(fault.to_string().contains("offset 36 of `target`"), "{fault}");
+    let mut bytes = [0; 64];
+    memory.read(target, &mut bytes).unwrap();
+    assert_eq!(bytes, *[[2; 8].as_slice(), &[1; 28], &[0; 28]].concat());
+    assert!(memory.copy(target + 32, source, 40).is_err());
+}
+
+#[test]
+fn tensors_are_named_by_their_parameters() {
+    let mut job = Job::new("named", 1, 1, 4, 0, |a| store(a[1] + 16, 1));
+    let name = oxtile_emulator::TensorName { name: "scales".to_owned(), address: job.output, bytes: 16 };
+    job.launch.tensors.push(name);
+    let fault = job.run(Options::default()).unwrap_err();
+    assert!(fault.to_string().contains("`scales`"), "{fault}");
+}
