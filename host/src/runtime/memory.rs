@@ -11,7 +11,7 @@
 //!   keep it: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
 //!   nothing, so it excludes all else of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
 
 use super::backend::{Copy, StreamId};
 use super::error::{Error, Result};
@@ -51,26 +51,7 @@ pub(crate) struct Memory {
     home: Option<Arc<StreamInner>>,
     /// Who lends it.
     owner: Option<Arc<dyn Owner>>,
-    /// Where other ranks' instances of it lie, once a view of all was lent.
-    pub instances: OnceLock<Instances>,
     uses: Mutex<Uses>,
-}
-
-/// What all ranks have, in one range of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Instances {
-    /// Where rank 0's lies.
-    pub first: u64,
-    /// Bytes from one to the next.
-    pub stride: u64,
-    pub ranks: u32,
-}
-
-impl Instances {
-    /// Where each lies.
-    pub fn addresses(self) -> impl Iterator<Item = u64> {
-        (0..u64::from(self.ranks)).map(move |rank| self.first + rank * self.stride)
-    }
 }
 
 /// The streams whose work on a piece of memory may still be under way.
@@ -121,31 +102,14 @@ impl Memory {
 
     fn owned(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: &str, uses: Uses) -> Arc<Self> {
         let (runtime, name, home) = (Arc::clone(&stream.runtime), name.to_owned(), Some(Arc::clone(stream)));
-        let (device, owner, instances, uses) = (stream.id.device, None, OnceLock::new(), Mutex::new(uses));
-        Arc::new(Self { runtime, place, device, address, bytes, name, home, owner, instances, uses })
+        let (device, owner, uses) = (stream.id.device, None, Mutex::new(uses));
+        Arc::new(Self { runtime, place, device, address, bytes, name, home, owner, uses })
     }
 
     /// Device memory of an owner, or of another library, which the caller vouches for.
     pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64, owner: Option<Arc<dyn Owner>>) -> Arc<Self> {
-        let (runtime, name, instances, uses) = (Arc::clone(runtime), "borrowed".to_owned(), OnceLock::new(), Mutex::default());
-        Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, owner, instances, uses })
-    }
-
-    /// The bytes that a view of it reaches. One of all ranks' instances, of as many elements of each, reaches so many of each; what lies between
-    /// them it does not. A part of such a view that looks like one of other elements of each is taken for that.
-    pub fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
-        let Some(instances) = self.instances.get() else { return vec![(address, bytes)] };
-        let all_but_one = u64::from(instances.ranks - 1) * instances.stride;
-        let (begin, of_each) = (address.wrapping_sub(instances.first), bytes.saturating_sub(all_but_one));
-        if of_each != 0 && begin.checked_add(of_each).is_some_and(|end| end <= self.bytes) {
-            return (0..u64::from(instances.ranks)).map(|rank| (address + rank * instances.stride, of_each)).collect();
-        }
-        // A part of such a view.
-        let part = |start: u64| {
-            let (from, to) = (start.max(address), (start + self.bytes).min(address + bytes));
-            (from < to).then(|| (from, to - from))
-        };
-        instances.addresses().filter_map(part).collect()
+        let (runtime, name, uses) = (Arc::clone(runtime), "borrowed".to_owned(), Mutex::default());
+        Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, owner, uses })
     }
 
     /// Fails unless work on `stream` may use this memory.

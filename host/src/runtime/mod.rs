@@ -18,6 +18,7 @@ mod error;
 mod event;
 mod event_pool;
 mod graph;
+pub(crate) mod instances;
 mod library;
 mod limits;
 pub(crate) mod matmul;

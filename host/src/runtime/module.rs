@@ -9,6 +9,7 @@ use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::error::{Error, Result};
+use super::instances::Instances;
 use super::limits;
 use super::memory::{self, Memory};
 use super::runtime::{Functions, Inner};
@@ -155,6 +156,12 @@ fn order(stream: &Arc<StreamInner>, args: &dyn KernelArgs) -> Result<()> {
 
 /// The memory behind a view, if this crate lent it.
 pub(crate) fn memory_of<'a>(access: &BufferAccess<'a>) -> Option<&'a Arc<Memory>> {
+    let owner: &'a (dyn std::any::Any + Send + Sync) = access.owner;
+    owner.downcast_ref().or_else(|| instances_of(access).map(|instances| &instances.memory))
+}
+
+/// All ranks' instances, where the view is of them.
+pub(crate) fn instances_of<'a>(access: &BufferAccess<'a>) -> Option<&'a Instances> {
     let owner: &'a (dyn std::any::Any + Send + Sync) = access.owner;
     owner.downcast_ref()
 }

@@ -18,6 +18,7 @@ use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
 use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
 use crate::runtime::backend::{Caller, WordOperation};
+use crate::runtime::instances::Lent;
 use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
 use crate::runtime::{Buffer, Device, Error, Kind, Owner, Result, Stream};
@@ -171,7 +172,7 @@ impl Arena {
         // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the arena is not closed before it is
         // dropped, and then waits for the streams that it was told of.
         let local = unsafe { Buffer::lent(&self.0.control.device(), self.0.base + offset, len, Arc::clone(&arena) as _)? };
-        Ok(SymmetricBuffer { arena, number, offset, local })
+        Ok(SymmetricBuffer { arena, number, offset, local, lent: Lent::default() })
     }
 
     /// Takes a signal channel: a word for each rank that writes, on every rank. Every rank takes the same, in one order.

@@ -11,6 +11,7 @@ use super::arena::Arena;
 use super::ticket::Ticket;
 use crate::comm::Rank;
 use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::instances::Lent;
 use crate::runtime::{Buffer, Error, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
@@ -23,6 +24,8 @@ pub struct SymmetricBuffer<T> {
     pub(super) number: usize,
     pub(super) offset: u64,
     pub(super) local: Buffer<T>,
+    /// Of views of all ranks.
+    pub(super) lent: Lent,
 }
 
 impl<T: Pod> SymmetricBuffer<T> {

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Owner};
 use oxtile_tile::num::Pod;
 
 use super::backend::SymmetricBackend;
@@ -11,8 +12,8 @@ use super::buffer::{SymmetricBuffer, fits};
 use super::error::SymmetricError;
 use super::ticket::Ticket;
 use crate::comm::Rank;
-use crate::runtime::memory::Instances;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::instances::Instances;
+use crate::runtime::{Buffer, Error, Kind, Result, Stream};
 
 /// All ranks' instances of a [`SymmetricBuffer`], or the same elements of each: element `i` of rank `r` is element `r * stride + i` of the
 /// [view](Self::view) that kernels take, so that one base and one stride are all that they need. Made by [`SymmetricBuffer::contiguous`].
@@ -62,9 +63,7 @@ impl<T: Pod> SymmetricBuffer<T> {
             let why = format!("elements of {size} bytes do not divide the {stride} from rank to rank: take an element type of 2^n bytes");
             return Err(Error::Invalid { what: "SymmetricBuffer::contiguous", why });
         }
-        let instances = Instances { first: bases[0] + self.offset, stride, ranks: inner.world.get() };
-        let Instances { first: address, .. } = *self.local.memory().instances.get_or_init(|| instances);
-        Ok(ContiguousView { buffer: self, address, stride: stride / size, start: 0, len: self.len() })
+        Ok(ContiguousView { buffer: self, address: bases[0] + self.offset, stride: stride / size, start: 0, len: self.len() })
     }
 
     /// As [`contiguous`](Self::contiguous), to be written.
@@ -133,7 +132,17 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
         let between = u64::from(arena.world.get() - 1) * self.stride;
         let len = if self.is_empty() { 0 } else { between + self.len };
         // SAFETY: the buffer's memory keeps the arena, whose mappings of all ranks go when it does; buffers are aligned to 256 bytes.
-        Ok(unsafe { DeviceView::from_raw(self.address, len, self.buffer.local.owner()) })
+        Ok(unsafe { DeviceView::from_raw(self.address, len, self.owner()) })
+    }
+
+    /// What kernels' views of it own: on the virtual cluster what tells which elements those are. On a GPU nobody asks.
+    fn owner(&self) -> Owner<'a> {
+        let (buffer, ranks) = (self.buffer, self.buffer.arena.world().get());
+        if buffer.local.memory().runtime.kind() != Kind::Emulated {
+            return buffer.local.owner();
+        }
+        let (memory, size) = (Arc::clone(buffer.local.memory()), size_of::<T>() as u64);
+        buffer.lent.lend(Instances { memory, first: self.address, stride: self.stride * size, ranks, bytes: self.len * size })
     }
 
     /// Copies the elements of every rank to `target`, one rank's behind the other's, in stream order and by the copy engine: as
@@ -176,7 +185,7 @@ impl<'a, T: Pod> ContiguousViewMut<'a, T> {
         let view = self.0.view(stream)?;
         // SAFETY: as there; the exclusive borrow of the buffer is the exclusive view of its elements on this rank, signals order the others'; of what lies
         // between the caller vouches that it is not used.
-        Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.buffer.local.owner()) })
+        Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.owner()) })
     }
 }
 

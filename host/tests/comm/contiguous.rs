@@ -159,6 +159,33 @@ fn the_sanitizer_sees_each_ranks_instance_and_nothing_between() {
     }
 }
 
+/// A part of a view of all that begins in rank 0's memory has the others' from their first element on.
+#[test]
+fn the_sanitizer_takes_a_part_for_what_it_is() {
+    for (seed, is_part) in (0..16).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let all = Arenas::new(2, seed);
+        let mut buffers = all.buffers(LEN.into());
+        published(&all, &mut buffers, None);
+        all.world.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        let (stream, theirs) = (all.stream(0), all.stream(1));
+        // Written by its rank meanwhile.
+        let values = Buffer::from_slice(theirs, &[0_u32; 3]).unwrap();
+        buffers[1].peer(all.world.rank(1)).unwrap().put(theirs, &values, 0..3, 0).unwrap();
+        let view = buffers[0].contiguous().unwrap();
+        let (stride, whole) = (view.stride(), view.view(stream).unwrap());
+        let later = buffers[0].contiguous().unwrap().slice(3..LEN.into()).unwrap();
+        let view = if is_part { whole.slice(3, whole.len()) } else { later.view(stream).unwrap() };
+        assert_eq!((view.address(), view.len()), (later.address(Rank::ZERO).unwrap(), stride + u64::from(LEN) - 3));
+        let mut target = Buffer::<u32>::uninitialised(stream, 1).unwrap();
+        load::<SumRanks>(&all).launch(stream, SumRanksArgs { all: view, target: target.view_mut(), stride, ranks: 2 }).unwrap();
+        let ended = all.world.streams.iter().try_for_each(|stream| stream.synchronize());
+        match ended {
+            Err(Error::Race(race)) if is_part => assert_eq!((race.device, race.bytes, race.kind), (1, 12, RaceKind::Unordered), "{race}"),
+            ended => assert!(ended.is_ok() && !is_part, "seed {seed}, a part: {is_part}: {ended:?}"),
+        }
+    }
+}
+
 /// The runtime orders the view with other uses of this rank's own instance, on whatever streams.
 #[test]
 fn this_ranks_instance_is_ordered_by_the_runtime() {

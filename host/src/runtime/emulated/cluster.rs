@@ -17,7 +17,7 @@ use super::scheduler::State;
 use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
-use crate::runtime::module::memory_of;
+use crate::runtime::module::{instances_of, memory_of};
 use crate::runtime::runtime::{lock, seed_from_environment};
 use crate::timeline::Recording;
 
@@ -339,5 +339,5 @@ fn tensor_names(launch: &KernelLaunch<'_>) -> Vec<TensorName> {
 /// The bytes of an argument: those of every rank's instance, where it is a view of all.
 fn pieces_of(access: &BufferAccess<'_>) -> Vec<(u64, u64)> {
     let whole = (access.address, access.bytes);
-    memory_of(access).map_or_else(|| vec![whole], |memory| memory.pieces(access.address, access.bytes))
+    instances_of(access).map_or_else(|| vec![whole], |instances| instances.pieces(access.address, access.bytes))
 }

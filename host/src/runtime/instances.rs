@@ -1,0 +1,73 @@
+//! The same elements of every rank's instance of a piece of memory, as views of all of them own.
+
+use std::sync::{Arc, OnceLock};
+
+use super::memory::Memory;
+
+/// Some bytes of each rank's instance of a piece of memory, which lie in one range of addresses.
+#[derive(Clone)]
+pub(crate) struct Instances {
+    /// This rank's.
+    pub memory: Arc<Memory>,
+    /// Where those of rank 0 lie.
+    pub first: u64,
+    /// Bytes from one rank's to the next one's.
+    pub stride: u64,
+    pub ranks: u32,
+    /// How many of each.
+    pub bytes: u64,
+}
+
+impl Instances {
+    /// The bytes that a view reaches, which is of them or a part of that: what lies between the ranks' it does not.
+    pub fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let piece = |rank: u64| {
+            let start = self.first + rank * self.stride;
+            let (from, to) = (start.max(address), (start + self.bytes).min(address + bytes));
+            (from < to).then(|| (from, to - from))
+        };
+        (0..u64::from(self.ranks)).filter_map(piece).collect()
+    }
+
+    fn are(&self, other: &Self) -> bool {
+        let place = |of: &Self| (Arc::as_ptr(&of.memory), of.first, of.stride, of.ranks, of.bytes);
+        place(self) == place(other)
+    }
+}
+
+/// What was lent, each once: it stays where it is as long as this is there.
+#[derive(Default)]
+pub(crate) struct Lent(OnceLock<Box<(Instances, Self)>>);
+
+impl Lent {
+    pub fn lend(&self, instances: Instances) -> &Instances {
+        let mut place = self;
+        loop {
+            let (known, rest) = &**place.0.get_or_init(|| Box::new((instances.clone(), Self::default())));
+            if known.are(&instances) {
+                return known;
+            }
+            place = rest;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Buffer, Runtime};
+
+    #[test]
+    fn a_part_reaches_what_lies_in_it_and_what_is_lent_is_lent_once() {
+        let stream = Runtime::emulated(1).unwrap().device(0).unwrap().stream().unwrap();
+        let buffer = Buffer::<u8>::zeros(&stream, 8).unwrap();
+        let all = Instances { memory: Arc::clone(buffer.memory()), first: 1000, stride: 100, ranks: 3, bytes: 8 };
+        assert_eq!(all.pieces(1000, 208), [(1000, 8), (1100, 8), (1200, 8)]);
+        assert_eq!(all.pieces(1003, 205), [(1003, 5), (1100, 8), (1200, 8)], "not elements 3 to 8 of each");
+        assert_eq!(all.pieces(1008, 92), []);
+        let (lent, some) = (Lent::default(), Instances { first: 1003, bytes: 5, ..all.clone() });
+        assert_eq!(some.pieces(1003, 205), [(1003, 5), (1103, 5), (1203, 5)]);
+        let one = std::ptr::from_ref(lent.lend(all.clone()));
+        assert!(!std::ptr::eq(lent.lend(some), one) && std::ptr::eq(lent.lend(all), one));
+    }
+}
