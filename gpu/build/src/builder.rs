@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
         if !folder.is_dir() || self.builder.accept || self.variant() != Variant::default() {
             return Ok(());
         }
-        let scope = ratchet::Scope { folder: &folder, archs: &self.archs, kernels };
+        let scope = self.scope(&folder, kernels);
         let mut found = Vec::new();
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
@@ -349,7 +349,11 @@ impl<'a> Run<'a> {
             let what = format!("the ratchet holds the figures of rustc {} and ptxas {}", recipe::PINNED_RELEASE, recipe::PINNED_PTXAS);
             return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` installs them".into() });
         }
-        ratchet::Scope { folder: &self.ratchet(), archs: &self.archs, kernels }.accept(&self.families)
+        self.scope(&self.ratchet(), kernels).accept(&self.families)
+    }
+
+    fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
+        ratchet::Scope { folder, archs: &self.archs, kernels, alone: self.builder.family.is_some() }
     }
 
     fn out_dir(&self) -> PathBuf {

@@ -32,6 +32,14 @@ pub(crate) struct Scope<'a> {
     /// The architectures built for: figures of others are left alone.
     pub archs: &'a [Arch],
     pub kernels: &'a [Kernel],
+    /// Whether a family was compiled without the others: the whole build's figures are those that bind.
+    pub alone: bool,
+}
+
+/// How many instructions more than accepted a kernel may have whose family was compiled alone. What it shares with other families LLVM sees
+/// called otherwise then (arguments that are always the same go into a function before it is inlined), and orders a few values otherwise.
+const fn slack(instructions: u32, alone: bool) -> u32 {
+    if alone { instructions / 500 } else { 0 }
 }
 
 /// The accepted figures of a kernel, if the ratchet in this folder has any.
@@ -77,9 +85,12 @@ impl Scope<'_> {
         for family in families {
             let path = path(self.folder, family);
             let mut figures = read(&path)?;
+            let before = figures.clone();
             figures.values_mut().for_each(|archs| archs.retain(|arch, _| !self.archs.contains(arch)));
             for kernel in self.built(family) {
-                figures.entry(kernel.meta.name.clone()).or_default().insert(kernel.arch.clone(), Accepted::of(kernel));
+                let accepted = before.get(&kernel.meta.name).and_then(|archs| archs.get(&kernel.arch));
+                let now = accepted.map_or_else(|| Accepted::of(kernel), |accepted| accepted.renewed(kernel, self.alone));
+                figures.entry(kernel.meta.name.clone()).or_default().insert(kernel.arch.clone(), now);
             }
             figures.retain(|_, archs| !archs.is_empty());
             let lines = lines(&figures).map_err(|error| Error::content(&path, error))?;
@@ -104,7 +115,7 @@ impl Scope<'_> {
         let archs: BTreeSet<&Arch> = figures.values().flat_map(BTreeMap::keys).collect();
         for kernel in self.built(family) {
             match figures.get(&kernel.meta.name).and_then(|archs| archs.get(&kernel.arch)) {
-                Some(accepted) => findings.extend(accepted.compare(kernel, &path, notes)),
+                Some(accepted) => findings.extend(accepted.compare(kernel, &path, self.alone, notes)),
                 None if archs.contains(&kernel.arch) => {
                     findings.push(Finding::on(kernel, format!("{place} holds no figures of this kernel")));
                 }
@@ -142,11 +153,25 @@ impl Accepted {
         Self { registers: usage.registers, instructions: usage.instructions, operations }
     }
 
-    fn compare(&self, kernel: &Kernel, path: &Path, notes: &mut Vec<String>) -> Vec<Finding> {
+    /// The figures to accept: those of the kernel, or these, if it differs by no more than compiling it alone may.
+    fn renewed(&self, kernel: &Kernel, alone: bool) -> Self {
+        let now = Self::of(kernel);
+        let slack = slack(self.instructions, alone);
+        let same = Self { instructions: self.instructions, ..now.clone() } == *self;
+        if same && now.instructions.abs_diff(self.instructions) <= slack { self.clone() } else { now }
+    }
+
+    fn compare(&self, kernel: &Kernel, path: &Path, alone: bool, notes: &mut Vec<String>) -> Vec<Finding> {
         let (now, place) = (Self::of(kernel), path.display());
         let mut findings = Vec::new();
-        for (what, now, accepted) in [("registers", now.registers, self.registers), ("instructions", now.instructions, self.instructions)] {
-            if now > accepted {
+        let slack = slack(self.instructions, alone);
+        for (what, now, accepted, slack) in
+            [("registers", now.registers, self.registers, 0), ("instructions", now.instructions, self.instructions, slack)]
+        {
+            if now > accepted && now <= accepted + slack {
+                let (name, arch) = (&kernel.meta.name, &kernel.arch);
+                notes.push(format!("{name} on {arch}: {accepted} -> {now} {what}; of a family compiled alone that does not bind"));
+            } else if now > accepted {
                 findings.push(Finding::on(kernel, format!("{now} {what}, but {place} accepts no more than {accepted}")));
             } else if now < accepted {
                 notes.push(format!("better: {} on {}: {accepted} -> {now} {what}", kernel.meta.name, kernel.arch));
@@ -170,5 +195,48 @@ fn hint(operation: &str, found: u32, expected: u32) -> &'static str {
     match found > expected && expected > 0 && operation != "mbarrier" {
         true => " (was a collective duplicated into the arms of a branch? Not every thread would then meet at the same one)",
         false => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{assemble::Usage, ptx::Meta};
+
+    fn kernel(registers: u32, instructions: u32) -> Kernel {
+        let meta = serde_json::json!({ "name": "kernel", "family": "family", "threads": [32, 1, 1] });
+        Kernel {
+            meta: serde_json::from_value::<Meta>(meta).unwrap(),
+            arch: Arch::hopper(),
+            usage: Usage { registers, instructions, ..Usage::default() },
+            operations: BTreeMap::from([("bar".to_owned(), 1)]),
+            ptx: PathBuf::new(),
+            cubin: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn a_family_alone_may_have_some_instructions_more_and_nothing_else() {
+        let accepted = Accepted::of(&kernel(40, 2000));
+        let findings = |kernel: &Kernel, alone| accepted.compare(kernel, Path::new("ratchet"), alone, &mut Vec::new()).len();
+        assert_eq!(
+            [(2000, true), (2004, true), (2005, true), (2001, false)].map(|(count, alone)| findings(&kernel(40, count), alone)),
+            [0, 0, 1, 1]
+        );
+        assert_eq!(findings(&kernel(41, 2000), true), 1);
+        let other = Kernel { operations: BTreeMap::new(), ..kernel(40, 2000) };
+        assert_eq!(findings(&other, true), 1);
+        let mut notes = Vec::new();
+        accepted.compare(&kernel(40, 2003), Path::new("ratchet"), true, &mut notes);
+        assert_eq!(notes, ["kernel on sm_90a: 2000 -> 2003 instructions; of a family compiled alone that does not bind"]);
+    }
+
+    #[test]
+    fn accepting_a_family_alone_keeps_what_the_whole_build_gave() {
+        let accepted = Accepted::of(&kernel(40, 2000));
+        let renewed = |kernel: &Kernel, alone| accepted.renewed(kernel, alone).instructions;
+        assert_eq!([1996, 2004, 2005].map(|count| renewed(&kernel(40, count), true)), [2000, 2000, 2005]);
+        assert_eq!([1999, 2001].map(|count| renewed(&kernel(40, count), false)), [1999, 2001]);
+        assert_eq!(renewed(&kernel(41, 2001), true), 2001);
     }
 }
