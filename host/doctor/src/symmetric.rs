@@ -24,6 +24,9 @@ pub fn findings(driver: &Driver, nccl: &Nccl, nvshmem: &Nvshmem, variable: &dyn 
         Some(_) if !is("NVSHMEM_DISABLE_NVLS", "1") => {
             Err(("its teams would use NVLink multicast".to_owned(), "set NVSHMEM_DISABLE_NVLS=1".to_owned()))
         }
+        Some(_) if !is("NVSHMEM_DISABLE_NCCL", "1") && !is("NCCL_NVLS_ENABLE", "0") => {
+            Err(("its NCCL would use NVLink multicast".to_owned(), "set NVSHMEM_DISABLE_NCCL=1".to_owned()))
+        }
         Some(version) => Ok(format!("{gpus}, NVSHMEM {version}; never run by its authors")),
     });
     let all: [(&str, Usable); 4] = [("vmm", gpus), ("nccl", of_nccl), ("emulated", Ok("always".to_owned())), ("nvshmem", of_nvshmem)];
@@ -86,6 +89,9 @@ mod tests {
 
         let multicast = said(vec![gpu()], Some(("2.28.3", true)), Some("3.4.5"), &[("NCCL_NVLS_ENABLE", "1")]);
         assert!(multicast[1].ends_with("set NCCL_NVLS_ENABLE=0") && multicast[3].ends_with("set NVSHMEM_DISABLE_NVLS=1"), "{multicast:?}");
+
+        let by_nccl = said(vec![gpu()], None, Some("3.4.5"), &[("NVSHMEM_DISABLE_NVLS", "1")]);
+        assert!(by_nccl[3].ends_with("its NCCL would use NVLink multicast; set NVSHMEM_DISABLE_NCCL=1"), "{by_nccl:?}");
 
         let variables = [("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")];
         let all = said(vec![gpu()], Some(("2.28.3", true)), Some("3.4.5"), &variables);

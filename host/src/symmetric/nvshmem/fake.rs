@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::super::Step;
 use super::super::error::SymmetricError;
-use super::library::{Attributes, Functions, UniqueId, WITH_UNIQUE_ID};
+use super::library::{Attributes, Functions, INITIALIZED, UniqueId, WITH_UNIQUE_ID};
 use super::world::{Enter, Heap, Request, World};
 use crate::comm::{Board, LocalBoard, Meeting, Rank, WorldSize};
 use crate::runtime::{Error, Result};
@@ -74,7 +74,18 @@ unsafe extern "C" fn pointer(own: *const c_void, rank: c_int) -> *mut c_void {
     if bytes == FAR || RANK.get().is_none() { ptr::null_mut() } else { address(rank, bytes) }
 }
 
-static FUNCTIONS: Functions = Functions { version, get_unique_id, set_unique_id, init, malloc, free, ptr: pointer };
+unsafe extern "C" fn initialised() -> c_int {
+    INITIALIZED
+}
+
+/// What a release before 3.8 leaves behind where there is no device: joined by its account, but of no use.
+unsafe extern "C" fn half_way() -> c_int {
+    INITIALIZED - 1
+}
+
+const WORKING: Functions = Functions { version, get_unique_id, set_unique_id, init, status: initialised, malloc, free, ptr: pointer };
+static FUNCTIONS: Functions = WORKING;
+static WITHOUT_A_DEVICE: Functions = Functions { status: half_way, ..WORKING };
 
 /// A process's world, which nobody has joined.
 pub fn leaked() -> &'static World {
@@ -146,6 +157,15 @@ fn versions_that_differ_are_an_error_of_all() {
     for error in ranks(version, |world, meeting| open(world, &meeting("arena"), 1 << 12).unwrap_err()) {
         assert!(matches!(&error, Error::Symmetric(SymmetricError::Rendezvous { .. })), "{error}");
         assert!(error.to_string().contains("3.8.0") && error.to_string().contains("3.4.5"), "{error}");
+    }
+}
+
+/// To allocate then would end the process.
+#[test]
+fn a_device_that_could_not_be_had_is_an_error() {
+    let world = |_| Arc::new(World::new(&WITHOUT_A_DEVICE, "3.4.5".to_owned()).unwrap());
+    for error in ranks(world, |world, meeting| open(world, &meeting("arena"), 1 << 12).unwrap_err()) {
+        assert!(error.to_string().contains("nvshmemx_init_status failed with code 1"), "{error}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! NVSHMEM's host library: found at run time, its functions looked up once.
 //!
-//! Source: `nvshmem_api.h`, `nvshmemx_api.h`, `nvshmem_types.h` and `nvshmem_uniqueid.h` of NVSHMEM 3.8. The attributes are those of version 1,
-//! which every release since 3.0 takes.
+//! Source: `nvshmem_api.h`, `nvshmemx_api.h`, `nvshmem_types.h`, `nvshmem_uniqueid.h` and `nvshmem_constants.h` of NVSHMEM 3.8. The attributes are
+//! those of version 1, which every release since 3.0 takes.
 
 use std::error::Error as _;
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,6 +15,8 @@ use crate::runtime::{Error, Result};
 
 /// `NVSHMEMX_INIT_WITH_UNIQUEID`.
 pub(super) const WITH_UNIQUE_ID: c_uint = 1 << 3;
+/// `NVSHMEM_STATUS_IS_INITIALIZED`: the device is in use too. Whatever is less has joined the ranks at most.
+pub(super) const INITIALIZED: c_int = 2;
 
 /// The version that every structure begins with: 1, and how large it is.
 const fn version_of<T>() -> c_int {
@@ -89,11 +91,13 @@ impl Attributes {
 }
 
 /// The functions that are called.
+#[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub version: unsafe extern "C" fn(*mut c_int, *mut c_int, *mut c_int),
     pub get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub set_unique_id: unsafe extern "C" fn(c_int, c_int, *const UniqueId, *mut Attributes) -> c_int,
     pub init: unsafe extern "C" fn(c_uint, *mut Attributes) -> c_int,
+    pub status: unsafe extern "C" fn() -> c_int,
     pub malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     pub free: unsafe extern "C" fn(*mut c_void),
     pub ptr: unsafe extern "C" fn(*const c_void, c_int) -> *mut c_void,
@@ -116,6 +120,7 @@ impl Functions {
             get_unique_id: symbol!("nvshmemx_get_uniqueid"),
             set_unique_id: symbol!("nvshmemx_set_attr_uniqueid_args"),
             init: symbol!("nvshmemx_hostlib_init_attr"),
+            status: symbol!("nvshmemx_init_status"),
             malloc: symbol!("nvshmem_malloc"),
             free: symbol!("nvshmem_free"),
             ptr: symbol!("nvshmem_ptr"),
@@ -130,8 +135,8 @@ impl Functions {
         if code == 0 { Ok(id) } else { Err(code) }
     }
 
-    /// Makes this process a rank, on the current device; returns when all ranks have come, or the code of a failure.
-    pub fn join(&self, id: &UniqueId, rank: Rank, world: WorldSize) -> Result<(), c_int> {
+    /// Makes this process a rank, on the current device; returns when all ranks have come, or the call that failed, and its code.
+    pub fn join(&self, id: &UniqueId, rank: Rank, world: WorldSize) -> Result<(), (&'static str, c_int)> {
         let mut attributes = Attributes::new();
         // SAFETY: the id and the attributes outlive both calls; the rank is below its world.
         let code = unsafe {
@@ -140,7 +145,13 @@ impl Functions {
                 code => code,
             }
         };
-        if code == 0 { Ok(()) } else { Err(code) }
+        if code != 0 {
+            return Err(("nvshmemx_hostlib_init_attr", code));
+        }
+        // Releases before 3.8 report success where the device could not be had, and end the process in `nvshmem_malloc`.
+        // SAFETY: the function takes nothing, and says how far the call above came.
+        let status = unsafe { (self.status)() };
+        if status >= INITIALIZED { Ok(()) } else { Err(("nvshmemx_init_status", status)) }
     }
 
     /// Memory of this size on every rank, all of which call: where it lies here; none if there is not so much.

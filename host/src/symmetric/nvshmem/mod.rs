@@ -2,9 +2,11 @@
 //!
 //! The library allocates and maps; gets, puts and signals are the driver's, as everywhere. Ranks are processes, each of which joins NVSHMEM's
 //! world once and stays in it. The library's calls have no deadline: one thread makes them, and what does not return in time is an error there
-//! and then ([`caller`]). NVLink multicast stays off: without `NVSHMEM_DISABLE_NVLS=1` there is no arena.
+//! and then ([`caller`]). NVLink multicast stays off, NVSHMEM's own and that of the NCCL which it loads: without `NVSHMEM_DISABLE_NVLS=1`, and
+//! `NVSHMEM_DISABLE_NCCL=1` or `NCCL_NVLS_ENABLE=0`, there is no arena.
 //!
-//! It has never run on a GPU: what is shown is its host logic, on a stand-in for the library.
+//! It has never run on a GPU: what is shown is its host logic, on a stand-in for the library, and that the library itself takes what it is given
+//! up to where it looks for a GPU.
 
 mod caller;
 #[cfg(test)]
@@ -33,7 +35,7 @@ impl NvshmemMemory {
     /// [`Error::NoLibrary`](crate::Error::NoLibrary); [`SymmetricError::Unavailable`] where multicast is not off.
     pub fn find() -> Result<Self> {
         let world = World::of_process()?;
-        check_multicast_is_off(std::env::var("NVSHMEM_DISABLE_NVLS").ok().as_deref())?;
+        check_multicast_is_off(|name| std::env::var(name).ok())?;
         Ok(Self { world, opened: Mutex::default() })
     }
 }
@@ -50,12 +52,18 @@ fn unavailable(why: impl Into<String>) -> SymmetricError {
     SymmetricError::Unavailable { backend: BackendName::Nvshmem, why: why.into() }
 }
 
-/// NVSHMEM makes multicast objects for its teams where it can.
-fn check_multicast_is_off(variable: Option<&str>) -> Result<()> {
-    if variable == Some("1") {
+/// NVSHMEM makes multicast objects for its teams where it can, and so does NCCL, of which it makes a communicator for each team where it finds one
+/// (`nvshmemi_team_init_nccl_comm`).
+fn check_multicast_is_off(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+    let is = |name, value| variable(name).as_deref() == Some(value);
+    let (who, mend) = if !is("NVSHMEM_DISABLE_NVLS", "1") {
+        ("NVSHMEM", "NVSHMEM_DISABLE_NVLS=1")
+    } else if !is("NVSHMEM_DISABLE_NCCL", "1") && !is("NCCL_NVLS_ENABLE", "0") {
+        ("NVSHMEM's NCCL", "NVSHMEM_DISABLE_NCCL=1")
+    } else {
         return Ok(());
-    }
-    Err(unavailable("NVSHMEM would use NVLink multicast: set NVSHMEM_DISABLE_NVLS=1 on every rank before it starts, or use vmm").into())
+    };
+    Err(unavailable(format!("{who} would use NVLink multicast: set {mend} on every rank before it starts, or use vmm")).into())
 }
 
 fn enter(stream: &Stream) -> Enter {
@@ -107,10 +115,20 @@ mod tests {
 
     #[test]
     fn multicast_has_to_be_off() {
-        check_multicast_is_off(Some("1")).unwrap();
-        for variable in [None, Some("0"), Some("")] {
-            let error = check_multicast_is_off(variable).unwrap_err();
-            assert!(error.to_string().contains("NVSHMEM_DISABLE_NVLS=1"), "{error}");
+        let check = |variables: &[(&str, &str)]| {
+            check_multicast_is_off(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        };
+        let off = ("NVSHMEM_DISABLE_NVLS", "1");
+        for nccl in [("NVSHMEM_DISABLE_NCCL", "1"), ("NCCL_NVLS_ENABLE", "0")] {
+            check(&[off, nccl]).unwrap();
+            for own in [&[nccl][..], &[nccl, (off.0, "0")], &[nccl, (off.0, "")]] {
+                let error = check(own).unwrap_err();
+                assert!(error.to_string().contains("NVSHMEM_DISABLE_NVLS=1"), "{error}");
+            }
+        }
+        for nccl in [&[off][..], &[off, ("NVSHMEM_DISABLE_NCCL", "0")], &[off, ("NCCL_NVLS_ENABLE", "1")]] {
+            let error = check(nccl).unwrap_err();
+            assert!(error.to_string().contains("NVSHMEM_DISABLE_NCCL=1"), "{error}");
         }
     }
 }

@@ -145,7 +145,7 @@ impl World {
         let enter = Arc::clone(enter);
         let init = move || enter().map(|()| functions.join(&id, place.rank, place.world));
         let result = self.caller.call("nvshmemx_hostlib_init_attr", deadline, init)??;
-        result.map_err(|code| failed("nvshmemx_hostlib_init_attr", code))?;
+        result.map_err(|(call, code)| failed(call, code))?;
         *joined = Some(place);
         Ok(())
     }
@@ -166,5 +166,5 @@ impl World {
 }
 
 fn failed(call: &str, code: c_int) -> SymmetricError {
-    unavailable(format!("{call} failed with code {code}: NVSHMEM_DEBUG=WARN makes it say why"))
+    unavailable(format!("{call} failed with code {code}: NVSHMEM_DEBUG=INFO makes it say why"))
 }
