@@ -20,6 +20,12 @@ cd "$here" || exit 1
 [ -d kernels ] || tar -xzf kernels.tgz || exit 1
 failures=0
 
+# Where PyPI's packages keep a library that the loader does not know: `of_pypi nccl/lib/libnccl.so.2`. Nothing where it knows it, or there is none.
+of_pypi() {
+    python3 -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "${1##*/}" 2>/dev/null && return
+    python3 -c 'import os, sys; print(*[f for d in sys.path if os.path.isfile(f := f"{d}/nvidia/{sys.argv[1]}")][:1])' "$1"
+}
+
 # step NAME COMMAND...: its output goes to the log, framed by its name, status and time; the frame to the terminal too.
 step() {
     name=$1
@@ -41,12 +47,28 @@ step() {
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
 step cases ./oxtile-tests cuda::
 step runtime ./runtime-tests
+if [ -z "${OXTILE_NCCL:-}" ]; then
+    found=$(of_pypi nccl/lib/libnccl.so.2)
+    [ -z "$found" ] || export OXTILE_NCCL="$found"
+fi
 step nccl ./nccl-tests
 # Tests of more GPUs than there are fail where they are required.
+gpus=$(nvidia-smi -L | wc -l)
 few=""
-[ "$(nvidia-smi -L | wc -l)" -ge 4 ] || few="--skip gpu::hosts --skip exchange::program::2 --skip exchange::program::4 --skip exchange::silence"
+[ "$gpus" -ge 4 ] || few="--skip gpu::hosts --skip exchange::program::2 --skip exchange::program::4 --skip exchange::silence"
 # shellcheck disable=SC2086
-step vmm env OXTILE_REQUIRE=vmm ./vmm-tests --skip gpu::deaths $few
+step vmm env OXTILE_REQUIRE=vmm ./vmm-tests --skip gpu::deaths --skip nvshmem:: $few
+# Its ranks have a GPU each.
+if [ "$gpus" -ge 2 ]; then
+    if [ -z "${OXTILE_NVSHMEM:-}" ]; then
+        found=$(of_pypi nvshmem/lib/libnvshmem_host.so.3)
+        [ -z "$found" ] || export OXTILE_NVSHMEM="$found"
+    fi
+    few=""
+    [ "$gpus" -ge 4 ] || few="--skip nvshmem::process::4"
+    # shellcheck disable=SC2086
+    step nvshmem env OXTILE_REQUIRE=nvshmem ./vmm-tests nvshmem:: $few
+fi
 step bytes env OXTILE_GOLDEN_OUT="$results/conformance.txt" ./oxtile-tests cuda::small::conformance
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck synccheck; do

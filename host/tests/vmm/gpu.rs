@@ -100,8 +100,13 @@ pub fn child(case: &str) -> ExitCode {
 
 /// Runs a program, and says how it ended, or where it hangs, where the test looks for it.
 pub fn run(program: impl FnOnce() -> Result<()>) -> ExitCode {
+    run_within(LIMIT, program)
+}
+
+/// The same of a program that the test gives so long.
+pub fn run_within(limit: Duration, program: impl FnOnce() -> Result<()>) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| println!("{panic}")));
-    watch::limit(watch::given().unwrap_or(LIMIT - Duration::from_secs(5)) + Length::from_variables().least());
+    watch::limit(watch::given().unwrap_or(limit - Duration::from_secs(5)) + Length::from_variables().least());
     match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -138,7 +143,7 @@ pub fn threads(world: u32, body: &(dyn Fn(HostRank) -> Result<()> + Sync)) -> Re
     })
 }
 
-fn process(body: &dyn Fn(HostRank) -> Result<()>) -> Result<()> {
+pub fn process(body: &dyn Fn(HostRank) -> Result<()>) -> Result<()> {
     let environment = Environment::read()?;
     body(HostRank::connect(&environment, &device(environment.local_rank)?, Duration::from_secs(20))?)
 }
@@ -250,11 +255,11 @@ fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3]
 const WAITS: &str = "OXTILE_TEST_WAITS";
 
 /// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.
-fn silence(rank: HostRank) -> Result<()> {
+pub fn silence(rank: HostRank) -> Result<()> {
     let me = rank.rank();
     let stream = rank.device().stream()?;
-    // An arena is opened within it too, which takes NCCL longer.
-    let deadline = Duration::from_millis(if options().backend == BackendName::Nccl { 5000 } else { 500 });
+    // An arena is opened within it too, which takes libraries longer.
+    let deadline = Duration::from_millis(if options().backend == BackendName::Vmm { 500 } else { 5000 });
     let waits = std::env::var(WAITS).map_or(1, |waits| waits.parse().expect("a number"));
     let others = (1..waits).map(|_| rank.device().stream()).collect::<Result<Vec<_>>>()?;
     doing(me, "meeting the other");

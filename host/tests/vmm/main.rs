@@ -1,5 +1,5 @@
 //! Symmetric memory of mapped allocations: ranks as processes and as threads, on files in memory, with faults at every step; and on a GPU, where
-//! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure.
+//! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure, `nccl` and `nvshmem` for those of a library.
 
 mod board;
 mod contiguous;
@@ -9,6 +9,7 @@ mod faults;
 mod gpu;
 mod hosts;
 mod nccl;
+mod nvshmem;
 mod program;
 mod ranks;
 mod soak;
@@ -32,7 +33,7 @@ fn gpus() -> RwLockReadGuard<'static, ()> {
     GPUS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// GPUs that no other test uses: beside many processes that come and go NCCL takes as long as the limit to join, and to leave.
+/// GPUs that no other test uses: beside many processes that come and go NCCL takes as long as the limit to join, and to leave, and NVSHMEM does no less.
 fn all_gpus() -> RwLockWriteGuard<'static, ()> {
     GPUS.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         return match what.split_once(':') {
             Some(("gpu", case)) => gpu::child(case),
             Some(("nccl", case)) => nccl::child(case),
+            Some(("nvshmem", case)) => nvshmem::child(case),
             Some(("exchange", case)) => exchange::child(case),
             Some(("deaths", case)) => deaths::child(case),
             _ => faults::child(&what),
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(6));
-    let on_gpus = [gpu::trials(), nccl::trials(), exchange::trials()];
+    let on_gpus = [gpu::trials(), nccl::trials(), nvshmem::trials(), exchange::trials()];
     let trials: Vec<Trial> = [board::trials(), threads::trials(), faults::trials()].into_iter().chain(on_gpus).flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
