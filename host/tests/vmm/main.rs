@@ -33,7 +33,8 @@ fn gpus() -> RwLockReadGuard<'static, ()> {
     GPUS.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// GPUs that no other test uses: beside many processes that come and go NCCL takes as long as the limit to join, and to leave, and NVSHMEM does no less.
+/// GPUs that no other test uses: beside many processes that come and go NCCL takes as long as the limit to join, and to leave.
+/// NVSHMEM's cases have them alone too.
 fn all_gpus() -> RwLockWriteGuard<'static, ()> {
     GPUS.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -78,7 +78,7 @@ unsafe extern "C" fn initialised() -> c_int {
     INITIALIZED
 }
 
-/// What a release before 3.8 leaves behind where there is no device: joined by its account, but of no use.
+/// What 3.3 and 3.4 leave behind where there is no device: joined by their account, but of no use.
 unsafe extern "C" fn half_way() -> c_int {
     INITIALIZED - 1
 }

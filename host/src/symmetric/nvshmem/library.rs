@@ -148,7 +148,7 @@ impl Functions {
         if code != 0 {
             return Err(("nvshmemx_hostlib_init_attr", code));
         }
-        // Releases before 3.8 report success where the device could not be had, and end the process in `nvshmem_malloc`.
+        // 3.3 and 3.4 report success where the device could not be had, and end the process in `nvshmem_malloc`; 3.8 does not.
         // SAFETY: the function takes nothing, and says how far the call above came.
         let status = unsafe { (self.status)() };
         if status >= INITIALIZED { Ok(()) } else { Err(("nvshmemx_init_status", status)) }
