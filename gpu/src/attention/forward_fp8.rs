@@ -212,14 +212,14 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                         }
                         let factors = softmax.update::<KEYS>(&mut scores);
                         sum = product.wait();
-                        weights = scores.to_turned_operand();
+                        weights = scores.to_turned_operand::<KEYS>();
                         if let Some(factors) = factors {
                             sum.scale_rows(factors);
                         }
                     }
                     for _ in 0..settled {
                         let (scores, product) = walk.scores(sum, weights);
-                        let (followed, factors) = softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand);
+                        let (followed, factors) = softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand::<KEYS>);
                         sum = product.wait();
                         weights = followed.apart(zero);
                         if let Some(factors) = factors {
@@ -269,7 +269,7 @@ where
         key.release_after_wait();
         hide(&mut scores);
         softmax.update::<N>(&mut scores);
-        scores.to_turned_operand().widened()
+        scores.to_turned_operand::<KEYS>()
     }
 
     /// One step: scores of a block start, then the values of the block before. Gives the scores, and the sum in flight.

@@ -175,10 +175,15 @@ where
 
     /// The tile in 8 bits, rounded to nearest even and at most 448, as the left operand of a multiplication. Elements stay in
     /// their threads, and so change their columns: of 16 columns, operand column `4 q + 2 j + e` is the tile's `8 j + 2 q + e`.
-    /// The rows of the right operand are in the same order if [turned](crate::shared::SharedTile::turn).
+    /// The rows of the right operand are in the same order if [turned](crate::shared::SharedTile::turn). Columns of the operand behind the
+    /// tile's are zeros.
     #[inline(always)]
-    pub fn to_turned_operand(&self) -> OperandTile<e4m3, COLUMNS> {
-        let mut words = <Columns<COLUMNS> as MatrixColumns>::ZERO_WORDS;
+    pub fn to_turned_operand<const WIDE: usize>(&self) -> OperandTile<e4m3, WIDE>
+    where
+        Columns<WIDE>: MatrixColumns,
+    {
+        const { assert!(WIDE >= COLUMNS, "the operand has all columns of the tile") };
+        let mut words = <Columns<WIDE> as MatrixColumns>::ZERO_WORDS;
         let mut i = 0;
         while i < COLUMNS / 8 {
             let (half, pair) = (i % 2, 4 * (i / 4) + i / 2 % 2 * 2);
@@ -292,22 +297,6 @@ where
             i += 1;
         }
         self
-    }
-
-    /// The same with zeros for the columns behind its own.
-    #[inline(always)]
-    pub fn widened<const WIDE: usize>(&self) -> OperandTile<T, WIDE>
-    where
-        Columns<WIDE>: MatrixColumns,
-    {
-        const { assert!(WIDE >= K, "a wider operand has the columns of the narrower") };
-        let mut words = <Columns<WIDE> as MatrixColumns>::ZERO_WORDS;
-        let mut i = 0;
-        while i < K * size_of::<T>() / 8 {
-            words.as_mut()[i] = self.words.as_ref()[i];
-            i += 1;
-        }
-        OperandTile { words, element: PhantomData }
     }
 
     /// The words that instruction `step` takes.
