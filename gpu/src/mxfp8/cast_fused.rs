@@ -170,8 +170,7 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
 fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(args: &Mxfp8CastFusedArgs<'_, O, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (rows, columns) = (args.rows, args.columns);
     let shape = Shape { rows, columns, interleaved: args.options & INTERLEAVED_SCALES != 0 };
-    let optional = [("partial_sums", args.partial_sums.len()), ("amax", args.amax.len()), ("skip", args.skip.len())];
-    shape.check::<O, T>([&args.input, &args.gradient], optional)?;
+    shape.check::<O, T>([&args.input, &args.gradient], &args.partial_sums, &args.amax, &args.skip)?;
     if !args.row_data.is_empty() {
         shape.check_codes(("row_data", &args.row_data), ("row_scales", &args.row_scales), [rows, columns.div_ceil(BLOCK)])?;
     }

@@ -107,8 +107,7 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
 ) -> Result<Grid, LaunchError> {
     let (rows, columns) = (args.rows, args.columns);
     let shape = Shape { rows, columns, interleaved: args.options & INTERLEAVED_SCALES != 0 };
-    let optional = [("partial_sums", args.partial_sums.len()), ("amax", args.amax.len()), ("skip", args.skip.len())];
-    shape.check::<O, T>([&args.input, &args.gradient], optional)?;
+    shape.check::<O, T>([&args.input, &args.gradient], &args.partial_sums, &args.amax, &args.skip)?;
     shape.check_codes(("data", &args.data), ("scales", &args.scales), [columns, rows.div_ceil(BLOCK)])?;
     shape.grid::<O, T>()
 }

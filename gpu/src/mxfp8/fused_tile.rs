@@ -225,22 +225,27 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Checks the operands of `O`, the sums, the amax and the skip flag.
+    /// Checks the operands of `O`, and what may be empty: the partial sums, the amax and the skip flag.
     pub fn check<O: Operation, T: Pod>(
         &self,
         [input, gradient]: [&DeviceView<'_, T>; 2],
-        optional: [(&'static str, u64); 3],
+        partial_sums: &DeviceViewMut<'_, f32>,
+        amax: &DeviceViewMut<'_, f32>,
+        skip: &DeviceView<'_, f32>,
     ) -> Result<(), LaunchError> {
         check_operands::<O, T>(input, gradient, ("input", self.elements()), self.columns)?;
         if O::RESULTS > 1 {
             LaunchError::check_multiple("columns", BLOCK * O::RESULTS as u64, self.columns)?;
         }
         LaunchError::check_limit("columns", O::input_columns(self.columns), u32::MAX.into())?;
-        let lengths = [self.rows.div_ceil(BLOCK) * self.columns, 1, 1];
-        for ((name, found), expected) in optional.into_iter().zip(lengths).filter(|((_, found), _)| *found != 0) {
-            LaunchError::check_length(name, expected, found)?;
+        let sums = self.rows.div_ceil(BLOCK) * self.columns;
+        for (name, found, expected) in [("partial_sums", partial_sums.len(), sums), ("amax", amax.len(), 1), ("skip", skip.len(), 1)] {
+            if found != 0 {
+                LaunchError::check_length(name, expected, found)?;
+            }
         }
-        Ok(())
+        // Of 16-bit types two are stored at once.
+        LaunchError::check_alignment("partial_sums", if partial_sums.is_empty() { 1 } else { 8 }, partial_sums.address())
     }
 
     /// Checks the codes of one direction and their scales, one for each of so many blocks of `outer` rows or columns.

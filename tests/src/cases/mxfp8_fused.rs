@@ -12,6 +12,7 @@ use oxtile_tests::oracle::mxfp8::{quantize, quantize_columns, quantize_squares};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16, ue8m0};
 
+use super::attention_limits::refuses;
 use super::element::TestElement;
 use super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -51,7 +52,45 @@ pub fn cases() -> Vec<Case> {
     macro_rules! instances {
         ($($t:ty, $q:ty;)*) => { [$(of_types::<$t, $q>()),*] };
     }
-    instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect()
+    let mut cases =
+        instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect::<Vec<_>>();
+    cases.push(Case::new("mxfp8::cast_fused::refused", Size::Small, refused));
+    cases
+}
+
+/// What the kernel for columns alone is not launched with.
+fn refused(runtime: &Runtime) -> Outcome {
+    type Cast = Mxfp8CastFusedColumns<Identity, bf16, e4m3>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<Cast>())?;
+    let input = text(Buffer::<bf16>::zeros(&stream, 32 * 64 + 8))?;
+    let mut data = text(Buffer::<e4m3>::uninitialised(&stream, 32 * 64))?;
+    let mut scales = text(Buffer::<ue8m0>::uninitialised(&stream, 64))?;
+    let (mut sums, mut amax) = (text(Buffer::<f32>::zeros(&stream, 66))?, text(Buffer::<f32>::zeros(&stream, 2))?);
+    let (mut sums, mut amax, skip) = (sums.view_mut(), amax.view_mut(), text(Buffer::<f32>::zeros(&stream, 2))?);
+    let mut launch = |input_from: u64, [from, to]: [u64; 2], amaxes: u64, skips: u64| {
+        let args = Mxfp8CastFusedColumnsArgs {
+            input: input.view().slice(input_from, input_from + 32 * 64),
+            gradient: input.view().slice(0, 0),
+            data: data.view_mut(),
+            scales: scales.view_mut(),
+            partial_sums: sums.slice_mut(from, to),
+            amax: amax.slice_mut(0, amaxes),
+            skip: skip.view().slice(0, skips),
+            rows: 32,
+            columns: 64,
+            options: 0,
+            marker: PhantomData,
+        };
+        kernel.launch(&stream, args)
+    };
+    text(launch(0, [0, 64], 1, 1))?;
+    text(launch(0, [0, 0], 0, 0))?;
+    refuses("partial_sums", launch(0, [0, 63], 1, 1))?;
+    refuses("partial_sums", launch(0, [1, 65], 1, 1))?;
+    refuses("amax", launch(0, [0, 64], 2, 1))?;
+    refuses("skip", launch(0, [0, 64], 1, 2))?;
+    refuses("input", launch(1, [0, 64], 1, 1))
 }
 
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>

@@ -1,9 +1,9 @@
 //! Mutants of 8-bit attention.
 
-use oxtile_emulator::mutation::{Equivalent, Outcome};
+use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS};
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, Kernel};
 use oxtile_tile::layout::Swizzle64;
 use oxtile_tile::num::{Pod, bf16, e4m3};
 
@@ -12,14 +12,23 @@ use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_forward_fp8", run: attention_forward_fp8, equivalents: EQUIVALENTS }];
 
-const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
-    matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
-    reason: "of the four rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
-}];
+const EQUIVALENTS: &[Equivalent<'static>] = &[
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
+        reason: "of the four rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
+    },
+    Equivalent {
+        matches: |mutation| mutation.site.operation == "wgmma_wait" && mutation.change == Change::CountDown,
+        reason: "one fewer may be in flight: scores are waited for together with the values' product, which is waited for next",
+    },
+];
 
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then three tiles that the mask
 /// cuts, to nothing too.
-const SHAPES: [[u64; 2]; 2] = [[200, 290], [400, 112]];
+const CAUSAL: [[u64; 2]; 2] = [[200, 290], [400, 112]];
+/// The same without a mask: the second of two tiles is of warpgroups behind the last query too, over blocks enough to lap one of them, the last of 64
+/// keys; and a last block of 32.
+const FULL: [[u64; 2]; 2] = [[200, 640], [40, 416]];
 const SIZE: u64 = 64;
 
 /// A map of boxes of `box_rows` rows of one head of one batch.
@@ -39,10 +48,14 @@ fn map<T: Pod>(device: &Device, tensor: &Elements<T>, rows: u64, box_rows: u32) 
 }
 
 fn attention_forward_fp8(device: &Device) -> Result<Vec<u32>, Outcome> {
-    Ok([attend(device, SHAPES[0])?, attend(device, SHAPES[1])?].concat())
+    let [masked, full] = [CAUSAL.map(|shape| attend::<true>(device, shape)), FULL.map(|shape| attend::<false>(device, shape))];
+    Ok(masked.into_iter().chain(full).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome> {
+fn attend<const CAUSAL: bool>(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome>
+where
+    AttentionForwardFp8<64, Swizzle64, CAUSAL>: for<'a> Kernel<Args<'a> = AttentionForwardFp8Args<'a, 64, Swizzle64, CAUSAL>>,
+{
     // At most 2, so that every weight counts.
     let small = |rows: u64| words((rows * SIZE) as usize / 4).into_iter().map(|word| word & 0xbfbf_bfbf).collect::<Vec<_>>();
     let q = device.upload::<e4m3>("q", &small(queries));
@@ -59,7 +72,7 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
     let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
-        AttentionForwardFp8Args::<64, Swizzle64, true> {
+        AttentionForwardFp8Args::<64, Swizzle64, CAUSAL> {
             q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
             k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
             v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
@@ -79,6 +92,6 @@ fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcom
             scale: 0.18,
         }
     };
-    device.launch::<AttentionForwardFp8<64, Swizzle64, true>>(args)?;
+    device.launch::<AttentionForwardFp8<64, Swizzle64, CAUSAL>>(args)?;
     Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
 }

@@ -275,7 +275,7 @@ impl<S: Copy> Stage<S> {
     #[track_caller]
     pub fn release(self) {
         crate::warp::sync();
-        self.empty.arrive_if(crate::thread::lane() == 0);
+        self.release_after_wait();
     }
 
     /// [`release`](Self::release)s the stage, or gives it back to be kept for longer.
