@@ -149,8 +149,7 @@ impl NcclCommunicator {
 
     pub(super) fn run_group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         let open = group::begin(self.id())?;
-        // SAFETY: no arguments; the matching end follows, whatever the body returns.
-        self.handle.call("ncclGroupStart", |nccl, _| unsafe { (nccl.group_start)() })?;
+        self.handle.open_group()?;
         let mut end = GroupEnd { communicator: self, open: Some(open) };
         let done = body();
         let ended = end.run();
@@ -177,7 +176,8 @@ impl NcclCommunicator {
         self.handle.check()
     }
 
-    /// Ends this rank's part in everything under way; the others' ends by their deadlines. All ranks of a process should be aborted together.
+    /// Ends this rank's part in everything under way, once [groups](crate::comm::Communicator::group) that are open on it have ended and a
+    /// call that is being made has returned; the others' ends by their deadlines. All ranks of a process should be aborted together.
     /// Later calls return [`Error::Aborted`] with `why`.
     pub fn abort(&self, why: &str) {
         self.handle.abort(why);
@@ -218,7 +218,7 @@ fn check_device(device: &Device, what: &'static str) -> Result<()> {
     Err(Error::Invalid { what, why })
 }
 
-/// The end of a group, also when its body panics.
+/// The end of a group, also when its body panics or the communicator is broken: a thread that left one open would launch nothing any more.
 struct GroupEnd<'a> {
     communicator: &'a NcclCommunicator,
     /// Until it has come: what the calls use is there until they are enqueued.
@@ -228,8 +228,8 @@ struct GroupEnd<'a> {
 impl GroupEnd<'_> {
     fn run(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        // SAFETY: no arguments; the matching start came before, and no end yet.
-        let ended = self.communicator.handle.call("ncclGroupEnd", |nccl, _| unsafe { (nccl.group_end)() });
+        // SAFETY: this thread opened the group just before this was made, and `open` is taken once.
+        let ended = unsafe { self.communicator.handle.end_group() };
         let backend = &*self.communicator.device.runtime.backend;
         let recorded = open.end_recorded(backend.recorder(), backend);
         ended.and(recorded)
@@ -246,18 +246,112 @@ impl Drop for GroupEnd<'_> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::super::fake::{FUNCTIONS, Fake};
+    use std::sync::atomic::Ordering::{Acquire, Release};
+    use std::time::Instant;
+
+    use super::super::fake::{FUNCTIONS, Fake, depth};
     use super::*;
     use crate::comm::{Communicator, bootstrap};
     use crate::runtime::Runtime;
 
+    fn communicator(limit: Duration) -> (&'static Fake, NcclCommunicator) {
+        let (fake, id) = Fake::leaked();
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let handle = Handle::join(&FUNCTIONS, id, Rank::ZERO, WorldSize::ONE, limit).unwrap();
+        (fake, NcclCommunicator::new(handle, &device).unwrap())
+    }
+
+    fn send(communicator: &NcclCommunicator) -> Result<()> {
+        // SAFETY: the fake looks at the communicator alone.
+        communicator.call("ncclSend", |comm| unsafe { (FUNCTIONS.send)(ptr::null(), 0, 1, 0, comm, ptr::null_mut()) })
+    }
+
+    /// What a thread left open would keep all its later calls from being made.
+    #[test]
+    fn a_group_ends_on_its_thread_whatever_happens_in_it_and_nothing_is_aborted_before() {
+        type Body = fn(&'static Fake, &NcclCommunicator) -> Result<()>;
+        let failed = || Error::Invalid { what: "a body", why: "it fails".into() };
+        let cases: [(&str, Body, u32); 5] = [
+            ("success", |_, _| Ok(()), 0),
+            ("an error of the body", |_, _| Err(Error::Invalid { what: "a body", why: "it fails".into() }), 0),
+            ("a panic", |_, _| panic!("a body that panics"), 0),
+            (
+                "an abort by another thread",
+                |fake, communicator| {
+                    std::thread::scope(|scope| scope.spawn(|| communicator.abort("enough")).join().unwrap());
+                    assert!(matches!(send(communicator), Err(Error::Aborted { .. })), "seen at once");
+                    assert_eq!(fake.aborted.load(Acquire), 0, "while a call is queued");
+                    Ok(())
+                },
+                1,
+            ),
+            (
+                "a call that fails",
+                |fake, communicator| {
+                    fake.code.store(6, Release);
+                    let error = send(communicator).unwrap_err();
+                    fake.code.store(SUCCESS, Release);
+                    assert_eq!(fake.aborted.load(Acquire), 0, "while a call is queued");
+                    Err(error)
+                },
+                1,
+            ),
+        ];
+        for (name, body, aborted) in cases {
+            let (fake, communicator) = communicator(Duration::from_secs(10));
+            let group = || communicator.group(|| send(&communicator).and_then(|()| body(fake, &communicator)));
+            let result = catch_unwind(AssertUnwindSafe(group)).unwrap_or_else(|_| Err(failed()));
+            assert_eq!(result.is_ok(), name == "success", "{name}: {result:?}");
+            assert_eq!((depth(), fake.queued.load(Acquire)), (0, 0), "{name}");
+            assert_eq!((fake.aborted.load(Acquire), fake.torn.load(Acquire)), (aborted, 0), "{name}");
+            assert_eq!(communicator.group(|| Ok(())).is_err(), aborted == 1, "{name}");
+            assert_eq!(depth(), 0, "{name}, and another");
+        }
+    }
+
+    /// Its rank never comes to what another thread calls meanwhile: that holds the group up no longer than the deadline.
+    #[test]
+    fn a_deadline_within_a_group_aborts_behind_its_end() {
+        let (fake, communicator) = communicator(Duration::from_millis(60));
+        let begin = Instant::now();
+        let (mine, theirs) = std::thread::scope(|scope| {
+            let mut theirs = None;
+            let mine = communicator.group(|| {
+                send(&communicator)?;
+                let calls = fake.calls.load(Acquire);
+                fake.blocks.store(true, Release);
+                theirs = Some(scope.spawn(|| send(&communicator)));
+                while fake.calls.load(Acquire) == calls {
+                    std::thread::yield_now();
+                }
+                let error = send(&communicator).unwrap_err();
+                // Time for an abort that does not wait.
+                std::thread::sleep(Duration::from_millis(60));
+                assert_eq!(fake.aborted.load(Acquire), 0, "while a call is queued");
+                Err::<(), _>(error)
+            });
+            (mine.unwrap_err().to_string(), theirs.unwrap().join().unwrap().unwrap_err().to_string())
+        });
+        assert!(mine.contains("ncclSend (call 3) did not end"), "{mine}");
+        assert_eq!(mine, theirs, "the call that was late");
+        assert_eq!((depth(), fake.aborted.load(Acquire), fake.torn.load(Acquire)), (0, 1, 0));
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+
+    /// Connecting the ranks is what the end waits for.
+    #[test]
+    fn an_end_that_blocks_is_ended_by_the_deadline() {
+        let (fake, communicator) = communicator(Duration::from_millis(60));
+        fake.blocks.store(true, Release);
+        let error = communicator.group(|| send(&communicator)).unwrap_err().to_string();
+        assert!(error.contains("ncclGroupEnd (call 3) did not end"), "{error}");
+        assert_eq!((depth(), fake.aborted.load(Acquire), fake.torn.load(Acquire)), (0, 1, 0));
+    }
+
     #[test]
     fn a_group_ends_with_its_body_also_by_a_panic_and_other_threads_are_not_of_it() {
-        let (_, id) = Fake::leaked();
-        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
-        let handle = Handle::join(&FUNCTIONS, id, Rank::ZERO, WorldSize::ONE, Duration::from_secs(10)).unwrap();
-        let communicator = NcclCommunicator::new(handle, &device).unwrap();
-        let stream = device.stream().unwrap();
+        let (_, communicator) = communicator(Duration::from_secs(10));
+        let stream = communicator.device.stream().unwrap();
         let group = |body: &dyn Fn() -> Result<()>| communicator.group(body);
         catch_unwind(AssertUnwindSafe(|| group(&|| panic!("a body that panics")))).unwrap_err();
         group(&|| {

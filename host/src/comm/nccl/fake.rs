@@ -1,5 +1,6 @@
 //! An NCCL of one rank that does as a test says: its communicator is the test's own record of what was called.
 
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,6 +20,21 @@ pub struct Fake {
     pub finalized: AtomicU32,
     pub destroyed: AtomicU32,
     pub calls: AtomicU32,
+    /// Calls in groups that are open.
+    pub queued: AtomicU32,
+    /// Aborts while there were such.
+    pub torn: AtomicU32,
+}
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// The communicators of the calls of this thread's group.
+    static QUEUE: RefCell<Vec<&'static Fake>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many groups this thread has begun and not ended.
+pub fn depth() -> u32 {
+    DEPTH.get()
 }
 
 impl Fake {
@@ -28,6 +44,16 @@ impl Fake {
         let mut bytes = [0; UniqueId::BYTES];
         bytes[..8].copy_from_slice(&(std::ptr::from_ref(fake).expose_provenance() as u64).to_le_bytes());
         (fake, UniqueId::from_bytes(bytes))
+    }
+
+    /// A call that is made at the end of the group, if there is one and nothing is wrong with it.
+    fn enqueue(&'static self) -> c_int {
+        if depth() == 0 || self.code.load(Ordering::Acquire) != SUCCESS {
+            return self.answer();
+        }
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        QUEUE.with_borrow_mut(|queue| queue.push(self));
+        SUCCESS
     }
 
     fn answer(&self) -> c_int {
@@ -81,6 +107,9 @@ unsafe extern "C" fn destroy(comm: Comm) -> c_int {
 }
 
 unsafe extern "C" fn abort(comm: Comm) -> c_int {
+    if fake(comm).queued.load(Ordering::Acquire) > 0 {
+        fake(comm).torn.fetch_add(1, Ordering::AcqRel);
+    }
     fake(comm).aborted.fetch_add(1, Ordering::AcqRel);
     SUCCESS
 }
@@ -101,24 +130,34 @@ unsafe extern "C" fn last_error(_: Comm) -> *const c_char {
     c"the other side hung up".as_ptr()
 }
 
-unsafe extern "C" fn nothing() -> c_int {
+unsafe extern "C" fn group_start() -> c_int {
+    DEPTH.set(depth() + 1);
     SUCCESS
 }
 
+/// Makes the calls of the outermost group; without a group it is an error, as of NCCL.
+unsafe extern "C" fn group_end() -> c_int {
+    let Some(depth) = depth().checked_sub(1) else { return 5 };
+    DEPTH.set(depth);
+    let queue = if depth == 0 { QUEUE.take() } else { Vec::new() };
+    queue.iter().for_each(|fake| _ = fake.queued.fetch_sub(1, Ordering::AcqRel));
+    queue.iter().map(|fake| fake.answer()).find(|code| *code != SUCCESS).unwrap_or(SUCCESS)
+}
+
 unsafe extern "C" fn reduce(_: *const c_void, _: *mut c_void, _: usize, _: c_int, _: c_int, comm: Comm, _: CudaStream) -> c_int {
-    fake(comm).answer()
+    fake(comm).enqueue()
 }
 
 unsafe extern "C" fn gather(_: *const c_void, _: *mut c_void, _: usize, _: c_int, comm: Comm, _: CudaStream) -> c_int {
-    fake(comm).answer()
+    fake(comm).enqueue()
 }
 
 unsafe extern "C" fn send(_: *const c_void, _: usize, _: c_int, _: c_int, comm: Comm, _: CudaStream) -> c_int {
-    fake(comm).answer()
+    fake(comm).enqueue()
 }
 
 unsafe extern "C" fn receive(_: *mut c_void, _: usize, _: c_int, _: c_int, comm: Comm, _: CudaStream) -> c_int {
-    fake(comm).answer()
+    fake(comm).enqueue()
 }
 
 pub static FUNCTIONS: Functions = Functions {
@@ -134,8 +173,8 @@ pub static FUNCTIONS: Functions = Functions {
     abort,
     error_string: string,
     last_error,
-    group_start: nothing,
-    group_end: nothing,
+    group_start,
+    group_end,
     all_reduce: reduce,
     all_gather: gather,
     reduce_scatter: reduce,

@@ -1,15 +1,15 @@
 //! One NCCL communicator: calls with a deadline, one at a time; the first failure is the last.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
-use super::watchdog::Watched;
+use super::watchdog::{Aborted, Watched};
 use crate::comm::sequence::Sequence;
 use crate::comm::{Rank, WorldSize};
 use crate::runtime::stream::StreamInner;
-use crate::runtime::{Error, Owner, Result, lock};
+use crate::runtime::{Error, Owner, Result};
 
 /// A communicator and who it is. Dropping it destroys it, which lets work on streams end; a failed one was aborted.
 pub(super) struct Handle {
@@ -18,8 +18,6 @@ pub(super) struct Handle {
     pub rank: Rank,
     pub world: WorldSize,
     pub limit: Duration,
-    /// The calls made so far. Held while one is made: NCCL wants one at a time, in the same order on every rank.
-    calls: Mutex<u64>,
     /// Compares the ranks' calls before they are made, where that was asked for.
     pub sequence: Option<Sequence>,
     /// What broke it.
@@ -38,8 +36,7 @@ impl Handle {
     }
 
     fn new(functions: &'static Functions, rank: Rank, world: WorldSize, limit: Duration) -> Self {
-        let (calls, sequence, failure) = (Mutex::new(0), None, RwLock::new(None));
-        Self { functions, watched: Watched::new(functions), rank, world, limit, calls, sequence, failure }
+        Self { functions, watched: Watched::new(functions), rank, world, limit, sequence: None, failure: RwLock::new(None) }
     }
 
     /// A communicator of the ranks that name the same colour, ordered by key and then by rank; none for a rank that names none.
@@ -72,14 +69,34 @@ impl Handle {
 
     /// One call of NCCL, named for errors. After a failure it is not made.
     pub fn call(&self, name: &'static str, call: impl FnOnce(&Functions, Comm) -> c_int) -> Result<()> {
-        let mut calls = lock(&self.calls);
         self.check_failure()?;
-        *calls += 1;
-        let number = *calls;
-        match self.watched.call(self.limit, |comm| call(self.functions, comm)) {
+        self.done(name, self.watched.call(name, self.limit, |comm| call(self.functions, comm)))
+    }
+
+    /// Begins a group of this thread; not after a failure. While it is open the communicator is not aborted, whatever fails.
+    pub fn open_group(&self) -> Result<()> {
+        self.check_failure()?;
+        self.done("ncclGroupStart", self.watched.open_group())
+    }
+
+    /// Ends the group of this thread, also after a failure, which it returns then.
+    ///
+    /// # Safety
+    /// The thread [opened](Self::open_group) a group, and has not ended it.
+    pub unsafe fn end_group(&self) -> Result<()> {
+        // SAFETY: the caller vouches for it.
+        self.done("ncclGroupEnd", unsafe { self.watched.end_group(self.limit) })
+    }
+
+    /// What became of a call.
+    fn done(&self, name: &'static str, code: std::result::Result<c_int, Aborted>) -> Result<()> {
+        match code {
             Ok(SUCCESS) => Ok(()),
             Ok(code) => Err(self.fail(self.error(name, code))),
-            Err(_) => Err(self.fail(self.late(name, number))),
+            Err(Aborted) => {
+                let (late, number) = self.watched.last();
+                Err(self.fail(self.late(late, number)))
+            }
         }
     }
 
@@ -115,13 +132,13 @@ impl Handle {
                 self.check()?;
             }
             if start.elapsed() > self.limit {
-                return Err(self.fail(self.late(what, *lock(&self.calls))));
+                return Err(self.fail(self.late(what, self.watched.last().1)));
             }
         }
         self.check_failure()
     }
 
-    /// Ends everything under way, on this rank. The other ranks' work ends by their own deadlines.
+    /// Ends everything under way, on this rank; what is queued in a group, at the end of the group. The other ranks' work ends by their own deadlines.
     pub fn abort(&self, why: &str) {
         let _ = self.fail(Error::Aborted { what: self.name(), why: why.to_owned() });
     }
@@ -175,7 +192,7 @@ impl Drop for Handle {
             return;
         }
         // SAFETY: a live communicator. The call waits for work under way, at most as long as the deadline.
-        let ended = self.watched.call(self.limit, |comm| unsafe { (self.functions.finalize)(comm) });
+        let ended = self.watched.call("ncclCommFinalize", self.limit, |comm| unsafe { (self.functions.finalize)(comm) });
         let comm = self.watched.take();
         if comm.is_null() {
             tracing::warn!(?ended, "{}: its work did not end in time", self.name());

@@ -4,40 +4,61 @@
 //! and a rank that died never does. `ncclCommAbort` from another thread makes the blocked call return (NCCL user guide,
 //! "Fault tolerance"). One thread watches all communicators of the process.
 //!
-//! **Invariant:** a communicator is aborted at most once, and never while it is idle: a call and the watchdog settle by one
-//! compare-and-swap of [`Watched::state`] whether the call ended in time.
+//! **Invariant:** a communicator is aborted at most once, and never while a group is open on it: the calls that are queued in the group name the
+//! communicator until `ncclGroupEnd` has taken them. What breaks it meanwhile marks it, so that no call begins on it any more, and whoever ends
+//! the last of its groups aborts it. All that is settled under one lock, [`Watched::state`], which is not held while NCCL is called.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::library::{Comm, Functions};
+use super::library::{Comm, Functions, SUCCESS};
 use crate::runtime::lock;
 use crate::runtime::patience::after;
 
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(20);
-
-/// No call is under way.
-const IDLE: u64 = 0;
-/// The watchdog aborts, or has aborted.
-const ABORTED: u64 = u64::MAX;
+/// The longest that the end of a group may take on a communicator that is broken already.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// A communicator as the watchdog sees it.
 pub(super) struct Watched {
     functions: &'static Functions,
     /// The communicator: where NCCL writes it while it is being made, null before and after.
     comm: AtomicPtr<c_void>,
-    /// [`IDLE`], [`ABORTED`], or when the call under way must have ended, in nanoseconds since [`epoch`].
-    state: AtomicU64,
+    state: Mutex<State>,
+    /// No call is under way any more, or it is broken.
+    turn: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the call under way must have ended: NCCL wants one at a time.
+    due: Option<Instant>,
+    /// The last call that was begun, and its number.
+    last: (&'static str, u64),
+    /// Groups that threads have begun and not begun to end.
+    open: u32,
+    /// When each group that is ending though the communicator is broken must have ended: these wait for no turn.
+    ends: Vec<Instant>,
+    /// Nothing begins on it any more, and it is aborted as soon as it may be.
+    broken: bool,
+}
+
+impl State {
+    fn may_abort(&self) -> bool {
+        let now = Instant::now();
+        self.broken && self.open == 0 && self.due.iter().chain(&self.ends).all(|due| *due <= now)
+    }
 }
 
 impl Watched {
     /// A communicator that is still to be made; the watchdog knows it from now on.
     pub fn new(functions: &'static Functions) -> Arc<Self> {
-        let watched = Arc::new(Self { functions, comm: AtomicPtr::new(ptr::null_mut()), state: AtomicU64::new(IDLE) });
+        let (comm, state, turn) = (AtomicPtr::new(ptr::null_mut()), Mutex::default(), Condvar::new());
+        let watched = Arc::new(Self { functions, comm, state, turn });
         let all = watch();
         let mut all = lock(all);
         all.retain(|other| other.strong_count() > 0);
@@ -55,64 +76,114 @@ impl Watched {
         self.comm.load(Ordering::Acquire)
     }
 
-    /// Makes one call under a deadline. `Err` if the watchdog aborted the communicator meanwhile or before.
-    pub fn call<R>(&self, limit: Duration, call: impl FnOnce(Comm) -> R) -> Result<R, Aborted> {
-        let due = since_epoch(after(limit));
-        self.state.compare_exchange(IDLE, due, Ordering::AcqRel, Ordering::Acquire).map_err(|_| Aborted)?;
-        let result = call(self.comm());
-        self.state.compare_exchange(due, IDLE, Ordering::AcqRel, Ordering::Acquire).map_err(|_| Aborted)?;
-        Ok(result)
+    /// The last call that was begun, which is the one that broke it if a deadline did, and how many were.
+    pub fn last(&self) -> (&'static str, u64) {
+        lock(&self.state).last
     }
 
-    /// Aborts an idle communicator; `false` if that was done before.
-    pub fn abort(&self) -> bool {
-        self.abort_from(IDLE)
+    /// Makes one call under a deadline, after those of other threads. `Err` if the communicator broke meanwhile or before.
+    pub fn call<R>(&self, name: &'static str, limit: Duration, call: impl FnOnce(Comm) -> R) -> Result<R, Aborted> {
+        let mut state = self.await_turn();
+        if state.broken {
+            return Err(Aborted);
+        }
+        self.begin(&mut state, name, limit);
+        let comm = self.comm();
+        drop(state);
+        let result = call(comm);
+        self.settle(|state| state.due = None).map(|()| result)
+    }
+
+    /// Begins a group of this thread, whose calls are queued until its [end](Self::end_group): until then the communicator is not aborted.
+    /// What `ncclGroupStart` says; it is not called, and no group is open, after an `Err` or a failure.
+    pub fn open_group(&self) -> Result<c_int, Aborted> {
+        {
+            let mut state = lock(&self.state);
+            if state.broken {
+                return Err(Aborted);
+            }
+            state.open += 1;
+        }
+        // SAFETY: no arguments.
+        let code = unsafe { (self.functions.group_start)() };
+        if code != SUCCESS {
+            let _ = self.settle(|state| state.open -= 1);
+        }
+        Ok(code)
+    }
+
+    /// Ends the group of this thread, also of a broken communicator, which is aborted behind the last of them; `Err` then.
+    ///
+    /// # Safety
+    /// The thread opened a group, and has not ended it.
+    pub unsafe fn end_group(&self, limit: Duration) -> Result<c_int, Aborted> {
+        let mut state = self.await_turn();
+        let broken = state.broken.then(|| after(limit.min(GRACE)));
+        match broken {
+            Some(due) => state.ends.push(due),
+            None => self.begin(&mut state, "ncclGroupEnd", limit),
+        }
+        state.open -= 1;
+        drop(state);
+        // SAFETY: the caller vouches for the start. What its calls name is alive: it was not aborted while the group was open, and is not
+        // until this has returned or, as any call, is late, when the abort makes it return.
+        let code = unsafe { (self.functions.group_end)() };
+        let ended = self.settle(|state| match broken {
+            Some(due) => _ = state.ends.iter().position(|other| *other == due).map(|at| state.ends.swap_remove(at)),
+            None => state.due = None,
+        });
+        ended.map(|()| code)
+    }
+
+    /// Breaks the communicator: nothing begins on it any more. It is aborted now, or when its groups and the call under way have ended.
+    pub fn abort(&self) {
+        let _ = self.settle(|state| state.broken = true);
     }
 
     /// Hands the communicator over to be destroyed; null if it was aborted.
     pub fn take(&self) -> Comm {
-        match self.state.compare_exchange(IDLE, ABORTED, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => self.comm.swap(ptr::null_mut(), Ordering::AcqRel),
-            Err(_) => ptr::null_mut(),
-        }
+        let mut state = lock(&self.state);
+        if std::mem::replace(&mut state.broken, true) { ptr::null_mut() } else { self.comm.swap(ptr::null_mut(), Ordering::AcqRel) }
     }
 
-    fn abort_from(&self, state: u64) -> bool {
-        if self.state.compare_exchange(state, ABORTED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return false;
-        }
-        let comm = self.comm.swap(ptr::null_mut(), Ordering::AcqRel);
+    /// No call is under way, or the communicator is broken.
+    fn await_turn(&self) -> MutexGuard<'_, State> {
+        let state = lock(&self.state);
+        self.turn.wait_while(state, |state| state.due.is_some() && !state.broken).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, state: &mut State, name: &'static str, limit: Duration) {
+        state.due = Some(after(limit));
+        state.last = (name, state.last.1 + 1);
+    }
+
+    /// Notes what has happened, and aborts the communicator if that is due. `Err` if it is broken.
+    fn settle(&self, note: impl FnOnce(&mut State)) -> Result<(), Aborted> {
+        let mut state = lock(&self.state);
+        note(&mut state);
+        let comm = if state.may_abort() { self.comm.swap(ptr::null_mut(), Ordering::AcqRel) } else { ptr::null_mut() };
+        let broken = state.broken;
+        drop(state);
+        self.turn.notify_all();
         if !comm.is_null() {
-            // SAFETY: a live communicator: it is taken out of its place here, once, and only what is in its place is used
-            // in other calls. The call that is blocked in it may be aborted from another thread.
+            // SAFETY: a live communicator: it is taken out of its place here, once, and only what is in its place is used in other calls. No
+            // group with calls that name it is open. A call that is late and blocked in it may be aborted from another thread.
             let code = unsafe { (self.functions.abort)(comm) };
             tracing::warn!(code, "a communicator was aborted");
         }
-        true
+        if broken { Err(Aborted) } else { Ok(()) }
     }
 
-    fn check(&self, now: u64) {
-        let due = self.state.load(Ordering::Acquire);
-        if due != IDLE && due != ABORTED && due <= now {
-            self.abort_from(due);
-        }
+    /// Breaks it if its call is late.
+    fn check(&self, now: Instant) {
+        let is_late = |state: &State| state.due.is_some_and(|due| due <= now);
+        let _ = self.settle(|state| state.broken |= is_late(state));
     }
 }
 
-/// The communicator was aborted: nothing may be called on it any more.
+/// The communicator is broken: nothing may be called on it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aborted;
-
-/// When the process first asked for the time.
-fn epoch() -> Instant {
-    static EPOCH: OnceLock<Instant> = OnceLock::new();
-    *EPOCH.get_or_init(Instant::now)
-}
-
-/// Never [`IDLE`].
-fn since_epoch(time: Instant) -> u64 {
-    u64::try_from(time.saturating_duration_since(epoch()).as_nanos()).map_or(ABORTED - 1, |nanoseconds| nanoseconds.max(1))
-}
 
 /// All communicators; starts the thread that watches them.
 fn watch() -> &'static Mutex<Vec<Weak<Watched>>> {
@@ -126,7 +197,7 @@ fn watch() -> &'static Mutex<Vec<Weak<Watched>>> {
 fn run() {
     loop {
         std::thread::sleep(INTERVAL);
-        let now = since_epoch(Instant::now());
+        let now = Instant::now();
         let watched: Vec<_> = lock(watch()).iter().filter_map(Weak::upgrade).collect();
         watched.iter().for_each(|watched| watched.check(now));
     }
