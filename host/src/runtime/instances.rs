@@ -1,7 +1,9 @@
 //! The same elements of every rank's instance of a piece of memory, as views of all of them own.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
+use super::lock;
 use super::memory::Memory;
 
 /// Some bytes of each rank's instance of a piece of memory, which lie in one range of addresses.
@@ -29,31 +31,32 @@ impl Instances {
         (0..u64::from(self.ranks)).filter_map(piece).collect()
     }
 
-    fn are(&self, other: &Self) -> bool {
-        let place = |of: &Self| (Arc::as_ptr(&of.memory), of.first, of.stride, of.ranks, of.bytes);
-        place(self) == place(other)
+    fn place(&self) -> Place {
+        (Arc::as_ptr(&self.memory) as usize, self.first, self.stride, self.ranks, self.bytes)
     }
 }
 
+/// What tells instances apart: the memory, by its address, and the other fields.
+type Place = (usize, u64, u64, u32, u64);
+
 /// What was lent, each once: it stays where it is as long as this is there.
 #[derive(Default)]
-pub(crate) struct Lent(OnceLock<Box<(Instances, Self)>>);
+pub(crate) struct Lent(Mutex<HashMap<Place, Arc<Instances>>>);
 
 impl Lent {
     pub fn lend(&self, instances: Instances) -> &Instances {
-        let mut place = self;
-        loop {
-            let (known, rest) = &**place.0.get_or_init(|| Box::new((instances.clone(), Self::default())));
-            if known.are(&instances) {
-                return known;
-            }
-            place = rest;
-        }
+        let mut known = lock(&self.0);
+        let lent = Arc::as_ptr(known.entry(instances.place()).or_insert_with(|| Arc::new(instances)));
+        // SAFETY: what is in the map is never changed, replaced or removed before this is dropped, and the reference ends before that; it does not
+        // move with the map, since an `Arc` holds it.
+        unsafe { &*lent }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::runtime::{Buffer, Runtime};
 
@@ -69,5 +72,22 @@ mod tests {
         assert_eq!(some.pieces(1003, 205), [(1003, 5), (1103, 5), (1203, 5)]);
         let one = std::ptr::from_ref(lent.lend(all.clone()));
         assert!(!std::ptr::eq(lent.lend(some), one) && std::ptr::eq(lent.lend(all), one));
+    }
+
+    #[test]
+    fn many_ranges_are_lent_and_dropped_at_once() {
+        let stream = Runtime::emulated(1).unwrap().device(0).unwrap().stream().unwrap();
+        let buffer = Buffer::<u8>::zeros(&stream, 8).unwrap();
+        let range = |first| Instances { memory: Arc::clone(buffer.memory()), first, stride: 1 << 20, ranks: 3, bytes: 8 };
+        let (begin, lent) = (Instant::now(), Lent::default());
+        let one = lent.lend(range(0));
+        for first in 0..300_000 {
+            assert_eq!(lent.lend(range(first)).first, first);
+            assert!(begin.elapsed() < Duration::from_secs(20), "{first} ranges");
+        }
+        assert!(std::ptr::eq(lent.lend(range(0)), one));
+        drop(lent);
+        assert_eq!(Arc::strong_count(buffer.memory()), 1);
+        assert!(begin.elapsed() < Duration::from_secs(20));
     }
 }
