@@ -100,7 +100,7 @@ impl Try {
 
     fn is_connected(&self, now: Instant) -> io::Result<bool> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut [PollFd::new(&self.stream, PollFlags::OUT)], Some(&at_once))? == 0 {
+        if !has_event(poll(&mut [PollFd::new(&self.stream, PollFlags::OUT)], Some(&at_once)))? {
             return if now < self.until { Ok(false) } else { Err(io::ErrorKind::TimedOut.into()) };
         }
         if let Some(error) = self.stream.take_error()? {
@@ -108,6 +108,15 @@ impl Try {
         }
         // While nobody listens at a port that the system also gives out, a connection can meet itself.
         if self.stream.local_addr()? == self.stream.peer_addr()? { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(true) }
+    }
+}
+
+/// Whether a poll found something. A signal that came first says nothing about the connection.
+fn has_event(polled: rustix::io::Result<usize>) -> io::Result<bool> {
+    match polled {
+        Ok(events) => Ok(events > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -172,5 +181,11 @@ mod tests {
         let (error, took) = run(&[*address]);
         assert_eq!(error.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert!(took >= TRY && took < 2 * TRY, "{took:?}");
+    }
+
+    #[test]
+    fn a_signal_does_not_end_a_try() {
+        assert!(!has_event(Err(Errno::INTR)).unwrap() && !has_event(Ok(0)).unwrap() && has_event(Ok(1)).unwrap());
+        assert_eq!(has_event(Err(Errno::NOMEM)).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
     }
 }
