@@ -17,8 +17,8 @@
 //! | `turned` | values are transposed; all warpgroups have multiplied by them |
 //! | warpgroup | its staging tile was stored and may be written again; it is written |
 //!
-//! Weights are rounded to e4m3 for their product, 16 times as large as softmax has them, so that few are subnormal; their sum is of the unrounded ones. A scale is what an element is worth: one for a tensor, or one for each of
-//! its heads, positive.
+//! Weights are rounded to e4m3 for their product, 16 times as large as softmax has them, so that few are subnormal; their sum is
+//! of the unrounded ones. A scale is what an element is worth: one for a tensor, or one for each of its heads, positive.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::{Swizzle, Swizzle32, Swizzle64, Swizzle128};
@@ -308,6 +308,7 @@ impl<const D: usize> Product<D>
 where
     Columns<D>: MatrixColumns,
 {
+    /// The sum, behind all multiplications of the warpgroup; the values go back.
     #[inline(always)]
     #[track_caller]
     fn wait(self) -> RegisterTile<D> {

@@ -98,6 +98,7 @@ impl Dense {
     }
 }
 
+/// The grid of [`attention_forward`](fn@super::attention_forward).
 pub(super) fn forward<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
     args: &AttentionForwardArgs<'_, T, D, V, KEYS, G, CAUSAL>,
     device: &DeviceLimits,
@@ -114,6 +115,7 @@ where
     dense.grid(G::QUERIES, section, args.log_sum_exp.len(), args.counter.len(), device)
 }
 
+/// The same of e4m3 tensors, whose scales are one or one for each head.
 pub(super) fn forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     args: &AttentionForwardFp8Args<'_, D, S, CAUSAL>,
     device: &DeviceLimits,
