@@ -27,7 +27,7 @@ pub fn findings(driver: &Driver, nccl: &Nccl, nvshmem: &Nvshmem, variable: &dyn 
         Some(_) if !is("NVSHMEM_DISABLE_NCCL", "1") && !is("NCCL_NVLS_ENABLE", "0") => {
             Err(("its NCCL would use NVLink multicast".to_owned(), "set NVSHMEM_DISABLE_NCCL=1".to_owned()))
         }
-        Some(version) => Ok(format!("{gpus}, NVSHMEM {version}; never run by its authors")),
+        Some(version) => Ok(format!("{gpus}, NVSHMEM {version}")),
     });
     let all: [(&str, Usable); 4] = [("vmm", gpus), ("nccl", of_nccl), ("emulated", Ok("always".to_owned())), ("nvshmem", of_nvshmem)];
     let finding = |(name, usable): (&str, Usable)| match usable {

@@ -40,7 +40,7 @@ impl Stream {
         Ok(Self::from_id(device, id, true))
     }
 
-    /// A stream whose work goes before that of others: not behind a wait of theirs that shares a queue of the device with it.
+    /// A stream whose work goes before that of others, but for a wait of theirs that shares a queue of the device with it.
     pub(crate) fn urgent(device: &Device) -> Result<Self> {
         let id = device.runtime.backend.create_urgent_stream(device.index)?;
         Ok(Self::from_id(device, id, true))

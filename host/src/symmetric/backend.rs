@@ -23,7 +23,7 @@ pub enum BackendName {
     Nccl,
     /// The virtual cluster.
     Emulated,
-    /// NVSHMEM's symmetric heap. It has never run on a GPU.
+    /// NVSHMEM's symmetric heap.
     Nvshmem,
 }
 

@@ -23,7 +23,7 @@ const LEN: u32 = 10_000;
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-/// What waits shares its queue with what else there is of its priority.
+/// What waits holds up what comes behind it on other streams too, of any priority.
 const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
 /// The driver's own number.
 const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
@@ -251,9 +251,11 @@ fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3]
     settle(copies)
 }
 
-/// How many streams of a rank wait in [`silence`], if more than one: two ranks on one GPU have twice as many. With as many as it has queues nobody has
-/// seen yet what happens.
+/// How many streams of a rank wait in [`silence`], if more than one: two ranks on one GPU have twice as many.
 const WAITS: &str = "OXTILE_TEST_WAITS";
+/// Whether rank 0 ends the arena of [`silence`] itself (`abort`), not by a deadline: the arena's stream has read no word then before it writes
+/// poison.
+const END: &str = "OXTILE_TEST_END";
 
 /// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.
 pub fn silence(rank: HostRank) -> Result<()> {
@@ -271,10 +273,23 @@ pub fn silence(rank: HostRank) -> Result<()> {
     let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
     buffer.peer(other)?;
     doing(me, "waiting for a signal that nobody sends");
-    others.iter().chain([&stream]).try_for_each(|stream| arena.wait(stream, channel, other, FIRST))?;
-    let target = Buffer::uninitialised(&stream, 4)?;
+    let wait = |stream: &Stream| arena.wait(stream, channel, other, FIRST).and_then(|()| stream.record());
+    let ends = others.iter().chain([&stream]).map(wait).collect::<Result<Vec<_>>>()?;
+    // Neither ends the arena before both have so many streams that wait, and are seen to.
+    thread::sleep(Duration::from_millis(20));
+    for end in &ends {
+        assert!(!end.is_done()?, "{me}: a stream went on without its signal");
+    }
+    meet(&rank)?;
+    let is_aborted = std::env::var(END).is_ok_and(|end| end == "abort") && me == Rank::ZERO;
     let start = Instant::now();
-    let error = buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("nobody signals");
+    let error = if is_aborted {
+        arena.abort("the test")?;
+        arena.check().expect_err("it has ended")
+    } else {
+        let target = Buffer::uninitialised(&stream, 4)?;
+        buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("nobody signals")
+    };
     assert!(start.elapsed() < deadline + Duration::from_secs(1), "{me}: {:?}", start.elapsed());
     let is_told = |error: &Error| matches!(error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));
     assert!(is_told(&error), "{me}: {error}");

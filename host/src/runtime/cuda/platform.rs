@@ -111,8 +111,8 @@ impl Backend for Platform {
         Ok(StreamId { device, handle: stream as u64 })
     }
 
-    /// Streams of another priority have hardware queues of their own, so that a wait on a stream of the usual priority does not hold it up
-    /// (CUDA C++ Programming Guide, "Stream Priorities"; `CUDA_DEVICE_MAX_CONNECTIONS`).
+    /// The highest priority (CUDA C++ Programming Guide, "Stream Priorities"). It shares the hardware queues of the others all the same
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): what waits in one can hold it up (docs/communication.md).
     fn create_urgent_stream(&self, device: u32) -> Result<StreamId> {
         self.enter(device)?;
         let (mut least, mut greatest, mut stream): (_, _, CUstream) = (0, 0, ptr::null_mut());

@@ -5,8 +5,8 @@
 //! and then ([`caller`]). NVLink multicast stays off, NVSHMEM's own and that of the NCCL which it loads: without `NVSHMEM_DISABLE_NVLS=1`, and
 //! `NVSHMEM_DISABLE_NCCL=1` or `NCCL_NVLS_ENABLE=0`, there is no arena.
 //!
-//! It has never run on a GPU: what is shown is its host logic, on a stand-in for the library, and that the library itself takes what it is given
-//! up to where it looks for a GPU.
+//! It has run on two GPUs: two processes that do all that an arena does, and two that wait in vain. With more ranks it has not run. Its host
+//! logic is tested on a stand-in for the library.
 
 mod caller;
 #[cfg(test)]
