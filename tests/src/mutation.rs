@@ -8,6 +8,7 @@ mod attention_backward_general;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
+mod attention_packed;
 mod attention_portable;
 mod attention_split;
 mod conformance;
@@ -51,6 +52,7 @@ const SHIPPED: &[&[Job]] = &[
     attention_backward_portable::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,
+    attention_packed::JOBS,
     attention_portable::JOBS,
     attention_split::JOBS,
     copy::JOBS,

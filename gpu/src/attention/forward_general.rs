@@ -113,14 +113,14 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                 let ticket = workspace.take();
                 let (Item { tile, sequence }, head) = (item, item.tile.head + item.tile.batch * sequence_heads);
                 let part = move |part: u32| place(sequence.query_offset, sequence.queries, head, tile.row + part * PART as u32);
-                rings.load_queries(&q, || Item::store(Some(item), shared.tile), part);
+                rings.load_queries(&q, || Item::store(Some(item), shared.tile, 0), part);
                 let blocks = blocks_of(&item);
                 for block in (blocks.begin..blocks.end).rev() {
                     rings.load_block(&k, &v, place(sequence.key_offset, sequence.keys, head / group.max(1), block * KEYS as u32));
                 }
                 index = ticket;
             }
-            rings.end(|| Item::store(None, shared.tile));
+            rings.end(|| Item::store(None, shared.tile, 0));
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
@@ -128,7 +128,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             let running = Running { out: running, log_sum_exp, row_stride, value_size };
             loop {
                 let stage = rings.queries.wait();
-                let Some(item) = Item::load(shared.tile) else { break };
+                let Some(item) = Item::load(shared.tile, 0) else { break };
                 let query_part = G::part(stage.memory(), part);
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);

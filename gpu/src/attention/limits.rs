@@ -10,6 +10,7 @@ use super::combine::MOST_PARTS;
 use super::forward::AttentionForwardArgs;
 use super::forward_fp8::{AttentionForwardFp8Args, FP8_QUERIES};
 use super::forward_general::AttentionForwardGeneralArgs;
+use super::forward_packed::AttentionForwardPackedArgs;
 use super::forward_portable::{AttentionForwardPortableArgs, PORTABLE_QUERIES};
 use super::forward_portable_general::AttentionForwardPortableGeneralArgs;
 use super::forward_split::AttentionForwardSplitArgs;
@@ -210,6 +211,28 @@ where
         LaunchError::check_alignment("running", 8, args.running.address())?;
     }
     // Each sequence may end in a tile of its own.
+    let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(u64::from(G::QUERIES)) + 1));
+    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+}
+
+/// A block for each multiprocessor.
+pub(super) fn forward_packed<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
+    args: &AttentionForwardPackedArgs<'_, T, D, V, KEYS, G, CAUSAL>,
+    device: &DeviceLimits,
+) -> Result<Grid, LaunchError>
+where
+    T: RegisterElement + StoredElement,
+    G: Team,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+{
+    let (batches, heads, rows) = (u64::from(args.batches), u64::from(args.heads), u64::from(args.query_rows));
+    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
+    check_heads(args.heads, args.group)?;
+    check_rows([("query_rows", args.query_rows), ("key_rows", args.key_rows)])?;
+    LaunchError::check_length("log_sum_exp", heads.saturating_mul(rows), args.log_sum_exp.len())?;
+    LaunchError::check_length("counter", 1, args.counter.len())?;
     let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(u64::from(G::QUERIES)) + 1));
     Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

@@ -5,7 +5,8 @@
 //! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
 //! | `forward` | the kernel of dense tensors, full or causal: tiles, copies |
 //! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
-//! | `forward_general` | the kernel of everything else: packed sequences, windows, sinks, merged results |
+//! | `forward_packed` | the kernel of packed sequences, full or causal |
+//! | `forward_general` | the kernel of everything else: windows, sinks, merged results, of dense and packed tensors |
 //! | `team` | who computes a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
 //! | `limits` | what launches are held to, and the grids of the forward kernels |
@@ -52,6 +53,7 @@ mod epilogue;
 mod forward;
 mod forward_fp8;
 mod forward_general;
+mod forward_packed;
 mod forward_portable;
 mod forward_portable_general;
 mod forward_split;
@@ -80,6 +82,7 @@ pub use combine::*;
 pub use forward::*;
 pub use forward_fp8::*;
 pub use forward_general::*;
+pub use forward_packed::*;
 pub use forward_portable::*;
 pub use forward_portable_general::*;
 pub use forward_split::*;

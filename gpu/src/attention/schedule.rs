@@ -1,5 +1,6 @@
 //! Which tile a block computes next: whoever is free takes the next in a fixed order.
 
+use oxtile_tile::num::opaque;
 use oxtile_tile::prelude::*;
 
 use super::sequence::{Sequence, Sequences};
@@ -136,13 +137,13 @@ impl Item {
     /// Writes it where another thread reads it; none says that there are no more.
     #[inline(always)]
     #[track_caller]
-    pub fn store(item: Option<Self>, words: SharedArray<u32, ITEM_WORDS>) {
-        let Some(Self { tile, sequence }) = item else { return words.store(2, NOTHING) };
+    pub fn store<const WORDS: usize>(item: Option<Self>, words: SharedArray<u32, WORDS>, at: u32) {
+        let Some(Self { tile, sequence }) = item else { return words.store(at + 2, NOTHING) };
         let Sequence { queries, rows, keys, query_offset, key_offset } = sequence;
         let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset];
         let mut i = 0;
         while i < ITEM_WORDS {
-            words.store(i as u32, values[i]);
+            words.store(at + i as u32, values[i]);
             i += 1;
         }
     }
@@ -150,14 +151,25 @@ impl Item {
     /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
     #[inline(always)]
     #[track_caller]
-    pub fn load(words: SharedArray<u32, ITEM_WORDS>) -> Option<Self> {
-        let word = |i: u32| warp::shuffle(words.load(i), 0);
-        let batch = word(2);
-        if batch == NOTHING {
-            return None;
-        }
-        let sequence = Sequence { queries: word(3), rows: word(4), keys: word(5), query_offset: word(6), key_offset: word(7) };
-        Some(Self { tile: Tile { row: word(0), head: word(1), batch }, sequence })
+    pub fn load<const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Option<Self> {
+        let batch = warp::shuffle(words.load(at + 2), 0);
+        if batch == NOTHING { None } else { Some(Self::of_batch(batch, words, at)) }
+    }
+
+    /// Reads one that is known to be there: registers need not hold it for long.
+    #[inline(always)]
+    #[track_caller]
+    pub fn reload<const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Self {
+        Self::of_batch(warp::shuffle(words.load(at + 2), 0), words, at)
+    }
+
+    /// All words but the batch.
+    #[inline(always)]
+    #[track_caller]
+    fn of_batch<const WORDS: usize>(batch: u32, words: SharedArray<u32, WORDS>, at: u32) -> Self {
+        let [row, head, queries, rows, keys, query_offset, key_offset] =
+            [0, 1, 3, 4, 5, 6, 7].map(|i| warp::shuffle(words.load(at + i), 0));
+        Self { tile: Tile { row, head, batch }, sequence: Sequence { queries, rows, keys, query_offset, key_offset } }
     }
 }
 
@@ -185,6 +197,12 @@ impl SequenceSchedule {
         Self { sequences, tile_rows, batches, heads, group, section_keys, batch: 0, sequence: sequences.get(0), before: 0 }
     }
 
+    /// How many tiles there are, once there was none.
+    #[inline(always)]
+    pub fn tiles(&self) -> u32 {
+        self.before
+    }
+
     /// Tile `index`, which is not below that of the call before.
     #[inline(always)]
     #[track_caller]
@@ -202,7 +220,30 @@ impl SequenceSchedule {
             if self.batch >= self.batches {
                 return None;
             }
-            self.sequence = self.sequences.get(self.batch);
+            // Else the compiler holds a pointer into each of the arrays.
+            self.sequence = self.sequences.get(opaque(self.batch));
+        }
+    }
+}
+
+/// Hands out tiles of sequences behind the first of each block. The counter, one element, is zero before and after a launch.
+#[derive(Clone, Copy)]
+pub struct SequenceQueue(pub GlobalMut<u32>);
+
+impl SequenceQueue {
+    /// Takes the index of a tile. A block does so once for each tile that it computes; asked for early, as the answer takes its time.
+    #[inline(always)]
+    #[track_caller]
+    pub fn take(&self) -> u32 {
+        block::count()[0] + atomic::add_u32(&self.0, 0, 1)
+    }
+
+    /// There is no tile `index`, of `tiles` in all: who took the last sets the counter back.
+    #[inline(always)]
+    #[track_caller]
+    pub fn leave(&self, index: u32, tiles: u32) {
+        if index == block::count()[0] + tiles - 1 {
+            atomic::add_u32(&self.0, 0, tiles.wrapping_neg());
         }
     }
 }

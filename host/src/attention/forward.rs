@@ -3,7 +3,7 @@
 use std::fmt;
 
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionForward, AttentionForwardGeneral, AttentionForwardSplit, Narrow, Pair, Team, Wide,
+    AttentionCombine, AttentionForward, AttentionForwardGeneral, AttentionForwardPacked, AttentionForwardSplit, Narrow, Pair, Team, Wide,
 };
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
@@ -146,10 +146,14 @@ elements! {
     [64 64 Full] AttentionForward<128, Narrow, false>;
     [64 64 Causal] AttentionForward<128, Narrow, true>;
     [64 64 Split] AttentionForwardSplit<128, Narrow>, AttentionCombine;
+    [64 64 Packed] AttentionForwardPacked<128, Narrow, false>;
+    [64 64 PackedCausal] AttentionForwardPacked<128, Narrow, true>;
     [64 64 General] AttentionForwardGeneral<128, Pair>;
     [128 128 Full] AttentionForward<128, Pair, false>;
     [128 128 Causal] AttentionForward<128, Pair, true>;
     [128 128 Split] AttentionForwardSplit<128, Pair>, AttentionCombine;
+    [128 128 Packed] AttentionForwardPacked<128, Pair, false>;
+    [128 128 PackedCausal] AttentionForwardPacked<128, Pair, true>;
     [128 128 General] AttentionForwardGeneral<128, Wide>;
     [192 128 Full] AttentionForward<128, Wide, false>;
     [192 128 Causal] AttentionForward<128, Wide, true>;

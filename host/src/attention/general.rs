@@ -25,6 +25,33 @@ pub(super) fn rows_of(config: &AttentionConfig, rows: u64, heads: u64, size: u64
     }
 }
 
+/// Keys and values as sequences are parts of them.
+pub(super) struct SequenceKeys<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> {
+    pub(super) k: TensorMap<'a, T, KEYS, D, Swizzle128, 5>,
+    pub(super) v: TensorMap<'a, T, KEYS, V, Swizzle128, 5>,
+    /// Rows of both.
+    pub(super) rows: u32,
+}
+
+impl<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> SequenceKeys<'a, T, KEYS, D, V> {
+    /// Without keys nothing is loaded by these maps, which must be of something: the queries.
+    pub(super) fn new(stream: &Stream, config: &AttentionConfig, inputs: &Inputs<'a, T>) -> Result<Self> {
+        let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = *config;
+        let of_keys = |size| rows_of(config, keys, key_heads, size);
+        let ((k, of_k), (v, of_v)) = match of_keys(head_size).rows {
+            0 => [(inputs.q, rows_of(config, queries, heads, head_size)); 2].into(),
+            _ => ((inputs.k, of_keys(head_size)), (inputs.v, of_keys(config.value_size()))),
+        };
+        let rows = if keys == 0 { 0 } else { of_k.rows as u32 };
+        Ok(Self { k: TensorMap::sequences(stream, k, of_k)?, v: TensorMap::sequences(stream, v, of_v)?, rows })
+    }
+}
+
+/// Keys of a head whose keys and values take [`SECTION_BYTES`].
+pub(super) fn section_keys<T>(config: &AttentionConfig) -> u32 {
+    (SECTION_BYTES / ((config.head_size + config.value_size()) * size_of::<T>() as u64)) as u32
+}
+
 /// Lengths and offsets of a dense tensor's sequences, as [`Sequences`] has them.
 fn dense_sequences(stream: &Stream, config: &AttentionConfig, rows: u64) -> Result<[Buffer<u32>; 2]> {
     let step = if config.layout == Layout::Sbhd { 0 } else { rows };
@@ -102,18 +129,13 @@ where
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
+        let AttentionConfig { layout, batches, queries, heads, head_size, .. } = config;
         let value_size = config.value_size();
         let [of_q, of_out] = [head_size, value_size].map(|size| rows_of(&config, queries, heads, size));
-        let [of_k, of_v] = [head_size, value_size].map(|size| rows_of(&config, keys, key_heads, size));
-        let Inputs { q, k, v, sequences, sink } = inputs;
+        let SequenceKeys { k, v, rows: key_rows } = SequenceKeys::<T, KEYS, D, V>::new(stream, &config, &inputs)?;
+        let Inputs { q, sequences, sink, .. } = inputs;
         let Outputs { out, mut log_sum_exp, mut max_logit } = outputs;
-        // Without keys nothing is loaded by these maps, which must be of something: the queries.
-        let ((k, of_k), (v, of_v)) = if of_k.rows == 0 { ((q, of_q), (q, of_q)) } else { ((k, of_k), (v, of_v)) };
-        let key_rows = if keys == 0 { 0 } else { of_k.rows as u32 };
         let q = TensorMap::<_, PART, D, Swizzle128, 5>::sequences(stream, q, of_q)?;
-        let k = TensorMap::<_, KEYS, D, Swizzle128, 5>::sequences(stream, k, of_k)?;
-        let v = TensorMap::<_, KEYS, V, Swizzle128, 5>::sequences(stream, v, of_v)?;
         let (out, mut running) = match out {
             Target::Rounded(out) => ((out, of_out), None),
             Target::Merged(running) => {
@@ -132,7 +154,7 @@ where
         let [scale, cap_limit, cap_factor] = softmax_of(&config);
         let Seen { left, right, top_left } = config.seen();
         let packed = layout == Layout::Packed;
-        let section_keys = SECTION_BYTES / ((head_size + value_size) * size_of::<T>() as u64);
+        let section_keys = section_keys::<T>(&config);
         let log_sum_exp_length = log_sum_exp.len();
         Ok(BoundAttention::new(move |stream| {
             let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();
@@ -157,7 +179,7 @@ where
                 sequence_heads: if layout == Layout::Sbhd { heads as u32 } else { 0 },
                 query_rows: of_q.rows as u32,
                 key_rows,
-                section_keys: section_keys as u32,
+                section_keys,
                 row_stride: of_out.row,
                 value_size: value_size as u32,
                 statistics_batch: if packed { 0 } else { heads * queries },

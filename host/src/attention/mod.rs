@@ -10,7 +10,7 @@
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
 //! | `forward` | the pass forward |
-//! | `dense`, `general` | tensors bound to its kernels |
+//! | `dense`, `packed`, `general` | tensors bound to its kernels |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //! | `backward_plan` | which kernels the pass backward takes, and why |
@@ -55,6 +55,7 @@ mod dense;
 mod forward;
 mod fp8;
 mod general;
+mod packed;
 mod plan;
 mod portable;
 mod portable_general;

@@ -27,6 +27,10 @@ pub enum Kind {
     Causal,
     /// Dense tensors, any of those masks, keys divided among blocks.
     Split,
+    /// Packed sequences, all keys.
+    Packed,
+    /// Packed sequences, a causal mask.
+    PackedCausal,
     /// Everything.
     General,
 }
@@ -41,6 +45,9 @@ pub struct Facts {
 
 /// Sizes of heads that kernels have tiles for; smaller heads are padded with zeros on their way into shared memory.
 const SIZES: [[u64; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
+
+/// Those of kernels of packed sequences alone.
+const PACKED_SIZES: [[u64; 2]; 2] = [SIZES[0], SIZES[1]];
 
 impl AttentionConfig {
     /// The kernel for elements of `T`, whatever the device: keys are divided only if [`key_parts`](Self::key_parts) says so.
@@ -75,6 +82,8 @@ impl AttentionConfig {
             (Kind::Full, _) => "all keys".to_owned(),
             (Kind::Causal, _) => "causal".to_owned(),
             (Kind::Split, _) => format!("keys in {} parts for as many blocks, which another kernel puts together", self.parts()),
+            (Kind::Packed, _) => "packed, all keys".to_owned(),
+            (Kind::PackedCausal, _) => "packed, causal".to_owned(),
             (Kind::General, needs) => format!("general for {}", needs.join(", ")),
         };
         let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
@@ -86,14 +95,23 @@ impl AttentionConfig {
     /// Its kernel; the configuration is valid.
     pub(super) fn key(&self) -> Key {
         let fits = |[d, v]: &[u64; 2]| self.head_size <= *d && self.value_size() <= *v;
+        let sizes = SIZES.into_iter().find(fits).unwrap_or(SIZES[3]);
+        let causal = self.mask != Mask::Full;
         let kind = match self.mask {
+            _ if self.needs() == ["layout"] && PACKED_SIZES.contains(&sizes) => {
+                if causal {
+                    Kind::PackedCausal
+                } else {
+                    Kind::Packed
+                }
+            }
             _ if self.needs_general() => Kind::General,
             _ if self.parts() > 1 => Kind::Split,
             _ if self.folds() => Kind::Full,
             Mask::Full => Kind::Full,
             Mask::CausalTopLeft | Mask::CausalBottomRight => Kind::Causal,
         };
-        Key { sizes: SIZES.into_iter().find(fits).unwrap_or(SIZES[3]), kind }
+        Key { sizes, kind }
     }
 
     /// Fields that take more than the kernels of dense full and causal attention have.

@@ -4,7 +4,8 @@ use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, AttentionForwardGeneral,
-    AttentionForwardGeneralArgs, AttentionForwardPortable, AttentionForwardPortableArgs, FAR, FP8_KEYS, Narrow, PART, Pair, Workspace,
+    AttentionForwardGeneralArgs, AttentionForwardPacked, AttentionForwardPackedArgs, AttentionForwardPortable,
+    AttentionForwardPortableArgs, FAR, FP8_KEYS, Narrow, PART, Pair, Workspace,
 };
 use oxtile_tile::layout::{Swizzle64, Swizzle128};
 use oxtile_tile::num::{bf16, e4m3};
@@ -16,6 +17,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("attention::refused::arguments", Size::Small, dense),
         Case::new("attention_fp8::refused::arguments", Size::Small, eight_bits),
         Case::new("attention_general::refused::arguments", Size::Small, general),
+        Case::new("attention_packed::refused::arguments", Size::Small, packed),
         Case::new("attention_portable::refused::arguments", Size::Small, portable),
     ]
 }
@@ -221,6 +223,64 @@ fn general(runtime: &Runtime) -> Outcome {
     }
     for (name, lengths) in [("sink", [3, 2, right[2]]), ("max_logit", [2, 1, right[2]]), ("workspace", [2, 2, right[2] - 1])] {
         refuses(name, launch(rounded, lengths, &|_| {}))?;
+    }
+    Ok(())
+}
+
+fn packed(runtime: &Runtime) -> Outcome {
+    type Args<'a> = AttentionForwardPackedArgs<'a, bf16, 64, 64, 128, Narrow, true>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionForwardPacked<bf16, 64, 64, 128, Narrow, true>>())?;
+    // Two sequences of two queries and two keys, two heads of 16 elements.
+    let of_heads = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
+    let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
+    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
+    let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
+    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), of_heads))?;
+    let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 8))?, text(Buffer::<u32>::zeros(&stream, 2))?);
+    let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
+    let (mut log_sum_exp, mut counter) = (log_sum_exp.view_mut(), counter.view_mut());
+    let mut launch = |lengths: [u64; 4], counters: u64, change: &dyn Fn(&mut Args<'_>)| {
+        let [query_ends, key_ends, query_offsets, key_offsets] = lengths.map(|length| ends.view().slice(0, length));
+        let mut args = Args {
+            q: q.view(),
+            k: k.view(),
+            v: k.view(),
+            out: out.view_mut(),
+            log_sum_exp: log_sum_exp.slice_mut(0, 8),
+            query_ends,
+            key_ends,
+            query_offsets,
+            key_offsets,
+            counter: counter.slice_mut(0, counters),
+            batches: 2,
+            heads: 2,
+            group: 1,
+            query_rows: 4,
+            key_rows: 4,
+            section_keys: 2,
+            padded: 0,
+            top_left: 0,
+            scale: 1.0,
+            marker: std::marker::PhantomData,
+        };
+        change(&mut args);
+        kernel.launch(&stream, args)
+    };
+    text(launch([3; 4], 1, &|_| {}))?;
+    refuses("counter", launch([3; 4], 2, &|_| {}))?;
+    for (i, name) in ["query_ends", "key_ends", "query_offsets", "key_offsets"].into_iter().enumerate() {
+        refuses(name, launch(std::array::from_fn(|j| if i == j { 2 } else { 3 }), 1, &|_| {}))?;
+    }
+    for (name, change) in [
+        ("group", (|args| args.group = 3) as fn(&mut Args<'_>)),
+        ("heads", |args| (args.heads, args.group) = (3, 2)),
+        ("query_rows", |args| args.query_rows = 1 << 30),
+        ("key_rows", |args| args.key_rows = 1 << 30),
+        ("log_sum_exp", |args| args.query_rows = 5),
+        ("log_sum_exp", |args| args.heads = 3),
+    ] {
+        refuses(name, launch([3; 4], 1, &change))?;
     }
     Ok(())
 }

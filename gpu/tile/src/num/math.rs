@@ -27,6 +27,13 @@ pub fn multiply_wide(a: u32, b: u32) -> [u32; 2] {
     [product as u32, (product >> 32) as u32]
 }
 
+/// The same number, of which the compiler does not know that it is: it keeps no pointers, for loops, into what the number indexes. One instruction
+/// (`prmt.b32`).
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    Target::permute_bytes(value, 0, 0x3210)
+}
+
 /// Four of the eight bytes of `b:a`, those of `a` being numbers 0 to 3: byte `i` of the result is the one that nibble `i` of
 /// `selector` numbers, or eight times its sign where the nibble has its high bit (`prmt.b32`).
 #[inline(always)]
