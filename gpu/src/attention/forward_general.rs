@@ -155,7 +155,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
                 let first = if packed != 0 { u64::from(sequence.query_offset) } else { 0 };
                 let statistics = u64::from(tile.batch) * statistics_batch + u64::from(tile.head) * statistics_head + first;
                 if running.out.is_empty() {
-                    sum.scale_rows(finished.factor);
+                    finished.divide(&mut sum);
                     let at = place(sequence.query_offset, sequence.rows, head, row);
                     store::<G, _, _, _>(&out, &sum, G::staging(query_part, shared.staging, part), part, at);
                     store_rows(&log_sum_exp, statistics, row, sequence.rows, finished.log_sum_exp());

@@ -124,7 +124,7 @@ pub fn attention_forward_packed<T, const D: usize, const V: usize, const KEYS: u
                 turn ^= ITEM_WORDS as u32;
                 let row = tile.row + part * PART as u32;
                 let finished = softmax.finish().of_rows(|half| row + register_tile::row(half) < sequence.queries);
-                sum.scale_rows(finished.factor);
+                finished.divide(&mut sum);
                 let at = place(sequence.query_offset, sequence.rows, tile.head, row);
                 store::<G, _, _, _>(&out, &sum, G::staging(query_part, shared.staging, part), part, at);
                 let statistics = u64::from(tile.head) * u64::from(query_rows) + u64::from(sequence.query_offset);

@@ -126,7 +126,8 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
             stage = 1 - stage;
         }
     }
-    let finished = softmax.finish();
+    let finished = softmax.finish().of_rows(|half| row + register_tile::row(half) < sequence.queries);
+    finished.divide::<D>(&mut sum[0]);
     let log_sum_exp_of = finished.log_sum_exp();
     #[expect(clippy::needless_range_loop, reason = "an index that is known at compile time keeps the sums in registers")]
     for half in 0..2 {
@@ -134,19 +135,16 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
         if row >= sequence.rows {
             continue;
         }
-        let attends = row < sequence.queries;
-        let factor = if attends { finished.factor[half] } else { 0.0 };
         let first = (u64::from(sequence.query_offset + row) * query_stride + u64::from(query_head)) * D as u64;
         for pair in 0..RegisterTile::<D>::PAIRS {
-            let values = sum[0].pair(half, pair).map(|x| x * factor);
-            out.store_word(first + u64::from(register_tile::column(pair as u32)), T::pack(values));
+            out.store_word(first + u64::from(register_tile::column(pair as u32)), T::pack(sum[0].pair(half, pair)));
         }
         if thread::lane().is_multiple_of(4) {
             let at = match log_rows {
                 0 => u64::from(head) * u64::from(query_rows) + u64::from(sequence.query_offset + row),
                 rows => u64::from(batch * heads + head) * u64::from(rows) + u64::from(row),
             };
-            log_sum_exp.store(at, if attends { log_sum_exp_of[half] } else { f32::NEG_INFINITY });
+            log_sum_exp.store(at, log_sum_exp_of[half]);
         }
     }
 }

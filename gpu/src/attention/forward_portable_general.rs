@@ -165,7 +165,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
             let mut panel = 0;
             while panel < PANELS {
                 let place = Place { rows: of_queries, head, row, written: sequence.rows, panel: panel as u32 };
-                sums[panel].scale_rows(finished.factor);
+                finished.divide::<PANEL>(&mut sums[panel]);
                 place.store(&sums[panel], 1.0, value_size, &out, &running);
                 panel += 1;
             }

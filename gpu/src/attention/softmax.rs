@@ -254,6 +254,15 @@ impl Softmax {
 }
 
 impl Finished {
+    /// Turns a sum of values into their weighted means. A row that sees nothing gets zeros, whatever there is to multiply by none.
+    #[inline(always)]
+    pub fn divide<const V: usize>(&self, sum: &mut RegisterTile<V>)
+    where
+        Columns<V>: MatrixColumns,
+    {
+        sum.map_pairs(|half, _, values| values.map(|value| if self.factor[half] == 0.0 { 0.0 } else { value * self.factor[half] }));
+    }
+
     /// The natural logarithm of the sum of the exponentials.
     #[inline(always)]
     pub fn log_sum_exp(&self) -> Rows {

@@ -6,7 +6,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Layout, Sink};
+use super::config::{AttentionConfig, Layout, Mask, Sink, Window};
 use super::forward::{Binding, BoundAttention, Instance};
 use super::plan::SECTION_BYTES;
 use super::tensors::{Inputs, Outputs, Padding, Sequences, Target};
@@ -47,8 +47,12 @@ impl<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> 
     }
 }
 
-/// Keys of a head whose keys and values take [`SECTION_BYTES`].
+/// Keys, of a number of heads, whose tiles are computed together: as many as take [`SECTION_BYTES`] with their values. One head's where all its
+/// tiles do the same work.
 pub(super) fn section_keys<T>(config: &AttentionConfig) -> u32 {
+    if config.mask == Mask::Full && config.window == Window::default() {
+        return 0;
+    }
     (SECTION_BYTES / ((config.head_size + config.value_size()) * size_of::<T>() as u64)) as u32
 }
 

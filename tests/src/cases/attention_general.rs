@@ -85,7 +85,7 @@ fn family(kernels: Kernels) -> &'static str {
 /// Each kernel of `f16` elements that [`attention`](super::attention) does not have.
 fn halves(cases: &mut Vec<Case>, base: AttentionConfig) {
     let mut push = |name: &str, config: AttentionConfig| {
-        let (family, problem) = (family(config.kernels), Problem::dense(config));
+        let (family, problem) = (family(config.kernels), Problem::of(config));
         let (name, size) = (
             format!("{family}::f16::{}::{name}", config.head_size),
             if config.kernels == Kernels::Fastest { Size::Small } else { Size::Large },
@@ -97,6 +97,11 @@ fn halves(cases: &mut Vec<Case>, base: AttentionConfig) {
         if size > 128 {
             push("full", config);
             push("causal", AttentionConfig { mask: Mask::CausalBottomRight, ..config });
+        }
+        if size <= 128 {
+            let packed = AttentionConfig { layout: Layout::Packed, ..config };
+            push("packed", packed);
+            push("packed::causal", AttentionConfig { mask: Mask::CausalBottomRight, ..packed });
         }
         push("window", AttentionConfig { window: Window { left: Some(9), right: Some(2) }, ..config });
         if base.kernels == Kernels::Portable {
@@ -128,15 +133,28 @@ fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
         push(cases, &format!("packed::{name}"), problem.clone());
         push(cases, &format!("packed::{name}::visible"), Problem { one_hot: true, ..problem });
     }
-    let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, max_logit: true, ..base };
+    let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, ..base };
     // Padding before, between and behind; a sequence whose tiles are all padding.
     let padded = vec![[[3, 60], [1, 70]], [[200, 0], [90, 4]], [[340, 1], [100, 0]], [[350, 20], [101, 30]]];
-    for (name, padding) in [("zeroed", Padding::Zeroed), ("kept", Padding::Kept)] {
-        push(cases, &format!("padded::{name}"), Problem { padding, ..Problem::packed(config, padded.clone()) });
-    }
     // Two chunks of a sequence that see one set of keys, as ranks of context parallelism have them, in one launch.
     let pair = vec![[[40, 30], [0, 150]], [[0, 30], [0, 60]]];
-    push(cases, "pair", Problem { padding: Padding::Kept, ..Problem::packed(config, pair) });
+    for (of, config) in [("", config), ("max_logit::", AttentionConfig { max_logit: true, ..config })] {
+        for (name, padding) in [("zeroed", Padding::Zeroed), ("kept", Padding::Kept)] {
+            push(cases, &format!("padded::{of}{name}"), Problem { padding, ..Problem::packed(config, padded.clone()) });
+        }
+        push(cases, &format!("pair::{of}kept"), Problem { padding: Padding::Kept, ..Problem::packed(config, pair.clone()) });
+    }
+    // Heads that share keys, and are smaller than tiles.
+    for (size, value) in [(40, 64), (128, 128), (72, 128)] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), heads: 4, key_heads: 2, ..config };
+        push(cases, &format!("packed::{size}x{value}"), Problem::packed(config, tight(&mixed)));
+        push(
+            cases,
+            &format!("packed::{size}x{value}::full"),
+            Problem::packed(AttentionConfig { mask: Mask::Full, ..config }, tight(&mixed)),
+        );
+    }
+    let config = AttentionConfig { max_logit: true, ..config };
     let merged = AttentionConfig { output: Output::Merged, ..config };
     push(cases, "padded::merged", Problem { padding: Padding::Kept, ..Problem::packed(merged, padded) });
 }

@@ -1,5 +1,5 @@
 //! Queries and keys that are not numbers: rows that see one are not numbers, in the result and in the log-sum-exp, and all others are as f64
-//! has them.
+//! has them, rows of padding zeros.
 
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
 use oxtile_tile::num::{bf16, f16};
@@ -22,6 +22,13 @@ pub fn cases() -> Vec<Case> {
         push::<bf16>(&mut cases, &format!("full::d{size}"), AttentionConfig { mask: Mask::Full, ..config });
         push::<bf16>(&mut cases, &format!("divided::d{size}"), AttentionConfig { key_parts: Some(3), ..config });
         push::<bf16>(&mut cases, &format!("general::d{size}"), AttentionConfig { max_logit: true, ..config });
+        if size <= 128 {
+            let packed = AttentionConfig { layout: Layout::Packed, key_parts: None, ..config };
+            push::<bf16>(&mut cases, &format!("packed::d{size}"), packed);
+            push::<f16>(&mut cases, &format!("packed::full::d{size}"), AttentionConfig { mask: Mask::Full, ..packed });
+        }
+        let packed = AttentionConfig { layout: Layout::Packed, max_logit: true, key_parts: None, ..config };
+        push::<bf16>(&mut cases, &format!("general::packed::d{size}"), packed);
         push::<bf16>(&mut cases, &format!("merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
     }
     push::<f16>(&mut cases, "dense::f16", AttentionConfig { key_parts: Some(1), ..base });
@@ -31,11 +38,14 @@ pub fn cases() -> Vec<Case> {
     for head_size in [64, 128] {
         let config = AttentionConfig { head_size, kernels: Kernels::Portable, ..base };
         push::<bf16>(&mut cases, &format!("portable::d{head_size}"), config);
+        push::<bf16>(&mut cases, &format!("portable::packed::d{head_size}"), AttentionConfig { layout: Layout::Packed, ..config });
         push::<f16>(&mut cases, &format!("portable::sbhd::d{head_size}"), AttentionConfig { layout: Layout::Sbhd, ..config });
     }
     for [size, value] in [[40, 64], [128, 128], [192, 128]] {
         let config = AttentionConfig { head_size: size, value_size: Some(value), kernels: Kernels::Portable, ..base };
         push::<bf16>(&mut cases, &format!("portable::general::d{size}"), AttentionConfig { sink: Sink::OffByOne, ..config });
+        let packed = AttentionConfig { layout: Layout::Packed, sink: Sink::OffByOne, ..config };
+        push::<bf16>(&mut cases, &format!("portable::general::packed::d{size}"), packed);
         push::<bf16>(&mut cases, &format!("portable::merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
     }
     cases
@@ -43,7 +53,7 @@ pub fn cases() -> Vec<Case> {
 
 fn push<T: Operand>(cases: &mut Vec<Case>, name: &str, config: AttentionConfig) {
     for (row_name, row) in ROWS {
-        let problem = Problem { nan: Some(row), ..Problem::dense(config) };
+        let problem = Problem { nan: Some(row), ..Problem::of(config) };
         cases.push(Case::new(format!("attention_nan::{name}::{row_name}"), Size::Large, move |runtime| problem.check::<T>(runtime)));
     }
 }

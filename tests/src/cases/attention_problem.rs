@@ -49,6 +49,14 @@ impl Problem {
         Self { config, sequences, padding: Padding::Zeroed, one_hot: false, nan: None }
     }
 
+    /// Dense, or packed with one sequence.
+    pub fn of(config: AttentionConfig) -> Self {
+        match config.layout {
+            Layout::Packed => Self::packed(config, vec![[[0, config.queries as usize], [0, config.keys as usize]]]),
+            Layout::Bshd | Layout::Sbhd => Self::dense(config),
+        }
+    }
+
     /// Queries and keys of sequence `batch`.
     pub fn lengths(&self, batch: usize) -> [usize; 2] {
         match self.config.layout {
