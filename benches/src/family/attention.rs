@@ -13,16 +13,16 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of three head sizes; shared heads of keys; packed sequences of random
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of four head sizes; shared heads of keys; packed sequences of random
 /// lengths; cuBLASLt's product, whose rate the kernels are held to.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
     let [tokens, heads] = size.pick([32768, 2048], [130, 128]);
     let mut benches = Vec::new();
-    for head_size in [128, 64, 256] {
+    for [head_size, value_size] in [[128, 128], [64, 64], [256, 256], [192, 128]] {
         for &length in lengths {
-            let heads = (heads / head_size).max(1);
-            let shape = Shape::square([(tokens / length).max(1), length, heads, heads, head_size]);
+            let heads = (heads / (head_size + value_size) * 2).max(1);
+            let shape = Shape { value_size, ..Shape::square([(tokens / length).max(1), length, heads, heads, head_size]) };
             benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| bench(shape, mask)));
         }
     }
