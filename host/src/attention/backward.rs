@@ -17,7 +17,7 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::backward_plan::Key;
 use super::backward_tensors::{BackwardInputs, GradientTarget, Gradients};
-use super::config::AttentionConfig;
+use super::config::{AttentionConfig, Layout};
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::Inputs;
@@ -172,6 +172,8 @@ where
         let Bounds { first, last, .. } = config.bounds();
         let section = config.section_of_keys(size_of::<T>() as u64, ordered).saturating_mul(splits as u32);
         let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
+        // Row by row, the heads of all sequences of sbhd are those of one.
+        let tensor_heads = if layout == Layout::Sbhd { heads * batches } else { heads } as u32;
         let [batches, rows, keys, heads, key_heads] = [batches, queries, keys, heads, key_heads].map(|size| size as u32);
         let [blocks, splits, key_blocks] = [blocks, splits, key_blocks].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
@@ -181,7 +183,7 @@ where
                 log_sum_exp,
                 offsets: offsets.view_mut(),
                 deltas: deltas.view_mut(),
-                heads,
+                heads: tensor_heads,
                 rows,
                 padded: blocks * QUERIES as u32,
             };

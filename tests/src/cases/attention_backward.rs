@@ -1,7 +1,7 @@
 //! The backward pass of attention against f64, and its promises: the same bits every time, steps of a ring that add up.
 
 use oxtile::attention::{
-    AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Kernels, Mask, Order, Sink, Window,
+    AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Kernels, Layout, Mask, Order, Sink, Window,
 };
 use oxtile::{Buffer, EmulatedOptions, Error, HostElement, Kind, Runtime};
 use oxtile_tests::inputs::Random;
@@ -61,6 +61,23 @@ pub fn cases() -> Vec<Case> {
         let problem = attention_problem::Problem::dense(config);
         let name = format!("attention_backward::window::d{head_size}");
         cases.push(Case::new(name, Size::Small, move |r| check::<bf16>(r, &problem, Order::Deterministic)));
+    }
+    // Rows of several sequences in turn, each mask's kernels in both orders.
+    let narrow = Window { left: Some(40), right: Some(9) };
+    for (name, mask, window) in [
+        ("full", Mask::Full, Window::default()),
+        ("bottom_right", Mask::CausalBottomRight, Window::default()),
+        ("window", Mask::Full, narrow),
+    ] {
+        for head_size in [64, 128] {
+            let shape = AttentionConfig { batches: 2, heads: 2, key_heads: 1, queries: 70, keys: 40, ..AttentionConfig::default() };
+            let config = AttentionConfig { layout: Layout::Sbhd, head_size, mask, window, ..shape };
+            let problem = attention_problem::Problem::dense(config);
+            cases.push(Case::new(format!("attention_backward::sbhd::d{head_size}::{name}"), Size::Small, move |r| {
+                check::<bf16>(r, &problem, Order::Deterministic)?;
+                check::<f16>(r, &problem, Order::Fast)
+            }));
+        }
     }
     // Few tiles of keys, which are split by heads of queries.
     for (head_size, mask, order) in [
