@@ -37,6 +37,9 @@ pub fn trials() -> Vec<Trial> {
         trial("strangers::ports_that_take_nobody_hold_nothing_up", full_ports),
         trial("strangers::jobs_of_one_name_do_not_mix", one_name),
         trial("strangers::a_name_without_address_is_an_error", no_address),
+        trial("strangers::a_second_rank_0_is_told_so", second_rank_0),
+        trial("strangers::rank_0_on_another_host_is_told_so", rank_0_elsewhere),
+        trial("strangers::a_search_is_part_of_the_deadline", late_rank_0),
     ]
 }
 
@@ -201,6 +204,43 @@ fn no_address() {
     nowhere.master_host = "no-such-host.invalid".into();
     let error = Store::connect(&nowhere, Duration::from_millis(300)).expect_err("no address").to_string();
     assert!(error.starts_with("rank 1 could not connect to rank 0 at no-such-host.invalid:1 within 0.3 s"), "{error}");
+}
+
+fn second_rank_0() {
+    let text = beside_a_stranger(|port| {
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Store::connect(&environment(port, 0, 2, "ours"), TIMEOUT).expect_err("refused")
+    });
+    assert!(text.starts_with("rank 0 refused rank 0: another process of this job is rank 0, at 127.0.0.1:"), "{text}");
+    assert!(text.ends_with("give each process its own rank (RANK), from 0 on"), "{text}");
+}
+
+/// The address is one of RFC 5737, which no host has.
+fn rank_0_elsewhere() {
+    let elsewhere = Environment { master_host: "192.0.2.1".into(), ..environment(free_port(), 0, 2, "j") };
+    let error = Store::connect(&elsewhere, Duration::from_millis(300)).expect_err("no host has that address");
+    assert!(matches!(error, BootstrapError::Elsewhere { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.starts_with("rank 0 listens, but did not find itself at 192.0.2.1:"), "{text}");
+    assert!(text.contains("set MASTER_ADDR to a name or an address of the host of rank 0, the same on every rank"), "{text}");
+}
+
+/// Rank 1 finds rank 0 when two thirds of its deadline are over, and has the last to wait for rank 2, which does not come.
+fn late_rank_0() {
+    const DEADLINE: Duration = Duration::from_secs(3);
+    let port = free_port();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(DEADLINE * 2 / 3);
+            Store::connect(&environment(port, 0, 3, "j"), TIMEOUT).expect_err("rank 2 does not come");
+        });
+        let begin = Instant::now();
+        let error = Store::connect(&environment(port, 1, 3, "j"), DEADLINE).expect_err("rank 2 does not come");
+        assert_eq!(error.to_string(), "rank 2 did not come to the rendezvous within 3 s");
+        assert!((DEADLINE..DEADLINE * 3 / 2).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+    });
 }
 
 /// The first of so many ports in a row that nobody listens at, and that no other test is given.

@@ -2,14 +2,14 @@
 
 use std::{ffi::OsString, time::Duration};
 
+use oxtile::comm::bootstrap::MOST_RANKS;
+
 use super::{
     Request, UsageError,
     help::LAUNCH_HELP,
     words::{Word, Words},
 };
 
-/// As many processes as a host can be thought to carry.
-const MOST_RANKS: u32 = 4096;
 /// The longest wait that makes sense, in seconds: an hour.
 const LONGEST_WAIT: f64 = 3600.0;
 

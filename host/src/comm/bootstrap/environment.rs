@@ -7,7 +7,8 @@
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | the same | `PMI_JOBID` |
 //! | srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | the same, or the first host of `SLURM_STEP_NODELIST` and a port made of `SLURM_JOB_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
 //!
-//! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round.
+//! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round. srun itself sets
+//! `PMI_RANK` too (`--mpi=pmi2`): where that is `SLURM_PROCID`, and nobody has set `MPI_LOCALRANKID`, it is srun.
 //!
 //! A port that somebody named is the one: `OXTILE_MASTER_PORT` before all, else `MASTER_PORT`. A port that Oxtile derives may be another
 //! program's: rank 0 then takes the first that is free of four, and the others ask at all four for their job. That is so under srun without
@@ -15,12 +16,15 @@
 //! those behind.
 //!
 //! Sources: torchrun's documentation, "Environment Variables", and pytorch #192113 on its agent; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
-//! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`.
+//! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`; Slurm's `src/plugins/mpi/pmi2`.
 
 use std::fmt;
 
 use super::{BootstrapError, JobId};
 use crate::comm::{Rank, WorldSize};
+
+/// The largest world: rank 0 has a connection and a thread for each of its ranks, and one answer holds what all of them bring.
+pub const MOST_RANKS: u32 = 4096;
 
 /// Who started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,25 +66,43 @@ struct Names {
     rank: &'static str,
     world: &'static str,
     local_rank: &'static str,
+    /// How many ranks its host has, where the launcher says so as a number.
+    local_world: Option<&'static str>,
     /// All of them together name the job; the first set that is there.
     job: &'static [&'static [&'static str]],
 }
 
 const LAUNCHERS: [Names; 4] = [
-    Names { launcher: Launcher::Torchrun, rank: "RANK", world: "WORLD_SIZE", local_rank: "LOCAL_RANK", job: &[&["TORCHELASTIC_RUN_ID"]] },
+    Names {
+        launcher: Launcher::Torchrun,
+        rank: "RANK",
+        world: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_world: Some("LOCAL_WORLD_SIZE"),
+        job: &[&["TORCHELASTIC_RUN_ID"]],
+    },
     Names {
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         job: &[&["OMPI_MCA_ess_base_jobid"], &["PMIX_NAMESPACE"]],
     },
-    Names { launcher: Launcher::Hydra, rank: "PMI_RANK", world: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", job: &[&["PMI_JOBID"]] },
+    Names {
+        launcher: Launcher::Hydra,
+        rank: "PMI_RANK",
+        world: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_world: Some("MPI_LOCALNRANKS"),
+        job: &[&["PMI_JOBID"]],
+    },
     Names {
         launcher: Launcher::Slurm,
         rank: "SLURM_PROCID",
         world: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
+        local_world: None,
         job: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
     },
 ];
@@ -104,8 +126,8 @@ pub(crate) fn process_rank() -> Option<u32> {
 }
 
 fn rank_of(get: impl Fn(&str) -> Option<String>) -> Option<u32> {
-    let rank = LAUNCHERS.iter().find_map(|names| get(names.rank).filter(|rank| !rank.is_empty()))?;
-    rank.trim().parse().ok()
+    let variables = Variables { get: &get };
+    variables.get(variables.launcher()?.rank)?.trim().parse().ok()
 }
 
 impl Environment {
@@ -123,14 +145,14 @@ impl Environment {
     /// As [`read`](Self::read).
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, BootstrapError> {
         let variables = Variables { get: &get };
-        let names = LAUNCHERS.iter().find(|names| variables.get(names.rank).is_some()).ok_or(BootstrapError::NoLauncher)?;
+        let names = variables.launcher().ok_or(BootstrapError::NoLauncher)?;
         let world = variables.number(names, names.world, "the launcher sets both: start every rank by it")?;
-        let too_few = || value_error(names.world, world, "a number from 1 on".into());
-        let world = WorldSize::new(world).ok_or_else(too_few)?;
+        let no_world = || value_error(names.world, world, format!("a number from 1 to {MOST_RANKS}"));
+        let world = WorldSize::new(world).filter(|world| world.get() <= MOST_RANKS).ok_or_else(no_world)?;
         let rank = variables.number(names, names.rank, "")?;
         let rank =
             Rank::new(rank, world).ok_or_else(|| value_error(names.rank, rank, format!("below {} = {}", names.world, world.get())))?;
-        let local_rank = variables.number(names, names.local_rank, "set it to the number of the rank on its host, from 0")?;
+        let local_rank = variables.local_rank(names, world)?;
         let host = variables.master_host(names, world)?;
         let (master_port, spare_ports) = variables.master_port(names)?;
         Ok(Self {
@@ -180,6 +202,24 @@ impl Variables<'_> {
     fn number(&self, names: &Names, name: &'static str, mend: &'static str) -> Result<u32, BootstrapError> {
         let value = self.get(name).ok_or(BootstrapError::Missing { variable: name, because: names.rank, mend })?;
         value.trim().parse().map_err(|_| value_error(name, value, "a number from 0 to 4294967295".into()))
+    }
+
+    /// Whose variables count.
+    fn launcher(&self) -> Option<&'static Names> {
+        let is_srun = |names: &Names| self.get(names.local_rank).is_none() && self.get("SLURM_PROCID") == self.get(names.rank);
+        let is_it = |names: &&Names| self.get(names.rank).is_some() && !(names.launcher == Launcher::Hydra && is_srun(names));
+        LAUNCHERS.iter().find(is_it)
+    }
+
+    fn local_rank(&self, names: &Names, world: WorldSize) -> Result<u32, BootstrapError> {
+        let local_rank = self.number(names, names.local_rank, "set it to the number of the rank on its host, from 0")?;
+        let of_host = names.local_world.filter(|name| self.get(name).is_some());
+        let of_host = of_host.map(|name| Ok((name, self.number(names, name, "")?))).transpose()?;
+        let (variable, count) = of_host.filter(|(_, count)| *count < world.get()).unwrap_or((names.world, world.get()));
+        if local_rank < count {
+            return Ok(local_rank);
+        }
+        Err(value_error(names.local_rank, local_rank, format!("below {variable} = {count}: it is the number of the rank on its host")))
     }
 
     fn master_host(&self, names: &Names, world: WorldSize) -> Result<String, BootstrapError> {
@@ -238,18 +278,20 @@ fn value_error(variable: &'static str, value: impl fmt::Display, expected: Strin
     BootstrapError::Value { variable, value: value.to_string(), expected }
 }
 
-/// The first host of a list such as `node[03-05,7],gpu1` (Slurm's hostlist).
+/// The first host of a list such as `node[03-05,7],gpu1` or `row[1-2]node[3-4]` (Slurm's hostlist).
 fn first_host(list: &str) -> Option<String> {
-    let end = list.find(['[', ',']).unwrap_or(list.len());
-    let (name, rest) = list.split_at(end);
-    let host = match rest.strip_prefix('[') {
-        None => name.to_owned(),
-        Some(ranges) => {
-            let first = ranges.split(['-', ',', ']']).next()?;
-            let suffix = ranges.split_once(']')?.1.split(',').next()?;
-            format!("{name}{first}{suffix}")
-        }
-    };
+    let (mut host, mut rest) = (String::new(), list);
+    while let Some(at) = rest.find(['[', ',']) {
+        host.push_str(&rest[..at]);
+        let Some(ranges) = rest[at..].strip_prefix('[') else {
+            rest = "";
+            break;
+        };
+        let (ranges, behind) = ranges.split_once(']')?;
+        host.push_str(ranges.split(['-', ',']).next()?);
+        rest = behind;
+    }
+    host.push_str(rest);
     Some(host).filter(|host| !host.is_empty())
 }
 
@@ -303,10 +345,16 @@ mod tests {
         let hydra = read("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MASTER_ADDR=a MASTER_PORT=7").unwrap();
         assert_eq!((hydra.launcher, numbers(&hydra), hydra.job), (Launcher::Hydra, [1, 2, 1], None));
 
+        assert!(
+            refusal("PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=1").starts_with("MPI_LOCALRANKID is not set, though PMI_RANK is")
+        );
+
         const SLURM: &str = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=16385 SLURM_STEP_ID=2";
         let slurm = read(&format!("{SLURM} SLURM_STEP_NODELIST=gpu[003-004,9]-ib,x")).unwrap();
         assert_eq!((slurm.launcher, numbers(&slurm), slurm.master().as_str()), (Launcher::Slurm, [5, 8, 1], "gpu003-ib:16385"));
         assert_eq!(slurm.job, JobId::new("16385.2"));
+        let pmi2 = read(&format!("{SLURM} SLURM_STEP_NODELIST=gpu[003-004,9]-ib,x PMI_RANK=5 PMI_SIZE=8 PMI_JOBID=16385.2")).unwrap();
+        assert_eq!(pmi2, slurm, "srun --mpi=pmi2");
         assert_eq!(slurm.master_ports().collect::<Vec<_>>(), [16385, 16386, 16387, 16388]);
         assert!(refusal(SLURM).starts_with("MASTER_ADDR is not set, though SLURM_PROCID is"));
     }
@@ -325,7 +373,15 @@ mod tests {
         assert!(refusal("RANK=1").starts_with("WORLD_SIZE is not set, though RANK is"));
         assert!(refusal("RANK=1 WORLD_SIZE= LOCAL_RANK=0").starts_with("WORLD_SIZE is not set"));
         assert_eq!(refusal("RANK=2 WORLD_SIZE=2"), "RANK = \"2\" is not below WORLD_SIZE = 2");
-        assert_eq!(refusal("RANK=0 WORLD_SIZE=0"), "WORLD_SIZE = \"0\" is not a number from 1 on");
+        assert_eq!(refusal("RANK=0 WORLD_SIZE=0"), "WORLD_SIZE = \"0\" is not a number from 1 to 4096");
+        assert_eq!(refusal("RANK=0 WORLD_SIZE=400000000"), "WORLD_SIZE = \"400000000\" is not a number from 1 to 4096");
+        assert_eq!(
+            refusal("RANK=0 WORLD_SIZE=1 LOCAL_RANK=5"),
+            "LOCAL_RANK = \"5\" is not below WORLD_SIZE = 1: it is the number of the rank on its host"
+        );
+        let local = refusal("RANK=5 WORLD_SIZE=8 LOCAL_RANK=5 LOCAL_WORLD_SIZE=4");
+        assert!(local.starts_with("LOCAL_RANK = \"5\" is not below LOCAL_WORLD_SIZE = 4"), "{local}");
+        assert!(refusal("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=x").starts_with("LOCAL_WORLD_SIZE = \"x\""));
         assert!(refusal("RANK=-1 WORLD_SIZE=2").starts_with("RANK = \"-1\" is not a number from 0"));
         assert!(refusal("RANK=1 WORLD_SIZE=2").starts_with("LOCAL_RANK is not set"));
         const BASE: &str = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1";
@@ -344,10 +400,12 @@ mod tests {
 
     #[test]
     fn the_first_host_of_a_list() {
-        for (list, host) in [("a", "a"), ("a,b", "a"), ("n[3-5]", "n3"), ("n[03,5]", "n03"), ("n[1-2]-x,m", "n1-x")] {
+        for (list, host) in
+            [("a", "a"), ("a,b", "a"), ("n[3-5]", "n3"), ("n[03,5]", "n03"), ("n[1-2]-x,m", "n1-x"), ("n[1-2]m[3-4],x[5]", "n1m3")]
+        {
             assert_eq!(first_host(list).as_deref(), Some(host), "{list}");
         }
         assert_eq!(first_host(""), None);
-        assert_eq!(first_host("n[1"), None);
+        assert_eq!([first_host("n[1"), first_host("n[1-2]m[3")], [None, None]);
     }
 }

@@ -34,12 +34,26 @@ pub enum BootstrapError {
         expected: String,
     },
     /// Rank 0 cannot listen.
-    #[error("rank 0 cannot listen at {address}: {error}; set OXTILE_MASTER_PORT to a free port of its host, the same on every rank")]
+    #[error("rank 0 cannot listen at {address}: {error}; {}", mend_of(.error))]
     Listen {
         /// Where; all addresses that it tried.
         address: String,
         /// The system's answer.
         error: Arc<io::Error>,
+    },
+    /// Rank 0 listens, and does not reach itself.
+    #[error(
+        "rank 0 listens, but did not find itself at {address} within {} s: {found}; set MASTER_ADDR to a name or an address of the host of rank 0, \
+         the same on every rank, or start rank 0 on that host",
+        .timeout.as_secs_f32()
+    )]
+    Elsewhere {
+        /// Where the other ranks would look for it.
+        address: String,
+        /// The deadline.
+        timeout: Duration,
+        /// What is there, or the last answer of the system.
+        found: String,
     },
     /// Rank 0 cannot be reached.
     #[error("{rank} could not connect to rank 0 at {address} within {} s: {error}; is MASTER_ADDR the host of rank 0?", .timeout.as_secs_f32())]
@@ -136,11 +150,39 @@ pub enum BootstrapError {
     },
 }
 
+/// How rank 0 comes to a place to listen.
+fn mend_of(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "set OXTILE_MASTER_PORT to a free port of its host, the same on every rank",
+        io::ErrorKind::PermissionDenied => "set OXTILE_MASTER_PORT to a port from 1024 on, the same on every rank",
+        _ => "is MASTER_ADDR the host of rank 0?",
+    }
+}
+
+/// So many ranks are listed; the rest is counted.
+const LISTED: usize = 16;
+
 /// Ranks as words.
 fn names(ranks: &[Rank]) -> String {
+    let listed = || ranks.iter().take(LISTED).map(|rank| rank.index().to_string()).collect::<Vec<_>>().join(", ");
     match ranks {
         [] => "a rank".into(),
         [rank] => rank.to_string(),
-        ranks => format!("ranks {}", ranks.iter().map(|rank| rank.index().to_string()).collect::<Vec<_>>().join(", ")),
+        ranks if ranks.len() <= LISTED => format!("ranks {}", listed()),
+        ranks => format!("ranks {} and {} more", listed(), ranks.len() - LISTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::WorldSize;
+
+    #[test]
+    fn many_ranks_are_counted() {
+        let named = |count| names(&WorldSize::new(4096).unwrap().ranks().take(count).collect::<Vec<_>>());
+        assert_eq!([named(0), named(1), named(2)], ["a rank", "rank 0", "ranks 0, 1"]);
+        assert!(named(16).ends_with(", 15") && named(17).ends_with(", 15 and 1 more"), "{} {}", named(16), named(17));
+        assert!(named(4096).ends_with(", 14, 15 and 4080 more"));
     }
 }

@@ -36,6 +36,7 @@ mod environment;
 mod error;
 mod frame;
 mod job;
+mod lookup;
 mod rendezvous;
 mod search;
 mod server;
@@ -44,7 +45,7 @@ mod wire;
 
 pub use board::StoreBoard;
 pub(crate) use environment::process_rank;
-pub use environment::{Environment, Launcher, OVERRIDES_OF_MASTER_PORT};
+pub use environment::{Environment, Launcher, MOST_RANKS, OVERRIDES_OF_MASTER_PORT};
 pub use error::BootstrapError;
 pub use job::JobId;
 pub use rendezvous::threads;

@@ -6,7 +6,7 @@
 use std::{
     io::{self, Read},
     mem,
-    net::{TcpStream, ToSocketAddrs},
+    net::TcpStream,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -18,10 +18,13 @@ use super::{
     BootstrapError,
     connecting::{Connecting, TRY},
     frame::write_frame,
+    lookup::{Lookup, Resolver, no_answer},
     wire::{Answer, Hello},
 };
 use crate::comm::Rank;
 
+/// Between two looks whether a name's addresses are known.
+const LOOK: Duration = Duration::from_millis(2);
 /// Before the next try where nobody listens.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Before the next try where somebody else does.
@@ -34,6 +37,8 @@ const LONGEST: usize = 1024;
 /// A rank that looks for rank 0.
 pub struct Search<'a> {
     hello: &'a Hello,
+    deadline: Instant,
+    resolve: Resolver,
     candidates: Vec<Candidate>,
 }
 
@@ -46,6 +51,7 @@ struct Candidate {
 enum State {
     /// To be asked, or asked again, then.
     Resting(Instant),
+    Resolving(Lookup),
     Connecting(Connecting),
     Asked(Attempt),
 }
@@ -68,11 +74,12 @@ struct Attempt {
 }
 
 impl<'a> Search<'a> {
-    /// Of a rank that says so, at addresses of which there is at least one.
-    pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>) -> Self {
+    /// Of a rank that says so, at addresses of which there is at least one. The hello's timeout is how long the rank waits in all: it says what
+    /// is left of that when it has found somebody.
+    pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>, deadline: Instant, resolve: Resolver) -> Self {
         let new =
             |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Nobody(io::ErrorKind::TimedOut.into()) };
-        Self { hello, candidates: addresses.into_iter().map(new).collect() }
+        Self { hello, deadline, resolve, candidates: addresses.into_iter().map(new).collect() }
     }
 
     /// The connection to rank 0, which has taken note of this rank.
@@ -80,28 +87,29 @@ impl<'a> Search<'a> {
     /// # Errors
     /// [`OtherJob`](BootstrapError::OtherJob) as soon as other jobs have all addresses; at the deadline that, where one has any,
     /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where nobody listens.
-    pub fn run(mut self, rank: Rank, timeout: Duration, deadline: Instant) -> Result<TcpStream, BootstrapError> {
+    pub fn run(mut self, rank: Rank) -> Result<TcpStream, BootstrapError> {
         loop {
             for candidate in &mut self.candidates {
-                if let Some(stream) = candidate.advance(self.hello) {
+                if let Some(stream) = candidate.advance(self.hello, self.deadline, self.resolve) {
                     return Ok(stream);
                 }
             }
             let is_other_job =
                 |candidate: &Candidate| matches!((&candidate.state, &candidate.found), (State::Resting(_), Found::OtherJob(_)));
-            if self.candidates.iter().all(is_other_job) || Instant::now() >= deadline {
-                return Err(self.failure(rank, timeout));
+            if self.candidates.iter().all(is_other_job) || Instant::now() >= self.deadline {
+                return Err(self.failure(rank));
             }
-            self.wait(deadline);
+            self.wait();
         }
     }
 
     /// Until an answer comes, or another try is due.
-    fn wait(&self, deadline: Instant) {
-        let (mut due, mut answers) = (vec![deadline], Vec::new());
+    fn wait(&self) {
+        let (mut due, mut answers) = (vec![self.deadline], Vec::new());
         for candidate in &self.candidates {
             match &candidate.state {
                 State::Resting(until) => due.push(*until),
+                State::Resolving(_) => due.push(Instant::now() + LOOK),
                 State::Connecting(connecting) => {
                     due.extend(connecting.due());
                     answers.extend(connecting.streams().map(|stream| PollFd::new(stream, PollFlags::OUT)));
@@ -116,11 +124,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn failure(self, rank: Rank, timeout: Duration) -> BootstrapError {
+    fn failure(self, rank: Rank) -> BootstrapError {
+        let timeout = self.hello.timeout;
         let mut occupied = Vec::new();
         let mut nobody = None;
-        for Candidate { address, found, .. } in self.candidates {
+        for Candidate { address, state, found } in self.candidates {
             match found {
+                Found::Nobody(_) if matches!(state, State::Resolving(_)) => nobody = nobody.or_else(|| Some((address, no_answer()))),
                 Found::OtherJob(theirs) => return BootstrapError::OtherJob { rank, address, theirs, ours: self.hello.job_name() },
                 Found::Stranger => occupied.push(address),
                 Found::Nobody(error) => nobody = nobody.or(Some((address, error))),
@@ -135,15 +145,22 @@ impl<'a> Search<'a> {
 
 impl Candidate {
     /// The connection, if rank 0 has answered.
-    fn advance(&mut self, hello: &Hello) -> Option<TcpStream> {
+    fn advance(&mut self, hello: &Hello, deadline: Instant, resolve: Resolver) -> Option<TcpStream> {
         if matches!(self.state, State::Resting(until) if Instant::now() >= until) {
-            match self.address.to_socket_addrs() {
-                Ok(addresses) => self.state = State::Connecting(Connecting::new(addresses.collect())),
+            match Lookup::start(&self.address, resolve) {
+                Ok(lookup) => self.state = State::Resolving(lookup),
                 Err(error) => self.rest(Found::Nobody(error), PAUSE),
             }
         }
+        if let State::Resolving(lookup) = &self.state {
+            match lookup.poll() {
+                Some(Ok(addresses)) => self.state = State::Connecting(Connecting::new(addresses)),
+                Some(Err(error)) => self.rest(Found::Nobody(error), PAUSE),
+                None => {}
+            }
+        }
         if let State::Connecting(connecting) = &mut self.state {
-            match connecting.advance().and_then(|stream| stream.map(|stream| Attempt::new(stream, hello)).transpose()) {
+            match connecting.advance().and_then(|stream| stream.map(|stream| Attempt::new(stream, hello, deadline)).transpose()) {
                 Ok(None) => {}
                 // A stranger until it answers.
                 Ok(Some(attempt)) => (self.state, self.found) = (State::Asked(attempt), Found::Stranger),
@@ -171,7 +188,8 @@ impl Candidate {
 }
 
 impl Attempt {
-    fn new(stream: TcpStream, hello: &Hello) -> io::Result<Self> {
+    fn new(stream: TcpStream, hello: &Hello, deadline: Instant) -> io::Result<Self> {
+        let hello = Hello { timeout: deadline.saturating_duration_since(Instant::now()), ..hello.clone() };
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(TRY))?;

@@ -111,8 +111,9 @@ impl Store {
         StoreBoard::over(stream, rank, world, timeout, server).map_err(failed)
     }
 
-    pub(super) fn wait_for_all(&mut self) -> Result<(), BootstrapError> {
-        self.wait(JOINING).map(drop)
+    /// Until all have joined, or the deadline of the rendezvous is over.
+    pub(super) fn wait_for_all(&mut self, deadline: Instant) -> Result<(), BootstrapError> {
+        self.wait(JOINING, deadline).map(drop)
     }
 
     fn call(&mut self, operation: Operation, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
@@ -126,15 +127,15 @@ impl Store {
         let call = Call { operation, timeout: self.timeout, payload: bytes.into() };
         // Where rank 0 has failed before, the reason may lie here, though nothing can be sent any more.
         let sent = self.stream.set_write_timeout(Some(self.timeout)).and_then(|()| write_frame(&self.stream, &call.to_body()));
-        let answer = self.wait(&operation.to_string());
+        let answer = self.wait(&operation.to_string(), Instant::now() + self.timeout);
         match (sent, answer) {
             (Err(error), Err(BootstrapError::Io { .. })) => Err(self.fail(self.connection_failed(&operation.to_string(), error))),
             (_, answer) => answer,
         }
     }
 
-    fn wait(&mut self, operation: &str) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        let answer = read_answer(&self.stream, Instant::now() + self.timeout + GRACE);
+    fn wait(&mut self, operation: &str, deadline: Instant) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let answer = read_answer(&self.stream, deadline + GRACE);
         let rank = |index| Rank::new(index, self.world).unwrap_or(Rank::ZERO);
         let failure = match answer {
             Ok(Answer::Done(parts)) => return Ok(parts),
