@@ -5,13 +5,14 @@ use std::{
     mem::MaybeUninit,
     path::{Path, PathBuf},
     ptr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     thread,
+    time::{Duration, Instant},
 };
 
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ},
-    iterator::Signals,
+    consts::{SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH, SIGXFSZ},
+    iterator::{Handle, Signals},
     low_level::emulate_default_handler,
 };
 
@@ -23,8 +24,15 @@ type Forward = Box<dyn Fn(i32) + Send>;
 /// What is told of signals instead.
 static FORWARD: Mutex<Option<Forward>> = Mutex::new(None);
 
-/// Has signals told to `to` while this lives, instead of ending the process.
+/// What the thread of [`install`] listens to.
+static SIGNALS: OnceLock<Handle> = OnceLock::new();
+
+/// Has signals told to `to` while this lives, instead of ending the process; those of [`JOB_CONTROL`] too, and none of these is then as it is by
+/// itself: who is told of SIGTSTP has the process [`stop`].
 pub(crate) fn forward(to: impl Fn(i32) + Send + 'static) -> Forwarding {
+    // A signal that the system does not let us have stays as it is.
+    let heard = SIGNALS.get().into_iter().flat_map(|signals| JOB_CONTROL.iter().map(move |signal| (signals, *signal)));
+    heard.filter(|(_, signal)| !is_ignored(*signal)).for_each(|(signals, signal)| _ = signals.add_signal(signal));
     *FORWARD.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(to));
     Forwarding
 }
@@ -38,8 +46,17 @@ impl Drop for Forwarding {
     }
 }
 
+/// Stops the process as SIGTSTP by itself does, until SIGCONT comes; for how long that was.
+pub(crate) fn stop() -> Duration {
+    let begin = Instant::now();
+    let _ = emulate_default_handler(SIGTSTP);
+    begin.elapsed()
+}
+
 /// What asks a process to end, or would end it unasked.
-const ENDS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+const ENDS: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
+/// What a terminal, and a shell with jobs, tell a process that goes on.
+const JOB_CONTROL: [i32; 3] = [SIGTSTP, SIGCONT, SIGWINCH];
 
 /// Starts the thread that, on a signal of `ENDS`, removes the unfinished files and ends the process as the signal would have. SIGHUP stays
 /// ignored where it was (nohup(1)).
@@ -50,14 +67,17 @@ const ENDS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 pub fn install() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
     let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)))?;
+    let _ = SIGNALS.set(signals.handle());
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
             if let Some(forward) = &*FORWARD.lock().unwrap_or_else(PoisonError::into_inner) {
                 forward(signal);
                 continue;
             }
-            for path in lock().iter() {
-                let _ = std::fs::remove_file(path);
+            if ENDS.contains(&signal) {
+                for path in lock().iter() {
+                    let _ = std::fs::remove_file(path);
+                }
             }
             let _ = emulate_default_handler(signal);
         }

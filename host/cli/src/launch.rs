@@ -3,10 +3,11 @@
 //! Each rank is a process group of its own, so that what it starts ends with it. A rank that fails is named, with those that fail within
 //! a tenth of a second: a rank that lost another may be seen to end before it. The others are
 //! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. What they started and left behind is
-//! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks. Each of these steps has a deadline, so that
+//! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks, and a guardian what they started. Each of these steps has a deadline, so that
 //! nothing keeps the launcher: what is left then is named.
 
 mod error;
+pub mod guardian;
 mod lines;
 mod rank;
 mod subreaper;
@@ -19,11 +20,13 @@ use std::{
 };
 
 use oxtile::comm::bootstrap::JobId;
-use signal_hook::consts::{SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCONT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
 
 use crate::{arguments::Launch, interrupt, message, text::seconds};
 pub use error::{Failed, LaunchError, Left, Limit};
+use guardian::Guardian;
 use lines::Lines;
+pub use lines::Stream;
 pub use rank::Ended;
 use rank::RankProcess;
 use subreaper::{Subreaper, Survivor};
@@ -62,7 +65,9 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     let _forwarding = interrupt::forward(move |signal| drop(signals.send(Event::Signal(signal))));
     let job = JobId::random().map_err(LaunchError::Prepare)?;
     let port = free_port().map_err(LaunchError::Prepare)?;
-    let subreaper = Subreaper::new(&job).map_err(LaunchError::Prepare)?;
+    let mut subreaper = Subreaper::new(&job).map_err(LaunchError::Prepare)?;
+    let guardian = Guardian::start(&job).map_err(LaunchError::Prepare)?;
+    subreaper.spare(guardian.process());
     let lines = Lines::new(request.ranks);
     let mut ranks = Vec::new();
     for rank in 0..request.ranks {
@@ -78,7 +83,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
         match RankProcess::start(rank, request, &variables, &lines, &events) {
             Ok(process) => ranks.push(process),
             Err(error) => {
-                let error = LaunchError::Start { program: request.program.clone(), error };
+                let error = LaunchError::Start { rank, program: request.program.clone(), error };
                 return LaunchError::with_left(Err(error), kill(ranks, &subreaper));
             }
         }
@@ -149,6 +154,7 @@ impl<'a> Job<'a> {
         }
         let mut left = kill(std::mem::take(&mut self.ranks), self.subreaper);
         left.extend(self.hear_out(inbox));
+        left.extend(self.lines.lost());
         let outcome = match self.signal {
             Some(signal) => Err(LaunchError::Signal(signal)),
             None if self.failed.is_empty() => Ok(()),
@@ -175,6 +181,7 @@ impl<'a> Job<'a> {
             }
             match event {
                 Ok(Event::Silent) => self.streams -= 1,
+                Ok(Event::Signal(SIGTSTP)) => end += interrupt::stop(),
                 Ok(Event::Signal(signal)) if !is_message(signal) => {
                     self.signal.get_or_insert(signal);
                     (limit, end) = (Limit::Signal, end.min(Instant::now() + MOMENT));
@@ -208,6 +215,12 @@ impl<'a> Job<'a> {
     /// The first signal that asks for the end goes to all ranks; with the second there is no grace.
     fn signalled(&mut self, signal: i32) {
         match self.signal {
+            // As the terminal's: all stop, and the shell that goes on with the launcher's group goes on with all.
+            _ if signal == SIGTSTP => {
+                self.send(signal);
+                let stopped = interrupt::stop();
+                [&mut self.end_at, &mut self.kill_at].into_iter().flatten().for_each(|at| *at += stopped);
+            }
             _ if is_message(signal) => self.send(signal),
             None => {
                 self.signal = Some(signal);
@@ -229,7 +242,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether a signal tells ranks something, and ends nobody by the launcher's will: batch systems announce the end of a job so.
+/// Whether a signal tells ranks something, and ends nobody by the launcher's will: batch systems announce the end of a job so, shells that it goes
+/// on, terminals their size.
 const fn is_message(signal: i32) -> bool {
-    matches!(signal, SIGUSR1 | SIGUSR2)
+    matches!(signal, SIGUSR1 | SIGUSR2 | SIGTSTP | SIGCONT | SIGWINCH)
 }

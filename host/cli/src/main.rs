@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if oxtile_cli::launch::guardian::is_done(std::env::args_os().skip(1)) {
+        return ExitCode::SUCCESS;
+    }
     if let Err(error) = oxtile_cli::interrupt::install() {
         oxtile_cli::message::tell(&format!("cannot handle signals: {error}"));
         return ExitCode::FAILURE;

@@ -80,11 +80,11 @@ Options:
 
 Each process has RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
 OXTILE_JOB_ID, which is random, nothing on its standard input, and `[rank r] ` before each line of its output. SIGINT, SIGTERM,
-SIGHUP (not under nohup) and SIGQUIT go on to all ranks, which have the grace to end; a second one kills them. SIGUSR1 and SIGUSR2
-go on to all ranks, too, and nothing else. When a rank fails the others get SIGTERM, and after the grace SIGKILL. What ranks
-started and left behind is killed. The status is 0 if all ranks' are, else that of the first that failed (128 and the number of a
-signal). A process that SIGKILL does not end within 10 seconds, and output that nobody reads, are named on standard error, and the
-status is not 0.
+SIGHUP (not under nohup), SIGQUIT and SIGALRM go on to all ranks, which have the grace to end; a second one kills them. SIGUSR1,
+SIGUSR2, SIGWINCH, SIGTSTP (Ctrl-Z) and SIGCONT go on to all ranks, too, and end none. When a rank fails the others get SIGTERM,
+and after the grace SIGKILL. What ranks started and left behind is killed, also where the launcher is. The status is 0 if all
+ranks' are, else that of the first that failed (128 and the number of a signal). A process that SIGKILL does not end within 10
+seconds, and output that nobody reads or that cannot be written, are named on standard error, and the status is not 0.
 ";
 
 pub const INSPECT_HELP: &str = "\

@@ -4,7 +4,7 @@ use std::{ffi::OsString, fmt, io, process::ExitCode, time::Duration};
 
 use signal_hook::low_level::signal_name;
 
-use super::rank::Ended;
+use super::{lines::Stream, rank::Ended};
 
 /// A launch that did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +13,10 @@ pub enum LaunchError {
     #[error("cannot prepare the launch: {0}")]
     Prepare(io::Error),
     /// The program.
-    #[error("cannot start {program:?}: {error}; name a program that the shell finds, or its path")]
+    #[error("cannot start {program:?} as rank {rank}: {error}; {}", mend_of(.error))]
     Start {
+        /// The first that could not be started; those before it were ended.
+        rank: u32,
         /// Its name.
         program: OsString,
         /// The system's answer.
@@ -88,6 +90,16 @@ pub enum Left {
         /// How long that had lasted: since the reader last took something with [`Limit::Drain`], since the ranks' end else.
         waited: Duration,
     },
+    /// Output that could not be written.
+    #[error("output of ranks is lost, of rank {rank} first: the launcher's {stream} takes nothing: {why}")]
+    Unwritten {
+        /// Which of the launcher's streams.
+        stream: Stream,
+        /// Whose line was the first.
+        rank: u32,
+        /// The system's answer.
+        why: String,
+    },
 }
 
 /// What ends the wait for a reader.
@@ -106,7 +118,7 @@ impl Left {
     pub fn process(&self) -> Option<u32> {
         match self {
             Self::Rank { process, .. } | Self::Process { process, .. } => Some(*process),
-            Self::Output { .. } => None,
+            Self::Output { .. } | Self::Unwritten { .. } => None,
         }
     }
 }
@@ -138,6 +150,19 @@ impl LaunchError {
 
 fn listed(all: &[impl fmt::Display]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn mend_of(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => {
+            "a rank takes the launcher two descriptors, and some more while it starts: raise their limit (ulimit -n), or start fewer ranks"
+        }
+        Some(libc::EAGAIN | libc::ENOMEM) => {
+            "a rank takes a process, and three threads of the launcher: raise their limit (ulimit -u, or the container's), or start fewer ranks"
+        }
+        Some(libc::EACCES | libc::ENOEXEC) => "name a program that this user may execute",
+        _ => "name a program that the shell finds, or its path",
+    }
 }
 
 fn unread(limit: Limit, waited: Duration) -> String {

@@ -1,13 +1,16 @@
 //! The output of all ranks as lines of one, each with the rank in front.
 
 use std::{
+    fmt,
     io::{self, BufRead, BufReader, Read, Write, stderr, stdout},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     thread,
 };
+
+use super::error::Left;
 
 /// The longest piece that is kept for the sake of one line.
 const LONGEST: usize = 1 << 16;
@@ -21,6 +24,15 @@ pub enum Stream {
     Error,
 }
 
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Output => "standard output",
+            Self::Error => "standard error",
+        })
+    }
+}
+
 /// How lines of the ranks are marked.
 #[derive(Debug)]
 pub struct Lines {
@@ -28,17 +40,24 @@ pub struct Lines {
     width: usize,
     /// How many have been passed on, of all ranks.
     passed_on: Arc<AtomicU64>,
+    /// The first line that a stream did not take, though somebody may read it.
+    lost: Arc<OnceLock<Left>>,
 }
 
 impl Lines {
     /// For a world of so many ranks.
     pub fn new(ranks: u32) -> Self {
-        Self { width: ranks.saturating_sub(1).to_string().len(), passed_on: Arc::default() }
+        Self { width: ranks.saturating_sub(1).to_string().len(), passed_on: Arc::default(), lost: Arc::default() }
     }
 
     /// How many lines have been passed on: while it grows, somebody reads.
     pub fn passed_on(&self) -> u64 {
         self.passed_on.load(Ordering::Relaxed)
+    }
+
+    /// What could not be written, a full disk for one. A reader that has closed its pipe has seen enough: nothing is lost by that.
+    pub fn lost(&self) -> Option<Left> {
+        self.lost.get().cloned()
     }
 
     /// Copies what a rank says to a stream of the launcher, line by line, until its end, of which `silent` is told.
@@ -53,22 +72,29 @@ impl Lines {
         silent: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let prefix = format!("[rank {rank:>width$}] ", width = self.width);
-        let passed_on = Arc::clone(&self.passed_on);
+        let (passed_on, lost) = (Arc::clone(&self.passed_on), Arc::clone(&self.lost));
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
             each_line(source, &prefix, |line| {
                 // One call, under the stream's lock: no other rank's line comes between. Where nobody reads any more, the rank must
                 // still be able to write.
-                let _ = match stream {
+                let written = match stream {
                     Stream::Output => write_at_once(&mut stdout().lock(), line),
                     Stream::Error => write_at_once(&mut stderr().lock(), line),
                 };
+                if let Err(error) = written.or_else(may_be_closed) {
+                    let _ = lost.set(Left::Unwritten { stream, rank, why: error.to_string() });
+                }
                 passed_on.fetch_add(1, Ordering::Relaxed);
             });
             silent();
         })?;
         Ok(())
     }
+}
+
+fn may_be_closed(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
 }
 
 fn write_at_once(stream: &mut impl Write, line: &[u8]) -> io::Result<()> {

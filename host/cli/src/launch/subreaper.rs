@@ -22,6 +22,8 @@ pub struct Subreaper {
     has_inherited: bool,
     /// What the environment of a process of the job holds.
     mark: Vec<u8>,
+    /// A child that is no rank's.
+    spared: Option<u32>,
 }
 
 /// A process that was killed and is still there.
@@ -41,9 +43,14 @@ impl Subreaper {
     pub fn new(job: &JobId) -> io::Result<Self> {
         // SAFETY: the call touches no memory.
         match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
-            0 => Ok(Self { has_inherited: children().next().is_some(), mark: format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes() }),
+            0 => Ok(Self { has_inherited: children().next().is_some(), mark: mark_of(job), spared: None }),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// Leaves a child alone.
+    pub fn spare(&mut self, process: u32) {
+        self.spared = Some(process);
     }
 
     /// Takes children that have ended off the system's table; `ranks`, children too, are somebody else's to reap.
@@ -69,10 +76,24 @@ impl Subreaper {
     /// Where no child was inherited, every adopted one descends from a rank. Else inherited ones, and what they have left behind, may be among
     /// them: those of the job have its mark.
     fn is_of_job(&self, child: u32) -> bool {
-        let has_mark =
-            || fs::read(format!("/proc/{child}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == self.mark));
-        !self.has_inherited || has_mark()
+        self.spared != Some(child) && (!self.has_inherited || has_mark(child, &self.mark))
     }
+}
+
+/// What the environment of a process of the job holds.
+pub fn mark_of(job: &JobId) -> Vec<u8> {
+    format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes()
+}
+
+/// Whether the environment that a process was started with holds the mark. Of another user's nobody knows.
+pub fn has_mark(process: u32, mark: &[u8]) -> bool {
+    fs::read(format!("/proc/{process}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == mark))
+}
+
+/// The processes of the system.
+pub fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 impl Survivor {
@@ -86,9 +107,7 @@ impl Survivor {
 /// The children of this process, those that have ended and were not waited for too.
 fn children() -> impl Iterator<Item = u32> {
     let me = std::process::id();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    processes.filter(move |&process| parent(process) == Some(me))
+    processes().filter(move |&process| parent(process) == Some(me))
 }
 
 /// The second word behind the name, which stands in parentheses and may hold any character: proc_pid_stat(5).

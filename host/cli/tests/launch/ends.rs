@@ -66,3 +66,20 @@ fn a_killed_launcher_leaves_no_rank() {
         wait_until("the rank is gone", || !is_alive(&rank));
     }
 }
+
+/// Under `sh -c` the program is not the rank's own process, which is all that the kernel kills; nor is what has left it for a group of its own.
+#[test]
+fn a_killed_launcher_leaves_nothing_that_its_ranks_have_started() {
+    for start in ["sleep 1000", "setsid sleep 1000", "setsid sh -c 'sleep 1000 & sleep 1000; wait'"] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let script = format!("trap '' INT TERM HUP; {start} & echo $! > {}/$RANK; wait", folder.path().display());
+        let mut launcher = launch(&["-n", "2"], &script).spawn().expect("the binary runs");
+        let programs = processes(folder.path(), 2);
+        assert!(programs.iter().all(|program| is_alive(program)), "{start}");
+        signal(&launcher, libc::SIGKILL);
+        assert_eq!(launcher.wait().expect("it ends").signal(), Some(libc::SIGKILL));
+        for program in programs {
+            wait_until("what a rank started is gone", || !is_alive(&program));
+        }
+    }
+}

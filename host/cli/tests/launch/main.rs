@@ -36,10 +36,19 @@ fn lines(bytes: &[u8]) -> Vec<String> {
     lines
 }
 
+/// The state of a process, as ps(1) has it, while it is there.
+fn state(process: &str) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
 /// Whether a process is there and has not ended.
 fn is_alive(process: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    state(process).is_some_and(|state| state != 'Z')
+}
+
+fn is_stopped(process: &str) -> bool {
+    state(process) == Some('T')
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -88,9 +97,22 @@ fn ranks_are_told_who_they_are() {
 fn a_program_that_is_not_there_is_an_error() {
     let done = oxtile().args(["launch", "-n", "2", "/no/such/program"]).output().expect("the binary runs");
     assert_eq!(done.status.code(), Some(1));
-    assert!(stderr(&done).contains("cannot start \"/no/such/program\": No such file"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("cannot start \"/no/such/program\" as rank 0: No such file"), "{}", stderr(&done));
+    assert!(stderr(&done).ends_with("; name a program that the shell finds, or its path\n"), "{}", stderr(&done));
     let usage = oxtile().args(["launch", "-n", "2"]).output().expect("the binary runs");
     assert_eq!(usage.status.code(), Some(2), "{}", stderr(&usage));
+}
+
+/// The launcher's descriptors, and not the program, are what is missing.
+#[test]
+fn a_rank_too_many_is_an_error_that_says_so() {
+    let script = "ulimit -n 24; exec \"$0\" launch -n 64 -- sleep 1000";
+    let done = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_oxtile")]).stdin(Stdio::null()).output().expect("a shell");
+    let said = stderr(&done);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    let rank = said.strip_prefix("oxtile: cannot start \"sleep\" as rank ").and_then(|rest| rest.split_once(": "));
+    assert!(rank.is_some_and(|(rank, _)| (1..24).contains(&rank.parse().unwrap_or(0))), "{said}");
+    assert!(said.contains("(os error 24)") && said.contains("raise their limit (ulimit -n), or start fewer ranks"), "{said}");
 }
 
 #[test]

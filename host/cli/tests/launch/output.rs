@@ -41,6 +41,21 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     assert!(launcher.wait().expect("it ends").success());
 }
 
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    for (script, status, before) in [("echo hi", 1, "oxtile: "), ("echo hi; exit 7", 7, "exited with status 7; ")] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux");
+        let done = launch(&["-n", "1"], script).stdout(full).stderr(Stdio::piped()).output().expect("the binary runs");
+        let said = stderr(&done);
+        assert_eq!(done.status.code(), Some(status), "{said}");
+        let lost = "output of ranks is lost, of rank 0 first: the launcher's standard output takes nothing: No space left on device";
+        assert!(said.contains(&format!("{before}{lost}")), "{said}");
+    }
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux");
+    let done = launch(&["-n", "1"], "echo hi >&2").stdout(Stdio::null()).stderr(full).output().expect("the binary runs");
+    assert_eq!(done.status.code(), Some(1), "nothing can be said, but the status says it");
+}
+
 /// Nobody reads what the ranks said: a signal ends the launcher all the same.
 #[test]
 fn a_reader_that_stands_still_does_not_keep_a_launcher_that_is_told_to_end() {

@@ -1,0 +1,103 @@
+//! Who sees to the end of a job whose launcher was killed.
+//!
+//! The kernel then kills the ranks, but not what they have started: under `sh -c` that is the program itself. So a launcher has a process of its own program
+//! beside it, which reads a pipe that nobody else writes to. Where that ends, and the guardian was not killed before, the launcher is gone, and
+//! whatever has the job's id in its environment is killed.
+
+use std::{
+    ffi::OsString,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    ptr, thread,
+    time::Duration,
+};
+
+use oxtile::comm::bootstrap::JobId;
+
+use super::subreaper::{has_mark, mark_of, processes};
+
+/// What makes this program a guardian: its only argument.
+const ARGUMENT: &str = "--guardian-of-a-launch";
+/// Between two looks at what was killed.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How often it looks: what is born while it kills is killed in the next.
+const LOOKS: u32 = 400;
+
+/// A guardian, which is killed when this is dropped: the job has then come to its end.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+}
+
+impl Guardian {
+    /// Starts one for a job.
+    ///
+    /// # Errors
+    /// If the system has no process or pipe.
+    pub fn start(job: &JobId) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        // Not in the launcher's group, which a terminal or a shell ends as one, and not of the job, nor of one around it.
+        command.arg(ARGUMENT).env_clear().process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut guardian = Self { child: command.spawn()? };
+        let pipe = guardian.child.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        // Not among its arguments: whoever knows the id can join, and those are for all to read.
+        pipe.write_all(&[&mark_of(job)[..], b"\n"].concat())?;
+        Ok(guardian)
+    }
+
+    /// Its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.try_wait();
+    }
+}
+
+/// Does a guardian's work, if that is what this process was started for.
+pub fn is_done(mut arguments: impl Iterator<Item = OsString>) -> bool {
+    if arguments.next().is_none_or(|argument| argument != ARGUMENT) || arguments.next().is_some() {
+        return false;
+    }
+    let (mut input, mut mark) = (BufReader::new(io::stdin()), Vec::new());
+    // A launcher that was killed before it had said whose guardian this is had started no rank.
+    if input.read_until(b'\n', &mut mark).is_ok() && mark.pop() == Some(b'\n') && !mark.is_empty() {
+        let _ = input.read_to_end(&mut Vec::new());
+        kill_all(&mark);
+    }
+    true
+}
+
+/// Kills whatever has the mark, and what that starts meanwhile.
+fn kill_all(mark: &[u8]) {
+    for _ in 0..LOOKS {
+        if processes().filter(|process| kill(*process, mark)).count() == 0 {
+            return;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Kills a process, if it has the mark; whether it has. That it is the same one is the descriptor's doing.
+fn kill(process: u32, mark: &[u8]) -> bool {
+    if !has_mark(process, mark) {
+        return false;
+    }
+    // SAFETY: the call touches no memory; it gives a new descriptor, or -1.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    let Some(descriptor) = i32::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0) else { return false };
+    // SAFETY: the descriptor is open, and nobody else's.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    if !has_mark(process, mark) {
+        return false;
+    }
+    // SAFETY: a null pointer is no information to send with the signal.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), libc::SIGKILL, ptr::null::<libc::siginfo_t>(), 0) };
+    true
+}
