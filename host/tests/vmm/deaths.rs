@@ -101,8 +101,9 @@ fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> 
     let rank = HostRank::connect(environment, &device, Duration::from_secs(20))?;
     let (streams, me) = ([device.stream()?, device.stream()?], rank.rank());
     doing(me, "its life without a fault");
+    let scale = Scale { options: ArenaOptions { deadline: DEADLINE, ..options() }, words: WORDS, copies: COPIES };
     // What the driver opens, and what its pool keeps, when it is first used is no leak.
-    life(&rank, &streams, phase, &|| ()).map_err(|(error, _)| error)?;
+    life(&rank, &streams, &scale, phase, &|| ()).map_err(|(error, _)| error)?;
     let before = Resources::now();
     doing(me, "its life with a fault");
     let strike = || {
@@ -110,7 +111,7 @@ fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> 
             strike(kind).expect("it ends the process")
         }
     };
-    let (error, begin) = life(&rank, &streams, phase, &strike).expect_err("a rank is gone");
+    let (error, begin) = life(&rank, &streams, &scale, phase, &strike).expect_err("a rank is gone");
     let took = begin.map_or(Duration::MAX, |begin| begin.elapsed());
     let late = if took <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{took:?}") };
     let leaked = Resources::beyond_after_a_while(&before, is_alone);
@@ -132,28 +133,46 @@ fn world_without_one(environment: &Environment) -> WorldSize {
     WorldSize::new(environment.world.get() - 1).expect("more than one")
 }
 
-/// An arena, work on it, and its end. `strike` is called in the phase. An error comes with the time at which all ranks were there.
-fn life(rank: &HostRank, streams: &[Stream; 2], phase: &str, strike: &dyn Fn()) -> Result<(), (Error, Option<Instant>)> {
-    let mut begin = None;
-    work(rank, streams, phase, strike, &mut begin).map_err(|error| (error, begin))
+/// How much a life takes.
+pub struct Scale {
+    pub options: ArenaOptions,
+    pub words: u64,
+    pub copies: u32,
 }
 
-fn work(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn Fn(), begin: &mut Option<Instant>) -> Result<()> {
+/// An arena, work on it, and its end. `strike` is called in the phase. An error comes with the time at which all ranks were there; with `before`, at
+/// which the life began.
+pub fn life(rank: &HostRank, streams: &[Stream; 2], scale: &Scale, phase: &str, strike: &dyn Fn()) -> Result<(), (Error, Option<Instant>)> {
+    let mut begin = (phase == "before").then(Instant::now);
+    work(rank, streams, scale, phase, strike, &mut begin).map_err(|error| (error, begin))
+}
+
+fn work(
+    rank: &HostRank,
+    [stream, side]: &[Stream; 2],
+    &Scale { ref options, words, copies }: &Scale,
+    phase: &str,
+    strike: &dyn Fn(),
+    begin: &mut Option<Instant>,
+) -> Result<()> {
     let (me, world) = (rank.rank(), rank.world());
-    let arena = Arena::open(rank, ArenaOptions { bytes: 4 * WORDS, deadline: DEADLINE, ..options() })?;
-    let (buffer, ready, begun) = (arena.buffer::<u32>(WORDS)?, arena.channel()?, arena.channel()?);
-    let own = Buffer::<u32>::zeros(stream, WORDS)?;
+    if phase == "before" {
+        strike();
+    }
+    let arena = Arena::open(rank, ArenaOptions { bytes: 4 * words, ..options.clone() })?;
+    let (buffer, ready, begun) = (arena.buffer::<u32>(words)?, arena.channel()?, arena.channel()?);
+    let own = Buffer::<u32>::zeros(stream, words)?;
     let next = Rank::new((me.index() + 1) % world.get(), world).expect("of this world");
     let others = || world.ranks().filter(|rank| *rank != me);
     // All are there before anything happens.
     others().try_for_each(|peer| arena.signal(stream, begun, peer, FIRST))?;
     others().try_for_each(|peer| arena.wait(stream, begun, peer, FIRST))?;
     settle(stream)?;
-    *begin = Some(Instant::now());
-    let put = || buffer.peer(next)?.put(stream, &own, 0..WORDS, 0);
+    begin.get_or_insert_with(Instant::now);
+    let put = || buffer.peer(next)?.put(stream, &own, 0..words, 0);
     match phase {
         "copy" => {
-            (0..COPIES).try_for_each(|_| put())?;
+            (0..copies).try_for_each(|_| put())?;
             strike();
         }
         "wait" => {
@@ -166,7 +185,7 @@ fn work(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn
                 // Each replay waits for it, the first one long.
                 arena.wait(stream, ready, next, FIRST)
             })?;
-            (0..COPIES).try_for_each(|_| graph.replay(stream))?;
+            (0..copies).try_for_each(|_| graph.replay(stream))?;
             strike();
         }
         "handover" => {
@@ -180,9 +199,9 @@ fn work(rank: &HostRank, [stream, side]: &[Stream; 2], phase: &str, strike: &dyn
                 place.accept(stream, previous)?;
                 place.release(stream, previous)
             })?;
-            for turn in 0..COPIES {
+            for turn in 0..copies {
                 // The others are in the middle of it, whoever is ahead.
-                if turn == COPIES / 2 {
+                if turn == copies / 2 {
                     strike();
                 }
                 graph.replay(stream)?;

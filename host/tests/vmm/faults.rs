@@ -1,5 +1,5 @@
 //! Ranks that are processes, on files in memory: all goes well; and the matrix of faults, a rank that is killed, ends, stops or gets an error at each
-//! step. The others, and it too if it lives, return an error that names it and the step, in time, and leave nothing behind.
+//! step until memory is mapped, while it writes, while it waits, and before it gives its memory back. The others, and it too if it lives, return an error that names it and the step, in time, and leave nothing behind.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,10 +12,14 @@ use oxtile::symmetric::vmm::{Driver, FlatOptions, Memfd};
 use oxtile::symmetric::{Step, SymmetricError};
 use oxtile::{Error, Result};
 
-use crate::program::{DEADLINE, Faulty, device, options, refused, resources, resources_after, write_and_read};
+use crate::program::{
+    DEADLINE, Faulty, PATIENCE, device, options, refused, resources, resources_after, write_and_read, write_and_read_with,
+};
 use crate::{ranks, trial};
 
 const WORLD: u32 = 3;
+/// What ranks do when their memory is mapped.
+const WITH_MEMORY: [&str; 3] = ["copy", "wait", "teardown"];
 /// In which no rank of a test can be any more.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -26,6 +30,13 @@ pub fn trials() -> Vec<Trial> {
         for kind in ["kill", "panic", "exit", "stop", "error"] {
             for victim in [0, 1] {
                 trials.push(trial(format!("processes::{call}::{kind}::rank{victim}"), move || matrix(call, kind, victim)));
+            }
+        }
+    }
+    for phase in WITH_MEMORY {
+        for kind in ["kill", "panic", "exit", "stop"] {
+            for victim in [0, 1] {
+                trials.push(trial(format!("processes::{phase}::{kind}::rank{victim}"), move || matrix(phase, kind, victim)));
             }
         }
     }
@@ -71,6 +82,8 @@ fn matrix(call: &str, kind: &str, victim: u32) {
 fn steps(call: &str, kind: &str) -> &'static [&'static str] {
     match (call, kind) {
         (_, "differs") => &["Agree"],
+        ("copy" | "wait" | "teardown", "stop") => &["Missing"],
+        ("copy" | "wait" | "teardown", _) => &["Aborted"],
         ("create", "error") => &["Create"],
         ("reserve", "error") => &["Reserve"],
         ("reach", "error") => &["Check"],
@@ -96,8 +109,8 @@ pub fn child(what: &str) -> ExitCode {
     let environment = Environment::read().expect("the variables are set");
     let is_victim = victim == environment.rank.index().to_string();
     let before = resources();
-    let (result, begin) = job(&environment, call, kind, is_victim);
-    let late = if begin.elapsed() <= DEADLINE + Duration::from_secs(1) { "in time" } else { "late" };
+    let (result, took) = job(&environment, call, kind, is_victim);
+    let late = if took <= DEADLINE + Duration::from_secs(1) { "in time" } else { "late" };
     let after = resources_after(before);
     let leaked = if after == before { "nothing leaked".into() } else { format!("{before:?} before, {after:?} after") };
     let Err(error) = result else {
@@ -110,6 +123,7 @@ pub fn child(what: &str) -> ExitCode {
     let (step, named) = match &error {
         Error::Symmetric(SymmetricError::Step { rank, step, .. }) => (step_name(*step), vec![*rank]),
         Error::Symmetric(SymmetricError::Missing { ranks, .. }) => ("Missing".to_owned(), ranks.clone()),
+        Error::Symmetric(SymmetricError::Aborted { rank, .. }) => ("Aborted".to_owned(), vec![*rank]),
         _ => ("other".to_owned(), Vec::new()),
     };
     let named: Vec<_> = named.iter().map(|rank: &Rank| rank.index().to_string()).collect();
@@ -121,31 +135,42 @@ fn step_name(step: Step) -> String {
     format!("{step:?}")
 }
 
-/// The life of a rank, and when its opening of memory began.
-fn job(environment: &Environment, call: &str, kind: &str, is_victim: bool) -> (Result<()>, Instant) {
-    let mut begin = Instant::now();
+/// The life of a rank, and how long it took from the opening of memory on.
+fn job(environment: &Environment, call: &str, kind: &str, is_victim: bool) -> (Result<()>, Duration) {
+    let mut took = Duration::ZERO;
     let mut run = || -> Result<()> {
-        let store = Store::connect(environment, Duration::from_secs(10))?;
+        // What is waited for at the end is the board, whose deadline is that of the ranks' coming.
+        let store = Store::connect(environment, if call == "teardown" { DEADLINE } else { Duration::from_secs(10) })?;
         let (me, world) = (store.rank(), store.world());
         let board = Arc::new(store.into_board()?);
         all_have_begun(&board, is_victim)?;
-        begin = Instant::now();
+        let begin = Instant::now();
         let (driver, options) = if is_victim { of_victim(call, kind, me, world) } else { (well(me), options()) };
-        let result = write_and_read(driver, &board, "first", options);
+        let at = |phase: &str| {
+            if is_victim && phase == call {
+                strike(kind).expect("it ends the process");
+            }
+        };
+        let patience = if WITH_MEMORY.contains(&call) { DEADLINE } else { PATIENCE };
+        let result = write_and_read_with(driver, &board, "first", options, patience, &at);
+        took = begin.elapsed();
         if kind == "error" || kind == "differs" {
             assert!(result.is_err(), "{call}: the fault did not strike");
-            let until_then = begin.elapsed();
             // What has failed is undone, and the same ranks can open another.
             write_and_read(well(me), &board, "second", crate::program::options())?;
             board.close()?;
-            begin = Instant::now().checked_sub(until_then).expect("a later time");
             return result;
         }
-        result?;
-        board.close()
+        let result = result.and_then(|()| board.close());
+        took = begin.elapsed();
+        if kind == "stop" && WITH_MEMORY.contains(&call) {
+            // Rank 0, which carries the notes, is there until the deadlines of all are over.
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        result
     };
     let result = run();
-    (result, begin)
+    (result, took)
 }
 
 /// The victim goes on when it knows that all others know of all: what comes before is another test's.

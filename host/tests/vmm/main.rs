@@ -2,6 +2,7 @@
 //! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure, `nccl` and `nvshmem` for those of a library.
 
 mod board;
+mod connect;
 mod contiguous;
 mod deaths;
 mod exchange;
@@ -14,6 +15,7 @@ mod program;
 mod ranks;
 mod soak;
 mod teams;
+mod thread_deaths;
 mod threads;
 mod watch;
 
@@ -46,7 +48,9 @@ fn main() -> ExitCode {
             Some(("nccl", case)) => nccl::child(case),
             Some(("nvshmem", case)) => nvshmem::child(case),
             Some(("exchange", case)) => exchange::child(case),
+            Some(("connect", case)) => connect::child(case),
             Some(("deaths", case)) => deaths::child(case),
+            Some(("threads", case)) => threads::child(case),
             _ => faults::child(&what),
         };
     }
@@ -54,7 +58,11 @@ fn main() -> ExitCode {
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(6));
     let on_gpus = [gpu::trials(), nccl::trials(), nvshmem::trials(), exchange::trials()];
-    let trials: Vec<Trial> = [board::trials(), threads::trials(), faults::trials()].into_iter().chain(on_gpus).flatten().collect();
+    let trials: Vec<Trial> = [board::trials(), connect::trials(), threads::trials(), thread_deaths::trials(), faults::trials()]
+        .into_iter()
+        .chain(on_gpus)
+        .flatten()
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

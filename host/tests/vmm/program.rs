@@ -13,7 +13,8 @@ use oxtile::symmetric::vmm::{Driver, FlatOptions, FlatView, Handle, Memfd};
 use oxtile::{Error, Result};
 
 pub const DEADLINE: Duration = Duration::from_secs(3);
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For what nothing holds up.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two hundred words, so that the size is not a multiple of the granularity.
 const WORDS: u64 = 200;
@@ -119,6 +120,19 @@ impl Driver for Faulty {
 
 /// Opens a view; every rank writes words to every rank, and reads what it and its neighbour got.
 pub fn write_and_read(driver: Arc<dyn Driver>, board: &Arc<StoreBoard>, name: &str, options: FlatOptions) -> Result<()> {
+    write_and_read_with(driver, board, name, options, PATIENCE, &|_| ())
+}
+
+/// The same with patience for the others, and with something that happens in the middle of what it writes (`copy`), when it has said that it has
+/// written and waits for the others (`wait`), and when it is through and has not given its memory back (`teardown`).
+pub fn write_and_read_with(
+    driver: Arc<dyn Driver>,
+    board: &Arc<StoreBoard>,
+    name: &str,
+    options: FlatOptions,
+    patience: Duration,
+    at: &dyn Fn(&str),
+) -> Result<()> {
     let (me, world) = (board.rank(), board.world());
     let meeting = Meeting::new(board.clone(), me, world, name);
     let view = FlatView::open(&driver, &meeting, options, |address| {
@@ -130,9 +144,18 @@ pub fn write_and_read(driver: Arc<dyn Driver>, board: &Arc<StoreBoard>, name: &s
         assert_eq!(view.address(to), view.address(Rank::ZERO) + u64::from(to.index()) * view.stride());
         assert_eq!(word(view.address(to), 0).load(Ordering::Acquire), 1000, "it was cleared before anybody reached it");
         word(view.address(to), 1 + u64::from(me.index())).store(value(me, to), Ordering::Release);
+        if to.index() == world.get() / 2 {
+            at("copy");
+        }
         word(view.address(to), WORDS - 1 - u64::from(me.index())).store(value(to, me), Ordering::Release);
     }
-    let all_here = |what: &str| meeting.publish(what, Vec::new()).and_then(|()| meeting.gather(what, PATIENCE)).map(drop);
+    let all_here = |what: &str| {
+        meeting.publish(what, Vec::new())?;
+        if what == "written" {
+            at("wait");
+        }
+        meeting.gather(what, patience).map(drop)
+    };
     all_here("written")?;
     // All of them as one range: base and stride are all that is needed.
     for at in world.ranks() {
@@ -143,7 +166,9 @@ pub fn write_and_read(driver: Arc<dyn Driver>, board: &Arc<StoreBoard>, name: &s
             assert_eq!(other.load(Ordering::Acquire), value(at, from));
         }
     }
-    all_here("read")
+    all_here("read")?;
+    at("teardown");
+    Ok(())
 }
 
 fn value(from: Rank, to: Rank) -> u64 {

@@ -1,18 +1,20 @@
 //! Ranks that are threads of one process: handles are passed on, no descriptors.
 
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use oxtile::comm::bootstrap::{self, StoreBoard};
+use oxtile::comm::bootstrap::{self, BootstrapError, StoreBoard};
 use oxtile::comm::{ArenaRank, HostRank, Rank, Team, WorldSize};
 use oxtile::symmetric::vmm::{Driver, FlatOptions, Memfd};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGather, Step, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
-use crate::program::{DEADLINE, Fault, Faulty, device, options, refused, write_and_read};
+use crate::program::{DEADLINE, Fault, Faulty, device, options, refused, resources, resources_after, write_and_read};
+use crate::thread_deaths::{self, in_a_process};
 use crate::{gpu, soak, trial};
 
 pub fn trials() -> Vec<Trial> {
@@ -21,10 +23,11 @@ pub fn trials() -> Vec<Trial> {
     for (call, step) in [("create", Step::Create), ("reserve", Step::Reserve), ("map", Step::Map), ("access", Step::Map)] {
         trials.push(trial(format!("threads::{call}::error"), move || an_error_of_one_is_an_error_of_all(call, step)));
     }
-    for call in ["create", "map"] {
+    for phase in ["rendezvous", "create", "map"] {
         for victim in 0..3 {
-            trials.push(trial(format!("threads::{call}::panic::rank{victim}"), move || a_thread_that_is_missing(call, victim, false)));
-            trials.push(trial(format!("threads::{call}::stop::rank{victim}"), move || a_thread_that_is_missing(call, victim, true)));
+            for kind in ["panic", "stop"] {
+                trials.push(trial(format!("threads::{phase}::{kind}::rank{victim}"), move || in_a_process(phase, kind, victim)));
+            }
         }
     }
     trials.push(trial("threads::arenas_of_host_ranks", arenas_of_host_ranks));
@@ -81,6 +84,68 @@ fn an_error_of_one_is_an_error_of_all(call: &str, expected: Step) {
         let Error::Symmetric(SymmetricError::Step { rank, step, why }) = &error else { panic!("{error}") };
         assert_eq!((rank.index(), *step), (1, expected), "{why}");
         assert!(why.contains("told to refuse"), "{why}");
+    }
+}
+
+/// A process of a test of one thread that is lost; it leaves nothing behind.
+pub fn child(case: &str) -> ExitCode {
+    let parts: Vec<_> = case.split(':').collect();
+    let [phase, kind, victim] = parts[..] else { panic!("{case}") };
+    let victim = victim.parse().expect("a number");
+    let stops = kind == "stop";
+    match phase {
+        "rendezvous" | "create" | "map" => gpu::run(|| {
+            all_goes_well(3);
+            let before = resources();
+            if phase == "rendezvous" {
+                a_thread_that_does_not_come(victim, stops);
+            } else {
+                a_thread_that_is_missing(phase, victim, stops);
+            }
+            let after = resources_after(before);
+            assert_eq!(after, before, "descriptors, threads and mapped files");
+            all_goes_well(2);
+            Ok(())
+        }),
+        _ => thread_deaths::child(phase, kind, victim),
+    }
+}
+
+/// A thread that ends, or stops, before it has come to where all ranks make their board.
+fn a_thread_that_does_not_come(victim: u32, stops: bool) {
+    let stores = bootstrap::threads(WorldSize::new(3).expect("not zero"), DEADLINE).expect("a rendezvous");
+    let (let_go, held) = mpsc::channel::<()>();
+    let (mut held, start) = (Some(held), Instant::now());
+    let of_rank = |store: bootstrap::Store| -> Option<(BootstrapError, Duration)> {
+        Some((store.into_board().map(drop).expect_err("a rank is missing"), start.elapsed()))
+    };
+    let of_victim = |store: bootstrap::Store, held: Option<mpsc::Receiver<()>>| {
+        if stops {
+            _ = held.expect("one victim").recv();
+        }
+        drop(store);
+        None
+    };
+    let ended: Vec<_> = thread::scope(|scope| {
+        let start = |store: bootstrap::Store| {
+            let held = if store.rank().index() == victim { held.take() } else { None };
+            scope.spawn(move || if store.rank().index() == victim { of_victim(store, held) } else { of_rank(store) })
+        };
+        let mut threads: Vec<_> = stores.into_iter().map(start).collect();
+        let last = threads.remove(victim as usize);
+        let others: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        drop(let_go);
+        last.join().expect("no panic");
+        others
+    });
+    for (error, took) in ended.into_iter().map(|ended| ended.expect("not the victim")) {
+        let named = match &error {
+            BootstrapError::Lost { rank, .. } if !stops => vec![rank.index()],
+            BootstrapError::Deadline { missing, .. } if stops => missing.iter().map(|rank| rank.index()).collect(),
+            other => panic!("{other}"),
+        };
+        assert_eq!(named, [victim], "{error}");
+        assert!(took <= DEADLINE + Duration::from_secs(1), "after {took:?}: {error}");
     }
 }
 

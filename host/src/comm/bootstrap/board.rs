@@ -17,8 +17,9 @@ use crate::comm::{
     Board, Rank, WorldSize,
     board::{LocalBoard, gather},
 };
+use crate::runtime::Result;
 use crate::runtime::runtime::lock;
-use crate::runtime::{Error, Result};
+use crate::symmetric::SymmetricError;
 
 /// What a rank pins when it needs the board no more.
 const CLOSED: &str = "board closed";
@@ -69,7 +70,7 @@ impl StoreBoard {
     /// others.
     ///
     /// # Errors
-    /// [`SymmetricError`](crate::symmetric::SymmetricError): who did not come, or is gone.
+    /// [`SymmetricError`]: who did not come, or is gone.
     pub fn close(&self) -> Result<()> {
         self.publish(self.rank, CLOSED, Vec::new())?;
         gather(self, self.world, CLOSED, self.timeout).map(drop)
@@ -91,9 +92,9 @@ impl StoreBoard {
 
     fn post(&self, post: &Post) -> Result<()> {
         let _writing = lock(&self.writing);
-        write_frame(&self.stream, &post.to_body()).map_err(|error| Error::Invalid {
-            what: "StoreBoard",
-            why: format!("a note of {} cannot be sent to rank 0, which passes it on: {error}", self.rank),
+        write_frame(&self.stream, &post.to_body()).map_err(|error| {
+            let why = format!("it passes on no note of {} any more ({error}): see what it said last", self.rank);
+            SymmetricError::Aborted { rank: Rank::ZERO, why }.into()
         })
     }
 }

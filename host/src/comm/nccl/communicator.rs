@@ -38,8 +38,8 @@ pub struct NcclOptions {
     /// How long any call, or the work before a point that is [waited](NcclCommunicator::synchronize) for, may take.
     pub deadline: Duration,
     /// Whether every collective is compared with those of the other ranks before it is made: one that differs in kind, reduction, size
-    /// or root is then [`Error::Mismatch`] on all of them. A call costs a meeting of all hosts; [`exchange`](crate::comm::Communicator::exchange) is
-    /// not compared. Of communicators made by [`connect`](NcclCommunicator::connect) and [`from_store`](NcclCommunicator::from_store) and
+    /// or root is then [`Error::Mismatch`] on all of them. A call costs a meeting of all hosts; [`exchange`](crate::comm::Communicator::exchange), `send`
+    /// and `recv`, which some ranks make and not all, are not compared. Of communicators made by [`connect`](NcclCommunicator::connect) and [`from_store`](NcclCommunicator::from_store) and
     /// of their parts; the same on all ranks. The board of these notes is in rank 0's process, which serves it until the others have dropped
     /// their communicators or have called nothing for the deadline: so long it stays when it ends in order.
     pub compare_calls: bool,
