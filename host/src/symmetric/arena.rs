@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,8 @@ pub struct Arena(pub(super) Arc<Inner>);
 const OPTIONS: &str = "options";
 
 pub(super) struct Inner {
+    /// No other arena of this process has it.
+    pub id: u64,
     pub rank: Rank,
     pub world: WorldSize,
     pub options: ArenaOptions,
@@ -117,7 +120,9 @@ impl Arena {
         let base = backend.open(&control, &meeting, memory)?;
         let (peers, streams, awaited, declared) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::default());
         let (failure, enqueuing, closed) = (Mutex::default(), RwLock::default(), Mutex::new(false));
+        static ARENAS: AtomicU64 = AtomicU64::new(0);
         let inner = Inner {
+            id: ARENAS.fetch_add(1, Ordering::Relaxed),
             rank,
             world,
             options,
@@ -182,28 +187,28 @@ impl Arena {
     pub fn channel(&self) -> Result<Channel> {
         let (number, index) = self.0.layout.take(Item::Channel)?;
         self.0.publish_layout(number)?;
-        Ok(Channel { number, index })
+        Ok(Channel { arena: self.0.id, number, index })
     }
 
     /// Sets this rank's word of the channel on `to`, once all earlier work of the stream is visible there.
     ///
     /// # Errors
-    /// A failure of the rendezvous or of the arena; an error of the driver.
+    /// [`Error::Invalid`] for a channel of another arena or a stream of another device; [`Error::ForeignRuntime`]; a failure of the rendezvous or of the
+    /// arena; an error of the driver.
     #[track_caller]
     pub fn signal(&self, stream: &Stream, channel: Channel, to: Rank, epoch: Epoch) -> Result<()> {
         let operation = self.0.signal(channel, to, epoch, Location::caller())?;
-        self.0.word_operation(stream, operation)
+        self.0.word_operation(stream, operation, None)
     }
 
     /// Later work of the stream waits until `from` has set its word of the channel here to `epoch` or a later one.
     ///
     /// # Errors
-    /// A failure of the arena; an error of the driver.
+    /// As [`signal`](Self::signal).
     #[track_caller]
     pub fn wait(&self, stream: &Stream, channel: Channel, from: Rank, epoch: Epoch) -> Result<()> {
         let (operation, expected) = self.0.wait(channel, from, epoch, Location::caller())?;
-        self.0.await_on(stream, expected);
-        self.0.word_operation(stream, operation)
+        self.0.word_operation(stream, operation, Some(expected))
     }
 
     /// Puts, signals and waits for `stream`, to be enqueued together.
@@ -217,12 +222,35 @@ impl Inner {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers a stream that has to be drained before the memory goes. A graph that captures its work keeps the arena.
-    pub fn use_on(self: &Arc<Self>, stream: &Stream) {
+    /// Whether work of the arena may be enqueued on the stream: it is of the arena's device, whose words a stream waits for.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`]; [`Error::Invalid`].
+    pub fn check_stream(&self, stream: &Stream) -> Result<()> {
+        let (of, own) = (&stream.0, &self.control.0);
+        if !Arc::ptr_eq(&of.runtime, &own.runtime) {
+            return Err(Error::ForeignRuntime { what: "Arena" });
+        }
+        if of.id.device != own.id.device {
+            let (found, expected) = (of.id.device, own.id.device);
+            let why = format!("the stream is on device {found}, the arena of {} on {expected}: use a stream of device {expected}", self.rank);
+            return Err(Error::Invalid { what: "Arena", why });
+        }
+        Ok(())
+    }
+
+    /// Remembers a stream that has to be drained before the memory goes: all that enqueues work of the arena asks here first. A graph that captures
+    /// its work keeps the arena.
+    ///
+    /// # Errors
+    /// As [`check_stream`](Self::check_stream).
+    pub fn use_on(self: &Arc<Self>, stream: &Stream) -> Result<()> {
+        self.check_stream(stream)?;
         self.used_on(&stream.0);
         if let Some(capture) = stream.0.capture() {
             capture.keep(Arc::clone(self) as _);
         }
+        Ok(())
     }
 
     /// The write of this rank's word on `to`.
@@ -240,11 +268,15 @@ impl Inner {
         Ok((WordOperation::Wait { address: self.base + word, value: epoch.0, caller }, expected))
     }
 
-    /// The word of a channel that `source` writes. One that another arena gave may lie behind this one's, as may that of a rank of another world.
+    /// The word of a channel that `source` writes. That of another arena's channel would be one of this arena's own, and that of a rank of another
+    /// world may lie behind them all.
     pub fn word_of(&self, channel: Channel, source: Rank) -> Result<u64> {
-        if channel.index >= u64::from(self.options.channels) || source.index() >= self.world.get() {
-            let why = format!("{source} of {channel:?} is not of this arena of {} and {} channels", self.world, self.options.channels);
-            return Err(Error::Invalid { what: "Arena", why });
+        if channel.arena != self.id {
+            let why = format!("it is of another arena than this one of {}: use one that this arena gave (Arena::channel)", self.rank);
+            return Err(Error::Invalid { what: "Channel", why });
+        }
+        if source.index() >= self.world.get() {
+            return Err(Error::Invalid { what: "Arena", why: format!("{source} is not of this world of {}", self.world) });
         }
         Ok(self.layout.word(channel.index, source))
     }
@@ -254,10 +286,11 @@ impl Inner {
         lock(&self.awaited).note(stream.raw(), expected);
     }
 
-    /// Enqueues one.
-    pub fn word_operation(self: &Arc<Self>, stream: &Stream, operation: WordOperation) -> Result<()> {
+    /// Enqueues one, and notes what is waited for.
+    pub fn word_operation(self: &Arc<Self>, stream: &Stream, operation: WordOperation, expected: Option<Expected>) -> Result<()> {
         let _enqueuing = self.enqueuing()?;
-        self.use_on(stream);
+        self.use_on(stream)?;
+        expected.into_iter().for_each(|expected| self.await_on(stream, expected));
         let (backend, id) = (&stream.0.runtime.backend, stream.0.id);
         stream.0.note(operation.name(), Some(operation.caller()));
         match operation {

@@ -49,7 +49,7 @@ impl<'a> Batch<'a> {
     /// As [`Arena::signal`].
     ///
     /// # Errors
-    /// A failure of the rendezvous or of the arena.
+    /// [`Error::Invalid`] for a channel of another arena; a failure of the rendezvous or of the arena.
     #[track_caller]
     pub fn signal(mut self, channel: Channel, to: Rank, epoch: Epoch) -> Result<Self> {
         let operation = self.arena.0.signal(channel, to, epoch, Location::caller())?;
@@ -60,7 +60,7 @@ impl<'a> Batch<'a> {
     /// As [`Arena::wait`].
     ///
     /// # Errors
-    /// A failure of the arena.
+    /// As [`signal`](Self::signal).
     #[track_caller]
     pub fn wait(mut self, channel: Channel, from: Rank, epoch: Epoch) -> Result<Self> {
         let (operation, expected) = self.arena.0.wait(channel, from, epoch, Location::caller())?;
@@ -87,10 +87,10 @@ impl<'a> Batch<'a> {
     /// Enqueues all of it.
     ///
     /// # Errors
-    /// A failure of the arena since; an error of the driver.
+    /// [`Error::Invalid`] for a stream of another device; [`Error::ForeignRuntime`]; a failure of the arena since; an error of the driver.
     pub fn enqueue(self) -> Result<()> {
         let _enqueuing = self.arena.0.enqueuing()?;
-        self.arena.0.use_on(self.stream);
+        self.arena.0.use_on(self.stream)?;
         let (stream, mut words, mut copies, mut sources) = (&self.stream.0, Vec::new(), Vec::new(), Vec::new());
         for together in self.operations.chunk_by(Operation::joins) {
             for operation in together {

@@ -58,6 +58,22 @@ impl<T: Pod> SymmetricBuffer<T> {
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
     }
+
+    pub(super) fn is_of(&self, arena: &Arena) -> bool {
+        Arc::ptr_eq(&self.arena.0, &arena.0)
+    }
+
+    /// Whether that arena gave it: another one's signals would order nothing of it, and would be those of another buffer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub(super) fn check_arena(&self, arena: &Arena, what: &'static str) -> Result<()> {
+        if self.is_of(arena) {
+            return Ok(());
+        }
+        let why = "the memory is of another arena: take it of the one that is gathered over".to_owned();
+        Err(Error::Invalid { what, why })
+    }
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
@@ -79,7 +95,7 @@ impl<T: Pod> SymmetricBuffer<T> {
             at += count;
         }
         self.arena.0.check()?;
-        self.arena.0.use_on(stream);
+        self.arena.0.use_on(stream)?;
         copies.into_iter().try_for_each(|copy| memory::copy(&stream.0, copy, Some(target.memory()), None))?;
         Ticket::new(&self.arena, stream, WHAT, target)
     }
@@ -103,7 +119,8 @@ impl<T: Pod> Peer<'_, T> {
     /// peer's signal on the stream first. The ticket has the target.
     ///
     /// # Errors
-    /// [`Error::Length`] for what does not fit; [`Error::WrongDevice`]; a failure of the arena; an error of the driver.
+    /// [`Error::Length`] for what does not fit; [`Error::WrongDevice`], and [`Error::Invalid`] for a stream of another device than the arena's;
+    /// [`Error::ForeignRuntime`]; a failure of the arena; an error of the driver.
     #[track_caller]
     pub fn get(&self, stream: &Stream, range: Range<u64>, target: Buffer<T>, at: u64) -> Result<Ticket<Buffer<T>>> {
         target.check_stream(stream, "Peer::get")?;
@@ -118,8 +135,8 @@ impl<T: Pod> Peer<'_, T> {
             bytes: count * size,
             caller: Location::caller(),
         };
+        self.buffer.arena.0.use_on(stream)?;
         memory::copy(&stream.0, copy, Some(target.memory()), None)?;
-        self.buffer.arena.0.use_on(stream);
         Ticket::new(&self.buffer.arena, stream, "Peer::get", target)
     }
 
@@ -131,7 +148,7 @@ impl<T: Pod> Peer<'_, T> {
     #[track_caller]
     pub fn put(&self, stream: &Stream, source: &Buffer<T>, range: Range<u64>, at: u64) -> Result<()> {
         let copy = self.put_copy(stream, source, range, at, Location::caller())?;
-        self.buffer.arena.0.use_on(stream);
+        self.buffer.arena.0.use_on(stream)?;
         memory::copy(&stream.0, copy, None, Some(source.memory()))
     }
 
@@ -148,7 +165,7 @@ impl<T: Pod> Peer<'_, T> {
     }
 
     pub(super) fn is_of(&self, arena: &Arena) -> bool {
-        Arc::ptr_eq(&self.buffer.arena.0, &arena.0)
+        self.buffer.is_of(arena)
     }
 
     /// Where it begins.

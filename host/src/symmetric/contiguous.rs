@@ -128,7 +128,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
         let arena = &self.buffer.arena.0;
         self.buffer.local.check_stream(stream, "ContiguousView::view")?;
         arena.check()?;
-        arena.use_on(stream);
+        arena.use_on(stream)?;
         let between = u64::from(arena.world.get() - 1) * self.stride;
         let len = if self.is_empty() { 0 } else { between + self.len };
         // SAFETY: the buffer's memory keeps the arena, whose mappings of all ranks go when it does; buffers are aligned to 256 bytes.

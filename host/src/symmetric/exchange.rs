@@ -148,8 +148,8 @@ impl Exchange {
             epoch: self.epoch,
             patience,
         };
+        self.arena.0.use_on(stream)?;
         self.kernel.launch(stream, args)?;
-        self.arena.0.use_on(stream);
         self.epoch += u64::from(rounds);
         Ok(())
     }

@@ -180,7 +180,7 @@ mod tests {
         let runtime = Runtime::emulated_with(EmulatedOptions { seed: Some(seed), ..EmulatedOptions::default() }).unwrap();
         let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::new(1).unwrap()).unwrap().remove(0);
         let (arena, stream) = (Arena::open(&rank, ArenaOptions::default()).unwrap(), rank.device().stream().unwrap());
-        arena.0.use_on(&stream);
+        arena.0.use_on(&stream).unwrap();
         (arena, stream)
     }
 

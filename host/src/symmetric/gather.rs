@@ -56,12 +56,14 @@ impl<T: Pod> PullGather<T> {
     /// this rank's; each shard is copied in `chunks` pieces. What comes in one piece is waited for all at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no chunks or a team of another world.
+    /// [`Error::Invalid`] for no chunks, a team of another world, memory of another arena or a stream of another device; [`Error::ForeignRuntime`].
     pub fn new(arena: &Arena, member: &Member, memory: GatherMemory<T>, stream: &Stream, chunks: u64) -> Result<Self> {
         if chunks == 0 || member.team().world() != arena.world() || member.world_rank() != arena.rank() {
             let why = format!("{chunks} chunks for {member:?} in an arena of {} of {}", arena.rank(), arena.world());
             return Err(Error::Invalid { what: "PullGather::new", why });
         }
+        memory.shard.check_arena(arena, "PullGather::new")?;
+        arena.0.check_stream(stream)?;
         let (arena, member, stream) = (arena.clone(), member.clone(), stream.clone());
         let side = stream.device().stream()?;
         let others = others_of(&member);
@@ -136,7 +138,7 @@ impl<T: Pod> PullGather<T> {
     /// This rank's own shard, on the side, behind what the stream is behind.
     fn copy_own(&self, output: &Buffer<T>, caller: Caller) -> Result<Event> {
         self.side.wait(&self.stream.mark()?)?;
-        self.arena.0.use_on(&self.side);
+        self.arena.0.use_on(&self.side)?;
         let source = self.memory.shard.local().address();
         let copy = |chunk| enqueue(&self.side, self.chunk_copy(source, output, self.member.rank(), chunk, caller));
         let copied = (0..self.chunks).try_for_each(copy);

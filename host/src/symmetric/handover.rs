@@ -97,9 +97,9 @@ impl Handover {
         let inner = &self.arena.0;
         let (wait, expected) = inner.wait(channel, from, SET, caller)?;
         let reset = WordOperation::Write { address: inner.base + expected.word, value: Epoch::ZERO.0, caller };
-        inner.await_on(stream, Expected { epoch: None, ..expected });
         let _enqueuing = inner.enqueuing()?;
-        inner.use_on(stream);
+        inner.use_on(stream)?;
+        inner.await_on(stream, Expected { epoch: None, ..expected });
         stream.0.note(wait.name(), Some(wait.caller()));
         stream.0.runtime.backend.word_operations(stream.0.id, &[wait, reset])
     }

@@ -67,13 +67,16 @@ impl<T: Pod> PushGather<T> {
     /// waits for those of the others. Each shard is copied in `chunks` pieces, which go to, and are waited for of, all members at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no chunks, a team of another world or memory for fewer members.
+    /// [`Error::Invalid`] for no chunks, a team of another world, memory for fewer members or of another arena, or a stream of another device;
+    /// [`Error::ForeignRuntime`].
     pub fn new(arena: &Arena, member: &Member, memory: PushMemory<T>, [out, arrivals]: [&Stream; 2], chunks: u64) -> Result<Self> {
         let fits = memory.gathered.len() == memory.shard * u64::from(member.team().size().get());
         if chunks == 0 || !fits || member.team().world() != arena.world() || member.world_rank() != arena.rank() {
             let why = format!("{chunks} chunks and {} elements for {member:?} in an arena of {}", memory.gathered.len(), arena.world());
             return Err(Error::Invalid { what: "PushGather::new", why });
         }
+        memory.gathered.check_arena(arena, "PushGather::new")?;
+        [out, arrivals].into_iter().try_for_each(|stream| arena.0.check_stream(stream))?;
         let what = format!("PushGather of {chunks} chunks of elements of {} bytes in {:?}", size_of::<T>(), member.team());
         arena.0.declare(memory.ready.number, what, others_of(member).iter().map(|(_, rank)| *rank))?;
         let of = memory.gathered.local().memory();
@@ -185,8 +188,8 @@ impl<T: Pod> PushGather<T> {
         let Some(event) = of_member.and_then(|events| events.get(chunk as usize)) else {
             return Err(Error::Invalid { what: "PushGather::chunk", why: format!("there is no chunk {chunk} of {member}") });
         };
+        self.arena.0.use_on(stream)?;
         stream.wait(event)?;
-        self.arena.0.use_on(stream);
         lock(&self.readers).push(stream.clone());
         let (start, end) = bounds(self.memory.shard, self.chunks, chunk);
         let address = self.cell.address + (u64::from(member.index()) * self.memory.shard + start) * size_of::<T>() as u64;
@@ -200,10 +203,10 @@ impl<T: Pod> PushGather<T> {
     /// # Errors
     /// An error of the driver.
     pub fn whole(&self, stream: &Stream) -> Result<DeviceView<'_, T>> {
+        self.arena.0.use_on(stream)?;
         if let Some(done) = self.done.as_ref().filter(|_| stream.raw() != self.arrivals.raw()) {
             stream.wait(done)?;
         }
-        self.arena.0.use_on(stream);
         lock(&self.readers).push(stream.clone());
         // SAFETY: as in `chunk`.
         Ok(unsafe { DeviceView::from_raw(self.cell.address, self.memory.gathered.len(), &self.cell) })

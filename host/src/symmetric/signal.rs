@@ -27,9 +27,12 @@ impl Epoch {
     }
 }
 
-/// A channel of an arena: on every rank a word for each rank, which that rank alone writes. Made by [`Arena::channel`](super::Arena::channel).
+/// A channel of an arena: on every rank a word for each rank, which that rank alone writes. Made by [`Arena::channel`](super::Arena::channel), and
+/// of use to that rank's arena alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channel {
+    /// The number of the arena that gave it.
+    pub(super) arena: u64,
     pub(super) number: usize,
     pub(super) index: u64,
 }

@@ -25,11 +25,12 @@ impl Arena {
     /// for a ticket first.
     ///
     /// # Errors
-    /// What ended the arena before; [`Error::NotCapturable`] in a graph; an error of the driver.
+    /// [`Error::Invalid`] for a stream of another device; [`Error::ForeignRuntime`]; what ended the arena before; [`Error::NotCapturable`] in a graph; an
+    /// error of the driver.
     pub fn ticket(&self, stream: &Stream) -> Result<Ticket<()>> {
         stream.0.refuse_capture("a ticket", "take it after Graph::replay")?;
         self.0.check()?;
-        self.0.use_on(stream);
+        self.0.use_on(stream)?;
         Ticket::new(self, stream, "Arena::ticket", ())
     }
 }

@@ -159,19 +159,3 @@ fn a_batch_that_is_dropped_waits_for_nobody() {
     let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
     assert_eq!(missing, &[two], "{error}");
 }
-
-/// Another arena would not know of the stream, nor be kept by a graph: its memory could be gone before the put. Nor has it the same words.
-#[test]
-fn what_another_arena_gave_is_refused() {
-    let all = Ranks::new(1, 0);
-    let options = ArenaOptions { channels: 2, ..ArenaOptions::default() };
-    let (stream, zero, small) = (&all.world.streams[0], all.world.rank(0), Arena::open(&all.world.ranks[0], options).unwrap());
-    let buffer = small.buffer::<u32>(4).unwrap();
-    let own = Buffer::<u32>::zeros(stream, 4).unwrap();
-    let put = all.arenas[0].batch(stream).put(&buffer.peer(zero).unwrap(), &own, 0..4, 0);
-    assert!(matches!(&put, Err(Error::Invalid { what: "Batch::put", .. })), "{put:?}");
-    let [_, _, third] = [(); 3].map(|()| all.arenas[0].channel().unwrap());
-    assert!(matches!(small.wait(stream, third, zero, FIRST), Err(Error::Invalid { .. })));
-    assert!(matches!(small.signal(stream, third, zero, FIRST), Err(Error::Invalid { .. })));
-    assert!(matches!(small.batch(stream).wait(third, zero, FIRST), Err(Error::Invalid { .. })));
-}

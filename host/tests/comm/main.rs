@@ -7,6 +7,7 @@ mod contiguous;
 mod declared;
 mod exchange;
 mod failures;
+mod foreign;
 mod gathers;
 mod graphs;
 mod groups;
