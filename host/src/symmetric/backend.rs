@@ -3,14 +3,16 @@
 use std::fmt;
 use std::panic::Location;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::error::SymmetricError;
 use super::nccl::NcclMemory;
 use super::nvshmem::NvshmemMemory;
-use super::vmm::Vmm;
-use crate::comm::{Meeting, NcclCommunicator};
+use super::vmm::{self, Vmm};
+use crate::comm::{Meeting, NcclCommunicator, Rank};
 use crate::runtime::emulated::Place;
 use crate::runtime::{Error, Result, Stream};
 
@@ -148,11 +150,41 @@ pub(super) fn clear(stream: &Stream, address: u64, bytes: u64) -> Result<()> {
 #[derive(Debug, Default)]
 pub(super) struct Emulated {
     /// Where it lies, and the stride.
-    own: OnceLock<(u64, Option<u64>)>,
+    own: OnceLock<(Export, Option<u64>)>,
 }
 
 /// What the note with a rank's address is called.
 const EXPORT: &str = "export";
+
+/// Where a rank's arena lies: an address means something within one process, to one runtime.
+#[derive(Debug, Serialize, Deserialize)]
+struct Export {
+    process: String,
+    runtime: u64,
+    address: u64,
+}
+
+impl Export {
+    fn of(stream: &Stream, address: u64) -> Result<Self> {
+        let unnamed = |error: std::io::Error| Error::Invalid { what: "Arena", why: format!("this process cannot name itself: {error}") };
+        let runtime = Arc::as_ptr(&stream.0.runtime).addr() as u64;
+        Ok(Self { process: vmm::process().map_err(unnamed)?, runtime, address })
+    }
+
+    /// Its address, for who has another.
+    fn reached_by(&self, own: &Self, rank: Rank, other: Rank) -> Result<u64> {
+        let why = if self.process != own.process {
+            format!(
+                "{other} is another process than {rank}, and the virtual cluster is memory of one: let ranks be its threads, or use vmm on GPUs"
+            )
+        } else if self.runtime != own.runtime {
+            format!("{other} has another Runtime than {rank}: make both ranks' devices of one (a clone of a Runtime is the same runtime)")
+        } else {
+            return Ok(self.address);
+        };
+        Err(SymmetricError::Unavailable { backend: BackendName::Emulated, why }.into())
+    }
+}
 
 impl SymmetricBackend for Emulated {
     fn name(&self) -> BackendName {
@@ -170,8 +202,10 @@ impl SymmetricBackend for Emulated {
     fn open(&self, stream: &Stream, meeting: &Meeting, memory: ArenaMemory) -> Result<u64> {
         let (address, stride) = allocate(stream, meeting, memory.bytes)?;
         clear(stream, address, memory.zeros)?;
-        meeting.publish(EXPORT, address.to_le_bytes().to_vec())?;
-        Ok(self.own.get_or_init(|| (address, stride)).0)
+        let export = Export::of(stream, address)?;
+        // A structure of numbers and strings: there is nothing in it that could fail.
+        meeting.publish(EXPORT, serde_json::to_vec(&export).unwrap_or_default())?;
+        Ok(self.own.get_or_init(|| (export, stride)).0.address)
     }
 
     fn stride(&self) -> Option<u64> {
@@ -179,13 +213,17 @@ impl SymmetricBackend for Emulated {
     }
 
     fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>> {
-        let invalid = |_| Error::Invalid { what: "Arena", why: "an export that is not an address".to_owned() };
-        let exports = meeting.gather(EXPORT, deadline)?;
-        exports.into_iter().map(|export| export.try_into().map(u64::from_le_bytes).map_err(invalid)).collect()
+        let invalid = |what: &dyn fmt::Display| Error::Invalid { what: "Arena", why: format!("no export of an address: {what}") };
+        let (own, _) = self.own.get().ok_or_else(|| invalid(&"it is not open"))?;
+        let reach = |(other, note): (Rank, Vec<u8>)| {
+            let export: Export = serde_json::from_slice(&note).map_err(|error| invalid(&error))?;
+            export.reached_by(own, meeting.rank(), other)
+        };
+        meeting.world().ranks().zip(meeting.gather(EXPORT, deadline)?).map(reach).collect()
     }
 
     fn close(&self, stream: &Stream) -> Result<()> {
-        self.own.get().map_or(Ok(()), |(address, _)| stream.0.runtime.backend.free(stream.0.id, *address))
+        self.own.get().map_or(Ok(()), |(own, _)| stream.0.runtime.backend.free(stream.0.id, own.address))
     }
 }
 

@@ -5,6 +5,7 @@ mod board;
 mod connect;
 mod contiguous;
 mod deaths;
+mod emulated;
 mod exchange;
 mod faults;
 mod gpu;
@@ -44,6 +45,7 @@ fn all_gpus() -> RwLockWriteGuard<'static, ()> {
 fn main() -> ExitCode {
     if let Ok(what) = std::env::var(CHILD) {
         return match what.split_once(':') {
+            Some(("emulated", _)) => emulated::child(),
             Some(("gpu", case)) => gpu::child(case),
             Some(("nccl", case)) => nccl::child(case),
             Some(("nvshmem", case)) => nvshmem::child(case),
@@ -58,11 +60,8 @@ fn main() -> ExitCode {
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(6));
     let on_gpus = [gpu::trials(), nccl::trials(), nvshmem::trials(), exchange::trials()];
-    let trials: Vec<Trial> = [board::trials(), connect::trials(), threads::trials(), thread_deaths::trials(), faults::trials()]
-        .into_iter()
-        .chain(on_gpus)
-        .flatten()
-        .collect();
+    let on_hosts = [board::trials(), connect::trials(), emulated::trials(), threads::trials(), thread_deaths::trials(), faults::trials()];
+    let trials: Vec<Trial> = on_hosts.into_iter().chain(on_gpus).flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -44,3 +44,4 @@ pub(super) use backend::Vmm;
 pub use driver::{Driver, Handle};
 pub use flat::{FlatOptions, FlatView};
 pub use memfd::Memfd;
+pub(super) use record::process;

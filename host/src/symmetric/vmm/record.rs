@@ -74,9 +74,7 @@ impl Failure {
 impl Record {
     /// The parts of a record that do not depend on the arena.
     pub fn identity() -> std::io::Result<(u32, String, String)> {
-        static PROCESS: OnceLock<String> = OnceLock::new();
-        let random = JobId::random()?.as_str().to_owned();
-        Ok((VERSION, host(), PROCESS.get_or_init(|| random).clone()))
+        Ok((VERSION, host(), process()?))
     }
 
     /// What differs from another rank's record that must not, with both values.
@@ -111,6 +109,16 @@ pub(super) fn agree(records: &[Record], share_devices: bool) -> Result<(), Failu
         }
     }
     Ok(())
+}
+
+/// A name of this process that no other has.
+///
+/// # Errors
+/// Without a source of random numbers.
+pub(in crate::symmetric) fn process() -> std::io::Result<String> {
+    static PROCESS: OnceLock<String> = OnceLock::new();
+    let random = JobId::random()?.as_str().to_owned();
+    Ok(PROCESS.get_or_init(|| random).clone())
 }
 
 /// The running system and its network namespace, in which the sockets' names are.
