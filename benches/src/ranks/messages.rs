@@ -81,7 +81,7 @@ impl Drop for Messages {
     fn drop(&mut self) {
         self.exchanges.clear();
         // An arena that cannot be closed keeps its memory, until the process ends.
-        let _ = self.arena.take().map(|arena| arena.close().and_then(|closing| closing.finish()));
+        let _ = self.arena.take().map(|arena| -> oxtile::Result<()> { arena.close()?.finish() });
     }
 }
 

@@ -184,7 +184,7 @@ impl Symmetric {
         let Some(open) = self.open.take() else { return Ok(()) };
         let Open { push, pull, target, arena, .. } = open;
         drop((push, pull, target));
-        Ok(arena.close()?.finish()?)
+        Ok(arena.close().map_err(oxtile::Error::from)?.finish()?)
     }
 }
 

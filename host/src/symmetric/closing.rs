@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::arena::{Arena, Inner};
 use super::error::SymmetricError;
-use crate::runtime::Result;
 use crate::runtime::runtime::lock;
+use crate::runtime::{Error, Result};
 
 /// That a rank needs the arena no more.
 const CLOSED: &str = "closed";
@@ -15,20 +15,45 @@ impl Arena {
     /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
     ///
     /// # Errors
-    /// [`SymmetricError::InUse`] while buffers, tickets, graphs or clones are there: the arena then stays open. What went wrong in a stream.
-    pub fn close(self) -> Result<Closing> {
-        let handles = Arc::strong_count(&self.0) - 1;
-        if handles > 0 {
-            return Err(SymmetricError::InUse { handles }.into());
+    /// The arena, which stays open, with [`SymmetricError::InUse`] while buffers, tickets, graphs or clones are there, or what went wrong in a stream.
+    pub fn close(self) -> Result<Closing, CloseError> {
+        match self.0.close() {
+            Ok(()) => Ok(Closing(self.0)),
+            Err(error) => Err(CloseError { arena: self, error }),
         }
-        self.0.drain()?;
-        self.0.meeting.publish(CLOSED, Vec::new())?;
-        *lock(&self.0.closed) = true;
-        Ok(Closing(self.0))
+    }
+}
+
+/// Why an arena was not closed, and the arena: still open for this rank and all others. Close it again once that is mended. It becomes an
+/// [`Error`](crate::Error) by `?`, which drops the arena.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CloseError {
+    /// What is not closed.
+    pub arena: Arena,
+    /// Why.
+    pub error: Error,
+}
+
+impl From<CloseError> for Error {
+    fn from(not_closed: CloseError) -> Self {
+        not_closed.error
     }
 }
 
 impl Inner {
+    /// Where this is its last handle.
+    fn close(self: &Arc<Self>) -> Result<()> {
+        let handles = Arc::strong_count(self) - 1;
+        if handles > 0 {
+            return Err(SymmetricError::InUse { handles }.into());
+        }
+        self.drain()?;
+        self.meeting.publish(CLOSED, Vec::new())?;
+        *lock(&self.closed) = true;
+        Ok(())
+    }
+
     /// Waits for all work that used a peer.
     fn drain(&self) -> Result<()> {
         let streams: Vec<_> = lock(&self.streams).values().cloned().collect();

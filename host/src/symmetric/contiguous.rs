@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(buffer.contiguous_mut().is_ok(), found.is_ok());
         drop(buffer);
         let capabilities = arena.capabilities();
-        arena.close().and_then(|closing| closing.finish()).unwrap();
+        arena.close().unwrap().finish().unwrap();
         (capabilities, found)
     }
 

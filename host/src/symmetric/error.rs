@@ -111,7 +111,7 @@ pub enum SymmetricError {
         waited: Duration,
     },
     /// The arena is in use.
-    #[error("the arena cannot be closed: {handles} of its buffers, tickets and graphs are still there: drop them first")]
+    #[error("the arena cannot be closed: {handles} of its buffers, tickets and graphs are still there: drop them, then close it again (CloseError::arena)")]
     InUse {
         /// How many handles there are.
         handles: usize,

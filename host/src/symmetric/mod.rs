@@ -29,7 +29,7 @@
 //!
 //! // Nobody frees what another may still read.
 //! drop(buffers);
-//! let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_>>()?;
+//! let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_, _>>()?;
 //! closing.into_iter().try_for_each(|arena| arena.finish())
 //! # }
 //! ```
@@ -59,7 +59,7 @@ pub use arena::{Arena, ArenaOptions};
 pub use backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend};
 pub use batch::Batch;
 pub use buffer::{Peer, SymmetricBuffer};
-pub use closing::Closing;
+pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};
 pub use error::{Step, SymmetricError};
 pub use exchange::{Exchange, ExchangeOptions};

@@ -246,7 +246,7 @@ fn a_graph_reads_all_ranks() {
     drop(buffers);
     let mut arenas = all.arenas.into_iter();
     let first = arenas.next().unwrap();
-    assert!(matches!(symmetric(first.clone().close()), SymmetricError::InUse { .. }));
+    assert!(matches!(symmetric(first.clone().close().map_err(Error::from)), SymmetricError::InUse { .. }));
     drop(graph);
     drop(first.close().unwrap());
 }

@@ -15,14 +15,14 @@ fn buffers(arenas: &[Arena]) -> Vec<SymmetricBuffer<u32>> {
 
 /// How many keep the arena open, besides the handle of the test and that which asks.
 fn handles(arena: &Arena) -> usize {
-    match arena.clone().close() {
+    match arena.clone().close().map_err(Error::from) {
         Err(Error::Symmetric(SymmetricError::InUse { handles })) => handles - 1,
         other => panic!("{other:?} with a handle that is there"),
     }
 }
 
 fn close(arenas: Vec<Arena>) -> Result<()> {
-    let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_>>()?;
+    let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_, _>>()?;
     closing.into_iter().try_for_each(|arena| arena.finish())
 }
 

@@ -112,7 +112,25 @@ fn arenas_are_finite() {
     (0..16).for_each(|_| _ = all.arenas[0].channel().unwrap());
     assert!(matches!(symmetric(all.arenas[0].channel()), SymmetricError::NoChannel { channels: 16 }));
     assert!(all.arenas[0].buffer::<u32>(0).unwrap().is_empty());
-    assert!(matches!(symmetric(all.arenas[0].clone().close()), SymmetricError::InUse { handles: 1 }));
+    assert!(matches!(symmetric(all.arenas[0].clone().close().map_err(Error::from)), SymmetricError::InUse { handles: 1 }));
+}
+
+/// What could not be closed comes back, as open as before: after what the error says it is closed, by all.
+#[test]
+fn an_arena_that_is_in_use_is_not_closed_and_can_be_later() {
+    let mut all = Arenas::new(2, 0);
+    let mut buffers = all.buffers(4);
+    assert!(buffers[0].peer(all.world.rank(1)).is_ok() && buffers[1].peer(all.world.rank(0)).is_ok());
+    let refused = all.arenas.remove(0).close().unwrap_err();
+    let said = "the arena cannot be closed: 1 of its buffers, tickets and graphs are still there: drop them, then close it again (CloseError::arena)";
+    assert_eq!(refused.to_string(), said);
+    let (arena, buffer) = (refused.arena, buffers.remove(0));
+    all.arenas[0].check().unwrap();
+    arena.check().and_then(|()| arena.ticket(all.stream(0))?.wait()).unwrap();
+    assert!(buffer.peer(all.world.rank(1)).is_ok());
+    drop((buffer, buffers));
+    all.arenas.insert(0, arena);
+    all.close();
 }
 
 /// Fuser #6023: a rank that fails before the rendezvous left the others hanging.
