@@ -76,6 +76,8 @@ pub(super) struct Inner {
     pub streams: Mutex<BTreeMap<u64, Stream>>,
     /// What streams wait for.
     pub awaited: Mutex<Awaited>,
+    /// How many tickets it has given, those of gathers not counted, which count their own.
+    pub tickets: AtomicU64,
     /// What it does with others.
     pub declared: Mutex<Declared>,
     /// What ended it.
@@ -134,6 +136,7 @@ impl Arena {
             control,
             streams,
             awaited,
+            tickets: AtomicU64::new(0),
             declared,
             failure,
             enqueuing,
@@ -233,7 +236,8 @@ impl Inner {
         }
         if of.id.device != own.id.device {
             let (found, expected) = (of.id.device, own.id.device);
-            let why = format!("the stream is on device {found}, the arena of {} on {expected}: use a stream of device {expected}", self.rank);
+            let why =
+                format!("the stream is on device {found}, the arena of {} on {expected}: use a stream of device {expected}", self.rank);
             return Err(Error::Invalid { what: "Arena", why });
         }
         Ok(())

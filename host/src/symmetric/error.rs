@@ -101,7 +101,7 @@ pub enum SymmetricError {
         rank: Rank,
         /// For what.
         operation: &'static str,
-        /// The number of the operation in its channel.
+        /// Which one, from 1: of a gather or an [`Exchange`](super::Exchange) its epoch, of all else among the arena's tickets of gets and streams.
         sequence: u64,
         /// Who did not signal.
         missing: Vec<Rank>,
@@ -111,7 +111,9 @@ pub enum SymmetricError {
         waited: Duration,
     },
     /// The arena is in use.
-    #[error("the arena cannot be closed: {handles} of its buffers, tickets and graphs are still there: drop them, then close it again (CloseError::arena)")]
+    #[error(
+        "the arena cannot be closed: {handles} of its buffers, tickets and graphs are still there: drop them, then close it again (CloseError::arena)"
+    )]
     InUse {
         /// How many handles there are.
         handles: usize,

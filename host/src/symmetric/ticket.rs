@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::arena::Arena;
@@ -39,8 +40,10 @@ impl Arena {
 const LOOK: Duration = Duration::from_millis(20);
 
 impl<R> Ticket<R> {
+    /// One more of those that the arena counts.
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        Ok(Self::behind(arena, stream.mark()?, what, result))
+        let number = 1 + arena.0.tickets.fetch_add(1, Ordering::Relaxed);
+        Ok(Self::behind(arena, stream.mark()?, what, result).numbered(number))
     }
 
     /// For work that an event is behind.

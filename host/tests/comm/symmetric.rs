@@ -180,7 +180,7 @@ fn a_signal_that_does_not_come_ends_the_arena_for_all_and_a_new_one_can_be_opene
         let start = Instant::now();
         let error = symmetric(first.wait());
         assert!(start.elapsed() < Duration::from_millis(1200), "{:?}", start.elapsed());
-        assert!(matches!(error, SymmetricError::Deadline { sequence: 0, .. }), "{error}");
+        assert!(matches!(error, SymmetricError::Deadline { sequence: 1, .. }), "{error}");
         // The others learn of it at once, and no stream hangs.
         let start = Instant::now();
         let error = symmetric(second.wait());
@@ -192,6 +192,25 @@ fn a_signal_that_does_not_come_ends_the_arena_for_all_and_a_new_one_can_be_opene
         let buffers: Vec<_> = again.iter().map(|arena| arena.buffer::<u32>(1).unwrap()).collect();
         assert!(buffers.iter().all(|buffer| buffer.peer(all.world.rank(2)).is_ok()));
     }
+}
+
+/// Which of many is late: a rank's tickets of gets and of streams have numbers.
+#[test]
+fn a_deadline_says_which_ticket_of_the_arena_it_was() {
+    let all = Arenas::with(2, 0, options());
+    let (buffers, channels) = (all.buffers(4), all.channels());
+    let (arena, stream, one) = (&all.arenas[0], all.stream(0), all.world.rank(1));
+    let target = || Buffer::<u32>::uninitialised(stream, 4).unwrap();
+    let peer = buffers[0].peer(one).unwrap();
+    let in_time = peer.get(stream, 0..4, target(), 0).unwrap();
+    let _of_the_other = all.arenas[1].ticket(all.stream(1)).unwrap();
+    arena.ticket(stream).unwrap().wait().unwrap();
+    in_time.wait().unwrap();
+    arena.wait(stream, channels[0], one, FIRST).unwrap();
+    let _third = buffers[0].get_each(stream, &[(one, 0..4)], target()).unwrap();
+    let fourth = peer.get(stream, 0..4, target(), 0).unwrap();
+    let error = symmetric(fourth.wait());
+    assert_eq!(error.to_string(), "rank 0: Peer::get, number 4: no signal from rank 1 within 200ms");
 }
 
 /// A peer that drops its arena instead of closing it is an error of who waits for it, and its memory stays.
