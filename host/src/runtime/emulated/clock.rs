@@ -17,6 +17,12 @@ impl Clock {
         self.0.get(&queue).copied().unwrap_or(0)
     }
 
+    /// How many queues it knows of.
+    #[cfg(test)]
+    pub fn width(&self) -> usize {
+        self.0.len()
+    }
+
     /// All that either knows.
     pub fn join(&mut self, other: &Self) {
         for (queue, time) in &other.0 {

@@ -102,9 +102,7 @@ impl Backend for Cluster {
     fn create_stream(&self, device: u32) -> Result<StreamId> {
         let mut state = lock(&self.state);
         state.check()?;
-        let handle = state.new_handle();
-        state.streams.insert(handle, device);
-        Ok(StreamId { device, handle })
+        Ok(StreamId { device, handle: state.new_stream(device) })
     }
 
     fn destroy_stream(&self, stream: StreamId) {
@@ -279,13 +277,12 @@ impl Backend for Cluster {
 
     fn end_capture(&self, origin: StreamId) -> Result<GraphId> {
         let mut state = lock(&self.state);
-        state.capturing.retain(|_, capture| *capture != origin.handle);
-        let queues = state.captures.remove(&origin.handle);
+        let queues = state.end_capture(origin.handle);
         state.check()?;
         let Some(queues) = queues else {
             return Err(Error::Invalid { what: "Graph::capture", why: "the stream is not being captured".to_owned() });
         };
-        let graph = Graph::new(queues, || state.new_handle());
+        let graph = Graph::new(queues, || state.new_stream(origin.device));
         let handle = state.new_handle();
         state.graphs.insert(handle, graph);
         Ok(GraphId { device: origin.device, handle })
@@ -304,7 +301,7 @@ impl Backend for Cluster {
     }
 
     fn destroy_graph(&self, graph: GraphId) {
-        lock(&self.state).graphs.remove(&graph.handle);
+        lock(&self.state).forget_graph(graph.handle);
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool> {

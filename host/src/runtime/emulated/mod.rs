@@ -16,6 +16,8 @@ mod reduction;
 mod sanitizer;
 mod schedule;
 mod scheduler;
+#[cfg(test)]
+mod tables;
 mod wait;
 
 pub(crate) use cluster::Cluster;

@@ -126,6 +126,16 @@ impl Operation {
         matches!(self, Self::WriteValue { .. } | Self::WaitValue { .. } | Self::Arrive(_) | Self::Leave(_))
     }
 
+    /// Whether it gives memory back.
+    pub fn is_free(&self) -> bool {
+        matches!(self, Self::Free { .. } | Self::FreeHost { .. })
+    }
+
+    /// Whether something may have to come behind it: a use of memory. What is freed is gone, whoever knows of it, and the rest passes on what others know.
+    pub fn has_time(&self) -> bool {
+        !(self.is_free() || matches!(self, Self::Record(_) | Self::Wait(_) | Self::Replay(_)))
+    }
+
     /// What keeps a queue from going on, for the report of a deadlock.
     pub fn waits_for(&self) -> String {
         match self {

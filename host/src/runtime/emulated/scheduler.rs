@@ -40,6 +40,10 @@ pub(super) struct State {
     poisoned: BTreeSet<u64>,
     /// The device of each stream, for reports.
     pub streams: BTreeMap<u64, u32>,
+    /// Streams whose last handle is gone, while they still have work.
+    gone: BTreeSet<u64>,
+    /// Handles of streams that are no more, with their device and their last time.
+    retired: BTreeMap<u64, (u32, u64)>,
     clocks: BTreeMap<u64, Clock>,
     /// What host threads have waited for.
     host: Arc<Clock>,
@@ -49,6 +53,8 @@ pub(super) struct State {
     pub capturing: BTreeMap<u64, u64>,
     pub captures: BTreeMap<u64, Queues>,
     pub graphs: BTreeMap<u64, Arc<Graph>>,
+    /// Graphs whose last handle is gone, with replays that were under way.
+    ending: Vec<Arc<Graph>>,
     pub ranges: Ranges,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
@@ -71,12 +77,15 @@ impl State {
             signals: BTreeMap::new(),
             poisoned: BTreeSet::new(),
             streams: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            retired: BTreeMap::new(),
             clocks: BTreeMap::new(),
             host: Arc::default(),
             events: BTreeMap::new(),
             capturing: BTreeMap::new(),
             captures: BTreeMap::new(),
             graphs: BTreeMap::new(),
+            ending: Vec::new(),
             ranges: Ranges::default(),
             drivers: BTreeMap::new(),
             waiting: HashSet::new(),
@@ -125,13 +134,50 @@ impl State {
         self.drivers.values().any(|driver| driver.is_none_or(|driver| driver != me && !self.waiting.contains(&driver)))
     }
 
+    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is no more, if all that that one did was waited for:
+    /// what the new one does comes behind it anyway. So clocks are as wide as there are streams at a time, however many come and go.
+    pub fn new_stream(&mut self, device: u32) -> u64 {
+        let is_known = |(handle, (of, last)): (&u64, &(u32, u64))| (*of == device && *last <= self.host.of(*handle)).then_some(*handle);
+        let handle = self.retired.iter().find_map(is_known).unwrap_or_else(|| self.new_handle());
+        self.retired.remove(&handle);
+        self.streams.insert(handle, device);
+        handle
+    }
+
+    /// The last handle of a stream is gone. One that still has work belongs to its device until the end of that.
     pub fn forget_stream(&mut self, stream: u64) {
-        // One that still has work belongs to its device until the end.
-        if self.queues.is_empty(stream) {
-            self.queues.forget(stream);
-            self.clocks.remove(&stream);
-            self.streams.remove(&stream);
+        self.gone.insert(stream);
+        self.forget_idle(stream);
+    }
+
+    /// Forgets a stream that is gone and has nothing left to do.
+    fn forget_idle(&mut self, stream: u64) {
+        if !self.gone.contains(&stream) || self.capturing.contains_key(&stream) || !self.queues.is_empty(stream) {
+            return;
         }
+        self.gone.remove(&stream);
+        self.queues.forget(stream);
+        self.poisoned.remove(&stream);
+        let last = self.clocks.remove(&stream).map_or(0, |clock| clock.of(stream));
+        if let Some(device) = self.streams.remove(&stream) {
+            self.retired.insert(stream, (device, last));
+        }
+    }
+
+    /// A capture is over: its streams may be gone meanwhile.
+    pub fn end_capture(&mut self, origin: u64) -> Option<Queues> {
+        self.capturing.retain(|_, capture| *capture != origin);
+        self.gone.clone().into_iter().for_each(|stream| self.forget_idle(stream));
+        self.captures.remove(&origin)
+    }
+
+    /// Nobody replays the graph any more; what was replayed is still done.
+    pub fn forget_graph(&mut self, graph: u64) {
+        self.ending.extend(self.graphs.remove(&graph));
+        let is_over = |graph: &Arc<Graph>| Arc::strong_count(graph) == 1 && graph.is_idle();
+        let (over, ending): (Vec<_>, _) = std::mem::take(&mut self.ending).into_iter().partition(is_over);
+        self.ending = ending;
+        over.iter().flat_map(|graph| graph.branches()).for_each(|branch| self.forget_stream(branch.queue));
     }
 
     /// Runs one operation of a random queue that can go on; false if there is none.
@@ -144,8 +190,29 @@ impl State {
         if let Some(log) = &mut self.log {
             log.add(queue, self.streams.get(&queue), &entry, memory, self.steps, done.is_ok());
         }
+        self.forget_idle(queue);
         done.map_err(|error| self.poison(error, memory))?;
         Ok(true)
+    }
+
+    /// How much there is of all that comes and goes.
+    #[cfg(test)]
+    pub fn sizes(&self) -> [(&'static str, usize); 12] {
+        let widest = self.clocks.values().chain([&*self.host]).map(Clock::width).max();
+        [
+            ("queues", self.queues.lengths().len()),
+            ("streams", self.streams.len()),
+            ("gone", self.gone.len()),
+            ("retired", self.retired.len()),
+            ("clocks", self.clocks.len()),
+            ("queues in a clock", widest.unwrap_or(0)),
+            ("signals", self.signals.len()),
+            ("poisoned", self.poisoned.len()),
+            ("events", self.events.len()),
+            ("captures", self.capturing.len() + self.captures.len()),
+            ("graphs", self.graphs.len() + self.ending.len()),
+            ("drivers", self.drivers.len()),
+        ]
     }
 
     pub fn start_recording(&mut self) -> bool {
@@ -181,7 +248,9 @@ impl State {
     fn execute(&mut self, queue: u64, entry: &Entry, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<()> {
         let mut clock = self.clocks.remove(&queue).unwrap_or_default();
         clock.join(&entry.host);
-        clock.tick(queue);
+        if entry.operation.has_time() {
+            clock.tick(queue);
+        }
         self.sanitize(queue, entry, memory, &clock)?;
         let result = match &entry.operation {
             Operation::WriteValue { address, value } => {
@@ -211,6 +280,12 @@ impl State {
             Operation::Replay(graph) => {
                 self.replay(queue, graph, &clock);
                 Ok(())
+            }
+            Operation::Free { address } => {
+                let bytes = memory.find(*address).map_or(0, |found| found.bytes);
+                let words: Vec<_> = self.signals.range(*address..*address + bytes).map(|(word, _)| *word).collect();
+                words.iter().for_each(|word| _ = self.signals.remove(word));
+                entry.operation.execute(memory, Options::fast())
             }
             Operation::Arrive(part) => part.arrive(memory, &clock),
             Operation::Leave(part) => part.leave(memory, &mut clock),
@@ -282,7 +357,7 @@ impl State {
 
     pub fn abandon(&mut self, memory: &Arc<Memory>) {
         for entry in self.queues.drain() {
-            if matches!(entry.operation, Operation::Free { .. } | Operation::FreeHost { .. }) {
+            if entry.operation.is_free() {
                 // What cannot be freed is freed with the memory itself.
                 let _ = entry.operation.execute(memory, Options::fast());
             }
