@@ -310,7 +310,7 @@ impl<T: Pod> Buffer<T> {
         let writes = bytes.direction == Direction::HostToDevice;
         let (target, source) = if writes { (Some(&self.memory), None) } else { (None, Some(&self.memory)) };
         let runtime = &stream.0.runtime;
-        if runtime.kind() == Kind::Cuda || runtime.deadline.is_some() {
+        if runtime.kind() == Kind::Cuda || runtime.deadline.is_some() || !stream.0.watchers.present().is_empty() {
             memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, writes, wait_for))?;
             stream.synchronize()?;
         }

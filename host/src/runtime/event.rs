@@ -8,6 +8,7 @@ use super::backend::{EventId, StreamId};
 use super::error::{Error, Result};
 use super::runtime::Inner;
 use super::stream::{Stream, StreamInner};
+use super::watch::Watchers;
 
 /// A point in a stream: done when all work enqueued before it is. Made by [`Stream::record`].
 #[derive(Clone)]
@@ -20,6 +21,8 @@ pub(crate) struct EventInner {
     /// Where it was recorded.
     of: StreamId,
     stream: Weak<StreamInner>,
+    /// Who watches that stream.
+    pub watchers: Arc<Watchers>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
     /// Whether that is a capture, this library's or another's that the stream was lent to or by.
@@ -32,7 +35,8 @@ impl Event {
         let (runtime, capture) = (Arc::clone(&stream.runtime), stream.capture().map(|c| c.number));
         let is_captured = capture.is_some() || runtime.backend.is_capturing(stream.id)?;
         let id = runtime.events.take(&*runtime.backend, stream.id.device, is_timed)?;
-        let inner = EventInner { runtime, id, is_timed, of: stream.id, stream: Arc::downgrade(stream), capture, is_captured };
+        let (of, watchers) = (Arc::downgrade(stream), Arc::clone(&stream.watchers));
+        let inner = EventInner { runtime, id, is_timed, of: stream.id, stream: of, watchers, capture, is_captured };
         stream.runtime.backend.record(id, stream.id)?;
         Ok(Self(Arc::new(inner)))
     }
@@ -43,14 +47,14 @@ impl Event {
         std::ptr::eq(self.0.stream.as_ptr(), Arc::as_ptr(&stream.0))
     }
 
-    /// Waits on the host until the event is done, at most for the runtime's [deadline](super::CudaOptions::deadline).
+    /// Waits on the host until the event is done, at most as long as [`Stream::synchronize`] does.
     ///
     /// # Errors
-    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture; [`Error::StreamDeadline`].
+    /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture; [`Error::StreamDeadline`]; [`Error::Symmetric`].
     pub fn synchronize(&self) -> Result<()> {
         self.refuse_captured()?;
         let last = || self.0.stream.upgrade().map_or_else(|| "the last of it".to_owned(), |stream| stream.last());
-        self.0.runtime.synchronize_event(self.0.id, self.0.of, last)
+        self.0.runtime.synchronize_event(self.0.id, self.0.of, &self.0.watchers.present(), last)
     }
 
     /// Whether the event is done; does not wait.

@@ -30,6 +30,7 @@ pub(crate) mod recorder;
 #[allow(clippy::module_inception, reason = "the noun")]
 pub(crate) mod runtime;
 pub(crate) mod stream;
+pub(crate) mod watch;
 
 pub use buffer::Buffer;
 pub use device::Device;

@@ -17,6 +17,7 @@ use super::event_pool::EventPool;
 use super::library::KernelLibrary;
 use super::module::Loaded;
 use super::patience;
+use super::watch::{self, Watch};
 use crate::timeline::Trace;
 
 /// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
@@ -194,14 +195,22 @@ impl Inner {
         self.enqueue.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until an event of a stream is done, at most for the deadline.
-    pub fn synchronize_event(&self, event: EventId, of: StreamId, last: impl FnOnce() -> String) -> Result<()> {
-        let Some(limit) = self.deadline else { return self.backend.synchronize_event(event) };
+    /// Waits until an event of a stream is done, at most for the deadline, and as long as those who watch let it.
+    pub fn synchronize_event(
+        &self,
+        event: EventId,
+        of: StreamId,
+        watchers: &[Arc<dyn Watch>],
+        last: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if self.deadline.is_none() && watchers.is_empty() {
+            return self.backend.synchronize_event(event);
+        }
         let is_done = match self.backend.cluster() {
-            Some(cluster) => cluster.synchronize_event_within(event, Some(limit))?,
-            None => patience::wait_until(limit, || self.backend.is_done(event))?,
+            Some(cluster) => cluster.synchronize_event_within(event, self.deadline, watchers)?,
+            None => watch::wait_until(watchers, self.deadline, || self.backend.is_done(event))?,
         };
-        self.in_time(is_done, of, last)
+        self.in_time(is_done, of, last).and_then(|()| watch::check(watchers))
     }
 
     /// That a wait for a stream is over by the deadline.

@@ -10,6 +10,7 @@ use super::error::{Error, Result};
 use super::event::Event;
 use super::graph::Capture;
 use super::runtime::{Inner, Kind, lock};
+use super::watch::{self, Watchers};
 
 /// A queue of work on one device, in order. Cloning gives another handle on the same queue.
 ///
@@ -32,6 +33,8 @@ pub(crate) struct StreamInner {
     capture: Mutex<Option<Arc<Capture>>>,
     /// What was enqueued last, and where, for who waits in vain.
     last: Mutex<Option<(&'static str, Option<Caller>)>>,
+    /// Who has a say in how long it is waited for.
+    pub watchers: Arc<Watchers>,
 }
 
 impl Stream {
@@ -63,8 +66,8 @@ impl Stream {
     fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
         let runtime = Arc::clone(&device.runtime);
         let (tail, before_capture) = (OnceLock::new(), OnceLock::new());
-        let (capturing, capture, last) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None));
-        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture, last }))
+        let (capturing, capture, last, watchers) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None), Arc::default());
+        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture, last, watchers }))
     }
 
     /// The handle to lend to another library: on CUDA its `CUstream`.
@@ -77,11 +80,12 @@ impl Stream {
         Device { runtime: Arc::clone(&self.0.runtime), index: self.0.id.device }
     }
 
-    /// Waits until all work enqueued so far is done, at most for the runtime's [deadline](super::CudaOptions::deadline).
+    /// Waits until all work enqueued so far is done, at most for the runtime's [deadline](super::CudaOptions::deadline), and behind a signal of
+    /// another rank at most for that of the [arena](crate::symmetric::ArenaOptions::deadline).
     ///
     /// # Errors
     /// What went wrong in that work: a driver error, or the fault of an emulated kernel with its full text.
-    /// [`Error::NotCapturable`] during a capture; [`Error::StreamDeadline`].
+    /// [`Error::NotCapturable`] during a capture; [`Error::StreamDeadline`]; [`Error::Symmetric`], as a [`Ticket`](crate::symmetric::Ticket::wait).
     pub fn synchronize(&self) -> Result<()> {
         self.0.refuse_capture("waiting for a stream", "wait after the replay")?;
         self.0.synchronize()
@@ -118,6 +122,7 @@ impl Stream {
             return Ok(());
         }
         self.0.note("a wait for an event", None);
+        self.0.watchers.follow(&event.0.watchers);
         self.0.runtime.backend.wait(self.0.id, event.0.id)
     }
 
@@ -170,6 +175,7 @@ impl StreamInner {
     /// Orders later work of this stream after what the others hold now: one event each.
     pub(crate) fn order_after(&self, others: &[Arc<Self>]) -> Result<()> {
         for other in others.iter().filter(|other| other.id != self.id) {
+            self.watchers.follow(&other.watchers);
             let event = if other.is_captured_without(self) {
                 other.event(&other.before_capture)?
             } else {
@@ -191,7 +197,7 @@ impl StreamInner {
     pub(crate) fn wait_on_host(&self) -> Result<()> {
         match self.capture() {
             None => self.synchronize(),
-            Some(_) => self.runtime.synchronize_event(self.event(&self.before_capture)?, self.id, || self.last()),
+            Some(_) => self.runtime.synchronize_event(self.event(&self.before_capture)?, self.id, &self.watchers.present(), || self.last()),
         }
     }
 
@@ -200,16 +206,20 @@ impl StreamInner {
         *lock(&self.last) = Some((what, caller));
     }
 
-    /// Waits until all work enqueued so far is done, at most for the runtime's deadline.
+    /// Waits until all work enqueued so far is done, at most for the runtime's deadline, and as long as those who watch let it.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let (runtime, backend) = (&self.runtime, &*self.runtime.backend);
-        let Some(limit) = runtime.deadline else { return backend.synchronize(self.id) };
+        let watchers = self.watchers.present();
+        if runtime.deadline.is_none() && watchers.is_empty() {
+            return backend.synchronize(self.id);
+        }
         if let Some(cluster) = backend.cluster() {
-            return runtime.in_time(cluster.synchronize_within(self.id, Some(limit))?, self.id, || self.last());
+            let is_done = cluster.synchronize_within(self.id, runtime.deadline, &watchers)?;
+            return runtime.in_time(is_done, self.id, || self.last()).and_then(|()| watch::check(&watchers));
         }
         let event = runtime.events.take(backend, self.id.device, false)?;
         let recorded = backend.record(event, self.id);
-        let done = recorded.and_then(|()| runtime.synchronize_event(event, self.id, || self.last()));
+        let done = recorded.and_then(|()| runtime.synchronize_event(event, self.id, &watchers, || self.last()));
         match done {
             Ok(()) => runtime.events.give(backend, event, false),
             Err(_) => backend.destroy_event(event),

@@ -17,11 +17,13 @@ use super::declared::Declared;
 use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
+use super::watcher::Watcher;
 use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
 use crate::runtime::backend::{Caller, WordOperation};
 use crate::runtime::instances::Lent;
 use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
+use crate::runtime::watch::Watch;
 use crate::runtime::{Buffer, Device, Error, Kind, Owner, Result, Stream};
 
 /// How an arena is opened; the same on every rank.
@@ -84,6 +86,8 @@ pub(super) struct Inner {
     pub failure: Mutex<Option<Error>>,
     /// Shared by those who enqueue waits; see [`Inner::enqueuing`].
     pub enqueuing: RwLock<()>,
+    /// Stands for it with its streams.
+    pub watcher: Arc<Watcher>,
     /// Whether this rank gave it up in order.
     pub closed: Mutex<bool>,
 }
@@ -140,9 +144,12 @@ impl Arena {
             declared,
             failure,
             enqueuing,
+            watcher: Arc::default(),
             closed,
         };
-        Ok(Self(Arc::new(inner)))
+        let inner = Arc::new(inner);
+        inner.watcher.begin(&inner);
+        Ok(Self(inner))
     }
 
     /// This rank.
@@ -285,6 +292,11 @@ impl Inner {
         Ok(self.layout.word(channel.index, source))
     }
 
+    /// The number of the next ticket.
+    pub fn next_ticket(&self) -> u64 {
+        1 + self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Notes what the stream is about to wait for.
     pub fn await_on(&self, stream: &Stream, expected: Expected) {
         lock(&self.awaited).note(stream.raw(), expected);
@@ -381,8 +393,11 @@ impl Owner for Inner {
     }
 
     fn used_on(&self, stream: &Arc<StreamInner>) {
-        let stream = Stream(Arc::clone(stream));
-        lock(&self.streams).entry(stream.raw()).or_insert(stream);
+        lock(&self.streams).entry(stream.id.handle).or_insert_with(|| {
+            let watcher: Arc<dyn Watch> = Arc::clone(&self.watcher) as _;
+            stream.watchers.add(&watcher);
+            Stream(Arc::clone(stream))
+        });
     }
 }
 

@@ -44,13 +44,14 @@ impl From<CloseError> for Error {
 impl Inner {
     /// Where this is its last handle.
     fn close(self: &Arc<Self>) -> Result<()> {
-        let handles = Arc::strong_count(self) - 1;
+        let handles = self.watcher.other_handles(self);
         if handles > 0 {
             return Err(SymmetricError::InUse { handles }.into());
         }
         self.drain()?;
         self.meeting.publish(CLOSED, Vec::new())?;
         *lock(&self.closed) = true;
+        self.watcher.end();
         Ok(())
     }
 

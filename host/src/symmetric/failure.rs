@@ -43,6 +43,7 @@ impl Inner {
     /// Ends the arena: first tells the others, then lets this rank's streams go. Returns the error that ended it.
     pub fn fail(&self, error: Error) -> Result<Error> {
         let first = lock(&self.failure).get_or_insert(error).clone();
+        self.watcher.stop();
         self.meeting.give_up(&first.to_string());
         if let Some(peers) = self.peers.get() {
             let notice = self.layout.notice();
@@ -151,6 +152,7 @@ impl Inner {
 /// Whoever waits for this rank is told. Memory that others, or streams of this rank, may still use is kept.
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.watcher.stop();
         if *lock(&self.closed) {
             return;
         }

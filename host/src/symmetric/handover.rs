@@ -26,8 +26,8 @@ use crate::runtime::{Result, Stream};
 /// turn.
 ///
 /// Nothing of this waits on the host. Behind the rounds, or every so many replays, take a [ticket of the stream](Arena::ticket) and wait for that:
-/// a [`synchronize`](Stream::synchronize) or [`Buffer::to_vec`](crate::Buffer::to_vec) has no deadline, and behind a rank that is gone it waits for
-/// ever.
+/// a [`synchronize`](Stream::synchronize) or [`Buffer::to_vec`](crate::Buffer::to_vec) ends by the arena's deadline too, but what it gives in time may be
+/// of a rank that ended the arena before.
 pub struct Handover {
     arena: Arena,
     ready: Channel,

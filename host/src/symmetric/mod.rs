@@ -54,6 +54,7 @@ mod push;
 mod signal;
 mod ticket;
 pub mod vmm;
+mod watcher;
 
 pub use arena::{Arena, ArenaOptions};
 pub use backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend};

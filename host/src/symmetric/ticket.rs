@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::arena::Arena;
 use super::error::SymmetricError;
+use crate::runtime::watch::LOOK;
 use crate::runtime::{Error, Event, Result, Stream};
 
 /// The result of work on a stream that other ranks take part in. It keeps the arena and the result; giving the ticket in is the only way
@@ -22,8 +22,8 @@ pub struct Ticket<R> {
 
 impl Arena {
     /// A ticket for all that was enqueued on the stream so far: a wait on the host with the arena's deadline, for work that has no ticket of its own,
-    /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host know of no ranks: wait
-    /// for a ticket first.
+    /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host end by the deadline too, but do not
+    /// look whether the arena has ended for all when they are done in time: wait for a ticket first.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another device; [`Error::ForeignRuntime`]; what ended the arena before; [`Error::NotCapturable`] in a graph; an
@@ -36,14 +36,10 @@ impl Arena {
     }
 }
 
-/// Between two looks at whether all ranks are still there.
-const LOOK: Duration = Duration::from_millis(20);
-
 impl<R> Ticket<R> {
     /// One more of those that the arena counts.
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        let number = 1 + arena.0.tickets.fetch_add(1, Ordering::Relaxed);
-        Ok(Self::behind(arena, stream.mark()?, what, result).numbered(number))
+        Ok(Self::behind(arena, stream.mark()?, what, result).numbered(arena.0.next_ticket()))
     }
 
     /// For work that an event is behind.
@@ -85,9 +81,7 @@ impl<R> Ticket<R> {
             if start.elapsed() >= arena.options.deadline {
                 arena.compare_declared()?;
                 let (missing, is_guess) = arena.missing()?;
-                let (rank, waited) = (arena.rank, arena.options.deadline);
-                let error = SymmetricError::Deadline { rank, operation: self.what, sequence: self.sequence, missing, is_guess, waited };
-                return Err(arena.fail(error.into())?);
+                return Err(arena.late(self.what, self.sequence, missing, is_guess)?);
             }
             arena.check_notice()?;
             std::thread::yield_now();

@@ -21,3 +21,4 @@ mod symmetric;
 mod teams;
 mod threads;
 mod timeline;
+mod waits;

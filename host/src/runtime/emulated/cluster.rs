@@ -110,7 +110,7 @@ impl Backend for Cluster {
     }
 
     fn synchronize(&self, stream: StreamId) -> Result<()> {
-        self.synchronize_within(stream, None).map(drop)
+        self.synchronize_within(stream, None, &[]).map(drop)
     }
 
     fn create_event(&self, device: u32, _timing: bool) -> Result<EventId> {
@@ -148,7 +148,7 @@ impl Backend for Cluster {
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<()> {
-        self.synchronize_event_within(event, None).map(drop)
+        self.synchronize_event_within(event, None, &[]).map(drop)
     }
 
     /// Runs one operation if the event is not done, so that a loop around it ends.

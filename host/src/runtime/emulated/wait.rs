@@ -1,6 +1,6 @@
 //! Threads that wait for a virtual cluster, and so do its work.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cluster::Cluster;
@@ -8,6 +8,7 @@ use super::scheduler::State;
 use crate::runtime::backend::{EventId, StreamId};
 use crate::runtime::error::Result;
 use crate::runtime::runtime::lock;
+use crate::runtime::watch::{Looks, Watch};
 
 impl Cluster {
     /// How long a wait goes on where other threads may still enqueue what is missing.
@@ -40,10 +41,16 @@ impl Cluster {
     }
 
     /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
-    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back.
-    fn run_until(&self, limit: Option<Duration>, done: impl Fn(&State) -> bool, after: impl FnOnce(&mut State)) -> Result<bool> {
+    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. Those who watch look meanwhile.
+    fn run_until(
+        &self,
+        limit: Option<Duration>,
+        watchers: &[Arc<dyn Watch>],
+        done: impl Fn(&State) -> bool,
+        after: impl FnOnce(&mut State),
+    ) -> Result<bool> {
         let mut state = lock(&self.state);
-        let start = Instant::now();
+        let (start, mut looks) = (Instant::now(), Looks::new(watchers));
         let mut last = (state.steps, start);
         loop {
             state.check()?;
@@ -55,6 +62,15 @@ impl Cluster {
             let until_limit = limit.map(|limit| limit.saturating_sub(start.elapsed()));
             if until_limit.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
+            }
+            let until_look = looks.left();
+            if until_look.is_some_and(|left| left.is_zero()) {
+                // They may enqueue, and end the wait.
+                state.waiting.remove(&std::thread::current().id());
+                drop(state);
+                looks.look()?;
+                state = lock(&self.state);
+                continue;
             }
             if state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())? {
                 self.progress.notify_all();
@@ -72,20 +88,20 @@ impl Cluster {
                 self.progress.notify_all();
                 return Err(state.stuck(&self.memory));
             }
-            let left = until_limit.map_or(left, |until_limit| left.min(until_limit));
+            let left = [until_limit, until_look].into_iter().flatten().fold(left, Duration::min);
             state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// As [`Backend::synchronize`], at most for the limit: whether all is done.
-    pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>) -> Result<bool> {
-        self.run_until(limit, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
+    /// As [`Backend::synchronize`], at most for the limit, while others watch: whether all is done.
+    pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
+        self.run_until(limit, watchers, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
     }
 
-    /// As [`Backend::synchronize_event`], at most for the limit: whether it is done.
-    pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>) -> Result<bool> {
+    /// As [`Backend::synchronize_event`], at most for the limit, while others watch: whether it is done.
+    pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
         let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
-        self.run_until(limit, is_reached, |state| {
+        self.run_until(limit, watchers, is_reached, |state| {
             if let Some(mark) = state.mark(event) {
                 state.host_saw(&mark);
             }

@@ -1,0 +1,129 @@
+//! What an arena says of hosts that wait for its streams.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use super::arena::Inner;
+use super::error::SymmetricError;
+use crate::comm::Rank;
+use crate::runtime::watch::Watch;
+use crate::runtime::{Error, Result};
+
+/// Stands for an arena with the streams that it used, and does not keep it.
+#[derive(Default)]
+pub(super) struct Watcher {
+    /// Whether the arena has ended, in order or not.
+    is_over: AtomicBool,
+    /// Held by who looks, who has a handle on the arena meanwhile that nobody is to count.
+    arena: RwLock<Weak<Inner>>,
+}
+
+impl Watcher {
+    pub fn begin(&self, arena: &Arc<Inner>) {
+        *self.arena.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(arena);
+    }
+
+    /// It has nothing more to say: the arena has ended.
+    pub fn stop(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// How many handles there are on the arena besides this one, those of who looks not counted.
+    pub fn other_handles(&self, arena: &Arc<Inner>) -> usize {
+        let _nobody_looks = self.arena.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::strong_count(arena) - 1
+    }
+
+    /// Nobody looks at the arena any more, whose memory may go.
+    pub fn end(&self) {
+        self.stop();
+        *self.arena.write().unwrap_or_else(PoisonError::into_inner) = Weak::new();
+    }
+
+    fn with(&self, look: impl FnOnce(&Inner) -> Result<()>) -> Result<()> {
+        let arena = self.arena.read().unwrap_or_else(PoisonError::into_inner);
+        match arena.upgrade() {
+            Some(arena) => look(&arena),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Watch for Watcher {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    fn look(&self, waited: Duration) -> Result<()> {
+        self.with(|arena| arena.look(waited))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.with(Inner::check)
+    }
+}
+
+impl Inner {
+    /// Looks at a host's wait for a stream of the arena, as a ticket's does: only while some rank's signal is waited for the deadline ends it. What takes
+    /// longer on the device is nobody's fault.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Deadline`]; what ended the arena.
+    fn look(&self, waited: Duration) -> Result<()> {
+        self.check_notice()?;
+        self.check_ranks()?;
+        self.compare_declared()?;
+        if waited < self.options.deadline {
+            return Ok(());
+        }
+        let (missing, is_guess) = self.missing()?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(self.late("a host's wait for a stream", self.next_ticket(), missing, is_guess)?)
+    }
+
+    /// Ends the arena, since a wait has lasted for the deadline.
+    pub fn late(&self, operation: &'static str, sequence: u64, missing: Vec<Rank>, is_guess: bool) -> Result<Error> {
+        let (rank, waited) = (self.rank, self.options.deadline);
+        self.fail(SymmetricError::Deadline { rank, operation, sequence, missing, is_guess, waited }.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use super::*;
+    use crate::Runtime;
+    use crate::comm::{EmulatedCommunicator, WorldSize};
+    use crate::symmetric::{Arena, ArenaOptions};
+
+    /// Who looks while an arena is closed has no handle that would keep it open, and looks at nothing that is gone.
+    #[test]
+    fn an_arena_is_closed_while_others_look() {
+        let rank = EmulatedCommunicator::world_of(&Runtime::emulated(1).unwrap(), WorldSize::ONE).unwrap().remove(0);
+        for _ in 0..100 {
+            let arena = Arena::open(&rank, ArenaOptions::default()).unwrap();
+            let (watcher, looks) = (Arc::clone(&arena.0.watcher), AtomicUsize::new(0));
+            thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        while !watcher.is_over() {
+                            watcher.look(Duration::ZERO).unwrap();
+                            looks.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+                while looks.load(Ordering::Relaxed) < 4 {
+                    thread::yield_now();
+                }
+                let closing = arena.close();
+                watcher.stop();
+                closing.unwrap().finish().unwrap();
+            });
+        }
+    }
+}
