@@ -120,18 +120,23 @@ impl Driver for Faulty {
 
 /// Opens a view; every rank writes words to every rank, and reads what it and its neighbour got.
 pub fn write_and_read(driver: Arc<dyn Driver>, board: &Arc<StoreBoard>, name: &str, options: FlatOptions) -> Result<()> {
-    write_and_read_with(driver, board, name, options, PATIENCE, &|_| ())
+    write_and_read_with(driver, board, name, options, PATIENCE, &|_, _| ())
 }
 
-/// The same with patience for the others, and with something that happens in the middle of what it writes (`copy`), when it has said that it has
-/// written and waits for the others (`wait`), and when it is through and has not given its memory back (`teardown`).
+/// What happens in a phase.
+pub type At<'a> = &'a dyn Fn(&str, Seen<'_>);
+/// Waits until all ranks have all notes that were pinned before.
+pub type Seen<'a> = &'a dyn Fn() -> Result<()>;
+
+/// The same with patience for the others, and with something that happens in the middle of what it writes (`copy`), when the others wait for it to
+/// have read (`wait`), and when it is through and has not given its memory back (`teardown`).
 pub fn write_and_read_with(
     driver: Arc<dyn Driver>,
     board: &Arc<StoreBoard>,
     name: &str,
     options: FlatOptions,
     patience: Duration,
-    at: &dyn Fn(&str),
+    at: At<'_>,
 ) -> Result<()> {
     let (me, world) = (board.rank(), board.world());
     let meeting = Meeting::new(board.clone(), me, world, name);
@@ -145,18 +150,18 @@ pub fn write_and_read_with(
         assert_eq!(word(view.address(to), 0).load(Ordering::Acquire), 1000, "it was cleared before anybody reached it");
         word(view.address(to), 1 + u64::from(me.index())).store(value(me, to), Ordering::Release);
         if to.index() == world.get() / 2 {
-            at("copy");
+            at("copy", &|| Ok(()));
         }
         word(view.address(to), WORDS - 1 - u64::from(me.index())).store(value(to, me), Ordering::Release);
     }
+    let seen = |what: &str| format!("{what}: seen");
     let all_here = |what: &str| {
         meeting.publish(what, Vec::new())?;
-        if what == "written" {
-            at("wait");
-        }
-        meeting.gather(what, patience).map(drop)
+        meeting.gather(what, patience)?;
+        meeting.publish(&seen(what), Vec::new())
     };
     all_here("written")?;
+    at("wait", &|| meeting.gather(&seen("written"), patience).map(drop));
     // All of them as one range: base and stride are all that is needed.
     for at in world.ranks() {
         let address = view.base() + u64::from(at.index()) * view.stride();
@@ -167,7 +172,7 @@ pub fn write_and_read_with(
         }
     }
     all_here("read")?;
-    at("teardown");
+    at("teardown", &|| meeting.gather(&seen("read"), patience).map(drop));
     Ok(())
 }
 
