@@ -3,7 +3,7 @@
 use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
 use super::backward::BackwardElement;
-use super::config::{AttentionConfig, GradientOutput, Layout, Mask, Sink, Window, refuse};
+use super::config::{AttentionConfig, GradientOutput, LIMIT, Layout, Mask, Sink, Window, refuse};
 use crate::gemm::Choice;
 use crate::runtime::{Device, Result};
 
@@ -42,12 +42,7 @@ impl AttentionConfig {
             needs = vec![if largest > LARGEST_GENERAL { "head sizes above 128" } else { "empty tensors" }];
             (Key::portable(largest), [RESTING as u64; 2])
         };
-        for (what, rows, heads, block) in [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)] {
-            let tiles = u128::from(batches) * u128::from(heads) * u128::from(rows.div_ceil(block));
-            if tiles > i32::MAX as u128 {
-                return refuse(what, rows, format!("with batches and heads at most {} blocks of {block}", i32::MAX));
-            }
-        }
+        self.check_backward_counts(key, [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)])?;
         let value_size = self.value_size();
         let why = match key {
             Key::Dense { queries, .. } => {
@@ -68,6 +63,43 @@ impl AttentionConfig {
             }
         };
         Ok((key, Choice { kernel: T::name(key), why }))
+    }
+
+    /// Refuses what kernels would not count, of queries and of keys: rows, heads, blocks of so many rows.
+    fn check_backward_counts(&self, key: Key, sides: [(&'static str, u64, u64, u64); 2]) -> Result<()> {
+        // A block of keys may end behind the last.
+        let most_keys = LIMIT - KEYS as u64;
+        match key {
+            Key::Dense { .. } if self.keys > most_keys => return refuse("keys", self.keys, format!("at most {most_keys}")),
+            Key::Dense { .. } => {}
+            Key::General { .. } => self.check_rows(most_keys)?,
+            Key::Portable { .. } => self.check_rows(LIMIT - 1)?,
+        }
+        let most = i32::MAX as u128;
+        let ([query_rows, _], needs) = (self.rows(), self.backward_needs().join(", "));
+        if !matches!(key, Key::Dense { .. }) && u128::from(query_rows) * u128::from(self.heads) > most {
+            return refuse("queries", self.queries, format!("with batches and heads at most {most} rows"));
+        }
+        if let Key::General { .. } = key {
+            let most_batches = (most as u64 - query_rows) / sides[0].3;
+            if self.heads > MOST_HEADS {
+                return refuse("heads", self.heads, format!("at most {MOST_HEADS} with {needs}"));
+            }
+            if self.batches > most_batches {
+                return refuse("batches", self.batches, format!("at most {most_batches} with {needs} and as many queries"));
+            }
+        }
+        for ((what, rows, heads, block), all_rows) in sides.into_iter().zip(self.rows()) {
+            // Each sequence may end in a block of its own.
+            let row_blocks = match key {
+                Key::General { .. } => u128::from(all_rows / block + self.batches),
+                Key::Dense { .. } | Key::Portable { .. } => u128::from(rows.div_ceil(block)) * u128::from(self.batches),
+            };
+            if row_blocks * u128::from(heads) > most {
+                return refuse(what, rows, format!("with batches and heads at most {most} blocks of {block}"));
+            }
+        }
+        Ok(())
     }
 
     /// Fields that take more than the kernels of dense tensors have.
@@ -108,6 +140,9 @@ pub enum Key {
 
 /// Elements of a head that the general kernels on wgmma have tiles for, at most.
 const LARGEST_GENERAL: u64 = 128;
+
+/// Heads that they count.
+const MOST_HEADS: u64 = 65535;
 
 /// Queries of their blocks: as many as registers hold.
 fn general_queries(size: u64, capped: bool) -> u64 {

@@ -233,6 +233,24 @@ impl AttentionConfig {
         }
     }
 
+    /// Refuses more rows, of queries and of keys, than kernels count that address all sequences of a tensor as one.
+    pub(super) fn check_rows(&self, most_keys: u64) -> Result<()> {
+        let [queries, keys] = self.rows();
+        for (field, rows, all, most) in [("queries", self.queries, queries, LIMIT - 1), ("keys", self.keys, keys, most_keys)] {
+            if self.layout != Layout::Sbhd && all > most {
+                return refuse(
+                    field,
+                    rows,
+                    format!("with batches, which is {}, at most {most} rows: attend to fewer at a time", self.batches),
+                );
+            }
+            if rows > most {
+                return refuse(field, rows, format!("at most {most}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Elements of `Q`, `K` and `V`.
     pub(super) fn lengths(&self) -> Result<[u64; 3]> {
         let [queries, keys] = self.rows();

@@ -1,6 +1,6 @@
 //! Which kernel a configuration takes, and why.
 
-use super::config::{AttentionConfig, Layout, Mask, Output, Sink, Window, refuse};
+use super::config::{AttentionConfig, LIMIT, Layout, Mask, Output, Sink, Window, refuse};
 use super::forward::AttentionElement;
 use crate::gemm::Choice;
 use crate::runtime::{Error, Result};
@@ -74,9 +74,10 @@ impl AttentionConfig {
             let why = format!("batches, heads and queries make {tiles} tiles of {queries} queries: at most {}", i32::MAX);
             return Err(Error::Invalid { what: "AttentionConfig", why });
         }
-        if self.rows()[0] * self.heads * self.batches == 0 {
+        if [self.batches, self.queries, self.heads].contains(&0) {
             return Ok(Choice { kernel: "", why: "the output is empty".to_owned() });
         }
+        self.check_counts(key.kind)?;
         let ([d, v], [size, value_size]) = (key.sizes, [self.head_size, self.value_size()]);
         let masked = match (key.kind, self.needs()) {
             (Kind::Full, _) => "all keys".to_owned(),
@@ -90,6 +91,18 @@ impl AttentionConfig {
         let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
         let why = format!("{queries} queries by {keys} keys on wgmma, heads of {size} and {value_size}{padded}, {masked}{folded}");
         Ok(Choice { kernel: name, why })
+    }
+
+    /// Refuses what a kernel would not count, where tiles are few enough.
+    fn check_counts(&self, kind: Kind) -> Result<()> {
+        let results = u128::from(self.batches) * u128::from(self.queries) * u128::from(self.heads);
+        match kind {
+            Kind::General => self.check_rows(LIMIT - 1),
+            Kind::Split if results > i32::MAX as u128 => {
+                refuse("key_parts", self.parts(), format!("1 where batches, queries and heads make more than {} rows", i32::MAX))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Its kernel; the configuration is valid.

@@ -9,7 +9,7 @@ use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::num::{Pod, bf16, f16};
 use oxtile_tile::register_tile::RegisterElement;
 
-use super::config::{AttentionConfig, Kernels, Layout, Output, Sink, refuse};
+use super::config::{AttentionConfig, Kernels, LIMIT, Layout, Output, Sink, refuse};
 use super::forward::{AttentionElement, Binding, BoundAttention, Instance};
 use super::general::Placement;
 use crate::gemm::Choice;
@@ -71,6 +71,7 @@ impl AttentionConfig {
         if blocks == 0 {
             return Ok(Choice { kernel: "", why: "the output is empty".to_owned() });
         }
+        self.check_rows(LIMIT - 1)?;
         let (size, value_size) = (self.head_size, self.value_size());
         let why = match key {
             PortableKey::Plain { .. } => format!("{PORTABLE_QUERIES} queries by {PORTABLE_KEYS} keys on mma, head_size {size}"),

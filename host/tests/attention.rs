@@ -1,0 +1,76 @@
+//! Which kernels configurations of attention take, and what is refused of them before anything is loaded: the field is named, and what it
+//! may be.
+
+use oxtile::attention::{AttentionConfig, Choice, GradientOutput, Kernels, Layout, Window};
+use oxtile::num::bf16;
+use oxtile::{Device, Result, Runtime};
+
+/// The forward kernel on an emulated GPU, and the main kernel of the pass backward.
+fn passes(config: &AttentionConfig) -> [Result<Choice>; 2] {
+    let device = device();
+    [config.choose_on::<bf16>(&device), config.choose_backward_on::<bf16>(&device)]
+}
+
+fn device() -> Device {
+    Runtime::emulated(1).and_then(|runtime| runtime.device(0)).expect("the emulator has a device")
+}
+
+/// The error says so.
+#[track_caller]
+fn refused(choice: Result<Choice>, words: &str) {
+    let error = choice.expect_err(words).to_string();
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn rows_that_kernels_do_not_count_are_refused_by_the_configurations_fields() {
+    let left = Window { left: Some(1), right: None };
+    let general = AttentionConfig { batches: 1 << 20, queries: 1 << 10, keys: 1, head_size: 8, window: left, ..AttentionConfig::default() };
+    for kernels in [Kernels::Fastest, Kernels::Portable] {
+        let config = AttentionConfig { kernels, ..general };
+        for choice in passes(&config) {
+            refused(choice, "queries is 1024: with batches, which is 1048576, at most 1073741823 rows: attend to fewer at a time");
+        }
+        // As many as 32 bits do not count.
+        for choice in passes(&AttentionConfig { queries: 1 << 12, ..config }) {
+            refused(choice, "queries is 4096: with batches, which is 1048576, at most 1073741823 rows");
+        }
+        for choice in passes(&AttentionConfig { queries: 1, keys: 1 << 12, ..config }) {
+            refused(choice, "keys is 4096: with batches, which is 1048576, at most 10737");
+        }
+        // Sequences of sbhd have rows in common.
+        let choices = passes(&AttentionConfig { layout: Layout::Sbhd, ..config });
+        assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+        let choices = passes(&AttentionConfig { queries: (1 << 10) - 1, ..config });
+        assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+    }
+    // Batches of the dense kernels are not counted as rows.
+    let dense = AttentionConfig { head_size: 64, window: Window::default(), kernels: Kernels::Fastest, ..general };
+    let choices = passes(&dense);
+    assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+    refused(
+        dense.choose_backward::<bf16>().and(AttentionConfig { key_parts: Some(2), heads: 2, ..dense }.choose::<bf16>()),
+        "key_parts is 2: 1 where",
+    );
+}
+
+#[test]
+fn what_only_the_pass_backward_does_not_count_is_refused_of_it() {
+    let added = AttentionConfig { queries: 1, keys: 1, head_size: 64, gradients: GradientOutput::Added, ..AttentionConfig::default() };
+    let choose = |config: AttentionConfig| config.choose_backward::<bf16>();
+    refused(choose(AttentionConfig { heads: 65536, ..added }), "heads is 65536: at most 65535 with gradients");
+    refused(choose(AttentionConfig { batches: 1 << 24, ..added }), "batches is 16777216: at most 16");
+    refused(
+        choose(AttentionConfig { queries: 1 << 21, heads: 1 << 10, ..added }),
+        "queries is 2097152: with batches and heads at most 2147483647 rows",
+    );
+    let most_keys = (1 << 30) - 128;
+    for config in [added, AttentionConfig { gradients: GradientOutput::Rounded, ..added }] {
+        refused(choose(AttentionConfig { keys: most_keys + 1, ..config }), "keys is 1073741697: ");
+        choose(AttentionConfig { keys: most_keys, ..config }).expect("as many are counted");
+    }
+    // What packed sequences have in common is counted once.
+    let packed =
+        AttentionConfig { layout: Layout::Packed, batches: 4096, queries: 1 << 20, keys: 1 << 20, heads: 64, key_heads: 64, ..added };
+    choose(packed).expect("16384 blocks of a head");
+}
