@@ -55,6 +55,18 @@ fn rows_that_kernels_do_not_count_are_refused_by_the_configurations_fields() {
 }
 
 #[test]
+fn caps_that_the_kernels_tangent_is_too_coarse_for_are_refused() {
+    let config = |cap| AttentionConfig { queries: 1, keys: 1, head_size: 64, soft_cap: Some(cap), ..AttentionConfig::default() };
+    for cap in [1000.1, 1e6, f32::INFINITY, f32::NAN, 0.0, -1.0] {
+        for choice in passes(&config(cap)) {
+            refused(choice, &format!("soft_cap is {cap}: a positive number up to 1000, or none"));
+        }
+    }
+    let choices = passes(&config(1000.0));
+    assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+}
+
+#[test]
 fn what_only_the_pass_backward_does_not_count_is_refused_of_it() {
     let added = AttentionConfig { queries: 1, keys: 1, head_size: 64, gradients: GradientOutput::Added, ..AttentionConfig::default() };
     let choose = |config: AttentionConfig| config.choose_backward::<bf16>();

@@ -32,7 +32,8 @@ pub struct AttentionConfig {
     pub window: Window,
     /// Factor of the scores, positive; `head_size` to the power -1/2 if none.
     pub scale: Option<f32>,
-    /// `c` in `c tanh(score / c)`, which replaces scaled scores, positive; the scores as they are if none.
+    /// `c` in `c tanh(score / c)`, which replaces scaled scores, up to 1000: kernels have the hyperbolic tangent to about 1e-7, so that the
+    /// error of a capped score grows with the cap. The scores as they are if none.
     pub soft_cap: Option<f32>,
     /// What the softmax counts beside the keys.
     pub sink: Sink,
@@ -135,6 +136,8 @@ pub enum Output {
 
 /// Rows, heads and sequences are below.
 pub(super) const LIMIT: u64 = 1 << 30;
+/// Caps are at most: of larger ones the error of a capped score would be seen in the log-sum-exp.
+const LARGEST_CAP: f32 = 1000.0;
 /// Sizes of a head are at most.
 pub(super) const LARGEST_SIZE: u64 = 256;
 
@@ -204,8 +207,8 @@ impl AttentionConfig {
         if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {
             return refuse("scale", scale, "a positive number, or none for 1 / sqrt(head_size)");
         }
-        match self.soft_cap.filter(|cap| !positive(*cap)) {
-            Some(cap) => refuse("soft_cap", cap, "a positive number, or none"),
+        match self.soft_cap.filter(|cap| !positive(*cap) || *cap > LARGEST_CAP) {
+            Some(cap) => refuse("soft_cap", cap, format!("a positive number up to {LARGEST_CAP}, or none for the scores as they are")),
             None => Ok(()),
         }
     }

@@ -31,6 +31,7 @@ pub fn cases() -> Vec<Case> {
     let shape = AttentionConfig { queries: 20, keys: 30, heads: 2, ..base };
     let options = [
         ("cap", AttentionConfig { soft_cap: Some(2.0), scale: Some(0.5), ..shape }),
+        ("cap::largest", AttentionConfig { soft_cap: Some(1000.0), ..shape }),
         ("cap::small weights", AttentionConfig { soft_cap: Some(50.0), scale: Some(4.0), mask: Mask::CausalBottomRight, ..shape }),
         ("sink::one", AttentionConfig { sink: Sink::OffByOne, ..shape }),
         ("sink::learnable", AttentionConfig { sink: Sink::Learnable, mask: Mask::CausalTopLeft, batches: 2, ..shape }),

@@ -51,6 +51,7 @@ pub fn cases() -> Vec<Case> {
     let shape = AttentionConfig { queries: 20, keys: 30, heads: 2, ..base };
     let options = [
         ("cap", AttentionConfig { soft_cap: Some(2.0), scale: Some(0.5), ..shape }),
+        ("cap::largest", AttentionConfig { soft_cap: Some(1000.0), ..shape }),
         ("sink::one", AttentionConfig { sink: Sink::OffByOne, ..shape }),
         ("sink::learnable", AttentionConfig { sink: Sink::Learnable, mask: Mask::CausalTopLeft, batches: 2, ..shape }),
         ("added", AttentionConfig { gradients: GradientOutput::Added, ..shape }),

@@ -46,6 +46,7 @@ fn cases_of(kernels: Kernels) -> Vec<Case> {
     }
     let shape = AttentionConfig { queries: 67, keys: 140, ..base };
     dense(&mut cases, "cap", AttentionConfig { soft_cap: Some(2.0), scale: Some(0.5), ..shape });
+    dense(&mut cases, "cap::largest", AttentionConfig { soft_cap: Some(1000.0), scale: Some(2.0), ..shape });
     dense(&mut cases, "cap::causal", AttentionConfig { soft_cap: Some(30.0), mask: Mask::CausalBottomRight, max_logit: true, ..shape });
     dense(&mut cases, "sink::one", AttentionConfig { sink: Sink::OffByOne, ..shape });
     dense(&mut cases, "sink::learnable", AttentionConfig { sink: Sink::Learnable, mask: Mask::CausalTopLeft, ..shape });
