@@ -270,8 +270,8 @@ fn bend<const QUERIES: usize>(
         let (weights, offsets) = (weights.pair(half, pair), offsets.load_pair(register_tile::column(pair as u32)));
         [0, 1].map(|i| {
             let tangent = (log2(weights[i]) - offsets[i]) * slope;
-            // No weight, no gradient: its logarithm says nothing.
-            if weights[i] > 0.0 { values[i] * fma(-tangent, tangent, 1.0) } else { 0.0 }
+            // No weight, no gradient: its logarithm says nothing. A weight that is no number makes the gradient none.
+            if weights[i] == 0.0 { 0.0 } else { values[i] * fma(-tangent, tangent, 1.0) }
         })
     });
 }

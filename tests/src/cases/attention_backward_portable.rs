@@ -10,8 +10,8 @@ use oxtile_tests::inputs::Random;
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::Operand;
-use super::attention_problem::{Place, Problem, each};
-use crate::case::{Case, Outcome, Size, equal, stream, text};
+use super::attention_problem::{Place, Problem, Row, each};
+use crate::case::{Case, Outcome, Size, agrees, equal, stream, text};
 
 pub(super) trait Differentiable: Operand + BackwardElement + Element + HostElement<Device = Self> {}
 
@@ -143,8 +143,13 @@ impl<T: Differentiable> Pass<T> {
         for (batch, tensor) in (0..config.batches as usize).flat_map(|batch| [0, 1, 2, 3].map(|tensor| (batch, tensor))) {
             let place = pass.place(batch, tensor);
             let shape = [pass.problem.lengths(batch)[SIDES[tensor]], heads_of(&config, tensor), size_of(&config, tensor)];
+            let nan = |row: usize| {
+                batch == 0
+                    && [Some(Row::Query(row)), Some(Row::Key(row)), None, None][tensor].is_some_and(|row| pass.problem.nan == Some(row))
+            };
             for (row, head, element) in each(shape) {
-                pass.inputs[tensor][place.at(row, head, element)] = T::FORMAT.round(random.normal().into()) as f32;
+                let value = T::FORMAT.round(random.normal().into()) as f32;
+                pass.inputs[tensor][place.at(row, head, element)] = if element == 0 && nan(row) { f32::NAN } else { value };
             }
         }
         for (batch, head) in pass.heads() {
@@ -154,7 +159,7 @@ impl<T: Differentiable> Pass<T> {
                 pass.place(batch, 3),
             );
             for (i, value) in attended.out.into_iter().enumerate() {
-                pass.out[place.at(i / size, head, i % size)] = T::FORMAT.round(value) as f32;
+                pass.out[place.at(i / size, head, i % size)] = if value.is_nan() { f32::NAN } else { T::FORMAT.round(value) as f32 };
             }
             for (i, value) in attended.log_sum_exp.into_iter().enumerate() {
                 pass.log_sum_exp[first + i] = value as f32;
@@ -280,13 +285,14 @@ impl<T: Differentiable> Pass<T> {
                     let at = place.at(row, head, element);
                     let ([value, magnitude], found) = (expected[tensor][at], found[tensor][at] - start);
                     let bound = (T::HALF_UNIT + 2e-4) * magnitude + T::HALF_UNIT * value.abs() + 1e-6;
-                    let off = (found - value).abs();
-                    if off.is_nan() || off > bound {
+                    if !agrees(found, value, bound) {
                         return Err(format!(
                             "sequence {batch}: {name} of row {row}, head {head}, element {element} is {found}, expected {value} within {bound}"
                         ));
                     }
-                    (error, norm) = (error + off * off, norm + value * value);
+                    if value.is_finite() {
+                        (error, norm) = (error + (found - value).powi(2), norm + value * value);
+                    }
                 }
                 let relative = if norm == 0.0 { error } else { (error / norm).sqrt() };
                 if relative > 0.8 * T::HALF_UNIT + 1e-5 {
@@ -295,8 +301,7 @@ impl<T: Differentiable> Pass<T> {
             }
         }
         for (head, (&found, [value, magnitude])) in grad_sink.iter().zip(sink).enumerate() {
-            let off = (f64::from(found) - value).abs();
-            if off.is_nan() || off > 1e-5 * magnitude + 1e-6 {
+            if !agrees(f64::from(found), value, 1e-5 * magnitude + 1e-6) {
                 return Err(format!("the gradient of sink {head} is {found}, expected {value}"));
             }
         }

@@ -1,10 +1,11 @@
 //! Queries and keys that are not numbers: rows that see one are not numbers, in the result and in the log-sum-exp, and all others are as f64
 //! has them, rows of padding zeros.
 
-use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window};
+use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Order, Output, Sink, Window};
 use oxtile_tile::num::{bf16, f16};
 
 use super::attention::Operand;
+use super::attention_backward_portable::check;
 use super::attention_problem::{Problem, Row};
 use crate::case::{Case, Size};
 
@@ -48,7 +49,32 @@ pub fn cases() -> Vec<Case> {
         push::<bf16>(&mut cases, &format!("portable::general::packed::d{size}"), packed);
         push::<bf16>(&mut cases, &format!("portable::merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
     }
+    backward(&mut cases);
     cases
+}
+
+/// The gradients of each kernel: of what a row that is no number takes part in they are no numbers, of the other sequence as f64 has them. All
+/// keys are seen, as a product of tiles takes hidden ones times zero.
+fn backward(cases: &mut Vec<Case>) {
+    let base = AttentionConfig { batches: 2, queries: 20, keys: 30, heads: 2, head_size: 64, ..AttentionConfig::default() };
+    for kernels in [Kernels::Fastest, Kernels::Portable] {
+        for head_size in [64, 128] {
+            let config = AttentionConfig { head_size, kernels, ..base };
+            let options = [
+                ("plain", config),
+                ("general", AttentionConfig { value_size: Some(56), ..config }),
+                ("cap", AttentionConfig { soft_cap: Some(30.0), ..config }),
+                ("sink", AttentionConfig { sink: Sink::Learnable, ..config }),
+            ];
+            for (name, config) in options {
+                for (row_name, row) in [("query", Row::Query(7)), ("key", Row::Key(9))] {
+                    let problem = Problem { nan: Some(row), ..Problem::dense(config) };
+                    let name = format!("attention_nan::backward::{kernels:?}::d{head_size}::{name}::{row_name}");
+                    cases.push(Case::new(name, Size::Large, move |runtime| check::<bf16>(runtime, &problem, Order::Deterministic)));
+                }
+            }
+        }
+    }
 }
 
 fn push<T: Operand>(cases: &mut Vec<Case>, name: &str, config: AttentionConfig) {
