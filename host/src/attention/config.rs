@@ -111,7 +111,8 @@ pub struct Window {
 
 /// What the softmax counts beside the keys, without a value: the weights of a row then sum to less than 1.
 ///
-/// The log-sum-exp counts it too.
+/// The log-sum-exp counts it too. Each launch counts it, so that of the steps of a ring ([`Output::Merged`]) exactly one has the sink, and the
+/// others have [`Sink::None`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sink {
     /// Nothing.
@@ -130,7 +131,7 @@ pub enum Output {
     #[default]
     Rounded,
     /// Into a running result: an `f32` tensor and its log-sum-exp, which become those of the keys seen before and now
-    /// together. They begin as zeros and -inf. A step of a ring of ranks.
+    /// together. They begin as zeros and -inf. A step of a ring of ranks, of which exactly one has the [`Sink`], if there is one.
     Merged,
 }
 

@@ -1,6 +1,6 @@
 //! Steps of a ring: keys that come in parts, merged in place, are as keys at once, of which a row may be no number.
 
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Kernels, Layout, Output, Outputs, Sequences};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Kernels, Layout, Output, Outputs, Sequences, Sink};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention_head::Head;
@@ -18,13 +18,18 @@ pub fn cases() -> Vec<Case> {
         // A query, and a key of the second part.
         for (name, nan) in [("numbers", None), ("nan query", Some(Row::Query(5))), ("nan key", Some(Row::Key(60)))] {
             let size = if kernels == Kernels::Fastest && nan.is_none() { Size::Small } else { Size::Large };
-            cases.push(Case::new(format!("attention_ring::{kernels:?}::{name}"), size, move |runtime| ring(runtime, kernels, nan)));
+            cases.push(Case::new(format!("attention_ring::{kernels:?}::{name}"), size, move |runtime| ring(runtime, kernels, nan, None)));
+        }
+        for step in [0, 2] {
+            let name = format!("attention_ring::{kernels:?}::sink of step {step}");
+            cases.push(Case::new(name, Size::Large, move |runtime| ring(runtime, kernels, None, Some(step))));
         }
     }
     cases
 }
 
-fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>) -> Outcome {
+/// One step has the sink, if any.
+fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>, sink: Option<usize>) -> Outcome {
     let stream = stream(runtime)?;
     let (rows, size, parts) = (70_usize, 64_usize, [[0_u32, 50], [50, 150], [200, 9]]);
     let mut random = Random::new(9);
@@ -50,7 +55,9 @@ fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>) -> Outcome {
     let mut out = text(Buffer::<f32>::zeros(&stream, (rows * size) as u64))?;
     let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NEG_INFINITY; rows]))?;
     let attention = text(Attention::<bf16>::new(runtime, config))?;
-    for [offset, keys] in parts {
+    let with_sink = text(Attention::<bf16>::new(runtime, AttentionConfig { sink: Sink::OffByOne, ..config }))?;
+    for (step, [offset, keys]) in parts.into_iter().enumerate() {
+        let attention = if sink == Some(step) { &with_sink } else { &attention };
         let array = |values: [u32; 2]| text(Buffer::from_slice(&stream, &values));
         let arrays = [array([0, rows as u32])?, array([0, keys])?, array([offset, offset + keys])?];
         let sequences = Sequences { cu_seqlens_kv_padded: Some(arrays[2].view()), ..Sequences::new(arrays[0].view(), arrays[1].view()) };
@@ -64,7 +71,7 @@ fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>) -> Outcome {
         window: [None; 2],
         scale: (size as f64).powf(-0.5),
         cap: None,
-        sink: None,
+        sink: sink.map(|_| 0.0),
     };
     let of = |tensor: &[f32], i: usize, l: usize| f64::from(tensor[i * size + l]);
     let expected = head.attend(|i, l| of(&q, i, l), |i, l| of(&k, i, l), |i, l| of(&v, i, l));
