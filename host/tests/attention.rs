@@ -1,9 +1,12 @@
 //! Which kernels configurations of attention take, and what is refused of them before anything is loaded: the field is named, and what it
 //! may be.
 
-use oxtile::attention::{AttentionConfig, Choice, GradientOutput, Kernels, Layout, Window};
+use oxtile::attention::{
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Choice, GradientOutput, Gradients, Inputs, Kernels, Layout, Order,
+    Outputs, Sink, Window,
+};
 use oxtile::num::bf16;
-use oxtile::{Device, Result, Runtime};
+use oxtile::{Buffer, Device, Result, Runtime};
 
 /// The forward kernel on an emulated GPU, and the main kernel of the pass backward.
 fn passes(config: &AttentionConfig) -> [Result<Choice>; 2] {
@@ -64,6 +67,43 @@ fn caps_that_the_kernels_tangent_is_too_coarse_for_are_refused() {
     }
     let choices = passes(&config(1000.0));
     assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+}
+
+#[test]
+fn nothing_is_launched_for_empty_tensors() {
+    let empty = AttentionConfig { batches: 1 << 29, head_size: 96, ..AttentionConfig::default() };
+    for config in
+        [empty, AttentionConfig { batches: 0, queries: 3, keys: 4, ..empty }, AttentionConfig { kernels: Kernels::Portable, ..empty }]
+    {
+        for (choice, why) in passes(&config).into_iter().zip(["the output is empty", "all tensors are empty"]) {
+            assert_eq!(choice.expect("a choice"), Choice { kernel: "", why: why.to_owned() });
+        }
+    }
+    // Gradients of keys that nobody sees are zeros.
+    let unseen = AttentionConfig { batches: 1, keys: 4, ..empty };
+    assert_ne!(unseen.choose_backward::<bf16>().expect("a choice").kernel, "");
+}
+
+/// However many sequences there are, and though a sink has a gradient.
+#[test]
+fn sequences_without_rows_are_none() -> Result<()> {
+    let runtime = Runtime::emulated(1)?;
+    let stream = runtime.device(0)?.stream()?;
+    for sink in [Sink::None, Sink::Learnable] {
+        let config = AttentionConfig { batches: 1 << 29, head_size: 96, sink, ..AttentionConfig::default() };
+        let (mut rows, mut sums) = ([(); 4].map(|()| Buffer::<bf16>::zeros(&stream, 0)), Buffer::<f32>::zeros(&stream, 0)?);
+        let (scores, mut grad_sink) = (Buffer::from_slice(&stream, &[1.0_f32])?, Buffer::from_slice(&stream, &[f32::NAN])?);
+        let learnable = sink == Sink::Learnable;
+        let empty = Buffer::<bf16>::zeros(&stream, 0)?;
+        let forward = || Inputs { sink: learnable.then(|| scores.view()), ..Inputs::new(empty.view(), empty.view(), empty.view()) };
+        let [out, dq, dk, dv] = rows.each_mut().map(|buffer| buffer.as_mut().expect("nothing is there").view_mut());
+        Attention::new(&runtime, config)?.forward(&stream, forward(), Outputs::new(out, sums.view_mut()))?;
+        let inputs = BackwardInputs { forward: forward(), out: empty.view(), log_sum_exp: sums.view(), grad_out: empty.view() };
+        let gradients = Gradients { sink: learnable.then(|| grad_sink.view_mut()), ..Gradients::new(dq, dk, dv) };
+        AttentionBackward::new(&runtime, config, Order::Deterministic)?.backward(&stream, inputs, gradients)?;
+        assert_eq!(grad_sink.to_vec(&stream)?[0].is_nan(), !learnable, "{sink:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub enum Order {
 pub struct AttentionBackward<T> {
     config: AttentionConfig,
     order: Order,
-    instance: Box<dyn Instance<T>>,
+    instance: Option<Box<dyn Instance<T>>>,
 }
 
 impl<T: BackwardElement> AttentionBackward<T> {
@@ -50,7 +50,7 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// As [`AttentionConfig::choose_backward_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig, order: Order) -> Result<Self> {
         let (key, _) = config.backward_kernel::<T>(config.is_portable_on(&runtime.device(0)?))?;
-        Ok(Self { config, order, instance: T::load(runtime, key)? })
+        Ok(Self { config, order, instance: key.map(|key| T::load(runtime, key)).transpose()? })
     }
 
     /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
@@ -63,7 +63,11 @@ impl<T: BackwardElement> AttentionBackward<T> {
     pub fn bind<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<BoundAttention<'a>> {
         inputs.check(&self.config)?;
         gradients.check(&self.config)?;
-        self.instance.bind(stream, self.config, self.order, inputs, gradients)
+        let Some(instance) = &self.instance else { return Ok(BoundAttention::nothing()) };
+        let is_dense = self.config.layout != Layout::Packed;
+        // Sequences without rows are none, however many there are.
+        let config = if is_dense && self.config.is_empty() { AttentionConfig { batches: 0, ..self.config } } else { self.config };
+        instance.bind(stream, config, self.order, inputs, gradients)
     }
 
     /// Binds tensors and computes their gradients once.
@@ -138,9 +142,6 @@ where
             return Err(Error::Invalid { what: "AttentionBackward, gradients", why: "these kernels round them".to_owned() });
         };
         let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
-        if !has_queries && !has_keys {
-            return Ok(BoundAttention::nothing());
-        }
         // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
         let mut grad_out = grad_out_rows;
         if !has_queries {

@@ -24,9 +24,13 @@ impl AttentionConfig {
         Ok(self.backward_kernel::<T>(self.is_portable_on(device))?.1)
     }
 
-    /// The kernels, and why them.
-    pub(super) fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Key, Choice)> {
+    /// The kernels, and why them; none where nothing is launched.
+    pub(super) fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Option<Key>, Choice)> {
         self.validate()?;
+        // The gradient of a sink is written though nobody sees it.
+        if self.is_empty() && self.sink != Sink::Learnable {
+            return Ok((None, Choice { kernel: "", why: "all tensors are empty".to_owned() }));
+        }
         let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
         let mut needs = self.backward_needs();
         let largest = head_size.max(self.value_size());
@@ -62,7 +66,7 @@ impl AttentionConfig {
                 format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
             }
         };
-        Ok((key, Choice { kernel: T::name(key), why }))
+        Ok((Some(key), Choice { kernel: T::name(key), why }))
     }
 
     /// Refuses what kernels would not count, of queries and of keys: rows, heads, blocks of so many rows.

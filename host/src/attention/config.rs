@@ -237,6 +237,11 @@ impl AttentionConfig {
         }
     }
 
+    /// Whether there is neither a result nor a gradient.
+    pub(super) fn is_empty(&self) -> bool {
+        [self.batches, self.queries, self.heads].contains(&0) && [self.batches, self.keys, self.key_heads].contains(&0)
+    }
+
     /// Refuses more rows, of queries and of keys, than kernels count that address all sequences of a tensor as one.
     pub(super) fn check_rows(&self, most_keys: u64) -> Result<()> {
         let [queries, keys] = self.rows();
