@@ -31,7 +31,7 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
 
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 use crate::tensor::{TensorMap, TensorMapMut};
 
@@ -93,8 +93,24 @@ pub struct BoundGemm<'a>(Box<Launch<'a>>);
 type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl GemmConfig {
-    /// The kernel for elements of `T` into `O`, which does not depend on the device: the tensor cores', or where rows are no
-    /// multiples of 16 bytes or 8-bit operands do not lie along `k`, a slow one that takes any shape.
+    /// The kernel for elements of `T` into `O` on a device: the tensor cores' on Hopper, elsewhere a slow one that takes any shape.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub fn choose_on<T: GemmElement<O>, O>(&self, device: &Device) -> Result<Choice> {
+        self.choose_for::<T, O>(device.capability())
+    }
+
+    fn choose_for<T: GemmElement<O>, O>(&self, capability: (u32, u32)) -> Result<Choice> {
+        let (choice, (major, minor)) = (self.choose::<T, O>()?, capability);
+        if capability == HOPPER || choice.kernel.is_empty() || choice.kernel == T::any_name() {
+            return Ok(choice);
+        }
+        Ok(Choice { kernel: T::any_name(), why: format!("the tensor cores' kernels need sm_90, this is sm_{major}{minor}") })
+    }
+
+    /// The kernel for elements of `T` into `O` on Hopper: the tensor cores', or where rows are no multiples of 16 bytes or 8-bit operands
+    /// do not lie along `k`, a slow one that takes any shape.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
@@ -146,10 +162,10 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     /// Checks the configuration and loads its kernel.
     ///
     /// # Errors
-    /// As [`GemmConfig::choose`] and [`Runtime::load`].
+    /// As [`GemmConfig::choose_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
         let [m_major, n_major] = config.majors();
-        let instance = match config.choose::<T, O>()?.kernel {
+        let instance = match config.choose_on::<T, O>(&runtime.device(0)?)?.kernel {
             "" => None,
             kernel if kernel == T::any_name() => Some(T::load_any(runtime)?),
             _ => Some(T::load(runtime, m_major, n_major)?),
@@ -382,5 +398,22 @@ fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
 impl<T, O> fmt::Debug for Gemm<T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gemm").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_devices_take_the_kernel_of_any_shape() {
+        let config = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
+        let kernel = |config: GemmConfig, capability| config.choose_for::<bf16, f32>(capability).map(|choice| choice.kernel).unwrap();
+        assert_eq!(kernel(config, HOPPER), <bf16 as GemmElement<f32>>::name(false, true).unwrap());
+        for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+            assert_eq!(kernel(config, capability), <bf16 as GemmElement<f32>>::any_name());
+            assert_eq!(kernel(GemmConfig { m: 0, ..config }, capability), "");
+        }
+        assert!(config.choose_for::<bf16, f32>((8, 9)).unwrap().why.contains("need sm_90, this is sm_89"));
     }
 }

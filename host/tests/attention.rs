@@ -107,6 +107,16 @@ fn sequences_without_rows_are_none() -> Result<()> {
 }
 
 #[test]
+fn portable_kernels_are_taken_where_they_are_asked_for() {
+    let portable = AttentionConfig { queries: 8, keys: 8, head_size: 64, kernels: Kernels::Portable, ..AttentionConfig::default() };
+    for choice in passes(&portable).into_iter().chain([portable.choose::<bf16>(), portable.choose_backward::<bf16>()]) {
+        assert!(choice.as_ref().is_ok_and(|choice| choice.kernel.contains("_portable__bf16")), "{choice:?}");
+    }
+    refused(portable.choose_fp8(), "kernels is Portable: Fastest of 8 bits");
+    refused(AttentionConfig { key_parts: Some(2), ..portable }.choose::<bf16>(), "key_parts is 2: 1 or none");
+}
+
+#[test]
 fn what_only_the_pass_backward_does_not_count_is_refused_of_it() {
     let added = AttentionConfig { queries: 1, keys: 1, head_size: 64, gradients: GradientOutput::Added, ..AttentionConfig::default() };
     let choose = |config: AttentionConfig| config.choose_backward::<bf16>();

@@ -8,7 +8,7 @@ use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::layout::{Swizzle, Swizzle64, Swizzle128};
 use oxtile_tile::num::{bf16, e4m3};
 
-use super::config::{AttentionConfig, Mask, refuse};
+use super::config::{AttentionConfig, Kernels, Mask, refuse};
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::{Inputs, Outputs, Target};
@@ -65,6 +65,9 @@ impl AttentionConfig {
     /// As [`validate`](Self::validate), and for what no kernel has.
     pub fn choose_fp8(&self) -> Result<Choice> {
         self.validate()?;
+        if self.kernels == Kernels::Portable {
+            return refuse("kernels", "Portable", "Fastest of 8 bits, whose kernels are Hopper's alone");
+        }
         self.refuse_general("of 8 bits")?;
         if self.value_size() != self.head_size {
             return refuse("value_size", self.value_size(), format!("as head_size, which is {}, of 8 bits", self.head_size));

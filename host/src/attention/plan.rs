@@ -1,6 +1,6 @@
 //! Which kernel a configuration takes, and why.
 
-use super::config::{AttentionConfig, LIMIT, Layout, Mask, Output, Sink, Window, refuse};
+use super::config::{AttentionConfig, Kernels, LIMIT, Layout, Mask, Output, Sink, Window, refuse};
 use super::forward::AttentionElement;
 use crate::gemm::Choice;
 use crate::runtime::{Error, Result};
@@ -50,11 +50,15 @@ const SIZES: [[u64; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 const PACKED_SIZES: [[u64; 2]; 2] = [SIZES[0], SIZES[1]];
 
 impl AttentionConfig {
-    /// The kernel for elements of `T`, whatever the device: keys are divided only if [`key_parts`](Self::key_parts) says so.
+    /// The kernel for elements of `T` on Hopper, or the portable one if [`kernels`](Self::kernels) says so: keys are divided only if
+    /// [`key_parts`](Self::key_parts) says so.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
     pub fn choose<T: AttentionElement>(&self) -> Result<Choice> {
+        if self.kernels == Kernels::Portable {
+            return self.choose_portable::<T>();
+        }
         self.validate()?;
         if self.parts() > 1 && self.needs_general() {
             return refuse("key_parts", self.parts(), format!("1 with {}", self.needs().join(", ")));

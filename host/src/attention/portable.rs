@@ -15,9 +15,6 @@ use super::general::Placement;
 use crate::gemm::Choice;
 use crate::runtime::{Device, Error, Loaded, Result, Runtime};
 
-/// The devices that the kernels on wgmma run on.
-const HOPPER: (u32, u32) = (9, 0);
-
 /// A portable kernel among those of an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
@@ -51,10 +48,10 @@ impl AttentionConfig {
 
     /// Whether it takes a portable kernel on a device.
     pub(super) fn is_portable_on(&self, device: &Device) -> bool {
-        self.kernels == Kernels::Portable || device.capability() != HOPPER
+        self.kernels == Kernels::Portable || !device.is_hopper()
     }
 
-    fn choose_portable<T: PortableElement>(&self) -> Result<Choice> {
+    pub(super) fn choose_portable<T: PortableElement>(&self) -> Result<Choice> {
         self.validate()?;
         if let Some(parts @ 2..) = self.key_parts {
             return refuse("key_parts", parts, "1 or none: the kernels for any GPU do not divide keys");

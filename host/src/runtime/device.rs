@@ -9,6 +9,9 @@ use super::error::Result;
 use super::runtime::Inner;
 use super::stream::Stream;
 
+/// The compute capability of the devices that the kernels on wgmma run on.
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
+
 /// One GPU, real or emulated. A cheap handle.
 #[derive(Clone)]
 pub struct Device {
@@ -30,6 +33,11 @@ impl Device {
     /// Major and minor compute capability: `(9, 0)` for an H100 or H200, which the emulator follows.
     pub fn capability(&self) -> (u32, u32) {
         self.runtime.properties(self.index).capability
+    }
+
+    /// Whether the kernels on wgmma run on it.
+    pub(crate) fn is_hopper(&self) -> bool {
+        self.capability() == HOPPER
     }
 
     /// What a kernel's grid may depend on.

@@ -34,6 +34,7 @@ pub(crate) mod watch;
 
 pub use buffer::Buffer;
 pub use device::Device;
+pub(crate) use device::HOPPER;
 pub use element::HostElement;
 pub use emulated::{EmulatedOptions, Exploration, Explored, RaceKind, StreamRace, StreamUse, explore};
 pub use error::{Error, Result};
