@@ -62,11 +62,25 @@ fn caps_that_the_kernels_tangent_is_too_coarse_for_are_refused() {
     let config = |cap| AttentionConfig { queries: 1, keys: 1, head_size: 64, soft_cap: Some(cap), ..AttentionConfig::default() };
     for cap in [1000.1, 1e6, f32::INFINITY, f32::NAN, 0.0, -1.0] {
         for choice in passes(&config(cap)) {
-            refused(choice, &format!("soft_cap is {cap}: a positive number up to 1000, or none"));
+            refused(choice, &format!("soft_cap is {cap}: from 1e-20 to 1000, or none"));
         }
     }
     let choices = passes(&config(1000.0));
     assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+}
+
+#[test]
+fn factors_that_scores_would_overflow_by_are_refused() {
+    let config = |scale| AttentionConfig { queries: 1, keys: 1, head_size: 64, scale: Some(scale), ..AttentionConfig::default() };
+    for scale in [3e38, 1.1e8, f32::INFINITY, f32::NAN, 0.0, -1.0, 1e-40, 9e-21] {
+        for choice in passes(&config(scale)) {
+            refused(choice, &format!("scale is {scale}: from 1e-20 to 1e8, or none for 1 / sqrt(head_size)"));
+        }
+    }
+    for scale in [1e-20, 1e8] {
+        let choices = passes(&config(scale));
+        assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
+    }
 }
 
 #[test]

@@ -30,9 +30,10 @@ pub struct AttentionConfig {
     pub mask: Mask,
     /// Of those, the ones near it.
     pub window: Window,
-    /// Factor of the scores, positive; `head_size` to the power -1/2 if none.
+    /// Factor of the scores, from 1e-20 to 1e8; `head_size` to the power -1/2 if none. Scores are `f32`, before the factor and behind it:
+    /// finite ones below -1e30 count as hidden, and what overflows is no number.
     pub scale: Option<f32>,
-    /// `c` in `c tanh(score / c)`, which replaces scaled scores, up to 1000: kernels have the hyperbolic tangent to about 1e-7, so that the
+    /// `c` in `c tanh(score / c)`, which replaces scaled scores, from 1e-20 to 1000: kernels have the hyperbolic tangent to about 1e-7, so that the
     /// error of a capped score grows with the cap. The scores as they are if none.
     pub soft_cap: Option<f32>,
     /// What the softmax counts beside the keys.
@@ -137,6 +138,10 @@ pub enum Output {
 
 /// Rows, heads and sequences are below.
 pub(super) const LIMIT: u64 = 1 << 30;
+/// Factors of scores, and caps, are at least: their ratios stay normal numbers.
+const SMALLEST: f32 = 1e-20;
+/// Factors of scores are at most: times what counts as hidden they are finite.
+const LARGEST_SCALE: f32 = 1e8;
 /// Caps are at most: of larger ones the error of a capped score would be seen in the log-sum-exp.
 const LARGEST_CAP: f32 = 1000.0;
 /// Sizes of a head are at most.
@@ -204,12 +209,11 @@ impl AttentionConfig {
         if let Some(parts) = self.key_parts.filter(|parts| !(1..=u64::from(MOST_PARTS)).contains(parts)) {
             return refuse("key_parts", parts, format!("from 1 to {MOST_PARTS}, or none"));
         }
-        let positive = |x: f32| x.is_normal() && x > 0.0;
-        if let Some(scale) = self.scale.filter(|scale| !positive(*scale)) {
-            return refuse("scale", scale, "a positive number, or none for 1 / sqrt(head_size)");
+        if let Some(scale) = self.scale.filter(|scale| !(SMALLEST..=LARGEST_SCALE).contains(scale)) {
+            return refuse("scale", scale, format!("from {SMALLEST:e} to {LARGEST_SCALE:e}, or none for 1 / sqrt(head_size)"));
         }
-        match self.soft_cap.filter(|cap| !positive(*cap) || *cap > LARGEST_CAP) {
-            Some(cap) => refuse("soft_cap", cap, format!("a positive number up to {LARGEST_CAP}, or none for the scores as they are")),
+        match self.soft_cap.filter(|cap| !(SMALLEST..=LARGEST_CAP).contains(cap)) {
+            Some(cap) => refuse("soft_cap", cap, format!("from {SMALLEST:e} to {LARGEST_CAP}, or none for the scores as they are")),
             None => Ok(()),
         }
     }

@@ -205,8 +205,8 @@ fn refused(runtime: &Runtime) -> Outcome {
     expect(AttentionConfig { head_size: 100, ..good }, &["head_size is 100", "a multiple of 8 up to 256"])?;
     expect(AttentionConfig { heads: 6, key_heads: 4, ..good }, &["key_heads is 4", "divisor of heads", "6"])?;
     expect(AttentionConfig { key_heads: 0, ..good }, &["key_heads is 0"])?;
-    expect(AttentionConfig { scale: Some(-1.0), ..good }, &["scale is -1", "positive"])?;
-    expect(AttentionConfig { scale: Some(f32::NAN), ..good }, &["scale is NaN", "positive"])?;
+    expect(AttentionConfig { scale: Some(-1.0), ..good }, &["scale is -1", "from 1e-20 to 1e8"])?;
+    expect(AttentionConfig { scale: Some(f32::NAN), ..good }, &["scale is NaN", "from 1e-20 to 1e8"])?;
     expect(AttentionConfig { keys: 1 << 30, ..good }, &["keys is 1073741824", "at most"])?;
     expect(AttentionConfig { batches: 1 << 20, heads: 1 << 12, key_heads: 1, ..good }, &["tiles", "at most"])?;
     let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<f16>())?;

@@ -46,6 +46,11 @@ fn cases_of(kernels: Kernels) -> Vec<Case> {
     }
     let shape = AttentionConfig { queries: 67, keys: 140, ..base };
     dense(&mut cases, "cap", AttentionConfig { soft_cap: Some(2.0), scale: Some(0.5), ..shape });
+    // Rows that see nothing, and equal scores.
+    for (name, scale, soft_cap) in [("largest", 1e8, None), ("smallest", 1e-20, None), ("smallest::cap", 1e-20, Some(1e-20))] {
+        let config = AttentionConfig { queries: 150, keys: 60, window: window(Some(3), Some(0)), scale: Some(scale), soft_cap, ..base };
+        push(&mut cases, &format!("scale::{name}"), Problem { one_hot: true, ..Problem::dense(config) });
+    }
     dense(&mut cases, "cap::largest", AttentionConfig { soft_cap: Some(1000.0), scale: Some(2.0), ..shape });
     dense(&mut cases, "cap::causal", AttentionConfig { soft_cap: Some(30.0), mask: Mask::CausalBottomRight, max_logit: true, ..shape });
     dense(&mut cases, "sink::one", AttentionConfig { sink: Sink::OffByOne, ..shape });
