@@ -70,6 +70,15 @@ fn caps_that_the_kernels_tangent_is_too_coarse_for_are_refused() {
 }
 
 #[test]
+fn heads_of_keys_are_never_none() {
+    let config = AttentionConfig { queries: 1, keys: 1, head_size: 64, heads: 0, ..AttentionConfig::default() };
+    for choice in passes(&AttentionConfig { key_heads: 0, ..config }) {
+        refused(choice, "key_heads is 0: at least 1");
+    }
+    assert!(passes(&config).iter().all(|choice| choice.is_ok()));
+}
+
+#[test]
 fn factors_that_scores_would_overflow_by_are_refused() {
     let config = |scale| AttentionConfig { queries: 1, keys: 1, head_size: 64, scale: Some(scale), ..AttentionConfig::default() };
     for scale in [3e38, 1.1e8, f32::INFINITY, f32::NAN, 0.0, -1.0, 1e-40, 9e-21] {

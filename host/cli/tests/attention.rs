@@ -180,6 +180,20 @@ fn gradients() {
     }
 }
 
+/// However many sequences have no rows.
+#[test]
+fn nothing_is_launched_for_empty_tensors() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let empty = |name| (name, "BF16", vec![1 << 29, 0, 1, 96], Vec::new());
+    write(&folder.path().join("in.safetensors"), &["q", "k", "v", "dout"].map(empty).to_vec());
+    let (input, output) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+    let done = run(&[&"attention", &"--input", &input, &"--output", &output, &"--device", &"emulated", &"--backward"]);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert!(["kernel  none: the output is empty", "kernel  none: all tensors are empty"].iter().all(|line| said.contains(line)), "{said}");
+    assert_eq!(read(&output)["dq"].0, [1 << 29, 0, 1, 96]);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -202,6 +216,7 @@ fn what_makes_no_sense_is_refused() {
     refused(wrong, &[], &["key_heads is 2", "divisor of heads", "3"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["scale is -1", "from 1e-20 to 1e8"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "4"], &["--window", "L,R"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "0,1073741824"], &["--window", "up to 1073741823, -1 for no bound"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--backward"], &["no tensor `dout`", "--backward"]);
     let wrong = vec![q.clone(), k.clone(), v.clone(), zeros("dout", &[1, 4, 2, 32])];
     refused(wrong, &["--backward"], &["`dout`", "[1, 4, 2, 32]", "[1, 4, 2, 64]"]);

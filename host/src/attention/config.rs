@@ -193,7 +193,10 @@ impl AttentionConfig {
         if let Some((field, size)) = sizes.into_iter().find(|(_, size)| *size >= LIMIT) {
             return refuse(field, size, format!("at most {}", LIMIT - 1));
         }
-        if self.key_heads == 0 || !self.heads.is_multiple_of(self.key_heads) {
+        if self.key_heads == 0 {
+            return refuse("key_heads", 0, "at least 1, though there be no heads");
+        }
+        if !self.heads.is_multiple_of(self.key_heads) {
             return refuse("key_heads", self.key_heads, format!("a divisor of heads, which is {}", self.heads));
         }
         for (field, size) in [("head_size", self.head_size), ("value_size", self.value_size())] {

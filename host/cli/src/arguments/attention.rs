@@ -51,8 +51,9 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                 }
                 "window" => {
                     let text = words.text()?;
-                    window = bounds(&text)
-                        .ok_or_else(|| words.error(format!("--window {text:?} is not L,R: two numbers of keys, -1 for no bound")))?;
+                    window = bounds(&text).ok_or_else(|| {
+                        words.error(format!("--window {text:?} is not L,R: two numbers of keys up to {FARTHEST}, -1 for no bound"))
+                    })?;
                 }
                 "backward" => backward = true,
                 "scale" => scale = Some(words.number("--scale", "a finite number", |scale: &f32| scale.is_finite())?),
@@ -65,9 +66,13 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
     Ok(Request::Attention(Attention { input, output, causal, window, scale, backward, device }))
 }
 
+/// Keys to a bound: no sequence has more.
+const FARTHEST: u64 = (1 << 30) - 1;
+
 /// `L,R`.
 fn bounds(text: &str) -> Option<[Option<u64>; 2]> {
-    let bound = |word: &str| if word == "-1" { Some(None) } else { word.parse().ok().map(Some) };
+    let number = |word: &str| word.parse().ok().filter(|bound| *bound <= FARTHEST);
+    let bound = |word: &str| if word == "-1" { Some(None) } else { number(word).map(Some) };
     let (left, right) = text.split_once(',')?;
     Some([bound(left)?, bound(right)?])
 }
@@ -80,6 +85,7 @@ mod tests {
     fn windows() {
         assert_eq!(bounds("128,0"), Some([Some(128), Some(0)]));
         assert_eq!(bounds("-1,4"), Some([None, Some(4)]));
-        assert_eq!(["128", "a,0", "1,-2", "1,2,3", ","].map(bounds), [None; 5]);
+        assert_eq!(bounds("1073741823,0"), Some([Some(1073741823), Some(0)]));
+        assert_eq!(["128", "a,0", "1,-2", "1,2,3", ",", "0,1073741824"].map(bounds), [None; 6]);
     }
 }

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
     attention::{
-        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Padding,
-        Sequences,
+        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Choice, Gradients, Inputs, Order, Outputs,
+        Padding, Sequences,
     },
 };
 
@@ -154,14 +154,14 @@ where
     let inputs = || Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
     let device = runtime.device(0)?;
     let choice = plan.config.choose_on::<H::Device>(&device)?;
-    let mut kernels = vec![format!("{}: {}", choice.kernel, choice.why)];
+    let mut kernels = vec![line(&choice)];
     let attention = Attention::<H::Device>::new(runtime, plan.config)?;
     // Before anything runs, so that what has no kernel is refused at once.
     let backward = match &plan.grad_out {
         None => None,
         Some(grad_out) => {
             let choice = plan.config.choose_backward_on::<H::Device>(&device)?;
-            kernels.push(format!("{}: {}", choice.kernel, choice.why));
+            kernels.push(line(&choice));
             Some((AttentionBackward::<H::Device>::new(runtime, plan.config, Order::Deterministic)?, upload(grad_out)?))
         }
     };
@@ -178,6 +178,12 @@ where
         }
     }
     Ok((kernels, tensors))
+}
+
+/// A kernel and why it was taken.
+fn line(choice: &Choice) -> String {
+    let kernel = if choice.kernel.is_empty() { "none" } else { choice.kernel };
+    format!("{kernel}: {}", choice.why)
 }
 
 fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<(), WriteError> {
