@@ -36,7 +36,8 @@ pub enum Order {
     Fast,
 }
 
-/// The backward pass of attention with elements of `T`: `bf16` or `f16`.
+/// The backward pass of attention with elements of `T`: `bf16` or `f16`. Of the pass forward it wants the inputs, `out` and `log_sum_exp`,
+/// nothing else; gradients go to the caller's buffers, so that a [run](BoundAttention::run) allocates nothing.
 pub struct AttentionBackward<T> {
     config: AttentionConfig,
     order: Order,
