@@ -43,6 +43,7 @@ impl AttentionConfig {
     /// # Errors
     /// As [`choose`](Self::choose); the portable kernels do not divide keys.
     pub fn choose_on<T: AttentionElement>(&self, device: &Device) -> Result<Choice> {
+        self.validate()?;
         if self.is_portable_on(device) { self.choose_portable::<T>() } else { self.divided_for::<T>(device).choose::<T>() }
     }
 
