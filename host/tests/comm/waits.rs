@@ -1,6 +1,6 @@
 //! Waits of a host that know of no arena, behind signals that do not come: the arena ends them, by its deadline, with an error that names the rank.
 
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ fn side(rank: &EmulatedCommunicator) -> Result<Side<'_>> {
 
 /// Two ranks, a thread each. No order of streams could be given up: rank 1's thread may always come.
 fn run(program: impl Fn(Side<'_>) -> Result<()> + Sync) -> Result<()> {
-    let options = EmulatedOptions { devices: 2, patience: Duration::from_secs(60), ..EmulatedOptions::default() };
+    let options = EmulatedOptions { devices: 2, patience: Duration::from_secs(5), ..EmulatedOptions::default() };
     let world = WorldSize::new(2).unwrap();
     let ranks = EmulatedCommunicator::world_of(&Runtime::emulated_with(options)?, world)?;
     let sides = ranks.iter().map(side).collect::<Result<Vec<_>>>()?;
@@ -40,6 +40,23 @@ fn run(program: impl Fn(Side<'_>) -> Result<()> + Sync) -> Result<()> {
         let threads: Vec<_> = sides.into_iter().map(|side| scope.spawn(|| program(side))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap())
     })
+}
+
+/// Says that a rank is through, however it got there.
+struct Through<'a>(&'a AtomicBool);
+
+impl Through<'_> {
+    fn wait(is_through: &AtomicBool) {
+        while !is_through.load(Ordering::Acquire) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Ways to wait for a stream on the host.
@@ -69,10 +86,10 @@ fn every_wait_of_a_host_ends_by_the_deadline_of_the_arena() {
         [|side| side.arena.wait(&side.stream, side.channel, side.other, FIRST), |side| side.handover.accept(&side.stream, side.other)];
     for (what, wait) in WAITS {
         for enqueue in enqueue {
-            let is_over = Barrier::new(2);
+            let is_over = AtomicBool::new(false);
             run(|side| {
                 if side.other.index() == 0 {
-                    is_over.wait();
+                    Through::wait(&is_over);
                     let error = side.arena.check().unwrap_err();
                     assert!(
                         matches!(&error, Error::Symmetric(SymmetricError::Aborted { rank, .. }) if *rank == side.other),
@@ -80,6 +97,7 @@ fn every_wait_of_a_host_ends_by_the_deadline_of_the_arena() {
                     );
                     return Ok(());
                 }
+                let _through = Through(&is_over);
                 side.buffer.peer(side.other)?;
                 enqueue(&side)?;
                 let start = Instant::now();
@@ -91,9 +109,7 @@ fn every_wait_of_a_host_ends_by_the_deadline_of_the_arena() {
                 assert_eq!((rank, operation, missing), (side.arena.rank(), "a host's wait for a stream", vec![side.other]), "{what}");
                 assert!((DEADLINE..DEADLINE + Duration::from_secs(1)).contains(&took), "{what} after {took:?}");
                 // The streams were let go: they can be waited for, and used in another arena.
-                side.stream.synchronize()?;
-                is_over.wait();
-                Ok(())
+                side.stream.synchronize()
             })
             .unwrap();
         }
@@ -103,13 +119,16 @@ fn every_wait_of_a_host_ends_by_the_deadline_of_the_arena() {
 /// A rank that is gone ends them at once.
 #[test]
 fn a_wait_of_a_host_ends_at_once_where_the_rank_is_gone() {
-    let have_met = Barrier::new(2);
+    let has_met = AtomicBool::new(false);
     run(|side| {
-        side.buffer.peer(side.other)?;
-        have_met.wait();
         if side.other.index() == 0 {
+            side.buffer.peer(side.other)?;
+            Through::wait(&has_met);
             return Ok(());
         }
+        let meeting = Through(&has_met);
+        side.buffer.peer(side.other)?;
+        drop(meeting);
         side.arena.wait(&side.stream, side.channel, side.other, FIRST)?;
         let start = Instant::now();
         let error = side.stream.synchronize().unwrap_err();
