@@ -6,9 +6,8 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Layout, Mask, Sink, Window};
+use super::config::{AttentionConfig, Layout, Sink};
 use super::forward::{Binding, BoundAttention, Instance};
-use super::plan::SECTION_BYTES;
 use super::tensors::{Inputs, Outputs, Padding, Sequences, Target};
 use crate::runtime::{Buffer, Loaded, Result, Stream};
 use crate::tensor::{SequenceRows, TensorMap, TensorMapMut};
@@ -45,15 +44,6 @@ impl<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> 
         let rows = if keys == 0 { 0 } else { of_k.rows as u32 };
         Ok(Self { k: TensorMap::sequences(stream, k, of_k)?, v: TensorMap::sequences(stream, v, of_v)?, rows })
     }
-}
-
-/// Keys, of a number of heads, whose tiles are computed together: as many as take [`SECTION_BYTES`] with their values. One head's where all its
-/// tiles do the same work.
-pub(super) fn section_keys<T>(config: &AttentionConfig) -> u32 {
-    if config.mask == Mask::Full && config.window == Window::default() {
-        return 0;
-    }
-    (SECTION_BYTES / ((config.head_size + config.value_size()) * size_of::<T>() as u64)) as u32
 }
 
 /// Lengths and offsets of a dense tensor's sequences, as [`Sequences`] has them.
@@ -158,7 +148,7 @@ where
         let [scale, cap_limit, cap_factor] = softmax_of(&config);
         let Seen { left, right, top_left } = config.seen();
         let packed = layout == Layout::Packed;
-        let section_keys = section_keys::<T>(&config);
+        let section_keys = config.section_keys(size_of::<T>() as u64);
         let log_sum_exp_length = log_sum_exp.len();
         Ok(BoundAttention::new(move |stream| {
             let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();

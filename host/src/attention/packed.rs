@@ -8,7 +8,7 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::config::{AttentionConfig, Mask};
 use super::forward::{Binding, BoundAttention, Instance};
-use super::general::{Placement, SequenceKeys, rows_of, section_keys};
+use super::general::{Placement, SequenceKeys, rows_of};
 use crate::runtime::{Buffer, Loaded, Result};
 use crate::tensor::{TensorMap, TensorMapMut};
 
@@ -34,7 +34,7 @@ where
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
         let log_sum_exp_length = log_sum_exp.len();
         let [batches, heads, group, query_rows] = [batches, heads, config.group(), queries].map(|size| size as u32);
-        let (section_keys, scale) = (section_keys::<T>(&config), config.scale_log2());
+        let (section_keys, scale) = (config.section_keys(size_of::<T>() as u64), config.scale_log2());
         Ok(BoundAttention::new(move |stream| {
             let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();
             let args = AttentionForwardPackedArgs {

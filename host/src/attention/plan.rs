@@ -8,6 +8,10 @@ use crate::runtime::{Error, Result};
 /// Bytes of keys and values that are read by heads computed together: about half of an H200's L2 cache.
 pub(super) const SECTION_BYTES: u64 = 32 << 20;
 
+/// Keys of heads that are computed together in the pass forward, at most: with more, of small heads, a causal tile's keys come from the L2 cache
+/// less often.
+const SECTION_KEYS: u64 = 1 << 16;
+
 /// A kernel among those of an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
@@ -177,8 +181,17 @@ impl AttentionConfig {
         if self.mask == Mask::Full {
             return 1;
         }
+        let key_heads = self.section_key_heads(element_bytes).min((SECTION_KEYS / self.keys.max(1)).max(1));
         // No more heads than there are: kernels count the tiles of a section in 32 bits.
-        (self.section_key_heads(element_bytes) * self.group()).min(self.batches * self.heads).clamp(1, i32::MAX as u64) as u32
+        (key_heads * self.group()).min(self.batches * self.heads).clamp(1, i32::MAX as u64) as u32
+    }
+
+    /// Keys of heads that are computed together in the pass forward where sequences differ in length: fewer where all tiles of a head do the same
+    /// work.
+    pub(super) fn section_keys(&self, element_bytes: u64) -> u32 {
+        let keys = SECTION_BYTES / ((self.head_size + self.value_size()) * element_bytes);
+        let most = if self.mask == Mask::Full && self.window == Window::default() { SECTION_KEYS / 4 } else { SECTION_KEYS };
+        keys.min(most) as u32
     }
 
     /// Heads of keys that are computed together in the pass backward. Where blocks of keys add in order, many of them, so that few of
