@@ -149,6 +149,17 @@ fn gathers_are_not_captured() {
     assert!(matches!(shard_of_pull, Err(Error::NotCapturable { .. })), "{shard_of_pull:?}");
     let arrived = Graph::capture(&[&arrivals], || push.run(&shard).map(|_| ()));
     assert!(matches!(arrived, Err(Error::NotCapturable { .. })), "{arrived:?}");
+    let writer = world.ranks[0].device().stream().unwrap();
+    let own_place = Graph::capture(&[&writer], || push.shard(&writer).map(|_| ()));
+    assert!(matches!(own_place, Err(Error::NotCapturable { .. })), "{own_place:?}");
+    push.shard(&writer).unwrap().fill_zero(&writer).unwrap();
+    // Behind a write that is captured meanwhile there is no moment.
+    for capturing in [&writer, stream, &arrivals] {
+        let in_place = Graph::capture(&[capturing], || push.run_in_place().map(|_| ()));
+        assert!(matches!(in_place, Err(Error::NotCapturable { .. })), "{in_place:?}");
+    }
+    push.run_in_place().expect("what was refused has changed nothing").wait().unwrap();
+    push.release().unwrap();
     push.run(&shard).expect("what was refused has changed nothing").wait().unwrap();
     let released = Graph::capture(&[&arrivals], || push.release());
     assert!(matches!(released, Err(Error::NotCapturable { .. })), "{released:?}");

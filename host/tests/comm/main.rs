@@ -12,6 +12,7 @@ mod gathers;
 mod graphs;
 mod groups;
 mod handover;
+mod in_place;
 mod mismatches;
 mod one_sided;
 mod sanitizer;

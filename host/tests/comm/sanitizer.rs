@@ -1,9 +1,10 @@
 //! Planted bugs of streams and ranks: each is reported under every seed tried, with both uses, and its seed replays it. The right
 //! programs are silent.
 
-use oxtile::comm::{Communicator, ReduceOp};
+use oxtile::comm::{Communicator, ReduceOp, Team};
 use oxtile::runtime::{RaceKind, StreamRace};
-use oxtile::{Buffer, Error, Result};
+use oxtile::symmetric::{Arena, ArenaOptions, PushGather, PushMemory, Ticket};
+use oxtile::{Buffer, Error, PinnedBuffer, Result, Stream};
 
 use crate::support::{World, numbers};
 
@@ -173,6 +174,81 @@ fn event_between(world: &World, right: bool) -> Result<()> {
 fn an_event_recorded_too_early() {
     planted(event_between, RaceKind::Unordered);
     silent(event_between);
+}
+
+/// A rank's gather in place that has been run.
+struct InPlace {
+    gather: PushGather<u32>,
+    ticket: Option<Ticket<()>>,
+    /// The member's own place.
+    own: Buffer<u32>,
+    /// Those of the gather, one that reads, and one that writes the place again, behind the first time.
+    streams: [Stream; 4],
+}
+
+fn gathers_in_place(world: &World) -> Result<Vec<InPlace>> {
+    let arenas = world.ranks.iter().map(|rank| Arena::open(rank, ArenaOptions::default())).collect::<Result<Vec<_>>>()?;
+    let memories = arenas.iter().map(|arena| PushMemory::take(arena, 4, 2)).collect::<Result<Vec<_>>>()?;
+    let gather = |(i, memory): (usize, PushMemory<u32>)| {
+        let (rank, first) = (&world.ranks[i], &world.streams[i]);
+        let [out, arrivals, reader, writer] = [(); 4].map(|()| rank.device().stream());
+        let streams = [out?, arrivals?, reader?, writer?];
+        let member = Team::all(world.size()).member(rank.rank()).expect("of the world");
+        let mut gather = PushGather::new(&arenas[i], &member, memory, [&streams[0], &streams[1]], 1)?;
+        let own = gather.shard(first)?;
+        own.copy_from_pinned(first, &PinnedBuffer::from_slice(first, &numbers(rank.rank().index(), 4))?)?;
+        let own = alias(world, i, own);
+        streams[3].wait(&first.record()?)?;
+        let ticket = Some(gather.run_in_place()?);
+        Ok(InPlace { gather, ticket, own, streams })
+    };
+    memories.into_iter().enumerate().map(gather).collect()
+}
+
+/// Writes the own places again on the streams of their writers.
+fn write_again(mut gathers: Vec<InPlace>, asks: bool) -> Result<()> {
+    for InPlace { gather, own, streams, .. } in &mut gathers {
+        gather.release()?;
+        if asks {
+            gather.shard(&streams[3])?;
+        }
+        own.fill_zero(&streams[3])?;
+    }
+    gathers.iter().flat_map(|gather| &gather.streams).try_for_each(|stream| stream.synchronize())
+}
+
+/// The own place is written again before it has been copied to the others.
+fn rewritten_while_it_is_put(world: &World, right: bool) -> Result<()> {
+    write_again(gathers_in_place(world)?, right)
+}
+
+#[test]
+fn an_own_place_that_is_written_while_it_is_put() {
+    let text = planted(rewritten_while_it_is_put, RaceKind::Unordered).to_string();
+    assert!(text.contains("a fill writes") && text.contains("reads"), "{text}");
+    silent(rewritten_while_it_is_put);
+}
+
+/// The own place is written again behind the copies to the others, before this rank has read what was gathered.
+fn rewritten_while_it_is_read(world: &World, right: bool) -> Result<()> {
+    let (mut gathers, mut used) = (gathers_in_place(world)?, Vec::new());
+    for (i, InPlace { gather, ticket, streams: [_, _, reader, writer], .. }) in gathers.iter_mut().enumerate() {
+        let view = gather.whole(reader)?;
+        // SAFETY: as in `alias`.
+        let gathered = unsafe { Buffer::<u32>::borrow_raw(world.ranks[i].device(), view.address(), view.len()) }?;
+        let mut read = Buffer::uninitialised(reader, 8)?;
+        read.copy_from(reader, &gathered)?;
+        ticket.take().map(|ticket| ticket.then(writer)).transpose()?;
+        used.push((read, gathered));
+    }
+    write_again(gathers, right)
+}
+
+#[test]
+fn an_own_place_that_is_written_while_it_is_read() {
+    let text = planted(rewritten_while_it_is_read, RaceKind::Unordered).to_string();
+    assert!(text.contains("a fill writes") && text.contains("a copy reads"), "{text}");
+    silent(rewritten_while_it_is_read);
 }
 
 #[test]

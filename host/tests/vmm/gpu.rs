@@ -225,7 +225,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     rank.close()
 }
 
-/// Three rounds of both gathers, each word compared.
+/// Three rounds of both gathers, pushes from elsewhere and in place, each word compared.
 fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3], own: &mut Buffer<u32>, chunks: u64) -> Result<()> {
     let (me, world) = (rank.rank(), rank.world());
     let member = Team::all(world).member(me).expect("of the world");
@@ -242,13 +242,30 @@ fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3]
         doing(me, format!("round {round}: pushing"));
         later(own, compute, &numbers(me, round, LEN))?;
         push.run(own)?.wait()?;
-        let view = push.whole(compute)?;
-        // SAFETY: the elements of the view, which the gather keeps until they are released below; `compute` waits for them.
-        let pushed = unsafe { Buffer::<u32>::borrow_raw(rank.device(), view.address(), view.len())? };
-        assert_eq!(pushed.to_vec(compute)?, expected, "{me}, round {round}: pushed");
+        compare_pushed(&push, compute, &expected)?;
         push.release()?;
+        // Twice what was written once.
+        let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round + 3, LEN)).collect();
+        later(push.shard(compute)?, compute, &numbers(me, round + 3, LEN))?;
+        for time in 0..2 {
+            doing(me, format!("round {round}: pushing in place, time {time}"));
+            let ticket = push.run_in_place()?;
+            assert_eq!(push.chunk(compute, me, chunks - 1)?.len(), u64::from(LEN) - (chunks - 1) * u64::from(LEN).div_ceil(chunks));
+            ticket.wait()?;
+            compare_pushed(&push, compute, &expected)?;
+            push.release()?;
+        }
     }
     settle(copies)
+}
+
+/// Compares what was gathered.
+fn compare_pushed(push: &PushGather<u32>, stream: &Stream, expected: &[u32]) -> Result<()> {
+    let view = push.whole(stream)?;
+    // SAFETY: the elements of the view, which the gather keeps until they are released behind this; the stream waits for them.
+    let pushed = unsafe { Buffer::<u32>::borrow_raw(&stream.device(), view.address(), view.len())? };
+    assert!(pushed.to_vec(stream)? == expected, "{push:?}: not what was pushed");
+    Ok(())
 }
 
 /// How many streams of a rank wait in [`silence`], if more than one: two ranks on one GPU have twice as many.
