@@ -102,7 +102,9 @@ impl Member {
             self.part = Buffer::zeros(&self.stream, request.bytes / 2 / world)?;
         }
         match request.work {
-            Work::Push(_) | Work::Issue | Work::Pull(_) | Work::GemmWithPush => self.symmetric.prepare(request.bytes / world)?,
+            Work::Push(_) | Work::PushInPlace | Work::Issue | Work::Pull(_) | Work::GemmWithPush | Work::GemmWithPushInPlace => {
+                self.symmetric.prepare(request.bytes / world)?;
+            }
             Work::Put | Work::Get | Work::RoundTrip { .. } => self.symmetric.prepare(request.bytes)?,
             Work::Exchange(_) => {
                 let rank = self.symmetric.rank();
@@ -114,7 +116,8 @@ impl Member {
             }
             _ => {}
         }
-        if matches!(request.work, Work::Gemm | Work::GemmWithPush | Work::GemmWithNccl) && self.product.is_none() {
+        let has_product = matches!(request.work, Work::Gemm | Work::GemmWithPush | Work::GemmWithPushInPlace | Work::GemmWithNccl);
+        if has_product && self.product.is_none() {
             self.product = Some(Product::new(&self.runtime, &self.stream)?);
         }
         Ok(())
@@ -128,8 +131,9 @@ impl Member {
                 (0..request.calls).try_for_each(|_| self.collective(request.work))?;
                 Ok([start, self.stream.record()?])
             }
-            Work::Push(way) => self.symmetric.push(way, request.calls),
-            Work::Issue => self.symmetric.push(0, request.calls),
+            Work::Push(way) => self.symmetric.push(way, false, request.calls),
+            Work::PushInPlace => self.symmetric.push(0, true, request.calls),
+            Work::Issue => self.symmetric.push(0, false, request.calls),
             Work::Pull(way) => self.symmetric.pull(way, request.calls),
             Work::Put => self.symmetric.put(request.calls),
             Work::Get => self.symmetric.get(request.calls),
@@ -139,8 +143,9 @@ impl Member {
                 messages.gather(cut, &self.stream, request.calls)
             }
             Work::Gemm => self.products(request.calls),
-            Work::GemmWithPush => {
-                self.symmetric.push(0, self.gathers(request.calls))?;
+            Work::GemmWithPush | Work::GemmWithPushInPlace => {
+                let is_in_place = request.work == Work::GemmWithPushInPlace;
+                self.symmetric.push(0, is_in_place, self.gathers(request.calls))?;
                 self.products(request.calls)
             }
             Work::GemmWithNccl => {

@@ -47,6 +47,8 @@ enum Work {
     AllReduce,
     /// The all-gather whose members put, in one of the ways that `symmetric` has.
     Push(usize),
+    /// The same in one chunk, in place: nothing is copied within a device.
+    PushInPlace,
     /// The same in one chunk, its host time alone.
     Issue,
     /// The all-gather whose members get.
@@ -63,6 +65,8 @@ enum Work {
     Gemm,
     /// While shards are pushed.
     GemmWithPush,
+    /// While shards are pushed in place.
+    GemmWithPushInPlace,
     /// While NCCL gathers.
     GemmWithNccl,
 }

@@ -106,7 +106,7 @@ fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
     let whole = shard * u64::from(world);
     let request = |work| Request { work, bytes: whole, calls: if has_nccl { calls(whole) } else { 3 } };
     let side = |label, work| Side { label, request: request(work) };
-    let mut sides = vec![side("push", Work::Push(0)), side("pull", Work::Pull(0))];
+    let mut sides = vec![side("push", Work::Push(0)), side("push in place", Work::PushInPlace), side("pull", Work::Pull(0))];
     if shard >= CHUNKED || !has_nccl {
         sides.extend([side("push in 4 chunks", Work::Push(1)), side("pull in 4 chunks", Work::Pull(1))]);
     }
@@ -202,6 +202,7 @@ fn product(world: u32) -> Comparison {
         sides: vec![
             side("alone", Work::Gemm),
             side("beside a push all-gather", Work::GemmWithPush),
+            side("beside a push all-gather in place", Work::GemmWithPushInPlace),
             side("beside NCCL's all-gather", Work::GemmWithNccl),
         ],
         peer: None,

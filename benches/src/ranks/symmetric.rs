@@ -86,7 +86,9 @@ impl Symmetric {
         let (mut push, mut pull) = (Vec::new(), Vec::new());
         for chunks in WAYS {
             let memory = PushMemory::take(&arena, len, world.get())?;
-            push.push(PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?);
+            let mut one = PushGather::new(&arena, &member, memory, [&self.copies, &self.arrivals], chunks)?;
+            one.shard(&self.copies)?.fill_zero(&self.copies)?;
+            push.push(one);
             let mut one = PullGather::new(&arena, &member, GatherMemory::take(&arena, len)?, &self.copies, chunks)?;
             one.shard(&self.copies)?.fill_zero(&self.copies)?;
             pull.push(one);
@@ -99,13 +101,13 @@ impl Symmetric {
         Ok(())
     }
 
-    /// Gathers with all that belongs to them: the results are given free for the next.
-    pub fn push(&mut self, way: usize, calls: u64) -> Result<[Event; 2]> {
+    /// Gathers with all that belongs to them: the results are given free for the next. Those in place put what was written there once.
+    pub fn push(&mut self, way: usize, is_in_place: bool, calls: u64) -> Result<[Event; 2]> {
         let Open { push, shard, .. } = self.open.as_mut().context("it was prepared")?;
         let push = &mut push[way];
         let start = self.copies.record()?;
         for _ in 0..calls {
-            let _ticket = push.run(shard)?;
+            let _ticket = if is_in_place { push.run_in_place()? } else { push.run(shard)? };
             push.whole(&self.arrivals)?;
             push.release()?;
         }
