@@ -287,13 +287,13 @@ impl<T: Pod> PushGather<T> {
     /// All shards, for work on `stream`, which waits for all of them.
     ///
     /// # Errors
-    /// [`Error::Invalid`] before a gather and behind its release; an error of the driver.
+    /// [`Error::Invalid`] before a gather, behind its release and for a stream of another device; [`Error::ForeignRuntime`]; an error of the driver.
     pub fn whole(&self, stream: &Stream) -> Result<DeviceView<'_, T>> {
+        self.arena.0.use_on(stream)?;
         let Some(done) = &self.done else {
             let why = "nothing is gathered: run it first, and release it behind its last reader".to_owned();
             return Err(Error::Invalid { what: "PushGather::whole", why });
         };
-        self.arena.0.use_on(stream)?;
         stream.wait(done)?;
         self.lend_to(stream);
         // SAFETY: as in `chunk`.

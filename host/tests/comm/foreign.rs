@@ -89,6 +89,7 @@ fn all_on(all: &Arenas, buffer: &SymmetricBuffer<u32>, channel: Channel, stream:
         ("push", push([stream, all.stream(0)]).map(drop)),
         ("push, arrivals", push([all.stream(0), stream]).map(drop)),
         ("push, reader", push([all.stream(0), all.stream(0)]).and_then(|gather| gather.whole(stream).map(drop))),
+        ("push, writer", push([all.stream(0), all.stream(0)]).and_then(|mut gather| gather.shard(stream).map(drop))),
         ("handover", handover.publish(stream, one)),
         ("handover, wait", handover.accept(stream, one)),
     ]
