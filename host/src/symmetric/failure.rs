@@ -45,10 +45,7 @@ impl Inner {
         let first = lock(&self.failure).get_or_insert(error).clone();
         self.watcher.stop();
         self.meeting.give_up(&first.to_string());
-        if let Some(peers) = self.peers.get() {
-            let notice = self.layout.notice();
-            peers.iter().try_for_each(|base| self.poison(base + notice))?;
-        }
+        self.tell_peers()?;
         if !self.release_waits()? {
             tracing::warn!(rank = self.rank.index(), "streams of an ended arena wait for something else than its signals");
         }
@@ -63,6 +60,15 @@ impl Inner {
     pub fn enqueuing(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let enqueuing = self.enqueuing.read().unwrap_or_else(PoisonError::into_inner);
         self.check().map(|()| enqueuing)
+    }
+
+    /// Writes poison to the notice of every rank, behind a copy of a word to the host by the same stream: where as many streams wait as there are hardware
+    /// queues, writes behind a copy go through, and others do not. Seen on H200s by the case `gpu::silence`, whose arenas end by a deadline or an abort.
+    fn tell_peers(&self) -> Result<()> {
+        let Some(peers) = self.peers.get() else { return Ok(()) };
+        // What it says, and whether it comes in time, is of no account: poison is written all the same.
+        let _ = self.word(self.layout.notice());
+        peers.iter().try_for_each(|base| self.poison(base + self.layout.notice()))
     }
 
     /// Writes poison to all words of signals of this rank.
@@ -157,9 +163,7 @@ impl Drop for Inner {
             return;
         }
         self.meeting.give_up("it dropped its arena without closing it");
-        let notice = self.layout.notice();
-        let told = self.peers.get().map_or(Ok(()), |peers| peers.iter().try_for_each(|base| self.poison(base + notice)));
-        let freed = told.and_then(|()| {
+        let freed = self.tell_peers().and_then(|()| {
             let is_free = self.backend.is_kept_by_mappings() && self.release_waits()?;
             if is_free { self.backend.close(&self.control).map(|()| true) } else { Ok(false) }
         });

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
@@ -16,6 +16,10 @@ use crate::runtime::error::{Error, Result};
 use crate::symmetric::vmm::{Driver, Handle};
 
 const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Held by every call that makes, maps or unmaps memory: ranks that are threads of one process do that at the same moment, to the same allocation each from
+/// its own range. The driver (580.159.04) then ended the process now and then, in `cuMemUnmap`, by "double free or corruption".
+static CALLS: Mutex<()> = Mutex::new(());
 
 /// The CUDA driver's virtual memory management, for one device.
 #[derive(Debug)]
@@ -42,6 +46,12 @@ impl VirtualMemory {
         let network = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)?;
         properties.allocFlags.gpuDirectRDMACapable = u8::from(network != 0);
         Ok(properties)
+    }
+
+    /// The device's context is current, and no other thread calls.
+    fn alone(&self) -> Result<MutexGuard<'static, ()>> {
+        self.context.make_current()?;
+        Ok(CALLS.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn attribute(&self, name: Attribute) -> Result<u32> {
@@ -111,7 +121,7 @@ impl Driver for VirtualMemory {
     }
 
     fn create(&self, bytes: u64) -> Result<Handle> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let (mut handle, properties) = (0, self.properties()?);
         // SAFETY: a valid place for the handle, and filled properties. No flags.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&raw mut handle, bytes as usize, &raw const properties, 0) })?;
@@ -119,7 +129,7 @@ impl Driver for VirtualMemory {
     }
 
     fn export(&self, handle: Handle) -> Result<OwnedFd> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let mut descriptor: RawFd = -1;
         // SAFETY: for this type of handle the driver writes an int; the handle is one that `create` gave.
         let result = unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle.0, DESCRIPTOR, 0) };
@@ -132,7 +142,7 @@ impl Driver for VirtualMemory {
     }
 
     fn handle_of(&self, address: u64) -> Result<Handle> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let (mut handle, pointer) = (0, ptr::with_exposed_provenance_mut::<c_void>(address as usize));
         // SAFETY: a valid place for the handle; the driver looks the address up.
         check("cuMemRetainAllocationHandle", unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) })?;
@@ -140,7 +150,7 @@ impl Driver for VirtualMemory {
     }
 
     fn import(&self, descriptor: OwnedFd) -> Result<Handle> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let mut handle = 0;
         // For this type of handle the pointer is the number itself. The descriptor is closed when this returns.
         let number = ptr::without_provenance_mut::<c_void>(descriptor.as_raw_fd() as usize);
@@ -151,13 +161,13 @@ impl Driver for VirtualMemory {
     }
 
     fn release(&self, handle: Handle) -> Result<()> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         // SAFETY: a handle of `create` or `import`, released once.
         check("cuMemRelease", unsafe { sys::cuMemRelease(handle.0) })
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let (mut address, alignment) = (0, self.granularity()?);
         // SAFETY: a valid place for the address; where it lies is the driver's choice. No flags.
         let result = unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, alignment as usize, 0, 0) };
@@ -166,26 +176,26 @@ impl Driver for VirtualMemory {
     }
 
     fn unreserve(&self, address: u64, bytes: u64) -> Result<()> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         // SAFETY: a range of `reserve`, given back once, in which nothing is mapped any more.
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes as usize) })
     }
 
     fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<()> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         // SAFETY: a part of a reserved range where nothing is mapped, and a live handle. The offset has to be 0, and there are no flags.
         check("cuMemMap", unsafe { sys::cuMemMap(address, bytes as usize, 0, handle.0, 0) })
     }
 
     fn set_access(&self, address: u64, bytes: u64) -> Result<()> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         let access = CUmemAccessDesc { location: self.location(), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         // SAFETY: a mapping of `map`, and one description.
         check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, bytes as usize, &raw const access, 1) })
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        self.context.make_current()?;
+        let _alone = self.alone()?;
         // SAFETY: a mapping of `map`, whole; nothing uses it any more.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
     }
