@@ -393,11 +393,17 @@ impl Owner for Inner {
     }
 
     fn used_on(&self, stream: &Arc<StreamInner>) {
-        lock(&self.streams).entry(stream.id.handle).or_insert_with(|| {
-            let watcher: Arc<dyn Watch> = Arc::clone(&self.watcher) as _;
-            stream.watchers.add(&watcher);
-            Stream(Arc::clone(stream))
-        });
+        let mut streams = lock(&self.streams);
+        let known = streams.get(&stream.id.handle);
+        // A stream of another library is another handle each time that it is borrowed.
+        if known.is_some_and(|known| Arc::ptr_eq(&known.0, stream)) {
+            return;
+        }
+        let (is_new, watcher): (_, Arc<dyn Watch>) = (known.is_none(), Arc::clone(&self.watcher) as _);
+        stream.watchers.add(&watcher);
+        if is_new {
+            streams.insert(stream.id.handle, Stream(Arc::clone(stream)));
+        }
     }
 }
 

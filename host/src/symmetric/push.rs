@@ -137,7 +137,8 @@ impl<T: Pod> PushGather<T> {
     }
 
     /// This member's place in what is gathered, to write for the next gather [in place](Self::run_in_place): later work of `stream` comes after this rank has
-    /// read the last gather, and after the copies of this shard to the others. It waits for nothing else of theirs. What is written stays for any number of gathers.
+    /// read the last gather, and after the copies of this shard to the others. It waits for nothing else of theirs. What is written stays for any number of gathers. It is
+    /// to be written by work that is enqueued, not by a graph, whose replays are not ordered behind those who read gathers.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a result that was not released or a stream of another device; [`Error::ForeignRuntime`]; [`Error::NotCapturable`] in a graph; a
@@ -160,7 +161,7 @@ impl<T: Pod> PushGather<T> {
     /// [released](Self::release).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a place that was never written or a result that was not released; [`Error::NotCapturable`] in a graph; a failure of the arena;
+    /// [`Error::Invalid`] for a place that was never handed out or a result that was not released; [`Error::NotCapturable`] in a graph; a failure of the arena;
     /// an error of the driver.
     #[track_caller]
     pub fn run_in_place(&mut self) -> Result<Ticket<()>> {
@@ -178,7 +179,7 @@ impl<T: Pod> PushGather<T> {
     /// Behind what has written the own place so far.
     fn written(&self, what: &'static str) -> Result<Event> {
         let Some(writer) = self.own.memory().streams(false).pop() else {
-            let why = "nothing was written to this member's place: write what PushGather::shard gives first".to_owned();
+            let why = "this member's place was never handed out: write what PushGather::shard gives first".to_owned();
             return Err(Error::Invalid { what, why });
         };
         writer.refuse_capture(WHAT_GROWS, INSTEAD)?;
@@ -315,9 +316,17 @@ impl<T: Pod> PushGather<T> {
     #[track_caller]
     pub fn release(&mut self) -> Result<()> {
         self.arrivals.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
-        for reader in std::mem::take(&mut *lock(&self.readers)) {
+        // They stay until all are waited for: a release that fails is made again.
+        let readers = lock(&self.readers).clone();
+        for reader in readers {
             if reader.0.id == self.arrivals.0.id {
                 // In its order already, and that of who writes the own place by the note.
+                self.own.memory().used_on(&reader.0);
+                continue;
+            }
+            if reader.is_capturing() {
+                // Behind what it was given before the capture: the note orders who writes the own place.
+                order(&self.arrivals.0, |wait_for| wait_for.push(Arc::clone(&reader.0)))?;
                 self.own.memory().used_on(&reader.0);
                 continue;
             }
@@ -326,6 +335,7 @@ impl<T: Pod> PushGather<T> {
             self.read.retain(|earlier| !earlier.is_of(&reader));
             self.read.push(read);
         }
+        lock(&self.readers).clear();
         let mut batch = self.arena.batch(&self.arrivals);
         for (_, other) in &*self.others {
             batch = batch.signal(self.memory.free, *other, self.epoch)?;

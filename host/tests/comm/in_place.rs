@@ -218,7 +218,7 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
     let mut sides = sides(&all, &Team::all(all.world.size()), 1).unwrap();
     let (stranger, in_use, nothing) = (all.stream(1).clone(), "release it behind its last reader", "nothing is gathered: run it first");
     for (i, Side { gather, compute, .. }) in &mut sides {
-        refused(gather.run_in_place(), "nothing was written to this member's place: write what PushGather::shard gives first");
+        refused(gather.run_in_place(), "this member's place was never handed out: write what PushGather::shard gives first");
         refused(gather.whole(compute), nothing);
         if *i == 0 {
             refused(gather.shard(&stranger), "the stream is on device 1");

@@ -83,9 +83,7 @@ fn steps(call: &str, kind: &str) -> &'static [&'static str] {
     match (call, kind) {
         (_, "differs") => &["Agree"],
         ("copy" | "wait" | "teardown", "stop") => &["Missing"],
-        // Rank 0 may be gone before it has passed on the last note of the second phase.
-        ("copy", _) => &["Aborted", "Commit"],
-        ("wait" | "teardown", _) => &["Aborted"],
+        ("copy" | "wait" | "teardown", _) => &["Aborted"],
         ("create", "error") => &["Create"],
         ("reserve", "error") => &["Reserve"],
         ("reach", "error") => &["Check"],

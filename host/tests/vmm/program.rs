@@ -144,17 +144,18 @@ pub fn write_and_read_with(
         word(address, 0).store(1000, Ordering::Relaxed);
         Ok(())
     })?;
+    let seen = |what: &str| format!("{what}: seen");
+    meeting.publish(&seen("mapped"), Vec::new())?;
     assert!(view.stride() >= 8 * WORDS && view.stride().is_multiple_of(driver.granularity()?));
     for to in world.ranks() {
         assert_eq!(view.address(to), view.address(Rank::ZERO) + u64::from(to.index()) * view.stride());
         assert_eq!(word(view.address(to), 0).load(Ordering::Acquire), 1000, "it was cleared before anybody reached it");
         word(view.address(to), 1 + u64::from(me.index())).store(value(me, to), Ordering::Release);
         if to.index() == world.get() / 2 {
-            at("copy", &|| Ok(()));
+            at("copy", &|| meeting.gather(&seen("mapped"), patience).map(drop));
         }
         word(view.address(to), WORDS - 1 - u64::from(me.index())).store(value(to, me), Ordering::Release);
     }
-    let seen = |what: &str| format!("{what}: seen");
     let all_here = |what: &str| {
         meeting.publish(what, Vec::new())?;
         meeting.gather(what, patience)?;

@@ -53,9 +53,9 @@ impl Subreaper {
         self.spared = Some(process);
     }
 
-    /// Takes children that have ended off the system's table; `ranks`, children too, are somebody else's to reap.
+    /// Takes children that have ended off the system's table; `ranks` and who is spared, children too, are somebody else's to reap.
     pub fn reap_ended(&self, ranks: &[u32]) {
-        children().filter(|child| !ranks.contains(child)).for_each(reap_if_ended);
+        children().filter(|child| !ranks.contains(child) && self.spared != Some(*child)).for_each(reap_if_ended);
     }
 
     /// Kills the adopted processes of the job, and their children as they are adopted; returns those that are there after `limit`.
