@@ -5,6 +5,9 @@
 //! shared memory; the tensor maps end where the sequence ends ([`place`]). What more there is to attention is the
 //! [general kernel's](super::attention_forward_general).
 //!
+//! Where the result is stored, the tile is read from shared memory again, so that no register holds it over the walk: there are two places for tiles,
+//! by turns, as the next one comes meanwhile.
+//!
 //! Rows of padding are queries that see no key: they become zeros.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};

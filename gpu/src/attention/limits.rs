@@ -210,9 +210,13 @@ where
         LaunchError::check_length("running", rows.saturating_mul(args.row_stride), args.running.len())?;
         LaunchError::check_alignment("running", 8, args.running.address())?;
     }
-    // Each sequence may end in a tile of its own.
-    let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(u64::from(G::QUERIES)) + 1));
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+    Ok(sequence_grid(batches, heads, rows, G::QUERIES, device))
+}
+
+/// A block for each multiprocessor, or for each tile that there may be: each sequence may end in one of its own.
+fn sequence_grid(batches: u64, heads: u64, rows: u64, tile_rows: u32, device: &DeviceLimits) -> Grid {
+    let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(tile_rows.into()) + 1));
+    Grid::x(tiles.min(device.multiprocessors.into()) as u32)
 }
 
 /// A block for each multiprocessor.
@@ -233,8 +237,7 @@ where
     check_rows([("query_rows", args.query_rows), ("key_rows", args.key_rows)])?;
     LaunchError::check_length("log_sum_exp", heads.saturating_mul(rows), args.log_sum_exp.len())?;
     LaunchError::check_length("counter", 1, args.counter.len())?;
-    let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(u64::from(G::QUERIES)) + 1));
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+    Ok(sequence_grid(batches, heads, rows, G::QUERIES, device))
 }
 
 fn check_optional(name: &'static str, expected: u64, found: u64) -> Checked {
