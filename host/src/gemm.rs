@@ -31,6 +31,8 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
 
+pub use crate::choice::Choice;
+
 use crate::runtime::{Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 use crate::tensor::{TensorMap, TensorMapMut};
@@ -70,15 +72,6 @@ impl Default for GemmConfig {
     fn default() -> Self {
         Self { m: 0, n: 0, k: 0, transpose_a: false, transpose_b: false, alpha: 1.0, beta: 0.0, activation: Activation::Identity }
     }
-}
-
-/// Which kernel a configuration takes, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// The kernel's entry; empty where nothing is launched.
-    pub kernel: &'static str,
-    /// Why this one.
-    pub why: String,
 }
 
 /// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`.

@@ -27,15 +27,20 @@
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |
+//! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 //! | what ran when | [`timeline`] |
 #![deny(missing_docs)]
 
 pub mod attention;
+pub mod bootstrap;
+mod choice;
 pub mod comm;
 pub mod gemm;
 pub mod quantize;
+mod rank;
+mod recording;
 pub mod runtime;
 pub mod symmetric;
 pub mod tensor;

@@ -12,8 +12,7 @@
 
 use oxtile_tile::prelude::*;
 
-/// The rows of a tensor map of [`Sequence`]s ([`place`]): one row more than any has.
-pub const MAP_ROWS: u32 = 1 << 30;
+pub use oxtile_tile::tensor_map::MAP_ROWS;
 
 /// The sequences of a launch: four arrays of one more element than there are sequences.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
 use super::backward::BackwardElement;
 use super::config::{AttentionConfig, GradientOutput, LIMIT, Layout, Mask, Sink, Window, refuse};
-use crate::gemm::Choice;
+use crate::choice::Choice;
 use crate::runtime::{Device, Result};
 
 impl AttentionConfig {

@@ -12,7 +12,7 @@ use super::config::{AttentionConfig, Kernels, Mask, refuse};
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::{Inputs, Outputs, Target};
-use crate::gemm::Choice;
+use crate::choice::Choice;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{TensorMap, TensorMapMut};
 

@@ -70,4 +70,4 @@ pub use fp8::{AttentionFp8, Scales};
 pub use portable::PortableElement;
 pub use tensors::{Inputs, Outputs, Padding, Sequences, Target};
 
-pub use crate::gemm::Choice;
+pub use crate::choice::Choice;

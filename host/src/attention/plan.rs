@@ -2,7 +2,7 @@
 
 use super::config::{AttentionConfig, Kernels, LIMIT, Layout, Mask, Output, Sink, Window, refuse};
 use super::forward::AttentionElement;
-use crate::gemm::Choice;
+use crate::choice::Choice;
 use crate::runtime::{Error, Result};
 
 /// Bytes of keys and values that are read by heads computed together: about half of an H200's L2 cache.

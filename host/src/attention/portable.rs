@@ -12,7 +12,7 @@ use oxtile_tile::register_tile::RegisterElement;
 use super::config::{AttentionConfig, Kernels, LIMIT, Layout, Output, Sink, refuse};
 use super::forward::{AttentionElement, Binding, BoundAttention, Instance};
 use super::general::Placement;
-use crate::gemm::Choice;
+use crate::choice::Choice;
 use crate::runtime::{Device, Error, Loaded, Result, Runtime};
 
 /// A portable kernel among those of an element type.

@@ -2,36 +2,9 @@
 
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
-use super::rank::{Rank, WorldSize};
 use super::team::Team;
+use crate::rank::{DType, Rank, ReduceOp, WorldSize};
 use crate::runtime::{Buffer, Error, Result, Stream};
-
-/// How elements of the ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReduceOp {
-    /// Their sum. In which order is up to the communicator; each run of one communicator takes the same.
-    Sum,
-    /// The largest. What a NaN among floats gives is up to the communicator.
-    Max,
-}
-
-/// A number type that is reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum DType {
-    U8,
-    U32,
-    U64,
-    I8,
-    I32,
-    I64,
-    F32,
-    F64,
-    Bf16,
-    F16,
-    E4m3,
-    E5m2,
-}
 
 /// An element that can be reduced: the number types that NCCL knows. Sums of integers wrap, those of [`e4m3`] and [`e5m2`] saturate at the largest finite
 /// value; NCCL reduces these two from 2.24 on, and on devices of compute capability 9.0 or newer.

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use oxtile_tile::num::Pod;
 
-use super::board::LocalBoard;
-use super::communicator::{Communicator, ReduceOp, Reducible, check_team};
+use super::communicator::{Communicator, Reducible, check_team};
 use super::group;
 use super::meeting::{ArenaRank, Meeting};
-use super::rank::{Rank, WorldSize};
 use super::sequence::Sequence;
 use super::team::Team;
 use super::virtual_rank::VirtualRank;
+use crate::bootstrap::board::LocalBoard;
+use crate::rank::{Rank, ReduceOp, WorldSize};
 use crate::runtime::backend::Caller;
 use crate::runtime::emulated::{Call, Group, Part, Reduction, Region, Transfer};
 use crate::runtime::memory::{self, Memory};

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::recording::Work;
 use crate::runtime::backend::{Backend, StreamId};
 use crate::runtime::recorder::{Recorder, Together};
 use crate::runtime::{Error, Memory, Result};
-use crate::timeline::Work;
 
 const WHAT: &str = "Communicator::group";
 
@@ -106,8 +106,8 @@ impl Drop for Open {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::Activity;
     use crate::runtime::{Buffer, Runtime};
-    use crate::timeline::Activity;
 
     #[test]
     fn groups_do_not_nest_and_end_with_their_guard() {

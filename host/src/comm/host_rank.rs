@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::board::{Board, LocalBoard};
-use super::bootstrap::{Environment, Store, StoreBoard};
 use super::meeting::{ArenaRank, Meeting};
-use super::rank::{Rank, WorldSize};
 use super::team::Team;
 use super::team_board::TeamBoard;
 use super::virtual_rank::VirtualRank;
+use crate::bootstrap::board::{Board, LocalBoard};
+use crate::bootstrap::{Environment, Store, StoreBoard};
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Device, Error, Result};
 
@@ -149,29 +149,5 @@ impl Drop for HostRank {
 impl fmt::Debug for HostRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostRank").field("rank", &self.rank).field("world", &self.world).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Runtime;
-    use crate::symmetric::{Arena, ArenaOptions};
-
-    /// A program may make a team a step.
-    #[test]
-    fn teams_that_are_closed_leave_nothing_on_the_board() {
-        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
-        let rank = HostRank::threads(&[device]).unwrap().remove(0);
-        let gone = || format!("{:?}", rank.board).matches("it is gone").count();
-        let team = Team::all(rank.world());
-        for _ in 0..3 {
-            let member = rank.team(&team).unwrap().unwrap();
-            Arena::open(&member, ArenaOptions::default()).unwrap().close().unwrap().finish().unwrap();
-            member.close().unwrap();
-        }
-        assert_eq!(gone(), 0);
-        drop(rank.team(&team).unwrap());
-        assert_eq!(gone(), 1, "one that is not closed is gone");
     }
 }

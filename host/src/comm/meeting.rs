@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{Board, gather};
-use super::rank::{Rank, WorldSize};
 use super::sequence::Sequence;
+use crate::bootstrap::board::{Board, gather};
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::{Device, Result};
 
 /// A rank that can open arenas with the others of its world.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::board::{Board, gather_of};
-use super::rank::{Rank, WorldSize};
+use crate::bootstrap::board::{Board, gather_of};
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
@@ -151,9 +151,9 @@ impl Drop for Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::board::LocalBoard;
-    use crate::comm::bootstrap::{Store, threads};
-    use crate::symmetric::SymmetricError;
+    use crate::bootstrap::board::LocalBoard;
+    use crate::bootstrap::{Store, threads};
+    use crate::rank::SymmetricError;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 

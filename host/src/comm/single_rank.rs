@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use oxtile_tile::num::Pod;
 
-use super::communicator::{Communicator, ReduceOp, Reducible};
+use super::communicator::{Communicator, Reducible};
 use super::group;
-use super::rank::{Rank, WorldSize};
+use crate::rank::{Rank, ReduceOp, WorldSize};
 use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::memory::{self, Memory};
 use crate::runtime::{Buffer, Device, Error, Result, Stream};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::rank::{Rank, WorldSize};
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::{Error, Result};
 
 /// Ranks of a world, in an order of their own. A rank list and nothing else: making one allocates no memory of devices,

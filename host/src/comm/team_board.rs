@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::Board;
-use super::rank::Rank;
 use super::team::Team;
+use crate::bootstrap::board::Board;
+use crate::rank::Rank;
+use crate::rank::SymmetricError;
 use crate::runtime::{Error, Result};
-use crate::symmetric::SymmetricError;
 
 /// The board of a world for the members of a team, by their numbers in it. What one of them gives up here, it gives up here alone; a member
 /// whose process is gone is gone here too.

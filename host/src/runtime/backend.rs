@@ -3,7 +3,6 @@
 //! Handles are plain words that only their back end understands. The runtime above keeps them alive, orders the
 //! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
 
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +14,9 @@ use super::error::Result;
 use super::library::KernelLibrary;
 use super::matmul::{Matmul, MatmulMemory, MatmulPlan};
 use super::recorder::Recorder;
-use crate::symmetric::vmm::Driver;
-use crate::timeline::Recording;
-
-/// Where a program enqueued work.
-pub(crate) type Caller = &'static Location<'static>;
+use super::virtual_memory::Driver;
+pub(crate) use crate::recording::Caller;
+use crate::recording::Recording;
 
 /// A stream of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,9 +6,7 @@ use oxtile_emulator::Fault;
 use oxtile_tile::launch::LaunchError;
 
 use super::emulated::StreamRace;
-use crate::comm::Rank;
-use crate::comm::bootstrap::BootstrapError;
-use crate::symmetric::SymmetricError;
+use crate::rank::{BootstrapError, Rank, SymmetricError};
 
 /// The result of a runtime call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -294,6 +292,12 @@ pub enum Error {
         /// Why.
         why: String,
     },
+}
+
+impl From<SymmetricError> for Error {
+    fn from(error: SymmetricError) -> Self {
+        Self::Symmetric(error)
+    }
 }
 
 impl From<Fault> for Error {

@@ -10,7 +10,8 @@ use std::time::Instant;
 use super::backend::{Backend, EventId, StreamId};
 use super::error::Result;
 use super::runtime::lock;
-use crate::timeline::{Clock, MOST_SPANS, Recording, Span, Work, now_ns, process_rank};
+use crate::rank::launcher::process_rank;
+use crate::recording::{Clock, MOST_SPANS, Recording, Span, Work, now_ns};
 
 /// Records the work of a back end's streams, of whatever runtime.
 #[derive(Default)]
@@ -280,8 +281,8 @@ mod tests {
     use std::panic::Location;
 
     use super::*;
+    use crate::recording::Activity;
     use crate::runtime::Runtime;
-    use crate::timeline::Activity;
 
     fn work(name: &str) -> Work {
         Work::new(Activity::Wait, name, None, Some(Location::caller()))

@@ -17,8 +17,8 @@ use super::event_pool::EventPool;
 use super::library::KernelLibrary;
 use super::module::Loaded;
 use super::patience;
+use super::trace::Trace;
 use super::watch::{self, Watch};
-use crate::timeline::Trace;
 
 /// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
 #[derive(Clone)]

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use oxtile_tile::num::Pod;
 
 use super::awaited::{Awaited, Expected};
-use super::backend::{self, ArenaMemory, BackendName, Capabilities, SymmetricBackend};
+use super::backend::{self, ArenaMemory, Capabilities, SymmetricBackend};
 use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
 use super::declared::Declared;
-use super::error::SymmetricError;
 use super::layout::{Item, Layout};
 use super::signal::{Channel, Epoch};
 use super::watcher::Watcher;
 use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
+use crate::rank::{BackendName, SymmetricError};
 use crate::runtime::backend::{Caller, WordOperation};
 use crate::runtime::instances::Lent;
 use crate::runtime::runtime::lock;

@@ -8,38 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::SymmetricError;
 use super::nccl::NcclMemory;
 use super::nvshmem::NvshmemMemory;
 use super::vmm::{self, Vmm};
-use crate::comm::{Meeting, NcclCommunicator, Rank};
+use crate::comm::{Meeting, NcclCommunicator};
+use crate::rank::{BackendName, Rank, SymmetricError};
 use crate::runtime::emulated::Place;
 use crate::runtime::{Error, Result, Stream};
-
-/// A way to make memory that other ranks reach, by name. What is asked for is used or is an error: nothing falls back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BackendName {
-    /// Physical allocations of the CUDA driver, passed between processes as file descriptors.
-    Vmm,
-    /// `ncclMemAlloc` and registered windows.
-    Nccl,
-    /// The virtual cluster.
-    Emulated,
-    /// NVSHMEM's symmetric heap.
-    Nvshmem,
-}
-
-impl BackendName {
-    const ALL: [(Self, &'static str); 4] =
-        [(Self::Vmm, "vmm"), (Self::Nccl, "nccl"), (Self::Emulated, "emulated"), (Self::Nvshmem, "nvshmem")];
-}
-
-impl fmt::Display for BackendName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::ALL.iter().find(|(backend, _)| backend == self).map_or("", |(_, name)| name);
-        f.write_str(name)
-    }
-}
 
 impl FromStr for BackendName {
     type Err = Error;
@@ -228,7 +203,7 @@ impl SymmetricBackend for Emulated {
 }
 
 /// A rank's part of a range that all ranks of the meeting have theirs in, with its stride; memory of its own where they cannot know each other's, as ranks
-/// over a [`StoreBoard`](crate::comm::bootstrap::StoreBoard).
+/// over a [`StoreBoard`](crate::bootstrap::StoreBoard).
 fn allocate(stream: &Stream, meeting: &Meeting, bytes: u64) -> Result<(u64, Option<u64>)> {
     const NAME: &str = "arena";
     let (backend, id) = (&stream.0.runtime.backend, stream.0.id);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::arena::{Arena, Inner};
-use super::error::SymmetricError;
+use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
@@ -85,5 +85,57 @@ impl Closing {
 impl fmt::Debug for Closing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Closing").field("rank", &self.0.rank).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{ArenaRank, HostRank, Team};
+    use crate::rank::Rank;
+    use crate::runtime::emulated::tables;
+    use crate::runtime::{Buffer, Device, Runtime};
+    use crate::symmetric::{ArenaOptions, Epoch};
+
+    #[test]
+    fn arenas_that_come_and_go_leave_nothing() -> Result<()> {
+        let runtime = Runtime::emulated(2)?;
+        let devices = [runtime.device(0)?, runtime.device(1)?];
+        let ranks = HostRank::threads(&devices)?;
+        let one = Rank::new(1, ranks[0].world()).unwrap();
+        for round in 0..1000 {
+            let open = |rank| Arena::open(rank, ArenaOptions { bytes: 1024, channels: 2, ..ArenaOptions::default() });
+            let arenas = ranks.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let buffers = arenas.iter().map(|arena| arena.buffer::<u32>(4)).collect::<Result<Vec<_>>>()?;
+            let channels = arenas.iter().map(Arena::channel).collect::<Result<Vec<_>>>()?;
+            let streams = devices.iter().map(Device::stream).collect::<Result<Vec<_>>>()?;
+            let own = Buffer::<u32>::zeros(&streams[0], 4)?;
+            buffers[0].peer(one)?.put(&streams[0], &own, 0..4, 0)?;
+            arenas[0].signal(&streams[0], channels[0], one, Epoch::ZERO.next())?;
+            arenas[1].wait(&streams[1], channels[1], Rank::ZERO, Epoch::ZERO.next())?;
+            arenas[1].ticket(&streams[1])?.wait()?;
+            drop((buffers, own));
+            let closing = arenas.into_iter().map(Arena::close).collect::<Result<Vec<_>, _>>()?;
+            closing.into_iter().try_for_each(|arena| arena.finish())?;
+            tables::check(&runtime, round);
+        }
+        Ok(())
+    }
+
+    /// A program may make a team a step.
+    #[test]
+    fn teams_that_are_closed_leave_nothing_on_the_board() {
+        let device = Runtime::emulated(1).unwrap().device(0).unwrap();
+        let rank = HostRank::threads(&[device]).unwrap().remove(0);
+        let gone = || format!("{:?}", rank.next_meeting()).matches("it is gone").count();
+        let team = Team::all(rank.world());
+        for _ in 0..3 {
+            let member = rank.team(&team).unwrap().unwrap();
+            Arena::open(&member, ArenaOptions::default()).unwrap().close().unwrap().finish().unwrap();
+            member.close().unwrap();
+        }
+        assert_eq!(gone(), 0);
+        drop(rank.team(&team).unwrap());
+        assert_eq!(gone(), 1, "one that is not closed is gone");
     }
 }

@@ -9,9 +9,9 @@ use oxtile_tile::num::Pod;
 
 use super::backend::SymmetricBackend;
 use super::buffer::{SymmetricBuffer, fits};
-use super::error::SymmetricError;
 use super::ticket::Ticket;
 use crate::comm::Rank;
+use crate::rank::SymmetricError;
 use crate::runtime::instances::Instances;
 use crate::runtime::{Buffer, Error, Kind, Result, Stream};
 
@@ -206,11 +206,12 @@ mod tests {
     use std::time::Duration;
 
     use super::super::arena::{Arena, ArenaOptions};
-    use super::super::backend::{ArenaMemory, BackendName, Capabilities, Emulated};
+    use super::super::backend::{ArenaMemory, Capabilities, Emulated};
     use super::super::nccl::NcclMemory;
     use super::super::nvshmem::NvshmemMemory;
     use super::*;
     use crate::comm::{ArenaRank, EmulatedCommunicator, Meeting, WorldSize};
+    use crate::rank::BackendName;
     use crate::runtime::Runtime;
 
     /// What a back end says of itself, on a stand-in for its library, over memory of the virtual cluster.

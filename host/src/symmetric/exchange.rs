@@ -7,10 +7,9 @@ use std::time::Duration;
 use oxtile_kernels::exchange::{self as kernel, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox};
 
 use super::arena::Arena;
-use super::backend::BackendName;
 use super::buffer::SymmetricBuffer;
-use super::error::SymmetricError;
 use crate::comm::{Rank, Sequence};
+use crate::rank::{BackendName, SymmetricError};
 use crate::runtime::{Buffer, Error, Kind, Loaded, Result, Stream};
 
 /// Messages between all ranks of an arena by loads and stores: of some KiB, in one launch a rank and about two crossings of the link.

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Inner};
-use super::error::SymmetricError;
 use crate::comm::Rank;
+use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, POISON, Result, Stream};
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use super::error::SymmetricError;
 use crate::comm::{Rank, WorldSize};
+use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 

@@ -42,7 +42,6 @@ mod buffer;
 mod closing;
 mod contiguous;
 mod declared;
-mod error;
 mod exchange;
 mod failure;
 mod gather;
@@ -57,15 +56,16 @@ pub mod vmm;
 mod watcher;
 
 pub use arena::{Arena, ArenaOptions};
-pub use backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend};
+pub use backend::{ArenaMemory, Capabilities, SymmetricBackend};
 pub use batch::Batch;
 pub use buffer::{Peer, SymmetricBuffer};
 pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};
-pub use error::{Step, SymmetricError};
 pub use exchange::{Exchange, ExchangeOptions};
 pub use gather::{GatherMemory, Gathered, PullGather};
 pub use handover::Handover;
 pub use push::{PushGather, PushMemory};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;
+
+pub use crate::rank::{BackendName, Step, SymmetricError};

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::arena::Arena;
-use super::error::SymmetricError;
 use crate::runtime::watch::LOOK;
-use crate::runtime::{Error, Event, Result, Stream};
+use crate::runtime::{Event, Result, Stream};
 
 /// The result of work on a stream that other ranks take part in. It keeps the arena and the result; giving the ticket in is the only way
 /// to the result.
@@ -95,11 +94,5 @@ impl<R> Ticket<R> {
 impl<R> fmt::Debug for Ticket<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ticket").field("what", &self.what).field("sequence", &self.sequence).finish_non_exhaustive()
-    }
-}
-
-impl From<SymmetricError> for Error {
-    fn from(error: SymmetricError) -> Self {
-        Self::Symmetric(error)
     }
 }

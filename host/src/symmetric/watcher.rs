@@ -5,8 +5,8 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use super::arena::Inner;
-use super::error::SymmetricError;
 use crate::comm::Rank;
+use crate::rank::SymmetricError;
 use crate::runtime::watch::Watch;
 use crate::runtime::{Error, Result};
 

@@ -2,11 +2,10 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::attention::MAP_ROWS;
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::layout::{Linear, Swizzle};
 use oxtile_tile::num::Pod;
-use oxtile_tile::tensor_map;
+use oxtile_tile::tensor_map::{self, MAP_ROWS};
 
 use crate::runtime::backend::BoxMap;
 use crate::runtime::{Buffer, Error, Result, Stream};

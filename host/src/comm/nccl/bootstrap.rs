@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::library::{NcclVersion, UniqueId};
-use crate::comm::Rank;
-use crate::comm::bootstrap::Store;
+use crate::bootstrap::Store;
+use crate::rank::Rank;
 use crate::runtime::{Error, Result};
 
 /// What a rank brings.
@@ -83,8 +83,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::comm::WorldSize;
-    use crate::comm::bootstrap::{BootstrapError, threads};
+    use crate::bootstrap::{BootstrapError, threads};
+    use crate::rank::WorldSize;
 
     fn version(minor: u32) -> NcclVersion {
         NcclVersion { number: (2, minor, 9), library: "libnccl.so.2".into() }

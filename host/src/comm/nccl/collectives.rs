@@ -11,9 +11,9 @@ use super::communicator::NcclCommunicator;
 use super::library::{Comm, CudaStream, Functions, Nccl, NcclVersion, SUCCESS};
 use crate::comm::group;
 use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
+use crate::recording::{Activity, Work};
 use crate::runtime::emulated::{Call, Reduction};
 use crate::runtime::{Buffer, Error, Memory, Result, Stream, lock, order, recorder};
-use crate::timeline::{Activity, Work};
 
 impl Communicator for NcclCommunicator {
     fn rank(&self) -> Rank {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::bootstrap::exchange_id;
 use super::handle::Handle;
 use super::library::{Comm, Nccl as Library, NcclVersion, SUCCESS, UniqueId};
-use crate::comm::bootstrap::{Environment, Store};
+use crate::bootstrap::{Environment, Store};
 use crate::comm::group;
 use crate::comm::sequence::Sequence;
 use crate::comm::{Board, Rank, WorldSize};

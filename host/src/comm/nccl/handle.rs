@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::library::{Comm, Config, Functions, IN_PROGRESS, SUCCESS, UniqueId};
 use super::watchdog::{Aborted, Watched};
 use crate::comm::sequence::Sequence;
-use crate::comm::{Rank, WorldSize};
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::stream::StreamInner;
 use crate::runtime::{Error, Owner, Result};
 
@@ -217,8 +217,8 @@ mod tests {
 
     use super::super::fake::{FUNCTIONS, Fake};
     use super::*;
+    use crate::bootstrap::board::LocalBoard;
     use crate::comm::Board;
-    use crate::comm::board::LocalBoard;
 
     const SHORT: Duration = Duration::from_millis(60);
     /// Until when a deadline must have been noticed.

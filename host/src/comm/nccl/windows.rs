@@ -143,7 +143,7 @@ mod tests {
     use super::super::fake::{FUNCTIONS, Fake};
     use super::super::handle::Handle;
     use super::*;
-    use crate::comm::{Rank, WorldSize};
+    use crate::rank::{Rank, WorldSize};
     use crate::runtime::Runtime;
 
     unsafe extern "C" fn mem_alloc(_: *mut *mut c_void, _: usize) -> c_int {

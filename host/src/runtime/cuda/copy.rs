@@ -6,9 +6,9 @@ use std::{iter, ptr};
 use cudarc::driver::sys::{self, CUmemLocation, CUmemLocationType, CUmemcpyAttributes, CUmemcpyFlags, CUmemcpySrcAccessOrder, CUstream};
 
 use super::driver::check;
+use crate::recording::{Activity, Work};
 use crate::runtime::backend::{Copy, Direction};
 use crate::runtime::error::Result;
-use crate::timeline::{Activity, Work};
 
 /// What a recording calls it.
 pub(super) fn work(copy: &Copy) -> Work {

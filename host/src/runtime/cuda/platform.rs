@@ -17,6 +17,7 @@ use super::function::Functions;
 use super::pinned::PinnedPool;
 use super::virtual_memory::VirtualMemory;
 use super::{copy, word};
+use crate::recording::{Activity, Recording, Work};
 use crate::runtime::backend::{
     Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId, WordOperation,
 };
@@ -24,8 +25,7 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::matmul::{Matmul, MatmulMemory, MatmulPlan};
 use crate::runtime::recorder::{self, Recorder};
-use crate::symmetric::vmm::Driver;
-use crate::timeline::{Activity, Recording, Work};
+use crate::runtime::virtual_memory::Driver;
 
 /// All GPUs of the machine. One for the process, never torn down.
 pub(crate) struct Platform {

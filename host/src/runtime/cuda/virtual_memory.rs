@@ -13,7 +13,7 @@ use cudarc::driver::sys::{
 use super::context::{Context, attribute};
 use super::driver::check;
 use crate::runtime::error::{Error, Result};
-use crate::symmetric::vmm::{Driver, Handle};
+use crate::runtime::virtual_memory::{Driver, Handle};
 
 const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 

@@ -11,9 +11,9 @@ use cudarc::driver::sys::{
 };
 
 use super::driver::check;
+use crate::recording::{Activity, Work};
 use crate::runtime::backend::WordOperation;
 use crate::runtime::error::Result;
-use crate::timeline::{Activity, Work};
 
 /// What one call takes: the driver would take 255 (CUDA driver API, `cuStreamBatchMemOp`).
 pub(super) const MOST: usize = 64;

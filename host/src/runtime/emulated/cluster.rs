@@ -14,12 +14,12 @@ use super::options::EmulatedOptions;
 use super::ranges::Place;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
+use crate::recording::Recording;
 use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::{instances_of, memory_of};
 use crate::runtime::runtime::{lock, seed_from_environment};
-use crate::timeline::Recording;
 
 /// Dynamic shared memory a block may ask for on compute capability 9.0 (CUDA C++ Programming Guide, table 27).
 const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;

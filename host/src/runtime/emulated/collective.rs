@@ -13,7 +13,7 @@ use super::clock::Clock;
 use super::operation::misuse;
 use super::reduction::Reduction;
 use super::sanitizer::{Access, Kind};
-use crate::comm::Rank;
+use crate::rank::Rank;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::runtime::lock;
 

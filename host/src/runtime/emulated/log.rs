@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use oxtile_emulator::Memory;
 
 use super::operation::{Entry, Operation};
+use crate::rank::launcher::process_rank;
+use crate::recording::{Activity, Clock, MOST_SPANS, Recording, Span, Work, now_ns};
 use crate::runtime::POISON;
 use crate::runtime::backend::{Copy, Direction};
-use crate::timeline::{Activity, Clock, MOST_SPANS, Recording, Span, Work, now_ns, process_rank};
 
 /// A recording under way.
 #[derive(Clone)]

@@ -17,7 +17,7 @@ mod sanitizer;
 mod schedule;
 mod scheduler;
 #[cfg(test)]
-mod tables;
+pub(crate) mod tables;
 mod wait;
 
 pub(crate) use cluster::Cluster;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use oxtile_tile::num::{Float, bf16, e4m3, e5m2, f16};
 
-use crate::comm::{DType, ReduceOp};
+use crate::rank::{DType, ReduceOp};
 
 /// An operation on elements of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,10 +17,10 @@ use super::random::Random;
 use super::ranges::Ranges;
 use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
+use crate::recording::Recording;
 use crate::runtime::POISON;
 use crate::runtime::backend::{Caller, EventId};
 use crate::runtime::error::{Error, Result};
-use crate::timeline::Recording;
 
 /// Writes of a signal word that a late wait can still tell apart.
 const SIGNALS_KEPT: usize = 64;

@@ -103,7 +103,8 @@ mod tests {
 
     use super::super::fake::{Device, FREED, MEMORY, TOO_MANY, WINDOWS};
     use super::*;
-    use crate::comm::{Board, LocalBoard, Meeting, Rank, WorldSize};
+    use crate::bootstrap::board::LocalBoard;
+    use crate::comm::{Board, Meeting, Rank, WorldSize};
     use crate::runtime::Error;
     use crate::symmetric::vmm::{FlatOptions, FlatView, Memfd};
     use crate::symmetric::{Step, SymmetricError};

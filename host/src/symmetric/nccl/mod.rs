@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::allocator::Allocator;
-use super::backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend, clear};
-use super::error::SymmetricError;
+use super::backend::{ArenaMemory, Capabilities, SymmetricBackend, clear};
 use super::vmm::{Driver, FlatOptions, FlatView};
 use crate::comm::{Meeting, NcclCommunicator, NcclOptions, Rank, UniqueId, Window, Windows};
+use crate::rank::{BackendName, SymmetricError};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result, Stream};
 

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::super::Step;
-use super::super::error::SymmetricError;
 use super::library::{Attributes, Functions, INITIALIZED, UniqueId, WITH_UNIQUE_ID};
 use super::world::{Enter, Heap, Request, World};
-use crate::comm::{Board, LocalBoard, Meeting, Rank, WorldSize};
+use crate::bootstrap::board::LocalBoard;
+use crate::comm::{Board, Meeting, Rank, WorldSize};
+use crate::rank::SymmetricError;
 use crate::runtime::{Error, Result};
 
 thread_local! {

@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::world::{Enter, Heap, Request, World};
-use super::backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend, clear};
-use super::error::SymmetricError;
+use super::backend::{ArenaMemory, Capabilities, SymmetricBackend, clear};
 use crate::comm::Meeting;
+use crate::rank::{BackendName, SymmetricError};
 use crate::runtime::{Result, Stream, lock};
 
 /// A rank's arena in NVSHMEM's heap.

@@ -4,11 +4,11 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::super::error::{Step, SymmetricError};
 use super::caller::Caller;
 use super::library::{Functions, Nvshmem, UniqueId};
 use super::unavailable;
 use crate::comm::{Meeting, Rank, WorldSize};
+use crate::rank::{Step, SymmetricError};
 use crate::runtime::{Error, Result};
 
 /// What the ranks say before any of them calls the library.

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::driver::Driver;
+use super::Driver;
 use super::flat::{FlatOptions, FlatView};
 use crate::comm::Meeting;
+use crate::rank::BackendName;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Result, Stream};
-use crate::symmetric::backend::{ArenaMemory, BackendName, Capabilities, SymmetricBackend, clear};
+use crate::symmetric::backend::{ArenaMemory, Capabilities, SymmetricBackend, clear};
 
 /// A rank's arena in a [`FlatView`].
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use crate::comm::Rank;
 
 /// What a message begins with: name and version.
 const MAGIC: [u8; 8] = *b"oxtilefd";
-/// Of a [`JobId`](crate::comm::bootstrap::JobId) made at random.
+/// Of a [`JobId`](crate::bootstrap::JobId) made at random.
 const TOKEN_BYTES: usize = 32;
 const MESSAGE_BYTES: usize = MAGIC.len() + TOKEN_BYTES + 4;
 /// Between two looks at how the others are.
@@ -180,8 +180,8 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::JobId;
     use crate::comm::WorldSize;
-    use crate::comm::bootstrap::JobId;
 
     fn random() -> String {
         JobId::random().unwrap().as_str().to_owned()

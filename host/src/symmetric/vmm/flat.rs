@@ -5,15 +5,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::driver::{Allocation, Driver, Mapping, Reservation};
+use super::Driver;
+use super::allocation::{Allocation, Mapping, Reservation};
 use super::exchange::{Inbox, Lacking, send};
 use super::record::{Failure, Record, Verdict, agree};
-use crate::comm::bootstrap::JobId;
+use crate::bootstrap::JobId;
 use crate::comm::{Meeting, Rank};
+use crate::rank::{Step, SymmetricError};
 use crate::runtime::patience::after;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
-use crate::symmetric::{Step, SymmetricError};
 
 /// How a [`FlatView`] is opened; the same on every rank.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
-use super::driver::{Driver, Handle};
+use super::{Driver, Handle};
 use crate::runtime::{Error, Result};
 
 /// Anonymous files of the kernel (memfd_create(2)) in the place of device memory: what a [`FlatView`](super::FlatView) maps can be read and

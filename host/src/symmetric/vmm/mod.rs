@@ -33,15 +33,16 @@
 //! Sources: CUDA driver API, "Virtual Memory Management"; CUDA C++ Programming Guide, "Virtual Memory Management"; unix(7); NCCL `src/allocator.cc` and
 //! `src/os/linux_ipcsocket.cc`.
 
+mod allocation;
 mod backend;
-mod driver;
 mod exchange;
 mod flat;
 mod memfd;
 mod record;
 
 pub(super) use backend::Vmm;
-pub use driver::{Driver, Handle};
 pub use flat::{FlatOptions, FlatView};
 pub use memfd::Memfd;
 pub(super) use record::process;
+
+pub use crate::runtime::virtual_memory::{Driver, Handle};

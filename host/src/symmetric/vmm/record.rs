@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::JobId;
 use crate::comm::Rank;
-use crate::comm::bootstrap::JobId;
-use crate::symmetric::{Step, SymmetricError};
+use crate::rank::{Step, SymmetricError};
 
 /// Of the notes and of the messages between ranks.
 const VERSION: u32 = 1;

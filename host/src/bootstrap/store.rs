@@ -13,7 +13,7 @@ use super::{
     server::Server,
     wire::{Answer, Call, MAX_PAYLOAD, Operation, read_answer},
 };
-use crate::comm::{Rank, WorldSize};
+use crate::rank::{Rank, WorldSize};
 
 /// What the rendezvous is called in errors.
 const JOINING: &str = "the rendezvous";

@@ -1,9 +1,11 @@
 //! What one piece of work did, and when.
 
 use std::fmt;
+use std::panic::Location;
 use std::str::FromStr;
 
-use crate::runtime::backend::Caller;
+/// Where a program enqueued work.
+pub(crate) type Caller = &'static Location<'static>;
 
 /// A piece of work of one stream, from when it could begin until it was done.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::BackendName;
-use crate::comm::Rank;
+use super::backend_name::BackendName;
+use super::world::Rank;
 
 /// An error of symmetric memory. After one that another rank caused, the arena is unusable; a new one can be opened.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -101,11 +101,11 @@ pub enum SymmetricError {
         rank: Rank,
         /// For what.
         operation: &'static str,
-        /// Which one, from 1: of a gather or an [`Exchange`](super::Exchange) its epoch, of all else among the arena's tickets of gets and streams.
+        /// Which one, from 1: of a gather or an [`Exchange`](crate::symmetric::Exchange) its epoch, of all else among the arena's tickets of gets and streams.
         sequence: u64,
         /// Who did not signal.
         missing: Vec<Rank>,
-        /// Whether it need not be all of them: a [`Handover`](super::Handover)'s flag that was taken back looks as one that was not set.
+        /// Whether it need not be all of them: a [`Handover`](crate::symmetric::Handover)'s flag that was taken back looks as one that was not set.
         is_guess: bool,
         /// The deadline.
         waited: Duration,

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::recording::{Clock, Recording};
-use crate::comm::bootstrap::process_rank;
-use crate::runtime::backend::Backend;
-use crate::runtime::{Error, Result, lock};
+use super::backend::Backend;
+use super::error::{Error, Result};
+use super::runtime::lock;
+use crate::rank::launcher::process_rank;
+use crate::recording::{Clock, Recording};
 
 /// The variable that names the file.
 const VARIABLE: &str = "OXTILE_TRACE";
@@ -92,7 +93,7 @@ fn with_inserted(file: &Path, word: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::{Activity, Work};
+    use crate::recording::{Activity, Work};
 
     #[test]
     fn ranks_that_are_processes_have_a_file_each() {

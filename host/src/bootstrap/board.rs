@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::rank::{Rank, WorldSize};
+use crate::rank::SymmetricError;
+use crate::rank::{Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
-use crate::symmetric::SymmetricError;
 
 /// A board on which each rank pins notes that all ranks can read: the control plane of a rendezvous. Every wait has a deadline.
 pub trait Board: fmt::Debug + Send + Sync {

@@ -21,7 +21,7 @@ use super::{
     lookup::{Lookup, Resolver, no_answer},
     wire::{Answer, Hello},
 };
-use crate::comm::Rank;
+use crate::rank::Rank;
 
 /// Between two looks whether a name's addresses are known.
 const LOOK: Duration = Duration::from_millis(2);

@@ -9,17 +9,14 @@ use std::{
 };
 
 use super::{
+    board::{Board, LocalBoard, gather},
     frame::{read_frame, write_frame},
     server::Server,
     wire::{Answer, Post},
 };
-use crate::comm::{
-    Board, Rank, WorldSize,
-    board::{LocalBoard, gather},
-};
+use crate::rank::{Rank, SymmetricError, WorldSize};
 use crate::runtime::Result;
 use crate::runtime::runtime::lock;
-use crate::symmetric::SymmetricError;
 
 /// What a rank pins when it needs the board no more.
 const CLOSED: &str = "board closed";

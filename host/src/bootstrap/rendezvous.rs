@@ -16,7 +16,7 @@ use super::{
     server::{Identity, Server},
     wire::Hello,
 };
-use crate::comm::{Rank, WorldSize};
+use crate::rank::{Rank, WorldSize};
 
 /// Between two tries to listen.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -36,24 +36,10 @@
 //!
 //! What is not recorded costs one branch for each operation.
 
-mod environment;
-mod error;
-mod json;
-mod recording;
-mod span;
-
 use std::fmt;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use error::TimelineError;
-pub use recording::{Clock, Recording};
-pub use span::{Activity, Lane, Span};
-
-pub(crate) use crate::comm::bootstrap::process_rank;
-pub(crate) use environment::Trace;
-pub(crate) use recording::MOST_SPANS;
-pub(crate) use span::Work;
+pub use crate::recording::{Activity, Clock, Lane, Recording, Span, TimelineError};
 
 use crate::runtime::runtime::Inner;
 use crate::runtime::{Error, Result, Runtime};
@@ -104,9 +90,4 @@ impl fmt::Debug for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Timeline").finish_non_exhaustive()
     }
-}
-
-/// Nanoseconds since 1970, by the host's clock.
-pub(crate) fn now_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }

@@ -30,10 +30,9 @@
 //! What it is not: a way to move data. One process holds every byte that is exchanged.
 
 mod at_exit;
-mod board;
+pub(crate) mod board;
 mod connecting;
 mod environment;
-mod error;
 mod frame;
 mod job;
 mod lookup;
@@ -41,12 +40,15 @@ mod rendezvous;
 mod search;
 mod server;
 mod store;
+mod store_board;
 mod wire;
 
-pub use board::StoreBoard;
-pub(crate) use environment::process_rank;
-pub use environment::{Environment, Launcher, MOST_RANKS, OVERRIDES_OF_MASTER_PORT};
-pub use error::BootstrapError;
+pub use board::Board;
+pub use environment::{Environment, MOST_RANKS, OVERRIDES_OF_MASTER_PORT};
 pub use job::JobId;
 pub use rendezvous::threads;
 pub use store::Store;
+pub use store_board::StoreBoard;
+
+pub use crate::rank::BootstrapError;
+pub use crate::rank::launcher::Launcher;

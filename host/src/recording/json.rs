@@ -172,7 +172,7 @@ fn name(key: &str, lane: Lane, name: String) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::Activity;
+    use crate::recording::Activity;
 
     fn recording() -> Recording {
         let span = |rank, stream, activity, start, end| Span {

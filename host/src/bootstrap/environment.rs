@@ -21,23 +21,11 @@
 use std::fmt;
 
 use super::{BootstrapError, JobId};
-use crate::comm::{Rank, WorldSize};
+use crate::rank::launcher::{Launcher, Names};
+use crate::rank::{Rank, WorldSize};
 
 /// The largest world: rank 0 has a connection and a thread for each of its ranks, and one answer holds what all of them bring.
 pub const MOST_RANKS: u32 = 4096;
-
-/// Who started the processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launcher {
-    /// `oxtile launch`, torchrun, or whoever sets the same variables.
-    Torchrun,
-    /// mpirun of Open MPI.
-    OpenMpi,
-    /// mpiexec of MPICH, Intel MPI and their kin.
-    Hydra,
-    /// srun.
-    Slurm,
-}
 
 /// What a process knows of its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,53 +48,6 @@ pub struct Environment {
     pub job: Option<JobId>,
 }
 
-/// The variables of one launcher.
-struct Names {
-    launcher: Launcher,
-    rank: &'static str,
-    world: &'static str,
-    local_rank: &'static str,
-    /// How many ranks its host has, where the launcher says so as a number.
-    local_world: Option<&'static str>,
-    /// All of them together name the job; the first set that is there.
-    job: &'static [&'static [&'static str]],
-}
-
-const LAUNCHERS: [Names; 4] = [
-    Names {
-        launcher: Launcher::Torchrun,
-        rank: "RANK",
-        world: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_world: Some("LOCAL_WORLD_SIZE"),
-        job: &[&["TORCHELASTIC_RUN_ID"]],
-    },
-    Names {
-        launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        world: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_world: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        job: &[&["OMPI_MCA_ess_base_jobid"], &["PMIX_NAMESPACE"]],
-    },
-    Names {
-        launcher: Launcher::Hydra,
-        rank: "PMI_RANK",
-        world: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
-        local_world: Some("MPI_LOCALNRANKS"),
-        job: &[&["PMI_JOBID"]],
-    },
-    Names {
-        launcher: Launcher::Slurm,
-        rank: "SLURM_PROCID",
-        world: "SLURM_NTASKS",
-        local_rank: "SLURM_LOCALID",
-        local_world: None,
-        job: &[&["SLURM_JOB_ID", "SLURM_STEP_ID"]],
-    },
-];
-
 /// The name that counts before every launcher's own.
 const JOB: &str = "OXTILE_JOB_ID";
 const MASTER_ADDR: &str = "MASTER_ADDR";
@@ -119,16 +60,6 @@ const OWN_PORT: &str = "OXTILE_MASTER_PORT";
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// Variables by which rank 0 listens elsewhere than at `MASTER_PORT`: a launcher that has set that for its ranks removes them.
 pub const OVERRIDES_OF_MASTER_PORT: [&str; 2] = [OWN_PORT, AGENT_STORE];
-
-/// The rank that a launcher gave this process, whatever else is set.
-pub(crate) fn process_rank() -> Option<u32> {
-    rank_of(|name| std::env::var(name).ok())
-}
-
-fn rank_of(get: impl Fn(&str) -> Option<String>) -> Option<u32> {
-    let variables = Variables { get: &get };
-    variables.get(variables.launcher()?.rank)?.trim().parse().ok()
-}
 
 impl Environment {
     /// Reads the variables of this process.
@@ -145,7 +76,7 @@ impl Environment {
     /// As [`read`](Self::read).
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, BootstrapError> {
         let variables = Variables { get: &get };
-        let names = variables.launcher().ok_or(BootstrapError::NoLauncher)?;
+        let names = Names::of(&|name| variables.get(name)).ok_or(BootstrapError::NoLauncher)?;
         let world = variables.number(names, names.world, "the launcher sets both: start every rank by it")?;
         let no_world = || value_error(names.world, world, format!("a number from 1 to {MOST_RANKS}"));
         let world = WorldSize::new(world).filter(|world| world.get() <= MOST_RANKS).ok_or_else(no_world)?;
@@ -202,13 +133,6 @@ impl Variables<'_> {
     fn number(&self, names: &Names, name: &'static str, mend: &'static str) -> Result<u32, BootstrapError> {
         let value = self.get(name).ok_or(BootstrapError::Missing { variable: name, because: names.rank, mend })?;
         value.trim().parse().map_err(|_| value_error(name, value, "a number from 0 to 4294967295".into()))
-    }
-
-    /// Whose variables count.
-    fn launcher(&self) -> Option<&'static Names> {
-        let is_srun = |names: &Names| self.get(names.local_rank).is_none() && self.get("SLURM_PROCID") == self.get(names.rank);
-        let is_it = |names: &&Names| self.get(names.rank).is_some() && !(names.launcher == Launcher::Hydra && is_srun(names));
-        LAUNCHERS.iter().find(is_it)
     }
 
     fn local_rank(&self, names: &Names, world: WorldSize) -> Result<u32, BootstrapError> {
@@ -357,14 +281,6 @@ mod tests {
         assert_eq!(pmi2, slurm, "srun --mpi=pmi2");
         assert_eq!(slurm.master_ports().collect::<Vec<_>>(), [16385, 16386, 16387, 16388]);
         assert!(refusal(SLURM).starts_with("MASTER_ADDR is not set, though SLURM_PROCID is"));
-    }
-
-    #[test]
-    fn a_rank_is_known_without_the_rest() {
-        let rank = |variables: &str| rank_of(|name| variable(variables, name));
-        assert_eq!(["RANK=3", "OMPI_COMM_WORLD_RANK=3", "PMI_RANK=3", "SLURM_PROCID=3"].map(rank), [Some(3); 4]);
-        assert_eq!(rank("SLURM_PROCID=0 OMPI_COMM_WORLD_RANK=2 RANK="), Some(2));
-        assert_eq!([rank(""), rank("RANK=x")], [None; 2]);
     }
 
     #[test]

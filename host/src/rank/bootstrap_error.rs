@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use crate::comm::Rank;
+use super::world::Rank;
 
 /// A bootstrap that failed. Cheap to clone: the store gives it again to later calls.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ pub enum BootstrapError {
         /// Why.
         reason: String,
     },
-    /// A rank has ended, or has dropped its store without [`close`](super::Store::close).
+    /// A rank has ended, or has dropped its store without [`close`](crate::bootstrap::Store::close).
     #[error("{rank} is gone, during {operation}: see what it said last")]
     Lost {
         /// The rank.
@@ -176,7 +176,7 @@ fn names(ranks: &[Rank]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::WorldSize;
+    use crate::rank::WorldSize;
 
     #[test]
     fn many_ranks_are_counted() {

@@ -101,7 +101,7 @@ impl Recording {
     }
 
     /// Adds what came afterwards in the same process: its streams are others, and its steps count on.
-    pub(super) fn append(self, later: Self) -> Self {
+    pub(crate) fn append(self, later: Self) -> Self {
         let streams = self.spans.iter().map(|span| span.stream).max().unwrap_or(0);
         let end = self.end();
         let moved = later.spans.into_iter().map(|span| Span {
@@ -118,7 +118,7 @@ impl Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::Activity;
+    use crate::recording::Activity;
 
     fn span(rank: u32, stream: u64, start: f64, end: f64) -> Span {
         let (name, bytes, at) = ("copy".to_owned(), None, None);
