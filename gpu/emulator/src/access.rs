@@ -2,13 +2,16 @@
 
 use crate::atomic::Atomic;
 use crate::cost::Operation;
-use crate::detector::{Access, Detector};
+use crate::detector::Detector;
 use crate::fault::FaultKind;
 use crate::mbarrier;
-use crate::memory::{self, Allocation};
+use crate::memory::Allocation;
 use crate::order::{AtomicOp, ReadOrder, Scope, Space, WriteOrder};
+use crate::shadow::Access;
 use crate::shadow::Manner;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
+use crate::words;
 use crate::worker::{READ, WRITE};
 use std::sync::atomic::{self, Ordering};
 
@@ -75,7 +78,7 @@ pub(crate) fn global_read<const N: usize>(thread: &Thread, address: u64, order: 
     } else if let ReadOrder::Relaxed(_) | ReadOrder::Acquire(_) = order {
         poll_again(thread, address, site);
     }
-    let value = memory::load(allocation.words(), offset);
+    let value = words::load(allocation.words(), offset);
     if let ReadOrder::Acquire(_) = order {
         atomic::fence(Ordering::Acquire);
     }
@@ -92,7 +95,7 @@ pub(crate) fn global_write<const N: usize>(thread: &Thread, address: u64, value:
     if let Some(detector) = thread.detector() {
         check_global_write(thread, detector, allocation, address, N as u64, order, site);
     }
-    memory::store(allocation.words(), offset, value);
+    words::store(allocation.words(), offset, value);
     thread.worker().written(allocation, offset as u64, N as u64);
 }
 
@@ -157,7 +160,7 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     }
     let shift = offset % 8 * 8;
     let mask = if bytes == 8 { u64::MAX } else { 0xffff_ffff << shift };
-    let old = memory::modify(&allocation.words()[offset / 8], mask, |old| operation.apply(Space::Global, (old & mask) >> shift) << shift);
+    let old = words::modify(&allocation.words()[offset / 8], mask, |old| operation.apply(Space::Global, (old & mask) >> shift) << shift);
     if acquires {
         atomic::fence(Ordering::Acquire);
     }
@@ -234,9 +237,9 @@ fn check_global_read(
     };
     preempt(thread, strong.is_some(), site);
     let access = Access { address, bytes, writes: false, reads: true, manner, site };
-    thread.judge(detector.global_access(thread, allocation, &access), site);
+    thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
     match strong {
-        Some((scope, acquire)) => detector.observe(thread, Space::Global, address, scope, acquire),
+        Some((scope, acquire)) => detector.observe(thread.worker().memory(), thread.number, Space::Global, address, scope, acquire),
         None => enter_cost(thread, detector, Operation::GlobalRead, &access),
     }
 }
@@ -258,8 +261,8 @@ fn check_global_write(
     };
     preempt(thread, scope.is_some(), site);
     let access = Access { address, bytes, writes: true, reads: false, manner, site };
-    thread.judge(detector.global_access(thread, allocation, &access), site);
-    detector.publish(thread, Space::Global, address, scope, release, false);
+    thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
+    detector.publish(thread.worker().memory(), thread.number, Space::Global, address, scope, release, false);
     if scope.is_none() {
         enter_cost(thread, detector, Operation::GlobalWrite, &access);
     }
@@ -271,9 +274,9 @@ fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes:
     check_not_mbarrier(thread, offset, bytes, site);
     let (address, bytes) = (u64::from(offset), u64::from(bytes));
     let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
-    thread.judge(detector.shared_access(thread, &access), site);
+    thread.judge(detector.shared_access(thread.worker().memory(), thread.number, &access), site);
     if writes {
-        detector.publish(thread, Space::Shared, address, None, false, false);
+        detector.publish(thread.worker().memory(), thread.number, Space::Shared, address, None, false, false);
     }
     let operation = if writes { Operation::SharedWrite } else { Operation::SharedRead };
     enter_cost(thread, detector, operation, &access);
@@ -292,11 +295,11 @@ fn check_atomic(thread: &Thread, detector: &Detector, allocation: Option<&Alloca
     let manner = Manner::Strong(operation.scope);
     let access = Access { address, bytes: u64::from(operation.width), writes: true, reads: true, manner, site };
     let (space, result) = match allocation {
-        Some(allocation) => (Space::Global, detector.global_access(thread, allocation, &access)),
-        None => (Space::Shared, detector.shared_access(thread, &access)),
+        Some(allocation) => (Space::Global, detector.global_access(thread.worker(), thread.number, allocation, &access)),
+        None => (Space::Shared, detector.shared_access(thread.worker().memory(), thread.number, &access)),
     };
     thread.judge(result, site);
     let (releases, acquires) = operation.edges();
-    detector.observe(thread, space, address, operation.scope, acquires);
-    detector.publish(thread, space, address, Some(operation.scope), releases, true);
+    detector.observe(thread.worker().memory(), thread.number, space, address, operation.scope, acquires);
+    detector.publish(thread.worker().memory(), thread.number, space, address, Some(operation.scope), releases, true);
 }

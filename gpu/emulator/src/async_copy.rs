@@ -7,12 +7,14 @@
 use crate::atomic::add_in_global_memory;
 use crate::block::Block;
 use crate::copy_group::Order;
-use crate::detector::Access;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::mbarrier;
-use crate::memory::{self, Allocation};
+use crate::memory::Allocation;
+use crate::shadow::Access;
 use crate::shadow::{Manner, Record};
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
+use crate::words;
 use crate::worker::{READ, WRITE};
 
 /// Which way the bytes go.
@@ -86,7 +88,7 @@ impl Transfer {
                     let allocation = block.worker().locate(READ, address, u64::from(piece.bytes));
                     let allocation = allocation.ok_or_else(|| self.miss(block, address, piece.bytes))?;
                     self.enter(block, Some(allocation), address, piece.bytes, false)?;
-                    memory::read_bytes(allocation.words(), (address - allocation.start) as usize, &mut data[start..]);
+                    words::read_bytes(allocation.words(), (address - allocation.start) as usize, &mut data[start..]);
                 }
                 _ => {
                     self.enter(block, None, u64::from(piece.shared), piece.bytes, false)?;
@@ -118,7 +120,7 @@ impl Transfer {
                     if direction == Direction::ReduceAddF32 {
                         add_f32(allocation.words(), offset, bytes);
                     } else {
-                        memory::write_bytes(allocation.words(), offset, bytes);
+                        words::write_bytes(allocation.words(), offset, bytes);
                     }
                     block.worker().written(allocation, offset as u64, u64::from(piece.bytes));
                 }
@@ -185,7 +187,7 @@ fn add_f32(words: &[std::sync::atomic::AtomicU64], offset: usize, bytes: &[u8]) 
         let addend = f32::from_le_bytes(chunk.try_into().expect("chunks of 4"));
         let at = offset + i * 4;
         let shift = at % 8 * 8;
-        memory::modify(&words[at / 8], 0xffff_ffff << shift, |old| {
+        words::modify(&words[at / 8], 0xffff_ffff << shift, |old| {
             u64::from(add_in_global_memory(f32::from_bits((old >> shift) as u32), addend).to_bits()) << shift
         });
     }

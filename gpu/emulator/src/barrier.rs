@@ -2,7 +2,8 @@
 
 use crate::clock::Knowledge;
 use crate::fault::FaultKind;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 use crate::warp::lanes;
 
 /// Named barriers of a block.

@@ -7,7 +7,7 @@ use crate::collective::Gathering;
 use crate::copy_group;
 use crate::detector::Detector;
 use crate::fault::{Coordinates, Fault};
-use crate::grid::Launch;
+use crate::launch::{Launch, unflatten};
 use crate::mbarrier::{self, Mbarrier};
 use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
@@ -69,7 +69,7 @@ impl Block {
                 transfers: RefCell::new(Vec::new()),
                 wgmma: RefCell::default(),
                 alive: Cell::new(count),
-                detector: worker.detector(number),
+                detector: Detector::of(worker, number),
             }
         }))
     }
@@ -219,11 +219,6 @@ fn coroutine(launch: &Launch, thread: &Thread, stack: PooledStack) -> ThreadCoro
         thread.yielder.set(yielder);
         body(arguments);
     })
-}
-
-pub(crate) fn unflatten(number: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
-    let (x, y) = (u64::from(x), u64::from(y));
-    [(number % x) as u32, (number / x % y) as u32, (number / (x * y)) as u32]
 }
 
 /// `0..32, 64` for a sorted list.

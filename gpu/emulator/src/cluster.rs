@@ -4,7 +4,8 @@
 use crate::block::Block;
 use crate::clock::Knowledge;
 use crate::fault::FaultKind;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 

@@ -3,7 +3,8 @@
 
 use crate::fault::{FaultKind, Involved};
 use crate::order::Group;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 use crate::warp::same;
 use std::any::TypeId;
 

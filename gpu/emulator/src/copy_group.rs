@@ -6,7 +6,8 @@ use crate::clock::View;
 use crate::detector::{Detector, Stream, ThreadState};
 use crate::fault::FaultKind;
 use crate::mbarrier;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 
 /// What a copy's accesses are ordered after, and the agents (slot, time) that they are made by.
 pub(crate) struct Order {

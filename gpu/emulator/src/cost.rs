@@ -3,8 +3,8 @@
 //! Lanes run one after another, so the accesses of one instruction are brought together by count: the n-th
 //! access of each lane at a source line belongs to the n-th request of its warp there.
 
-use crate::detector::Access;
-use crate::thread::Site;
+use crate::shadow::Access;
+use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::BTreeMap;
 

@@ -2,13 +2,15 @@
 
 use crate::clock::{Knowledge, View};
 use crate::cost::Costs;
-use crate::fault::{Coordinates, Fault, FaultKind, Involved};
+use crate::fault::{Coordinates, FaultKind, Involved};
 use crate::history::{Grids, Release, Releases};
 use crate::initialisation::bit_ranges;
-use crate::memory::Allocation;
+use crate::launch::unflatten;
+use crate::memory::{Allocation, Memory};
 use crate::order::{Scope, Space};
-use crate::shadow::{Conflict, Manner, Record, Scopes, Shadow};
-use crate::thread::{Site, Thread};
+use crate::shadow::{Access, Conflict, Manner, Record, Scopes, Shadow};
+use crate::site::Site;
+use crate::worker::Worker;
 use std::cell::{Cell, RefCell};
 
 /// A thread's asynchronous copies of one kind, in the order of issue.
@@ -52,22 +54,18 @@ pub(crate) struct Detector {
     pub costs: RefCell<Costs>,
 }
 
-/// An access about to be made.
-#[derive(Clone, Copy)]
-pub(crate) struct Access {
-    pub address: u64,
-    pub bytes: u64,
-    pub writes: bool,
-    pub reads: bool,
-    pub manner: Manner,
-    pub site: Site,
-}
-
 /// The fault of an access, without thread coordinates.
 pub(crate) type Bad = Box<(FaultKind, String, Vec<Involved>, &'static str)>;
 
 impl Detector {
-    pub fn new(block: u32, threads: u32, shared_bytes: u32, start: &Knowledge) -> Self {
+    /// That of a block, in check mode.
+    pub fn of(worker: &Worker, block: u64) -> Option<Box<Self>> {
+        let (blocks, start) = worker.history()?;
+        let launch = &worker.grid().launch;
+        Some(Box::new(Self::new(blocks.start + block as u32, launch.threads(), launch.shared_bytes, start)))
+    }
+
+    fn new(block: u32, threads: u32, shared_bytes: u32, start: &Knowledge) -> Self {
         let state = |slot| ThreadState {
             view: View { knowledge: start.clone(), block, slot, now: 1 },
             acquirable: Knowledge::default(),
@@ -126,14 +124,14 @@ impl Detector {
     }
 
     /// A thread's access to shared memory.
-    pub fn shared_access(&self, thread: &Thread, access: &Access) -> Result<(), Bad> {
-        let state = self.thread(thread.number).borrow();
-        let record = self.record(thread.number, &state.view, access);
-        self.enter_shared(thread.block().worker().memory(), access, &record, &state.view)
+    pub fn shared_access(&self, memory: &Memory, thread: u32, access: &Access) -> Result<(), Bad> {
+        let state = self.thread(thread).borrow();
+        let record = self.record(thread, &state.view, access);
+        self.enter_shared(memory, access, &record, &state.view)
     }
 
     /// An access to shared memory by any agent of the block.
-    pub fn enter_shared(&self, memory: &crate::Memory, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
+    pub fn enter_shared(&self, memory: &Memory, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
         let mut shared = self.shared.borrow_mut();
         let missing = bit_ranges(access.address, access.bytes).find_map(|(word, mask)| {
             let missing = mask & !shared.initialised[word];
@@ -159,21 +157,14 @@ impl Detector {
     }
 
     /// A thread's access to global memory.
-    pub fn global_access(&self, thread: &Thread, allocation: &Allocation, access: &Access) -> Result<(), Bad> {
-        let state = self.thread(thread.number).borrow();
-        let record = self.record(thread.number, &state.view, access);
-        self.enter_global(thread.worker(), allocation, access, &record, &state.view)
+    pub fn global_access(&self, worker: &Worker, thread: u32, allocation: &Allocation, access: &Access) -> Result<(), Bad> {
+        let state = self.thread(thread).borrow();
+        let record = self.record(thread, &state.view, access);
+        self.enter_global(worker, allocation, access, &record, &state.view)
     }
 
     /// An access to global memory by any agent of the block.
-    pub fn enter_global(
-        &self,
-        worker: &crate::worker::Worker,
-        allocation: &Allocation,
-        access: &Access,
-        record: &Record,
-        view: &View,
-    ) -> Result<(), Bad> {
+    pub fn enter_global(&self, worker: &Worker, allocation: &Allocation, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
         let offset = access.address - allocation.start;
         if let (true, Some(at)) = (access.reads, allocation.initialisation.first_missing(offset, access.bytes)) {
             let place = worker.describe(allocation, access.address);
@@ -191,15 +182,15 @@ impl Detector {
     }
 
     /// A strong read: acquires what the last strong write published, now or at a later fence.
-    pub fn observe(&self, thread: &Thread, space: Space, address: u64, scope: Scope, acquire: bool) {
-        let mut history = thread.worker().memory().history();
+    pub fn observe(&self, memory: &Memory, thread: u32, space: Space, address: u64, scope: Scope, acquire: bool) {
+        let mut history = memory.history();
         let mut shared = self.shared.borrow_mut();
         let history = &mut *history;
         let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
         let Some(release) = releases.get(&address) else { return };
         let both = |scope| history.grids.includes(scope, release.block, self.block);
         if both(scope) && both(release.scope) {
-            let mut state = self.thread(thread.number).borrow_mut();
+            let mut state = self.thread(thread).borrow_mut();
             let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable };
             target.join(&release.knowledge);
         }
@@ -207,12 +198,12 @@ impl Detector {
 
     /// A write: publishes knowledge if it releases, now or through an earlier fence. A read-modify-write
     /// continues the release sequence of the write before it; any other write ends that.
-    pub fn publish(&self, thread: &Thread, space: Space, address: u64, scope: Option<Scope>, release: bool, modifies: bool) {
-        let mut history = thread.worker().memory().history();
+    pub fn publish(&self, memory: &Memory, thread: u32, space: Space, address: u64, scope: Option<Scope>, release: bool, modifies: bool) {
+        let mut history = memory.history();
         let mut shared = self.shared.borrow_mut();
         let history = &mut *history;
         let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
-        let mut state = self.thread(thread.number).borrow_mut();
+        let mut state = self.thread(thread).borrow_mut();
         let published = match scope {
             Some(scope) if release => {
                 let mut knowledge = Knowledge::default();
@@ -293,7 +284,7 @@ fn who(grids: &Grids, record: &Record, home: u32) -> String {
     };
     let threads = grid.block.iter().product::<u32>();
     let copy = if record.slot >= threads { " by a copy issued" } else { "" };
-    let thread = crate::block::unflatten(u64::from(record.thread), grid.block);
+    let thread = unflatten(u64::from(record.thread), grid.block);
     let mut text = format!("{verb}{copy} by thread {}", Coordinates(thread));
     if record.block != home {
         text += &format!(" of block {}", Coordinates(grid.block_index(record.block)));
@@ -302,21 +293,4 @@ fn who(grids: &Grids, record: &Record, home: u32) -> String {
         text += &format!(" of kernel `{}` on device {}", grid.kernel, grid.device);
     }
     text
-}
-
-impl Thread {
-    /// The detector, in check mode.
-    #[inline(always)]
-    pub fn detector(&self) -> Option<&Detector> {
-        self.block().detector.as_deref()
-    }
-
-    /// Ends the run if an access was bad.
-    pub fn judge(&self, result: Result<(), Bad>, site: Site) {
-        if let Err(bad) = result {
-            let mut fault: Fault = self.fault(bad.0, site, bad.1, bad.3);
-            fault.involved = bad.2;
-            self.stop(fault)
-        }
-    }
 }

@@ -19,7 +19,7 @@ pub(crate) struct GridBlocks {
 
 impl GridBlocks {
     pub fn block_index(&self, number: u32) -> [u32; 3] {
-        crate::block::unflatten(u64::from(number - self.blocks.start), self.grid)
+        crate::launch::unflatten(u64::from(number - self.blocks.start), self.grid)
     }
 
     fn cluster_of(&self, number: u32) -> [u32; 3] {

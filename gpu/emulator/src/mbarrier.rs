@@ -6,7 +6,8 @@ use crate::cluster;
 use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::order::Space;
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 
 /// Bytes of an mbarrier object.
 pub(crate) const BYTES: u32 = 8;

@@ -2,7 +2,8 @@
 //! its whole warp relies on it: a lane still waiting would be lapped by the phases that the arrival lets end.
 
 use crate::fault::FaultKind;
-use crate::thread::{Site, Thread};
+use crate::site::Site;
+use crate::thread::Thread;
 use std::cell::{Cell, RefCell};
 
 /// What a thread knows of the other lanes' progress.

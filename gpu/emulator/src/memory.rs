@@ -2,14 +2,13 @@
 
 use crate::history::History;
 use crate::initialisation::Initialisation;
-use crate::reservation::Reservation;
+use crate::reservation::{ALIGNMENT, Reservation};
+use crate::words::{read_bytes, write_bytes};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What `cudaMalloc` guarantees.
-pub(crate) const ALIGNMENT: usize = 256;
 /// Bytes that a copy handles at once.
 const PIECE: usize = 1 << 20;
 
@@ -124,80 +123,6 @@ impl Drop for Allocation {
     }
 }
 
-/// Loads `N` bytes at a byte offset that is a multiple of `N`.
-#[inline(always)]
-pub(crate) fn load<const N: usize>(words: &[AtomicU64], offset: usize) -> [u8; N] {
-    let mut bytes = [0; N];
-    if N >= 8 {
-        for (i, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-            chunk.copy_from_slice(&words[offset / 8 + i].load(Ordering::Relaxed).to_le_bytes());
-        }
-    } else {
-        let word = words[offset / 8].load(Ordering::Relaxed) >> (offset % 8 * 8);
-        bytes.copy_from_slice(&word.to_le_bytes()[..N]);
-    }
-    bytes
-}
-
-/// Stores `N` bytes at a byte offset that is a multiple of `N`.
-#[inline(always)]
-pub(crate) fn store<const N: usize>(words: &[AtomicU64], offset: usize, bytes: [u8; N]) {
-    if N >= 8 {
-        for (i, chunk) in bytes.chunks_exact(8).enumerate() {
-            let word = u64::from_le_bytes(chunk.try_into().expect("chunks of 8"));
-            words[offset / 8 + i].store(word, Ordering::Relaxed);
-        }
-    } else {
-        let mut word = [0; 8];
-        word[..N].copy_from_slice(&bytes);
-        let shift = offset % 8 * 8;
-        let mask = ((1u64 << (N * 8)) - 1) << shift;
-        modify(&words[offset / 8], mask, |_| u64::from_le_bytes(word) << shift);
-    }
-}
-
-/// Replaces the bits of `mask` by what `new` makes of the old word; returns the old word.
-pub(crate) fn modify(word: &AtomicU64, mask: u64, new: impl Fn(u64) -> u64) -> u64 {
-    word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !mask | new(old) & mask))
-        .expect("the closure always returns a value")
-}
-
-/// Copies bytes out of words, any alignment.
-pub(crate) fn read_bytes(words: &[AtomicU64], offset: usize, out: &mut [u8]) {
-    let head = (offset.next_multiple_of(8) - offset).min(out.len());
-    let (first, rest) = out.split_at_mut(head);
-    for (i, byte) in first.iter_mut().enumerate() {
-        [*byte] = load::<1>(words, offset + i);
-    }
-    let mut at = offset + head;
-    for chunk in rest.chunks_mut(8) {
-        let word = words[at / 8].load(Ordering::Relaxed).to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
-        at += 8;
-    }
-}
-
-/// Copies bytes into words, any alignment.
-pub(crate) fn write_bytes(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
-    let head = (offset.next_multiple_of(8) - offset).min(bytes.len());
-    let (first, rest) = bytes.split_at(head);
-    for (i, &byte) in first.iter().enumerate() {
-        store::<1>(words, offset + i, [byte]);
-    }
-    let mut at = offset + head;
-    for chunk in rest.chunks(8) {
-        match chunk.try_into() {
-            Ok(word) => words[at / 8].store(u64::from_le_bytes(word), Ordering::Relaxed),
-            Err(_) => {
-                for (i, &byte) in chunk.iter().enumerate() {
-                    store::<1>(words, at + i, [byte]);
-                }
-            }
-        }
-        at += 8;
-    }
-}
-
 /// The allocations at one moment, sorted by address.
 pub(crate) type Snapshot = Arc<Vec<Arc<Allocation>>>;
 
@@ -241,8 +166,18 @@ impl Memory {
         self.insert(Allocation::new(name, bytes, device)).expect("memory of its own lies over nobody's")
     }
 
+    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was
+    /// freed there before can still be read.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] for a place that is not inside the range; [`MemoryError::Occupied`].
+    pub fn allocate_in(&self, range: &Arc<Reservation>, offset: u64, name: &str, bytes: u64, device: u32) -> Result<u64, MemoryError> {
+        let outside = || MemoryError::OutOfBounds { address: range.address().saturating_add(offset), bytes, nearest: format!("{range:?}") };
+        self.insert(Allocation::inside(range, offset, name, bytes, device).ok_or_else(outside)?)
+    }
+
     /// Adds an allocation to those that are there.
-    pub(crate) fn insert(&self, allocation: Allocation) -> Result<u64, MemoryError> {
+    fn insert(&self, allocation: Allocation) -> Result<u64, MemoryError> {
         let (start, bytes) = (allocation.start, allocation.bytes);
         let mut table = self.table();
         let at = table.live.partition_point(|other| other.start < start);
@@ -341,4 +276,33 @@ impl Memory {
 /// The last allocation that starts at or before an address.
 pub(crate) fn nearest(live: &[Arc<Allocation>], address: u64) -> Option<&Arc<Allocation>> {
     live[..live.partition_point(|a| a.start <= address)].last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_lie_in_one_range_and_apart() {
+        let (memory, range) = (Memory::new(), Reservation::new(1024));
+        let [first, second] = [0, 512].map(|at| memory.allocate_in(&range, at, "part", 256, (at / 512) as u32).unwrap());
+        assert_eq!((first, second), (range.address(), range.address() + 512));
+        memory.write(first, &[1; 256]).unwrap();
+        memory.write(second, &[2; 256]).unwrap();
+        assert_eq!(memory.find(second + 8).map(|found| (found.offset, found.device)), Some((8, 1)));
+        assert!(memory.find(first + 256).is_none(), "between the two lies nothing");
+        assert!(memory.write(first + 255, &[0; 2]).is_err() && memory.read(first, &mut [0; 768]).is_err());
+        let occupied = memory.allocate_in(&range, 256, "over", 512, 0).unwrap_err();
+        assert_eq!(occupied, MemoryError::Occupied { address: first + 256, bytes: 512, by: "part".to_owned() });
+        for (offset, bytes) in [(1024, 1), (1024, 0), (768, 257), (u64::MAX, 2), (8, 8)] {
+            assert!(matches!(memory.allocate_in(&range, offset, "outside", bytes, 0), Err(MemoryError::OutOfBounds { .. })));
+        }
+        // An allocation keeps the range.
+        drop(range);
+        memory.free(first).unwrap();
+        let mut bytes = [0; 256];
+        memory.read(second, &mut bytes).unwrap();
+        assert_eq!(bytes, [2; 256]);
+        memory.free(second).unwrap();
+    }
 }

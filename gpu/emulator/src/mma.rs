@@ -7,7 +7,8 @@
 use crate::collective;
 use crate::format::Format;
 use crate::order::Group;
-use crate::thread::{Site, Thread};
+use crate::site::Site;
+use crate::thread::Thread;
 
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;

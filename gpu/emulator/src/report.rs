@@ -1,7 +1,7 @@
 //! What a run counted: steps, synchronisation sites, and the cost of memory lines.
 
 use crate::cost::LineCost;
-use crate::thread::Site;
+use crate::site::Site;
 use std::collections::BTreeMap;
 use std::fmt;
 

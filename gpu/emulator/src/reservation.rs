@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crate::memory::{ALIGNMENT, Allocation, Memory, MemoryError};
+/// What `cudaMalloc` guarantees.
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// A range of addresses set aside, as by `cuMemAddressReserve`: what lies between the allocations in it belongs to none of them. It is there as long
 /// as a handle or an allocation in it.
@@ -56,46 +57,5 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation").field("address", &self.address()).field("bytes", &self.layout.size()).finish()
-    }
-}
-
-impl Memory {
-    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was
-    /// freed there before can still be read.
-    ///
-    /// # Errors
-    /// [`MemoryError::OutOfBounds`] for a place that is not inside the range; [`MemoryError::Occupied`].
-    pub fn allocate_in(&self, range: &Arc<Reservation>, offset: u64, name: &str, bytes: u64, device: u32) -> Result<u64, MemoryError> {
-        let outside = || MemoryError::OutOfBounds { address: range.address().saturating_add(offset), bytes, nearest: format!("{range:?}") };
-        self.insert(Allocation::inside(range, offset, name, bytes, device).ok_or_else(outside)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn allocations_lie_in_one_range_and_apart() {
-        let (memory, range) = (Memory::new(), Reservation::new(1024));
-        let [first, second] = [0, 512].map(|at| memory.allocate_in(&range, at, "part", 256, (at / 512) as u32).unwrap());
-        assert_eq!((first, second), (range.address(), range.address() + 512));
-        memory.write(first, &[1; 256]).unwrap();
-        memory.write(second, &[2; 256]).unwrap();
-        assert_eq!(memory.find(second + 8).map(|found| (found.offset, found.device)), Some((8, 1)));
-        assert!(memory.find(first + 256).is_none(), "between the two lies nothing");
-        assert!(memory.write(first + 255, &[0; 2]).is_err() && memory.read(first, &mut [0; 768]).is_err());
-        let occupied = memory.allocate_in(&range, 256, "over", 512, 0).unwrap_err();
-        assert_eq!(occupied, MemoryError::Occupied { address: first + 256, bytes: 512, by: "part".to_owned() });
-        for (offset, bytes) in [(1024, 1), (1024, 0), (768, 257), (u64::MAX, 2), (8, 8)] {
-            assert!(matches!(memory.allocate_in(&range, offset, "outside", bytes, 0), Err(MemoryError::OutOfBounds { .. })));
-        }
-        // An allocation keeps the range.
-        drop(range);
-        memory.free(first).unwrap();
-        let mut bytes = [0; 256];
-        memory.read(second, &mut bytes).unwrap();
-        assert_eq!(bytes, [2; 256]);
-        memory.free(second).unwrap();
     }
 }

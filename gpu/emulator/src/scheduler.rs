@@ -4,7 +4,8 @@ use crate::async_copy;
 use crate::block::Block;
 use crate::cluster::Cluster;
 use crate::fault::{Fault, FaultKind, Involved};
-use crate::grid::{Grid, Mode, Policy, Progress};
+use crate::grid::{Grid, Progress};
+use crate::launch::{Mode, Policy};
 use crate::panic_hook;
 use crate::report::Report;
 #[cfg(unix)]

@@ -2,7 +2,7 @@
 
 use crate::clock::View;
 use crate::order::{Scope, Space};
-use crate::thread::Site;
+use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
 
 /// How an access was made.
@@ -18,6 +18,17 @@ pub(crate) enum Manner {
     Async,
     /// By an asynchronous reduction: atomic among its like.
     Reduce,
+}
+
+/// An access about to be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Access {
+    pub address: u64,
+    pub bytes: u64,
+    pub writes: bool,
+    pub reads: bool,
+    pub manner: Manner,
+    pub site: Site,
 }
 
 /// One access, as the shadow keeps it.

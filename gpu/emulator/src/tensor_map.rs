@@ -3,25 +3,15 @@
 use crate::async_copy::{self, Completion, Direction, Piece};
 use crate::cluster;
 use crate::fault::FaultKind;
-use crate::memory;
-use crate::thread::{Site, Thread};
+use crate::site::Site;
+use crate::thread::Thread;
+use crate::words;
 use crate::worker::READ;
+
+pub use crate::swizzle::Swizzle;
 
 /// Bytes of an encoded tensor map, as `CUtensorMap` has them. It must lie at a multiple of 64.
 pub const TENSOR_MAP_BYTES: usize = 128;
-
-/// How 16-byte chunks are permuted in shared memory (`CUtensorMapSwizzle`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Swizzle {
-    /// Rows one after another.
-    None,
-    /// 32-byte rows: address bit 4 is xored with bit 7.
-    Bytes32,
-    /// 64-byte rows: address bits 4..6 are xored with bits 7..9.
-    Bytes64,
-    /// 128-byte rows: address bits 4..7 are xored with bits 7..10.
-    Bytes128,
-}
 
 /// A tensor in global memory and the box that one copy moves, innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,28 +76,6 @@ fn decode(bytes: &[u8; TENSOR_MAP_BYTES]) -> Option<TensorMap> {
         box_dimensions: (0..rank).map(|d| u32::from(u16::from_le_bytes([bytes[32 + 18 * d], bytes[33 + 18 * d]]))).collect(),
         swizzle: *swizzle.get(usize::from(bytes[6]))?,
     })
-}
-
-impl Swizzle {
-    /// Bytes of a swizzled row, at most which the inner box dimension may span.
-    fn span(self) -> Option<u32> {
-        match self {
-            Self::None => None,
-            Self::Bytes32 => Some(32),
-            Self::Bytes64 => Some(64),
-            Self::Bytes128 => Some(128),
-        }
-    }
-
-    /// Where a shared address goes: its 16-byte chunk is permuted by the row (PTX ISA, "Swizzling modes").
-    pub fn apply(self, address: u32) -> u32 {
-        match self {
-            Self::None => address,
-            Self::Bytes32 => address ^ (address >> 3 & 0x10),
-            Self::Bytes64 => address ^ (address >> 3 & 0x30),
-            Self::Bytes128 => address ^ (address >> 3 & 0x70),
-        }
-    }
 }
 
 impl TensorMap {
@@ -215,7 +183,7 @@ fn plan(
         fail(format!("a tensor map of {place}"), "pass the global address of an encoded tensor map");
     };
     let mut bytes = [0; TENSOR_MAP_BYTES];
-    memory::read_bytes(allocation.words(), (map - allocation.start) as usize, &mut bytes);
+    words::read_bytes(allocation.words(), (map - allocation.start) as usize, &mut bytes);
     let Some(map) = decode(&bytes) else {
         fail("the bytes there are no tensor map".to_owned(), "fill them with tensor_map::encode");
     };

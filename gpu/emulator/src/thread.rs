@@ -1,17 +1,15 @@
 //! One emulated CUDA thread, and which one is running.
 
 use crate::block::Block;
+use crate::detector::{Bad, Detector};
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::meeting::Meetings;
+use crate::site::Site;
 use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::Yielder;
 use std::cell::Cell;
-use std::panic::Location;
 use std::ptr;
-
-/// Source line of a device operation.
-pub(crate) type Site = &'static Location<'static>;
 
 thread_local! {
     static CURRENT: Cell<*const Thread> = const { Cell::new(ptr::null()) };
@@ -128,6 +126,12 @@ impl Thread {
         self.block().worker()
     }
 
+    /// The detector, in check mode.
+    #[inline(always)]
+    pub fn detector(&self) -> Option<&Detector> {
+        self.block().detector.as_deref()
+    }
+
     /// Gives control back to the scheduler.
     pub fn suspend(&self, waiting: Waiting, site: Site) {
         self.waiting.set(waiting);
@@ -160,6 +164,15 @@ impl Thread {
     #[cold]
     pub fn fail(&self, kind: FaultKind, site: Site, message: String, mend: &'static str) -> ! {
         self.stop(self.fault(kind, site, message, mend))
+    }
+
+    /// Ends the run if an access was bad.
+    pub fn judge(&self, result: Result<(), Bad>, site: Site) {
+        if let Err(bad) = result {
+            let mut fault: Fault = self.fault(bad.0, site, bad.1, bad.3);
+            fault.involved = bad.2;
+            self.stop(fault)
+        }
     }
 
     #[cold]

@@ -2,7 +2,8 @@
 
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::order::{ReduceOp, ShuffleMode, VoteMode};
-use crate::thread::{Site, Thread, Waiting};
+use crate::site::Site;
+use crate::thread::{Thread, Waiting};
 use std::cell::Cell;
 
 /// What the lanes of a rendezvous do.

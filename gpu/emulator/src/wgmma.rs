@@ -9,13 +9,15 @@
 //! error before such a wait.
 
 use crate::collective;
-use crate::detector::{Access, Detector};
+use crate::detector::Detector;
 use crate::fault::FaultKind;
 use crate::format::Format;
 use crate::order::Group;
+use crate::shadow::Access;
 use crate::shadow::{Manner, Record};
-use crate::tensor_map::Swizzle;
-use crate::thread::{Site, Thread};
+use crate::site::Site;
+use crate::swizzle::Swizzle;
+use crate::thread::Thread;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 

@@ -2,15 +2,15 @@
 
 use crate::clock::Knowledge;
 use crate::cost::Totals;
-use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind};
-use crate::grid::{Grid, Mode};
+use crate::grid::Grid;
 use crate::history::GridBlocks;
+use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
 use crate::report::{SiteUse, SyncSite};
+use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
-use crate::thread::Site;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -77,13 +77,14 @@ impl Worker {
         &self.grid.memory
     }
 
-    /// The detector of a block; the first one enters the grid into the memory's history.
-    pub fn detector(&self, block: u64) -> Option<Box<Detector>> {
+    /// The numbers of this grid's blocks in the memory's history, and what they know at their start, in check mode. The first call enters the
+    /// grid there.
+    pub fn history(&self) -> Option<&(Range<u32>, Knowledge)> {
         if !self.checked {
             return None;
         }
         let launch = &self.grid.launch;
-        let (blocks, start) = self.history.get_or_init(|| {
+        Some(self.history.get_or_init(|| {
             let mut history = self.grid.memory.history();
             let grid = GridBlocks {
                 blocks: 0..0,
@@ -95,8 +96,7 @@ impl Worker {
             };
             let count = u32::try_from(launch.blocks()).expect("fewer than 2^32 blocks run checked");
             (history.begin(grid, count), history.start())
-        });
-        Some(Box::new(Detector::new(blocks.start + block as u32, launch.threads(), launch.shared_bytes, start)))
+        }))
     }
 
     /// The grid has ended: later grids are ordered after it.
