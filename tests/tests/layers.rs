@@ -1,6 +1,7 @@
-//! Inside `host/src` arrows point down: a module imports what is below it alone (docs/architecture.md, "The host library").
+//! The order of `host/src`: a module imports what is below it alone, and a large folder says what its files hold (docs/architecture.md,
+//! "The host library").
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -188,17 +189,45 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Every file of `host/src`, by its path from there.
+fn host() -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").join("host/src");
+    let mut files = Vec::new();
+    sources(&folder, &mut files);
+    let name = |path: &Path| path.strip_prefix(&folder).expect("below it").to_string_lossy().into_owned();
+    files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a readable source file"))).collect()
+}
+
+/// The files that the table `file | what it holds` of a `mod.rs` names.
+fn listed(source: &str) -> BTreeSet<&str> {
+    let rows = source.lines().skip_while(|line| !line.starts_with("//! | file |")).take_while(|line| line.starts_with("//! |"));
+    rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect()
+}
+
+#[test]
+fn large_folders_list_their_files() {
+    let files = host();
+    let mut problems = Vec::new();
+    for (name, source) in files.iter().filter(|(name, _)| name.ends_with("/mod.rs")) {
+        let folder = name.trim_end_matches("mod.rs");
+        let inside = files.keys().filter_map(|file| file.strip_prefix(folder)).filter(|file| *file != "mod.rs");
+        let inside: BTreeSet<_> = inside.filter_map(|file| file.split(['/', '.']).next()).collect();
+        let listed = listed(source);
+        if (inside.len() > 4 || !listed.is_empty()) && inside != listed {
+            let differ: Vec<_> = inside.symmetric_difference(&listed).collect();
+            problems.push(format!("host/src/{name}: the table of files and the folder differ in {differ:?}"));
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
 #[test]
 fn arrows_point_down() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").join("host/src");
-    let read = |path: &Path| fs::read_to_string(path).expect("a readable source file");
-    let root = names_of_root(&read(&folder.join("lib.rs")));
-    let (mut files, mut seen) = (Vec::new(), [false; LAYERS.len()]);
-    sources(&folder, &mut files);
-    let mut problems = Vec::new();
-    for path in files.iter().filter(|path| !path.ends_with("src/lib.rs")) {
-        let name = path.strip_prefix(&folder).expect("below it").to_string_lossy().into_owned();
-        problems.extend(upward(&name, &read(path), &root));
+    let files = host();
+    let root = names_of_root(&files["lib.rs"]);
+    let (mut seen, mut problems) = ([false; LAYERS.len()], Vec::new());
+    for (name, source) in files.iter().filter(|(name, _)| *name != "lib.rs") {
+        problems.extend(upward(name, source, &root));
         height(name.split(['/', '.']).next().unwrap_or_default()).into_iter().for_each(|layer| seen[layer] = true);
     }
     let mend = "move what is needed down, or let the lower layer have a trait that the upper one implements";

@@ -8,6 +8,16 @@
 //! ([`BootstrapError`]); after an error the store is of no more use, and a new rendezvous makes a new one. Ranks may be threads
 //! of one process: [`threads`].
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `environment`, `job` | what a launcher tells a process: its rank, rank 0's address, the job |
+//! | `rendezvous`, `search`, `connecting`, `lookup` | how ranks come together at rank 0, on whichever of its ports and addresses |
+//! | `server` | what rank 0 runs for all |
+//! | `store` | what connected ranks exchange |
+//! | `board`, `store_board` | notes that all ranks can read, in one process and over a store |
+//! | `frame`, `wire` | what goes over a connection |
+//! | `at_exit` | threads that other processes need when this one ends |
+//!
 //! ```
 //! use std::time::Duration;
 //! use oxtile::comm::{WorldSize, bootstrap};

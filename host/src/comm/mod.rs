@@ -5,6 +5,18 @@
 //! memory. Every collective is
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
 //! collectives in the same order, an empty rank too.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `communicator` | the trait: what ranks can do together |
+//! | `single_rank` | a world of one rank |
+//! | `emulated`, `virtual_rank` | ranks of a virtual cluster |
+//! | `nccl` | ranks on GPUs |
+//! | `group` | calls that are made as one |
+//! | `team`, `team_board` | some ranks of a world, and their part of its board |
+//! | `host_rank` | ranks of one host that reach each other's memory |
+//! | `meeting` | where the ranks of an arena meet |
+//! | `sequence` | whether all ranks call the same, in one order |
 
 mod communicator;
 mod emulated;

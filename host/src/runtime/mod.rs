@@ -7,6 +7,24 @@
 //! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties
 //! in any order that streams and events allow, when somebody waits. Uses of memory that nothing orders are reported with both
 //! uses and where they were enqueued ([`StreamRace`]). Emulated kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `runtime` | the devices of one kind and the kernels for them |
+//! | `device`, `stream` | where work is enqueued |
+//! | `event`, `event_pool` | points in a stream, and their reuse |
+//! | `graph` | work captured once and replayed with one call |
+//! | `buffer`, `element`, `pinned` | memory of devices and of the host, and its elements |
+//! | `memory` | who used a buffer last, and what must wait for that use |
+//! | `instances` | one range of every rank's memory as one view |
+//! | `library`, `module`, `limits` | where compiled kernels are found, how they are loaded and launched, what a launch may ask for |
+//! | `error` | what can go wrong |
+//! | `patience`, `watch` | how a host waits, and what may end its wait |
+//! | `recorder`, `trace` | work timed between events, and the file of `OXTILE_TRACE` |
+//! | `backend` | the trait that both kinds of device implement |
+//! | `matmul`, `virtual_memory` | what only GPUs do: cuBLASLt's products, and memory mapped by hand |
+//! | `cuda` | GPUs |
+//! | `emulated` | the virtual cluster |
 
 pub(crate) mod backend;
 mod buffer;

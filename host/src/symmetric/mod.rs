@@ -4,6 +4,20 @@
 //! ranks know where each other's lie. On a stream it [gets](Peer::get) from and [puts](Peer::put) to its peers; what orders the
 //! ranks' streams are [signals](Arena::signal) that carry [epochs](Epoch). A [`Ticket`] stands for a result that other ranks take part in.
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
+//! | `closing`, `failure` | the end of an arena, in order and out of order |
+//! | `awaited`, `watcher` | what streams wait for: which rank a deadline names, and what ends a host's wait |
+//! | `buffer`, `contiguous` | buffers that every rank has, by peer and as one range of addresses |
+//! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
+//! | `batch` | operations that are enqueued together |
+//! | `ticket` | results that other ranks take part in |
+//! | `gather`, `push` | all-gathers: shards are fetched, or sent |
+//! | `exchange` | all-gather and all-to-all of few bytes, by one kernel |
+//! | `backend` | the trait of memory that other ranks reach, and the virtual cluster's |
+//! | `vmm`, `nccl`, `nvshmem` | that memory by the CUDA driver, by NCCL and by NVSHMEM |
+//!
 //! ```
 //! use oxtile::comm::{EmulatedCommunicator, WorldSize};
 //! use oxtile::symmetric::{Arena, ArenaOptions, Epoch};

@@ -25,8 +25,8 @@ impl Arena {
     /// look whether the arena has ended for all when they are done in time: wait for a ticket first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a stream of another device; [`Error::ForeignRuntime`]; what ended the arena before; [`Error::NotCapturable`] in a graph; an
-    /// error of the driver.
+    /// [`Invalid`](crate::Error::Invalid) for a stream of another device; [`ForeignRuntime`](crate::Error::ForeignRuntime);
+    /// what ended the arena before; [`NotCapturable`](crate::Error::NotCapturable) in a graph; an error of the driver.
     pub fn ticket(&self, stream: &Stream) -> Result<Ticket<()>> {
         stream.0.refuse_capture("a ticket", "take it after Graph::replay")?;
         self.0.check()?;
@@ -66,7 +66,7 @@ impl<R> Ticket<R> {
     /// ranks.
     ///
     /// # Errors
-    /// [`SymmetricError::Deadline`] with who did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
+    /// [`SymmetricError::Deadline`](super::SymmetricError::Deadline) with who did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
     /// arena, here or on another rank; what went wrong in the stream.
     pub fn wait(self) -> Result<R> {
         let (arena, start) = (Arc::clone(&self.arena.0), Instant::now());

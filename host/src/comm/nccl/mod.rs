@@ -1,5 +1,15 @@
 //! NCCL: the communicator of worlds on GPUs, within a host and across hosts.
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `communicator` | a world of ranks, from the first meeting to the end |
+//! | `collectives` | the collectives |
+//! | `bootstrap` | how ranks agree on a communicator |
+//! | `handle`, `watchdog` | one communicator whose calls have a deadline |
+//! | `windows` | memory that NCCL allocates and registers |
+//! | `library` | NCCL's shared library |
+//! | `fake` | a stand-in for tests |
+//!
 //! ```no_run
 //! use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceOp, WorldSize};
 //! use oxtile::{Buffer, Runtime};

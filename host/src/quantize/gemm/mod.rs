@@ -10,6 +10,13 @@
 //! neither, without tensor cores. [`QuantizedGemmConfig::choose`] says which path a
 //! shape takes on a device and why; [`QuantizedGemmConfig::path`] pins one. A library that is not there is a reason, not an error.
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `choice` | which path a product takes, and why |
+//! | `matrix` | operands, and what is done to them first |
+//! | `call` | what cuBLASLt is asked for |
+//! | `scratch` | memory beside the operands |
+//!
 //! ```
 //! use oxtile::num::bf16;
 //! use oxtile::quantize::gemm::{OperandFormat, Path, QuantizedGemm, QuantizedGemmConfig};

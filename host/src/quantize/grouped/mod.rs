@@ -5,6 +5,15 @@
 //! [`LocalAmax`] becomes a [`GlobalAmax`] by one reduction for all members, and only with that there is a [`Quantized`]. A rank
 //! without rows takes part. What is gathered is compact: there is no gather of interleaved scales, which do not concatenate.
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `table`, `tensors` | where the members of a group lie |
+//! | `format` | what the formats have in common |
+//! | `fp8`, `mxfp8`, `nvfp4` | the casts of each format |
+//! | `quantized` | groups of quantized matrices |
+//! | `interleave` | the layouts of their scales |
+//! | `gather` | shards of all ranks to the whole |
+//!
 //! ```
 //! use oxtile::comm::SingleRank;
 //! use oxtile::quantize::grouped::{GatherShards, GroupedNvfp4, Nvfp4Format, TensorGroup};

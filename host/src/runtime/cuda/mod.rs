@@ -1,4 +1,16 @@
 //! GPUs, through the driver API alone: no toolkit is needed to build or to run.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `platform` | the back end: each method is one call of the driver |
+//! | `driver` | the driver's library and its errors |
+//! | `context` | devices and their contexts |
+//! | `function` | compiled kernels |
+//! | `copy`, `word` | copies, and words that streams write and wait for, many in one call |
+//! | `pinned` | page-locked host memory |
+//! | `tensor_map` | the encoding of tensor maps |
+//! | `virtual_memory` | physical allocations and their mappings |
+//! | `cublaslt` | matrix products |
 
 mod context;
 mod copy;

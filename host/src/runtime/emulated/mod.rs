@@ -1,4 +1,18 @@
 //! Virtual GPUs: streams are queues that a seeded scheduler empties when somebody waits.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `cluster` | the back end: one memory, all streams, the scheduler |
+//! | `options` | how a cluster is made |
+//! | `operation`, `schedule` | what waits in a stream's queue, and the choice of which goes on |
+//! | `scheduler` | the state of a cluster, and how its queues are emptied |
+//! | `wait` | host threads that wait, and so do the cluster's work |
+//! | `collective`, `reduction` | operations of several ranks, and their sums |
+//! | `ranges` | memory of several ranks in one range of addresses |
+//! | `clock`, `sanitizer`, `race` | which uses of memory are ordered, and the report of two that are not |
+//! | `log` | what the scheduler did, as spans |
+//! | `explore`, `random` | every order of operations, or one drawn from a seed |
+//! | `protocols`, `tables` | tests: exhaustive searches of signal protocols, and tables that do not grow |
 
 mod clock;
 mod cluster;

@@ -7,6 +7,13 @@
 //!
 //! It has run on two GPUs: two processes that do all that an arena does, and two that wait in vain. With more ranks it has not run. Its host
 //! logic is tested on a stand-in for the library.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `world` | how a process joins NVSHMEM's world and gets memory |
+//! | `caller` | a deadline for calls that have none |
+//! | `library` | NVSHMEM's host library |
+//! | `fake` | a stand-in for tests |
 
 mod caller;
 #[cfg(test)]

@@ -4,6 +4,15 @@
 //! (`SCM_RIGHTS`) and as a handle within one; each maps all allocations into one range of addresses. It either succeeds on every rank or fails on
 //! every rank with one error that names who failed, at what [`Step`](super::Step); nothing is left of it then.
 //!
+//! | file | what it holds |
+//! |---|---|
+//! | `flat` | all ranks' memory in one range of addresses |
+//! | `record` | what ranks tell each other of their memory |
+//! | `exchange` | file descriptors from process to process |
+//! | `allocation` | what owns the results of the driver's calls |
+//! | `memfd` | host memory in the place of a GPU's |
+//! | `backend` | the back end `vmm` |
+//!
 //! What is called of the CUDA driver stands behind [`Driver`]. [`Memfd`] does the same with files in memory:
 //!
 //! ```
