@@ -239,7 +239,7 @@ fn check_global_read(
     let access = Access { address, bytes, writes: false, reads: true, manner, site };
     thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
     match strong {
-        Some((scope, acquire)) => detector.observe(thread.worker().memory(), thread.number, Space::Global, address, scope, acquire),
+        Some((scope, acquire)) => detector.observe(thread.worker().memory(), thread.number, (Space::Global, address), scope, acquire),
         None => enter_cost(thread, detector, Operation::GlobalRead, &access),
     }
 }
@@ -262,7 +262,7 @@ fn check_global_write(
     preempt(thread, scope.is_some(), site);
     let access = Access { address, bytes, writes: true, reads: false, manner, site };
     thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
-    detector.publish(thread.worker().memory(), thread.number, Space::Global, address, scope, release, false);
+    detector.publish(thread.worker().memory(), thread.number, (Space::Global, address), scope, release, false);
     if scope.is_none() {
         enter_cost(thread, detector, Operation::GlobalWrite, &access);
     }
@@ -276,7 +276,7 @@ fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes:
     let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
     thread.judge(detector.shared_access(thread.worker().memory(), thread.number, &access), site);
     if writes {
-        detector.publish(thread.worker().memory(), thread.number, Space::Shared, address, None, false, false);
+        detector.publish(thread.worker().memory(), thread.number, (Space::Shared, address), None, false, false);
     }
     let operation = if writes { Operation::SharedWrite } else { Operation::SharedRead };
     enter_cost(thread, detector, operation, &access);
@@ -300,6 +300,6 @@ fn check_atomic(thread: &Thread, detector: &Detector, allocation: Option<&Alloca
     };
     thread.judge(result, site);
     let (releases, acquires) = operation.edges();
-    detector.observe(thread.worker().memory(), thread.number, space, address, operation.scope, acquires);
-    detector.publish(thread.worker().memory(), thread.number, space, address, Some(operation.scope), releases, true);
+    detector.observe(thread.worker().memory(), thread.number, (space, address), operation.scope, acquires);
+    detector.publish(thread.worker().memory(), thread.number, (space, address), Some(operation.scope), releases, true);
 }

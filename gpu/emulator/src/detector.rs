@@ -182,7 +182,7 @@ impl Detector {
     }
 
     /// A strong read: acquires what the last strong write published, now or at a later fence.
-    pub fn observe(&self, memory: &Memory, thread: u32, space: Space, address: u64, scope: Scope, acquire: bool) {
+    pub fn observe(&self, memory: &Memory, thread: u32, (space, address): (Space, u64), scope: Scope, acquire: bool) {
         let mut history = memory.history();
         let mut shared = self.shared.borrow_mut();
         let history = &mut *history;
@@ -198,7 +198,15 @@ impl Detector {
 
     /// A write: publishes knowledge if it releases, now or through an earlier fence. A read-modify-write
     /// continues the release sequence of the write before it; any other write ends that.
-    pub fn publish(&self, memory: &Memory, thread: u32, space: Space, address: u64, scope: Option<Scope>, release: bool, modifies: bool) {
+    pub fn publish(
+        &self,
+        memory: &Memory,
+        thread: u32,
+        (space, address): (Space, u64),
+        scope: Option<Scope>,
+        release: bool,
+        modifies: bool,
+    ) {
         let mut history = memory.history();
         let mut shared = self.shared.borrow_mut();
         let history = &mut *history;
