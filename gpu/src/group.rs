@@ -58,7 +58,7 @@ impl<'a> MemberTable<'a> {
     /// Lends a table whose members take so many CUDA blocks together.
     ///
     /// # Safety
-    /// Whoever makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
+    /// The code that makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
     /// [`Grouped::blocks`] of that kernel, whose sum is `blocks`; each member's number has an input, and an amax where the kernel takes
     /// some; and the launch's buffers hold each member from where it starts, whole.
     pub const unsafe fn from_raw(words: DeviceView<'a, u64>, blocks: u64) -> Self {

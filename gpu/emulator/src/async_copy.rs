@@ -2,7 +2,7 @@
 //!
 //! A copy goes through three stages, each at a moment of the scheduler's choosing: its source is captured, its
 //! destination is written, its completion is signalled. Fast mode takes all three at once. Matrix operations
-//! of a warpgroup that read shared memory asynchronously belong into the same queue.
+//! of a warpgroup that read shared memory asynchronously are in the same queue.
 
 use crate::atomic::add_in_global_memory;
 use crate::block::Block;
@@ -308,7 +308,7 @@ fn wake(thread: &Thread) {
     }
 }
 
-/// Queues an arrival at an mbarrier behind the thread's `cp.async` so far.
+/// Queues an arrival at an mbarrier after the thread's `cp.async` so far.
 pub(crate) fn arrive(thread: &Thread, mbarrier: u32, site: Site) {
     if thread.worker().performs("copy_async_mbarrier_arrive", site) {
         issue(thread, Direction::Load, Vec::new(), Completion::Arrival { mbarrier }, site);

@@ -94,7 +94,7 @@ pub enum Mode {
     Fast,
 }
 
-/// Who runs first when several warps could ([`Mode::Check`]).
+/// Which runs first when several warps could ([`Mode::Check`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// One of the four below, by the seed.
@@ -116,7 +116,7 @@ pub struct Options {
     pub mode: Mode,
     /// The interleaving's seed: the same seed gives the same run and the same report.
     pub seed: u64,
-    /// Who runs first.
+    /// Which warp runs first.
     pub policy: Policy,
     /// OS threads of [`Mode::Fast`] in [`GridRun::run`]; 0 takes one a core.
     pub workers: usize,
@@ -165,7 +165,7 @@ impl Default for Options {
 pub enum Progress {
     /// The budget is used up; there is more to do.
     Running,
-    /// All that is left polls memory that others must write; the text says who waits where.
+    /// All that is left polls memory that others must write; the text says which threads wait where.
     Blocked(String),
     /// Every thread has ended.
     Done,

@@ -36,7 +36,7 @@ pub enum MemoryError {
         address: u64,
         /// Length of the access.
         bytes: u64,
-        /// The allocation that it is in or behind.
+        /// The allocation that it is in, or the last one before it.
         nearest: String,
     },
     /// `free` of an address that no allocation starts at.
@@ -118,7 +118,7 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.range.is_none() {
-            // SAFETY: allocated in `new` with this layout; nobody else owns it.
+            // SAFETY: allocated in `new` with this layout; nothing else owns it.
             unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
         }
     }
@@ -238,7 +238,7 @@ impl Memory {
 
     /// Allocates uninitialised memory on a device; returns its device address, a multiple of 256.
     pub fn allocate(&self, name: &str, bytes: u64, device: u32) -> u64 {
-        self.insert(Allocation::new(name, bytes, device)).expect("memory of its own lies over nobody's")
+        self.insert(Allocation::new(name, bytes, device)).expect("memory of its own overlaps no other")
     }
 
     /// Adds an allocation to those that are there.
@@ -247,8 +247,8 @@ impl Memory {
         let mut table = self.table();
         let at = table.live.partition_point(|other| other.start < start);
         let before = table.live[..at].last().filter(|other| other.start + other.bytes.max(1) > start);
-        let behind = table.live.get(at).filter(|other| other.start < start + bytes.max(1));
-        if let Some(other) = before.or(behind) {
+        let after = table.live.get(at).filter(|other| other.start < start + bytes.max(1));
+        if let Some(other) = before.or(after) {
             return Err(MemoryError::Occupied { address: start, bytes, by: other.name.clone() });
         }
         table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
@@ -256,7 +256,7 @@ impl Memory {
         live.insert(at, Arc::new(allocation));
         table.live = Arc::new(live);
         drop(table);
-        // Nobody knows the address yet.
+        // The address is not given out yet.
         self.history().forget(start, bytes);
         Ok(start)
     }
@@ -281,14 +281,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads bytes to the host. Bytes that nobody wrote read as zero.
+    /// Reads bytes to the host. Bytes that were never written read as zero.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
         read_bytes(allocation.words(), offset as usize, bytes);
         Ok(())
     }
 
-    /// Copies bytes between ranges that do not overlap. Bytes that nobody wrote stay uninitialised where they arrive.
+    /// Copies bytes between ranges that do not overlap. Bytes that were never written stay uninitialised at the target.
     pub fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<(), MemoryError> {
         let ((from, start), (to, end)) = (self.checked(source, bytes)?, self.checked(target, bytes)?);
         for at in (0..bytes).step_by(PIECE) {

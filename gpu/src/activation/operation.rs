@@ -11,7 +11,7 @@ use super::{Activation, in_f32};
 pub trait Operation: 'static {
     /// Results that lie side by side in a row: 2 where one look at the operands gives a vector of either.
     const RESULTS: usize;
-    /// Vectors of the operands that a vector of each result takes: as many as results, or one more.
+    /// Vectors of the operands that a vector of each result takes: `RESULTS`, or one more.
     const OPERANDS: usize;
     /// Whether the result is another than the input.
     const COMPUTES: bool = true;

@@ -1,4 +1,4 @@
-//! Matrix multiplication of any shape: for what the copy engine cannot address or the tensor cores cannot transpose.
+//! Matrix multiplication of any shape: for what TMA cannot address or the tensor cores cannot transpose.
 //!
 //! A thread computes one element and reads its row and column from device memory, in `f32` from the first product to the
 //! last. Right, and slow: at most one multiplication for every two loads.

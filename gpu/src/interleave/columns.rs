@@ -108,7 +108,7 @@ fn exchange(words: [u32; 4], apart: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Of two lanes `flip` apart the lower keeps its first word and gets the upper's first as its second; the upper keeps its
+/// Exchange between two lanes `flip` apart: the lower keeps its first word and gets the upper's first as its second; the upper keeps its
 /// second and gets the lower's second as its first.
 #[inline(always)]
 fn swap(first: u32, second: u32, flip: u32) -> [u32; 2] {

@@ -1,4 +1,4 @@
-//! How a result leaves: from registers through shared memory to device memory, by the copy engine.
+//! How a result leaves: from registers through shared memory to device memory, by TMA.
 
 use crate::layout::Swizzle;
 use crate::register_tile::{ROWS, RegisterTile, StoredElement};
