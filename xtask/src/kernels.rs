@@ -98,7 +98,7 @@ pub fn shipped() -> Result<Build> {
     Ok(for_archs(root().join(CRATES[0]), &[]).build()?)
 }
 
-/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which nobody has
+/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which none has
 /// tuned them: what only costs speed there (sm_80 converts FP8 in software) is counted, not refused. Writes no output folder.
 ///
 /// Where not `all` are asked for, one of each kind: no kernel has another body on sm_120a than on sm_100a, which a test of tidiness

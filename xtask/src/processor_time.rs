@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-/// Of every child that has ended, its own children included. `None` where the system does not tell.
+/// The processor time of every child that has ended, its own children included. `None` where the system does not tell.
 ///
 /// proc_pid_stat(5): the fields 16 and 17 of `/proc/self/stat`, `cutime` and `cstime`, in hundredths of a second.
 pub fn of_children() -> Option<Duration> {

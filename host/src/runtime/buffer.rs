@@ -18,7 +18,7 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
-/// No elements, for an argument of a kernel that is left out. Nobody's memory is behind it, so that it is there during a capture too.
+/// No elements, for an argument of a kernel that is left out. It needs no memory, so that it is there during a capture too.
 pub(crate) fn nothing<'a, T>() -> DeviceView<'a, T> {
     // SAFETY: there is no element at the address.
     unsafe { DeviceView::from_raw(0, 0, &()) }
@@ -33,7 +33,7 @@ pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
 /// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that
-/// order the uses, and none where one stream does it all. Dropping it never waits: the memory is freed behind the work
+/// order the uses, and none where one stream does it all. Dropping it never waits: the memory is freed after the work
 /// that still uses it.
 pub struct Buffer<T> {
     memory: Arc<Memory>,

@@ -257,7 +257,7 @@ pub enum Error {
     /// Something that other ranks take part in did not end in time. What it belongs to cannot be used any more.
     #[error("{what} did not end within {limit:?}: {mend}")]
     Deadline {
-        /// Who waited, and for what.
+        /// What waited, and for what.
         what: String,
         /// How long.
         limit: std::time::Duration,
@@ -266,7 +266,7 @@ pub enum Error {
     },
     /// The host waited for a stream until the runtime's deadline. The work goes on, and can be waited for again.
     #[error(
-        "stream {stream:#x} of device {device} was not done within {limit:?}, behind {last}: see what it waits for, or raise the deadline (OXTILE_DEADLINE, in seconds, or the runtime's options)"
+        "stream {stream:#x} of device {device} was not done within {limit:?}, after {last}: see what it waits for, or raise the deadline (OXTILE_DEADLINE, in seconds, or the runtime's options)"
     )]
     StreamDeadline {
         /// The stream, as [`Stream::raw`](super::Stream::raw).

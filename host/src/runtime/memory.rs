@@ -1,4 +1,4 @@
-//! Memory that streams use: who used it last, and therefore who must wait for whom.
+//! Memory that streams use: which used it last, and therefore which must wait for which.
 //!
 //! **Invariant:** before work that writes a piece of memory is enqueued, its stream waits for every stream that used
 //! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
@@ -18,10 +18,10 @@ use super::error::{Error, Result};
 use super::runtime::{Inner, lock};
 use super::stream::StreamInner;
 
-/// Who lends memory, or what else work on streams needs: kept for as long as that work may be done, or done again by a graph.
+/// What lends memory, or is otherwise needed by work on streams: kept for as long as that work may be done, or done again by a graph.
 pub(crate) trait Owner: Send + Sync {
-    /// Fails when it has ended out of order: nothing is begun again then that needs it. What it gives is held until the work is enqueued: then
-    /// its end comes before the look, or behind the work.
+    /// Fails when it has ended out of order: then no work that needs it is begun. The guard is held until the work is enqueued, so that
+    /// the owner ends before this check, or after the work.
     fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
         Ok(None)
     }
@@ -49,7 +49,7 @@ pub(crate) struct Memory {
     pub name: String,
     /// The stream that it was allocated on; none for memory of another library, or of an owner, which frees it.
     home: Option<Arc<StreamInner>>,
-    /// Who lends it.
+    /// What lends it.
     owner: Option<Arc<dyn Owner>>,
     uses: Mutex<Uses>,
 }
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::runtime::{Runtime, Stream};
 
-    /// Who waits for whom, in a sequence of uses `(stream, writes)`.
+    /// Which use waits for which streams, in a sequence of uses `(stream, writes)`.
     fn waits(uses: &[(usize, bool)]) -> Vec<Vec<usize>> {
         let runtime = Runtime::emulated(1).unwrap();
         let streams: Vec<Stream> = (0..3).map(|_| runtime.device(0).unwrap().stream().unwrap()).collect();

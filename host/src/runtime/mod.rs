@@ -1,7 +1,7 @@
 //! Devices, streams, events, buffers, kernels and graphs, on GPUs or on the CPU emulator.
 //!
 //! Work is enqueued eagerly on explicit [`Stream`]s and runs in their order. A [`Buffer`] remembers the streams that
-//! use it, so that programs need events only for what is not a buffer. Nothing waits unless its documentation says so,
+//! use it, so that programs need events only for what is not a buffer. Nothing waits unless its documentation states it,
 //! and nothing waits in a destructor.
 //!
 //! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties

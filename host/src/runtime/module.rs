@@ -31,7 +31,7 @@ impl<K: Kernel> Loaded<K> {
     }
 
     /// Enqueues the kernel on the stream, with the grid that it derives from its arguments. A grid of no blocks
-    /// enqueues nothing. Waits for nobody; the kernel waits for earlier work on the same buffers, on whatever stream.
+    /// enqueues nothing. The host does not wait; the kernel waits for earlier work on the same buffers, on any stream.
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::ForeignMemory`], [`Error::WrongDevice`] and [`Error::Limit`] before anything is enqueued; then what

@@ -55,7 +55,7 @@ pub struct CudaOptions {
 pub(crate) struct Inner {
     pub backend: Arc<dyn Backend>,
     pub library: KernelLibrary,
-    /// Of the host's waits for streams.
+    /// The deadline of the host's waits for streams.
     pub deadline: Option<Duration>,
     kind: Kind,
     /// Held from the note of a use of memory to the enqueue of the work: shared by work that borrows what it uses, alone
@@ -185,17 +185,17 @@ impl Inner {
         self.kind
     }
 
-    /// For work that borrows the memory it uses, until it is enqueued.
+    /// Guards work that borrows the memory it uses, until it is enqueued.
     pub fn enqueue(&self) -> RwLockReadGuard<'_, ()> {
         self.enqueue.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For work on memory that others may use at the same time, until it is enqueued.
+    /// Guards work on memory that others may use at the same time, until it is enqueued.
     pub fn enqueue_alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.enqueue.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until an event of a stream is done, at most for the deadline, and as long as those who watch let it.
+    /// Waits until an event of a stream is done, at most for the deadline, and as long as the stream's watchers let it.
     pub fn synchronize_event(
         &self,
         event: EventId,

@@ -46,8 +46,8 @@ pub(super) unsafe fn enqueue(stream: CUstream, copy: Copy) -> Result<()> {
 /// What one call of [`enqueue_all`] takes: no memory of the heap is needed for it.
 pub(super) const MOST: usize = 16;
 
-/// Enqueues at most [`MOST`] copies of some bytes each, behind the stream's earlier work and in any order among themselves
-/// (CUDA driver API, `cuMemcpyBatchAsync`). An engine does one after another, without the 4 us that stand between two calls.
+/// Enqueues at most [`MOST`] copies of some bytes each, after the stream's earlier work and in any order among themselves
+/// (CUDA driver API, `cuMemcpyBatchAsync`). An engine does one after another, without the 4 us between two calls.
 ///
 /// # Safety
 /// As [`enqueue`]; the stream is neither captured nor the legacy default stream, and the ends of the copies are of devices.

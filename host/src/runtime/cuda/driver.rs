@@ -43,7 +43,9 @@ fn text(result: CUresult, ask: impl FnOnce(CUresult, *mut *const c_char) -> CUre
 
 fn mend(result: CUresult) -> &'static str {
     match result {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "; use smaller buffers, drop some first, or see with nvidia-smi who holds the memory",
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            "; use smaller buffers, drop some first, or see with nvidia-smi which processes hold the memory"
+        }
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
         | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
         | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION

@@ -18,7 +18,7 @@ use crate::timeline::{Activity, Work};
 /// What one call takes: the driver would take 255 (CUDA driver API, `cuStreamBatchMemOp`).
 pub(super) const MOST: usize = 64;
 
-/// The write comes behind a fence of system scope for the stream's earlier work (CUDA driver API, `cuStreamWriteValue64`). The address is any that
+/// The write comes after a fence of system scope for the stream's earlier work (CUDA driver API, `cuStreamWriteValue64`). The address is any that
 /// the device reaches, a peer's mapping too.
 pub(super) const WRITE: u32 = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
 

@@ -134,7 +134,7 @@ impl Backend for Cluster {
         Ok(())
     }
 
-    /// As on CUDA, an event that was never recorded holds nobody up, and a stream that waits for a captured event
+    /// As on CUDA, an event that was never recorded delays nothing, and a stream that waits for a captured event
     /// joins the capture.
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
         let mut state = lock(&self.state);

@@ -185,7 +185,7 @@ fn poison_protocol(exploration: &Exploration, others_first: bool) -> Result<()> 
     nodes.iter().try_for_each(Node::finish)?;
     // What was received without a notice is right.
     if notice < POISON && received != bytes(7) {
-        return Err(Error::Invalid { what: "poison", why: "data that nobody sent were taken for good".to_owned() });
+        return Err(Error::Invalid { what: "poison", why: "data that was never sent was taken as valid".to_owned() });
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ fn arenas_that_come_and_go_leave_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What a stream does on its way out is not taken for that of a later one: only who was waited for leaves its place in the clocks.
+/// What a stream does last is not taken for work of a later one: only a stream that was waited for gives up its place in the clocks.
 #[test]
 fn a_stream_takes_the_place_of_one_that_was_waited_for() -> Result<()> {
     for seed in 0..16 {
@@ -99,7 +99,7 @@ fn a_stream_takes_the_place_of_one_that_was_waited_for() -> Result<()> {
         assert_eq!(second.raw(), name);
         fill(&second, 0)?;
         drop(second);
-        // Until that is done too, which nobody has waited for.
+        // Until that is done too, which was not waited for.
         (0..100).try_for_each(|_| fill(&other, 1).and_then(|()| other.synchronize()))?;
         let third = device.stream()?;
         assert_ne!(third.raw(), name);

@@ -34,14 +34,14 @@ impl Cluster {
         lock(&self.state).drivers.insert(rank, Some(std::thread::current().id()));
     }
 
-    /// Nobody drives the rank any more.
+    /// No thread drives the rank any more.
     pub fn remove_rank(&self, rank: u64) {
         lock(&self.state).drivers.remove(&rank);
         self.progress.notify_all();
     }
 
     /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
-    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. Those who watch look meanwhile.
+    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. The stream's watchers are asked meanwhile.
     fn run_until(
         &self,
         limit: Option<Duration>,
@@ -76,7 +76,7 @@ impl Cluster {
                 self.progress.notify_all();
                 continue;
             }
-            // Who is told of something new looks again, and is noted anew if that does not help. Who has a limit comes back by itself.
+            // A thread that is told of something new looks again, and is noted anew if that does not help. One with a limit comes back by itself.
             if limit.is_none() {
                 state.waiting.insert(std::thread::current().id());
             }
