@@ -75,7 +75,7 @@ pub struct SideRecord {
     pub milliseconds: Vec<f64>,
     /// Whether a peer's outputs are the kernel's, byte for byte.
     pub check: Option<Check>,
-    /// Floating-point operations of one of its launches, if they are not as many as the record's: it is then compared by rates.
+    /// Floating-point operations of one of its launches, if their number differs from the record's: it is then compared by rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flops: Option<u64>,
 }

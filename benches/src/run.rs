@@ -55,7 +55,7 @@ pub struct Options {
     pub peers: bool,
     /// The folder of the peers' server, if it is not one of the usual ones.
     pub peers_folder: Option<PathBuf>,
-    /// Of the data and the order of rounds.
+    /// The seed of the data and of the order of rounds.
     pub seed: u64,
 }
 

@@ -137,7 +137,7 @@ fn score(job: &Job) -> Result<(), String> {
     }
 }
 
-/// The reasons of excuses that nobody needs: of their mutants there is none any more, or all are reported.
+/// The reasons of excuses that are not needed: their mutants are gone, or all are reported.
 fn stale<'a>(score: &Score, excuses: &[Equivalent<'a>]) -> Vec<&'a str> {
     let survivors: Vec<_> = score.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::Equivalent(_))).collect();
     let is_stale = |excuse: &&Equivalent<'_>| !survivors.iter().any(|mutant| (excuse.matches)(&mutant.mutation));

@@ -27,7 +27,7 @@ struct Tally {
     /// Why, one line for each program that skips some.
     reasons: Vec<String>,
     times: Vec<(Duration, String)>,
-    /// The names of the suite's parts, which run one after the other.
+    /// Processor time and name of each of the suite's parts, which run one after the other.
     processor_times: Vec<(Duration, &'static str)>,
 }
 

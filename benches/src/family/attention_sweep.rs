@@ -17,7 +17,7 @@ enum Passes {
 }
 use Passes::{Both, Forward};
 
-/// Batches, queries, keys, heads, heads of keys, sizes of a head of keys and of values.
+/// Batches, queries, keys, query heads, key heads, sizes of a key head and of a value head.
 type Sizes = [u64; 7];
 
 /// Torch's causal mask is aligned top-left, ours too where the lengths differ.

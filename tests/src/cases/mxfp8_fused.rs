@@ -19,7 +19,7 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: ends of tiles and of squares in both dimensions, more than a CUDA block, nothing.
 const SHAPES: [(usize, usize); 10] = [(1, 16), (16, 48), (65, 80), (1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
-/// Ends of tiles and whole ones behind many.
+/// Ends of tiles, and whole tiles after many.
 const LARGE: [(usize, usize); 2] = [(127, 400), (97, 1056)];
 /// The same, of more tiles.
 const MANY_TILES: [(usize, usize); 2] = [(993, 512), (256, 4128)];

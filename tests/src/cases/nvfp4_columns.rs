@@ -120,7 +120,7 @@ where
     inputs(false).into_iter().map(case).collect()
 }
 
-/// What a cast writes, poisoned, so that an element nobody writes shows.
+/// What a cast writes, poisoned, so that an element that is not written shows.
 pub(super) struct Output {
     pub data: Buffer<e2m1x2>,
     pub scales: Buffer<e4m3>,
