@@ -112,7 +112,7 @@ impl EmulatedCommunicator {
         Self { rank, world, ranks, driver, last: Mutex::default() }
     }
 
-    /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whoever made
+    /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whichever rank made
     /// them: all that a member calls in it comes in one order.
     ///
     /// # Errors

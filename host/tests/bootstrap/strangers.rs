@@ -1,4 +1,4 @@
-//! Whoever else comes to rank 0's port.
+//! Other programs that come to rank 0's port.
 
 use std::{
     env, fs,

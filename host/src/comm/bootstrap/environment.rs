@@ -29,7 +29,7 @@ pub const MOST_RANKS: u32 = 4096;
 /// Who started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `oxtile launch`, torchrun, or whoever sets the same variables.
+    /// `oxtile launch`, torchrun, or another that sets the same variables.
     Torchrun,
     /// mpirun of Open MPI.
     OpenMpi,
