@@ -1,4 +1,4 @@
-//! The processor time of programs that were run: what a suite costs on any number of cores, whatever else they do.
+//! The processor time of programs that were run: the cost of a suite that does not depend on the number of cores, or on their other work.
 
 use std::{fs, time::Duration};
 

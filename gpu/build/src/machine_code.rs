@@ -1,4 +1,4 @@
-//! Counts machine instructions in a cubin without nvdisasm, which takes a third of a second to start: as long as ptxas
+//! Counts machine instructions in a cubin without nvdisasm, which takes a third of a second to start, as long as ptxas
 //! takes for ten small kernels.
 
 use std::{fs, path::Path};

@@ -300,7 +300,7 @@ pub(crate) fn is_held(thread: &Thread, waiting: Waiting) -> bool {
     thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
 }
 
-/// Makes the thread of a copy that came one stage on ready if its group wait is over. Those of others are where they were.
+/// After a copy has advanced by one stage, makes its thread ready if its group wait is over. Other threads do not change.
 fn wake(thread: &Thread) {
     let waiting = thread.waiting.get();
     if matches!(waiting, Waiting::CopyGroups { .. } | Waiting::BulkGroups { .. }) && !is_held(thread, waiting) {

@@ -8,7 +8,7 @@ use crate::fault::FaultKind;
 use crate::mbarrier;
 use crate::thread::{Site, Thread, Waiting};
 
-/// What a copy's accesses are ordered after, and the agents (slot, time) that they are made by.
+/// The accesses that a copy is ordered after, and the agents (slot, time) that make its own.
 pub(crate) struct Order {
     pub view: View,
     pub read: (u32, u32),

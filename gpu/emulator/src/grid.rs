@@ -258,7 +258,7 @@ impl GridRun {
     }
 }
 
-/// Steps a scheduler to its end. What it polls for may come from another worker: as long as one of them goes on, it waits.
+/// Steps a scheduler to its end. The value that it polls for may come from another worker: while one of them makes progress, it waits.
 fn drive(scheduler: &mut Scheduler) -> Result<(), Fault> {
     let (mut productive_at, mut seen) = (Instant::now(), u64::MAX);
     loop {

@@ -60,7 +60,7 @@ impl fmt::Debug for Reservation {
 }
 
 impl Memory {
-    /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was
+    /// Allocates at a multiple of 256 inside a range, where no allocation lies: as `cuMemMap`. Freed as any other allocation. What was
     /// freed there before can still be read.
     ///
     /// # Errors

@@ -195,7 +195,7 @@ where
     }
 
     /// Writes `WIDTH` columns from `first` on, a constant, to a tile in shared memory, rounded to nearest even. All threads
-    /// of the warpgroup call it; waits for nothing.
+    /// of the warpgroup call it; it does not wait.
     #[inline(always)]
     #[track_caller]
     pub fn store_columns<T: StoredElement, const WIDTH: usize, S: Swizzle>(&self, first: usize, target: SharedTile<T, ROWS, WIDTH, S>) {

@@ -157,7 +157,7 @@ pub enum Error {
     /// The virtual cluster found two uses of memory that nothing orders. Nothing runs on it any more.
     #[error("{0}")]
     Race(Box<StreamRace>),
-    /// A run of [`explore`](crate::runtime::explore) came to a state that another run has gone through: pass it on.
+    /// A run of [`explore`](crate::runtime::explore) came to a state that another run has gone through: return it.
     #[error("this state was explored before")]
     SeenBefore,
     /// Symmetric memory, or a rank that shares it, failed.
@@ -254,7 +254,7 @@ pub enum Error {
         /// What NCCL says of this error; may be empty.
         detail: String,
     },
-    /// Something that other ranks take part in did not end in time. What it belongs to cannot be used any more.
+    /// An operation with other ranks did not end in time. Its communicator or arena cannot be used any more.
     #[error("{what} did not end within {limit:?}: {mend}")]
     Deadline {
         /// What waited, and for what.

@@ -25,7 +25,7 @@ pub(crate) struct EventInner {
     pub watchers: Arc<Watchers>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
-    /// Whether that is a capture, this library's or another's that the stream was lent to or by.
+    /// Whether that is a capture, of this library or of another that shares the stream.
     is_captured: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that streams use: which used it last, and therefore which must wait for which.
+//! Memory that streams use: which streams used it last, and so which must wait for which.
 //!
 //! **Invariant:** before work that writes a piece of memory is enqueued, its stream waits for every stream that used
 //! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
@@ -6,10 +6,10 @@
 //!
 //! Threads may enqueue at the same time:
 //! - Uses are noted and the waits that follow from them enqueued under one lock ([`order`]): a second reader on the same
-//!   stream would else find the first one noted, and launch before the wait of both is there.
-//! - Between that and the enqueue of the work no other use of the memory may come. Of launches and copies Rust's borrows
-//!   keep it: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
-//!   nothing, so it excludes all else of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
+//!   stream would otherwise find the first one noted, and launch before the wait of both is enqueued.
+//! - Between that and the enqueue of the work no other use of the memory may come. For launches and copies Rust's borrows
+//!   ensure that: a writer holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
+//!   nothing, so it excludes all other work of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
 use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
 
@@ -156,7 +156,7 @@ impl Owner for Memory {
     }
 }
 
-/// Makes the stream wait for the streams that `note` names while it notes uses of memory; to other threads one step.
+/// Makes the stream wait for the streams that `note` names while it notes uses of memory; atomic to other threads.
 pub(crate) fn order(stream: &Arc<StreamInner>, note: impl FnOnce(&mut Vec<Arc<StreamInner>>)) -> Result<()> {
     let _order = lock(&stream.runtime.order);
     let mut wait_for = Vec::new();

@@ -35,7 +35,7 @@ impl<K: Kernel> Loaded<K> {
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::ForeignMemory`], [`Error::WrongDevice`] and [`Error::Limit`] before anything is enqueued; then what
-    /// loading the kernel on a new device may give; then driver errors. What goes wrong in the kernel itself is
+    /// loading the kernel on a new device may give; then driver errors. A fault in the kernel itself is
     /// reported by [`Stream::synchronize`].
     #[track_caller]
     pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {

@@ -109,7 +109,7 @@ impl Recorder {
     }
 }
 
-/// The calls of a group, which run together when the last of them was made: they are one piece of work a stream.
+/// The calls of a group, which run together after the last of them: they are one piece of work on each stream.
 #[derive(Default)]
 pub(crate) struct Together(Vec<Open>);
 
@@ -197,7 +197,7 @@ impl Log {
         }
     }
 
-    /// The only wait there is, once a device: for an event on a stream that holds nothing else.
+    /// The only wait, once for each device: for an event on a stream with no other work.
     fn set_clock(&self, backend: &dyn Backend, device: u32) -> Result<DeviceClock> {
         let (stream, event) = (backend.create_stream(device)?, backend.create_event(device, true)?);
         let known = backend.record(event, stream).and_then(|()| backend.synchronize_event(event));

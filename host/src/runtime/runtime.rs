@@ -20,7 +20,7 @@ use super::patience;
 use super::watch::{self, Watch};
 use crate::timeline::Trace;
 
-/// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
+/// The devices that run kernels: the machine's GPUs, or virtual ones. A clone is another handle on the same runtime.
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Inner>);
 
@@ -47,8 +47,8 @@ pub struct Choice {
 pub struct CudaOptions {
     /// Folders with compiled kernels, looked through before the [usual ones](KernelLibrary).
     pub kernels: Vec<PathBuf>,
-    /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), copies to and from the host and all else that waits,
-    /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, else there is no deadline.
+    /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), in copies to and from the host and in every other call that waits,
+    /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, or no deadline without that variable.
     pub deadline: Option<Duration>,
 }
 
@@ -166,7 +166,7 @@ impl Runtime {
         if index < count { Ok(Device { runtime: Arc::clone(&self.0), index }) } else { Err(Error::NoDevice { index, count }) }
     }
 
-    /// Makes a kernel instance ready to be launched. The first time it is looked for on disk, again
+    /// Makes a kernel instance ready to be launched. The first time it is read from disk, again
     /// in memory.
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Locks a mutex; what a panicking thread left behind is still whole, since nothing here panics half-way.
+/// Locks a mutex; data that a panicking thread has left is still whole, since nothing here panics half-way.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use super::watch::{self, Watchers};
 
 /// A queue of work on one device, in order. Cloning gives another handle on the same queue.
 ///
-/// Every call enqueues and returns, unless it says that it waits. Work of different streams is ordered by
+/// Every call enqueues and returns, unless its documentation states that it waits. Work of different streams is ordered by
 /// [events](Event) alone; for buffers the runtime adds them by itself.
 #[derive(Clone)]
 pub struct Stream(pub(crate) Arc<StreamInner>);
@@ -53,7 +53,7 @@ impl Stream {
     /// [`raw`](Self::raw) is `CU_STREAM_LEGACY`: so it stays the same in code that is compiled for default streams of threads.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for `CU_STREAM_PER_THREAD`, which names another stream in every thread: work on it could not be told apart.
+    /// [`Error::Invalid`] for `CU_STREAM_PER_THREAD`, which names another stream in every thread, so that work on it could not be ordered.
     ///
     /// # Safety
     /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) and outlives the

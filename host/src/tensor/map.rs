@@ -94,7 +94,7 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
         Self::dense(stream, tensor.len(), shape, tensor.access("tensor"))
     }
 
-    /// The same for a part of a tensor, or for one whose dimensions lie in another order; the view may be longer.
+    /// As `new`, for a part of a tensor, or for one whose dimensions lie in another order; the view may be longer.
     ///
     /// # Errors
     /// As [`new`](Self::new).

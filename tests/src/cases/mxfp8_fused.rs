@@ -1,4 +1,4 @@
-//! The MXFP8 cast with what stands around it: each output against the oracle, bit for bit; sums within their rounding.
+//! The MXFP8 cast fused with the operations around it: each output against the oracle, bit for bit; sums within their rounding.
 
 use std::marker::PhantomData;
 

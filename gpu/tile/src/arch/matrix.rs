@@ -63,7 +63,7 @@ pub type Ticket = <Target as Wgmma>::Ticket;
 
 /// An operand in shared memory as an instruction reads it: PTX ISA 9.7.15.5.1, matrix-descriptor.
 ///
-/// The parts are put together beside the instruction. What differs from one instruction to the next is a constant, so
+/// The parts are joined next to the instruction. Only constants differ from one instruction to the next, so
 /// that the compiler keeps one register for an operand, not one for each of its descriptors.
 #[derive(Debug, Clone, Copy)]
 pub struct Descriptor {

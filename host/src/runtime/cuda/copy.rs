@@ -65,7 +65,7 @@ pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy]) -> Result<()
     };
     let (mut first, count) = (0, copies.len().min(MOST));
     let [targets, sources] = [&mut targets, &mut sources].map(|addresses| addresses.as_mut_ptr());
-    // SAFETY: as many targets, sources and sizes as are said, and one set of attributes, for all from the first on; the caller vouches for the rest.
+    // SAFETY: the arrays have the number of targets, sources and sizes that is passed, and one set of attributes for all; the caller vouches for the rest.
     let result =
         unsafe { sys::cuMemcpyBatchAsync_v2(targets, sources, sizes.as_mut_ptr(), count, &raw mut attributes, &raw mut first, 1, stream) };
     check("cuMemcpyBatchAsync", result)

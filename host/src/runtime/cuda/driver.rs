@@ -68,7 +68,7 @@ fn mend(result: CUresult) -> &'static str {
 /// Starts the driver and counts the devices; says what is missing otherwise.
 pub(super) fn start() -> Result<u32> {
     let missing = |reason: &str| Err(Error::NoCuda { reason: reason.to_owned() });
-    // SAFETY: opens the driver's library by its usual names, with whatever it does when loaded.
+    // SAFETY: opens the driver's library by its usual names, and runs its initialisers.
     if !unsafe { sys::is_culib_present() } {
         return missing("no driver (libcuda.so.1) was found: install NVIDIA's driver, release 580 or newer, or use the emulator");
     }

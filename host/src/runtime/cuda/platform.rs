@@ -112,7 +112,7 @@ impl Backend for Platform {
     }
 
     /// The highest priority (CUDA C++ Programming Guide, "Stream Priorities"). It shares the hardware queues of the others all the same
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): what waits in one can hold it up (docs/communication.md).
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): a wait in one can delay it (docs/communication.md).
     fn create_urgent_stream(&self, device: u32) -> Result<StreamId> {
         self.enter(device)?;
         let (mut least, mut greatest, mut stream): (_, _, CUstream) = (0, 0, ptr::null_mut());

@@ -85,7 +85,7 @@ impl Driver for VirtualMemory {
         uuid(self.context.device())
     }
 
-    /// A device that this process does not see is not asked for: then the mapping itself tells.
+    /// A device that this process does not see is not asked for: then the mapping itself fails.
     fn check_reaches(&self, other: [u8; 16]) -> Result<()> {
         let mut count = 0;
         // SAFETY: a valid place for the count.

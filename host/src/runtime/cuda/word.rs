@@ -45,7 +45,7 @@ pub(super) unsafe fn enqueue(stream: CUstream, operations: &[WordOperation]) -> 
     let mut parameters = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST];
     iter::zip(&mut parameters, operations).for_each(|(parameters, operation)| *parameters = parameters_of(operation));
     let count = operations.len().min(MOST) as u32;
-    // SAFETY: as many parameters as are said, of a stream and words that the caller vouches for.
+    // SAFETY: the array has the number of parameters that is passed, of a stream and words that the caller vouches for.
     check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, parameters.as_mut_ptr(), 0) })
 }
 

@@ -128,14 +128,14 @@ impl State {
         mark.join_into(Arc::make_mut(&mut self.host));
     }
 
-    /// Whether a thread that does not wait too drives a rank, or may begin to. This one waits, or is about to.
+    /// Whether another thread that does not wait drives a rank, or may begin to. This thread waits, or is about to.
     pub fn others_may_enqueue(&self) -> bool {
         let me = std::thread::current().id();
         self.drivers.values().any(|driver| driver.is_none_or(|driver| driver != me && !self.waiting.contains(&driver)))
     }
 
-    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is no more, if all that that one did was waited for:
-    /// what the new one does comes after it anyway. So clocks are as wide as there are streams at a time, however many come and go.
+    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is gone, if all its work was waited for:
+    /// what the new one does comes after it anyway. So a clock has one entry for each stream alive at a time, however many come and go.
     pub fn new_stream(&mut self, device: u32) -> u64 {
         let is_known = |(handle, (of, last)): (&u64, &(u32, u64))| (*of == device && *last <= self.host.of(*handle)).then_some(*handle);
         let handle = self.retired.iter().find_map(is_known).unwrap_or_else(|| self.new_handle());

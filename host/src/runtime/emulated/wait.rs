@@ -40,7 +40,7 @@ impl Cluster {
         self.progress.notify_all();
     }
 
-    /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
+    /// Runs operations of random streams until `done`, at most for the limit; returns whether it is done. If nothing can go on, and no other thread changes that within
     /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. The stream's watchers are asked meanwhile.
     fn run_until(
         &self,
@@ -93,12 +93,12 @@ impl Cluster {
         }
     }
 
-    /// As [`Backend::synchronize`], at most for the limit, while others watch: whether all is done.
+    /// As [`Backend::synchronize`], at most for the limit, with the stream's watchers; returns whether all is done.
     pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
         self.run_until(limit, watchers, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
     }
 
-    /// As [`Backend::synchronize_event`], at most for the limit, while others watch: whether it is done.
+    /// As [`Backend::synchronize_event`], at most for the limit, with the stream's watchers; returns whether it is done.
     pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
         let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
         self.run_until(limit, watchers, is_reached, |state| {
