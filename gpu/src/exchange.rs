@@ -7,8 +7,8 @@
 //! 2. stores its piece there and signals READY;
 //! 3. waits for the peer's READY, copies the piece out of its own slot and signals DONE.
 //!
-//! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for where it lies. Every lane does every
-//! round, an empty piece too, so that all flags stay level. All blocks must be resident together, which `grid` sees to, on every rank.
+//! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for in the memory of the device that waits. Every lane does every
+//! round, even with an empty piece, so that all flags stay equal. All blocks must be resident together on every rank, which `grid` ensures.
 //!
 //! A wait that is not answered ends its block, which writes to `verdict` the rank that did not answer: nothing that may be unfinished is read.
 //!
@@ -101,7 +101,7 @@ impl Reached {
     }
 }
 
-/// Sends a message of `words` words to every rank, the own one too, and makes `output`, `[ranks, words]`, what came from each.
+/// Sends a message of `words` words to every rank, its own too, and writes what came from each to `output`, `[ranks, words]`.
 ///
 /// With `spread` 0 all get the same message, `input` of `[words]` (all-gather); with 1 rank `p` gets part `p` of `[ranks, words]`
 /// (all-to-all). `mailboxes` holds the address of each rank's [`Mailbox`] as this device reaches it; flags are 0 before the first launch.
@@ -208,7 +208,7 @@ fn grid(args: &ExchangeArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchEr
     LaunchError::check_limit("first", u64::from(args.first) + players, ranks)?;
     // Blocks wait for each other: none may be left for later.
     LaunchError::check_limit("lanes", u64::from(args.lanes) * ranks * players, u64::from(device.multiprocessors * RESIDENT))?;
-    // What is added to the last word must not pass the end of its type.
+    // The index past the last word must not overflow its type.
     LaunchError::check_limit("words", words + 2 * u64::from(args.lanes) * u64::from(args.slot_words), u32::MAX.into())?;
     Ok(Grid { x: args.lanes, y: ranks as u32, z: players as u32 })
 }

@@ -12,7 +12,7 @@
 //! | warpgroup | its staging tile is written, and stored; it was stored, and may be written again |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
-//! (what TMA can address); `M`, `N` and `K` are otherwise any: what hangs over an edge is loaded as zero and not stored.
+//! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
 //! Accumulation is in `f32`. [`GemmAny`] is for all other shapes.
 
 mod any;

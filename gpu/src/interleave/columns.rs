@@ -29,7 +29,7 @@ pub fn interleave_columns<S: ScaleCode>(compact: Global<S>, interleaved: GlobalM
     }
 }
 
-/// What a warp does with whole tiles below each other, of which this is the first: lane `8 t + 2 q + h` loads quarter `q` of tile `t`, half
+/// A warp's work on whole tiles below each other, of which this is the first: lane `8 t + 2 q + h` loads quarter `q` of tile `t`, half
 /// `h` of it, and stores the vectors `q`, `q + 4`, `q + 8` and `q + 12` of the half.
 #[inline(always)]
 fn interleave_four<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, first: &Tile) {

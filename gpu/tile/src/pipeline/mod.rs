@@ -262,8 +262,8 @@ impl<S: Copy> Stage<S> {
         self.memory
     }
 
-    /// Waits for what is there already. ptxas moves no wait for multiplications across: it would have them waited for before
-    /// instructions that were to run meanwhile.
+    /// Waits again for the stage, which is already full. ptxas moves no wait for multiplications across this one: it would otherwise
+    /// put theirs before instructions that are to run meanwhile.
     #[inline(always)]
     #[track_caller]
     pub fn wait_again(&self) {
