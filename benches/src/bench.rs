@@ -60,7 +60,7 @@ pub struct Bench {
     pub dimensions: Vec<u64>,
     /// Bytes that one launch must move: each input read once, each output written once.
     pub bytes: u64,
-    /// Floating-point operations of one launch, where they are what counts; else 0.
+    /// Floating-point operations of one launch, where they are compared; else 0.
     pub flops: u64,
     /// Buffer sets that the launches of one graph walk through, so that no launch finds its input in the L2 cache.
     pub sets: usize,

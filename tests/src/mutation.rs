@@ -144,7 +144,7 @@ fn stale<'a>(score: &Score, excuses: &[Equivalent<'a>]) -> Vec<&'a str> {
     excuses.iter().filter(is_stale).map(|excuse| excuse.reason).collect()
 }
 
-/// Whether a mutant's site is in the line of its file that has these words, and no other line has.
+/// Whether a mutant's site is in the only line of its file that has these words.
 fn is_at_line(mutation: &Mutation, source: &str, words: &str) -> bool {
     let mut lines = (1..).zip(source.lines()).filter(|(_, line)| line.contains(words));
     let only = lines.next().filter(|_| lines.next().is_none());

@@ -83,7 +83,7 @@ impl Packed {
         self.sequences().map(|sequence| sequence.backward_flops(mask)).sum()
     }
 
-    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: what such kernels are best at.
+    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: the best case of such kernels.
     pub fn dense(&self) -> Shape {
         let squares = self.lengths.iter().map(|length| length.pow(2)).sum::<u64>() as f64;
         // Sequences of the length that a row's own has on average.

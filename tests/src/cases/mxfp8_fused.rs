@@ -279,7 +279,7 @@ impl<Q: TestFp8> Coded<Q> {
     }
 }
 
-/// What the kernel must write: data and scales of each direction, nothing of one that is not wanted.
+/// What the kernel must write: data and scales of each direction, nothing for a direction that is left out.
 struct Expected {
     rows: [Vec<u8>; 2],
     columns: [Vec<u8>; 2],
@@ -307,7 +307,7 @@ impl Expected {
             of_rows.fold((0.0, 0.0), |(sum, size), value| (sum + value, size + value.abs() * 2f64.powi(-20)))
         };
         let extras = if wanted.extras { row_blocks * columns } else { 0 };
-        // No launch raises the amax of nothing, and none does that is skipped.
+        // A launch without elements does not raise the amax, and neither does one that is skipped.
         let largest = if wanted.extras { vec![amax(x)] } else { Vec::new() };
         let expected = Self {
             rows: if wanted.rows { [by_rows.data, by_rows.scales] } else { Default::default() },

@@ -76,7 +76,7 @@ struct Input {
     amax: Option<f32>,
 }
 
-/// What is tried of a kernel; of the first of its kind also in the shapes of TransformerEngine.
+/// The cases of a kernel; the first of its kind also has the shapes of TransformerEngine.
 fn inputs(is_first: bool) -> Vec<(String, Size, Input)> {
     let small = |scenario, amax| Input { scenario, rows: 48, columns: 80, amax };
     let scenarios = Scenario::ALL.map(|scenario| (format!("{scenario:?}"), Size::Small, small(scenario, None)));

@@ -19,7 +19,7 @@ pub struct Head {
     pub sink: Option<f64>,
 }
 
-/// The result; a query that sees nothing has zeros and -inf, one that sees a score that is not a number has NaN.
+/// The result; a query that sees nothing has zeros and -inf, one that sees a NaN score has NaN.
 pub struct Attended {
     /// `[queries, value size]`
     pub out: Vec<f64>,
