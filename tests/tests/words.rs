@@ -4,10 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A phrase that is not written, and what says the same.
-const BANNED: [(&str, &str); 16] = [
+const BANNED: [(&str, &str); 18] = [
     ("whoever", "the one that, the rank that; of people: anyone who"),
     ("for who", "for code that, for a caller that"),
     ("nobody's", "no thread's, no rank's, none"),
+    ("wait for nobody", "do not wait"),
+    ("waits for nobody", "does not wait"),
+    ("holds nobody", "delays nothing, keeps no rank waiting"),
     ("is no number", "is NaN"),
     ("are no numbers", "are NaN"),
     ("of no account", "garbage, meaningless, does not matter"),
@@ -20,7 +23,6 @@ const BANNED: [(&str, &str); 16] = [
     ("one behind another", "one after another"),
     ("one behind the other", "one after another"),
     ("behind each other", "one after another"),
-    ("hardly tells", "barely depends on"),
 ];
 
 /// The list, and the page that explains it.

@@ -342,7 +342,7 @@ impl Communicator for EmulatedCommunicator {
         Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
     }
 
-    /// As [`EmulatedCommunicator::team`], which waits for nobody.
+    /// As [`EmulatedCommunicator::team`], which does not wait.
     fn team(&self, team: &Team) -> Result<Option<Self>> {
         Self::team(self, team)
     }

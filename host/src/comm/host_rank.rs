@@ -116,7 +116,7 @@ impl HostRank {
     }
 
     /// Waits until every rank has come here: then none needs another's process any more. Arenas are closed before. A member of a
-    /// [team](Self::team) waits for nobody, and leaves nothing on the boards.
+    /// [team](Self::team) does not wait, and leaves nothing on the boards.
     ///
     /// # Errors
     /// As [`StoreBoard::close`].
