@@ -65,13 +65,14 @@ fn words(text: &str) -> Vec<(usize, String)> {
 /// The banned phrases of a text, each with the line that it begins in, and what to write instead.
 fn banned(text: &str) -> Vec<(usize, &'static str, &'static str)> {
     let words = words(text);
-    let at = |start: usize, phrase: &str| {
-        let mut rest = words[start..].iter();
-        phrase.split(' ').all(|wanted| rest.next().is_some_and(|(_, word)| word == wanted))
-    };
+    let phrases = BANNED.map(|(phrase, better)| (phrase.split(' ').collect::<Vec<_>>(), phrase, better));
     let mut found = Vec::new();
-    for (start, (line, _)) in words.iter().enumerate() {
-        found.extend(BANNED.iter().filter(|(phrase, _)| at(start, phrase)).map(|(phrase, better)| (*line, *phrase, *better)));
+    for (start, (line, word)) in words.iter().enumerate() {
+        for (wanted, phrase, better) in phrases.iter().filter(|(wanted, ..)| word == wanted[0]) {
+            if words[start..].iter().map(|(_, word)| word).take(wanted.len()).eq(wanted) {
+                found.push((*line, *phrase, *better));
+            }
+        }
     }
     found
 }
