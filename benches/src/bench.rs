@@ -60,7 +60,7 @@ pub struct Bench {
     pub dimensions: Vec<u64>,
     /// Bytes that one launch must move: each input read once, each output written once.
     pub bytes: u64,
-    /// Floating-point operations of one launch, where they are what counts; else 0.
+    /// Floating-point operations of one launch, where they are compared; else 0.
     pub flops: u64,
     /// Buffer sets that the launches of one graph walk through, so that no launch finds its input in the L2 cache.
     pub sets: usize,
@@ -106,7 +106,7 @@ pub struct Rival {
     pub label: String,
     /// One launch a buffer set.
     pub graph: Graph,
-    /// Floating-point operations of one launch, if they are not as many as the benchmark's.
+    /// Floating-point operations of one launch, if their number differs from the benchmark's.
     pub flops: Option<u64>,
 }
 
@@ -134,12 +134,12 @@ impl Prepared {
         Self { graph, rivals: Vec::new(), outputs: Box::new(outputs) }
     }
 
-    /// With another kernel of ours for the same to be timed beside it.
+    /// The benchmark with another kernel of ours for the same to be timed beside it.
     pub fn against(self, label: impl Into<String>, rival: Self) -> Self {
         self.beside(Rival { label: label.into(), graph: rival.graph, flops: None })
     }
 
-    /// With another kernel of ours for other work, of so many floating-point operations: it is compared by rates.
+    /// The benchmark with another kernel of ours for other work, of so many floating-point operations: it is compared by rates.
     pub fn against_work(self, label: impl Into<String>, flops: u64, rival: Self) -> Self {
         self.beside(Rival { label: label.into(), graph: rival.graph, flops: Some(flops) })
     }

@@ -13,7 +13,7 @@ const UNIT: f64 = 300.0;
 const LARGEST: f64 = 2.0;
 /// Pixels of the whole.
 const WIDTH: usize = LEFT + (UNIT * LARGEST) as usize + 210;
-/// The ratios that have a line: as fast as the peer, and what no shape should be below.
+/// The ratios that have a line: as fast as the peer, and the least that every shape should reach.
 const LINES: [f64; 2] = [0.9, 1.0];
 
 /// The comparisons of a document, one below the other, each with the first of its peers.

@@ -41,7 +41,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
 The commit in the results is that of OXTILE_COMMIT or of the file `commit` beside this program.
 ";
 
-/// Rounds of a comparison, if nobody says how many.
+/// Rounds of a comparison, if the command does not give them.
 const ROUNDS: usize = 40;
 
 struct Arguments {

@@ -22,13 +22,13 @@ const RANKS: &str = "ranks.py";
 /// What the peers run on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Versions {
-    /// Of torch.
+    /// The version of torch.
     pub torch: String,
-    /// That torch was built for.
+    /// The version of CUDA that torch was built for.
     pub cuda: String,
     /// The name of torch's device.
     pub device: String,
-    /// Of Python.
+    /// The version of Python.
     pub python: String,
 }
 

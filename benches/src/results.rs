@@ -41,7 +41,7 @@ pub struct Record {
     pub clock: Clock,
     /// Bytes that one launch must move; 0 where bytes are not what counts.
     pub bytes: u64,
-    /// Floating-point operations of one launch; 0 where they are not what counts.
+    /// Floating-point operations of one launch; 0 where they are not compared.
     #[serde(default)]
     pub flops: u64,
     /// Launches in the time of one round.
@@ -75,7 +75,7 @@ pub struct SideRecord {
     pub milliseconds: Vec<f64>,
     /// Whether a peer's outputs are the kernel's, byte for byte.
     pub check: Option<Check>,
-    /// Floating-point operations of one of its launches, if they are not as many as the record's: it is then compared by rates.
+    /// Floating-point operations of one of its launches, if their number differs from the record's: it is then compared by rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flops: Option<u64>,
 }
@@ -120,12 +120,12 @@ impl Record {
         self.seconds(side).map(|time| self.bytes as f64 / time.median)
     }
 
-    /// Floating-point operations a second of a side, at its median time, where they are what counts.
+    /// Floating-point operations a second of a side, at its median time, where they are compared.
     pub fn flop_rate(&self, side: usize) -> Option<f64> {
         self.seconds(side).filter(|_| self.flops > 0).map(|time| self.flops_of(side) as f64 / time.median)
     }
 
-    /// The time of a side over ours, round by round; of a side of other work, what it would take for ours at its rate.
+    /// The time of a side over ours, round by round; for a side with other work, the time that it would take for ours at its rate.
     pub fn ratio(&self, side: usize) -> Option<Quartiles> {
         let work = if self.flops > 0 { self.flops as f64 / self.flops_of(side) as f64 } else { 1.0 };
         self.pairs(side, |other, ours| work * other / ours)

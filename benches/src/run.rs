@@ -28,7 +28,7 @@ pub const LEAST_ROUNDS: usize = 30;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// The same between the shapes of a sweep, which leave it no time to fall.
 const SWEEP_WARM_UP: Duration = Duration::from_millis(100);
-/// A sweep measures no further shape after this long: an hour of a GPU is dear.
+/// A sweep measures no further shape after this long: an hour of a GPU is expensive.
 const SWEEP_BUDGET: Duration = Duration::from_secs(60);
 
 /// How the numbers are made; printed in every results file.
@@ -55,7 +55,7 @@ pub struct Options {
     pub peers: bool,
     /// The folder of the peers' server, if it is not one of the usual ones.
     pub peers_folder: Option<PathBuf>,
-    /// Of the data and the order of rounds.
+    /// The seed of the data and of the order of rounds.
     pub seed: u64,
 }
 
@@ -68,11 +68,11 @@ pub struct Outcome {
     pub failures: Vec<String>,
 }
 
-/// Runs the benchmarks; `progress` hears what is being done, `keep` gets the document after each, so that a run which is cut short
+/// Runs the benchmarks; `progress` gets each step, `keep` the document after each, so that a run which is cut short
 /// leaves what it measured.
 ///
 /// # Errors
-/// An unknown family, too few rounds, no GPU, what `keep` returns. A peer that fails is recorded in the document.
+/// An unknown family, too few rounds, no GPU, an error of `keep`. A peer that fails is recorded in the document.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnMut(&Document) -> Result<()>) -> Result<Outcome> {
     check(options)?;
     let start = Instant::now();

@@ -12,7 +12,7 @@
 //!
 //! NaN elements are dropped, an empty tensor leaves its slots alone, Inf gives Inf: the rules of
 //! TransformerEngine's `nvte_multi_compute_amax` (PR 2960, `common/recipe/multi_amax.cu`), without
-//! its limit of 64 tensors a launch and whatever the alignment of the tensors.
+//! its limit of 64 tensors a launch and for tensors of any alignment.
 
 use oxtile_tile::block::ReduceStorage;
 use oxtile_tile::global::GlobalTable;
@@ -84,7 +84,7 @@ pub fn multi_amax<T: Magnitude>(tensors: GlobalTable<T>, first_tiles: Global<u64
         let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
         if thread::index() < 2 {
             let slot = slots.load(2 * tensor + u64::from(thread::index()));
-            // The host cannot check a table on the device: a slot that is not there is none.
+            // The host cannot check a table on the device: a slot out of range is skipped.
             if u64::from(slot) < outputs.len() && slot != NO_SLOT {
                 atomic::max_non_negative(&outputs, u64::from(slot), f32::from_bits(largest));
             }

@@ -32,7 +32,7 @@ pub fn column_sums<T: Float + Pod>(matrix: Global<f32>, output: GlobalMut<T>) {
         let step = u64::from(WARPS) * columns;
         let mut element = u64::from(this_warp) * columns + column;
         while element < matrix.len() {
-            // All loads first. A row beyond the last adds the 0 that changes no sum: none is -0, since the first is +0.
+            // All loads first. A row beyond the last adds 0, which changes no sum: no sum is -0, since the first is +0.
             let rows: [f32; ROWS] = core::array::from_fn(|row| {
                 let element = element + row as u64 * step;
                 if element < matrix.len() { matrix.load(element) } else { 0.0 }

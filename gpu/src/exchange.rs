@@ -1,16 +1,16 @@
 //! Messages between ranks by loads and stores, ordered by flags alone: all-gather and all-to-all of few bytes in one launch a rank.
 //!
 //! Every rank has a *mailbox* that all ranks reach: two flags for each other rank and lane, READY and DONE, each in a line of its own that one
-//! rank writes, and behind them a slot for a piece of a message. A CUDA block serves one lane of one pair of ranks. Round by round it
+//! rank writes, and after them a slot for a piece of a message. A CUDA block serves one lane of one pair of ranks. Round by round it
 //!
 //! 1. waits for the peer's DONE of the round before: the slot over there is free;
 //! 2. stores its piece there and signals READY;
 //! 3. waits for the peer's READY, copies the piece out of its own slot and signals DONE.
 //!
-//! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for where it lies. Every lane does every
-//! round, an empty piece too, so that all flags stay level. All blocks must be resident together, which `grid` sees to, on every rank.
+//! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for in the memory of the device that waits. Every lane does every
+//! round, even with an empty piece, so that all flags stay equal. All blocks must be resident together on every rank, which `grid` ensures.
 //!
-//! A wait that is not answered ends its block, and says in `verdict` whom it waited for: nothing that may be unfinished is read.
+//! A wait that is not answered ends its block, which writes to `verdict` the rank that did not answer: nothing that may be unfinished is read.
 //!
 //! Bound by latency: a round is two crossings of the link. Large messages are for copy engines.
 
@@ -89,7 +89,7 @@ struct Reached {
 impl Reached {
     #[inline(always)]
     fn flags(self) -> GlobalMut<u64> {
-        // SAFETY: whoever launched the kernel vouches for a mailbox of this layout at each address of the table (`exchange`).
+        // SAFETY: the caller that launched the kernel vouches for a mailbox of this layout at each address of the table (`exchange`).
         unsafe { GlobalMut::from_raw_parts(self.address, self.layout.flags()) }
     }
 
@@ -101,17 +101,17 @@ impl Reached {
     }
 }
 
-/// Sends a message of `words` words to every rank, the own one too, and makes `output`, `[ranks, words]`, what came from each.
+/// Sends a message of `words` words to every rank, its own too, and writes what came from each to `output`, `[ranks, words]`.
 ///
 /// With `spread` 0 all get the same message, `input` of `[words]` (all-gather); with 1 rank `p` gets part `p` of `[ranks, words]`
 /// (all-to-all). `mailboxes` holds the address of each rank's [`Mailbox`] as this device reaches it; flags are 0 before the first launch.
 /// `rounds` is [`Mailbox::rounds`], `epoch` 1 plus the rounds of all launches before, both the same on all ranks.
 ///
 /// `verdict` stays 0 if all went well, else it is raised to 1 plus a rank that did not answer within `patience` nanoseconds, or to [`ENDED`]
-/// where `notice` or a flag is poisoned; `output` is of no account then.
+/// where `notice` or a flag is poisoned; `output` is garbage then.
 ///
-/// One launch may play several ranks of one device, `first` and those behind it: one for each word of `verdict`, which `input` and `output`
-/// then have an instance for each. The host lends no memory behind `mailboxes`: whoever launches keeps it, and orders what else uses it.
+/// One launch may play several ranks of one device, `first` and those after it: one for each word of `verdict`, which `input` and `output`
+/// then have an instance for each. The host does not keep the memory that `mailboxes` points to: the caller of the launch keeps it, and orders other uses of it.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
 #[expect(clippy::too_many_arguments, reason = "a team, its messages and how long to wait")]
 pub fn exchange(
@@ -208,7 +208,7 @@ fn grid(args: &ExchangeArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchEr
     LaunchError::check_limit("first", u64::from(args.first) + players, ranks)?;
     // Blocks wait for each other: none may be left for later.
     LaunchError::check_limit("lanes", u64::from(args.lanes) * ranks * players, u64::from(device.multiprocessors * RESIDENT))?;
-    // What is added to the last word must not pass the end of its type.
+    // The index past the last word must not overflow its type.
     LaunchError::check_limit("words", words + 2 * u64::from(args.lanes) * u64::from(args.slot_words), u32::MAX.into())?;
     Ok(Grid { x: args.lanes, y: ranks as u32, z: players as u32 })
 }

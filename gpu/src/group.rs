@@ -9,9 +9,9 @@
 //! | 1, 2 | rows and columns |
 //! | 3, 4, 5 | where it starts in the buffers that the members share; what, the kernel says |
 //!
-//! A kernel of a group finds its member and then does what the kernel of a single matrix does, by the same code.
+//! A kernel of a group finds its member and then runs the code of the kernel of a single matrix.
 //!
-//! What a table says is where a kernel reads and writes, and no launch can look at it: it is on the device. So a table is a type of its own,
+//! A table tells a kernel where to read and write, and no launch can check it, since it is on the device. So a table has its own type,
 //! [`MemberTable`], which only `unsafe` code makes; the library's groups do, of shapes that they have checked.
 //!
 //! ```compile_fail,E0308
@@ -58,7 +58,7 @@ impl<'a> MemberTable<'a> {
     /// Lends a table whose members take so many CUDA blocks together.
     ///
     /// # Safety
-    /// Whoever makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
+    /// The code that makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
     /// [`Grouped::blocks`] of that kernel, whose sum is `blocks`; each member's number has an input, and an amax where the kernel takes
     /// some; and the launch's buffers hold each member from where it starts, whole.
     pub const unsafe fn from_raw(words: DeviceView<'a, u64>, blocks: u64) -> Self {
@@ -174,7 +174,7 @@ impl Member {
     }
 }
 
-/// How many CUDA blocks a kernel of a group takes for a member: what the host makes the table by.
+/// The number of CUDA blocks that a kernel of a group takes for a member, from which the host makes the table.
 pub trait Grouped {
     /// For a matrix of so many rows and columns; none for one without elements.
     fn blocks(rows: u64, columns: u64) -> u64;
@@ -185,7 +185,7 @@ pub trait Grouped {
 #[inline(always)]
 pub(crate) fn for_each_part<const COUNT: u32>(block: u64, mut part: impl FnMut(u64)) {
     let mut i = 0;
-    // An end that the compiler does not know keeps it from unrolling.
+    // An opaque end keeps the compiler from unrolling.
     while i < block::threads().min(COUNT) {
         part(block * u64::from(COUNT) + u64::from(i));
         i += 1;

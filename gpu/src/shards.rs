@@ -46,7 +46,7 @@ pub(super) struct Join {
     pub shards: u32,
     /// Codes of a shard's row.
     pub width: u32,
-    /// Codes of a row of the whole. What the shards have beyond it is left out, what they lack is 0.
+    /// Codes of a row of the whole. Codes of the shards beyond it are left out; missing ones are 0.
     pub stride: u32,
     /// Codes from a shard to the next; a multiple of 16 where `width` and `stride` are.
     pub shard_stride: u64,
@@ -58,7 +58,7 @@ impl Join {
         stride.div_ceil(THREADS as u64 * VECTOR as u64)
     }
 
-    /// What a CUDA block does: group `group` of the columns of a row.
+    /// A CUDA block's work: group `group` of the columns of a row.
     #[inline(always)]
     pub fn run<T: Byte>(&self, gathered: &Global<T>, whole: &GlobalMut<T>, row: u64, group: u64) {
         let Self { shards, width, stride, shard_stride } = *self;
@@ -119,7 +119,7 @@ const fn are_vectors(width: u32, stride: u32, from: u64, to: u64) -> bool {
 
 fn grid<T: Byte>(args: &JoinShardsArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (shards, width, stride) = (u64::from(args.shards), u64::from(args.width), u64::from(args.stride));
-    // What is added to a column must not pass the end of its type.
+    // The index past a column must not overflow its type.
     LaunchError::check_limit("stride", stride, 65_535 * u64::from(THREADS * VECTOR))?;
     LaunchError::check_limit("shards * width", shards * width, stride)?;
     LaunchError::check_multiple("whole", stride, args.whole.len())?;

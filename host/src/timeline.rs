@@ -21,12 +21,12 @@
 //!
 //! With `OXTILE_TRACE=FILE` in the environment every runtime of a program is recorded, without a change to it, and the file is written
 //! when a runtime's last handle, stream or buffer is gone: not after `std::process::exit` or an abort. A process that a launcher gave a
-//! rank (`RANK`, or as mpirun and srun say it) inserts that into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written is an error of the runtime's creation.
+//! rank (`RANK`, or as mpirun and srun say it) inserts the rank into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written is an error of the runtime's creation.
 //!
-//! **On GPUs** a span is the time between two device events around the work, in microseconds. Nobody waits for them: they are read when
-//! they are done. Each piece of work is two events longer (some microseconds of host time), and pieces on one stream lie as far apart. The
-//! clocks of devices and of processes are aligned by the host's, to some tens of microseconds, so that nothing finer can be said
-//! of two ranks. What a graph replays is one span; captured work is none. A group of NCCL calls is one span a stream.
+//! **On GPUs** a span is the time between two device events around the work, in microseconds. They are not waited for, but read when
+//! they are done. The two events lengthen each piece of work by some microseconds of host time, and leave that gap between pieces of one stream. The
+//! clocks of devices and of processes are aligned by the host's, to some tens of microseconds, so finer statements cannot be made
+//! about two ranks. What a graph replays is one span; captured work gives none. A group of NCCL calls is one span a stream.
 //! All runtimes of a process share the GPUs, and a recording holds them all: ranks that are threads are in one.
 //!
 //! **On the virtual cluster** a unit is one *step*: one operation that the scheduler has done, of any stream. A span begins when nothing
@@ -62,8 +62,8 @@ impl Timeline {
         Err(Error::Invalid { what: "Timeline::start", why })
     }
 
-    /// What was recorded so far. What is under way is in it, not [finished](Span::is_finished); what has not begun is not. Waits
-    /// for nobody.
+    /// The spans recorded so far. Work under way is in it, not [finished](Span::is_finished); work that has not begun is left out. Does
+    /// not wait.
     ///
     /// # Errors
     /// A driver error.

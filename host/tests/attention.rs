@@ -8,7 +8,7 @@ use oxtile::attention::{
 use oxtile::num::bf16;
 use oxtile::{Buffer, Device, Result, Runtime};
 
-/// The forward kernel on an emulated GPU, and the main kernel of the pass backward.
+/// The forward kernel on an emulated GPU, and the main kernel of the backward pass.
 fn passes(config: &AttentionConfig) -> [Result<Choice>; 2] {
     let device = device();
     [config.choose_on::<bf16>(&device), config.choose_backward_on::<bf16>(&device)]

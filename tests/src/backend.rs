@@ -67,7 +67,7 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
     let run = |mode, seed: u64| {
         let options = EmulatedOptions { mode, seed: Some(seed), ..EmulatedOptions::default() };
         let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
-        // One runtime has one recording: with OXTILE_TRACE it is that, and nothing is judged by it.
+        // A runtime has one recording: with OXTILE_TRACE it is that one, and no test reads it.
         let notes = coverage::counts(case) && env::var_os("OXTILE_TRACE").is_none();
         let timeline = notes.then(|| Timeline::start(&runtime)).transpose().map_err(|e| e.to_string())?;
         (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))?;

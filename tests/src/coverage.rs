@@ -1,4 +1,4 @@
-//! Every built instance of some kernels is launched by a case: judged behind the cases, if all of theirs were run on the emulator.
+//! Every built instance of some kernels is launched by a case: judged after the cases, if all of theirs were run on the emulator.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

@@ -16,7 +16,7 @@ pub fn of(kernel: &str) -> Option<&'static [u8]> {
     COMMITTED.get(kernel).map(Vec::as_slice)
 }
 
-/// Says which of these kernels have no committed bytes yet: nothing but their own runs is there to compare with.
+/// Names the kernels that have no committed bytes yet: their runs can only be compared with one another.
 pub fn announce(kernels: &[&str]) {
     let missing: Vec<_> = kernels.iter().filter(|kernel| of(kernel).is_none()).collect();
     if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Test tensors: seeded, one scenario a kind of trouble.
+//! Test tensors: seeded, one scenario for each kind of difficult value.
 //!
 //! Values come as f32 and are exactly representable in the asked type: [`codes`] turns them into its 16-bit codes
 //! without rounding.

@@ -137,14 +137,14 @@ fn score(job: &Job) -> Result<(), String> {
     }
 }
 
-/// The reasons of excuses that nobody needs: of their mutants there is none any more, or all are reported.
+/// The reasons of excuses that are not needed: their mutants are gone, or all are reported.
 fn stale<'a>(score: &Score, excuses: &[Equivalent<'a>]) -> Vec<&'a str> {
     let survivors: Vec<_> = score.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::Equivalent(_))).collect();
     let is_stale = |excuse: &&Equivalent<'_>| !survivors.iter().any(|mutant| (excuse.matches)(&mutant.mutation));
     excuses.iter().filter(is_stale).map(|excuse| excuse.reason).collect()
 }
 
-/// Whether a mutant's site is in the line of its file that has these words, and no other line has.
+/// Whether a mutant's site is in the only line of its file that has these words.
 fn is_at_line(mutation: &Mutation, source: &str, words: &str) -> bool {
     let mut lines = (1..).zip(source.lines()).filter(|(_, line)| line.contains(words));
     let only = lines.next().filter(|_| lines.next().is_none());

@@ -1,4 +1,4 @@
-//! How long each case took, for those who print the slowest: lines of seconds, a tab and the name, appended to
+//! How long each case took, for the programs that print the slowest: lines of seconds, a tab and the name, appended to
 //! the file that `OXTILE_TIMES` names.
 
 use std::fs::OpenOptions;

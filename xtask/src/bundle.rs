@@ -18,7 +18,7 @@ const LIMIT: u64 = 48 << 20;
 /// The programs of the bundle: package and binary.
 const PROGRAMS: [(&str, &str); 3] = [("oxtile-tests", "oxtile-tests"), ("oxtile-benches", "oxtile-benches"), ("oxtile-cli", "oxtile")];
 
-/// `bundle`: builds in release, strips, copies, and refuses a folder that is too large.
+/// `bundle`: builds in release, strips, copies, and fails if the folder is too large.
 pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     if let Some(argument) = arguments.next()? {
         return Err(argument.unexpected().into());

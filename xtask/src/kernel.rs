@@ -1,4 +1,4 @@
-//! `kernel NAME`: one kernel at a time, for whoever is writing it.
+//! `kernel NAME`: one kernel at a time, for the person who writes it.
 
 use std::{collections::BTreeMap, path::Path, process::ExitCode, thread, time::Duration};
 

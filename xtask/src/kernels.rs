@@ -80,7 +80,7 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
     machine::ready()?;
     for folder in &options.crates {
         let start = Instant::now();
-        // The table is printed even where the kernels may not be used: it is what one mends them by.
+        // The table is printed even where the kernels may not be used: it shows what to mend.
         table(&options.builder(folder).inspect()?);
         let build = options.builder(folder).build()?;
         println!("{} kernels in {} ({:.1} s)", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
@@ -98,8 +98,8 @@ pub fn shipped() -> Result<Build> {
     Ok(for_archs(root().join(CRATES[0]), &[]).build()?)
 }
 
-/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which nobody has
-/// tuned them: what only costs speed there (sm_80 converts FP8 in software) is counted, not refused. Writes no output folder.
+/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which none has
+/// tuned them: findings that only cost speed there (sm_80 converts FP8 in software) are counted, not refused. Writes no output folder.
 ///
 /// Where not `all` are asked for, one of each kind: no kernel has another body on sm_120a than on sm_100a, which a test of tidiness
 /// says; bodies on sm_89 are those on sm_80, but for conversions of FP8, which are those on sm_90a.

@@ -43,7 +43,7 @@ pub fn gpu_arch() -> Option<Arch> {
     Arch::of_capability(&format!("{major}.{minor}"))
 }
 
-/// Prints what was found, and how to mend what was not. What the build needs makes it fail, and what is broken.
+/// Prints what was found, and how to mend what was not. Fails if something that the build needs is missing, or something is broken.
 pub fn doctor() -> Result<ExitCode> {
     let mut findings = build_tools();
     findings.extend(oxtile_doctor::examine());

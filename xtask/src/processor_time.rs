@@ -1,8 +1,8 @@
-//! The processor time of programs that were run: what a suite costs on any number of cores, whatever else they do.
+//! The processor time of programs that were run: the cost of a suite that does not depend on the number of cores, or on their other work.
 
 use std::{fs, time::Duration};
 
-/// Of every child that has ended, its own children included. `None` where the system does not tell.
+/// The processor time of every child that has ended, its own children included. `None` where the system does not tell.
 ///
 /// proc_pid_stat(5): the fields 16 and 17 of `/proc/self/stat`, `cutime` and `cstime`, in hundredths of a second.
 pub fn of_children() -> Option<Duration> {

@@ -20,7 +20,7 @@ fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
     cargo
 }
 
-/// Compiles a program, and says so: the first time that takes minutes, which are not those of its first command.
+/// Compiles a program, and prints that it does: the first time it takes minutes, which are not the program's own.
 fn compile(package: &str, binary: &str, profile: &[&str]) -> Result<()> {
     say(&format!("cargo: {binary}, minutes the first time"));
     let mut cargo = cargo(["build", "--quiet", "--package", package, "--bin", binary]);

@@ -27,7 +27,7 @@ struct Tally {
     /// Why, one line for each program that skips some.
     reasons: Vec<String>,
     times: Vec<(Duration, String)>,
-    /// Of the suite's parts, which run one after the other.
+    /// Processor time and name of each of the suite's parts, which run one after the other.
     processor_times: Vec<(Duration, &'static str)>,
 }
 
@@ -82,7 +82,7 @@ impl Tally {
         self.times.push((time, name.into()));
     }
 
-    /// Runs tests, prints what they write and adds up what their summaries say. A program that fails without a summary is one failure.
+    /// Runs tests, prints what they write and adds up their summaries. A program that fails without a summary is one failure.
     fn tests(&mut self, name: &str, command: &mut Command, mut print: impl FnMut(&str)) -> Result<()> {
         print(&format!("== {name}"));
         let before = self.failed;
@@ -113,7 +113,7 @@ impl Tally {
         Ok(())
     }
 
-    /// Runs `cargo test` and the case binary beside each other: some tests compile by one thread for long. What the cases write is
+    /// Runs `cargo test` and the case binary beside each other: some tests compile for a long time on one thread. What the cases write is
     /// printed at the end.
     fn tests_beside_cases(&mut self, tests: &mut Command, cases: &mut Command) -> Result<()> {
         let (mut beside, mut written) = (Self::default(), String::new());
@@ -198,7 +198,7 @@ fn succeeds(command: &mut Command) -> Result<bool> {
 /// A step that ran beside others: its name, time and output.
 type Judged = (&'static str, Duration, Result<Output>);
 
-/// What compiles for the host, beside the kernels: those keep one core busy, in a target directory of their own. The tests' own step
+/// Compiles the host's code while the kernels compile: these keep one core busy, in a target directory of their own. The tests' own step
 /// comes last.
 fn compile_for_the_host(whole: bool) -> Vec<Judged> {
     let judge = |name, command: &mut Command| {

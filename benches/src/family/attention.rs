@@ -13,7 +13,7 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of four head sizes; shared heads of keys; packed sequences of random
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of four head sizes; shared key heads; packed sequences of random
 /// lengths; cuBLASLt's product, whose rate the kernels are held to.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
@@ -34,7 +34,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
     benches
 }
 
-/// Heads that share keys, beside as many heads of queries with keys of their own, and cuDNN.
+/// Heads that share keys, beside the same number of query heads with keys of their own, and cuDNN.
 fn grouped(shape: Shape, mask: Mask) -> Bench {
     let alone = shape.with_own_keys();
     Bench {

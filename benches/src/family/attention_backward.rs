@@ -14,7 +14,7 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention_backward";
 
-/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared heads of keys, many and few; by the general
+/// 32768 tokens in sequences of 2048 to 16384, full and causal, of both head sizes; shared key heads, many and few; by the general
 /// kernels, packed sequences of both head sizes, of equal and of random lengths, and heads of 96.
 pub fn benches(size: Size) -> Vec<Bench> {
     let lengths = size.pick(&[2048, 4096, 8192, 16384][..], &[65]);
@@ -47,7 +47,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
     benches
 }
 
-/// Heads that share keys, beside as many heads of queries with keys of their own, and cuDNN.
+/// Heads that share keys, beside the same number of query heads with keys of their own, and cuDNN.
 fn grouped(shape: Shape, mask: Mask, order: Order) -> Bench {
     let alone = shape.with_own_keys();
     Bench {

@@ -5,7 +5,7 @@ use oxtile::attention::{AttentionConfig, Layout, Mask};
 use super::attention_shape::Shape;
 use crate::{bench::Size, random::Random};
 
-/// Of the places at which random lengths are cut: the same in every run.
+/// The seed of the places at which random lengths are cut: the same in every run.
 const SEED: u64 = 5;
 /// Rows that tiles of queries and of keys divide, and so those of the dense tensors.
 const TILE: u64 = 128;
@@ -73,17 +73,17 @@ impl Packed {
         self.lengths.iter().map(|&length| Shape { queries: length, keys: length, ..self.rows })
     }
 
-    /// Floating-point operations of the pass forward, as of so many dense tensors.
+    /// Floating-point operations of the forward pass, as of so many dense tensors.
     pub fn forward_flops(&self, mask: Mask) -> u64 {
         self.sequences().map(|sequence| sequence.forward_flops(mask)).sum()
     }
 
-    /// Those of the pass backward.
+    /// Those of the backward pass.
     pub fn backward_flops(&self, mask: Mask) -> u64 {
         self.sequences().map(|sequence| sequence.backward_flops(mask)).sum()
     }
 
-    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: what such kernels are best at.
+    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: the best case of such kernels.
     pub fn dense(&self) -> Shape {
         let squares = self.lengths.iter().map(|length| length.pow(2)).sum::<u64>() as f64;
         // Sequences of the length that a row's own has on average.

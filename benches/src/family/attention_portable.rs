@@ -9,7 +9,7 @@ use crate::bench::{Bench, Size};
 /// The family's name.
 pub const FAMILY: &str = "attention_portable";
 
-/// 16384 tokens in sequences of 4096, full and causal, of both head sizes, forward and backward; shared heads of keys.
+/// 16384 tokens in sequences of 4096, full and causal, of both head sizes, forward and backward; shared key heads.
 pub fn benches(size: Size) -> Vec<Bench> {
     let shapes = size.pick(&[[4, 4096, 16, 16, 128], [4, 4096, 32, 32, 64], [4, 4096, 16, 4, 128]][..], &[[1, 20, 2, 1, 64]]);
     let all = |&shape: &[u64; 5]| {

@@ -26,12 +26,12 @@ impl Shape {
         Self { batches, queries: length, keys: length, heads, key_heads, head_size, value_size: head_size }
     }
 
-    /// As many heads of keys as of queries.
+    /// As many key heads as query heads.
     pub fn with_own_keys(self) -> Self {
         Self { key_heads: self.heads, ..self }
     }
 
-    /// As tables print it: batches, length (of queries and keys, if they differ), heads of queries and of keys, size of a head (and of
+    /// As tables print it: batches, length (of queries and keys, if they differ), query and key heads, size of a head (and of
     /// values, if they differ).
     pub fn label(&self) -> String {
         let pair = |a: u64, b: u64| if a == b { a.to_string() } else { format!("{a}:{b}") };
@@ -51,13 +51,13 @@ impl Shape {
         AttentionConfig { batches, queries, keys, heads, key_heads, head_size, value_size, mask, ..AttentionConfig::default() }
     }
 
-    /// Floating-point operations of the pass forward: `2 (D + V)` for each query and key that sees it; of a causal mask as the field
+    /// Floating-point operations of the forward pass: `2 (D + V)` for each query and key that sees it; of a causal mask as the field
     /// counts them, half a square and no more.
     pub fn forward_flops(&self, mask: Mask) -> u64 {
         self.seen_twice(mask) * (self.head_size + self.value_size)
     }
 
-    /// Those of the pass backward, five products: `2 (3 D + 2 V)`.
+    /// Those of the backward pass, five products: `2 (3 D + 2 V)`.
     pub fn backward_flops(&self, mask: Mask) -> u64 {
         self.seen_twice(mask) * (3 * self.head_size + 2 * self.value_size)
     }

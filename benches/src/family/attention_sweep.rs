@@ -1,4 +1,4 @@
-//! Attention at shapes of every kind, beside cuDNN: what a table of a few regular shapes would hide. `oxtile-benches attention --sweep`.
+//! Attention at shapes of every kind, beside cuDNN, since a table of a few regular shapes would hide some. `oxtile-benches attention --sweep`.
 
 use oxtile::attention::{Mask, Order};
 
@@ -9,7 +9,7 @@ use crate::bench::{Bench, Size};
 /// The name in the results; `--sweep` runs it, and nothing else does.
 pub const FAMILY: &str = "attention_sweep";
 
-/// Which passes are measured. All that exist would not fit the time that a sweep has.
+/// Which passes are measured. All of them would take longer than a sweep may.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Passes {
     Forward,
@@ -17,7 +17,7 @@ enum Passes {
 }
 use Passes::{Both, Forward};
 
-/// Batches, queries, keys, heads, heads of keys, sizes of a head of keys and of values.
+/// Batches, queries, keys, query heads, key heads, sizes of a key head and of a value head.
 type Sizes = [u64; 7];
 
 /// Torch's causal mask is aligned top-left, ours too where the lengths differ.
@@ -25,7 +25,7 @@ const CAUSAL: Mask = Mask::CausalBottomRight;
 const TOP_LEFT: Mask = Mask::CausalTopLeft;
 const FULL: Mask = Mask::Full;
 
-/// Few elements for much work, so that filling and comparing tensors does not take the sweep's time.
+/// Few elements for much work, so that the sweep does not spend its time filling and comparing tensors.
 #[rustfmt::skip]
 const SHAPES: [(Mask, Sizes, Passes); 40] = [
     // Lengths, head size 128.

@@ -82,7 +82,7 @@ where
 {
     let (rows, columns, sets) = shape;
     let casts = u64::from(wanted.rows) + u64::from(wanted.columns);
-    // Operands once, and for each cast a code and its part of a scale an element; partial sums are the kernel's own affair.
+    // Operands once, and for each cast a code and its part of a scale an element; partial sums are not counted.
     let operands = 2 * rows * (O::input_columns(columns) + O::gradient_columns(columns));
     let bytes = operands + casts * (rows * columns + rows * columns / BLOCK);
     Bench {

@@ -63,7 +63,7 @@ impl Member {
 
     pub fn round(&mut self, request: Request, gate: &Gate) -> Result<Times> {
         let prepared = self.prepare(request);
-        // Kernels that wait for other ranks may hold up what those allocate. Whoever fails is not waited for.
+        // Kernels that wait for other ranks may delay those ranks' allocations. A rank that fails is not waited for.
         gate.pass(DEADLINE)?;
         let warm = prepared
             .and_then(|()| self.enqueue(Request { calls: 1, ..request }))

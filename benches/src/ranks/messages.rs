@@ -43,7 +43,7 @@ impl Messages {
         self.renew(rank, stream)
     }
 
-    /// Words of the shard that no message had before, and nothing in the whole. All ranks do so as often, each before they all gather.
+    /// Words of the shard that no message had before, and nothing in the whole. All ranks do it the same number of times, each before the gather.
     pub fn renew(&mut self, rank: &HostRank, stream: &Stream) -> Result<()> {
         self.first = self.first.wrapping_add(self.whole.len() as u32 + 1);
         let shard = self.shard.len() as u32;

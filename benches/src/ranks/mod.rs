@@ -55,19 +55,19 @@ enum Work {
     Pull(usize),
     /// The all-gather of a kernel a rank, cut as one of [`messages::CUTS`].
     Exchange(usize),
-    /// To the next rank, all at once.
+    /// Puts to the next rank, all at once.
     Put,
-    /// From the next rank.
+    /// Gets from the next rank.
     Get,
     /// A signal of rank 0 to rank 1 and one back, in batches or call by call.
     RoundTrip { is_batch: bool },
     /// Products of matrices with nothing beside them.
     Gemm,
-    /// While shards are pushed.
+    /// The same while shards are pushed.
     GemmWithPush,
-    /// While shards are pushed in place.
+    /// The same while shards are pushed in place.
     GemmWithPushInPlace,
-    /// While NCCL gathers.
+    /// The same while NCCL gathers.
     GemmWithNccl,
 }
 
@@ -76,7 +76,7 @@ enum Work {
 struct Request {
     #[serde(rename = "collective")]
     work: Work,
-    /// Of the whole buffer; of what is put or got.
+    /// Bytes of the whole buffer; of what is put or got.
     bytes: u64,
     calls: u64,
 }
@@ -197,7 +197,7 @@ struct Worker {
 impl Ranks {
     fn start(world: u32, runtime: &Runtime) -> Result<Self> {
         let is_virtual = runtime.kind() == oxtile::runtime::Kind::Emulated;
-        // A runtime each on GPUs: nothing of one rank is ordered behind another's.
+        // A runtime each on GPUs: nothing of one rank is ordered after another's.
         let of = |_| if is_virtual { Ok(runtime.clone()) } else { Runtime::cuda() };
         let runtimes: Vec<Runtime> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
         let devices: Vec<Device> = (0..).zip(&runtimes).map(|(rank, runtime)| runtime.device(rank)).collect::<oxtile::Result<_>>()?;

@@ -101,7 +101,7 @@ impl Symmetric {
         Ok(())
     }
 
-    /// Gathers with all that belongs to them: the results are given free for the next. Those in place put what was written there once.
+    /// Gathers with all that belongs to them: the results are released for the next. Those in place put what was written there once.
     pub fn push(&mut self, way: usize, is_in_place: bool, calls: u64) -> Result<[Event; 2]> {
         let Open { push, shard, .. } = self.open.as_mut().context("it was prepared")?;
         let push = &mut push[way];

@@ -18,7 +18,7 @@ impl Arch {
     }
 
     /// The architecture to build for a GPU of this compute capability, as nvidia-smi prints it (`9.0`): with its
-    /// architecture-specific instructions where it has any. `None` for what the pinned compiler and ptxas do not know.
+    /// architecture-specific instructions where it has any. `None` for an architecture that the pinned compiler and ptxas do not know.
     pub fn of_capability(capability: &str) -> Option<Self> {
         let digits = capability.trim().replace('.', "");
         let suffix = match digits.as_str() {

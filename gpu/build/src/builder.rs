@@ -50,7 +50,7 @@ pub struct Build {
     pub kernels: Vec<Kernel>,
     /// Why they may not be used; empty after [`Builder::build`].
     pub findings: Vec<Finding>,
-    /// What is worth knowing: figures better than the ratchet's, or a ratchet that does not bind this compiler.
+    /// Notes: figures better than the ratchet's, or a ratchet that does not bind this compiler.
     pub notes: Vec<String>,
     /// The folder of `manifest.json`, PTX and cubins.
     pub out_dir: PathBuf,
@@ -101,7 +101,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Builds one family only. What else is in the manifest stays if it was made from the same sources by the same tools.
+    /// Builds one family only. The other families of the manifest stay if they were made from the same sources by the same tools.
     pub fn family(mut self, family: impl Into<String>) -> Self {
         self.family = Some(family.into());
         self
@@ -361,7 +361,7 @@ impl<'a> Run<'a> {
         self.builder.out_dir.clone().unwrap_or_else(default)
     }
 
-    /// Writes PTX, cubins and the manifest, and removes what is of no kernel any more.
+    /// Writes PTX, cubins and the manifest, and removes files whose kernel is gone.
     fn write(&self, build: Build) -> Result<Build, Error> {
         let folder = &build.out_dir;
         fs::create_dir_all(folder).map_err(Error::file("create", folder))?;

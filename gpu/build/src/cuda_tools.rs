@@ -73,7 +73,7 @@ impl CudaTools {
         self.release == PINNED_PTXAS
     }
 
-    /// Makes the tools ready if they are not: `pip` unpacks NVIDIA's wheels into `root/.oxtile/cuda`. `say` hears it.
+    /// Makes the tools ready if they are not: `pip` unpacks NVIDIA's wheels into `root/.oxtile/cuda`. `say` is called with each step.
     pub fn setup(root: &Path, say: &dyn Fn(&str)) -> Result<Self, Error> {
         if let Ok(tools) = Self::find(root) {
             return Ok(tools);

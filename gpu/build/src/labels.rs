@@ -1,7 +1,7 @@
 //! Labels of an entry as if it were alone in its module.
 //!
 //! LLVM numbers functions through the whole module, and names blocks (`$L__BB7_2`) and stack frames (`__local_depot7`) by these numbers: one kernel
-//! more would change the text of every one behind it, and ptxas would have to assemble what it has assembled before.
+//! more would change the text of every one after it, and ptxas would have to assemble what it has assembled before.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ fn places(entry: &str) -> Vec<(usize, usize)> {
 }
 
 fn number(entry: &str, at: usize, word: &str) -> Option<(usize, usize)> {
-    let (before, behind) = (&entry[..at], &entry[at + word.len()..]);
+    let (before, after) = (&entry[..at], &entry[at + word.len()..]);
     // A word of a longer name is no label, but for LLVM's own prefix.
     let begins = before.ends_with("$L__") || !before.ends_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '%'));
-    let digits = behind.bytes().take_while(u8::is_ascii_digit).count();
+    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
     (begins && digits > 0).then_some((at + word.len(), digits))
 }
 

@@ -15,7 +15,7 @@
 //! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `compile` runs rustc once
 //! a kernel family; [`ptx`] cuts the module into one file an entry and writes the launch bounds into it, which it reads
 //! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
-//! the result; [`manifest`] says what was built, for whoever loads it.
+//! the result; [`manifest`] lists what was built, for the program that loads it.
 //!
 //! With `default-features = false` only [`mod@source_hash`] is left, for the build script of a kernel crate.
 #![deny(missing_docs)]

@@ -90,7 +90,7 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
     findings
 }
 
-/// Functions that an entry calls and nobody defines.
+/// Functions that an entry calls and the module does not define.
 pub(crate) fn unresolved(kernel: &str, arch: &Arch, functions: &[String]) -> Vec<Finding> {
     let describe = |function: &String| {
         let mend = if function.contains("panic") {

@@ -1,4 +1,4 @@
-//! Counts machine instructions in a cubin without nvdisasm, which takes a third of a second to start: as long as ptxas
+//! Counts machine instructions in a cubin without nvdisasm, which takes a third of a second to start, as long as ptxas
 //! takes for ten small kernels.
 
 use std::{fs, path::Path};
@@ -24,7 +24,7 @@ const UNIFORM_REGISTER: u8 = 0x3f;
 /// What the lints and the ratchet ask of machine code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MachineCode {
-    /// Instructions, without the padding behind the last: a branch to itself, and `NOP`s up to the end of a cache line.
+    /// Instructions, without the padding after the last: a branch to itself, and `NOP`s up to the end of a cache line.
     pub instructions: u32,
     /// Loads from and stores to local memory: registers that did not fit, or arrays indexed at run time.
     pub local_accesses: u32,
@@ -34,7 +34,7 @@ pub struct MachineCode {
 }
 
 impl MachineCode {
-    /// Of all functions of a cubin.
+    /// Counts over all functions of a cubin.
     ///
     /// # Errors
     /// The file cannot be read, or is no cubin.

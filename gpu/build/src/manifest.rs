@@ -71,7 +71,7 @@ impl Manifest {
         fs::rename(&new, &path).map_err(Error::file("write", &path))
     }
 
-    /// Takes over from an older manifest what was made as this one is, but for these families on these architectures,
+    /// Takes over the entries of an older manifest that were made as this one is, except these families on these architectures,
     /// which were built again.
     pub(crate) fn keep(&mut self, old: Manifest, families: &[String], archs: &[Arch]) {
         let made = |manifest: &Manifest| {

@@ -1,4 +1,4 @@
-//! What each kernel was last accepted with: `ratchet/<family>.toml`, under version control, so that a change shows in review.
+//! The figures that each kernel was last accepted with: `ratchet/<family>.toml`, under version control, so that a change shows in review.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,11 +32,11 @@ pub(crate) struct Scope<'a> {
     /// The architectures built for: figures of others are left alone.
     pub archs: &'a [Arch],
     pub kernels: &'a [Kernel],
-    /// Whether a family was compiled without the others: the whole build's figures are those that bind.
+    /// Whether a family was compiled without the others: only the whole build's figures bind.
     pub alone: bool,
 }
 
-/// How many instructions more than accepted a kernel may have whose family was compiled alone. What it shares with other families LLVM sees
+/// How many instructions more than accepted a kernel of a family compiled alone may have. What it shares with other families LLVM sees
 /// called otherwise then (arguments that are always the same go into a function before it is inlined), and orders a few values otherwise.
 const fn slack(instructions: u32, alone: bool) -> u32 {
     if alone { instructions / 500 } else { 0 }

@@ -88,7 +88,7 @@ fn architectures_stand_side_by_side() {
     assert_eq!(built(), ["sm_80", "sm_90a"]);
     assert!(out.path().join("meet.sm_90a.cubin").exists());
 
-    // Kernels of other sources are nobody's.
+    // No program takes kernels of other sources.
     let mut stale = Manifest::read(out.path()).unwrap();
     stale.source_hash = "of other sources".into();
     stale.write(out.path()).unwrap();

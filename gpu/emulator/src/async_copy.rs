@@ -2,7 +2,7 @@
 //!
 //! A copy goes through three stages, each at a moment of the scheduler's choosing: its source is captured, its
 //! destination is written, its completion is signalled. Fast mode takes all three at once. Matrix operations
-//! of a warpgroup that read shared memory asynchronously belong into the same queue.
+//! of a warpgroup that read shared memory asynchronously are in the same queue.
 
 use crate::atomic::add_in_global_memory;
 use crate::block::Block;
@@ -302,7 +302,7 @@ pub(crate) fn is_held(thread: &Thread, waiting: Waiting) -> bool {
     thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
 }
 
-/// Makes the thread of a copy that came one stage on ready if its group wait is over. Those of others are where they were.
+/// After a copy has advanced by one stage, makes its thread ready if its group wait is over. Other threads do not change.
 fn wake(thread: &Thread) {
     let waiting = thread.waiting.get();
     if matches!(waiting, Waiting::CopyGroups { .. } | Waiting::BulkGroups { .. }) && !is_held(thread, waiting) {
@@ -310,7 +310,7 @@ fn wake(thread: &Thread) {
     }
 }
 
-/// Queues an arrival at an mbarrier behind the thread's `cp.async` so far.
+/// Queues an arrival at an mbarrier after the thread's `cp.async` so far.
 pub(crate) fn arrive(thread: &Thread, mbarrier: u32, site: Site) {
     if thread.worker().performs("copy_async_mbarrier_arrive", site) {
         issue(thread, Direction::Load, Vec::new(), Completion::Arrival { mbarrier }, site);

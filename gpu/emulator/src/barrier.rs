@@ -16,7 +16,7 @@ pub(crate) struct Barrier {
     arrivals: u32,
     /// Threads that arrived, a mask a warp.
     arrived: [u32; 32],
-    /// Of those, the ones that wait.
+    /// The ones among them that wait.
     waiting: [u32; 32],
     /// What those that arrived know.
     knowledge: Knowledge,

@@ -162,7 +162,7 @@ impl Block {
         self.worker().productive();
     }
 
-    /// Who waits on what, one line for each group of threads that wait alike.
+    /// Which threads wait on what, one line for each group of threads that wait alike.
     pub fn describe_waiting(&self) -> String {
         let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for thread in &self.threads {

@@ -124,7 +124,7 @@ impl Knowledge {
         self.async_global.join(&other.async_global);
     }
 
-    /// Learns of a finished asynchronous copy; its completion is a proxy fence of its own.
+    /// Learns of a finished asynchronous copy; its completion is also a proxy fence.
     pub fn learn_copy(&mut self, block: u32, slot: u32, time: u32) {
         self.generic.learn(block, slot, time);
         self.async_shared.learn(block, slot, time);

@@ -9,7 +9,7 @@ use crate::mbarrier;
 use crate::site::Site;
 use crate::thread::{Thread, Waiting};
 
-/// What a copy's accesses are ordered after, and the agents (slot, time) that they are made by.
+/// The accesses that a copy is ordered after, and the agents (slot, time) that make its own.
 pub(crate) struct Order {
     pub view: View,
     pub read: (u32, u32),

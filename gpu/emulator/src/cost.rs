@@ -83,7 +83,7 @@ impl Totals {
     }
 }
 
-/// A source line's constant in memory and what is done there: cheaper to look up than the line.
+/// A source line's constant in memory and the operation there: cheaper to look up than the line.
 type Place = (usize, Operation);
 
 /// The lanes that joined a request, as (address, bytes).

@@ -11,7 +11,7 @@ pub enum FaultKind {
     OutOfBounds,
     /// An address that is no multiple of the access's size.
     Misaligned,
-    /// A read of bytes that nobody wrote.
+    /// A read of bytes that were never written.
     Uninitialised,
     /// An access to an allocation that the host freed.
     UseAfterFree,

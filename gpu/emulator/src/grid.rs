@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub enum Progress {
     /// The budget is used up; there is more to do.
     Running,
-    /// All that is left polls memory that others must write; the text says who waits where.
+    /// All that is left polls memory that others must write; the text says which threads wait where.
     Blocked(String),
     /// Every thread has ended.
     Done,

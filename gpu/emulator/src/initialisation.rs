@@ -10,7 +10,7 @@ pub(crate) struct Initialisation {
 }
 
 impl Initialisation {
-    /// Of `bytes` bytes that nobody wrote.
+    /// The state of `bytes` bytes, none of them written.
     pub fn new(bytes: usize) -> Self {
         Self { bits: (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), assumed: AtomicBool::new(false) }
     }
@@ -30,7 +30,7 @@ impl Initialisation {
         }
     }
 
-    /// The first byte of the range that nobody wrote.
+    /// The first byte of the range that was never written.
     pub fn first_missing(&self, offset: u64, bytes: u64) -> Option<u64> {
         if self.assumed.load(Ordering::Relaxed) {
             return None;

@@ -35,7 +35,7 @@ pub enum MemoryError {
         address: u64,
         /// Length of the access.
         bytes: u64,
-        /// The allocation that it is in or behind.
+        /// The allocation that it is in, or the last one before it.
         nearest: String,
     },
     /// `free` of an address that no allocation starts at.
@@ -117,7 +117,7 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.range.is_none() {
-            // SAFETY: allocated in `new` with this layout; nobody else owns it.
+            // SAFETY: allocated in `new` with this layout; nothing else owns it.
             unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
         }
     }
@@ -163,7 +163,7 @@ impl Memory {
 
     /// Allocates uninitialised memory on a device; returns its device address, a multiple of 256.
     pub fn allocate(&self, name: &str, bytes: u64, device: u32) -> u64 {
-        self.insert(Allocation::new(name, bytes, device)).expect("memory of its own lies over nobody's")
+        self.insert(Allocation::new(name, bytes, device)).expect("memory of its own overlaps no other")
     }
 
     /// Allocates at a multiple of 256 inside a range, where nothing lies yet or any more: as `cuMemMap`. Freed as any other allocation. What was
@@ -182,8 +182,8 @@ impl Memory {
         let mut table = self.table();
         let at = table.live.partition_point(|other| other.start < start);
         let before = table.live[..at].last().filter(|other| other.start + other.bytes.max(1) > start);
-        let behind = table.live.get(at).filter(|other| other.start < start + bytes.max(1));
-        if let Some(other) = before.or(behind) {
+        let after = table.live.get(at).filter(|other| other.start < start + bytes.max(1));
+        if let Some(other) = before.or(after) {
             return Err(MemoryError::Occupied { address: start, bytes, by: other.name.clone() });
         }
         table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
@@ -191,7 +191,7 @@ impl Memory {
         live.insert(at, Arc::new(allocation));
         table.live = Arc::new(live);
         drop(table);
-        // Nobody knows the address yet.
+        // The address is not given out yet.
         self.history().forget(start, bytes);
         Ok(start)
     }
@@ -216,14 +216,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads bytes to the host. Bytes that nobody wrote read as zero.
+    /// Reads bytes to the host. Bytes that were never written read as zero.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
         read_bytes(allocation.words(), offset as usize, bytes);
         Ok(())
     }
 
-    /// Copies bytes between ranges that do not overlap. Bytes that nobody wrote stay uninitialised where they arrive.
+    /// Copies bytes between ranges that do not overlap. Bytes that were never written stay uninitialised at the target.
     pub fn copy(&self, target: u64, source: u64, bytes: u64) -> Result<(), MemoryError> {
         let ((from, start), (to, end)) = (self.checked(source, bytes)?, self.checked(target, bytes)?);
         for at in (0..bytes).step_by(PIECE) {

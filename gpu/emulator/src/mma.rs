@@ -1,8 +1,8 @@
 //! Matrix multiplication by a warp (PTX ISA, "Matrix multiply-accumulate operation using mma instruction").
 //!
 //! Operands and result are in the lanes' registers, in the hardware's fragments; no memory takes part. Products are exact,
-//! summed in `f64`, added to the accumulator and rounded to `f32` once; hardware rounds in another way, which nobody
-//! documents.
+//! summed in `f64`, added to the accumulator and rounded to `f32` once; hardware rounds in another way, which is not
+//! documented.
 
 use crate::collective;
 use crate::format::Format;

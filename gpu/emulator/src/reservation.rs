@@ -49,7 +49,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout; nobody else owns it.
+        // SAFETY: allocated in `new` with this layout; nothing else owns it.
         unsafe { dealloc(self.words.as_ptr().cast(), self.layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Picks who runs next: sweeps in fast mode, seeded choices in check mode.
+//! Picks which warp runs next: sweeps in fast mode, seeded choices in check mode.
 
 use crate::async_copy;
 use crate::block::Block;
@@ -266,10 +266,10 @@ impl Scheduler {
     pub fn no_progress(&self, on: &str) -> Fault {
         let mut fault = self.stuck(
             FaultKind::NoProgress,
-            "threads poll and nobody answers".to_owned(),
+            "threads poll and nothing answers".to_owned(),
             "let the other side signal, or raise Options::patience",
         );
-        fault.message = format!("threads poll and nobody answers{on}");
+        fault.message = format!("threads poll and nothing answers{on}");
         fault
     }
 
@@ -287,12 +287,12 @@ impl Scheduler {
         Fault { kind, kernel: self.grid().launch.kernel.clone(), thread: None, message, involved, mend }
     }
 
-    /// The fault behind an unwinding that came out of a kernel.
+    /// The fault that caused an unwinding that came out of a kernel.
     fn fault_of(&self, payload: Box<dyn Any + Send>) -> Fault {
         let thread = running();
         set_current(ptr::null());
         if payload.is::<Stopped>() {
-            return self.worker.take_fault().expect("whoever stops the run says why");
+            return self.worker.take_fault().expect("what stops the run leaves its fault");
         }
         let Some(thread) = thread else { std::panic::resume_unwind(payload) };
         let (message, involved) = panic_hook::take();

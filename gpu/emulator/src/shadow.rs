@@ -178,7 +178,7 @@ impl<S: Scopes> Judge<'_, S> {
         Ok(())
     }
 
-    /// A read like this one that happened before it needs no keeping: who is ordered after this one is ordered
+    /// A read like this one that happened before it need not be kept: what is ordered after this one is ordered
     /// after that.
     fn replaces(&self, old: &Record) -> bool {
         old.manner == self.record.manner && self.view.knows(old.block, old.slot, old.time)

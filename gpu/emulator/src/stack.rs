@@ -60,7 +60,7 @@ impl StackPool {
     /// Leaves the stacks to later runs.
     pub fn keep(&mut self) {
         let pool = Self { bytes: self.bytes, made: self.made, free: std::mem::take(&mut self.free) };
-        // A run that is dropped while its OS thread ends has nobody to leave them to.
+        // A run that is dropped while its OS thread ends leaves them to no other.
         let _ = IDLE.try_with(|idle| {
             let mut idle = idle.borrow_mut();
             match idle.iter_mut().find(|other| other.bytes == pool.bytes) {

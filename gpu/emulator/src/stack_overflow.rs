@@ -1,4 +1,4 @@
-//! Turns the crash of an overflown emulated stack into a message that says whose it was.
+//! Turns the crash of an overflown emulated stack into a message that names its thread.
 //!
 //! The guard page below a stack makes an overflow a SIGSEGV, after which the thread cannot go on. The handler
 //! writes one message and aborts; a SIGSEGV anywhere else goes to the handler that was there before.

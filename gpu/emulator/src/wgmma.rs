@@ -2,7 +2,7 @@
 //!
 //! The bytes are read where the descriptors say, swizzle and all, and the registers have the hardware's fragments. An
 //! instruction's products are exact, summed in `f64`, added to the accumulator and rounded to `f32` once; hardware rounds
-//! in another way, which nobody documents.
+//! in another way, which is not documented.
 //!
 //! A warp's reads of shared memory are accesses of the asynchronous proxy that end at a wait of that warp for the
 //! instruction's group. Accumulators are kept from the first instruction until a thread takes them back, which is an
@@ -30,7 +30,7 @@ const THREADS: u32 = 128;
 pub struct Instruction {
     /// N.
     pub columns: u32,
-    /// Of both operands.
+    /// The elements of both operands.
     pub format: Format,
     /// Whether the left operand's rows in shared memory lie along M.
     pub left_mn_major: bool,
@@ -72,7 +72,7 @@ struct Accumulators {
     taken: u32,
 }
 
-/// Of a block: accumulators in flight by warpgroup and ticket, and each warp's agent in the detector.
+/// What a block has in flight: accumulators by warpgroup and ticket, and each warp's agent in the detector.
 #[derive(Default)]
 pub(crate) struct InFlight {
     accumulators: BTreeMap<(u32, u32), Accumulators>,

@@ -105,7 +105,7 @@ fn a_polling_consumer_is_silent() {
     );
 }
 
-/// A copy that nobody waits for, and one that completes on bytes that are no mbarrier.
+/// A copy that no thread waits for, and one that completes on bytes that are no mbarrier.
 #[test]
 fn a_copy_needs_an_mbarrier_and_a_waiter() {
     fn unwatched(arguments: &[u64]) {

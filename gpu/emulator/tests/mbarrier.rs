@@ -70,7 +70,7 @@ fn a_lapped_waiter_is_found() {
     assert!(found);
 }
 
-/// A lane that arrives for its warp, under every seed: the warp met before the wait alone, or in one of four ways behind it.
+/// A lane that arrives for its warp, under every seed: the warp met before the wait alone, or in one of four ways after it.
 #[test]
 fn a_lane_speaks_for_its_warp_only_once_the_warp_has_met() {
     fn wait_and_arrive(meet: fn()) {

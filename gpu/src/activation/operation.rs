@@ -1,4 +1,4 @@
-//! What is computed from the operands' vectors on their way to a result.
+//! The operation from the operands' vectors to a result.
 
 use core::marker::PhantomData;
 
@@ -7,11 +7,11 @@ use oxtile_tile::prelude::*;
 
 use super::{Activation, in_f32};
 
-/// What is done to a tensor before it is cast or stored: row by row, one vector of each result at a time, in `f32`.
+/// An operation on a tensor before it is cast or stored: row by row, one vector of each result at a time, in `f32`.
 pub trait Operation: 'static {
-    /// Results that lie side by side in a row: 2 where one look at the operands gives a vector of either.
+    /// Results that lie side by side in a row: 2 where one read of the operands gives a vector of each.
     const RESULTS: usize;
-    /// Vectors of the operands that a vector of each result takes: as many as results, or one more.
+    /// Vectors of the operands that a vector of each result takes: `RESULTS`, or one more.
     const OPERANDS: usize;
     /// Whether the result is another than the input.
     const COMPUTES: bool = true;

@@ -2,7 +2,7 @@
 //!
 //! A block stays on its multiprocessor and takes 128 keys of one head after another. Their keys and values rest in shared
 //! memory while one warp copies two stages of queries, gradients of the result, and two statistics a query, block by block of
-//! all heads of queries that share the keys. Two warpgroups hold 64 keys each, and compute everything transposed, so
+//! all query heads that share the keys. Two warpgroups hold 64 keys each, and compute everything transposed, so
 //! that weights come out as the tensor cores take them in; for each block of queries
 //!
 //! 1. scores `S = K Q'` and the gradients of weights `dP = V dO'`;
@@ -25,7 +25,7 @@
 //! `ordered`, blocks of keys add to a block of queries one after the other, so that the bits are the same in every run and
 //! under every grid; else in any order. The first stores, so nothing need be zero before.
 //!
-//! Heads of queries that share keys may be split among several tiles, which leave parts of the result in device memory
+//! Query heads that share keys may be split among several tiles, which leave parts of the result in device memory
 //! ([`AttentionBackwardReduce`]).
 //!
 //! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. `Q`, `dO` and `dQ` are tensors of
@@ -60,7 +60,7 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// `D`; `turns` is a zero for each block of queries, and counts who has added to it; `counter` is one zero, and is zero again
 /// afterwards. If `MASKED`, query `i` sees keys `i + first` to `i + last`; else all. `section` heads are computed together.
 ///
-/// `heads` are those of keys, `splits` times each: a tile has the next `group` heads of queries. Without `partials` there is one
+/// `heads` are those of keys, `splits` times each: a tile has the next `group` query heads. Without `partials` there is one
 /// split; else they have room for [`partial_elements`] of each tile, `[batches, heads, blocks of keys]`, and `grad_k` and `grad_v` are
 /// not used.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
@@ -144,7 +144,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                             full.load(statistics.deltas, &deltas, row);
                         });
                     }
-                    // Now the next tile is taken: whoever is done first takes the first.
+                    // Now the next tile is taken: the block that is done first takes the first.
                     stage.release();
                 }
             }

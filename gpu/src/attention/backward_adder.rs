@@ -33,7 +33,7 @@ impl<const SPAN: usize> Adder<SPAN> {
         let first = match turn {
             Some(turn) => self.wait(block, turn),
             None => {
-                // One after the other: others wait for who comes first, which must wait for nothing but its own warpgroups, and not for
+                // One after the other: others wait for the one that comes first, which must wait for nothing but its own warpgroups, and not for
                 // the answer to the step before.
                 self.handoff.claimed.wait((step % 2) ^ 1);
                 let first = self.claim(block);

@@ -41,7 +41,7 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// | `sums`, `turns` | `[heads group, blocks]` blocks of `QUERIES` by `D`; a zero for each, which counts who has added to it |
 /// | `counter` | one zero, and zero again afterwards |
 /// | `query_ends` to `padded` | [`Sequences`]; rows of padding become zeros |
-/// | `heads`, `group` | heads of keys of a sequence, and heads of queries that share one |
+/// | `heads`, `group` | key heads of a sequence, and query heads that share one |
 /// | `sequence_heads` | `heads` if each sequence has heads of its own in the tensors (sbhd), else 0 |
 /// | `blocks` | [`QueryBlocks`] |
 /// | `section_keys` | as many keys' heads are computed together |
@@ -154,7 +154,7 @@ pub fn attention_backward_general<
                             full.load(statistics.deltas, &deltas, row);
                         });
                     }
-                    // Now the next tile is taken: whoever is done first takes the first.
+                    // Now the next tile is taken: the block that is done first takes the first.
                     stage.release();
                 }
             }
@@ -270,7 +270,7 @@ fn bend<const QUERIES: usize>(
         let (weights, offsets) = (weights.pair(half, pair), offsets.load_pair(register_tile::column(pair as u32)));
         [0, 1].map(|i| {
             let tangent = (log2(weights[i]) - offsets[i]) * slope;
-            // No weight, no gradient: its logarithm says nothing. A weight that is no number makes the gradient none.
+            // No weight, no gradient: its logarithm says nothing. A weight that is NaN makes the gradient NaN.
             if weights[i] == 0.0 { 0.0 } else { values[i] * fma(-tangent, tangent, 1.0) }
         })
     });

@@ -59,7 +59,7 @@ struct Shared<T: Pod, const PANELS: usize, const STEP: usize> {
 /// | `grad_sum`, `grad_v_sum` | `f32` tensors that the gradients are added to; if they are empty, `grad` and `grad_v` are written |
 /// | `log_sum_exp`, `deltas` | `[heads, query_rows]` if `log_rows` is 0, else `[batches, heads, log_rows]`; natural, and the row sums of `O dO` |
 /// | `query_ends` to `padded` | [`Sequences`]; rows of padding become zeros |
-/// | `head_step` | 0, or so many heads of queries, and as many of keys as share them, separate sequences that share rows (sbhd) |
+/// | `head_step` | 0, or so many query heads, and the key heads that they share, separate sequences that share rows (sbhd) |
 /// | `row_tiles` | blocks of 64 resting rows that the longest sequence may have |
 /// | `size`, `value_size` | of a row of a head: multiples of 8 |
 /// | `left`, `right`, `top_left` | [`Window`] |

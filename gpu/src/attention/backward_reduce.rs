@@ -1,6 +1,6 @@
 //! Gradients of keys and values whose tile was split among several: their parts, and the sum of those.
 //!
-//! Where there are fewer tiles of keys than multiprocessors, or a mask makes them uneven, a tile's heads of queries are split among
+//! Where there are fewer tiles of keys than multiprocessors, or a mask makes them uneven, a tile's query heads are split among
 //! several, which leave `f32` parts in memory, as their registers hold them (`oxtile_tile::fragment_tile`). One small kernel adds them up
 //! in the order of heads, so the bits do not depend on who was done first.
 
@@ -30,7 +30,7 @@ pub(super) fn partial_start<const D: usize>(tile: u32, of_values: bool, part: u3
 }
 
 /// Writes a warpgroup's tile to `target` from `start` on, as [`RegisterTile::load_fragments`] reads it: the numbers of a pair of both
-/// rows together, those of all threads behind each other, the pairs one after the other.
+/// rows together, those of all threads one after another, the pairs one after the other.
 #[inline(always)]
 #[track_caller]
 pub(super) fn store_fragments<const D: usize>(tile: &RegisterTile<D>, target: &GlobalMut<f32>, start: u64)

@@ -6,7 +6,7 @@ use oxtile_tile::prelude::*;
 use super::backward_workspace::{KEYS, Numbers};
 use super::mask::Span;
 
-/// The order: heads of keys in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
+/// The order: key heads in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
 /// first, as most queries see them where a mask is causal.
 ///
 /// Blocks of keys of one head come in ascending order, and a tile is given out only to who starts it next: so who adds
@@ -15,9 +15,9 @@ use super::mask::Span;
 pub struct KeySchedule {
     /// Blocks of keys of a head.
     pub key_blocks: u32,
-    /// Heads of keys of all batches.
+    /// Key heads of all batches.
     pub heads: u32,
-    /// Heads of keys of a section.
+    /// Key heads of a section.
     pub section: u32,
 }
 
@@ -108,7 +108,7 @@ pub struct BlockOrder {
 }
 
 impl BlockOrder {
-    /// Calls `visit` with all of the blocks for each of `members` heads of queries, in their order. If it is falling, the heads take turns
+    /// Calls `visit` with all of the blocks for each of `members` query heads, in their order. If it is falling, the heads take turns
     /// at a block: what one tile of keys visits is then the beginning of what the one before it visits, so that it waits for none of
     /// the blocks that it has not. Else one head follows the other, so that few tiles add to the same sums at a time.
     #[inline(always)]

@@ -55,7 +55,7 @@ impl QueryBlocks {
         Sequence { queries: sequence.queries.min(room), ..sequence }
     }
 
-    /// Whose a block is; nobody's before the first sequence, and behind the last.
+    /// The sequence of a block; none before the first sequence and after the last.
     #[inline(always)]
     #[track_caller]
     pub fn get(&self, block: u32) -> Option<QueryBlock> {
@@ -147,7 +147,7 @@ pub struct SequenceKeySchedule {
     sequences: Sequences,
     window: Window,
     blocks: QueryBlocks,
-    /// Heads of keys of a sequence.
+    /// Key heads of a sequence.
     heads: u32,
     /// Keys, of a number of heads, whose tiles are computed together.
     section_keys: u32,

@@ -95,7 +95,7 @@ struct Shared<T: Pod, const D: usize, const QUERIES: usize> {
 /// zeros, those of sums stay.
 ///
 /// A CUDA block takes a block of queries; the last of a sequence takes its padding too. `grad_q` is a tensor of `[heads, rows, size]`, as
-/// [`place`] has it; the others are those of the kernel before. `heads` are heads of queries.
+/// [`place`] has it; the others are those of the kernel before. `heads` are query heads.
 #[kernel(threads = THREADS, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64])]

@@ -39,7 +39,7 @@ type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> =
 /// | `log_sum_exp` | row `r` of head `h` is `h * query_rows + r` |
 /// | `query_ends` to `key_offsets`, `padded` | [`Sequences`] |
 /// | `counter` | one zero, and zero again afterwards |
-/// | `group` | heads of queries that share keys |
+/// | `group` | query heads that share keys |
 /// | `query_rows`, `key_rows` | rows of the tensors |
 /// | `section_keys` | as many keys' heads are computed together |
 /// | `top_left` | if `CAUSAL`: whether query 0 is aligned with key 0 or, if it is 0, the last query with the last key |

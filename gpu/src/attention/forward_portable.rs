@@ -38,7 +38,7 @@ struct Shared<T: Pod, const D: usize> {
     values: Tiles<SharedTile<T, KEYS, D, Swizzle128>, 2>,
 }
 
-/// Attends. The first six numbers after the offsets say where the sequences lie; `head_step` heads of queries, and as many of keys as
+/// Attends. The first six numbers after the offsets say where the sequences lie; `head_step` query heads, and the key heads that
 /// share them, separate sequences that share rows. `log_rows` is 0 where the log-sum-exp is `[heads, query_rows]`, else it is
 /// `[batches, heads, log_rows]`. `scale` has the factor `log2(e)`.
 #[kernel(threads = THREADS, grid = limits::forward_portable, shared = Shared<T, D>)]

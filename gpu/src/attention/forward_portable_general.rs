@@ -44,7 +44,7 @@ struct Shared<T: Pod, const PANELS: usize, const KEYS: usize> {
 /// | `sink` | a score for each head, one for all, or empty |
 /// | `query_ends` to `padded` | [`Sequences`]; rows of padding become zeros |
 /// | `workspace` | [`Workspace`], or empty if `max_logit` is |
-/// | `head_step` | 0, or so many heads of queries, and as many of keys as share them, separate sequences that share rows (sbhd) |
+/// | `head_step` | 0, or so many query heads, and the key heads that they share, separate sequences that share rows (sbhd) |
 /// | `row_tiles` | blocks of 64 queries that the longest sequence may have |
 /// | `size`, `value_size` | of a row of a head: multiples of 8 |
 /// | `left`, `right`, `top_left` | [`Window`] |

@@ -26,7 +26,7 @@ const MOST_BLOCKS: u64 = (1 << 31) - 1;
 
 type Checked = Result<(), LaunchError>;
 
-/// `group` heads of queries share keys.
+/// `group` query heads share keys.
 fn check_heads(heads: u32, group: u32) -> Checked {
     LaunchError::check_limit("group", group.into(), heads.into())?;
     LaunchError::check_multiple("heads", group.into(), heads.into())

@@ -1,4 +1,4 @@
-//! Which tile a block computes next: whoever is free takes the next in a fixed order.
+//! Which tile a block computes next: a block that is free takes the next in a fixed order.
 
 use oxtile_tile::num::opaque;
 use oxtile_tile::prelude::*;

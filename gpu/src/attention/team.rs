@@ -80,7 +80,7 @@ pub trait Team: 'static {
 /// tile's queries are copied meanwhile. For heads of up to 128 elements.
 pub struct Pair;
 
-/// As [`Pair`], with more registers for those that multiply; the thread that copies makes do with 40.
+/// As [`Pair`], with more registers for those that multiply; the thread that copies has only 40.
 pub struct Narrow;
 
 /// Two warpgroups with their queries in shared memory: for larger heads.

@@ -1,8 +1,8 @@
 //! Cast to FP8 with one scale for each 128 neighbours of a row, of the transpose of a matrix, and of the matrix in the same pass.
 //!
 //! Floor: 2 (bf16) + 1 (+ 1) bytes an element, and 4 (+ 4) for 128. A CUDA block takes a [tile](super::tile): 128 blocks of its rows
-//! and 128 of its columns. Those of the rows are agreed on by shuffles; those of the columns meet in shared memory. Each block's scale is
-//! divided for by one lane, and handed to those that hold its elements. The matrix alone is cast by
+//! and 128 of its columns. Lanes agree on the amaxes of rows by shuffles; those of columns meet in shared memory. Each block's scale is
+//! computed by one lane, and handed to the lanes that hold its elements. The matrix alone is cast by
 //! [`fp8_cast_row_blocks_alone`](fn@super::fp8_cast_row_blocks_alone).
 //!
 //! | barrier | between |
@@ -68,7 +68,7 @@ pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(
     if !data.is_empty() {
         cast_rows(&tile, &lines, rule, &data, &scale_inverses);
     }
-    // A branch of its own: without it the values of both casts are converted once, and do not fit the registers.
+    // A separate branch: otherwise the values for both casts are converted once, kept, and do not fit the registers.
     if !transposed.is_empty() {
         block::sync();
         let scales = column_scales(&tile, shared.scales);
@@ -128,7 +128,7 @@ fn cast_rows<T: Magnitude, Q: Fp8>(
     });
 }
 
-/// Puts the running maxima of the warp's part of each column where those of all warps meet.
+/// Writes the running maxima of the warp's part of each column to shared memory, where those of all warps meet.
 #[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
 fn find_maxima<T: Magnitude>(tile: &Tile<T>, lines: &Lines<T>, maxima: Maxima) {

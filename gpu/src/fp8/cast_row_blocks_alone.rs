@@ -35,7 +35,7 @@ pub fn fp8_cast_row_blocks_alone<T: Magnitude, Q: Fp8>(
 ) {
     let blocks = Blocks::<T>::of_lane(rows, columns);
     let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
-    // A vote, so that the compiler knows that no warp is divided about it.
+    // A vote, so that the compiler knows that no warp diverges at it.
     if warp::all(blocks.is_inside(STEPS as u32 - 1)) {
         cast(&blocks, rule, |_| true, &input, &data, &scale_inverses);
     } else {
@@ -54,7 +54,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksAloneArgs<'_, T, Q>, _: &De
     Grid::cover("input", warps, WARPS)
 }
 
-/// Casts what a warp takes; `inside` says whether the lane's row of a step is in the matrix.
+/// Casts a warp's blocks; `inside` tells whether the lane's row of a step is in the matrix.
 #[inline(always)]
 fn cast<T: Magnitude, Q: Fp8>(
     blocks: &Blocks<T>,

@@ -9,7 +9,7 @@ use super::run::{Piece, Run};
 use super::*;
 use crate::mxfp8::Wide;
 
-/// Output vectors of a thread; of MXFP8, which moves the same bytes, 2 were best on an H200.
+/// Output vectors of a thread; for MXFP8, which moves the same bytes, 2 were best on an H200.
 const STEPS: usize = 2;
 /// CUDA blocks a multiprocessor: 2048 threads of 32 registers.
 pub(super) const RESIDENT: u32 = 8;

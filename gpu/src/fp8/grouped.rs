@@ -1,6 +1,6 @@
 //! FP8 of a [group](crate::group) of tensors by one launch: cast with one scale a tensor, and back.
 //!
-//! The code of the single kernels. All members lie in one buffer of codes and one of values, where word 3 of a member's record says that it
+//! The code is that of the single kernels. All members lie in one buffer of codes and one of values, where word 3 of a member's record says that it
 //! starts; its amax and the inverse of its scale have the member's number. Members of any length, at any address.
 
 use oxtile_tile::global::GlobalTable;

@@ -110,7 +110,7 @@ fn encode_by<T: Float + Pod, Q: Fp8>(vector: Vector<T>, scales: [f32; 8]) -> [u3
     [four(0), if Vector::<T>::LANES == 8 { four(4) } else { 0 }]
 }
 
-/// The codes of one vector of `T`: eight, or four and nothing. They last in the cache: who decodes them writes more.
+/// The codes of one vector of `T`: eight, or four and nothing. They stay in the cache: decoding writes more than it reads.
 #[inline(always)]
 fn load_codes<Q: Fp8, T: Pod>(data: &Global<Q>, first: u64) -> [u32; 2] {
     if Vector::<T>::LANES == 8 { data.lasting().load_pair(first) } else { [data.lasting().load_word(first), 0] }

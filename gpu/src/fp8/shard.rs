@@ -1,7 +1,7 @@
 //! The cast to FP8 with one scale for each 128x128 square of a matrix of which a rank holds a shard: a run of its elements, from any
-//! to any. First the amax of what it holds of each square; then, when the ranks have agreed on the maxima, the cast of the shard.
+//! to any. First the amax of its elements in each square; then, when the ranks have agreed on the maxima, the cast of the shard.
 //!
-//! Rules: TransformerEngine `common/recipe/fp8_block_scaling.cu`, but for what is written: the codes of the shard and nothing else.
+//! Rules: TransformerEngine `common/recipe/fp8_block_scaling.cu`, except that only the codes of the shard are written.
 //!
 //! Floor: 2 (bf16) bytes an element of the shard for the amaxes, 2 + 1 for the cast. A CUDA block takes one square; a warp takes rows of
 //! it, and a lane every 32nd column, since a shard may start and rows may lie at any address.

@@ -1,4 +1,4 @@
-//! Where the transpose of a tile of codes is put together: 16 KiB of shared memory.
+//! The transpose of a tile of codes, built in 16 KiB of shared memory.
 //!
 //! A column of the tile is a run of 128 bytes. Its chunks of 16 bytes lie at places that depend on the column, so that lanes which store
 //! words of different columns, and those which load the chunks of one, meet different banks.

@@ -29,7 +29,7 @@ const GROUPS: u32 = SIDE as u32 / LINES as u32;
 /// Warps of a CUDA block.
 pub(super) const WARPS: u32 = THREADS / warp::LANES;
 
-/// What a lane holds of a tile: a group of rows a step. Narrower types leave the last steps 0.
+/// A lane's part of a tile: a group of rows a step. Narrower types leave the last steps 0.
 pub(super) type Lines<T> = [[Vector<T>; LINES]; STEPS];
 
 /// A tile of a matrix `[rows, columns]` of `T`.
@@ -144,7 +144,7 @@ impl<T: Element + Pod> Tile<T> {
         self.gather(Vector::from_words([0; 4]), |step, line| input.load_vector(self.element(step, line)))
     }
 
-    /// What `inside` gives for each of the lane's rows, `outside` where the matrix has none.
+    /// The result of `inside` for each of the lane's rows; `outside` for rows beyond the matrix.
     #[inline(always)]
     pub fn gather<R: Copy>(&self, outside: R, inside: impl Fn(usize, usize) -> R) -> [[R; LINES]; STEPS] {
         core::array::from_fn(|step| {

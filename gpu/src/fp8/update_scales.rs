@@ -87,7 +87,7 @@ fn grid(args: &Fp8UpdateScalesArgs<'_>, _: &DeviceLimits) -> Result<Grid, Launch
     Grid::cover("scales", tensors, warp::LANES)
 }
 
-/// The amax of the step at hand: that of all ranks, or this rank's own.
+/// The amax of the current step: that of all ranks, or this rank's own.
 #[inline(always)]
 fn latest_amax(history: &GlobalMut<f32>, agreed: &Global<f32>, tensor: u64) -> f32 {
     let of_ranks = if agreed.is_empty() { 0.0 } else { agreed.load(tensor) };

@@ -1,7 +1,7 @@
-//! Matrix multiplication of any shape: for what the copy engine cannot address or the tensor cores cannot transpose.
+//! Matrix multiplication of any shape: for what TMA cannot address or the tensor cores cannot transpose.
 //!
 //! A thread computes one element and reads its row and column from device memory, in `f32` from the first product to the
-//! last. Right, and slow: at most one multiplication for every two loads.
+//! last. Correct but slow: at most one multiplication for every two loads.
 
 use oxtile_tile::num::{Pod, e4m3, fma};
 use oxtile_tile::prelude::*;

@@ -1,4 +1,4 @@
-//! What is fused behind a product, before it is stored.
+//! What is fused after a product, before it is stored.
 
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;

@@ -1,18 +1,18 @@
 //! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
 //!
 //! A cluster of two blocks stays on its multiprocessors and computes one 256 by 256 tile of `D` after another, each block 128 rows. In
-//! each, one thread keeps a ring of four stages of operands full by the copy engine: its rows of `A`, and half of the columns of `B` for
+//! each, one thread fills a ring of four stages of operands by TMA: its rows of `A`, and half of the columns of `B` for
 //! both blocks. Two warpgroups multiply, 64 rows each, with one group of multiplications in flight while they wait for the next stage.
 //! The finished tile leaves through shared memory, 128 bytes of each row at a time, while the first stages of the next tile arrive.
 //!
 //! | barrier | between |
 //! |---|---|
 //! | ring | a stage is full; all four warpgroups of the cluster have read it |
-//! | cluster | the rings are ready; nobody arrives at them any more |
+//! | cluster | the rings are ready; no warp arrives at them any more |
 //! | warpgroup | its staging tile is written, and stored; it was stored, and may be written again |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
-//! (what the copy engine can address); `M`, `N` and `K` are otherwise any: what hangs over an edge is loaded as zero and not stored.
+//! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
 //! Accumulation is in `f32`. [`GemmAny`] is for all other shapes.
 
 mod any;

@@ -29,7 +29,7 @@ pub fn interleave_columns<S: ScaleCode>(compact: Global<S>, interleaved: GlobalM
     }
 }
 
-/// What a warp does with whole tiles below each other, of which this is the first: lane `8 t + 2 q + h` loads quarter `q` of tile `t`, half
+/// A warp's work on whole tiles below each other, of which this is the first: lane `8 t + 2 q + h` loads quarter `q` of tile `t`, half
 /// `h` of it, and stores the vectors `q`, `q + 4`, `q + 8` and `q + 12` of the half.
 #[inline(always)]
 fn interleave_four<S: ScaleCode>(compact: &Global<S>, interleaved: &GlobalMut<S>, first: &Tile) {
@@ -108,7 +108,7 @@ fn exchange(words: [u32; 4], apart: u32) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Of two lanes `flip` apart the lower keeps its first word and gets the upper's first as its second; the upper keeps its
+/// Exchange between two lanes `flip` apart: the lower keeps its first word and gets the upper's first as its second; the upper keeps its
 /// second and gets the lower's second as its first.
 #[inline(always)]
 fn swap(first: u32, second: u32, flip: u32) -> [u32; 2] {

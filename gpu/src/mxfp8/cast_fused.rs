@@ -1,10 +1,10 @@
-//! The cast to MXFP8 with what stands around it in a model: an activation or its derivative before, sums of columns and
+//! The cast to MXFP8 fused with its neighbours in a model: an activation or its derivative before, sums of columns and
 //! the largest magnitude beside, scales interleaved or shared by both directions.
 //!
 //! Floor: the operands once, and 1 + 1/32 bytes an element and direction. The [tile](super::column_tile) of the columnwise
 //! cast. A lane's 8 vectors of each result lie in shared memory that no other lane reads: registers for 16 warps a multiprocessor
 //! become room for 24 and more. Operands are copied there, all at once, computed with and rounded to the input type in place, and cast.
-//! From the rounding on scales, codes, sums and amax are those of the rounded values. What is not wanted, an empty view says;
+//! From the rounding on scales, codes, sums and amax are those of the rounded values. An empty view leaves an output out;
 //! such choices are the same for the whole grid. Rows and columns beyond the tensor are read as the last ones inside, which
 //! changes no maximum, so all tiles are computed alike; what is computed of a whole tile is cast in both directions by one loop
 //! without a branch.

@@ -1,4 +1,4 @@
-//! The fused cast along rows alone: what the casts of activations in a forward pass are.
+//! The fused cast along rows alone: the cast of activations in a forward pass.
 //!
 //! Floor: the operands once, and 1 + 1/32 bytes an element. A warp takes 4 vectors a lane of one row; what is left of registers and
 //! latency by the [tile of both directions](super::cast_fused) makes half of its time. Each lane stores one scale, or one word of

@@ -28,7 +28,7 @@ pub fn mxfp8_dequantize_columns<Q: Fp8, T: Wide>(data: Global<Q>, scales: Global
     dequantize_columns::<Q, T>(&data, &output, &place, || load_scales::<T>(&scales, place.scale()));
 }
 
-/// What a lane does with its rows; `scales` loads those of its columns.
+/// A lane's work on its rows; `scales` loads the scales of its columns.
 #[inline(always)]
 pub(super) fn dequantize_columns<Q: Fp8, T: Wide>(
     data: &Global<Q>,
@@ -135,7 +135,7 @@ pub(super) fn load_scales<T: Wide>(scales: &Global<ue8m0>, first: u64) -> [f32; 
     core::array::from_fn(|i| value(words[i / 4] >> (i % 4 * 8) & 0xff))
 }
 
-/// What `ue8m0::to_f32` gives for a code, by a maximum and a select: two comparisons become a branch a column.
+/// The value of `ue8m0::to_f32` for a code, by a maximum and a select: two comparisons would become a branch for each column.
 #[inline(always)]
 pub(super) fn value(code: u32) -> f32 {
     let bits = (code << 23).max(0x0040_0000);

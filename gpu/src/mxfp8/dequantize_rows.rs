@@ -24,7 +24,7 @@ pub(super) const fn dequantize_elements<T>() -> u64 {
     WARPS as u64 * warp_tile::<T>(STEPS)
 }
 
-/// What CUDA block `index` of the tensor's does; `scale` gives that of a block of elements.
+/// The work of the tensor's CUDA block `index`; `scale` gives the scale of a block of elements.
 #[inline(always)]
 pub(super) fn dequantize_rows<Q: Fp8, T: Wide>(data: &Global<Q>, output: &GlobalMut<T>, index: u64, scale: impl Fn(u64) -> ue8m0) {
     let tile = (index * u64::from(WARPS) + u64::from(thread::warp())) * warp_tile::<T>(STEPS);

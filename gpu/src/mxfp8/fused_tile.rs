@@ -40,13 +40,13 @@ pub(super) struct Tile<T> {
     pub place: ColumnTile<T>,
     first_row: u64,
     rows: u64,
-    /// Of all results.
+    /// The columns of all results together.
     columns: u64,
     of_result: u64,
 }
 
 impl<T: Magnitude> Tile<T> {
-    /// Of results of `O`, side by side `[rows, columns]`.
+    /// This lane's tile of the results of `O`, which lie side by side `[rows, columns]`.
     #[inline(always)]
     pub fn of_lane<O: Operation>(rows: u64, columns: u64) -> Self {
         let of_result = columns / O::RESULTS as u64;
@@ -127,7 +127,7 @@ pub(super) struct ResultTile<'a, T> {
     /// Rows of the lane's columns that there are.
     rows_inside: u32,
     columns: u64,
-    /// The result's first column, and the first behind it.
+    /// The result's first column, and the first after it.
     first: u64,
     end: u64,
     /// The lane's first column, and its first element.
@@ -146,7 +146,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
         self.element + step as u64 * u64::from(ROWS) * self.columns
     }
 
-    /// The first column behind those whose scales the result writes: the last one pads.
+    /// The first column after those whose scales the result writes: the last one pads.
     #[inline(always)]
     fn scales_end(&self, interleaved: bool) -> u64 {
         if interleaved && self.end == self.columns { self.end.next_multiple_of(TILE_OUTER) } else { self.end }
@@ -194,7 +194,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
 
     /// The sums of the tile's columns, in an order of their own but always the same.
     ///
-    /// Of the four lanes that hold a vector's columns each sums a quarter of them: it gives away the half that is not its own twice.
+    /// Each of the four lanes that hold a vector's columns sums a quarter of them: it gives away the half that is not its own twice.
     #[inline(always)]
     pub fn store_sums(&self, sums: &GlobalMut<f32>, of_lane: [f32; 8]) {
         let [high, odd] = [8, 16].map(|flip| thread::lane() & flip != 0);

@@ -119,7 +119,7 @@ fn store_codes<T: Magnitude, Q: Fp8>(data: &GlobalMut<Q>, first: u64, vector: Ve
     if Vector::<T>::LANES == 8 { data.store_pair(first, [four(0), four(4)]) } else { data.store_word(first, four(0)) }
 }
 
-/// The codes of one vector of `T`: 8, or 4 and nothing. They last in the cache: who decodes them writes more.
+/// The codes of one vector of `T`: 8, or 4 and nothing. They stay in the cache: decoding writes more than it reads.
 #[inline(always)]
 fn load_codes<Q: Fp8, T: Wide>(data: &Global<Q>, first: u64) -> [u32; 2] {
     if Vector::<T>::LANES == 8 { data.lasting().load_pair(first) } else { [data.lasting().load_word(first), 0] }

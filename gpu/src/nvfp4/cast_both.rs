@@ -60,7 +60,7 @@ pub(super) struct Outputs {
     pub column_scales: GlobalMut<e4m3>,
 }
 
-/// What a CUDA block does with a tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
+/// A CUDA block's work on a tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
 /// registers, does not read them again. Whether the CUDA block did a tile `before`, with the same amaxes.
 #[inline(always)]
 pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(

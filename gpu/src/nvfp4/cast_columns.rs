@@ -46,7 +46,7 @@ pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     cast_columns::<T, R, HADAMARD>(&input, &amax, (data, scales), R::new(seed, &offset), &tile, false);
 }
 
-/// What a CUDA block does with a tile, in [`Shared`]; `amax` has one element. Whether it did one `before`, with the same amax.
+/// A CUDA block's work on a tile, in [`Shared`]; `amax` has one element. `before` tells whether it cast another tile with the same amax before.
 #[inline(always)]
 pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,

@@ -117,7 +117,7 @@ impl<T: Magnitude> CastTile<T> {
         Self { words, first_row, first_column, rows, columns, element: PhantomData }
     }
 
-    /// This thread's chunks: one of every sixteenth row. Outside the tensor nobody reads them: there they are others of its chunks.
+    /// This thread's chunks: one of every sixteenth row. Outside the tensor they are never read: there they are others of its chunks.
     #[inline(always)]
     pub fn load(&self, input: &Global<T>) -> [Vector<T>; STEPS] {
         let (row, chunk) = (thread::index() / CHUNKS, thread::index() % CHUNKS);
@@ -141,7 +141,7 @@ impl<T: Magnitude> CastTile<T> {
         }
     }
 
-    /// The blocks of rows that [`row_blocks`](Self::row_blocks) gives this thread, by their chunks. Outside the tensor nobody reads them: there
+    /// The blocks of rows that [`row_blocks`](Self::row_blocks) gives this thread, by their chunks. Outside the tensor they are never read: there
     /// they are others of its chunks.
     #[inline(always)]
     pub fn load_blocks(&self, input: &Global<T>) -> [Vector<T>; STEPS] {

@@ -41,7 +41,7 @@ pub(super) const fn tiles<T: Pod>(rows: u64, columns: u64) -> [u64; 2] {
     [columns.div_ceil(VECTORS as u64 * Vector::<T>::LANES as u64), rows.div_ceil(TILE_ROWS)]
 }
 
-/// What the CUDA block at `[x, y]` does; `scale` gives that of a column's block of rows. `amax` has one element.
+/// The work of the CUDA block at `[x, y]`; `scale` gives the scale of a column's block of rows. `amax` has one element.
 #[inline(always)]
 pub(super) fn dequantize<T: Wide>(
     data: &Global<e2m1x2>,

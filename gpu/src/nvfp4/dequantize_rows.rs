@@ -28,7 +28,7 @@ pub fn nvfp4_dequantize_rows<T: Wide>(data: Global<e2m1x2>, scales: Global<e4m3>
 /// Elements that a CUDA block decodes.
 pub(super) const ELEMENTS: u64 = THREADS as u64 * STEPS as u64 * PART;
 
-/// What CUDA block `index` of the tensor's does; `scale` gives that of a block of elements.
+/// The work of the tensor's CUDA block `index`; `scale` gives the scale of a block of elements.
 #[inline(always)]
 pub(super) fn dequantize<T: Wide>(data: &Global<e2m1x2>, amax: f32, output: &GlobalMut<T>, index: u64, scale: impl Fn(u64) -> e4m3) {
     let first = index * u64::from(THREADS) * STEPS as u64 + u64::from(thread::index());

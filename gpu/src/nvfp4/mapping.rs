@@ -1,4 +1,4 @@
-//! What the largest magnitude of a block is mapped to: 6, or 4 where that loses less.
+//! Four over six: the largest magnitude of a block is scaled to 6 or to 4, whichever has the smaller error.
 //!
 //! "Four over six" (TransformerEngine `common/cast/nvfp4/quantize_4over6_nvfp4.cuh`) casts a block twice. With `L` the largest
 //! scale that the tensor's amax is mapped to, 448 or 256, every step rounded to `f32`:

@@ -84,7 +84,7 @@ fn encode_scale_to(largest_scale: f32, amax: f32) -> f32 {
     if amax == 0.0 || scale == 0.0 { 1.0 } else { scale }
 }
 
-/// What the largest magnitude of a block is multiplied by to get its scale.
+/// The factor from the largest magnitude of a block to its scale.
 #[inline(always)]
 fn scale_factor(encode_scale: f32) -> f32 {
     const SIXTH: f32 = 1.0 / 6.0;
@@ -97,13 +97,13 @@ fn block_scale(amax: f32, scale_factor: f32) -> e4m3 {
     e4m3::from_f32(min(amax * scale_factor, f32::MAX))
 }
 
-/// What the elements of a block are multiplied by before they are rounded.
+/// The factor of the elements of a block before they are rounded.
 #[inline(always)]
 fn multiplier(scale: e4m3, encode_scale: f32) -> f32 {
     min(1.0 / (scale.to_f32() * (1.0 / encode_scale)), f32::MAX)
 }
 
-/// What the values of a block's codes are multiplied by, of a tensor with this amax.
+/// The factor of the values of a block's codes, for a tensor with this amax.
 #[inline(always)]
 fn decode_factor(scale: e4m3, amax: f32) -> f32 {
     const LARGEST_RECIPROCAL: f32 = 1.0 / LARGEST;

@@ -62,7 +62,7 @@ impl Multipliers {
         BlockScale { code, scaled, is_exact: scaled < f32::MAX || amax == 0.0 }
     }
 
-    /// What the elements of a block of this scale are multiplied by.
+    /// The factor of the elements of a block of this scale.
     #[inline(always)]
     pub fn exact(&self, scale: e4m3) -> f32 {
         self.multipliers.load(u32::from(scale.to_bits()))

@@ -30,7 +30,7 @@ pub trait Rounding: Copy {
     /// Whether it draws: the length of the kernels' `offset`.
     const DRAWS: u64;
 
-    /// What the magnitudes are multiplied by beside their multiplier: a power of two.
+    /// A factor of the magnitudes besides their multiplier: a power of two.
     const SCALE: f32;
 
     /// The rule with a kernel's arguments.
@@ -119,7 +119,7 @@ macro_rules! stochastic {
             fn encode_one(self, stream: u64, block: u64, element: u32, x: f32) -> e2m1 {
                 let [a, b, c, d] = self.call(stream, block, element);
                 let draw = element % Self::A_CALL;
-                // An index that is not known would put the words into memory.
+                // An index that is not constant would put the words into local memory.
                 let word = match draw / Self::A_WORD { 0 => a, 1 => b, 2 => c, _ => d };
                 // NaN loses to 6, and 6 is never moved to 8.
                 let t = move_up(min(x.abs(), 6.0) * Self::SCALE, Self::half(word, draw % Self::A_WORD));

@@ -1,7 +1,7 @@
 //! The cluster: blocks that run at the same time, neighbours in x, and reach each other's shared memory. `#[kernel(cluster =
 //! N)]`; the grid is a multiple of `N`. Needs sm_90.
 //!
-//! | what | who calls it |
+//! | what | threads that call it |
 //! |---|---|
 //! | [`sync`] | all threads of all blocks, at one place |
 //! | [`TensorMap::load_multicast`](crate::tensor_map::TensorMap::load_multicast) | one thread |

@@ -1,4 +1,4 @@
-//! How a result leaves: from registers through shared memory to device memory, by the copy engine.
+//! How a result leaves: from registers through shared memory to device memory, by TMA.
 
 use crate::layout::Swizzle;
 use crate::register_tile::{ROWS, RegisterTile, StoredElement};
@@ -7,7 +7,7 @@ use crate::tensor_map::TensorMapMut;
 use crate::{arch, pipeline, sync, warpgroup};
 
 /// Starts to store a warpgroup's tile of which the first element belongs at `at`, `WIDTH` columns at a time, in turn
-/// through two tiles of shared memory: one is written while the other is stored. What lies over the matrix's edge is
+/// through two tiles of shared memory: one is written while the other is stored. Elements beyond the matrix's edge are
 /// left out.
 ///
 /// All threads of warpgroup `number`, as [`warpgroup::sync`] numbers it, call it. The stores are bulk groups of the

@@ -1,17 +1,17 @@
 //! Flags that devices set for one another, at system scope: 64-bit epochs that only grow.
 //!
-//! One thread writes a word, any device waits for it. What the writer's block did before [`signal`], behind a block barrier, is seen by the
-//! block of the thread that [waited](Patience::wait), behind another: release and acquire are cumulative over barriers (PTX ISA, "Memory
-//! Consistency Model"). Place a word in memory of the device that waits, so that nobody polls over a link.
+//! One thread writes a word, any device waits for it. What the writer's block did before a block barrier that precedes [`signal`] is seen by the
+//! block of the thread that [waited](Patience::wait), after another barrier: release and acquire are cumulative over barriers (PTX ISA, "Memory
+//! Consistency Model"). Place a word in memory of the device that waits, so that no thread polls over a link.
 //!
-//! A wait has a bound and looks for the end of the team. What follows one that was not answered does not run.
+//! A wait has a bound and looks for the end of the team. Code after a wait that was not answered does not run.
 
 use crate::arch::{GlobalMemory, Target};
 use crate::global::GlobalMut;
 use crate::shared::{SharedArray, SharedStorage};
 use crate::{block, thread};
 
-/// No epoch comes up to this: a word with it tells all who wait that the team has ended. What `oxtile`'s arenas write as poison.
+/// No epoch comes up to this: a word with it tells every thread that waits that the team has ended. `oxtile`'s arenas write it as poison.
 pub const POISON: u64 = 1 << 62;
 
 /// How many polls follow each other before the notice and the clock are looked at.
@@ -33,7 +33,7 @@ pub enum Outcome {
     Late,
 }
 
-/// How long a kernel waits, and who may end it.
+/// How long a kernel waits, and what may end it.
 #[derive(Clone, Copy)]
 pub struct Patience {
     notice: GlobalMut<u64>,

@@ -77,7 +77,7 @@ impl<const COLUMNS: usize> RegisterTile<COLUMNS>
 where
     Columns<COLUMNS>: MatrixColumns,
 {
-    /// Writes the tile to shared memory as it is. All threads of the warpgroup call it; waits for nothing.
+    /// Writes the tile to shared memory as it is. All threads of the warpgroup call it; it does not wait.
     #[inline(always)]
     #[track_caller]
     pub fn store_fragments(&self, target: FragmentTile<COLUMNS>) {

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 use crate::arch::{Control, GlobalMemory, Target};
 use crate::num::Pod;
 
-/// Device memory that nobody writes while the kernel runs. Loads go through `ld.global.nc`.
+/// Device memory that is not written while the kernel runs. Loads go through `ld.global.nc`.
 pub struct Global<T> {
     address: u64,
     length: u64,
@@ -193,7 +193,7 @@ pub(crate) const fn elements_of<T>(bytes: u32) -> u32 {
     bytes.div_ceil(size_of::<T>() as u32)
 }
 
-/// A table in device memory of views that nobody writes while the kernel runs: how one launch
+/// A table in device memory of views that are not written while the kernel runs: how one launch
 /// reads any number of tensors.
 pub struct GlobalTable<T> {
     /// Address and length of each tensor.

@@ -40,7 +40,7 @@ impl SwizzleMode {
         }
     }
 
-    /// Alignment of a tile, in bytes: an atom, or what the copy engine asks for.
+    /// Alignment of a tile, in bytes: an atom, or what TMA asks for.
     pub const fn alignment(self) -> u32 {
         match self {
             Self::None => 128,
@@ -142,7 +142,7 @@ impl TileLayout {
 
     /// The descriptor of a matrix operand that starts at `address`.
     ///
-    /// Of the two strides the one between atoms along the panel's rows is the same either way; the one between
+    /// There are two strides. The one between atoms along the panel's rows is the same either way; the one between
     /// panels counts only where the panels follow each other in the direction that is not reduced (`mn_major`).
     #[inline(always)]
     pub const fn descriptor(self, address: u32, mn_major: bool) -> u64 {
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// What the copy engine writes by the tile's layout, an instruction reads by the descriptor: in either direction, at every
+    /// What TMA writes by the tile's layout, an instruction reads by the descriptor: in either direction, at every
     /// step, for elements of one byte and of two.
     #[test]
     fn descriptors_find_what_the_layout_placed() {
@@ -295,7 +295,7 @@ mod tests {
                 "{place}: chunks stay whole and inside"
             );
 
-            // A box of the copy engine is a panel: rows as wide as the span, one after the other, swizzled by address.
+            // A box of TMA is a panel: rows as wide as the span, one after the other, swizzled by address.
             let (panel, rest) = (16 * chunk / swizzle.span(), 16 * chunk % swizzle.span());
             let engine = match swizzle {
                 SwizzleMode::None => oxtile_emulator::tensor_map::Swizzle::None,
@@ -303,7 +303,7 @@ mod tests {
                 SwizzleMode::Bytes64 => oxtile_emulator::tensor_map::Swizzle::Bytes64,
                 SwizzleMode::Bytes128 => oxtile_emulator::tensor_map::Swizzle::Bytes128,
             };
-            assert_eq!(engine.apply(start + panel * layout.panel() + row * swizzle.span() + rest), at, "{place}: the copy engine");
+            assert_eq!(engine.apply(start + panel * layout.panel() + row * swizzle.span() + rest), at, "{place}: TMA");
 
             // Chunks of a panel's row are told apart by an xor, rows of atoms by an addition.
             let first = layout.address(start, row, panel * swizzle.span());

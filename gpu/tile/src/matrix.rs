@@ -10,7 +10,7 @@
 //! | [`InFlight::wait`] | all of them | the result may be used |
 //!
 //! What is in flight owns its registers, so reading them early does not compile. Tiles in shared memory were written by
-//! the copy engine and waited for, or by threads before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a
+//! TMA and waited for, or by threads before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a
 //! barrier. They rest until a wait.
 //!
 //! Products are exact and accumulated in `f32` with the tensor core's own rounding, which is not specified: the

@@ -175,7 +175,7 @@ where
 
     /// The tile in 8 bits, rounded to nearest even and at most 448, as the left operand of a multiplication. Elements stay in
     /// their threads, and so change their columns: of 16 columns, operand column `4 q + 2 j + e` is the tile's `8 j + 2 q + e`.
-    /// The rows of the right operand are in the same order if [turned](crate::shared::SharedTile::turn). Columns of the operand behind the
+    /// The rows of the right operand are in the same order if [turned](crate::shared::SharedTile::turn). Columns of the operand after the
     /// tile's are zeros.
     #[inline(always)]
     pub fn to_turned_operand<const WIDE: usize>(&self) -> OperandTile<e4m3, WIDE>
@@ -195,7 +195,7 @@ where
     }
 
     /// Writes `WIDTH` columns from `first` on, a constant, to a tile in shared memory, rounded to nearest even. All threads
-    /// of the warpgroup call it; waits for nothing.
+    /// of the warpgroup call it; it does not wait.
     #[inline(always)]
     #[track_caller]
     pub fn store_columns<T: StoredElement, const WIDTH: usize, S: Swizzle>(&self, first: usize, target: SharedTile<T, ROWS, WIDTH, S>) {
@@ -287,7 +287,7 @@ where
     }
 
     /// The same in other registers, made here: `zero` is 0, which the compiler must not know. For an operand that was made while a
-    /// multiplication ran, and is given to the next behind the wait: ptxas serialises multiplications if operands of one are made
+    /// multiplication ran, and is given to the next after the wait: ptxas serialises multiplications if operands of one are made
     /// while another runs (advisory C7513).
     #[inline(always)]
     pub fn apart(mut self, zero: u32) -> Self {

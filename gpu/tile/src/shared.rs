@@ -85,7 +85,7 @@ impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
     }
 }
 
-/// One piece of memory that is an `A` and a `B` at different times: each use begins by writing, behind whatever ends the
+/// One piece of memory that is an `A` and a `B` at different times: each use begins by writing, after what ends the
 /// other's reads.
 pub struct Overlay<A, B> {
     address: u32,
@@ -115,7 +115,7 @@ impl<A: SharedStorage, B: SharedStorage> Overlay<A, B> {
     /// The memory as an `A`.
     #[inline(always)]
     pub fn first(self) -> A {
-        // SAFETY: whoever made this handle vouched for the larger of both; that their uses do not meet is the kernel's
+        // SAFETY: the code that made this handle vouched for the larger of both; that their uses do not meet is the kernel's
         // contract, which the race detector holds it to: both are plain bytes.
         unsafe { A::at(self.address) }
     }

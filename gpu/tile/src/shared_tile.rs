@@ -8,7 +8,7 @@ use crate::num::Pod;
 use crate::shared::SharedStorage;
 
 /// A `ROWS` by `COLUMNS` matrix in shared memory, row by row in panels of the swizzle's span
-/// ([`layout`](crate::layout)), where the copy engine can put it and matrix instructions can read it.
+/// ([`layout`](crate::layout)), where TMA can put it and matrix instructions can read it.
 pub struct SharedTile<T, const ROWS: usize, const COLUMNS: usize, S = Linear> {
     address: u32,
     element: PhantomData<fn() -> (T, S)>,
@@ -120,7 +120,7 @@ impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
         if Target::CHECKED && index >= COUNT as u32 {
             Target::out_of_bounds_shared(self.address, index.into(), COUNT as u64);
         }
-        // SAFETY: whoever made this handle vouched for `COUNT` pieces one after the other.
+        // SAFETY: the code that made this handle vouched for `COUNT` pieces one after the other.
         unsafe { S::at(self.address + index * S::SIZE.next_multiple_of(S::ALIGN)) }
     }
 

@@ -1,4 +1,4 @@
-//! Tensor maps: how the copy engine cuts boxes out of a matrix (TMA).
+//! Tensor maps: how TMA cuts boxes out of a matrix.
 //!
 //! A kernel holds the device address of an encoded map (docs/adr/0004-tensor-maps-by-pointer.md). The box is
 //! part of the type, so a copy into a tile of another shape does not compile. One thread starts a copy;
@@ -68,7 +68,7 @@ macro_rules! maps {
 
 maps!(TensorMap TensorMapMut);
 
-/// Bytes of a box that the copy engine can move: a panel, whose rows are as wide as its swizzle.
+/// Bytes of a box that TMA can move: a panel, whose rows are as wide as its swizzle.
 /// CUDA driver API, `cuTensorMapEncodeTiled`, `boxDim`.
 const fn box_bytes(rows: usize, columns: usize, element_bytes: usize) -> u32 {
     assert!(rows >= 1 && rows <= 256 && columns >= 1 && columns <= 256, "a box has 1 to 256 elements in each direction");

@@ -30,7 +30,7 @@ pub fn sleep(nanoseconds: u32) {
     Target::sleep(nanoseconds);
 }
 
-/// Nanoseconds on the device's clock, which ticks in steps of up to a microsecond; on the emulator a count of its steps.
+/// Nanoseconds on the device's clock, which ticks in steps of up to a microsecond; on the emulator the number of its steps.
 /// PTX `%globaltimer`.
 #[inline(always)]
 #[track_caller]

@@ -1,7 +1,7 @@
 //! Matrix multiplication by warps, on GPUs from sm_80 on: `D += A B`, each warp for its own 16 rows.
 //!
 //! The tiles are those of the warpgroup ([`register_tile`](crate::register_tile)): four warps hold 64 rows, 16 each, in the
-//! same fragments, so that what works on rows is the same for both. A warp waits for nobody: [`multiply_add`] is done when
+//! same fragments, so that what works on rows is the same for both. A warp waits for no other: [`multiply_add`] is done when
 //! it returns, and tiles in shared memory are published to the warps by an ordinary barrier.
 //!
 //! Products are exact and accumulated in `f32` with the tensor core's own rounding, as in [`matrix`](crate::matrix).

@@ -1,4 +1,4 @@
-//! What a machine has of what Oxtile uses at run time: driver, GPUs, NCCL, NVSHMEM, and the symmetric memory that follows from them.
+//! What a machine offers Oxtile at run time: driver, GPUs, NCCL, NVSHMEM, and the symmetric memory that follows from them.
 //!
 //! Libraries are looked for as `oxtile` looks for them, without linking it, so that `cargo xtask doctor` answers also where a kernel does
 //! not compile; `oxtile doctor` adds what only the library knows.

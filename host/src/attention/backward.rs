@@ -1,4 +1,4 @@
-//! The pass backward: the gradients of queries, keys and values.
+//! The backward pass: the gradients of queries, keys and values.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ pub enum Order {
     Fast,
 }
 
-/// The backward pass of attention with elements of `T`: `bf16` or `f16`. Of the pass forward it wants the inputs, `out` and `log_sum_exp`,
+/// The backward pass of attention with elements of `T`: `bf16` or `f16`. From the forward pass it needs the inputs, `out` and `log_sum_exp`,
 /// nothing else; gradients go to the caller's buffers, so that a [run](BoundAttention::run) allocates nothing.
 pub struct AttentionBackward<T> {
     config: AttentionConfig,

@@ -1,4 +1,4 @@
-//! The general kernels of the pass backward on Hopper: their arguments.
+//! The general kernels of the backward pass on Hopper: their arguments.
 
 use oxtile_kernels::attention::{
     AttentionBackwardBlocks as Blocks, AttentionBackwardBlocksArgs as BlocksArgs, AttentionBackwardConvertGeneral as Convert,

@@ -1,4 +1,4 @@
-//! Which kernels the pass backward of a configuration takes, and why.
+//! Which kernels the backward pass of a configuration takes, and why.
 
 use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
@@ -8,7 +8,7 @@ use crate::choice::Choice;
 use crate::runtime::{Device, Result};
 
 impl AttentionConfig {
-    /// The main kernel of the pass backward for elements of `T` on Hopper.
+    /// The main kernel of the backward pass for elements of `T` on Hopper.
     ///
     /// # Errors
     /// As [`validate`](Self::validate).
@@ -52,7 +52,7 @@ impl AttentionConfig {
             Key::Dense { queries, .. } => {
                 let split = match self.group_parts(queries) {
                     1 => String::new(),
-                    parts => format!(", tiles split in {parts} by heads of queries, as they are few"),
+                    parts => format!(", tiles split in {parts} by query heads, as they are few"),
                 };
                 format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}{split}")
             }

@@ -1,4 +1,4 @@
-//! The portable kernels of the pass backward: their arguments.
+//! The portable kernels of the backward pass: their arguments.
 
 use oxtile_kernels::attention::{
     AttentionBackwardDeltas as Deltas, AttentionBackwardDeltasArgs as DeltasArgs, AttentionBackwardPortable as Main,

@@ -1,4 +1,4 @@
-//! What the pass backward reads and writes.
+//! What the backward pass reads and writes.
 
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
@@ -9,11 +9,11 @@ use crate::runtime::{Error, Result};
 /// What the backward pass reads: `out` and its log-sum-exp may be those of more keys than these are, as in a step of a ring
 /// of ranks; the gradients of the steps then add up to those of all keys.
 pub struct BackwardInputs<'a, T> {
-    /// What the pass forward reads. Sequences do not share rows.
+    /// What the forward pass reads. Sequences do not share rows.
     pub forward: Inputs<'a, T>,
-    /// The result of the pass forward.
+    /// The result of the forward pass.
     pub out: DeviceView<'a, T>,
-    /// The log-sum-exp of the pass forward.
+    /// The log-sum-exp of the forward pass.
     pub log_sum_exp: DeviceView<'a, f32>,
     /// The gradient of the result.
     pub grad_out: DeviceView<'a, T>,

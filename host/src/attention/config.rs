@@ -31,7 +31,7 @@ pub struct AttentionConfig {
     /// Of those, the ones near it.
     pub window: Window,
     /// Factor of the scores, from 1e-20 to 1e8; `head_size` to the power -1/2 if none. Scores are `f32`, before the factor and behind it:
-    /// finite ones below -1e30 count as hidden, and what overflows is no number.
+    /// finite ones below -1e30 count as masked; overflow gives NaN.
     pub scale: Option<f32>,
     /// `c` in `c tanh(score / c)`, which replaces scaled scores, from 1e-20 to 1000: kernels have the hyperbolic tangent to about 1e-7, so that the
     /// error of a capped score grows with the cap. The scores as they are if none.
@@ -44,18 +44,18 @@ pub struct AttentionConfig {
     pub max_logit: bool,
     /// Which kernels may be taken.
     pub kernels: Kernels,
-    /// Parts into which the keys of dense tensors are divided in the pass forward, for as many blocks of each tile of queries: from 1, undivided,
+    /// Parts into which the keys of dense tensors are divided in the forward pass, for as many blocks of each tile of queries: from 1, undivided,
     /// to 32. None divides them where a device's multiprocessors are better used so.
     ///
     /// More than one takes `4 * key_parts * batches * heads * queries * (value_size + 1)` bytes on the device, which
     /// [`Attention::bind`](super::Attention::bind) allocates: results of the parts and their log-sum-exps, in `f32`. The last bits of results
     /// depend on the number of parts, and without one so on the device; they are the same in every run.
     pub key_parts: Option<u64>,
-    /// Where the gradients of the pass backward go.
+    /// Where the gradients of the backward pass go.
     pub gradients: GradientOutput,
 }
 
-/// Where the gradients of the pass backward go.
+/// Where the gradients of the backward pass go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GradientOutput {
     /// To tensors of the inputs' type, rounded.

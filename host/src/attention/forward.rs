@@ -1,4 +1,4 @@
-//! The pass forward: tensors bound, kernels launched.
+//! The forward pass: tensors bound, kernels launched.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::runtime::{Error, Result, Runtime, Stream};
 ///
 /// Results go to the caller's buffers ([`Outputs`]) and are not returned: so nothing is allocated where tensors are [bound](Self::bind) once and
 /// [run](BoundAttention::run) often, a graph captures a run, and results can be written where they are wanted, as into a ring's running ones.
-/// What the pass backward saves of this one are two of those buffers, `out` and `log_sum_exp`, which
+/// What the backward pass needs of this one are two of those buffers, `out` and `log_sum_exp`, which
 /// [`BackwardInputs`](super::BackwardInputs) takes beside the inputs; there is no other state.
 pub struct Attention<T> {
     config: AttentionConfig,

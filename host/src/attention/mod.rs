@@ -9,13 +9,13 @@
 //! | `config` | what is computed, checked as a whole |
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
-//! | `forward` | the pass forward |
+//! | `forward` | the forward pass |
 //! | `dense`, `packed`, `general` | tensors bound to its kernels |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
-//! | `backward_plan` | which kernels the pass backward takes, and why |
+//! | `backward_plan` | which kernels the backward pass takes, and why |
 //! | `backward_split` | among how many tiles its heads are split |
-//! | `backward` | the pass backward, by the kernels of dense tensors |
+//! | `backward` | the backward pass, by the kernels of dense tensors |
 //! | `backward_tensors` | what it reads and writes |
 //! | `backward_general` | its kernels of everything else |
 //! | `backward_portable` | its kernels for GPUs other than Hopper and for large heads |

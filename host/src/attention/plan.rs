@@ -8,7 +8,7 @@ use crate::runtime::{Error, Result};
 /// Bytes of keys and values that are read by heads computed together: about half of an H200's L2 cache.
 pub(super) const SECTION_BYTES: u64 = 32 << 20;
 
-/// Keys of heads that are computed together in the pass forward, at most: with more, of small heads, a causal tile's keys come from the L2 cache
+/// Keys of heads that are computed together in the forward pass, at most: with more, of small heads, a causal tile's keys come from the L2 cache
 /// less often.
 const SECTION_KEYS: u64 = 1 << 16;
 
@@ -188,7 +188,7 @@ impl AttentionConfig {
         (key_heads * self.group()).min(self.batches * self.heads).clamp(1, i32::MAX as u64) as u32
     }
 
-    /// Keys of heads that are computed together in the pass forward where sequences differ in length: fewer where all tiles of a head do the same
+    /// Keys of heads that are computed together in the forward pass where sequences differ in length: fewer where all tiles of a head do the same
     /// work.
     pub(super) fn section_keys(&self, element_bytes: u64) -> u32 {
         let keys = SECTION_BYTES / ((self.head_size + self.value_size()) * element_bytes);
@@ -196,7 +196,7 @@ impl AttentionConfig {
         keys.min(most) as u32
     }
 
-    /// Heads of keys that are computed together in the pass backward. Where blocks of keys add in order, many of them, so that few of
+    /// Key heads that are computed together in the backward pass. Where blocks of keys add in order, many of them, so that few of
     /// those that compute at a time wait for each other.
     pub(super) fn section_of_keys(&self, element_bytes: u64, ordered: bool) -> u32 {
         if self.mask == Mask::Full && !ordered {
@@ -205,7 +205,7 @@ impl AttentionConfig {
         self.section_key_heads(element_bytes).min(i32::MAX as u64) as u32
     }
 
-    /// Heads of keys whose keys and values the L2 cache has room for, at least one.
+    /// Key heads whose keys and values fit the L2 cache together, at least one.
     fn section_key_heads(&self, element_bytes: u64) -> u64 {
         let head_bytes = (self.head_size + self.value_size()) * self.keys * element_bytes;
         (SECTION_BYTES / head_bytes.max(1)).max(1)

@@ -33,7 +33,7 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`] after `patience`; [`SymmetricError::Aborted`] as soon as the rank has given up or is gone.
     fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>>;
 
-    /// Tells everybody that a rank will pin nothing more whose key begins with `scope`: whoever waits for it gets `why`.
+    /// Tells everybody that a rank will pin nothing more whose key begins with `scope`: a rank that waits for it gets `why`.
     fn give_up(&self, rank: Rank, scope: &str, why: &str);
 
     /// Drops all ranks' notes of a key, as far as this process holds them: every rank has read them.

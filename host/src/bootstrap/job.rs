@@ -38,7 +38,7 @@ impl fmt::Debug for JobId {
     }
 }
 
-/// What others, and logs, get of a job's name, since whoever knows it whole can join: six characters, and no more than half.
+/// What others, and logs, get of a job's name, since anyone who knows it whole can join: six characters, and no more than half.
 pub fn beginning(name: &str) -> String {
     name.chars().take((name.chars().count() / 2).min(6)).collect()
 }

@@ -1,4 +1,4 @@
-//! Which of the ports at which rank 0 may listen it has taken: whoever answers there as rank 0 of this job is it.
+//! Which of the ports at which rank 0 may listen it has taken: the program that answers there as rank 0 of this job is it.
 //!
 //! All candidates are connected to and their answers awaited together: one that is silent, or does not even take the connection, holds nothing
 //! up. All are asked again until the deadline: rank 0 may come later, and take one that another program holds now.

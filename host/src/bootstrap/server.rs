@@ -247,7 +247,7 @@ impl State {
         self.finish(&Answer::Done(result));
     }
 
-    /// Everyone whom it is for gets it, and whoever posted it too: what a rank has back, the others have got.
+    /// Every rank that it is for gets it, and the one that posted it too: what a rank has back, the others have got.
     fn post(&mut self, number: usize, post: Post) {
         let (Some(rank), true) = (self.rank(number), self.is_board) else { return };
         if let Some((limit, deadline)) = &mut self.outlives {
@@ -300,7 +300,7 @@ impl State {
         }
     }
 
-    /// Everyone is told, whoever waits and whoever comes later.
+    /// Every rank is told, those that wait and those that come later.
     fn fail(&mut self, failure: Answer) {
         self.waiting.clear();
         self.tell_all(&failure);

@@ -112,7 +112,7 @@ impl EmulatedCommunicator {
         Self { rank, world, ranks, driver, last: Mutex::default() }
     }
 
-    /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whoever made
+    /// The communicator of a team, for its members; `None` for other ranks. Teams of the same members are one team, whichever rank made
     /// them: all that a member calls in it comes in one order.
     ///
     /// # Errors
@@ -342,7 +342,7 @@ impl Communicator for EmulatedCommunicator {
         Ok(Some(Self::of(rank, team.size(), &ranks, &self.driver)))
     }
 
-    /// As [`EmulatedCommunicator::team`], which waits for nobody.
+    /// As [`EmulatedCommunicator::team`], which does not wait.
     fn team(&self, team: &Team) -> Result<Option<Self>> {
         Self::team(self, team)
     }

@@ -81,7 +81,7 @@ impl HostRank {
     /// of its members alone. Every member asks as often. `None` for a rank outside.
     ///
     /// Keep the member, and this rank, until the team's arenas are closed, and then [close](Self::close) it: a member that is dropped before that is gone
-    /// from the team, and whoever drops the world's rank is gone from all teams. A team whose member failed stays unusable; ask again for a new one.
+    /// from the team, and a rank that drops the world's is gone from all teams. A team whose member failed stays unusable; ask again for a new one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a team of a world of another size.
@@ -116,7 +116,7 @@ impl HostRank {
     }
 
     /// Waits until every rank has come here: then none needs another's process any more. Arenas are closed before. A member of a
-    /// [team](Self::team) waits for nobody, and leaves nothing on the boards.
+    /// [team](Self::team) does not wait, and leaves nothing on the boards.
     ///
     /// # Errors
     /// As [`StoreBoard::close`].

@@ -81,7 +81,7 @@ impl Meeting {
         self.board.leave(&self.key(""));
     }
 
-    /// This rank says nothing more here; whoever waits for it is told why.
+    /// This rank says nothing more here; a rank that waits for it is told why.
     pub fn give_up(&self, why: &str) {
         self.board.give_up(self.rank, &self.key(""), why);
     }

@@ -1,6 +1,6 @@
 //! Whether all ranks of a group call the same, in one order: compared on their hosts before anything is enqueued.
 //!
-//! Collectives that do not fit together hang, or give data of no account, and say nothing. Each call costs the ranks a meeting, so this is
+//! Collectives that do not fit together hang, or give garbage without an error. Each call costs the ranks a meeting, so this is
 //! for debug builds.
 
 use std::fmt;
@@ -62,7 +62,7 @@ impl Sequence {
         &self.members
     }
 
-    /// This rank says nothing more here; whoever waits for it is told why.
+    /// This rank says nothing more here; a rank that waits for it is told why.
     pub fn give_up(&self, why: &str) {
         self.board.give_up(self.me, &self.scope(), why);
     }

@@ -13,7 +13,7 @@ use super::span::{Lane, Span};
 pub enum Clock {
     /// Microseconds of the GPUs' own clocks, from device events.
     Device,
-    /// Operations that the scheduler of a virtual cluster has done, of all its streams: no time at all.
+    /// Operations that the scheduler of a virtual cluster has done, of all its streams. They are not times.
     Steps,
 }
 

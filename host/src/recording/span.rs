@@ -28,7 +28,7 @@ pub struct Span {
     pub bytes: Option<u64>,
     /// Where it was enqueued, as `file:line:column`; unknown for what the runtime enqueues by itself.
     pub at: Option<String>,
-    /// Whether it was done when it was asked for: what is not may be what a program hangs in.
+    /// Whether it was done when the recording was asked for. A program may hang in a span that was not.
     pub is_finished: bool,
 }
 

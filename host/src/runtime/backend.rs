@@ -1,4 +1,4 @@
-//! The seam between the runtime and what carries out its work: one trait, two implementations.
+//! The interface between the runtime and its back ends: one trait, two implementations.
 //!
 //! Handles are plain words that only their back end understands. The runtime above keeps them alive, orders the
 //! work of different streams and refuses what cannot be captured, so that a back end only does as it is told.
@@ -85,7 +85,7 @@ impl WordOperation {
     }
 }
 
-/// What carries out the work of streams. Everything with a [`StreamId`] is only enqueued, unless it says otherwise.
+/// A back end: it does the work of streams. A method with a [`StreamId`] only enqueues, unless its documentation states otherwise.
 pub(crate) trait Backend: Send + Sync {
     fn devices(&self) -> &[DeviceProperties];
 
@@ -148,7 +148,7 @@ pub(crate) trait Backend: Send + Sync {
         })
     }
 
-    /// A word of the stream's device, now; waits for the stream, at most so long. Others may be writing it.
+    /// A word of the stream's device, as it is now; waits for the stream, at most until the limit. The word may be written meanwhile.
     fn read_word(&self, stream: StreamId, address: u64, limit: Duration) -> Result<u64>;
 
     /// Virtual memory management of a device, where there is any.
@@ -164,7 +164,7 @@ pub(crate) trait Backend: Send + Sync {
     fn cublaslt(&self) -> Result<usize, String> {
         Err("emulated devices have none".to_owned())
     }
-    /// Chooses cuBLASLt's algorithm for a multiplication in this memory; none if it has none.
+    /// Chooses cuBLASLt's algorithm for a multiplication in this memory; `None` if it has none.
     fn plan_matmul(&self, _: u32, _: &Matmul, _: &MatmulMemory) -> Result<Option<Box<dyn MatmulPlan>>> {
         Ok(None)
     }
@@ -177,7 +177,7 @@ pub(crate) trait Backend: Send + Sync {
     fn launch_graph(&self, stream: StreamId, graph: GraphId, caller: Caller) -> Result<()>;
     fn destroy_graph(&self, graph: GraphId);
 
-    /// What records work between two events, where the back end has no scheduler that knows better.
+    /// Records work between two events, for a back end without a scheduler of its own.
     fn recorder(&self) -> Option<&Recorder> {
         None
     }

@@ -18,7 +18,7 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
-/// No elements, for an argument of a kernel that is left out. Nobody's memory is behind it, so that it is there during a capture too.
+/// No elements, for an argument of a kernel that is left out. It needs no memory, so that it is there during a capture too.
 pub(crate) fn nothing<'a, T>() -> DeviceView<'a, T> {
     // SAFETY: there is no element at the address.
     unsafe { DeviceView::from_raw(0, 0, &()) }
@@ -33,7 +33,7 @@ pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
 /// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that
-/// order the uses, and none where one stream does it all. Dropping it never waits: the memory is freed behind the work
+/// order the uses, and none where one stream does it all. Dropping it never waits: the memory is freed after the work
 /// that still uses it.
 pub struct Buffer<T> {
     memory: Arc<Memory>,
@@ -88,7 +88,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Safety
     /// `len` elements lie at `address`, aligned for `T`, usable on `device` and there until the buffer and all work
-    /// on it are done. What the other library enqueued on them is ordered before by the caller (share the stream, or
+    /// on it are done. The caller orders earlier work of the other library on them before (share the stream, or
     /// record and wait for an event).
     ///
     /// # Errors
@@ -286,7 +286,7 @@ impl<T: Pod> Buffer<T> {
         self.copy_part(stream, source, 0)
     }
 
-    /// Copies as many of another buffer's elements as this one has, from `start` on; that there are so many, the caller knows.
+    /// Fills this buffer with elements of another one, from `start` on. The caller has checked that the other one is long enough.
     #[track_caller]
     pub(crate) fn copy_part(&mut self, stream: &Stream, source: &Self, start: u64) -> Result<()> {
         const WHAT: &str = "Buffer::copy_from";
@@ -304,7 +304,7 @@ impl<T: Pod> Buffer<T> {
 
     /// Copies between the buffer and pageable host memory, and waits.
     ///
-    /// The driver copies pageable memory inside the call, where copies of other threads wait for it. So what comes before is waited for
+    /// The driver copies pageable memory inside the call, where copies of other threads wait for it. So earlier work is waited for
     /// first: it may be the signal of a rank that one of those threads is.
     fn copy(&self, stream: &Stream, bytes: Copy) -> Result<()> {
         let writes = bytes.direction == Direction::HostToDevice;

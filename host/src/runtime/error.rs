@@ -155,7 +155,7 @@ pub enum Error {
     /// The virtual cluster found two uses of memory that nothing orders. Nothing runs on it any more.
     #[error("{0}")]
     Race(Box<StreamRace>),
-    /// A run of [`explore`](crate::runtime::explore) came to a state that another run has gone through: pass it on.
+    /// A run of [`explore`](crate::runtime::explore) came to a state that another run has gone through: return it.
     #[error("this state was explored before")]
     SeenBefore,
     /// Symmetric memory, or a rank that shares it, failed.
@@ -252,10 +252,10 @@ pub enum Error {
         /// What NCCL says of this error; may be empty.
         detail: String,
     },
-    /// Something that other ranks take part in did not end in time. What it belongs to cannot be used any more.
+    /// An operation with other ranks did not end in time. Its communicator or arena cannot be used any more.
     #[error("{what} did not end within {limit:?}: {mend}")]
     Deadline {
-        /// Who waited, and for what.
+        /// What waited, and for what.
         what: String,
         /// How long.
         limit: std::time::Duration,
@@ -264,7 +264,7 @@ pub enum Error {
     },
     /// The host waited for a stream until the runtime's deadline. The work goes on, and can be waited for again.
     #[error(
-        "stream {stream:#x} of device {device} was not done within {limit:?}, behind {last}: see what it waits for, or raise the deadline (OXTILE_DEADLINE, in seconds, or the runtime's options)"
+        "stream {stream:#x} of device {device} was not done within {limit:?}, after {last}: see what it waits for, or raise the deadline (OXTILE_DEADLINE, in seconds, or the runtime's options)"
     )]
     StreamDeadline {
         /// The stream, as [`Stream::raw`](super::Stream::raw).

@@ -21,11 +21,11 @@ pub(crate) struct EventInner {
     /// Where it was recorded.
     of: StreamId,
     stream: Weak<StreamInner>,
-    /// Who watches that stream.
+    /// What watches that stream.
     pub watchers: Arc<Watchers>,
     /// The capture it was recorded in, if any: it then names a node of the graph, not a moment.
     pub capture: Option<u64>,
-    /// Whether that is a capture, this library's or another's that the stream was lent to or by.
+    /// Whether that is a capture, of this library or of another that shares the stream.
     is_captured: bool,
 }
 
@@ -41,7 +41,7 @@ impl Event {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Whether it was recorded on the stream, all later work of which is then behind it anyway. Another stream with the handle of one that is gone
+    /// Whether it was recorded on the stream, all later work of which is then after it anyway. Another stream with the handle of one that is gone
     /// is another.
     pub(crate) fn is_of(&self, stream: &Stream) -> bool {
         std::ptr::eq(self.0.stream.as_ptr(), Arc::as_ptr(&stream.0))

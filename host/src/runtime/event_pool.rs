@@ -1,4 +1,4 @@
-//! Events that nobody holds: to make and destroy one takes the host as long as to record it.
+//! Events that are not in use: to create and destroy one takes the host as long as to record it.
 
 use std::sync::Mutex;
 
@@ -77,7 +77,7 @@ mod tests {
         let runtime = Runtime::emulated(1).unwrap();
         let stream = runtime.device(0).unwrap().stream().unwrap();
         let backend = &*runtime.0.backend;
-        // As another library would, behind the back of this one.
+        // As another library would, without the knowledge of this one.
         backend.begin_capture(stream.0.id).unwrap();
         let events = [stream.mark().unwrap(), stream.record().unwrap()];
         assert!(!stream.is_capturing());

@@ -27,7 +27,7 @@ impl Graph {
     /// all have ended; between them, buffers and events order the work as they do outside.
     ///
     /// Waiting, allocating and copying from or to the host are refused with [`Error::NotCapturable`] before anything
-    /// is enqueued. Nobody else may use the streams meanwhile.
+    /// is enqueued. Nothing else may use the streams meanwhile.
     ///
     /// # Errors
     /// What `body` returned; [`Error::Invalid`] for no stream, a stream twice or one that is already captured; a driver
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::runtime::{Buffer, Runtime};
 
-    /// Nobody sees a use noted before the wait that follows from it is enqueued.
+    /// No other thread sees a use noted before the wait that follows from it is enqueued.
     #[test]
     fn uses_are_noted_one_thread_at_a_time() {
         let runtime = Runtime::emulated(1).unwrap();

@@ -1,4 +1,4 @@
-//! The same elements of every rank's instance of a piece of memory, as views of all of them own.
+//! The owner of a view that spans the same elements on every rank.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ pub(crate) struct Instances {
 }
 
 impl Instances {
-    /// The bytes that a view reaches, which is of them or a part of that: what lies between the ranks' it does not.
+    /// The bytes that a view of them, or of a part of them, reaches; those between the ranks' instances are left out.
     pub fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let piece = |rank: u64| {
             let start = self.first + rank * self.stride;

@@ -78,7 +78,7 @@ impl KernelLibrary {
     /// Whether there is any kernel that runs on a device of this compute capability; if not, why.
     ///
     /// # Errors
-    /// A sentence with the command that mends it, for a person who did not ask for one kernel in particular.
+    /// A sentence with the command that mends it, which names no kernel.
     pub fn check_any(&self, capability: (u32, u32)) -> Result<(), String> {
         let packages = self.folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
         let manifests: Vec<_> = packages.filter_map(|package| Manifest::read(&package.path().join("manifest.json")).ok()).collect();

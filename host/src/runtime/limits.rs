@@ -1,4 +1,4 @@
-//! What a launch may ask of a device, checked before the driver is asked, whose own answer is `invalid argument`.
+//! The limits of a device, checked before a launch: the driver's own error is only `invalid argument`.
 
 use oxtile_tile::launch::{DeviceLimits, Grid, KernelInfo};
 

@@ -1,4 +1,4 @@
-//! A matrix multiplication as cuBLASLt takes it. Values alone: what they mean to the library, the CUDA back end knows.
+//! A matrix multiplication as cuBLASLt takes it. Values alone: the CUDA back end translates them for the library.
 //!
 //! Matrices are column-major without gaps: a row-major `[rows, columns]` is its transpose here.
 
@@ -82,7 +82,7 @@ pub(crate) struct MatmulMemory {
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
 impl MatmulMemory {
-    /// Addresses that nothing is read from, as aligned as a buffer's: to ask whether there is an algorithm at all.
+    /// Addresses that are never read, aligned as a buffer's are: used to ask whether there is an algorithm at all.
     pub const ANY: Self = Self { a: 256, b: 256, d: 256, a_scale: 256, b_scale: 256, factors: 256, workspace: 256 };
 }
 

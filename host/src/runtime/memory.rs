@@ -1,4 +1,4 @@
-//! Memory that streams use: who used it last, and therefore who must wait for whom.
+//! Memory that streams use: which streams used it last, and so which must wait for which.
 //!
 //! **Invariant:** before work that writes a piece of memory is enqueued, its stream waits for every stream that used
 //! the memory since the last write; before work that reads it is enqueued, its stream waits for the stream that wrote
@@ -6,10 +6,10 @@
 //!
 //! Threads may enqueue at the same time:
 //! - Uses are noted and the waits that follow from them enqueued under one lock ([`order`]): a second reader on the same
-//!   stream would else find the first one noted, and launch before the wait of both is there.
-//! - Between that and the enqueue of the work no other use of the memory may come. Of launches and copies Rust's borrows
-//!   keep it: what writes holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
-//!   nothing, so it excludes all else of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
+//!   stream would otherwise find the first one noted, and launch before the wait of both is enqueued.
+//! - Between that and the enqueue of the work no other use of the memory may come. For launches and copies Rust's borrows
+//!   ensure that: a writer holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
+//!   nothing, so it excludes all other work of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
 use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
 
@@ -18,10 +18,10 @@ use super::error::{Error, Result};
 use super::runtime::{Inner, lock};
 use super::stream::StreamInner;
 
-/// Who lends memory, or what else work on streams needs: kept for as long as that work may be done, or done again by a graph.
+/// What lends memory, or is otherwise needed by work on streams: kept for as long as that work may be done, or done again by a graph.
 pub(crate) trait Owner: Send + Sync {
-    /// Fails when it has ended out of order: nothing is begun again then that needs it. What it gives is held until the work is enqueued: then
-    /// its end comes before the look, or behind the work.
+    /// Fails when it has ended out of order: then no work that needs it is begun. The guard is held until the work is enqueued, so that
+    /// the owner ends before this check, or after the work.
     fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
         Ok(None)
     }
@@ -49,7 +49,7 @@ pub(crate) struct Memory {
     pub name: String,
     /// The stream that it was allocated on; none for memory of another library, or of an owner, which frees it.
     home: Option<Arc<StreamInner>>,
-    /// Who lends it.
+    /// What lends it.
     owner: Option<Arc<dyn Owner>>,
     uses: Mutex<Uses>,
 }
@@ -156,7 +156,7 @@ impl Owner for Memory {
     }
 }
 
-/// Makes the stream wait for the streams that `note` names while it notes uses of memory; to other threads one step.
+/// Makes the stream wait for the streams that `note` names while it notes uses of memory; atomic to other threads.
 pub(crate) fn order(stream: &Arc<StreamInner>, note: impl FnOnce(&mut Vec<Arc<StreamInner>>)) -> Result<()> {
     let _order = lock(&stream.runtime.order);
     let mut wait_for = Vec::new();
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::runtime::{Runtime, Stream};
 
-    /// Who waits for whom, in a sequence of uses `(stream, writes)`.
+    /// Which use waits for which streams, in a sequence of uses `(stream, writes)`.
     fn waits(uses: &[(usize, bool)]) -> Vec<Vec<usize>> {
         let runtime = Runtime::emulated(1).unwrap();
         let streams: Vec<Stream> = (0..3).map(|_| runtime.device(0).unwrap().stream().unwrap()).collect();

@@ -1,11 +1,11 @@
 //! Devices, streams, events, buffers, kernels and graphs, on GPUs or on the CPU emulator.
 //!
 //! Work is enqueued eagerly on explicit [`Stream`]s and runs in their order. A [`Buffer`] remembers the streams that
-//! use it, so that programs need events only for what is not a buffer. Nothing waits unless its documentation says so,
-//! and nothing waits in a destructor.
+//! use it, so that programs need events only for memory that is not a buffer. No call waits unless its documentation states it,
+//! and no destructor waits.
 //!
 //! The same program runs on both kinds of device. On the emulator, streams are queues that a seeded scheduler empties
-//! in any order that streams and events allow, when somebody waits. Uses of memory that nothing orders are reported with both
+//! in any order that streams and events allow, when a thread waits. Uses of memory that nothing orders are reported with both
 //! uses and where they were enqueued ([`StreamRace`]). Emulated kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
 //!
 //! | file | what it holds |

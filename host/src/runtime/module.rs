@@ -31,11 +31,11 @@ impl<K: Kernel> Loaded<K> {
     }
 
     /// Enqueues the kernel on the stream, with the grid that it derives from its arguments. A grid of no blocks
-    /// enqueues nothing. Waits for nobody; the kernel waits for earlier work on the same buffers, on whatever stream.
+    /// enqueues nothing. The host does not wait; the kernel waits for earlier work on the same buffers, on any stream.
     ///
     /// # Errors
     /// [`Error::Argument`], [`Error::ForeignMemory`], [`Error::WrongDevice`] and [`Error::Limit`] before anything is enqueued; then what
-    /// loading the kernel on a new device may give; then driver errors. What goes wrong in the kernel itself is
+    /// loading the kernel on a new device may give; then driver errors. A fault in the kernel itself is
     /// reported by [`Stream::synchronize`].
     #[track_caller]
     pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {

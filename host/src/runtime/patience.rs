@@ -11,7 +11,7 @@ const YIELD: Duration = Duration::from_millis(5);
 /// And then sleeps, for a hundredth of what it has waited at most.
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// Waits until `done`, at most for the limit. Whether it is done: looked at once more when the limit is over.
+/// Waits until `done`, at most for the limit. Returns whether it is done, which is checked once more after the limit.
 pub(crate) fn wait_until(limit: Duration, mut done: impl FnMut() -> Result<bool>) -> Result<bool> {
     let start = Instant::now();
     loop {

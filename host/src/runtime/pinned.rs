@@ -31,7 +31,7 @@ impl<H: HostElement> PinnedBuffer<H> {
         if let (Ok(start), Ok(bytes)) = (usize::try_from(address), usize::try_from(bytes))
             && bytes != 0
         {
-            // SAFETY: the back end just allocated so many bytes there, and nobody else knows of them.
+            // SAFETY: the back end just allocated so many bytes there, and nothing else knows of them.
             unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start).write_bytes(0, bytes) };
         }
         let memory = Memory::on_host(&stream.0, address, bytes);

@@ -1,6 +1,6 @@
 //! Work recorded between two events each, for devices that keep their own time.
 //!
-//! Nobody waits for the events of the work: they are read when they are done, whenever more work is recorded or somebody asks.
+//! The recorder does not wait for the events of the work: it reads those that are done when more work is recorded or a recording is asked for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ pub(crate) struct Recorder {
     log: Mutex<Option<Log>>,
 }
 
-/// Work that began to be enqueued behind an event.
+/// Work that began to be enqueued after an event.
 pub(crate) struct Open {
     pub stream: StreamId,
     start: EventId,
@@ -68,7 +68,7 @@ impl Recorder {
         let mut log = lock(&self.log);
         let starts = log.is_none();
         log.get_or_insert_with(Log::new);
-        // What it guards is behind the lock.
+        // What it guards is guarded by the lock.
         self.on.store(true, Ordering::Relaxed);
         starts
     }
@@ -110,7 +110,7 @@ impl Recorder {
     }
 }
 
-/// The calls of a group, which run together when the last of them was made: they are one piece of work a stream.
+/// The calls of a group, which run together after the last of them: they are one piece of work on each stream.
 #[derive(Default)]
 pub(crate) struct Together(Vec<Open>);
 
@@ -147,7 +147,7 @@ struct Log {
     streams: Vec<StreamId>,
     /// Events to be used again.
     idle: Vec<EventId>,
-    /// Work in the order in which it was enqueued, with the events before and behind it.
+    /// Work in the order in which it was enqueued, with the events before and after it.
     pending: VecDeque<(Open, EventId)>,
     spans: Vec<Span>,
     dropped: u64,
@@ -198,7 +198,7 @@ impl Log {
         }
     }
 
-    /// The only wait there is, once a device: for an event on a stream that holds nothing else.
+    /// The only wait, once for each device: for an event on a stream with no other work.
     fn set_clock(&self, backend: &dyn Backend, device: u32) -> Result<DeviceClock> {
         let (stream, event) = (backend.create_stream(device)?, backend.create_event(device, true)?);
         let known = backend.record(event, stream).and_then(|()| backend.synchronize_event(event));
@@ -257,7 +257,7 @@ impl Log {
     fn recording(&mut self, backend: &dyn Backend) -> Result<Recording> {
         self.read_done(backend)?;
         let mut spans = self.spans.clone();
-        // What stands behind work that is not done may be done, or under way.
+        // What follows work that is not done may be done, or under way.
         let pending: Vec<_> = self.pending.iter().map(|(open, end)| (open.stream, open.start, open.work.clone(), *end)).collect();
         for (stream, start, work, end) in pending {
             if backend.is_done(start)? {
@@ -330,7 +330,7 @@ mod tests {
         let word = backend.allocate(held, "word", 8).unwrap();
         backend.fill(held, word, 0, 8, Location::caller()).unwrap();
         backend.synchronize(held).unwrap();
-        for name in ["held", "behind"] {
+        for name in ["held", "after"] {
             let open = recorder.begin(backend, held, work(name)).unwrap().unwrap();
             backend.wait_value(held, word, 1, Location::caller()).unwrap();
             recorder.end(backend, open).unwrap();
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), false)]);
         backend.write_value(other, word, 1, Location::caller()).unwrap();
         backend.synchronize(held).unwrap();
-        assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), true), ("behind".to_owned(), true)]);
+        assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), true), ("after".to_owned(), true)]);
     }
 
     #[test]
@@ -349,7 +349,7 @@ mod tests {
         let streams = [0, 0].map(|device| backend.create_stream(device).unwrap());
         let mut together = Together::default();
         // A back end without a recorder: nothing to note, and nothing to end.
-        together.call(None, backend, streams[0], || panic!("nobody asks for a name")).unwrap();
+        together.call(None, backend, streams[0], || panic!("the name is not asked for")).unwrap();
         together.end(None, backend).unwrap();
         for (stream, name, bytes) in [(0, "all_gather", 8), (1, "broadcast", 2), (0, "all_reduce", 4)] {
             let work = || Work::new(Activity::Collective, name, Some(bytes), None);

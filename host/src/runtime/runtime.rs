@@ -20,7 +20,7 @@ use super::patience;
 use super::trace::Trace;
 use super::watch::{self, Watch};
 
-/// The devices that run kernels: the machine's GPUs, or virtual ones. Cloning gives another handle on the same.
+/// The devices that run kernels: the machine's GPUs, or virtual ones. A clone is another handle on the same runtime.
 #[derive(Clone)]
 pub struct Runtime(pub(crate) Arc<Inner>);
 
@@ -47,15 +47,15 @@ pub struct Choice {
 pub struct CudaOptions {
     /// Folders with compiled kernels, looked through before the [usual ones](KernelLibrary).
     pub kernels: Vec<PathBuf>,
-    /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), copies to and from the host and all else that waits,
-    /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, else there is no deadline.
+    /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), in copies to and from the host and in every other call that waits,
+    /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, or no deadline without that variable.
     pub deadline: Option<Duration>,
 }
 
 pub(crate) struct Inner {
     pub backend: Arc<dyn Backend>,
     pub library: KernelLibrary,
-    /// Of the host's waits for streams.
+    /// The deadline of the host's waits for streams.
     pub deadline: Option<Duration>,
     kind: Kind,
     /// Held from the note of a use of memory to the enqueue of the work: shared by work that borrows what it uses, alone
@@ -166,7 +166,7 @@ impl Runtime {
         if index < count { Ok(Device { runtime: Arc::clone(&self.0), index }) } else { Err(Error::NoDevice { index, count }) }
     }
 
-    /// Makes a kernel instance ready to be launched. The first time it is looked for on disk, again
+    /// Makes a kernel instance ready to be launched. The first time it is read from disk, again
     /// in memory.
     ///
     /// # Errors
@@ -185,17 +185,17 @@ impl Inner {
         self.kind
     }
 
-    /// For work that borrows the memory it uses, until it is enqueued.
+    /// Guards work that borrows the memory it uses, until it is enqueued.
     pub fn enqueue(&self) -> RwLockReadGuard<'_, ()> {
         self.enqueue.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For work on memory that others may use at the same time, until it is enqueued.
+    /// Guards work on memory that others may use at the same time, until it is enqueued.
     pub fn enqueue_alone(&self) -> RwLockWriteGuard<'_, ()> {
         self.enqueue.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until an event of a stream is done, at most for the deadline, and as long as those who watch let it.
+    /// Waits until an event of a stream is done, at most for the deadline, and as long as the stream's watchers let it.
     pub fn synchronize_event(
         &self,
         event: EventId,
@@ -252,7 +252,7 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Locks a mutex; what a panicking thread left behind is still whole, since nothing here panics half-way.
+/// Locks a mutex; data that a panicking thread has left is still whole, since nothing here panics half-way.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,7 @@ use super::watch::{self, Watchers};
 
 /// A queue of work on one device, in order. Cloning gives another handle on the same queue.
 ///
-/// Every call enqueues and returns, unless it says that it waits. Work of different streams is ordered by
+/// Every call enqueues and returns, unless its documentation states that it waits. Work of different streams is ordered by
 /// [events](Event) alone; for buffers the runtime adds them by itself.
 #[derive(Clone)]
 pub struct Stream(pub(crate) Arc<StreamInner>);
@@ -31,9 +31,9 @@ pub(crate) struct StreamInner {
     /// Whether `capture` holds something: read on every launch.
     capturing: AtomicBool,
     capture: Mutex<Option<Arc<Capture>>>,
-    /// What was enqueued last, and where, for who waits in vain.
+    /// What was enqueued last, and where: named by a wait that ends at its deadline.
     last: Mutex<Option<(&'static str, Option<Caller>)>>,
-    /// Who has a say in how long it is waited for.
+    /// What may end a host's wait for it.
     pub watchers: Arc<Watchers>,
 }
 
@@ -53,7 +53,7 @@ impl Stream {
     /// [`raw`](Self::raw) is `CU_STREAM_LEGACY`: so it stays the same in code that is compiled for default streams of threads.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for `CU_STREAM_PER_THREAD`, which names another stream in every thread: work on it could not be told apart.
+    /// [`Error::Invalid`] for `CU_STREAM_PER_THREAD`, which names another stream in every thread, so that work on it could not be ordered.
     ///
     /// # Safety
     /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) and outlives the
@@ -80,7 +80,7 @@ impl Stream {
         Device { runtime: Arc::clone(&self.0.runtime), index: self.0.id.device }
     }
 
-    /// Waits until all work enqueued so far is done, at most for the runtime's [deadline](super::CudaOptions::deadline), and behind a signal of
+    /// Waits until all work enqueued so far is done, at most for the runtime's [deadline](super::CudaOptions::deadline), and after a signal of
     /// another rank at most for that of the [arena](crate::symmetric::ArenaOptions::deadline).
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Stream {
         Event::record(self, true)
     }
 
-    /// As [`record`](Self::record), for who asks for no time.
+    /// As [`record`](Self::record), for callers that need no time.
     pub(crate) fn mark(&self) -> Result<Event> {
         Event::record(self, false)
     }
@@ -206,7 +206,7 @@ impl StreamInner {
         *lock(&self.last) = Some((what, caller));
     }
 
-    /// Waits until all work enqueued so far is done, at most for the runtime's deadline, and as long as those who watch let it.
+    /// Waits until all work enqueued so far is done, at most for the runtime's deadline, and as long as the stream's watchers let it.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let (runtime, backend) = (&self.runtime, &*self.runtime.backend);
         let watchers = self.watchers.present();

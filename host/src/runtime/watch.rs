@@ -1,4 +1,4 @@
-//! Who has a say in how long a host waits for a stream: an arena, whose other ranks may never signal what the stream waits for.
+//! Lets an arena end a host's wait for a stream when another rank has failed, which will never signal what the stream waits for.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,11 +24,11 @@ pub(crate) trait Watch: Send + Sync {
 /// Between two looks.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// Those who watch a stream.
+/// The watchers of a stream.
 #[derive(Default)]
 pub(crate) struct Watchers {
-    /// A hash of who they are, in any order; 0 if there are none: where no arena is, waits cost a look at this more.
-    who: AtomicU64,
+    /// A hash of their addresses, in any order; 0 if there are none: without an arena a wait costs only one read of this word more.
+    addresses: AtomicU64,
     all: Mutex<Vec<Arc<dyn Watch>>>,
 }
 
@@ -40,17 +40,17 @@ impl Watchers {
         self.note(&all);
     }
 
-    /// The stream comes behind another's work: who watches that one watches this one too.
+    /// The stream comes after another's work: what watches that stream watches this one too.
     pub fn follow(&self, other: &Self) {
-        let theirs = other.who.load(Ordering::Acquire);
-        if theirs != 0 && theirs != self.who.load(Ordering::Acquire) {
+        let theirs = other.addresses.load(Ordering::Acquire);
+        if theirs != 0 && theirs != self.addresses.load(Ordering::Acquire) {
             other.present().iter().for_each(|watch| self.add(watch));
         }
     }
 
-    /// Those who have something to say.
+    /// The watchers that are still alive.
     pub fn present(&self) -> Vec<Arc<dyn Watch>> {
-        if self.who.load(Ordering::Acquire) == 0 {
+        if self.addresses.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
         let mut all = lock(&self.all);
@@ -61,11 +61,11 @@ impl Watchers {
 
     fn note(&self, all: &[Arc<dyn Watch>]) {
         let hashes = all.iter().map(|watch| BuildHasherDefault::<DefaultHasher>::default().hash_one(address(watch)).max(1));
-        self.who.store(hashes.fold(0, u64::wrapping_add), Ordering::Release);
+        self.addresses.store(hashes.fold(0, u64::wrapping_add), Ordering::Release);
     }
 }
 
-/// Who it is, as long as somebody has a handle.
+/// Its address, which names it as long as a handle is held.
 fn address(watch: &Arc<dyn Watch>) -> usize {
     Arc::as_ptr(watch).addr()
 }

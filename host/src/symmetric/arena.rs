@@ -122,7 +122,7 @@ impl Arena {
         }
         let ArenaOptions { share_devices, deadline, .. } = options;
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
-        // No signal is set, and the host has seen it: whoever is told of the arena finds it so.
+        // No signal is set, and the host has seen it: a rank that is told of the arena finds it so.
         let base = backend.open(&control, &meeting, memory)?;
         let (peers, streams, awaited, declared) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::default());
         let (failure, enqueuing, closed) = (Mutex::default(), RwLock::default(), Mutex::new(false));

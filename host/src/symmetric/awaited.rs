@@ -35,7 +35,7 @@ impl Awaited {
         }
     }
 
-    /// Who has not signalled, by what `read` finds in the words. Whoever is behind an epoch is missing. Flags are 0 both before they are set and
+    /// Who has not signalled, by what `read` finds in the words. A rank behind an epoch is missing. Flags are 0 both before they are set and
     /// when they were taken back: they count where no epoch says who it is, and then the second is true: not all of these need be missing.
     pub fn missing(&self, read: impl Fn(u64) -> Result<u64>) -> Result<(Vec<Rank>, bool)> {
         let mut late = BTreeSet::new();

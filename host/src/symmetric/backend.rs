@@ -146,7 +146,7 @@ impl Export {
         Ok(Self { process: vmm::process().map_err(unnamed)?, runtime, address })
     }
 
-    /// Its address, for who has another.
+    /// Its address, for a rank that has another.
     fn reached_by(&self, own: &Self, rank: Rank, other: Rank) -> Result<u64> {
         let why = if self.process != own.process {
             format!(

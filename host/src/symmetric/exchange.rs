@@ -46,7 +46,7 @@ pub struct ExchangeOptions {
     /// Bytes that a block sends before it waits for an answer: a multiple of 16.
     pub slot_bytes: u32,
     /// Whether every call is compared with those of the other ranks before it is made: one of another kind or length is then
-    /// [`Error::Mismatch`] on all of them, and ends the arena. Without it ranks whose lengths differ get data of no account, or wait for the
+    /// [`Error::Mismatch`] on all of them, and ends the arena. Without it ranks whose lengths differ get garbage, or wait for the
     /// deadline. A call costs a meeting of all hosts.
     pub compare_calls: bool,
 }

@@ -11,7 +11,7 @@ use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, POISON, Result, Stream};
 
-/// Never pinned: whoever ended the arena pins nothing any more.
+/// Never pinned: a rank that ended the arena pins nothing any more.
 const NOTICE: &str = "notice";
 /// How long poison is taken for that of a rank whose reason is under way.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -28,7 +28,7 @@ impl Arena {
         self.0.check_ranks()
     }
 
-    /// Ends the arena for all ranks: every wait of this rank's streams goes on with data that are of no account, every ticket is an
+    /// Ends the arena for all ranks: every wait of this rank's streams goes on with garbage, every ticket is an
     /// error, here and on the others.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Inner {
     /// queues, writes behind a copy go through, and others do not. Seen on H200s by the case `gpu::silence`, whose arenas end by a deadline or an abort.
     fn tell_peers(&self) -> Result<()> {
         let Some(peers) = self.peers.get() else { return Ok(()) };
-        // What it says, and whether it comes in time, is of no account: poison is written all the same.
+        // What it says, and whether it comes in time, does not matter: poison is written all the same.
         let _ = self.word(self.layout.notice());
         peers.iter().try_for_each(|base| self.poison(base + self.layout.notice()))
     }
@@ -155,7 +155,7 @@ impl Inner {
     }
 }
 
-/// Whoever waits for this rank is told. Memory that others, or streams of this rank, may still use is kept.
+/// Every rank that waits for this one is told. Memory that others, or streams of this rank, may still use is kept.
 impl Drop for Inner {
     fn drop(&mut self) {
         self.watcher.stop();

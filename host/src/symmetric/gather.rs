@@ -280,7 +280,7 @@ impl<T: Pod> Gathered<T> {
     }
 }
 
-/// Whoever writes or frees the output comes behind those that read chunks of it.
+/// What writes or frees the output comes after the streams that read chunks of it.
 fn note_readers<T: Pod>(output: &Buffer<T>, readers: &Mutex<Vec<Stream>>) -> Result<()> {
     let readers = lock(readers);
     readers.iter().try_for_each(|reader| order(&reader.0, |wait_for| output.memory().add_use(&reader.0, false, wait_for)))

@@ -52,7 +52,7 @@ impl<R> Ticket<R> {
     }
 
     /// Later work of the stream comes after the result, which it may use. The host does not wait. If a rank fails meanwhile the result is
-    /// of no account: look ([`Arena::check`]) before it leaves the device.
+    /// garbage: call [`Arena::check`] before copying it out.
     ///
     /// # Errors
     /// What ended the arena before.

@@ -66,7 +66,7 @@ impl Watch for Watcher {
 
 impl Inner {
     /// Looks at a host's wait for a stream of the arena, as a ticket's does: only while some rank's signal is waited for the deadline ends it. What takes
-    /// longer on the device is nobody's fault.
+    /// longer on the device is no rank's fault.
     ///
     /// # Errors
     /// [`SymmetricError::Deadline`]; what ended the arena.

@@ -42,7 +42,7 @@ impl<const RANK: usize> Strided<RANK> {
         Self { shape, strides }
     }
 
-    /// From the first element to behind the last; nothing if it is beyond counting.
+    /// The number of elements from the first to the last, gaps included; `None` if it overflows.
     fn extent(&self) -> Option<u64> {
         let mut last = 0_u64;
         for (&length, &stride) in self.shape.iter().zip(&self.strides) {
@@ -55,7 +55,7 @@ impl<const RANK: usize> Strided<RANK> {
     fn check(&self, len: u64) -> Result<()> {
         let refuse = |why: String| Err(Error::Invalid { what: "tensor map", why });
         if self.shape.contains(&0) {
-            return refuse("the tensor is empty: the copy engine has nothing to address, so launch nothing".to_owned());
+            return refuse("the tensor is empty: TMA has nothing to address, so launch nothing".to_owned());
         }
         if self.strides[RANK - 1] != 1 || self.extent().is_none_or(|extent| extent > len) {
             return refuse(format!("{self:?} does not lie in a view of {len} elements with neighbours in the last dimension"));
@@ -69,11 +69,11 @@ impl<const RANK: usize> Strided<RANK> {
 pub struct SequenceRows {
     /// Rows.
     pub rows: u64,
-    /// From one row to the next.
+    /// The distance from one row to the next.
     pub row: u64,
     /// Heads.
     pub heads: u64,
-    /// From one head to the next.
+    /// The distance from one head to the next.
     pub head: u64,
     /// Elements of a row of a head.
     pub size: u64,
@@ -87,13 +87,13 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// copy.
     ///
     /// # Errors
-    /// [`Error::Length`] if the view is no such tensor; [`Error::Invalid`] or a driver error for what the copy engine
+    /// [`Error::Length`] if the view is no such tensor; [`Error::Invalid`] or a driver error for what TMA
     /// cannot do: an address or a stride that is no multiple of 16 bytes, an empty tensor, a box over 256 elements.
     pub fn new(stream: &Stream, tensor: DeviceView<'a, T>, shape: [u64; RANK]) -> Result<Self> {
         Self::dense(stream, tensor.len(), shape, tensor.access("tensor"))
     }
 
-    /// The same for a part of a tensor, or for one whose dimensions lie in another order; the view may be longer.
+    /// As `new`, for a part of a tensor, or for one whose dimensions lie in another order; the view may be longer.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -1,4 +1,4 @@
-//! Whoever else comes to rank 0's port.
+//! Other programs that come to rank 0's port.
 
 use std::{
     env, fs,
@@ -333,7 +333,7 @@ fn spare_port() {
             assert_eq!(rank.join().expect("no panic").expect("well"), [[0], [1], [2]]);
         }
     });
-    assert!(begin.elapsed() < Duration::from_secs(5), "a silent program holds nobody up: {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "a silent program delays no rank: {:?}", begin.elapsed());
     held.into_iter().for_each(|held| held.join().expect("no panic"));
 }
 

@@ -105,7 +105,7 @@ fn a_signal_named_before_the_puts_of_its_batch_is_a_race() {
     }
 }
 
-/// Pieces of several ranks lie one behind the other in what one ticket gives.
+/// Pieces of several ranks lie one after another in what one ticket gives.
 #[test]
 fn pieces_are_got_from_many_ranks_at_once() {
     for seed in 0..16 {

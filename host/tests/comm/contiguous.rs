@@ -134,7 +134,7 @@ fn ranks_that_write_elements_of_their_own_do_not_race() {
     }
 }
 
-/// Who does not wait for a rank's word is told whose memory it used; what lies between the ranks' instances is nobody's matter.
+/// A rank that does not wait for another's word is told whose memory it used; what lies between the ranks' instances is not checked.
 #[test]
 fn the_sanitizer_sees_each_ranks_instance_and_nothing_between() {
     for seed in 0..32 {
@@ -269,7 +269,7 @@ fn what_is_not_of_the_view_is_refused() {
     assert!(matches!(symmetric(long.contiguous()), SymmetricError::Layout { number: 1, .. }));
 }
 
-/// Teams' arenas are ranges of their own; an arena that was dropped, whose memory is kept, is in nobody's way.
+/// Teams' arenas are ranges of their own; an arena that was dropped, whose memory is kept, is in no other's way.
 #[test]
 fn teams_and_later_arenas_have_ranges_of_their_own() {
     let all = Arenas::new(4, 1);

@@ -33,7 +33,7 @@ fn push(all: &Arenas, rank: usize, chunks: u64) -> Ready<'_> {
     Box::new(move || gather.run(&Buffer::zeros(&out, 6)?))
 }
 
-/// Its output is of no account here.
+/// Its output does not matter here.
 fn pull<'a>(all: &'a Arenas, rank: usize, team: &Team) -> Ready<'a> {
     let member = team.member(all.world.rank(rank as u32)).unwrap();
     let memory = GatherMemory::<u32>::take(&all.arenas[rank], 12).unwrap();

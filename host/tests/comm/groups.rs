@@ -70,7 +70,7 @@ fn every_type_is_reduced() {
     run(&Dtypes);
 }
 
-/// One thread drives all ranks: groups wait for nobody, and a graph holds them.
+/// One thread drives all ranks: groups do not wait, and a graph holds them.
 #[test]
 fn a_graph_holds_a_group() {
     for seed in 0..16 {

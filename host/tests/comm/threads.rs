@@ -9,7 +9,7 @@ use oxtile::symmetric::{Arena, ArenaOptions, Epoch, SymmetricError};
 use oxtile::{Buffer, EmulatedOptions, Error, Result, Runtime, Stream};
 
 const WORLD: u32 = 3;
-/// What those wait for who are told of nothing.
+/// The deadline of ranks that are told of nothing.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 /// Within which all has to be over that is known at once.

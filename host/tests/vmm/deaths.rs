@@ -200,7 +200,7 @@ fn work(
                 place.release(stream, previous)
             })?;
             for turn in 0..copies {
-                // The others are in the middle of it, whoever is ahead.
+                // The others are in the middle of it, whichever is ahead.
                 if turn == copies / 2 {
                     strike();
                 }

@@ -65,7 +65,7 @@ fn ranks_of_other_runtimes_are_refused() {
     let devices = [(); 2].map(|()| Runtime::emulated(1).expect("a virtual GPU").device(0).expect("it has one"));
     let ranks = HostRank::threads(&devices).expect("two ranks");
     assert_eq!(ranks[1].device().index(), 0);
-    let arenas: Vec<_> = ranks.iter().map(|rank| Arena::open(rank, options()).expect("it waits for nobody")).collect();
+    let arenas: Vec<_> = ranks.iter().map(|rank| Arena::open(rank, options()).expect("it does not wait")).collect();
     for (rank, arena) in arenas.iter().enumerate() {
         let why = refusal(arena).expect("a buffer");
         let other = 1 - rank;

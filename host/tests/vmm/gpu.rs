@@ -207,7 +207,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
         world.ranks().try_for_each(|peer| arena.signal(&compute, read, peer, epoch))?;
     }
     doing(me, "waiting for the rounds");
-    // Who has read the last round has all of it, and so has whoever has seen that.
+    // A rank that has read the last round has all of it, and so has one that has seen that.
     world.ranks().try_for_each(|peer| arena.wait(&compute, read, peer, Epoch::ZERO.later(3)))?;
     settle(&compute)?;
     let last: Vec<_> = world.ranks().flat_map(|from| numbers(from, 2, LEN)).collect();

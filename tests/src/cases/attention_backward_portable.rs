@@ -168,7 +168,7 @@ impl<T: Differentiable> Pass<T> {
         pass
     }
 
-    /// All sequences and heads of queries.
+    /// All sequences and query heads.
     fn heads(&self) -> impl Iterator<Item = (usize, usize)> + use<T> {
         let heads = self.problem.config.heads as usize;
         (0..self.problem.config.batches as usize).flat_map(move |batch| (0..heads).map(move |head| (batch, head)))

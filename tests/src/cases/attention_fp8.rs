@@ -131,7 +131,7 @@ fn turned<T: Copy>(values: &[T], rows: u64, columns: u64) -> Vec<T> {
 }
 
 /// Random values of random scales, which are small fractions, so that their products with e4m3 numbers are exact; of the first batch a row
-/// that is no number, perhaps.
+/// that is NaN, if one is given.
 fn check(runtime: &Runtime, config: &AttentionConfig, nan: Option<Row>) -> Outcome {
     let problem = problem(config);
     let mut random = Random::new(config.queries * 1000 + config.keys + config.head_size);

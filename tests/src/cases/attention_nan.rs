@@ -53,7 +53,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// The gradients of each kernel: of what a row that is no number takes part in they are no numbers, of the other sequence as f64 has them. All
+/// The gradients of each kernel: they are NaN where a row that is NaN takes part, and for the other sequence those of f64. All
 /// keys are seen, as a product of tiles takes hidden ones times zero.
 fn backward(cases: &mut Vec<Case>) {
     let base = AttentionConfig { batches: 2, queries: 20, keys: 30, heads: 2, head_size: 64, ..AttentionConfig::default() };

@@ -1,4 +1,4 @@
-//! Steps of a ring: keys that come in parts, merged in place, are as keys at once, of which a row may be no number.
+//! Steps of a ring: keys that come in parts, merged in place, give the result of all keys at once. One row may be NaN.
 
 use oxtile::attention::{Attention, AttentionConfig, Inputs, Kernels, Layout, Output, Outputs, Sequences, Sink};
 use oxtile::{Buffer, Runtime};

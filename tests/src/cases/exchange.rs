@@ -7,7 +7,7 @@ use oxtile_tile::flag::POISON;
 
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
-/// Nanoseconds on a GPU, steps on the emulator, which finds by itself that nobody answers.
+/// Nanoseconds on a GPU, steps on the emulator, which finds by itself that no rank answers.
 const LONG: u64 = 5_000_000_000;
 const SHORT: u64 = 20_000;
 
@@ -33,7 +33,7 @@ pub fn cases() -> Vec<Case> {
 
 struct Team {
     layout: Mailbox,
-    /// Behind the addresses of the table.
+    /// The memory at the addresses of the table.
     _mailboxes: Vec<Buffer<u64>>,
     table: Buffer<u64>,
     notice: Buffer<u64>,

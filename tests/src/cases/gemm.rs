@@ -24,7 +24,7 @@ struct Job {
 
 /// Values of a small format, and what its tensor core loses.
 trait Operand: Pod + HostElement<Device = Self> {
-    /// Of the magnitudes, for an instruction.
+    /// The bound's factor of the magnitudes, for an instruction.
     const LOSS: f64;
     fn encode(value: f32) -> Self;
     fn round(value: f32) -> f32;

@@ -18,7 +18,7 @@ use crate::case::{Case, Outcome, Size, equal, text};
 
 /// Rows and columns of wholes: shards of several blocks, the last shorter, some empty; rows that are no whole blocks; nothing.
 const MXFP8: [[usize; 2]; 5] = [[200, 40], [33, 33], [20, 64], [0, 32], [256, 8]];
-/// Of whole blocks.
+/// Shapes of whole blocks.
 const NVFP4: [[usize; 2]; 5] = [[144, 48], [16, 32], [80, 16], [0, 32], [256, 16]];
 
 pub fn cases() -> Vec<Case> {
@@ -132,7 +132,7 @@ where
     } else {
         text(EmulatedCommunicator::world_of(runtime, world))?.into_iter().map(Ranks::Many).collect()
     };
-    // Amaxes, then codes, then wholes: who takes turns sees in one what the others made in the one before.
+    // Amaxes, then codes, then wholes: ranks that take turns see in one what the others made in the one before.
     let turns = (0..if on_gpu { 3 } else { 1 }).flat_map(|_| communicators.iter().zip(world.ranks()));
     let mut gathered = Vec::new();
     for (communicator, rank) in turns {

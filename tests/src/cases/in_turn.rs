@@ -1,5 +1,5 @@
-//! Ranks that take turns on one device, where a world of more needs several: what a collective gives a rank is what the others gave it in their
-//! last turn. So whatever depends on `n` collectives, one after the other, is right in turn `n + 1`.
+//! Ranks that take turns on one device, since ranks at once need several devices: a collective gives a rank what the others gave in their
+//! last turn. So a result that depends on `n` collectives in a row is right in turn `n + 1`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -114,7 +114,7 @@ where
     let values = scenario.generate(T::DTYPE, rows * columns, 3);
     let expected = quantize(&values, rows, columns, Q::FORMAT);
     let input = T::upload(&stream, &values)?;
-    // Poisoned, so that an element nobody writes shows.
+    // Poisoned, so that an element that is not written shows.
     let mut data = text(Buffer::from_slice(&stream, &vec![Q::of_code(0xa5); values.len()]))?;
     let mut scales = text(Buffer::from_slice(&stream, &vec![ue8m0::from_bits(0xa5); expected.scales.len()]))?;
     let (input, data_view, scales_view) = (input.view(), data.view_mut(), scales.view_mut());

@@ -70,7 +70,7 @@ const fn vector<T>() -> usize {
     16 / size_of::<T>()
 }
 
-/// What a cast writes, poisoned, so that an element nobody writes shows.
+/// What a cast writes, poisoned, so that an element that is not written shows.
 struct Output<Q> {
     data: Buffer<Q>,
     scales: Buffer<ue8m0>,

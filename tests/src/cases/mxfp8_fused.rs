@@ -1,4 +1,4 @@
-//! The MXFP8 cast with what stands around it: each output against the oracle, bit for bit; sums within their rounding.
+//! The MXFP8 cast fused with the operations around it: each output against the oracle, bit for bit; sums within their rounding.
 
 use std::marker::PhantomData;
 
@@ -19,7 +19,7 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// Rows and columns: ends of tiles and of squares in both dimensions, more than a CUDA block, nothing.
 const SHAPES: [(usize, usize); 10] = [(1, 16), (16, 48), (65, 80), (1, 32), (33, 72), (130, 8), (64, 520), (17, 160), (0, 64), (5, 0)];
-/// Ends of tiles and whole ones behind many.
+/// Ends of tiles, and whole tiles after many.
 const LARGE: [(usize, usize); 2] = [(127, 400), (97, 1056)];
 /// The same, of more tiles.
 const MANY_TILES: [(usize, usize); 2] = [(993, 512), (256, 4128)];
@@ -279,7 +279,7 @@ impl<Q: TestFp8> Coded<Q> {
     }
 }
 
-/// What the kernel must write: data and scales of each direction, nothing of one that is not wanted.
+/// What the kernel must write: data and scales of each direction, nothing for a direction that is left out.
 struct Expected {
     rows: [Vec<u8>; 2],
     columns: [Vec<u8>; 2],
@@ -307,7 +307,7 @@ impl Expected {
             of_rows.fold((0.0, 0.0), |(sum, size), value| (sum + value, size + value.abs() * 2f64.powi(-20)))
         };
         let extras = if wanted.extras { row_blocks * columns } else { 0 };
-        // No launch raises the amax of nothing, and none does that is skipped.
+        // A launch without elements does not raise the amax, and neither does one that is skipped.
         let largest = if wanted.extras { vec![amax(x)] } else { Vec::new() };
         let expected = Self {
             rows: if wanted.rows { [by_rows.data, by_rows.scales] } else { Default::default() },

@@ -86,7 +86,7 @@ where
     let stream = stream(runtime)?;
     let expected = quantize(values, amax);
     let (input, amax) = (T::upload(&stream, values)?, text(Buffer::from_slice(&stream, &[amax]))?);
-    // Poisoned, so that an element nobody writes shows.
+    // Poisoned, so that an element that is not written shows.
     let mut data = text(Buffer::from_slice(&stream, &vec![e2m1x2::from_bits(0xa5); expected.data.len()]))?;
     let mut scales = text(Buffer::from_slice(&stream, &vec![e4m3::from_bits(0xa5); expected.scales.len()]))?;
     let args = Nvfp4CastRowsArgs { input: input.view(), amax: amax.view(), data: data.view_mut(), scales: scales.view_mut() };

@@ -76,7 +76,7 @@ struct Input {
     amax: Option<f32>,
 }
 
-/// What is tried of a kernel; of the first of its kind also in the shapes of TransformerEngine.
+/// The cases of a kernel; the first of its kind also has the shapes of TransformerEngine.
 fn inputs(is_first: bool) -> Vec<(String, Size, Input)> {
     let small = |scenario, amax| Input { scenario, rows: 48, columns: 80, amax };
     let scenarios = Scenario::ALL.map(|scenario| (format!("{scenario:?}"), Size::Small, small(scenario, None)));
@@ -120,7 +120,7 @@ where
     inputs(false).into_iter().map(case).collect()
 }
 
-/// What a cast writes, poisoned, so that an element nobody writes shows.
+/// What a cast writes, poisoned, so that an element that is not written shows.
 pub(super) struct Output {
     pub data: Buffer<e2m1x2>,
     pub scales: Buffer<e4m3>,

@@ -1,4 +1,4 @@
-//! Rows of one NVFP4 matrix, quantized by their ranks with an amax that all agreed on and gathered: the whole. And what interleaves scales.
+//! Rows of one NVFP4 matrix, quantized by their ranks with an amax that all agreed on, and gathered, are the whole. The casts that interleave scales too.
 
 use oxtile::comm::Communicator;
 use oxtile::quantize::nvfp4_columns::{Nearest, Stochastic8};

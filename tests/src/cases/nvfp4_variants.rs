@@ -54,7 +54,7 @@ struct Input {
     amax: Option<f32>,
 }
 
-/// What is tried: all of it with bf16 and the plain form of a rule, else what the types and the rules differ in.
+/// The cases: all with bf16 and the plain form of a rule; for other types and rules those in which they differ.
 fn inputs<T: TestElement, M: TestMapping>() -> Vec<(String, Size, Input)> {
     let small = |scenario, amax| Input { scenario, rows: 32, columns: 80, amax };
     let scenarios = Scenario::ALL.map(|scenario| (format!("{scenario:?}"), Size::Small, small(scenario, None)));
@@ -235,7 +235,7 @@ where
     equal("output", &found, &expected)
 }
 
-/// The host's types together: what one writes the others decode, and refuse where they cannot.
+/// The host's types together: each decodes what another writes, or refuses it.
 fn host_of<T: TestElement + oxtile::quantize::nvfp4::Nvfp4Number>() -> Case
 where
     Nvfp4CastRows4over6<T, FourOverSix>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, FourOverSix>>,

@@ -116,7 +116,7 @@ where
     Ok(())
 }
 
-/// An operand: values that are cast, as they are stored, and what the cast is worth, `[outer, k]`.
+/// An operand: values that are cast, as they are stored, and the values of the codes, `[outer, k]`.
 struct Operand {
     stored: Vec<f32>,
     decoded: Vec<f32>,

@@ -26,7 +26,7 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
 /// Rows of queries and of keys: two tiles for one block, of more blocks of keys than there are stages; then three tiles that the mask
 /// cuts, to nothing too.
 const CAUSAL: [[u64; 2]; 2] = [[200, 290], [400, 112]];
-/// The same without a mask: the second of two tiles is of warpgroups behind the last query too, over blocks enough to lap one of them, the last of 64
+/// The same without a mask: the second of two tiles is of warpgroups after the last query too, over blocks enough to lap one of them, the last of 64
 /// keys; and a last block of 32.
 const FULL: [[u64; 2]; 2] = [[200, 640], [40, 416]];
 const SIZE: u64 = 64;

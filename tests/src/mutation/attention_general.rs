@@ -45,7 +45,7 @@ macro_rules! attend {
         let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![0xff80_0000; ROWS[0] as usize]);
         let mut max_logit = device.upload::<f32>("max_logit", &[0]);
         let sink = device.upload::<f32>("sink", &[0]);
-        // Two sequences, of which the first has more blocks of keys than there are stages, and padding behind each.
+        // Two sequences, of which the first has more blocks of keys than there are stages, and padding after each.
         let arrays = [[0, 140, 150], [0, 290, 296], [0, 141, 200], [0, 292, 300]].map(|array| device.upload::<u32>("sequences", &array));
         let mut workspace = device.upload::<u32>("workspace", &vec![0; Workspace::words(1) as usize]);
         let maps = [(&q, 64), (&k, 128), (&v, 128), (&out, 64)].map(|(tensor, rows)| map(device, tensor, $size, rows));

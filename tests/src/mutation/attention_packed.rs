@@ -25,7 +25,7 @@ macro_rules! attend {
         let [q, out] = ["q", "out"].map(|name| device.upload::<bf16>(name, &small(ROWS[0])));
         let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(ROWS[1])));
         let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![0xff80_0000; ROWS[0] as usize]);
-        // Three sequences, of which the first has more blocks of keys than there are stages, and padding behind each.
+        // Three sequences, of which the first has more blocks of keys than there are stages, and padding after each.
         let arrays = [[0, 140, 150, 153], [0, 290, 296, 298], [0, 141, 200, 210], [0, 292, 298, 300]];
         let arrays = arrays.map(|array| device.upload::<u32>("sequences", &array));
         let mut counter = device.upload::<u32>("counter", &[0]);

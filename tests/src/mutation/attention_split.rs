@@ -16,7 +16,7 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[
         matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
         reason: "of the three rings' fences, one thread's, the last covers the barriers of all; skipping that one is reported",
     },
-    Equivalent { matches: waits_for_queries_to_be_free, reason: "a block has one tile of queries: nobody had their stage before" },
+    Equivalent { matches: waits_for_queries_to_be_free, reason: "a block has one tile of queries: no other had their stage before" },
 ];
 
 fn waits_for_queries_to_be_free(mutation: &Mutation) -> bool {

@@ -1,4 +1,4 @@
-//! Mutants of the kernels of groups: the barriers are those of the single kernels, behind other addresses.
+//! Mutants of the kernels of groups: the barriers are those of the single kernels, at other addresses.
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::fp8::*;

@@ -1,6 +1,6 @@
 //! The largest magnitude of a tensor.
 
-/// The largest magnitude; NaN are passed over, and a tensor of NaN or without elements has 0
+/// The largest magnitude; NaN elements are skipped, and a tensor of NaN or without elements has 0
 /// (TransformerEngine: `fmaxf` and `__hmax` from a start of 0).
 pub fn amax(x: &[f32]) -> f32 {
     let mut largest = 0.0;

@@ -28,7 +28,7 @@ impl Problem {
     }
 }
 
-/// The result. A query that sees no key has zeros and -inf, one that sees a score that is not a number has NaN.
+/// The result. A query that sees no key has zeros and -inf, one that sees a NaN score has NaN.
 pub struct Attended {
     /// `[batches, queries, heads, head_size]`
     pub out: Vec<f64>,

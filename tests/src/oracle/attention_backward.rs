@@ -5,7 +5,7 @@ use super::attention::Problem;
 /// The gradients of `sum(out * grad_out)`, and for each element the sum of the magnitudes of its terms, which errors are measured
 /// by.
 pub struct Gradients {
-    /// Of `Q`, `K` and `V`, as they lie.
+    /// The gradients of `Q`, `K` and `V`, laid out as they are.
     pub values: [Vec<f64>; 3],
     /// The same sums of magnitudes.
     pub magnitudes: [Vec<f64>; 3],

@@ -7,9 +7,9 @@ pub struct Head {
     pub rows: [usize; 2],
     /// Elements of a row of `Q` and of `V`.
     pub sizes: [usize; 2],
-    /// Whether query `i` sees no key behind key `i`.
+    /// Whether query `i` sees no key after key `i`.
     pub top_left: bool,
-    /// Keys seen before and behind the diagonal that ends at the last query and the last key.
+    /// Keys seen before and after the diagonal that ends at the last query and the last key.
     pub window: [Option<i64>; 2],
     /// Factor of the scores.
     pub scale: f64,
@@ -19,7 +19,7 @@ pub struct Head {
     pub sink: Option<f64>,
 }
 
-/// The result; a query that sees nothing has zeros and -inf, one that sees a score that is not a number has NaN.
+/// The result; a query that sees nothing has zeros and -inf, one that sees a NaN score has NaN.
 pub struct Attended {
     /// `[queries, value size]`
     pub out: Vec<f64>,

@@ -5,11 +5,11 @@ use super::attention_head::Head;
 /// The gradients of `sum(out * grad_out)`, and for each element the sum of the magnitudes of its terms, which errors are measured
 /// by.
 pub struct Gradients {
-    /// Of `Q`, `K` and `V`: rows of the head's sizes.
+    /// The gradients of `Q`, `K` and `V`: rows of the head's sizes.
     pub values: [Vec<f64>; 3],
     /// The same sums of magnitudes.
     pub magnitudes: [Vec<f64>; 3],
-    /// Of the sink, and the sum of magnitudes; 0 without one.
+    /// The gradient of the sink, and the sum of magnitudes; 0 without one.
     pub sink: [f64; 2],
 }
 

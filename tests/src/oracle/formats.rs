@@ -166,7 +166,7 @@ pub mod e8m0 {
         (0..0xfe).find(|&code| decode(code) >= x.abs()).unwrap_or(0xfe)
     }
 
-    /// What a block of this scale is multiplied by before its elements are rounded: the inverse of the scale.
+    /// The factor of a block of this scale before its elements are rounded: the inverse of the scale.
     pub fn multiplier(code: u8) -> f64 {
         1.0 / decode(code)
     }

@@ -52,7 +52,7 @@ pub fn match_any(mask: u32, value: u32) -> u32 {
 }
 
 /// A rendezvous of `group` at one call site: the last thread to come runs `compute` over all fragments, in
-/// thread order; then all go on. What `ldmatrix`, `mma` and `wgmma` are built on. Orders no memory.
+/// thread order; then all go on. `ldmatrix`, `mma` and `wgmma` are built on it. Orders no memory.
 #[track_caller]
 #[inline]
 pub fn collective<T: 'static>(group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T])) {

@@ -64,12 +64,12 @@ impl Score {
         self.mutants.iter().filter(|mutant| pick(&mutant.verdict)).count()
     }
 
-    /// Mutants that the emulator let pass and nobody excused: those whose output is wrong, and those that survived.
+    /// Mutants that the emulator did not report and no list excuses: those whose output is wrong, and those that survived.
     pub fn unreported(&self) -> impl Iterator<Item = &Mutant> {
         self.mutants.iter().filter(|mutant| matches!(mutant.verdict, Verdict::WrongOutput(_) | Verdict::Survived))
     }
 
-    /// Whether every mutant is reported by the emulator or listed as equivalent. A wrong output is not enough: whoever
+    /// Whether every mutant is reported by the emulator or listed as equivalent. A wrong output is not enough: a person who
     /// debugs a kernel has no right one to compare with.
     pub fn is_complete(&self) -> bool {
         self.unreported().next().is_none()

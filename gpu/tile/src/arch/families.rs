@@ -1,7 +1,7 @@
 //! The instruction families, one trait each. Implemented twice: `arch/nvptx`, `arch/emulated`.
 //!
 //! Addresses: `u64` is a generic address in global memory, `u32` an address in the block's shared
-//! memory. `unsafe` marks what takes an address that nobody has checked.
+//! memory. `unsafe` marks what takes an address that is not checked.
 
 use crate::num::Pod;
 
@@ -192,7 +192,7 @@ pub trait Mbarrier {
     /// `mbarrier.inval.shared::cta.b64`
     ///
     /// # Safety
-    /// `address` holds an mbarrier that nobody waits on.
+    /// `address` holds an mbarrier that no thread waits on.
     unsafe fn invalidate(address: u32);
     /// `mbarrier.arrive.shared::cta.b64`
     ///

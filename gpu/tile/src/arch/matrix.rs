@@ -63,7 +63,7 @@ pub type Ticket = <Target as Wgmma>::Ticket;
 
 /// An operand in shared memory as an instruction reads it: PTX ISA 9.7.15.5.1, matrix-descriptor.
 ///
-/// The parts are put together beside the instruction. What differs from one instruction to the next is a constant, so
+/// The parts are joined next to the instruction. Only constants differ from one instruction to the next, so
 /// that the compiler keeps one register for an operand, not one for each of its descriptors.
 #[derive(Debug, Clone, Copy)]
 pub struct Descriptor {
@@ -162,7 +162,7 @@ pub trait MatrixMove {
 /// Matrix multiplication by a warp, in registers alone. PTX ISA 9.7.14.5.8, `mma`; 16 bits from sm_80, 8 bits from sm_89.
 pub trait WarpMatrix {
     /// `mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32`, or `k32` of 8 bits: `A B + sums` for `A` of 16 rows of 32 bytes and `B`
-    /// of 8 columns of as many.
+    /// of 8 columns of 32 bytes.
     ///
     /// Word `i` of `a` holds row `lane / 4 + 8 * (i % 2)`, the 4 bytes from `4 * (lane % 4) + 16 * (i / 2)` on; word `i` of `b`
     /// column `lane / 4`, the bytes from `4 * (lane % 4) + 16 * i` on; sum `i` row `lane / 4 + 8 * (i / 2)`, column

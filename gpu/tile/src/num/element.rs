@@ -1,4 +1,4 @@
-//! What a tensor may hold: element types, their names, and what may sit in device memory.
+//! Element types of tensors, their names, and the types that may lie in device memory.
 
 /// A type whose every bit pattern is a value and that has no padding: it may be read from and written to device
 /// memory as plain bytes.

@@ -27,7 +27,7 @@ pub fn multiply_wide(a: u32, b: u32) -> [u32; 2] {
     [product as u32, (product >> 32) as u32]
 }
 
-/// The same number, of which the compiler does not know that it is: it keeps no pointers, for loops, into what the number indexes. One instruction
+/// The same number, opaque to the compiler: it then keeps no pointers, for loops, into the array that the number indexes. One instruction
 /// (`prmt.b32`).
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {

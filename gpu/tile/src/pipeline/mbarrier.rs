@@ -80,11 +80,11 @@ impl Mbarrier {
         unsafe { Target::met_since_wait(self.address) };
     }
 
-    /// Gives its memory back for other use. One thread calls it, after the block has met behind the last wait.
+    /// Gives its memory back for other use. One thread calls it, after the block has met after the last wait.
     #[inline(always)]
     #[track_caller]
     pub fn invalidate(self) {
-        // SAFETY: as `arrive`; that nobody waits is what the emulator checks.
+        // SAFETY: as `arrive`; the emulator checks that no thread waits.
         unsafe { Target::invalidate(self.address) };
     }
 
@@ -113,7 +113,7 @@ impl Mbarrier {
     }
 }
 
-/// Makes initialised mbarriers visible to the copy engine. The initialising thread calls it before the block barrier.
+/// Makes initialised mbarriers visible to TMA. The initialising thread calls it before the block barrier.
 #[inline(always)]
 #[track_caller]
 pub fn publish_barriers() {

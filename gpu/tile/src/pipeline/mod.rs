@@ -1,8 +1,8 @@
 //! Rings of shared-memory stages that one thread fills with bulk copies and warps drain.
 //!
-//! | barrier | arrivals a phase | who arrives | who waits |
+//! | barrier | arrivals a phase | what arrives | what waits |
 //! |---|---|---|---|
-//! | `full[s]` | 1, and the bytes announced | the producer, then the copy engine | the consumers |
+//! | `full[s]` | 1, and the bytes announced | the producer, then TMA | the consumers |
 //! | the same, filled by stores | one a producer warp | lane 0 of each producer warp | the consumers |
 //! | `empty[s]` | one a consumer warp | lane 0 of each consumer warp | the producer |
 //!
@@ -90,14 +90,14 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
         Consumer { ring: self, cursor: Cursor::new() }
     }
 
-    /// The memory of stage `AT`, for who knows what is in it.
+    /// The memory of stage `AT`, for code that knows what is in it.
     #[inline(always)]
     pub fn memory<const AT: usize>(self) -> S {
         const { assert!(AT < STAGES, "the ring has no such stage") };
         self.stage(AT as u32)
     }
 
-    /// Of a stage that a cursor of this ring names, below `STAGES`.
+    /// The memory of a stage that a cursor of this ring names, below `STAGES`.
     #[inline(always)]
     fn stage(self, stage: u32) -> S {
         // SAFETY: the ring lies in the arena and `SIZE` counts this stage.
@@ -262,8 +262,8 @@ impl<S: Copy> Stage<S> {
         self.memory
     }
 
-    /// Waits for what is there already. ptxas moves no wait for multiplications across: it would have them waited for before
-    /// instructions that were to run meanwhile.
+    /// Waits again for the stage, which is already full. ptxas moves no wait for multiplications across this one: it would otherwise
+    /// put theirs before instructions that are to run meanwhile.
     #[inline(always)]
     #[track_caller]
     pub fn wait_again(&self) {

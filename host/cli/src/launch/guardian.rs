@@ -42,7 +42,7 @@ impl Guardian {
         command.arg(ARGUMENT).env_clear().process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut guardian = Self { child: command.spawn()? };
         let pipe = guardian.child.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        // Not among its arguments: whoever knows the id can join, and those are for all to read.
+        // Not among its arguments: anyone who knows the id can join, and those are for all to read.
         pipe.write_all(&[&mark_of(job)[..], b"\n"].concat())?;
         Ok(guardian)
     }

@@ -222,7 +222,7 @@ mod tests {
         input[..6].copy_from_slice(&[2688.0, -448.0, 300.0, f32::INFINITY, f32::NAN, 3200.0]);
         input[16] = 1e-9;
         let mut codes = [0u8; 16];
-        // 2688 as 6, -448 as -1 times 448; 300 as half of it; what is no number and 3200 as 6.
+        // 2688 as 6, -448 as -1 times 448; 300 as half of it; NaN and 3200 as 6.
         codes[..3].copy_from_slice(&[0xa7, 0x71, 0x77]);
         // Under a scale of 0 whatever is not zero becomes 6, which decodes to 0.
         codes[8] = 7;

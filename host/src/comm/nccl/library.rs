@@ -29,7 +29,7 @@ const OLDEST: c_int = 21_801;
 
 /// What all ranks of a world share, made by one of them: `ncclUniqueId`.
 ///
-/// It is public only in that it must reach every rank; whoever has it can join.
+/// It is public only in that it must reach every rank; anyone who has it can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId([u8; Self::BYTES]);

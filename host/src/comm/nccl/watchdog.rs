@@ -5,7 +5,7 @@
 //! "Fault tolerance"). One thread watches all communicators of the process.
 //!
 //! **Invariant:** a communicator is aborted at most once, and never while a group is open on it: the calls that are queued in the group name the
-//! communicator until `ncclGroupEnd` has taken them. What breaks it meanwhile marks it, so that no call begins on it any more, and whoever ends
+//! communicator until `ncclGroupEnd` has taken them. What breaks it meanwhile marks it, so that no call begins on it any more, and the thread that ends
 //! the last of its groups aborts it. All that is settled under one lock, [`Watched::state`], which is not held while NCCL is called.
 
 use std::ffi::{c_int, c_void};

@@ -154,7 +154,7 @@ mod tests {
         SUCCESS
     }
 
-    /// Whoever asks for no bytes gets no window.
+    /// A call for no bytes gets no window.
     unsafe extern "C" fn register(_: Comm, _: *mut c_void, bytes: usize, window: *mut *mut c_void, flags: c_int) -> c_int {
         assert_eq!(flags, SYMMETRIC);
         // SAFETY: the caller gives a valid place.

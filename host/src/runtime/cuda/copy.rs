@@ -46,8 +46,8 @@ pub(super) unsafe fn enqueue(stream: CUstream, copy: Copy) -> Result<()> {
 /// What one call of [`enqueue_all`] takes: no memory of the heap is needed for it.
 pub(super) const MOST: usize = 16;
 
-/// Enqueues at most [`MOST`] copies of some bytes each, behind the stream's earlier work and in any order among themselves
-/// (CUDA driver API, `cuMemcpyBatchAsync`). An engine does one after another, without the 4 us that stand between two calls.
+/// Enqueues at most [`MOST`] copies of some bytes each, after the stream's earlier work and in any order among themselves
+/// (CUDA driver API, `cuMemcpyBatchAsync`). An engine does one after another, without the 4 us between two calls.
 ///
 /// # Safety
 /// As [`enqueue`]; the stream is neither captured nor the legacy default stream, and the ends of the copies are of devices.
@@ -65,7 +65,7 @@ pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy]) -> Result<()
     };
     let (mut first, count) = (0, copies.len().min(MOST));
     let [targets, sources] = [&mut targets, &mut sources].map(|addresses| addresses.as_mut_ptr());
-    // SAFETY: as many targets, sources and sizes as are said, and one set of attributes, for all from the first on; the caller vouches for the rest.
+    // SAFETY: the arrays have the number of targets, sources and sizes that is passed, and one set of attributes for all; the caller vouches for the rest.
     let result =
         unsafe { sys::cuMemcpyBatchAsync_v2(targets, sources, sizes.as_mut_ptr(), count, &raw mut attributes, &raw mut first, 1, stream) };
     check("cuMemcpyBatchAsync", result)

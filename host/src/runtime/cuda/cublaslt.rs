@@ -43,7 +43,7 @@ impl CublasLt {
     pub fn version() -> Result<usize, String> {
         static VERSION: OnceLock<Result<usize, String>> = OnceLock::new();
         let find = || {
-            // SAFETY: opens the library by its usual names, with whatever it does when loaded.
+            // SAFETY: opens the library by its usual names, and runs its initialisers.
             if !unsafe { sys::is_culib_present() } {
                 return Err("libcublasLt was not found: put the folder that holds it into LD_LIBRARY_PATH".to_owned());
             }

@@ -43,7 +43,9 @@ fn text(result: CUresult, ask: impl FnOnce(CUresult, *mut *const c_char) -> CUre
 
 fn mend(result: CUresult) -> &'static str {
     match result {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "; use smaller buffers, drop some first, or see with nvidia-smi who holds the memory",
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            "; use smaller buffers, drop some first, or see with nvidia-smi which processes hold the memory"
+        }
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
         | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
         | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
@@ -66,7 +68,7 @@ fn mend(result: CUresult) -> &'static str {
 /// Starts the driver and counts the devices; says what is missing otherwise.
 pub(super) fn start() -> Result<u32> {
     let missing = |reason: &str| Err(Error::NoCuda { reason: reason.to_owned() });
-    // SAFETY: opens the driver's library by its usual names, with whatever it does when loaded.
+    // SAFETY: opens the driver's library by its usual names, and runs its initialisers.
     if !unsafe { sys::is_culib_present() } {
         return missing("no driver (libcuda.so.1) was found: install NVIDIA's driver, release 580 or newer, or use the emulator");
     }

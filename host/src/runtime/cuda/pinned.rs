@@ -13,7 +13,7 @@ use crate::runtime::runtime::lock;
 /// Every context of the process may use it (`CU_MEMHOSTALLOC_PORTABLE`).
 const PORTABLE: u32 = 1;
 
-/// Blocks of page-locked memory that nobody holds.
+/// Blocks of page-locked memory that are not in use.
 #[derive(Default)]
 pub(super) struct PinnedPool(Mutex<Vec<Block>>);
 

@@ -112,7 +112,7 @@ impl Backend for Platform {
     }
 
     /// The highest priority (CUDA C++ Programming Guide, "Stream Priorities"). It shares the hardware queues of the others all the same
-    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): what waits in one can hold it up (docs/communication.md).
+    /// (`CUDA_DEVICE_MAX_CONNECTIONS`): a wait in one can delay it (docs/communication.md).
     fn create_urgent_stream(&self, device: u32) -> Result<StreamId> {
         self.enter(device)?;
         let (mut least, mut greatest, mut stream): (_, _, CUstream) = (0, 0, ptr::null_mut());
@@ -309,7 +309,7 @@ impl Backend for Platform {
         self.work(stream, work, || {
             // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
             // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
-            // behind them until the stream's work is done, and `Kernel::grid` checked their sizes.
+            // that they point to until the stream's work is done, and `Kernel::grid` checked their sizes.
             let result = unsafe {
                 sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
             };

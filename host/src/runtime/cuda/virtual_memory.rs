@@ -85,7 +85,7 @@ impl Driver for VirtualMemory {
         uuid(self.context.device())
     }
 
-    /// A device that this process does not see is not asked for: then the mapping itself tells.
+    /// A device that this process does not see is not asked for: then the mapping itself fails.
     fn check_reaches(&self, other: [u8; 16]) -> Result<()> {
         let mut count = 0;
         // SAFETY: a valid place for the count.
@@ -134,7 +134,7 @@ impl Driver for VirtualMemory {
         // SAFETY: for this type of handle the driver writes an int; the handle is one that `create` gave.
         let result = unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle.0, DESCRIPTOR, 0) };
         check("cuMemExportToShareableHandle", result)?;
-        // SAFETY: the driver made the descriptor for the caller, who closes it.
+        // SAFETY: the driver made the descriptor for this function, which closes it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let closed_on_exec = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
         closed_on_exec.map_err(|error| Error::Invalid { what: "fcntl", why: error.to_string() })?;

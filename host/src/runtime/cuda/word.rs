@@ -18,7 +18,7 @@ use crate::runtime::error::Result;
 /// What one call takes: the driver would take 255 (CUDA driver API, `cuStreamBatchMemOp`).
 pub(super) const MOST: usize = 64;
 
-/// The write comes behind a fence of system scope for the stream's earlier work (CUDA driver API, `cuStreamWriteValue64`). The address is any that
+/// The write comes after a fence of system scope for the stream's earlier work (CUDA driver API, `cuStreamWriteValue64`). The address is any that
 /// the device reaches, a peer's mapping too.
 pub(super) const WRITE: u32 = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
 
@@ -45,7 +45,7 @@ pub(super) unsafe fn enqueue(stream: CUstream, operations: &[WordOperation]) -> 
     let mut parameters = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST];
     iter::zip(&mut parameters, operations).for_each(|(parameters, operation)| *parameters = parameters_of(operation));
     let count = operations.len().min(MOST) as u32;
-    // SAFETY: as many parameters as are said, of a stream and words that the caller vouches for.
+    // SAFETY: the array has the number of parameters that is passed, of a stream and words that the caller vouches for.
     check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, parameters.as_mut_ptr(), 0) })
 }
 

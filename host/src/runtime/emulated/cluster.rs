@@ -67,7 +67,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Allocates one of the pieces of a range of addresses; where it lies, and the bytes from one piece to the next.
+    /// Allocates one of the pieces of a range of addresses; returns its address, and the bytes from one piece to the next.
     pub fn allocate_in(&self, place: &Place<'_>, stream: StreamId, name: &str, bytes: u64) -> Result<(u64, u64)> {
         let mut state = lock(&self.state);
         state.check()?;
@@ -134,7 +134,7 @@ impl Backend for Cluster {
         Ok(())
     }
 
-    /// As on CUDA, an event that was never recorded holds nobody up, and a stream that waits for a captured event
+    /// As on CUDA, an event that was never recorded delays nothing, and a stream that waits for a captured event
     /// joins the capture.
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
         let mut state = lock(&self.state);

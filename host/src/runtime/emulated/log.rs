@@ -28,7 +28,7 @@ impl Log {
         Self { rank: process_rank(), start_ns: now_ns(), zero, done: BTreeMap::new(), spans: Vec::new(), dropped: 0 }
     }
 
-    /// Adds an operation that is done with this step, or that its queue is at. It began when nothing of its queue was left before it.
+    /// Adds an operation that this step completes, or that is the first of its queue. It began when it became the first.
     pub fn add(&mut self, queue: u64, device: Option<&u32>, entry: &Entry, memory: &Memory, step: u64, is_finished: bool) {
         let before = self.done.get(&queue).copied().unwrap_or(self.zero);
         if let Operation::Arrive(_) = &entry.operation

@@ -131,7 +131,7 @@ impl Operation {
         matches!(self, Self::Free { .. } | Self::FreeHost { .. })
     }
 
-    /// Whether something may have to come behind it: a use of memory. What is freed is gone, whoever knows of it, and the rest passes on what others know.
+    /// Whether something may have to come after it: a use of memory. Freed memory is gone for every stream, and the rest passes on what others know.
     pub fn has_time(&self) -> bool {
         !(self.is_free() || matches!(self, Self::Record(_) | Self::Wait(_) | Self::Replay(_)))
     }
@@ -208,7 +208,7 @@ pub(super) fn word(memory: &Memory, address: u64) -> Option<u64> {
     memory.read(address, &mut bytes).ok().map(|()| u64::from_le_bytes(bytes))
 }
 
-/// A word that is gone holds nobody up: what follows reports it.
+/// A word that is gone delays nothing: what follows reports it.
 fn is_at_least(memory: &Memory, address: u64, value: u64) -> bool {
     word(memory, address).is_none_or(|word| word.wrapping_sub(value).cast_signed() >= 0)
 }
@@ -224,7 +224,7 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
         }
         Direction::DeviceToHost => {
             let target = std::ptr::with_exposed_provenance_mut::<u8>(copy.target as usize);
-            // SAFETY: as above, and nobody else reads it until the copy is done.
+            // SAFETY: as above, and nothing else reads it until the copy is done.
             memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
         }
         Direction::DeviceToDevice => memory.copy(copy.target, copy.source, copy.bytes),

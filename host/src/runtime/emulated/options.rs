@@ -24,7 +24,7 @@ pub struct EmulatedOptions {
     pub sanitize_streams: bool,
     /// Takes the order from a search of all orders, in place of the seed.
     pub exploration: Option<Exploration>,
-    /// How long a wait goes on when nothing can run and other threads drive ranks that do not wait too: they may still enqueue what is missing.
+    /// How long a wait goes on when nothing can run, while other threads that do not wait drive ranks: they may still enqueue what is missing.
     pub patience: Duration,
     /// How long a host waits for a stream, whether something can run or not: as [`CudaOptions::deadline`](crate::runtime::CudaOptions::deadline).
     pub deadline: Option<Duration>,

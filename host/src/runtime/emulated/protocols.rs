@@ -8,7 +8,7 @@ use crate::runtime::POISON;
 use crate::runtime::backend::{Copy, Direction};
 use crate::runtime::{Buffer, Error, Mode, RaceKind, Result, Runtime, Stream};
 
-/// A rank of a protocol: a stream, another for what must overtake it, and words that anybody may write.
+/// A rank of a protocol: a stream, another for work that must overtake it, and words that every rank may write.
 struct Node {
     stream: Stream,
     control: Stream,
@@ -185,7 +185,7 @@ fn poison_protocol(exploration: &Exploration, others_first: bool) -> Result<()> 
     nodes.iter().try_for_each(Node::finish)?;
     // What was received without a notice is right.
     if notice < POISON && received != bytes(7) {
-        return Err(Error::Invalid { what: "poison", why: "data that nobody sent were taken for good".to_owned() });
+        return Err(Error::Invalid { what: "poison", why: "data that was never sent was taken as valid".to_owned() });
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ fn poison_reaches_the_others_before_what_it_lets_go() {
     assert!(error.to_string().contains("taken for good"), "{error}");
 }
 
-/// READY and DONE between all of `count` ranks, `rounds` times: everybody writes, everybody gets from everybody. Words: 0 own data,
+/// READY and DONE between all of `count` ranks, `rounds` times: each rank writes, and gets from each other. Words: 0 own data,
 /// 1.. READY by rank, 5.. DONE by rank, 9.. what was got.
 fn ready_done(exploration: &Exploration, count: u32, rounds: u64, waits_for_done: bool) -> Result<()> {
     let nodes = nodes(count, exploration)?;

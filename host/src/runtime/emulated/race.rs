@@ -30,7 +30,7 @@ pub struct StreamRace {
 pub enum RaceKind {
     /// Nothing orders the two.
     Unordered,
-    /// Nothing orders the free behind the use.
+    /// Nothing orders the free after the use.
     FreedInUse,
     /// The use came after the free.
     UsedAfterFree,
@@ -58,10 +58,9 @@ impl fmt::Display for StreamRace {
                 "two streams use it, one writes, and nothing orders them",
                 "let the second stream wait for an event, ticket or signal that follows the first use",
             ),
-            RaceKind::FreedInUse => (
-                "it is freed and nothing orders that behind a use",
-                "keep the buffer until its last user's event, or close it collectively",
-            ),
+            RaceKind::FreedInUse => {
+                ("it is freed and nothing orders that after a use", "keep the buffer until its last user's event, or close it collectively")
+            }
             RaceKind::UsedAfterFree => {
                 ("it is used after it was freed", "keep the buffer until its last user's event, or close it collectively")
             }

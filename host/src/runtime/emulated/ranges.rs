@@ -16,7 +16,7 @@ pub(crate) struct Place<'a> {
     pub count: u32,
 }
 
-/// What lies behind each piece, where an overrun is found.
+/// What lies after each piece, where an overrun is found.
 const GAP: u64 = 256;
 
 /// The ranges that are there.
@@ -24,7 +24,7 @@ const GAP: u64 = 256;
 pub(super) struct Ranges(BTreeMap<(String, u64), Weak<Reservation>>);
 
 impl Ranges {
-    /// Allocates one piece; its address, and what lies between two. The range is set aside by who comes first, and goes with its last piece.
+    /// Allocates one piece; returns its address, and the distance between two. The first piece reserves the range, the last one frees it.
     pub fn allocate(&mut self, memory: &Memory, place: &Place<'_>, name: &str, bytes: u64, device: u32) -> Result<(u64, u64)> {
         let too_large = Error::TooLarge { what: "emulated memory", count: bytes, element_bytes: 1 };
         let stride = bytes.checked_next_multiple_of(GAP).and_then(|bytes| bytes.checked_add(GAP));

@@ -1,4 +1,4 @@
-//! The stream sanitizer: who used which bytes, and whether something orders the uses.
+//! The stream sanitizer: which operation used which bytes, and whether something orders the uses.
 //!
 //! Every operation has a time in its queue, every queue a vector clock. A use of bytes is checked against the earlier uses of the
 //! same bytes that still matter: if one of the two writes, the earlier one's time must be known to the later one's clock. That does
@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Read,
     Write,
     Free,
-    /// Of a signal word, which is what orders others.
+    /// A write of a signal word, which is what orders others.
     SignalWrite,
     SignalWait,
 }
@@ -75,7 +75,7 @@ impl Record {
         self.time <= clock.of(self.queue)
     }
 
-    /// Whether a new use makes this one superfluous: whoever races with this one races with the new one.
+    /// Whether a new use makes this one superfluous: what races with this one races with the new one.
     fn is_covered_by(&self, new: &Self, clock: &Clock) -> bool {
         let covers = new.start <= self.start && self.end <= new.end;
         covers && self.is_known_to(clock) && (new.kind == Kind::Write || new.kind == self.kind)

@@ -58,7 +58,7 @@ impl Queues {
         queue.entries.pop_front().map(|entry| (chosen, entry))
     }
 
-    /// Takes what `choose` says among the visible operations that can go on, by their queues; before that everything else.
+    /// Takes what `choose` picks among the visible operations that can go on, by their queues; before that everything else.
     pub fn take_explored(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Result<usize>) -> Result<Option<(u64, Entry)>> {
         let ready = |(handle, entry): (u64, &Entry)| entry.operation.is_ready(memory).then_some((handle, entry.operation.is_visible()));
         let ready: Vec<_> = self.heads().filter_map(ready).collect();

@@ -32,11 +32,11 @@ pub(super) struct State {
     /// Operations done so far.
     pub steps: u64,
     pub queues: Queues,
-    /// None if nobody wants it.
+    /// `None` if it is not wanted.
     pub sanitizer: Option<Sanitizer>,
     /// What was known at each write of a signal word, with the value.
     signals: BTreeMap<u64, VecDeque<(u64, Clock)>>,
-    /// Queues that a poisoned signal let go: what they do is of no account.
+    /// Queues that a poisoned signal let go: what they do is meaningless.
     poisoned: BTreeSet<u64>,
     /// The device of each stream, for reports.
     pub streams: BTreeMap<u64, u32>,
@@ -58,7 +58,7 @@ pub(super) struct State {
     pub ranges: Ranges,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
-    /// Threads that wait, for whom nothing could go on since something last happened.
+    /// Threads that wait and could run nothing since something last happened.
     pub waiting: HashSet<ThreadId>,
     /// What is recorded, if it is.
     pub log: Option<Log>,
@@ -128,14 +128,14 @@ impl State {
         mark.join_into(Arc::make_mut(&mut self.host));
     }
 
-    /// Whether a thread that does not wait too drives a rank, or may begin to. This one waits, or is about to.
+    /// Whether another thread that does not wait drives a rank, or may begin to. This thread waits, or is about to.
     pub fn others_may_enqueue(&self) -> bool {
         let me = std::thread::current().id();
         self.drivers.values().any(|driver| driver.is_none_or(|driver| driver != me && !self.waiting.contains(&driver)))
     }
 
-    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is no more, if all that that one did was waited for:
-    /// what the new one does comes behind it anyway. So clocks are as wide as there are streams at a time, however many come and go.
+    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is gone, if all its work was waited for:
+    /// what the new one does comes after it anyway. So a clock has one entry for each stream alive at a time, however many come and go.
     pub fn new_stream(&mut self, device: u32) -> u64 {
         let is_known = |(handle, (of, last)): (&u64, &(u32, u64))| (*of == device && *last <= self.host.of(*handle)).then_some(*handle);
         let handle = self.retired.iter().find_map(is_known).unwrap_or_else(|| self.new_handle());
@@ -171,7 +171,7 @@ impl State {
         self.captures.remove(&origin)
     }
 
-    /// Nobody replays the graph any more; what was replayed is still done.
+    /// The graph is not replayed any more; what was replayed is still done.
     pub fn forget_graph(&mut self, graph: u64) {
         self.ending.extend(self.graphs.remove(&graph));
         let is_over = |graph: &Arc<Graph>| Arc::strong_count(graph) == 1 && graph.is_idle();

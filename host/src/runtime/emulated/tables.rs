@@ -72,7 +72,7 @@ fn a_stream_takes_the_place_of_one_that_was_waited_for() -> Result<()> {
         assert_eq!(second.raw(), name);
         fill(&second, 0)?;
         drop(second);
-        // Until that is done too, which nobody has waited for.
+        // Until that is done too, which was not waited for.
         (0..100).try_for_each(|_| fill(&other, 1).and_then(|()| other.synchronize()))?;
         let third = device.stream()?;
         assert_ne!(third.raw(), name);

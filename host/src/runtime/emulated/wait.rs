@@ -34,14 +34,14 @@ impl Cluster {
         lock(&self.state).drivers.insert(rank, Some(std::thread::current().id()));
     }
 
-    /// Nobody drives the rank any more.
+    /// No thread drives the rank any more.
     pub fn remove_rank(&self, rank: u64) {
         lock(&self.state).drivers.remove(&rank);
         self.progress.notify_all();
     }
 
-    /// Runs operations of random streams until `done`, at most for the limit: whether it is. If nothing can go on, and no other thread makes it within
-    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. Those who watch look meanwhile.
+    /// Runs operations of random streams until `done`, at most for the limit; returns whether it is done. If nothing can go on, and no other thread changes that within
+    /// the patience, that ends all work, so that no copy stays queued whose host memory the caller takes back. The stream's watchers are asked meanwhile.
     fn run_until(
         &self,
         limit: Option<Duration>,
@@ -76,7 +76,7 @@ impl Cluster {
                 self.progress.notify_all();
                 continue;
             }
-            // Who is told of something new looks again, and is noted anew if that does not help. Who has a limit comes back by itself.
+            // A thread that is told of something new looks again, and is noted anew if that does not help. One with a limit comes back by itself.
             if limit.is_none() {
                 state.waiting.insert(std::thread::current().id());
             }
@@ -93,12 +93,12 @@ impl Cluster {
         }
     }
 
-    /// As [`Backend::synchronize`], at most for the limit, while others watch: whether all is done.
+    /// As [`Backend::synchronize`], at most for the limit, with the stream's watchers; returns whether all is done.
     pub fn synchronize_within(&self, stream: StreamId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
         self.run_until(limit, watchers, |state| state.queues.is_empty(stream.handle), |state| state.host_waited_for(stream.handle))
     }
 
-    /// As [`Backend::synchronize_event`], at most for the limit, while others watch: whether it is done.
+    /// As [`Backend::synchronize_event`], at most for the limit, with the stream's watchers; returns whether it is done.
     pub fn synchronize_event_within(&self, event: EventId, limit: Option<Duration>, watchers: &[Arc<dyn Watch>]) -> Result<bool> {
         let is_reached = |state: &State| state.mark(event).is_none_or(|mark| mark.is_reached());
         self.run_until(limit, watchers, is_reached, |state| {

@@ -26,7 +26,7 @@ pub(super) struct Record {
     pub layout: u64,
     /// The name of the socket at which descriptors are waited for.
     pub address: String,
-    /// Whoever knows it has read the board of this job.
+    /// A process that knows it has read the board of this job.
     pub token: String,
 }
 

@@ -18,7 +18,7 @@ const SIZES: [([usize; 2], usize); 7] =
     [([130, 136], 2), ([37, 201], 3), ([129, 260], 4), ([5, 1], 8), ([1, 300], 1), ([0, 64], 2), ([4, 0], 3)];
 const LARGE: ([usize; 2], usize) = ([993, 512], 8);
 
-/// What stands where nobody writes.
+/// What stands where nothing is written.
 const GUARD: u8 = 0xa5;
 
 pub fn cases() -> Vec<Case> {

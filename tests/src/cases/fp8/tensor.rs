@@ -68,7 +68,7 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, values: &[f32], 
     let factor = scale(given, Q::FORMAT, rule);
     let expected = encode(&values[start..], factor, Q::FORMAT);
     let (input, amax) = (T::upload(&stream, values)?, text(Buffer::from_slice(&stream, &[given]))?);
-    // Poisoned, so that an element nobody writes shows.
+    // Poisoned, so that an element that is not written shows.
     let mut data = text(Buffer::from_slice(&stream, &vec![Q::of_code(0xa5); expected.len()]))?;
     let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;
     let args = Fp8CastArgs {

@@ -60,7 +60,7 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario: Scenar
     let values = scenario.generate(T::DTYPE, shape[0] * shape[1], 3);
     let factor = scale(amax(&values), Q::FORMAT, rule);
     let (input, amax) = (T::upload(&stream, &values)?, text(Buffer::from_slice(&stream, &[amax(&values)]))?);
-    // Poisoned, so that an element nobody writes shows.
+    // Poisoned, so that an element that is not written shows.
     let poison = vec![Q::of_code(0xa5); values.len()];
     let (mut data, mut turned) = (text(Buffer::from_slice(&stream, &poison))?, text(Buffer::from_slice(&stream, &poison))?);
     let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;

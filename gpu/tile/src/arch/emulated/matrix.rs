@@ -155,7 +155,7 @@ fn format(format: MatrixFormat) -> Format {
 /// # Safety
 /// The registers are written unless `FRESH`.
 unsafe fn addends<C: MatrixColumns, const FRESH: bool>(registers: &MaybeUninit<C::Registers>) -> Option<&[f32]> {
-    // SAFETY: the caller says so.
+    // SAFETY: unless `FRESH`, the caller vouches that the registers are written.
     (!FRESH).then(|| unsafe { registers.assume_init_ref() }.as_ref())
 }
 

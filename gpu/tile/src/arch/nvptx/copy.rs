@@ -1,4 +1,4 @@
-//! `cp.async` and the bulk copy engine.
+//! `cp.async` and bulk copies (TMA).
 
 use core::arch::asm;
 
