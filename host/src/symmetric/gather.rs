@@ -249,7 +249,10 @@ impl<T: Pod> Gathered<T> {
             return Err(Error::Invalid { what: "Gathered::chunk", why: format!("there is no chunk {chunk} of {member}") });
         };
         stream.wait(event)?;
-        lock(&self.readers).push(stream.clone());
+        let mut readers = lock(&self.readers);
+        if !readers.iter().any(|reader| reader.0.id == stream.0.id) {
+            readers.push(stream.clone());
+        }
         let (start, end) = bounds(self.shard, self.events[0].len() as u64, chunk);
         let address = self.cell.address + (u64::from(member.index()) * self.shard + start) * size_of::<T>() as u64;
         // SAFETY: the elements lie inside the output, which the cell keeps; the cell stands for it in the
@@ -295,5 +298,29 @@ impl<T> fmt::Debug for PullGather<T> {
 impl<T> fmt::Debug for Gathered<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gathered").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{EmulatedCommunicator, Team, WorldSize};
+    use crate::runtime::Runtime;
+    use crate::symmetric::ArenaOptions;
+
+    /// A layer reads each chunk for each head: the list of readers holds a stream once, however often it reads.
+    #[test]
+    fn readers_are_noted_once() {
+        let rank = EmulatedCommunicator::world_of(&Runtime::emulated(1).unwrap(), WorldSize::ONE).unwrap().remove(0);
+        let arena = Arena::open(&rank, ArenaOptions::default()).unwrap();
+        let [copies, reader] = [(); 2].map(|()| rank.device().stream().unwrap());
+        let member = Team::all(WorldSize::ONE).member(Rank::ZERO).unwrap();
+        let mut gather = PullGather::<u32>::new(&arena, &member, GatherMemory::take(&arena, 4).unwrap(), &copies, 2).unwrap();
+        gather.shard(&copies).unwrap().fill_zero(&copies).unwrap();
+        let gathered = gather.run(Buffer::uninitialised(&copies, 4).unwrap()).unwrap();
+        for read in 0..1000 {
+            gathered.chunk(&reader, Rank::ZERO, read % 2).unwrap();
+        }
+        assert_eq!(lock(&gathered.readers).len(), 1);
     }
 }
