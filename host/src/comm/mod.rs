@@ -14,6 +14,7 @@ mod group;
 mod host_rank;
 mod meeting;
 mod nccl;
+mod operand;
 mod rank;
 mod sequence;
 mod single_rank;

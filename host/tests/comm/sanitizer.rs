@@ -82,7 +82,7 @@ fn half_read_buffer(world: &World, right: bool) -> Result<()> {
     let mut keep = Vec::new();
     for (i, rank) in world.ranks.iter().enumerate() {
         let (peer, side) = (world.rank(1 - i as u32), rank.device().stream()?);
-        rank.exchange(&world.streams[i], &[(peer, &own[i])], &mut [(peer, &mut received[i])])?;
+        rank.exchange(&world.streams[i], &[(peer, own[i].view())], &[(peer, received[i].view_mut())])?;
         side.wait(&world.streams[i].record()?)?;
         let source = alias(world, i, &received[i]);
         let mut target = alias(world, i, &used[i]);
@@ -90,7 +90,7 @@ fn half_read_buffer(world: &World, right: bool) -> Result<()> {
         if right {
             world.streams[i].wait(&side.record()?)?;
         }
-        rank.exchange(&world.streams[i], &[(peer, &own[i])], &mut [(peer, &mut received[i])])?;
+        rank.exchange(&world.streams[i], &[(peer, own[i].view())], &[(peer, received[i].view_mut())])?;
         keep.push((side, source, target));
     }
     world.streams.iter().chain(keep.iter().map(|kept| &kept.0)).try_for_each(|stream| stream.synchronize())?;
