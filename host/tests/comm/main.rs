@@ -17,6 +17,7 @@ mod mismatches;
 mod one_sided;
 mod sanitizer;
 mod schedules;
+mod shards;
 mod support;
 mod symmetric;
 mod teams;
