@@ -15,6 +15,7 @@ mod handover;
 mod in_place;
 mod mismatches;
 mod one_sided;
+mod places;
 mod sanitizer;
 mod schedules;
 mod shards;
