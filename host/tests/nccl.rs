@@ -165,7 +165,7 @@ fn rings_and_exchanges(member: &Member) -> Result<()> {
     let neighbour = |by: u32| Rank::new((rank + by) % world, member.comm.world()).expect("of this world");
     let mine = Buffer::from_slice(stream, &vec![rank; 1 << 20])?;
     let mut theirs = Buffer::<u32>::zeros(stream, 1 << 20)?;
-    member.comm.exchange(stream, &[(neighbour(1), &mine)], &mut [(neighbour(world - 1), &mut theirs)])?;
+    member.comm.exchange(stream, &[(neighbour(1), mine.view())], &[(neighbour(world - 1), theirs.view_mut())])?;
     member.check(&theirs, &vec![neighbour(world - 1).index(); 1 << 20])?;
     let parts: Vec<u32> = (0..world).flat_map(|to| [100 * rank + to; 3]).collect();
     let parts = Buffer::from_slice(stream, &parts)?;

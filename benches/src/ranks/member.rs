@@ -151,7 +151,7 @@ impl Member {
             Work::GemmWithNccl => {
                 let (side, gathers) = (self.symmetric.copies().clone(), self.gathers(request.calls));
                 let (Some(comm), part, whole) = (&self.comm, &self.part, &mut self.whole) else { bail!("there is no NCCL") };
-                (0..gathers).try_for_each(|_| comm.all_gather(&side, part, whole))?;
+                (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
         }

@@ -57,7 +57,7 @@ impl Messages {
         let Self { exchanges, shard, whole, .. } = self;
         let Some(exchange) = exchanges.get_mut(cut) else { bail!("there are {} cuts", CUTS.len()) };
         let start = stream.record()?;
-        (0..calls).try_for_each(|_| exchange.all_gather(stream, shard, whole))?;
+        (0..calls).try_for_each(|_| exchange.all_gather(stream, &*shard, &mut *whole))?;
         Ok([start, stream.record()?])
     }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use oxtile::comm::{HostRank, Rank, Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::symmetric::{
-    Arena, ArenaOptions, BackendName, Channel, Epoch, GatherMemory, PullGather, PushGather, PushMemory, SymmetricBuffer,
+    Arena, ArenaOptions, BackendName, Channel, ChunkedGather, Epoch, GatherMemory, PullGather, PushGather, PushMemory, SymmetricBuffer,
 };
 use oxtile::{Buffer, Event, Stream};
 
@@ -31,7 +31,7 @@ struct Open {
     pull: Vec<PullGather<bf16>>,
     /// What is put, and pushed.
     shard: Buffer<bf16>,
-    /// What is pulled, and got; `None` while a call has it.
+    /// What is got; `None` while a call has it.
     output: Option<Buffer<bf16>>,
     target: SymmetricBuffer<bf16>,
     pings: Channel,
@@ -95,7 +95,7 @@ impl Symmetric {
         }
         let (target, pings) = (arena.buffer(len)?, arena.channel()?);
         let shard = Buffer::zeros(&self.copies, len)?;
-        let output = Some(Buffer::zeros(&self.copies, len * u64::from(world.get()))?);
+        let output = Some(Buffer::zeros(&self.copies, len)?);
         self.copies.synchronize()?;
         self.open = Some(Open { shard_bytes, push, pull, shard, output, target, pings, epoch: Epoch::ZERO, arena });
         Ok(())
@@ -107,22 +107,23 @@ impl Symmetric {
         let push = &mut push[way];
         let start = self.copies.record()?;
         for _ in 0..calls {
-            let _ticket = if is_in_place { push.run_in_place()? } else { push.run(shard)? };
-            push.whole(&self.arrivals)?;
-            push.release()?;
+            let ready = if is_in_place { push.start()? } else { push.start_from(&[shard])? };
+            ready.whole(&self.arrivals)?;
+            push.release(ready)?;
         }
         Ok([start, self.arrivals.record()?])
     }
 
     /// Gathers, the shard ready to be written again before each.
     pub fn pull(&mut self, way: usize, calls: u64) -> Result<[Event; 2]> {
-        let Open { pull, output, .. } = self.open.as_mut().context("it was prepared")?;
+        let Open { pull, .. } = self.open.as_mut().context("it was prepared")?;
         let pull = &mut pull[way];
         let start = self.copies.record()?;
         for _ in 0..calls {
             pull.shard(&self.copies)?;
-            let target = output.take().context("the output is back")?;
-            *output = Some(pull.run(target)?.then(&self.copies)?);
+            let ready = pull.start()?;
+            ready.whole(&self.copies)?;
+            pull.release(ready)?;
         }
         Ok([start, self.copies.record()?])
     }

@@ -1,5 +1,6 @@
 //! What ranks can do together.
 
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::team::Team;
@@ -23,6 +24,8 @@ reducible!(u8: U8 u32: U32 u64: U64 i8: I8 i32: I32 i64: I64 f32: F32 f64: F64 b
 /// Lengths count elements; a length of zero is legal. A call enqueues and returns; it fails only for what this rank
 /// alone can see to be wrong, and then nothing is enqueued. What the other ranks do wrong shows when the stream is
 /// waited for. Calls of one rank come one after another, on whatever streams.
+///
+/// What a call reads and writes are views: `&buffer` and `&mut buffer` stand for all of a buffer, `buffer.view().slice(start, end)` for a part.
 pub trait Communicator {
     /// This rank.
     fn rank(&self) -> Rank;
@@ -35,7 +38,7 @@ pub trait Communicator {
     /// # Errors
     /// [`ForeignRuntime`](crate::Error::ForeignRuntime), [`WrongDevice`](crate::Error::WrongDevice); an error of the transport.
     #[track_caller]
-    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()>;
+    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, op: ReduceOp) -> Result<()>;
 
     /// Makes `output` the shards of all ranks one after another, in the order of ranks. Every shard has one length, and
     /// `output` that times the number of ranks.
@@ -43,7 +46,12 @@ pub trait Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Length`](crate::Error::Length).
     #[track_caller]
-    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()>;
+    fn all_gather<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()>;
 
     /// Makes `shard` this rank's part of the element-wise reduction of all ranks' inputs: with `n` elements in `shard`,
     /// those from `rank * n`. Every input has `n` times the number of ranks.
@@ -51,38 +59,54 @@ pub trait Communicator {
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Length`](crate::Error::Length).
     #[track_caller]
-    fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, op: ReduceOp) -> Result<()>;
+    fn reduce_scatter<'a, T: Reducible>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        shard: impl Into<DeviceViewMut<'a, T>>,
+        op: ReduceOp,
+    ) -> Result<()>;
 
     /// Makes `buffer`, of one length on all ranks, that of `root`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Invalid`](crate::Error::Invalid) for a root of another world.
     #[track_caller]
-    fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()>;
+    fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()>;
 
     /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both are as many parts of one length as there are ranks.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Length`](crate::Error::Length), also for a length that is not so many parts.
     #[track_caller]
-    fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()>;
+    fn all_to_all<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()>;
 
-    /// Sends and receives whole buffers, all at once: the messages wait for each other's ends, never for each other, so that a
+    /// Sends and receives views, all at once: the messages wait for each other's ends, never for each other, so that a
     /// ring is one exchange a rank. Between two ranks messages are taken in the order in which they are sent. Ranks that
     /// neither send nor receive do not call.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`Invalid`](crate::Error::Invalid) for a peer of another world.
     #[track_caller]
-    fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()>;
+    fn exchange<T: Pod>(
+        &self,
+        stream: &Stream,
+        sends: &[(Rank, DeviceView<'_, T>)],
+        receives: &[(Rank, DeviceViewMut<'_, T>)],
+    ) -> Result<()>;
 
     /// Sends a buffer. Later work of the stream may wait until `to` receives it.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).
     #[track_caller]
-    fn send<T: Pod>(&self, stream: &Stream, buffer: &Buffer<T>, to: Rank) -> Result<()> {
-        self.exchange(stream, &[(to, buffer)], &mut [])
+    fn send<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceView<'a, T>>, to: Rank) -> Result<()> {
+        self.exchange(stream, &[(to, buffer.into())], &[])
     }
 
     /// Receives a buffer of the length that `from` sends.
@@ -90,8 +114,8 @@ pub trait Communicator {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     #[track_caller]
-    fn recv<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, from: Rank) -> Result<()> {
-        self.exchange(stream, &[], &mut [(from, buffer)])
+    fn recv<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, from: Rank) -> Result<()> {
+        self.exchange(stream, &[], &[(from, buffer.into())])
     }
 
     /// The calls of `body` as one, made when it ends: none of them waits for another, so that sends and receives may come in any order, and all data go
@@ -101,7 +125,7 @@ pub trait Communicator {
     ///
     /// # Errors
     /// What the body returns; [`Invalid`](crate::Error::Invalid) for a group in a group, and, of the calls in it, for one on another communicator, or
-    /// one of two that use the same buffer of which one writes it; an error of the transport.
+    /// one of two that use the same elements of which one writes them; an error of the transport.
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R>;
 
     /// A communicator of the ranks that name the same colour, ordered by `key` and then by their ranks here; none for a rank that names none. Every

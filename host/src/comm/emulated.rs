@@ -6,11 +6,13 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::communicator::{Communicator, Reducible, check_team};
 use super::group;
 use super::meeting::{ArenaRank, Meeting};
+use super::operand::Operand;
 use super::sequence::Sequence;
 use super::team::Team;
 use super::virtual_rank::VirtualRank;
@@ -18,10 +20,10 @@ use crate::bootstrap::board::LocalBoard;
 use crate::rank::{Rank, ReduceOp, WorldSize};
 use crate::runtime::backend::Caller;
 use crate::runtime::emulated::{Call, Group, Part, Reduction, Region, Transfer};
-use crate::runtime::memory::{self, Memory};
+use crate::runtime::memory;
 use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
-use crate::runtime::{Buffer, Device, Error, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, Result, Runtime, Stream};
 
 /// A rank of a virtual cluster: one process holds them all. Drive them from one thread, so that a seed gives one order, or
 /// each from its own, as a program of many processes would.
@@ -41,8 +43,7 @@ pub struct EmulatedCommunicator {
 struct Enqueued {
     stream: Arc<StreamInner>,
     part: Part,
-    /// What it uses, and whether it writes it.
-    uses: Vec<(Arc<Memory>, bool)>,
+    uses: Vec<Operand>,
     caller: Caller,
 }
 
@@ -160,9 +161,8 @@ impl EmulatedCommunicator {
 
     /// Enqueues this rank's part, or keeps it for the end of the group that it belongs to.
     #[track_caller]
-    fn enqueue(&self, stream: &Stream, what: &'static str, part: Part, uses: &[(&Arc<Memory>, bool)]) -> Result<()> {
-        let is_grouped = group::join(self.id(), what, uses.iter().copied())?;
-        let uses = uses.iter().map(|(memory, writes)| (Arc::clone(memory), *writes)).collect();
+    fn enqueue(&self, stream: &Stream, what: &'static str, part: Part, uses: Vec<Operand>) -> Result<()> {
+        let is_grouped = group::join(self.id(), what, &uses)?;
         stream.0.note(what, Some(Location::caller()));
         let call = Enqueued { stream: Arc::clone(&stream.0), part, uses, caller: Location::caller() };
         if is_grouped {
@@ -188,7 +188,7 @@ impl EmulatedCommunicator {
         self.order_calls(&stream)?;
         stream.order_after(&others)?;
         memory::order(&stream, |wait_for| {
-            calls.iter().flat_map(|call| &call.uses).for_each(|(memory, writes)| memory.add_use(&stream, *writes, wait_for));
+            calls.iter().flat_map(|call| &call.uses).for_each(|operand| operand.add_use(&stream, wait_for));
         })?;
         cluster.collectives(stream.id, calls.into_iter().map(|call| (call.part, call.caller)).collect())?;
         others.iter().try_for_each(|other| other.order_after(std::slice::from_ref(&stream)))
@@ -218,10 +218,6 @@ impl ArenaRank for EmulatedCommunicator {
     }
 }
 
-fn region<T: Pod>(buffer: &Buffer<T>) -> Region {
-    Region { address: buffer.address(), bytes: buffer.memory().bytes }
-}
-
 impl Communicator for EmulatedCommunicator {
     fn rank(&self) -> Rank {
         self.rank
@@ -232,85 +228,105 @@ impl Communicator for EmulatedCommunicator {
     }
 
     #[track_caller]
-    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, op: ReduceOp) -> Result<()> {
         const WHAT: &str = "Communicator::all_reduce";
         self.check_stream(stream, WHAT)?;
-        buffer.check_stream(stream, WHAT)?;
-        let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: region(buffer).bytes };
-        let part = Part::collective(&self.ranks.group, self.rank, call, region(buffer), region(buffer));
-        self.enqueue(stream, WHAT, part, &[(buffer.memory(), true)])
+        let buffer = Operand::written(stream, WHAT, &buffer.into())?;
+        let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: buffer.bytes };
+        let part = Part::collective(&self.ranks.group, self.rank, call, buffer.region(), buffer.region());
+        self.enqueue(stream, WHAT, part, vec![buffer])
     }
 
     #[track_caller]
-    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+    fn all_gather<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::all_gather";
+        let (shard, output) = (shard.into(), output.into());
         self.check_stream(stream, WHAT)?;
-        shard.check_stream(stream, WHAT)?;
-        output.check_stream(stream, WHAT)?;
+        let [from, to] = [Operand::read(stream, WHAT, shard)?, Operand::written(stream, WHAT, &output)?];
         self.check_parts("Communicator::all_gather, output", shard.len(), output.len())?;
-        let call = Call::AllGather { shard_bytes: region(shard).bytes };
-        let part = Part::collective(&self.ranks.group, self.rank, call, region(shard), region(output));
-        self.enqueue(stream, WHAT, part, &[(shard.memory(), false), (output.memory(), true)])
+        let call = Call::AllGather { shard_bytes: from.bytes };
+        let part = Part::collective(&self.ranks.group, self.rank, call, from.region(), to.region());
+        self.enqueue(stream, WHAT, part, vec![from, to])
     }
 
     #[track_caller]
-    fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter<'a, T: Reducible>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        shard: impl Into<DeviceViewMut<'a, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::reduce_scatter";
+        let (input, shard) = (input.into(), shard.into());
         self.check_stream(stream, WHAT)?;
-        input.check_stream(stream, WHAT)?;
-        shard.check_stream(stream, WHAT)?;
+        let [from, to] = [Operand::read(stream, WHAT, input)?, Operand::written(stream, WHAT, &shard)?];
         self.check_parts("Communicator::reduce_scatter, input", shard.len(), input.len())?;
-        let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: region(shard).bytes };
-        let part = Part::collective(&self.ranks.group, self.rank, call, region(input), region(shard));
-        self.enqueue(stream, WHAT, part, &[(input.memory(), false), (shard.memory(), true)])
+        let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: to.bytes };
+        let part = Part::collective(&self.ranks.group, self.rank, call, from.region(), to.region());
+        self.enqueue(stream, WHAT, part, vec![from, to])
     }
 
     #[track_caller]
-    fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
+    fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()> {
         const WHAT: &str = "Communicator::broadcast";
         self.check_stream(stream, WHAT)?;
         self.check_rank(root, WHAT)?;
-        buffer.check_stream(stream, WHAT)?;
-        let call = Call::Broadcast { root, bytes: region(buffer).bytes };
         // The root's buffer is only read.
-        let (none, is_root) = (Region::default(), root == self.rank);
-        let (input, output) = if is_root { (region(buffer), none) } else { (none, region(buffer)) };
+        let is_root = root == self.rank;
+        let buffer = Operand { writes: !is_root, ..Operand::written(stream, WHAT, &buffer.into())? };
+        let call = Call::Broadcast { root, bytes: buffer.bytes };
+        let none = Region::default();
+        let (input, output) = if is_root { (buffer.region(), none) } else { (none, buffer.region()) };
         let part = Part::collective(&self.ranks.group, self.rank, call, input, output);
-        self.enqueue(stream, WHAT, part, &[(buffer.memory(), !is_root)])
+        self.enqueue(stream, WHAT, part, vec![buffer])
     }
 
     #[track_caller]
-    fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+    fn all_to_all<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::all_to_all";
+        let (input, output) = (input.into(), output.into());
         self.check_stream(stream, WHAT)?;
-        input.check_stream(stream, WHAT)?;
-        output.check_stream(stream, WHAT)?;
+        let [from, to] = [Operand::read(stream, WHAT, input)?, Operand::written(stream, WHAT, &output)?];
         self.check_parts("Communicator::all_to_all, input", input.len() / u64::from(self.world.get()), input.len())?;
         if output.len() != input.len() {
             return Err(Error::Length { what: "Communicator::all_to_all, output", expected: input.len(), found: output.len() });
         }
-        let call = Call::AllToAll { bytes: region(input).bytes };
-        let part = Part::collective(&self.ranks.group, self.rank, call, region(input), region(output));
-        self.enqueue(stream, WHAT, part, &[(input.memory(), false), (output.memory(), true)])
+        let call = Call::AllToAll { bytes: from.bytes };
+        let part = Part::collective(&self.ranks.group, self.rank, call, from.region(), to.region());
+        self.enqueue(stream, WHAT, part, vec![from, to])
     }
 
     #[track_caller]
-    fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+    fn exchange<T: Pod>(
+        &self,
+        stream: &Stream,
+        sends: &[(Rank, DeviceView<'_, T>)],
+        receives: &[(Rank, DeviceViewMut<'_, T>)],
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::exchange";
         self.check_stream(stream, WHAT)?;
         let mut uses = Vec::new();
-        let mut transfer = |peer: Rank, buffer, writes| -> Result<Transfer> {
-            let buffer: &Buffer<T> = buffer;
+        let mut transfer = |peer: Rank, operand: Result<Operand>| -> Result<Transfer> {
             self.check_rank(peer, WHAT)?;
-            buffer.check_stream(stream, WHAT)?;
-            uses.push((Arc::clone(buffer.memory()), writes));
-            Ok(Transfer { peer, region: region(buffer) })
+            let operand = operand?;
+            let region = operand.region();
+            uses.push(operand);
+            Ok(Transfer { peer, region })
         };
-        let sends = sends.iter().map(|(peer, buffer)| transfer(*peer, buffer, false)).collect::<Result<_>>()?;
-        let receives = receives.iter().map(|(peer, buffer)| transfer(*peer, buffer, true)).collect::<Result<_>>()?;
-        let part = Part::exchange(&self.ranks.group, self.rank, sends, receives);
-        let uses: Vec<_> = uses.iter().map(|(memory, writes)| (memory, *writes)).collect();
-        self.enqueue(stream, WHAT, part, &uses)
+        let sent = sends.iter().map(|(peer, view)| transfer(*peer, Operand::read(stream, WHAT, *view))).collect::<Result<_>>()?;
+        let received = receives.iter().map(|(peer, view)| transfer(*peer, Operand::written(stream, WHAT, view))).collect::<Result<_>>()?;
+        self.enqueue(stream, WHAT, Part::exchange(&self.ranks.group, self.rank, sent, received), uses)
     }
 
     #[track_caller]
@@ -318,7 +334,7 @@ impl Communicator for EmulatedCommunicator {
         const WHAT: &str = "Communicator::barrier";
         self.check_stream(stream, WHAT)?;
         let none = Region::default();
-        self.enqueue(stream, WHAT, Part::collective(&self.ranks.group, self.rank, Call::Barrier, none, none), &[])
+        self.enqueue(stream, WHAT, Part::collective(&self.ranks.group, self.rank, Call::Barrier, none, none), Vec::new())
     }
 
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {

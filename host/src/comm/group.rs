@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::sync::Arc;
 
+use super::operand::Operand;
 use crate::recording::Work;
 use crate::runtime::backend::{Backend, StreamId};
 use crate::runtime::recorder::{Recorder, Together};
-use crate::runtime::{Error, Memory, Result};
+use crate::runtime::{Error, Result};
 
 const WHAT: &str = "Communicator::group";
 
@@ -19,8 +19,8 @@ thread_local! {
 struct Group {
     /// Which communicator's.
     communicator: usize,
-    /// What its calls use, and whether they write it: kept until the calls are enqueued.
-    uses: Vec<(Arc<Memory>, bool)>,
+    /// What its calls use: kept until the calls are enqueued.
+    uses: Vec<Operand>,
     /// The calls that its communicator makes at its end.
     calls: Vec<Box<dyn Any>>,
     /// What is recorded of the calls that were made.
@@ -49,25 +49,22 @@ pub(super) fn refuse(what: &'static str, why: &str) -> Result<()> {
 /// Notes a call of a communicator. Whether it belongs to a group, and then waits for the end of it.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a call on another communicator than the group's, and for memory that two calls of the group use and one writes: they have
+/// [`Error::Invalid`] for a call on another communicator than the group's, and for bytes that two calls of the group use and one writes: they have
 /// no order.
-pub(super) fn join<'a>(communicator: usize, what: &'static str, uses: impl Iterator<Item = (&'a Arc<Memory>, bool)>) -> Result<bool> {
+pub(super) fn join(communicator: usize, what: &'static str, uses: &[Operand]) -> Result<bool> {
     UNDER_WAY.with_borrow_mut(|group| {
         let Some(group) = group else { return Ok(false) };
         if group.communicator != communicator {
             let why = "a group of another communicator is under way on this thread: make this call behind it, or in a group of its own";
             return Err(Error::Invalid { what, why: why.to_owned() });
         }
-        let new: Vec<_> = uses.filter(|(memory, _)| memory.bytes > 0).map(|(memory, writes)| (Arc::clone(memory), writes)).collect();
-        let conflicts = |(memory, writes): &&(Arc<Memory>, bool)| {
-            group.uses.iter().any(|(other, written)| Arc::ptr_eq(memory, other) && (*writes || *written))
-        };
-        if let Some((memory, _)) = new.iter().find(conflicts) {
-            let name = &memory.name;
-            let why = format!("another call of the group uses buffer `{name}`, and one of them writes it: calls of a group have no order");
+        let conflicts = |one: &&Operand| group.uses.iter().any(|other| one.conflicts(other));
+        if let Some(one) = uses.iter().find(conflicts) {
+            let name = &one.memory.name;
+            let why = format!("another call of the group uses these elements of buffer `{name}`, and one of them writes them: calls of a group have no order");
             return Err(Error::Invalid { what, why });
         }
-        group.uses.extend(new);
+        group.uses.extend(uses.iter().filter(|one| one.bytes > 0).cloned());
         Ok(true)
     })
 }
@@ -105,18 +102,20 @@ impl Drop for Open {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::recording::Activity;
     use crate::runtime::{Buffer, Runtime};
 
     #[test]
     fn groups_do_not_nest_and_end_with_their_guard() {
-        assert!(!join(1, "call", std::iter::empty()).unwrap());
+        assert!(!join(1, "call", &[]).unwrap());
         let open = begin(1).unwrap();
-        assert!(join(1, "call", std::iter::empty()).unwrap());
+        assert!(join(1, "call", &[]).unwrap());
         let error = begin(2).unwrap_err().to_string();
         assert!(error.starts_with("Communicator::group: a group is under way"), "{error}");
-        assert!(join(2, "call", std::iter::empty()).unwrap_err().to_string().starts_with("call: a group of another communicator"));
+        assert!(join(2, "call", &[]).unwrap_err().to_string().starts_with("call: a group of another communicator"));
         keep("mine");
         std::thread::spawn(|| assert!(begin(1).unwrap().take_kept::<&str>().is_empty())).join().unwrap();
         keep("and mine");
@@ -156,12 +155,13 @@ mod tests {
     #[test]
     fn memory_is_kept_and_written_by_one_call_alone() {
         let stream = Runtime::emulated(1).unwrap().device(0).unwrap().stream().unwrap();
-        let [one, other, none] = [1, 1, 0].map(|len| Buffer::<u32>::zeros(&stream, len).unwrap());
-        let use_of = |buffer: &Buffer<u32>, writes| join(1, "call", [(buffer.memory(), writes)].into_iter());
+        let [one, other, none] = [2, 1, 0].map(|len| Buffer::<u32>::zeros(&stream, len).unwrap());
+        let operand = |buffer: &Buffer<u32>, writes| Operand { writes, ..Operand::read(&stream, "call", buffer.view()).unwrap() };
+        let use_of = |buffer: &Buffer<u32>, writes| join(1, "call", &[operand(buffer, writes)]);
         let open = begin(1).unwrap();
         use_of(&one, false).unwrap();
         use_of(&one, false).unwrap();
-        assert!(use_of(&one, true).unwrap_err().to_string().contains("another call of the group uses buffer `buffer`"));
+        assert!(use_of(&one, true).unwrap_err().to_string().contains("another call of the group uses these elements of buffer `buffer`"));
         use_of(&other, true).unwrap();
         assert!(use_of(&other, false).is_err() && use_of(&other, true).is_err());
         (0..2).for_each(|_| _ = use_of(&none, true).unwrap());
@@ -170,5 +170,11 @@ mod tests {
         assert!(memory.upgrade().is_some());
         drop(open);
         assert!(memory.upgrade().is_none());
+        // Halves of one buffer are apart.
+        let open = begin(1).unwrap();
+        let half = |start| Operand { writes: true, ..Operand::read(&stream, "call", one.view().slice(start, start + 1)).unwrap() };
+        join(1, "call", &[half(0)]).and_then(|_| join(1, "call", &[half(1)])).unwrap();
+        assert!(join(1, "call", &[half(1)]).is_err());
+        drop(open);
     }
 }

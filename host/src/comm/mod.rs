@@ -24,6 +24,7 @@ mod group;
 mod host_rank;
 mod meeting;
 mod nccl;
+mod operand;
 mod sequence;
 mod single_rank;
 mod team;

@@ -4,14 +4,16 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::communicator::{Communicator, Reducible};
 use super::group;
+use super::operand::Operand;
 use crate::rank::{Rank, ReduceOp, WorldSize};
 use crate::runtime::backend::{Caller, Copy, Direction};
-use crate::runtime::memory::{self, Memory};
-use crate::runtime::{Buffer, Device, Error, Result, Stream};
+use crate::runtime::memory;
+use crate::runtime::{Device, Error, Result, Stream};
 
 /// The communicator of a program that runs alone: a reduction of one is the thing itself, a gather is a copy.
 #[derive(Clone)]
@@ -24,8 +26,8 @@ pub struct SingleRank {
 /// A call in a group: its stream, and the messages to oneself that it sends and receives.
 struct Call {
     stream: Stream,
-    sent: Vec<Arc<Memory>>,
-    received: Vec<(Arc<Memory>, Caller)>,
+    sent: Vec<Operand>,
+    received: Vec<(Operand, Caller)>,
 }
 
 impl SingleRank {
@@ -39,7 +41,7 @@ impl SingleRank {
     }
 
     /// Notes a call on memory; in a group its stream goes on behind the other calls.
-    fn join<'a>(&self, stream: &Stream, what: &'static str, uses: impl Iterator<Item = (&'a Arc<Memory>, bool)>) -> Result<()> {
+    fn join(&self, stream: &Stream, what: &'static str, uses: &[Operand]) -> Result<()> {
         if group::join(self.id(), what, uses)? {
             group::keep(Call { stream: stream.clone(), sent: Vec::new(), received: Vec::new() });
         }
@@ -51,8 +53,8 @@ impl SingleRank {
         let streams: Vec<_> = calls.iter().map(|call| Arc::clone(&call.stream.0)).collect();
         let (mut sent, mut received) = (Vec::new(), Vec::new());
         for Call { stream, sent: sends, received: receives } in calls {
-            sent.extend(sends.into_iter().map(|memory| (stream.clone(), memory)));
-            received.extend(receives.into_iter().map(|(memory, caller)| (stream.clone(), memory, caller)));
+            sent.extend(sends.into_iter().map(|from| (stream.clone(), from)));
+            received.extend(receives.into_iter().map(|(to, caller)| (stream.clone(), to, caller)));
         }
         let delivered = Self::deliver(sent, received);
         let Some((first, others)) = streams.split_first() else { return delivered };
@@ -62,30 +64,28 @@ impl SingleRank {
         delivered.and(joined)
     }
 
-    fn deliver(sent: Vec<(Stream, Arc<Memory>)>, received: Vec<(Stream, Arc<Memory>, Caller)>) -> Result<()> {
+    fn deliver(sent: Vec<(Stream, Operand)>, received: Vec<(Stream, Operand, Caller)>) -> Result<()> {
         check_count(sent.len(), received.len())?;
         sent.into_iter().zip(received).try_for_each(|((from, source), (to, target, caller))| {
             if source.bytes != target.bytes {
                 return Err(Error::Length { what: "Communicator::recv, in bytes", expected: source.bytes, found: target.bytes });
             }
             to.0.order_after(std::slice::from_ref(&from.0))?;
-            let copy =
-                Copy { direction: Direction::DeviceToDevice, target: target.address, source: source.address, bytes: source.bytes, caller };
-            memory::copy(&to.0, copy, Some(&target), Some(&source))
+            copy(&to, &source, &target, caller)
         })
     }
 
-    /// Copies what one buffer holds to the other, in a group too.
+    /// Copies what one view holds to the other, in a group too.
     #[track_caller]
-    fn copy<T: Pod>(&self, stream: &Stream, what: &'static str, from: &Buffer<T>, to: &mut Buffer<T>) -> Result<()> {
+    fn copy<T: Pod>(&self, stream: &Stream, what: &'static str, from: DeviceView<'_, T>, to: &DeviceViewMut<'_, T>) -> Result<()> {
         self.check_stream(stream, what)?;
-        from.check_stream(stream, what)?;
-        to.check_stream(stream, what)?;
+        let uses = [Operand::read(stream, what, from)?, Operand::written(stream, what, to)?];
         if from.len() != to.len() {
             return Err(Error::Length { what, expected: to.len(), found: from.len() });
         }
-        self.join(stream, what, [(from.memory(), false), (to.memory(), true)].into_iter())?;
-        to.copy_from(stream, from)
+        self.join(stream, what, &uses)?;
+        let [from, to] = uses;
+        copy(stream, &from, &to, Location::caller())
     }
 
     fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
@@ -107,56 +107,74 @@ impl Communicator for SingleRank {
         WorldSize::ONE
     }
 
-    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, _op: ReduceOp) -> Result<()> {
+    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, _op: ReduceOp) -> Result<()> {
         const WHAT: &str = "Communicator::all_reduce";
         self.check_stream(stream, WHAT)?;
-        buffer.check_stream(stream, WHAT)?;
-        self.join(stream, WHAT, [(buffer.memory(), true)].into_iter())
+        self.join(stream, WHAT, &[Operand::written(stream, WHAT, &buffer.into())?])
     }
 
-    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
-        self.copy(stream, "Communicator::all_gather", shard, output)
+    fn all_gather<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
+        self.copy(stream, "Communicator::all_gather", shard.into(), &output.into())
     }
 
-    fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, _op: ReduceOp) -> Result<()> {
-        self.copy(stream, "Communicator::reduce_scatter", input, shard)
+    fn reduce_scatter<'a, T: Reducible>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        shard: impl Into<DeviceViewMut<'a, T>>,
+        _op: ReduceOp,
+    ) -> Result<()> {
+        self.copy(stream, "Communicator::reduce_scatter", input.into(), &shard.into())
     }
 
-    fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
+    fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()> {
         const WHAT: &str = "Communicator::broadcast";
         self.check_stream(stream, WHAT)?;
         if root != Rank::ZERO {
             return Err(Error::Invalid { what: WHAT, why: format!("{root} is not of this world, which has rank 0 alone") });
         }
-        buffer.check_stream(stream, WHAT)?;
         // The root's buffer is only read.
-        self.join(stream, WHAT, [(buffer.memory(), false)].into_iter())
+        self.join(stream, WHAT, &[Operand { writes: false, ..Operand::written(stream, WHAT, &buffer.into())? }])
     }
 
-    fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
-        self.copy(stream, "Communicator::all_to_all", input, output)
+    fn all_to_all<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
+        self.copy(stream, "Communicator::all_to_all", input.into(), &output.into())
     }
 
     /// Messages to oneself are taken in the order in which they are sent.
-    fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+    fn exchange<T: Pod>(
+        &self,
+        stream: &Stream,
+        sends: &[(Rank, DeviceView<'_, T>)],
+        receives: &[(Rank, DeviceViewMut<'_, T>)],
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::exchange";
         self.check_stream(stream, WHAT)?;
         let peers = sends.iter().map(|(peer, _)| *peer).chain(receives.iter().map(|(peer, _)| *peer));
         if let Some(peer) = peers.into_iter().find(|peer| *peer != Rank::ZERO) {
             return Err(Error::Invalid { what: WHAT, why: format!("{peer} is not of this world, which has rank 0 alone") });
         }
-        sends.iter().try_for_each(|(_, from)| from.check_stream(stream, WHAT))?;
-        receives.iter().try_for_each(|(_, to)| to.check_stream(stream, WHAT))?;
-        let uses = sends.iter().map(|(_, from)| (from.memory(), false)).chain(receives.iter().map(|(_, to)| (to.memory(), true)));
-        if group::join(self.id(), WHAT, uses)? {
-            let caller = Location::caller();
-            let sent = sends.iter().map(|(_, from)| Arc::clone(from.memory())).collect();
-            let received = receives.iter().map(|(_, to)| (Arc::clone(to.memory()), caller)).collect();
+        let caller = Location::caller();
+        let sent: Vec<_> = sends.iter().map(|(_, from)| Operand::read(stream, WHAT, *from)).collect::<Result<_>>()?;
+        let received = receives.iter().map(|(_, to)| Ok((stream.clone(), Operand::written(stream, WHAT, to)?, caller)));
+        let received: Vec<_> = received.collect::<Result<_>>()?;
+        let uses: Vec<_> = sent.iter().chain(received.iter().map(|(_, to, _)| to)).cloned().collect();
+        if group::join(self.id(), WHAT, &uses)? {
+            let received = received.into_iter().map(|(_, to, caller)| (to, caller)).collect();
             group::keep(Call { stream: stream.clone(), sent, received });
             return Ok(());
         }
-        check_count(sends.len(), receives.len())?;
-        sends.iter().zip(receives).try_for_each(|((_, from), (_, to))| to.copy_from(stream, from))
+        Self::deliver(sent.into_iter().map(|from| (stream.clone(), from)).collect(), received)
     }
 
     /// Its calls are made at once, one after another, messages at its end, where its streams wait for each other: there is nobody else to wait for.
@@ -176,8 +194,13 @@ impl Communicator for SingleRank {
     fn barrier(&self, stream: &Stream) -> Result<()> {
         const WHAT: &str = "Communicator::barrier";
         self.check_stream(stream, WHAT)?;
-        self.join(stream, WHAT, std::iter::empty())
+        self.join(stream, WHAT, &[])
     }
+}
+
+fn copy(stream: &Stream, from: &Operand, to: &Operand, caller: Caller) -> Result<()> {
+    let copy = Copy { direction: Direction::DeviceToDevice, target: to.address, source: from.address, bytes: from.bytes, caller };
+    memory::copy(&stream.0, copy, Some(&to.memory), Some(&from.memory))
 }
 
 fn check_count(sent: usize, received: usize) -> Result<()> {

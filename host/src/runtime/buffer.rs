@@ -113,6 +113,14 @@ impl<T: Pod> Buffer<T> {
         Ok(Self { memory, len, element: PhantomData })
     }
 
+    /// Memory that its user vouches for.
+    ///
+    /// # Safety
+    /// `len` elements lie in it from its beginning, aligned for `T`.
+    pub(crate) unsafe fn of(memory: Arc<Memory>, len: u64) -> Self {
+        Self { memory, len, element: PhantomData }
+    }
+
     /// How many elements.
     pub fn len(&self) -> u64 {
         self.len
@@ -346,6 +354,20 @@ impl<T> Buffer<T> {
     /// The memory and its uses.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+}
+
+/// All of the buffer, to read.
+impl<'a, T: Pod> From<&'a Buffer<T>> for DeviceView<'a, T> {
+    fn from(buffer: &'a Buffer<T>) -> Self {
+        buffer.view()
+    }
+}
+
+/// All of the buffer, to write.
+impl<'a, T: Pod> From<&'a mut Buffer<T>> for DeviceViewMut<'a, T> {
+    fn from(buffer: &'a mut Buffer<T>) -> Self {
+        buffer.view_mut()
     }
 }
 

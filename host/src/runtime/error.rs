@@ -54,6 +54,14 @@ pub enum Error {
         /// Which argument, and why.
         error: LaunchError,
     },
+    /// Memory was used on a stream that was not let in: a gather's place, without the epoch's [`Ready`](crate::symmetric::Ready). Nothing was enqueued.
+    #[error("{what}: {why}")]
+    NotReady {
+        /// The call.
+        what: String,
+        /// What it lacks, and how to mend it.
+        why: String,
+    },
     /// A launch asks for more than the device has. Nothing was enqueued.
     #[error("kernel `{kernel}`: {what}")]
     Limit {

@@ -41,8 +41,8 @@ impl Graph {
     /// Enqueues the whole graph, after earlier work on its buffers.
     ///
     /// # Errors
-    /// [`Error::ForeignRuntime`], [`Error::NotCapturable`] inside another capture, what ended a communicator or an arena that its work needs, a
-    /// driver error.
+    /// [`Error::ForeignRuntime`], [`Error::NotCapturable`] inside another capture, what ended a communicator or an arena that its work needs,
+    /// [`Error::NotReady`] for the place of a gather whose epoch the stream was not given, a driver error.
     #[track_caller]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         let stream = &stream.0;
@@ -54,6 +54,7 @@ impl Graph {
             return Err(Error::Invalid { what: "Graph::replay", why });
         }
         stream.refuse_capture("the replay of a graph", "capture its work again in place of it")?;
+        self.memory.iter().try_for_each(|(memory, _)| memory.check_admitted(stream, || "Graph::replay".to_owned()))?;
         let _begun: Vec<_> = self.kept.iter().map(|owner| owner.begin()).collect::<Result<_>>()?;
         let _enqueue = self.runtime.enqueue_alone();
         memory::order(stream, |wait_for| self.memory.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;

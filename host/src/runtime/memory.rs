@@ -26,6 +26,11 @@ pub(crate) trait Owner: Send + Sync {
         Ok(None)
     }
 
+    /// Whether work on the stream may use it now; else why not, and how to mend it.
+    fn admits(&self, _stream: &StreamInner) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
     /// A stream has work that needs it: it must not go before that.
     fn used_on(&self, stream: &Arc<StreamInner>);
 }
@@ -55,7 +60,7 @@ pub(crate) struct Memory {
 }
 
 /// The streams whose work on a piece of memory may still be under way.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Uses {
     writer: Option<Arc<StreamInner>>,
     /// Streams that read since the last write, the writer itself left out.
@@ -122,10 +127,28 @@ impl Memory {
 
     pub fn check_device(&self, stream: &StreamInner, what: impl FnOnce() -> String) -> Result<()> {
         let (expected, found) = (stream.id.device, self.device);
-        if self.place == Place::Host || expected == found {
-            return Ok(());
+        if self.place != Place::Host && expected != found {
+            return Err(Error::WrongDevice { what: what(), buffer: self.name.clone(), expected, found });
         }
-        Err(Error::WrongDevice { what: what(), buffer: self.name.clone(), expected, found })
+        self.check_admitted(stream, what)
+    }
+
+    /// Fails where the owner lets no work of the stream use this memory now. What is captured is not done: its replay is asked about.
+    pub fn check_admitted(&self, stream: &StreamInner, what: impl FnOnce() -> String) -> Result<()> {
+        let Some(owner) = self.owner.as_ref().filter(|_| stream.capture().is_none()) else { return Ok(()) };
+        owner.admits(stream).map_err(|why| Error::NotReady { what: what(), why })
+    }
+
+    /// Memory of the same owner that is part of this: what comes next on it comes after what this was used for.
+    pub fn part(&self, address: u64, bytes: u64) -> Arc<Self> {
+        debug_assert!(self.home.is_none() && self.address <= address && address + bytes <= self.address + self.bytes);
+        let (runtime, name, owner, uses) = (Arc::clone(&self.runtime), self.name.clone(), self.owner.clone(), lock(&self.uses).clone());
+        Arc::new(Self { runtime, place: self.place, device: self.device, address, bytes, name, home: None, owner, uses: Mutex::new(uses) })
+    }
+
+    /// Forgets uses that all later work is ordered after already.
+    pub fn forget_uses(&self) {
+        *lock(&self.uses) = Uses::default();
     }
 
     /// Notes a use and names the streams that `stream` has to wait for. In a capture the uses inside it count; the

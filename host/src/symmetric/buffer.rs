@@ -77,7 +77,55 @@ impl<T: Pod> SymmetricBuffer<T> {
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
-    /// Copies pieces of several ranks to `target`, one after another from its beginning on, in stream order and by the copy engine: of each the
+    /// Parts of it, as buffers of their own with the same operations: the elements of each range, which ascend and do not overlap. So what has several arrays, as a
+    /// quantized tensor has codes and scales, is taken from an arena at once; what was enqueued on the buffer before comes before what is on the parts. What no range
+    /// names is of no more use. Every rank takes the same.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range outside; [`Error::Invalid`] for ranges that overlap or descend.
+    pub fn parts(self, ranges: &[Range<u64>]) -> Result<Vec<Self>> {
+        let mut end = 0;
+        for range in ranges {
+            if range.start < end || range.end < range.start {
+                let why = format!("range {range:?} begins before {end}, where the one before it ends: name them in order");
+                return Err(Error::Invalid { what: "SymmetricBuffer::parts", why });
+            }
+            fits("SymmetricBuffer::parts", range.start, range.end - range.start, self.len())?;
+            end = range.end;
+        }
+        let part = |range: &Range<u64>| {
+            let (arena, offset) = (Arc::clone(&self.arena), self.offset + range.start * size_of::<T>() as u64);
+            Self { arena, number: self.number, offset, local: self.local_part(range.start, range.end - range.start), lent: Lent::default() }
+        };
+        Ok(ranges.iter().map(part).collect())
+    }
+
+    /// The same bytes as elements `U`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are no whole number of those, or not aligned for them.
+    pub fn cast<U: Pod>(self) -> Result<SymmetricBuffer<U>> {
+        let (bytes, size) = (self.local.memory().bytes, size_of::<U>() as u64);
+        if size == 0 || !bytes.is_multiple_of(size) || !self.offset.is_multiple_of(align_of::<U>() as u64) {
+            let why = format!("{bytes} bytes from byte {} of the arena on are no whole number of aligned elements of {size}", self.offset);
+            return Err(Error::Invalid { what: "SymmetricBuffer::cast", why });
+        }
+        let Self { arena, number, offset, local, lent } = self;
+        // SAFETY: so many elements of any bits lie there, aligned: arenas are to 256 bytes.
+        let local = unsafe { Buffer::of(Arc::clone(local.memory()), bytes / size) };
+        Ok(SymmetricBuffer { arena, number, offset, local, lent })
+    }
+
+    /// Some elements of this rank's, after what it was used for so far.
+    pub(super) fn local_part(&self, start: u64, len: u64) -> Buffer<T> {
+        let (size, of) = (size_of::<T>() as u64, self.local.memory());
+        // SAFETY: so many elements lie in the part from its beginning, aligned as the buffer's.
+        unsafe { Buffer::of(of.part(of.address + start * size, len * size), len) }
+    }
+}
+
+impl<T: Pod> SymmetricBuffer<T> {
+    /// Copies pieces of several ranks to `target`, one behind the other from its beginning on, in stream order and by the copy engine: of each the
     /// rank and the elements of its buffer. Wait for the ranks' signals on the stream first. One ticket has the target.
     ///
     /// # Errors

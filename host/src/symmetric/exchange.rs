@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oxtile_kernels::exchange::{self as kernel, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::arena::Arena;
 use super::buffer::SymmetricBuffer;
@@ -96,17 +97,29 @@ impl Exchange {
     /// # Errors
     /// [`Error::Length`], [`Error::Argument`] for more blocks than the device holds at once; [`Error::NotCapturable`] during a capture;
     /// [`Error::Mismatch`], and ranks that do not come to the call, where calls are compared; what ended the arena.
-    pub fn all_gather(&mut self, stream: &Stream, shard: &Buffer<u32>, output: &mut Buffer<u32>) -> Result<()> {
-        self.launch(stream, "Exchange::all_gather", shard.len(), shard, output, 0)
+    pub fn all_gather<'a>(
+        &mut self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, u32>>,
+        output: impl Into<DeviceViewMut<'a, u32>>,
+    ) -> Result<()> {
+        let shard = shard.into();
+        self.launch(stream, "Exchange::all_gather", shard.len(), shard, output.into(), 0)
     }
 
     /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both are as many parts of one length as there are ranks.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather).
-    pub fn all_to_all(&mut self, stream: &Stream, input: &Buffer<u32>, output: &mut Buffer<u32>) -> Result<()> {
+    pub fn all_to_all<'a>(
+        &mut self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, u32>>,
+        output: impl Into<DeviceViewMut<'a, u32>>,
+    ) -> Result<()> {
+        let input = input.into();
         let words = input.len() / u64::from(self.layout.ranks);
-        self.launch(stream, "Exchange::all_to_all", words, input, output, 1)
+        self.launch(stream, "Exchange::all_to_all", words, input, output.into(), 1)
     }
 
     fn launch(
@@ -114,8 +127,8 @@ impl Exchange {
         stream: &Stream,
         what: &'static str,
         words: u64,
-        input: &Buffer<u32>,
-        output: &mut Buffer<u32>,
+        input: DeviceView<'_, u32>,
+        output: DeviceViewMut<'_, u32>,
         spread: u32,
     ) -> Result<()> {
         stream.0.refuse_capture("a message by kernels", "its flags count on from launch to launch: launch it between two replays")?;
@@ -135,8 +148,8 @@ impl Exchange {
         let args = ExchangeArgs {
             mailboxes: self.table.view(),
             notice: self.notice.view_mut(),
-            input: input.view(),
-            output: output.view_mut(),
+            input,
+            output,
             verdict: self.verdict.view_mut(),
             first: self.arena.rank().index(),
             lanes: self.layout.lanes,

@@ -63,7 +63,6 @@ mod handover;
 mod layout;
 mod nccl;
 mod nvshmem;
-mod push;
 mod signal;
 mod ticket;
 pub mod vmm;
@@ -76,9 +75,8 @@ pub use buffer::{Peer, SymmetricBuffer};
 pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};
 pub use exchange::{Exchange, ExchangeOptions};
-pub use gather::{GatherMemory, Gathered, PullGather};
+pub use gather::{ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, Ready, ReleaseError};
 pub use handover::Handover;
-pub use push::{PushGather, PushMemory};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;
 

@@ -69,6 +69,12 @@ impl<R> Ticket<R> {
     /// [`SymmetricError::Deadline`](super::SymmetricError::Deadline) with who did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
     /// arena, here or on another rank; what went wrong in the stream.
     pub fn wait(self) -> Result<R> {
+        self.settle()?;
+        Ok(self.result)
+    }
+
+    /// As [`wait`](Self::wait), for what stays with the ticket.
+    pub(super) fn settle(&self) -> Result<()> {
         let (arena, start) = (Arc::clone(&self.arena.0), Instant::now());
         let mut next_look = LOOK;
         while !self.event.is_done()? {
@@ -86,8 +92,7 @@ impl<R> Ticket<R> {
             std::thread::yield_now();
         }
         arena.check_notice()?;
-        arena.compare_declared()?;
-        Ok(self.result)
+        arena.compare_declared()
     }
 }
 

@@ -72,13 +72,56 @@ fn a_ring_is_one_exchange_a_rank() {
         let (own, mut received) = (world.buffers(|rank| numbers(rank, 6)), world.zeros(6));
         for (i, rank) in world.ranks.iter().enumerate() {
             let (next, before) = ((i as u32 + 1) % size, (i as u32 + size - 1) % size);
-            let receives = &mut [(world.rank(before), &mut received[i])];
-            rank.exchange(&world.streams[i], &[(world.rank(next), &own[i])], receives).unwrap();
+            let receives = [(world.rank(before), received[i].view_mut())];
+            rank.exchange(&world.streams[i], &[(world.rank(next), own[i].view())], &receives).unwrap();
         }
         for (i, found) in world.read(&received).into_iter().enumerate() {
             assert_eq!(found, numbers((i as u32 + size - 1) % size, 6));
         }
     });
+}
+
+/// What a call does with parts of buffers leaves the rest as it is, and calls of a group may use parts of one buffer that do not overlap.
+#[test]
+fn calls_take_parts_of_buffers() {
+    everywhere(|world, size| {
+        let (own, mut whole) = (world.buffers(|rank| numbers(rank, 6)), world.zeros(4 * u64::from(size) + 2));
+        let mut halves = world.zeros(6);
+        for (i, rank) in world.ranks.iter().enumerate() {
+            let (next, before) = ((i as u32 + 1) % size, (i as u32 + size - 1) % size);
+            let (stream, shard, end) = (&world.streams[i], own[i].view().slice(1, 3), 2 * u64::from(size));
+            rank.group(|| {
+                let (first, second) = whole[i].view_mut().split_at(end + 1);
+                rank.all_gather(stream, shard, first.split_at(1).1)?;
+                rank.all_gather(stream, own[i].view().slice(4, 6), second.split_at(end).0)
+            })
+            .unwrap();
+            let (first, second) = halves[i].view_mut().split_at(3);
+            let sends = [(world.rank(next), own[i].view().slice(3, 6)), (world.rank(next), own[i].view().slice(0, 3))];
+            rank.exchange(stream, &sends, &[(world.rank(before), first), (world.rank(before), second)]).unwrap();
+            rank.all_reduce(stream, halves[i].view_mut().split_at(5).1, ReduceOp::Sum).unwrap();
+        }
+        let of_all = |part: std::ops::Range<usize>| (0..size).flat_map(move |rank| numbers(rank, 6)[part.clone()].to_vec());
+        let expected: Vec<_> = std::iter::once(0).chain(of_all(1..3)).chain(of_all(4..6)).chain([0]).collect();
+        assert!(world.read(&whole).iter().all(|found| *found == expected));
+        let sum: u32 = (0..size).map(|rank| numbers(rank, 6)[2]).sum();
+        for (i, found) in world.read(&halves).into_iter().enumerate() {
+            let before = numbers((i as u32 + size - 1) % size, 6);
+            assert_eq!(found, [&before[3..6], &before[0..2], &[sum]].concat());
+        }
+    });
+}
+
+/// The overlap of two calls of a group is found by elements.
+#[test]
+fn calls_of_a_group_do_not_write_the_same_elements() {
+    let world = World::new(1, 0);
+    let (own, mut whole, rank, stream) = (world.zeros(3), world.zeros(5), &world.ranks[0], &world.streams[0]);
+    let error = rank.group(|| {
+        rank.all_gather(stream, &own[0], whole[0].view_mut().slice_mut(0, 3))?;
+        rank.all_gather(stream, &own[0], whole[0].view_mut().slice_mut(2, 5))
+    });
+    assert!(error.unwrap_err().to_string().contains("another call of the group uses these elements"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use oxtile::comm::{Rank, Team, WorldSize};
-use oxtile::symmetric::{ArenaOptions, GatherMemory, PullGather, PushGather, PushMemory, SymmetricError, Ticket};
+use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory, Ready, SymmetricError};
 use oxtile::{Buffer, Error, Result};
 
 use crate::arenas::{Arenas, options};
@@ -13,35 +13,34 @@ const LONG: Duration = Duration::from_secs(30);
 /// One that a rank waits for in vain, long enough that the other keeps it.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// A gather that is ready to run.
-type Ready<'a> = Box<dyn FnOnce() -> Result<Ticket<()>> + 'a>;
+/// A gather that is to start.
+type Start<'a> = Box<dyn FnOnce() -> Result<Ready<u32>> + 'a>;
 
-/// What two ranks' tickets give, the first rank's first. Both have taken their memory before either runs. Where calls are compared nobody waits
+/// What waits for two ranks' epochs give, the first rank's first. Both have taken their memory before either runs. Where calls are compared nobody waits
 /// for the deadline, so it is one that a busy machine keeps.
-fn outcome(compare_calls: bool, seed: u64, ready: impl for<'a> Fn(&'a Arenas, usize) -> Ready<'a>) -> [Result<()>; 2] {
+fn outcome(compare_calls: bool, seed: u64, start: impl for<'a> Fn(&'a Arenas, usize) -> Start<'a>) -> [Result<()>; 2] {
     let deadline = if compare_calls { LONG } else { SHORT };
     let all = Arenas::with(2, seed, ArenaOptions { compare_calls, deadline, ..options() });
-    let tickets = [0, 1].map(|rank| ready(&all, rank)).map(|run| run().unwrap());
-    tickets.map(Ticket::wait)
+    let running = [0, 1].map(|rank| start(&all, rank)).map(|start| start().unwrap());
+    running.map(|ready| ready.wait())
 }
 
-fn push(all: &Arenas, rank: usize, chunks: u64) -> Ready<'_> {
+fn push(all: &Arenas, rank: usize, chunks: u64) -> Start<'_> {
     let member = Team::all(all.world.size()).member(all.world.rank(rank as u32)).unwrap();
     let memory = PushMemory::<u32>::take(&all.arenas[rank], 6, 2).unwrap();
     let out = all.world.ranks[rank].device().stream().unwrap();
     let mut gather = PushGather::new(&all.arenas[rank], &member, memory, [&out, all.stream(rank)], chunks).unwrap();
-    Box::new(move || gather.run(&Buffer::zeros(&out, 6)?))
+    Box::new(move || gather.start_from(&[&Buffer::zeros(&out, 6)?]))
 }
 
-/// Its output does not matter here.
-fn pull<'a>(all: &'a Arenas, rank: usize, team: &Team) -> Ready<'a> {
+fn pull<'a>(all: &'a Arenas, rank: usize, team: &Team) -> Start<'a> {
     let member = team.member(all.world.rank(rank as u32)).unwrap();
     let memory = GatherMemory::<u32>::take(&all.arenas[rank], 12).unwrap();
-    let (stream, len) = (all.stream(rank), 12 * u64::from(team.size().get()));
+    let stream = all.stream(rank);
     let mut gather = PullGather::new(&all.arenas[rank], &member, memory, stream, 1).unwrap();
     Box::new(move || {
-        gather.run(Buffer::zeros(stream, len)?)?.then(stream)?;
-        all.arenas[rank].ticket(stream)
+        gather.shard(stream)?.fill_zero(stream)?;
+        gather.start()
     })
 }
 

@@ -1,8 +1,8 @@
 //! What goes wrong on one rank's host, while its streams are at work.
 
+use oxtile::Error;
 use oxtile::comm::Team;
-use oxtile::symmetric::{Arena, ArenaOptions, Epoch, GatherMemory, PullGather, SymmetricError};
-use oxtile::{Buffer, Error};
+use oxtile::symmetric::{Arena, ArenaOptions, ChunkedGather, Epoch, GatherMemory, PullGather, SymmetricError};
 
 use crate::support::World;
 
@@ -20,7 +20,8 @@ fn the_output_of_a_gather_that_fails_is_freed_behind_its_copies() {
         let (stream, compute) = (&world.streams[0], world.ranks[0].device().stream().unwrap());
         let mut gather = PullGather::new(&arenas[0], &member, memory, stream, 1).unwrap();
         gather.shard(&compute).unwrap().fill_zero(&compute).unwrap();
-        let error = gather.run(Buffer::uninitialised(stream, 128).unwrap()).map(|_| ()).unwrap_err();
+        let error = gather.start().map(|_| ()).unwrap_err();
+        drop(gather);
         assert!(matches!(error, Error::Symmetric(SymmetricError::Layout { .. })), "{error}");
         arenas[1].signal(&world.streams[1], ready, world.rank(0), Epoch::ZERO.next()).unwrap();
         [stream, &compute].iter().try_for_each(|stream| stream.synchronize()).unwrap_or_else(|error| panic!("seed {seed}: {error}"));

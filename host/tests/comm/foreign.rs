@@ -1,7 +1,9 @@
 //! What is of another arena, device or runtime is refused before anything is enqueued.
 
 use oxtile::comm::Team;
-use oxtile::symmetric::{Arena, ArenaOptions, Channel, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer};
+use oxtile::symmetric::{
+    Arena, ArenaOptions, Channel, ChunkedGather, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer,
+};
 use oxtile::{Buffer, Error, Result, Runtime, Stream};
 
 use crate::arenas::{Arenas, FIRST, options};
@@ -88,11 +90,20 @@ fn all_on(all: &Arenas, buffer: &SymmetricBuffer<u32>, channel: Channel, stream:
         ("shard", pull(all.stream(0)).and_then(|mut gather| gather.shard(stream).map(drop))),
         ("push", push([stream, all.stream(0)]).map(drop)),
         ("push, arrivals", push([all.stream(0), stream]).map(drop)),
-        ("push, reader", push([all.stream(0), all.stream(0)]).and_then(|gather| gather.whole(stream).map(drop))),
+        ("push, reader", read_on(all, stream)),
         ("push, writer", push([all.stream(0), all.stream(0)]).and_then(|mut gather| gather.shard(stream).map(drop))),
         ("handover", handover.publish(stream, one)),
         ("handover, wait", handover.accept(stream, one)),
     ]
+}
+
+/// The epoch of rank 0's gather with itself, given to a stream.
+fn read_on(all: &Arenas, reader: &Stream) -> Result<()> {
+    let (arena, own, zero) = (&all.arenas[0], all.stream(0), all.world.rank(0));
+    let alone = Team::new(all.world.size(), &[zero])?.member(zero).expect("it is its only member");
+    let mut gather = PushGather::new(arena, &alone, PushMemory::<u32>::take(arena, 4, 1)?, [own, own], 1)?;
+    gather.shard(own)?.fill_zero(own)?;
+    gather.start()?.whole(reader).map(drop)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{ArenaOptions, GatherMemory, PullGather, PushGather, PushMemory};
+use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory};
 use oxtile::{Buffer, Result, Stream};
 
 use crate::arenas::{Arenas, options, symmetric};
@@ -23,20 +23,20 @@ fn pull(all: &Arenas, team: &Team, members: &[usize], chunks: u64) -> Result<()>
         for (gather, &i) in gathers.iter_mut().zip(members) {
             let value = numbers(10 * round + i as u32, 5);
             gather.shard(all.stream(i))?.copy_from_slice_later(all.stream(i), &value)?;
-            running.push(gather.run(Buffer::uninitialised(all.stream(i), 5 * members.len() as u64)?)?);
+            running.push(gather.start()?);
         }
-        for (gathered, &i) in running.into_iter().zip(members) {
+        for ((gather, ready), &i) in gathers.iter_mut().zip(running).zip(members) {
             let side = all.world.ranks[i].device().stream()?;
             for (member, &from) in (0..).zip(members) {
                 let member = Rank::new(member, team.size()).unwrap();
                 for chunk in 0..chunks {
-                    let view = gathered.chunk(&side, member, chunk)?;
-                    assert_eq!(view.len(), length(chunks, chunk), "of rank {from}");
+                    let place = ready.chunk(&side, member, chunk)?;
+                    assert_eq!(place.len(), length(chunks, chunk), "of rank {from}");
                 }
             }
-            let output = gathered.then(all.stream(i))?;
             let expected: Vec<_> = members.iter().flat_map(|from| numbers(10 * round + *from as u32, 5)).collect();
-            assert_eq!(output.to_vec(all.stream(i))?, expected);
+            assert_eq!(ready.whole(all.stream(i))?.to_vec(all.stream(i))?, expected);
+            gather.release(ready)?;
         }
     }
     Ok(())
@@ -92,15 +92,15 @@ fn push(all: &Arenas, rounds: u32, chunks: u64) -> Result<()> {
         // SAFETY: the elements of `shards`, which outlive this round's work.
         let raw = |shard: &Buffer<u32>| unsafe { Buffer::<u32>::borrow_raw(&shard.device(), shard.address(), 5) };
         let raw: Vec<_> = shards.iter().map(raw).collect::<Result<_>>()?;
-        let tickets: Vec<_> = gathers.iter_mut().zip(&raw).map(|(gather, shard)| gather.run(shard)).collect::<Result<_>>()?;
-        for (i, (gather, ticket)) in gathers.iter_mut().zip(tickets).enumerate() {
+        let running: Vec<_> = gathers.iter_mut().zip(&raw).map(|(gather, shard)| gather.start_from(&[shard])).collect::<Result<_>>()?;
+        for (i, (gather, ready)) in gathers.iter_mut().zip(running).enumerate() {
             let side = all.world.ranks[i].device().stream()?;
-            let last = gather.chunk(&side, Rank::new(size.get() - 1, size).unwrap(), chunks - 1)?;
+            let last = ready.chunk(&side, Rank::new(size.get() - 1, size).unwrap(), chunks - 1)?;
             assert_eq!(last.len(), length(chunks, chunks - 1));
-            assert_eq!(gather.whole(all.stream(i))?.len(), 5 * u64::from(size.get()));
-            ticket.wait()?;
+            assert_eq!(ready.whole(all.stream(i))?.len(), 5 * u64::from(size.get()));
+            ready.wait()?;
             shards[i].fill_zero(&side)?;
-            gather.release()?;
+            gather.release(ready)?;
         }
         shards.iter().zip(&all.world.streams).try_for_each(|(shard, stream)| shard.to_vec(stream).map(|_| ()))?;
     }
@@ -149,26 +149,25 @@ fn a_rank_pulls_and_pushes_on_the_same_streams() {
             let mut pulled = Vec::new();
             for (i, pull) in pulls.iter_mut().enumerate() {
                 pull.shard(all.stream(i)).unwrap().copy_from_slice_later(all.stream(i), &shard(i)).unwrap();
-                pulled.push(pull.run(Buffer::uninitialised(all.stream(i), 3 * LEN).unwrap()).unwrap());
+                pulled.push(pull.start().unwrap());
             }
-            let tickets: Vec<_> = pushes
+            let pushed: Vec<_> = pushes
                 .iter_mut()
                 .enumerate()
                 .map(|(i, push)| {
                     let own = Buffer::from_slice(all.stream(i), &shard(i)).unwrap();
-                    (push.run(&own).unwrap(), own)
+                    (push.start_from(&[&own]).unwrap(), own)
                 })
                 .collect();
             let expected: Vec<_> = (0..3).flat_map(shard).collect();
-            for (i, (gathered, (ticket, _own))) in pulled.into_iter().zip(tickets).enumerate() {
-                let output = gathered.wait().unwrap().to_vec(all.stream(i)).unwrap();
-                assert!(output == expected, "seed {seed}, round {round}: pulled by rank {i}");
-                ticket.wait().unwrap();
-                let view = pushes[i].whole(all.stream(i)).unwrap();
-                // SAFETY: the elements of the view, which the gather keeps until they are released below.
-                let pushed = unsafe { Buffer::<u32>::borrow_raw(&all.stream(i).device(), view.address(), view.len()) }.unwrap();
-                assert!(pushed.to_vec(all.stream(i)).unwrap() == expected, "seed {seed}, round {round}: pushed to rank {i}");
-                pushes[i].release().unwrap();
+            for (i, (pulled, (pushed, _own))) in pulled.into_iter().zip(pushed).enumerate() {
+                for (what, ready) in [("pulled by", &pulled), ("pushed to", &pushed)] {
+                    ready.wait().unwrap();
+                    let found = ready.whole(all.stream(i)).unwrap().to_vec(all.stream(i)).unwrap();
+                    assert!(found == expected, "seed {seed}, round {round}: {what} rank {i}");
+                }
+                pulls[i].release(pulled).unwrap();
+                pushes[i].release(pushed).unwrap();
             }
         }
         drop((pulls, pushes));
@@ -192,11 +191,11 @@ fn a_gather_names_who_did_not_publish() {
             PullGather::new(&all.arenas[i], &member, memory, all.stream(i), 1).unwrap()
         })
         .collect();
-    let mut gathered = Vec::new();
+    let mut running = Vec::new();
     for i in [0, 2] {
         gathers[i].shard(all.stream(i)).unwrap().fill_zero(all.stream(i)).unwrap();
-        gathered.push(gathers[i].run(Buffer::uninitialised(all.stream(i), 6).unwrap()).unwrap());
+        running.push(gathers[i].start().unwrap());
     }
-    let error = symmetric(gathered.remove(0).wait());
-    assert_eq!(error.to_string(), "rank 0: PullGather::run, number 1: no signal from rank 1 within 200ms");
+    let error = symmetric(running[0].wait());
+    assert_eq!(error.to_string(), "rank 0: PullGather::start, number 1: no signal from rank 1 within 200ms");
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use oxtile::comm::{Rank, Team};
 use oxtile::symmetric::{
-    Arena, ArenaOptions, Epoch, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer, SymmetricError,
+    Arena, ArenaOptions, ChunkedGather, Epoch, GatherMemory, Handover, PullGather, PushGather, PushMemory, SymmetricBuffer, SymmetricError,
 };
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
 
@@ -137,17 +137,18 @@ fn gathers_are_not_captured() {
     let (arena, stream) = (Arena::open(&world.ranks[0], ArenaOptions::default()).unwrap(), &world.streams[0]);
     let member = Team::all(world.size()).member(world.rank(0)).unwrap();
     let arrivals = world.ranks[0].device().stream().unwrap();
-    let (shard, output) = (Buffer::<u32>::zeros(stream, 4).unwrap(), Buffer::<u32>::zeros(stream, 4).unwrap());
+    let shard = Buffer::<u32>::zeros(stream, 4).unwrap();
     let memory = PushMemory::take(&arena, 4, 1).unwrap();
     let mut push = PushGather::new(&arena, &member, memory, [stream, &arrivals], 1).unwrap();
-    let mut pull = PullGather::new(&arena, &member, GatherMemory::take(&arena, 4).unwrap(), stream, 1).unwrap();
-    let pushed = Graph::capture(&[stream], || push.run(&shard).map(|_| ()));
+    let memory = GatherMemory::<u32>::take(&arena, 4).unwrap();
+    let mut pull = PullGather::new(&arena, &member, memory, stream, 1).unwrap();
+    let pushed = Graph::capture(&[stream], || push.start_from(&[&shard]).map(|_| ()));
     assert!(matches!(pushed, Err(Error::NotCapturable { .. })), "{pushed:?}");
-    let pulled = Graph::capture(&[stream], || pull.run(output).map(|_| ()));
+    let pulled = Graph::capture(&[stream], || pull.start().map(|_| ()));
     assert!(matches!(pulled, Err(Error::NotCapturable { .. })), "{pulled:?}");
     let shard_of_pull = Graph::capture(&[&arrivals], || pull.shard(&arrivals).map(|_| ()));
     assert!(matches!(shard_of_pull, Err(Error::NotCapturable { .. })), "{shard_of_pull:?}");
-    let arrived = Graph::capture(&[&arrivals], || push.run(&shard).map(|_| ()));
+    let arrived = Graph::capture(&[&arrivals], || push.start_from(&[&shard]).map(|_| ()));
     assert!(matches!(arrived, Err(Error::NotCapturable { .. })), "{arrived:?}");
     let writer = world.ranks[0].device().stream().unwrap();
     let own_place = Graph::capture(&[&writer], || push.shard(&writer).map(|_| ()));
@@ -155,16 +156,24 @@ fn gathers_are_not_captured() {
     push.shard(&writer).unwrap().fill_zero(&writer).unwrap();
     // Behind a write that is captured meanwhile there is no moment.
     for capturing in [&writer, stream, &arrivals] {
-        let in_place = Graph::capture(&[capturing], || push.run_in_place().map(|_| ()));
+        let in_place = Graph::capture(&[capturing], || push.start().map(|_| ()));
         assert!(matches!(in_place, Err(Error::NotCapturable { .. })), "{in_place:?}");
     }
-    push.run_in_place().expect("what was refused has changed nothing").wait().unwrap();
-    push.release().unwrap();
-    push.run(&shard).expect("what was refused has changed nothing").wait().unwrap();
-    let released = Graph::capture(&[&arrivals], || push.release());
+    let ready = push.start().expect("what was refused has changed nothing");
+    ready.wait().unwrap();
+    push.release(ready).unwrap();
+    let ready = push.start_from(&[&shard]).expect("what was refused has changed nothing");
+    ready.wait().unwrap();
+    let mut kept = None;
+    let released = Graph::capture(&[&arrivals], || {
+        push.release(ready).map_err(|refused| {
+            kept = Some(refused.ready);
+            refused.error
+        })
+    });
     assert!(matches!(released, Err(Error::NotCapturable { .. })), "{released:?}");
-    push.release().unwrap();
-    push.run(&shard).unwrap().wait().unwrap();
+    push.release(kept.expect("the epoch comes back with the error")).unwrap();
+    push.start_from(&[&shard]).unwrap().wait().unwrap();
 }
 
 fn arenas(world: &World, deadline: Duration) -> Vec<Arena> {

@@ -1,7 +1,7 @@
 //! Gathers whose members put their shards from where they lie in what is gathered.
 
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{PushGather, PushMemory, SymmetricError};
+use oxtile::symmetric::{ChunkedGather, PushGather, PushMemory, Ready, SymmetricError};
 use oxtile::{Buffer, Error, PinnedBuffer, Result, Stream};
 
 use crate::arenas::{Arenas, options, symmetric};
@@ -50,12 +50,10 @@ struct Read {
 }
 
 impl Read {
-    /// Of a view that the stream got: where it is, and its length.
-    fn new(what: String, stream: &Stream, (address, len): (u64, u64), expected: &[u32]) -> Result<Self> {
-        // SAFETY: the elements of the view, which are kept until they are released.
-        let view = unsafe { Buffer::<u32>::borrow_raw(&stream.device(), address, len) }?;
-        let mut found = Buffer::uninitialised(stream, len)?;
-        found.copy_from(stream, &view)?;
+    /// Of a place that the stream was given.
+    fn new(what: String, stream: &Stream, place: &Buffer<u32>, expected: &[u32]) -> Result<Self> {
+        let mut found = Buffer::uninitialised(stream, place.len())?;
+        found.copy_from(stream, place)?;
         Ok(Self { what, stream: stream.clone(), found, expected: expected.to_vec() })
     }
 
@@ -65,20 +63,17 @@ impl Read {
     }
 }
 
-impl Side {
-    fn read_chunks(&self, round: u32, stream: &Stream, member: Rank, chunks: u64, expected: &[u32]) -> Result<Vec<Read>> {
-        let piece = expected.len().div_ceil(chunks as usize);
-        let read = |(chunk, expected): (u64, &[u32])| {
-            let view = self.gather.chunk(stream, member, chunk)?;
-            Read::new(format!("round {round}: chunk {chunk} of {member}"), stream, (view.address(), view.len()), expected)
-        };
-        (0..).zip(expected.chunks(piece)).map(read).collect()
-    }
+fn read_chunks(ready: &Ready<u32>, round: u32, stream: &Stream, member: Rank, chunks: u64, expected: &[u32]) -> Result<Vec<Read>> {
+    let piece = expected.len().div_ceil(chunks as usize);
+    let read = |(chunk, expected): (u64, &[u32])| {
+        let place = ready.chunk(stream, member, chunk)?;
+        Read::new(format!("round {round}: chunk {chunk} of {member}"), stream, place, expected)
+    };
+    (0..).zip(expected.chunks(piece)).map(read).collect()
+}
 
-    fn read_whole(&self, round: u32, stream: &Stream, expected: &[u32]) -> Result<Read> {
-        let view = self.gather.whole(stream)?;
-        Read::new(format!("round {round}"), stream, (view.address(), view.len()), expected)
-    }
+fn read_whole(ready: &Ready<u32>, round: u32, stream: &Stream, expected: &[u32]) -> Result<Read> {
+    Read::new(format!("round {round}"), stream, ready.whole(stream)?, expected)
 }
 
 /// What a member has put in a round: it is written anew but for the third one.
@@ -91,30 +86,30 @@ fn gather(all: &Arenas, team: &Team, chunks: u64, waits: bool) -> Result<()> {
     let (mut sides, mut reads) = (sides(all, team, chunks)?, Vec::new());
     for round in 0..5 {
         let expected: Vec<_> = sides.iter().map(|(i, _)| written(round, *i)).collect();
-        let mut tickets = Vec::new();
+        let mut running = Vec::new();
         for (turn, (i, Side { gather, compute, side, .. })) in sides.iter_mut().enumerate() {
             let (shard, writer) = (written(round, *i), if round % 2 == 0 { &*compute } else { &*side });
             if round == 3 && turn % 2 == 1 {
                 let mut elsewhere = Buffer::uninitialised(compute, LEN.into())?;
                 elsewhere.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &shard)?)?;
-                tickets.push(gather.run(&elsewhere)?);
+                running.push(gather.start_from(&[&elsewhere])?);
                 continue;
             }
             if round == 0 || shard != written(round - 1, *i) {
                 write(gather, writer, &shard)?;
             }
-            tickets.push(gather.run_in_place()?);
+            running.push(gather.start()?);
         }
-        for ((_, side), ticket) in sides.iter_mut().zip(tickets) {
+        for ((_, side), ready) in sides.iter_mut().zip(running) {
             for (member, expected) in team.size().ranks().zip(&expected) {
-                reads.extend(side.read_chunks(round, &side.side, member, chunks, expected)?);
+                reads.extend(read_chunks(&ready, round, &side.side, member, chunks, expected)?);
             }
             let reader = if round % 3 == 0 { &side.arrivals } else { &side.compute };
-            reads.push(side.read_whole(round, reader, &expected.concat())?);
+            reads.push(read_whole(&ready, round, reader, &expected.concat())?);
             if waits {
-                ticket.wait()?;
+                ready.wait()?;
             }
-            side.gather.release()?;
+            side.gather.release(ready)?;
         }
     }
     reads.into_iter().try_for_each(Read::check)
@@ -156,11 +151,11 @@ fn the_own_place_waits_for_nobody() {
             let mut sides = sides(&all, &Team::all(all.world.size()), chunks).unwrap();
             let (_, side) = &mut sides[0];
             write(&mut side.gather, &side.compute, &numbers(0, LEN)).unwrap();
-            let _ticket = side.gather.run_in_place().unwrap();
-            let reads = side.read_chunks(0, &side.side, Rank::ZERO, chunks, &numbers(0, LEN)).unwrap();
+            let ready = side.gather.start().unwrap();
+            let reads = read_chunks(&ready, 0, &side.side, Rank::ZERO, chunks, &numbers(0, LEN)).unwrap();
             reads.into_iter().try_for_each(Read::check).unwrap();
             let Side { gather, compute, .. } = side;
-            gather.release().unwrap();
+            gather.release(ready).unwrap();
             write(gather, compute, &numbers(7, LEN)).unwrap();
             let found = gather.shard(compute).unwrap().to_vec(compute);
             assert_eq!(found.unwrap(), numbers(7, LEN), "seed {seed}");
@@ -177,12 +172,12 @@ fn what_is_written_to_a_place_and_what_is_copied_there_come_in_order() {
         for round in 0..3 {
             write(&mut one.gather, &one.side, &numbers(round, LEN)).unwrap();
             let elsewhere = Buffer::zeros(&one.compute, LEN.into()).unwrap();
-            let _ticket = one.gather.run(&elsewhere).unwrap();
-            one.gather.release().unwrap();
+            let ready = one.gather.start_from(&[&elsewhere]).unwrap();
+            one.gather.release(ready).unwrap();
         }
         write(&mut one.gather, &one.side, &numbers(9, LEN)).unwrap();
-        let _ticket = one.gather.run_in_place().unwrap();
-        one.read_whole(3, &one.compute, &numbers(9, LEN)).and_then(Read::check).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let ready = one.gather.start().unwrap();
+        read_whole(&ready, 3, &one.compute, &numbers(9, LEN)).and_then(Read::check).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
 
@@ -196,9 +191,9 @@ fn a_place_is_written_behind_the_readers_of_all_gathers_since() {
         write(&mut one.gather, &writer, &numbers(0, LEN)).unwrap();
         let mut reads = Vec::new();
         for (round, reader) in (0..).zip([one.side.clone(), one.compute.clone()]) {
-            let _ticket = one.gather.run_in_place().unwrap();
-            reads.extend(one.read_chunks(round, &reader, Rank::ZERO, 1, &numbers(0, LEN)).unwrap());
-            one.gather.release().unwrap();
+            let ready = one.gather.start().unwrap();
+            reads.extend(read_chunks(&ready, round, &reader, Rank::ZERO, 1, &numbers(0, LEN)).unwrap());
+            one.gather.release(ready).unwrap();
         }
         write(&mut one.gather, &writer, &numbers(1, LEN)).unwrap();
         writer
@@ -216,29 +211,30 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
     }
     let all = Arenas::new(2, 3);
     let mut sides = sides(&all, &Team::all(all.world.size()), 1).unwrap();
-    let (stranger, in_use, nothing) = (all.stream(1).clone(), "release it behind its last reader", "nothing is gathered: run it first");
+    let (stranger, in_use) = (all.stream(1).clone(), "give its Ready back, after its last reader (ChunkedGather::release)");
     for (i, Side { gather, compute, .. }) in &mut sides {
-        refused(gather.run_in_place(), "this member's place was never handed out: write what PushGather::shard gives first");
-        refused(gather.whole(compute), nothing);
+        refused(gather.start(), "this member's place was never handed out: write what ChunkedGather::shard gives first");
         if *i == 0 {
             refused(gather.shard(&stranger), "the stream is on device 1");
         }
         write(gather, compute, &numbers(*i as u32, LEN)).unwrap();
     }
-    let tickets: Vec<_> = sides.iter_mut().map(|(_, side)| side.gather.run_in_place().unwrap()).collect();
+    let running: Vec<_> = sides.iter_mut().map(|(_, side)| side.gather.start().unwrap()).collect();
     let expected = [numbers(0, LEN), numbers(1, LEN)].concat();
-    for ((_, side), ticket) in sides.iter_mut().zip(tickets) {
+    for ((i, side), ready) in sides.iter_mut().zip(running) {
         let Side { gather, compute, .. } = side;
         refused(gather.shard(compute), in_use);
-        refused(gather.run_in_place(), in_use);
-        refused(gather.run(&Buffer::zeros(compute, LEN.into()).unwrap()), in_use);
-        ticket.wait().unwrap();
-        side.read_whole(0, &side.compute, &expected).and_then(Read::check).unwrap();
-        let Side { gather, compute, .. } = side;
-        gather.release().unwrap();
-        // The others may write it by now.
-        refused(gather.whole(compute), nothing);
-        refused(gather.chunk(compute, Rank::ZERO, 0), "there is no chunk 0 of rank 0");
+        refused(gather.start(), in_use);
+        refused(gather.start_from(&[&Buffer::zeros(compute, LEN.into()).unwrap()]), in_use);
+        refused(ready.chunk(compute, Rank::ZERO, 1), "there is no chunk 1 of rank 0");
+        if *i == 0 {
+            refused(ready.whole(&stranger), "the stream is on device 1");
+        }
+        ready.wait().unwrap();
+        read_whole(&ready, 0, compute, &expected).and_then(Read::check).unwrap();
+        gather.release(ready).unwrap();
+        let piece = Buffer::zeros(compute, LEN.into()).unwrap();
+        refused(gather.start_from(&[&piece, &piece]), "2 pieces where a shard has 1");
     }
     drop(sides);
     all.close();
@@ -248,17 +244,17 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
 fn a_gather_in_place_names_who_did_not_come() {
     let all = Arenas::with(3, 1, options());
     let mut sides = sides(&all, &Team::all(all.world.size()), 1).unwrap();
-    let mut tickets = Vec::new();
+    let mut running = Vec::new();
     for i in [0, 2] {
         let Side { gather, compute, .. } = &mut sides[i].1;
         write(gather, compute, &numbers(0, LEN)).unwrap();
-        tickets.push(gather.run_in_place().unwrap());
+        running.push(gather.start().unwrap());
     }
-    let error = symmetric(tickets.remove(0).wait());
-    assert_eq!(error.to_string(), "rank 0: PushGather::run_in_place, number 1: no signal from rank 1 within 200ms");
-    assert!(matches!(symmetric(tickets.remove(0).wait()), SymmetricError::Aborted { .. }));
+    let error = symmetric(running[0].wait());
+    assert_eq!(error.to_string(), "rank 0: PushGather::start, number 1: no signal from rank 1 within 200ms");
+    assert!(matches!(symmetric(running[1].wait()), SymmetricError::Aborted { .. }));
     for (i, Side { gather, compute, .. }) in &mut sides {
-        assert!(matches!(gather.run_in_place(), Err(Error::Symmetric(_))) == (*i != 1), "rank {i} knows");
+        assert!(matches!(gather.start(), Err(Error::Symmetric(_))) == (*i != 1), "rank {i} knows");
         assert!(matches!(gather.shard(compute), Err(Error::Symmetric(_))) == (*i != 1), "rank {i} knows");
     }
 }

@@ -3,7 +3,7 @@
 
 use oxtile::comm::{Communicator, ReduceOp, Team};
 use oxtile::runtime::{RaceKind, StreamRace};
-use oxtile::symmetric::{Arena, ArenaOptions, PushGather, PushMemory, Ticket};
+use oxtile::symmetric::{Arena, ArenaOptions, ChunkedGather, PushGather, PushMemory, Ready};
 use oxtile::{Buffer, Error, PinnedBuffer, Result, Stream};
 
 use crate::support::{World, numbers};
@@ -82,7 +82,7 @@ fn half_read_buffer(world: &World, right: bool) -> Result<()> {
     let mut keep = Vec::new();
     for (i, rank) in world.ranks.iter().enumerate() {
         let (peer, side) = (world.rank(1 - i as u32), rank.device().stream()?);
-        rank.exchange(&world.streams[i], &[(peer, &own[i])], &mut [(peer, &mut received[i])])?;
+        rank.exchange(&world.streams[i], &[(peer, own[i].view())], &[(peer, received[i].view_mut())])?;
         side.wait(&world.streams[i].record()?)?;
         let source = alias(world, i, &received[i]);
         let mut target = alias(world, i, &used[i]);
@@ -90,7 +90,7 @@ fn half_read_buffer(world: &World, right: bool) -> Result<()> {
         if right {
             world.streams[i].wait(&side.record()?)?;
         }
-        rank.exchange(&world.streams[i], &[(peer, &own[i])], &mut [(peer, &mut received[i])])?;
+        rank.exchange(&world.streams[i], &[(peer, own[i].view())], &[(peer, received[i].view_mut())])?;
         keep.push((side, source, target));
     }
     world.streams.iter().chain(keep.iter().map(|kept| &kept.0)).try_for_each(|stream| stream.synchronize())?;
@@ -179,7 +179,7 @@ fn an_event_recorded_too_early() {
 /// A rank's gather in place that has been run.
 struct InPlace {
     gather: PushGather<u32>,
-    ticket: Option<Ticket<()>>,
+    ready: Ready<u32>,
     /// The member's own place.
     own: Buffer<u32>,
     /// Those of the gather, one that reads, and one that writes the place again, behind the first time.
@@ -199,22 +199,24 @@ fn gathers_in_place(world: &World) -> Result<Vec<InPlace>> {
         own.copy_from_pinned(first, &PinnedBuffer::from_slice(first, &numbers(rank.rank().index(), 4))?)?;
         let own = alias(world, i, own);
         streams[3].wait(&first.record()?)?;
-        let ticket = Some(gather.run_in_place()?);
-        Ok(InPlace { gather, ticket, own, streams })
+        let ready = gather.start()?;
+        Ok(InPlace { gather, ready, own, streams })
     };
     memories.into_iter().enumerate().map(gather).collect()
 }
 
 /// Writes the own places again on the streams of their writers.
-fn write_again(mut gathers: Vec<InPlace>, asks: bool) -> Result<()> {
-    for InPlace { gather, own, streams, .. } in &mut gathers {
-        gather.release()?;
+fn write_again(gathers: Vec<InPlace>, asks: bool) -> Result<()> {
+    let mut kept = Vec::new();
+    for InPlace { mut gather, ready, mut own, streams } in gathers {
+        gather.release(ready)?;
         if asks {
             gather.shard(&streams[3])?;
         }
         own.fill_zero(&streams[3])?;
+        kept.push((gather, own, streams));
     }
-    gathers.iter().flat_map(|gather| &gather.streams).try_for_each(|stream| stream.synchronize())
+    kept.iter().flat_map(|(_, _, streams)| streams).try_for_each(|stream| stream.synchronize())
 }
 
 /// The own place is written again before it has been copied to the others.
@@ -231,15 +233,12 @@ fn an_own_place_that_is_written_while_it_is_put() {
 
 /// The own place is written again behind the copies to the others, before this rank has read what was gathered.
 fn rewritten_while_it_is_read(world: &World, right: bool) -> Result<()> {
-    let (mut gathers, mut used) = (gathers_in_place(world)?, Vec::new());
-    for (i, InPlace { gather, ticket, streams: [_, _, reader, writer], .. }) in gathers.iter_mut().enumerate() {
-        let view = gather.whole(reader)?;
-        // SAFETY: as in `alias`.
-        let gathered = unsafe { Buffer::<u32>::borrow_raw(world.ranks[i].device(), view.address(), view.len()) }?;
+    let (gathers, mut used) = (gathers_in_place(world)?, Vec::new());
+    for InPlace { ready, streams: [_, _, reader, writer], .. } in &gathers {
         let mut read = Buffer::uninitialised(reader, 8)?;
-        read.copy_from(reader, &gathered)?;
-        ticket.take().map(|ticket| ticket.then(writer)).transpose()?;
-        used.push((read, gathered));
+        read.copy_from(reader, ready.whole(reader)?)?;
+        ready.whole(writer)?;
+        used.push(read);
     }
     write_again(gathers, right)
 }
@@ -249,6 +248,34 @@ fn an_own_place_that_is_written_while_it_is_read() {
     let text = planted(rewritten_while_it_is_read, RaceKind::Unordered).to_string();
     assert!(text.contains("a fill writes") && text.contains("a copy reads"), "{text}");
     silent(rewritten_while_it_is_read);
+}
+
+/// A gather's place is read by its address after the epoch was released, while the others put the next one.
+fn read_after_its_release(world: &World, right: bool) -> Result<()> {
+    let mut kept = Vec::new();
+    for (i, InPlace { mut gather, ready, own, streams }) in gathers_in_place(world)?.into_iter().enumerate() {
+        let raw = alias(world, i, ready.whole(&streams[2])?);
+        let mut read = Buffer::uninitialised(&streams[2], 8)?;
+        if right {
+            read.copy_from(&streams[2], &raw)?;
+        }
+        gather.release(ready)?;
+        kept.push((gather, own, streams, raw, read));
+    }
+    let running = kept.iter_mut().map(|(gather, ..)| gather.start()).collect::<Result<Vec<_>>>()?;
+    if !right {
+        kept.iter_mut().try_for_each(|(_, _, streams, raw, read)| read.copy_from(&streams[2], raw))?;
+    }
+    kept.iter().flat_map(|(_, _, streams, ..)| streams).try_for_each(|stream| stream.synchronize())?;
+    drop(running);
+    Ok(())
+}
+
+#[test]
+fn a_place_that_is_read_after_its_epoch() {
+    let text = planted(read_after_its_release, RaceKind::Unordered).to_string();
+    assert!(text.contains("a copy reads") && text.contains("writes"), "{text}");
+    silent(read_after_its_release);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use oxtile::comm::{Communicator, Rank, Team, WorldSize};
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGather, SymmetricError};
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName, ChunkedGather, GatherMemory, PullGather, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
 use crate::arenas::{Arenas, FIRST, options, symmetric};
@@ -44,7 +44,10 @@ fn ranks_may_be_threads() {
         let mut found = Vec::new();
         for round in 0..5 {
             gather.shard(&stream)?.copy_from_slice(&stream, &numbers(rank.rank().index() + round, 3))?;
-            found = gather.run(Buffer::uninitialised(&stream, 12)?)?.wait()?.to_vec(&stream)?;
+            let ready = gather.start()?;
+            ready.wait()?;
+            found = ready.whole(&stream)?.to_vec(&stream)?;
+            gather.release(ready)?;
         }
         drop(gather);
         arena.close()?.finish()?;

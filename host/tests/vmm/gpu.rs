@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use oxtile::comm::bootstrap::Environment;
 use oxtile::comm::{ArenaRank, HostRank, Rank, Team};
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Epoch, GatherMemory, PullGather, PushGather, PushMemory, Step, SymmetricError};
+use oxtile::symmetric::{
+    Arena, ArenaOptions, BackendName, ChunkedGather, Epoch, GatherMemory, PullGather, PushGather, PushMemory, Ready, Step, SymmetricError,
+};
 use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
@@ -237,34 +239,32 @@ fn gathers(rank: &HostRank, arena: &Arena, [compute, copies, side]: [&Stream; 3]
         let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round, LEN)).collect();
         doing(me, format!("round {round}: pulling"));
         later(pull.shard(compute)?, compute, &numbers(me, round, LEN))?;
-        let pulled = pull.run(Buffer::uninitialised(compute, u64::from(LEN * world.get()))?)?.wait()?;
-        assert_eq!(pulled.to_vec(compute)?, expected, "{me}, round {round}: pulled");
+        let pulled = pull.start()?;
+        compare(&pulled, compute, &expected)?;
+        pull.release(pulled)?;
         doing(me, format!("round {round}: pushing"));
         later(own, compute, &numbers(me, round, LEN))?;
-        push.run(own)?.wait()?;
-        compare_pushed(&push, compute, &expected)?;
-        push.release()?;
+        let pushed = push.start_from(&[own])?;
+        compare(&pushed, compute, &expected)?;
+        push.release(pushed)?;
         // Twice what was written once.
         let expected: Vec<_> = world.ranks().flat_map(|from| numbers(from, round + 3, LEN)).collect();
         later(push.shard(compute)?, compute, &numbers(me, round + 3, LEN))?;
         for time in 0..2 {
             doing(me, format!("round {round}: pushing in place, time {time}"));
-            let ticket = push.run_in_place()?;
-            assert_eq!(push.chunk(compute, me, chunks - 1)?.len(), u64::from(LEN) - (chunks - 1) * u64::from(LEN).div_ceil(chunks));
-            ticket.wait()?;
-            compare_pushed(&push, compute, &expected)?;
-            push.release()?;
+            let pushed = push.start()?;
+            assert_eq!(pushed.chunk(compute, me, chunks - 1)?.len(), u64::from(LEN) - (chunks - 1) * u64::from(LEN).div_ceil(chunks));
+            compare(&pushed, compute, &expected)?;
+            push.release(pushed)?;
         }
     }
     settle(copies)
 }
 
-/// Compares what was gathered.
-fn compare_pushed(push: &PushGather<u32>, stream: &Stream, expected: &[u32]) -> Result<()> {
-    let view = push.whole(stream)?;
-    // SAFETY: the elements of the view, which the gather keeps until they are released behind this; the stream waits for them.
-    let pushed = unsafe { Buffer::<u32>::borrow_raw(&stream.device(), view.address(), view.len())? };
-    assert!(pushed.to_vec(stream)? == expected, "{push:?}: not what was pushed");
+/// Compares what was gathered, once the host has waited for it.
+fn compare(ready: &Ready<u32>, stream: &Stream, expected: &[u32]) -> Result<()> {
+    ready.wait()?;
+    assert!(ready.whole(stream)?.to_vec(stream)? == expected, "{ready:?}: not what was gathered");
     Ok(())
 }
 

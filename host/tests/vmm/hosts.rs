@@ -89,7 +89,7 @@ pub fn rank() -> Result<()> {
     comm.all_gather(&stream, &own, &mut whole)?;
     comm.all_reduce(&stream, &mut sum, ReduceOp::Sum)?;
     comm.reduce_scatter(&stream, &own, &mut part, ReduceOp::Sum)?;
-    comm.exchange(&stream, &[(next, &own)], &mut [(last, &mut received)])?;
+    comm.exchange(&stream, &[(next, own.view())], &[(last, received.view_mut())])?;
     comm.synchronize(&stream)?;
     let sums: Vec<u32> = (0..LEN).map(|i| world.ranks().map(|rank| rank.index() << 24 | i).fold(0, u32::wrapping_add)).collect();
     assert_eq!(whole.to_vec(&stream)?, world.ranks().flat_map(numbers).collect::<Vec<_>>(), "{me}: gathered");

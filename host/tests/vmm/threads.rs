@@ -10,8 +10,8 @@ use libtest_mimic::Trial;
 use oxtile::comm::bootstrap::{self, BootstrapError, StoreBoard};
 use oxtile::comm::{ArenaRank, HostRank, Rank, Team, WorldSize};
 use oxtile::symmetric::vmm::{Driver, FlatOptions, Memfd};
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName, GatherMemory, PullGather, Step, SymmetricError};
-use oxtile::{Buffer, Error, Result, Runtime};
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName, ChunkedGather, GatherMemory, PullGather, Step, SymmetricError};
+use oxtile::{Error, Result, Runtime};
 
 use crate::program::{DEADLINE, Fault, Faulty, device, options, refused, resources, resources_after, write_and_read};
 use crate::thread_deaths::{self, in_a_process};
@@ -202,8 +202,10 @@ fn arenas_of_host_ranks() {
         let me = Team::all(rank.world()).member(rank.rank()).expect("of the world");
         let mut gather = PullGather::new(&arena, &me, memory, &copies, 2)?;
         gather.shard(&compute)?.copy_from_slice(&compute, &[rank.rank().index(), 7])?;
-        let all = gather.run(Buffer::uninitialised(&compute, 6)?)?.wait()?.to_vec(&compute)?;
-        drop(gather);
+        let ready = gather.start()?;
+        ready.wait()?;
+        let all = ready.whole(&compute)?.to_vec(&compute)?;
+        drop((gather, ready));
         arena.close()?.finish()?;
         rank.close()?;
         Ok(all)

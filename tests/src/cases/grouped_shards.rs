@@ -45,7 +45,8 @@ fn in_place(runtime: &Runtime) -> Outcome {
     let mut whole = output(Direction::Columns)?;
     let places = |whole: &Quantized<Mxfp8Format>| [whole.codes(0).address(), whole.scales(0).address()];
     let before = places(&whole);
-    text(gather.run_into(&alone, &stream, &shards, &mut whole))?;
+    let mut scratch = text(gather.scratch(&alone, &stream, &shards, &[64]))?;
+    text(gather.run_into(&alone, &stream, &shards, &mut scratch, &mut whole))?;
     equal("addresses", &places(&whole), &before)?;
     let [found, expected] = [&whole, &shards].map(|group| group.to_vecs(&stream, 0));
     let ((found_codes, found_scales), (codes, scales)) = (text(found)?, text(expected)?);
@@ -55,8 +56,11 @@ fn in_place(runtime: &Runtime) -> Outcome {
         Err(error) if error.to_string().contains(words) => Ok(()),
         other => Err(format!("expected an error with {words:?}, got {other:?}")),
     };
-    let into_rows = gather.run_into(&alone, &stream, &shards, &mut output(Direction::Rows)?);
+    let into_rows = gather.run_into(&alone, &stream, &shards, &mut scratch, &mut output(Direction::Rows)?);
     refused(into_rows, "along Rows where shards of [[64, 40]] along Columns are gathered")?;
+    let by_rows = text(text(GroupedMxfp8::<bf16, e4m3>::new(runtime))?.quantize(&stream, &group, Direction::Rows))?;
+    let of_rows = gather.run_into(&alone, &stream, &by_rows, &mut scratch, &mut whole);
+    refused(of_rows, "they are [[64, 40]] along Rows where the scratch is of [[64, 40]] along Columns")?;
     // A shard whose last block of rows is another rank's too.
     refused(gather.run(&alone, &stream, &shards, &[65]).map(drop), "member 0: 64 rows where rank 0 has rows 0..65 of 65: cast those")
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use oxtile::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
 use oxtile::{Buffer, Error, Result, Stream};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 /// Bytes by the number of the collective in its rank's turn, and by rank.
@@ -43,10 +44,10 @@ impl InTurn {
     }
 }
 
-/// The buffer as bytes, for work on this stream alone.
-fn bytes<T: Pod>(buffer: &Buffer<T>) -> Result<Buffer<u8>> {
-    // SAFETY: the buffer outlives its use below, which is on the one stream that uses it, and any bytes are a `Pod`.
-    unsafe { Buffer::borrow_raw(&buffer.device(), buffer.address(), buffer.len() * size_of::<T>() as u64) }
+/// The view as bytes, for work on this stream alone.
+fn bytes<T: Pod>(stream: &Stream, view: DeviceView<'_, T>) -> Result<Buffer<u8>> {
+    // SAFETY: the viewed buffer outlives the use below, which is on the one stream that uses it, and any bytes are a `Pod`.
+    unsafe { Buffer::borrow_raw(&stream.device(), view.address(), view.len() * size_of::<T>() as u64) }
 }
 
 fn unused<T>(what: &'static str) -> Result<T> {
@@ -62,7 +63,7 @@ impl Communicator for InTurn {
         self.world
     }
 
-    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, op: ReduceOp) -> Result<()> {
         if (T::DTYPE, op) != (DType::F32, ReduceOp::Max) {
             return unused("InTurn::all_reduce");
         }
@@ -70,30 +71,41 @@ impl Communicator for InTurn {
             let [a, b] = bytes.map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")));
             a.max(b).to_le_bytes()
         };
-        let mut buffer = bytes(buffer)?;
+        let mut buffer = bytes(stream, buffer.into().as_view())?;
         let all = self.meet(buffer.to_vec(stream)?).into_iter();
         let join = |a: Vec<u8>, b: Vec<u8>| a.chunks(4).zip(b.chunks(4)).flat_map(|(a, b)| largest([a, b])).collect();
         buffer.copy_from_slice(stream, &all.reduce(join).expect("at least one rank"))
     }
 
-    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
-        let all = self.meet(bytes(shard)?.to_vec(stream)?);
-        bytes(output)?.copy_from_slice(stream, &all.concat())
+    fn all_gather<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
+        let all = self.meet(bytes(stream, shard.into())?.to_vec(stream)?);
+        bytes(stream, output.into().as_view())?.copy_from_slice(stream, &all.concat())
     }
 
-    fn reduce_scatter<T: Reducible>(&self, _: &Stream, _: &Buffer<T>, _: &mut Buffer<T>, _: ReduceOp) -> Result<()> {
+    fn reduce_scatter<'a, T: Reducible>(
+        &self,
+        _: &Stream,
+        _: impl Into<DeviceView<'a, T>>,
+        _: impl Into<DeviceViewMut<'a, T>>,
+        _: ReduceOp,
+    ) -> Result<()> {
         unused("InTurn::reduce_scatter")
     }
 
-    fn broadcast<T: Pod>(&self, _: &Stream, _: &mut Buffer<T>, _: Rank) -> Result<()> {
+    fn broadcast<'a, T: Pod>(&self, _: &Stream, _: impl Into<DeviceViewMut<'a, T>>, _: Rank) -> Result<()> {
         unused("InTurn::broadcast")
     }
 
-    fn all_to_all<T: Pod>(&self, _: &Stream, _: &Buffer<T>, _: &mut Buffer<T>) -> Result<()> {
+    fn all_to_all<'a, T: Pod>(&self, _: &Stream, _: impl Into<DeviceView<'a, T>>, _: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         unused("InTurn::all_to_all")
     }
 
-    fn exchange<T: Pod>(&self, _: &Stream, _: &[(Rank, &Buffer<T>)], _: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+    fn exchange<T: Pod>(&self, _: &Stream, _: &[(Rank, DeviceView<'_, T>)], _: &[(Rank, DeviceViewMut<'_, T>)]) -> Result<()> {
         unused("InTurn::exchange")
     }
 

@@ -4,6 +4,7 @@ use core::any::Any;
 use core::marker::PhantomData;
 
 use crate::layout::Linear;
+use crate::num::Pod;
 
 /// The memory behind a view: an opaque cell of the runtime that lent it.
 pub type Owner<'a> = &'a (dyn Any + Send + Sync);
@@ -76,6 +77,18 @@ impl<'a, T> DeviceView<'a, T> {
         Self { address: self.address + start * size_of::<T>() as u64, length: end - start, owner: self.owner, element: PhantomData }
     }
 
+    /// The same bytes as elements `U`.
+    ///
+    /// # Panics
+    /// If they are no whole number of those, or not aligned for them.
+    #[track_caller]
+    pub const fn cast<U: Pod>(self) -> DeviceView<'a, U> {
+        let (bytes, size) = (self.length * size_of::<T>() as u64, size_of::<U>() as u64);
+        assert!(size > 0 && bytes.is_multiple_of(size), "the bytes of the device view are no whole number of elements");
+        assert!(self.address.is_multiple_of(align_of::<U>() as u64), "the device view is not aligned for the elements");
+        DeviceView { address: self.address, length: bytes / size, owner: self.owner, element: PhantomData }
+    }
+
     /// What a kernel that takes this view as `parameter` does with the memory.
     pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
         BufferAccess { parameter, owner: self.owner, address: self.address, bytes: self.length * size_of::<T>() as u64, writes: false }
@@ -104,6 +117,24 @@ impl<'a, T> DeviceViewMut<'a, T> {
     #[track_caller]
     pub const fn slice_mut(&mut self, start: u64, end: u64) -> DeviceViewMut<'_, T> {
         DeviceViewMut(self.0.slice(start, end))
+    }
+
+    /// The elements before `at`, and those from there on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[track_caller]
+    pub const fn split_at(self, at: u64) -> (Self, Self) {
+        (Self(self.0.slice(0, at)), Self(self.0.slice(at, self.0.length)))
+    }
+
+    /// The same bytes as elements `U`.
+    ///
+    /// # Panics
+    /// As [`DeviceView::cast`].
+    #[track_caller]
+    pub const fn cast<U: Pod>(self) -> DeviceViewMut<'a, U> {
+        DeviceViewMut(self.0.cast())
     }
 
     /// What a kernel that takes this view as `parameter` does with the memory.

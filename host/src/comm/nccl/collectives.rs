@@ -5,15 +5,17 @@ use std::panic::Location;
 use std::ptr;
 use std::sync::Arc;
 
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::communicator::NcclCommunicator;
 use super::library::{Comm, CudaStream, Functions, Nccl, NcclVersion, SUCCESS};
 use crate::comm::group;
+use crate::comm::operand::Operand;
 use crate::comm::{Communicator, DType, Rank, ReduceOp, Reducible, WorldSize};
 use crate::recording::{Activity, Work};
 use crate::runtime::emulated::{Call, Reduction};
-use crate::runtime::{Buffer, Error, Memory, Result, Stream, lock, order, recorder};
+use crate::runtime::{Error, Result, Stream, lock, order, recorder};
 
 impl Communicator for NcclCommunicator {
     fn rank(&self) -> Rank {
@@ -24,82 +26,114 @@ impl Communicator for NcclCommunicator {
         self.handle.world
     }
 
-    fn all_reduce<T: Reducible>(&self, stream: &Stream, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
-        self.check_dtype("Communicator::all_reduce", T::DTYPE)?;
-        let (at, count) = (address(buffer), count(buffer)?);
-        let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: byte_count(buffer)? as u64 };
-        self.enqueue(stream, "Communicator::all_reduce", Some(call), &[], &[buffer.memory()], |nccl, comm, stream| {
+    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, op: ReduceOp) -> Result<()> {
+        const WHAT: &str = "Communicator::all_reduce";
+        self.check_dtype(WHAT, T::DTYPE)?;
+        let buffer = Operand::written(stream, WHAT, &buffer.into())?;
+        let (at, count) = (address(&buffer), count::<T>(&buffer)?);
+        let call = Call::AllReduce { reduction: Reduction { op, dtype: T::DTYPE }, bytes: buffer.bytes };
+        self.enqueue(stream, WHAT, Some(call), &[buffer], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.all_reduce)(at, at, count, data_type(T::DTYPE), operator(op), comm, stream) }
         })
     }
 
-    fn all_gather<T: Pod>(&self, stream: &Stream, shard: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+    fn all_gather<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        shard: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::all_gather";
+        let (shard, output) = (shard.into(), output.into());
         self.check_whole(WHAT, shard.len(), output.len())?;
-        let (from, to, bytes) = (address(shard), address(output), byte_count(shard)?);
+        let uses = [Operand::read(stream, WHAT, shard)?, Operand::written(stream, WHAT, &output)?];
+        let (from, to, bytes) = (address(&uses[0]), address(&uses[1]), count::<u8>(&uses[0])?);
         let call = Call::AllGather { shard_bytes: bytes as u64 };
-        self.enqueue(stream, WHAT, Some(call), &[shard.memory()], &[output.memory()], |nccl, comm, stream| {
+        self.enqueue(stream, WHAT, Some(call), &uses, |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.all_gather)(from, to, bytes, U8, comm, stream) }
         })
     }
 
-    fn reduce_scatter<T: Reducible>(&self, stream: &Stream, input: &Buffer<T>, shard: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
+    fn reduce_scatter<'a, T: Reducible>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        shard: impl Into<DeviceViewMut<'a, T>>,
+        op: ReduceOp,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::reduce_scatter";
+        let (input, shard) = (input.into(), shard.into());
         self.check_dtype(WHAT, T::DTYPE)?;
         self.check_whole(WHAT, shard.len(), input.len())?;
-        let (from, to, count) = (address(input), address(shard), count(shard)?);
-        let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: byte_count(shard)? as u64 };
-        self.enqueue(stream, WHAT, Some(call), &[input.memory()], &[shard.memory()], |nccl, comm, stream| {
+        let uses = [Operand::read(stream, WHAT, input)?, Operand::written(stream, WHAT, &shard)?];
+        let (from, to, count) = (address(&uses[0]), address(&uses[1]), count::<T>(&uses[1])?);
+        let call = Call::ReduceScatter { reduction: Reduction { op, dtype: T::DTYPE }, shard_bytes: uses[1].bytes };
+        self.enqueue(stream, WHAT, Some(call), &uses, |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.reduce_scatter)(from, to, count, data_type(T::DTYPE), operator(op), comm, stream) }
         })
     }
 
-    fn broadcast<T: Pod>(&self, stream: &Stream, buffer: &mut Buffer<T>, root: Rank) -> Result<()> {
+    fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()> {
         const WHAT: &str = "Communicator::broadcast";
-        let (from, at, bytes) = (self.peer(WHAT, root)?, address(buffer), byte_count(buffer)?);
+        let buffer = Operand::written(stream, WHAT, &buffer.into())?;
+        let (from, at, bytes) = (self.peer(WHAT, root)?, address(&buffer), count::<u8>(&buffer)?);
         let call = Call::Broadcast { root, bytes: bytes as u64 };
-        self.enqueue(stream, WHAT, Some(call), &[], &[buffer.memory()], |nccl, comm, stream| {
+        self.enqueue(stream, WHAT, Some(call), &[buffer], |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { (nccl.broadcast)(at, at, bytes, U8, from, comm, stream) }
         })
     }
 
-    fn all_to_all<T: Pod>(&self, stream: &Stream, input: &Buffer<T>, output: &mut Buffer<T>) -> Result<()> {
+    fn all_to_all<'a, T: Pod>(
+        &self,
+        stream: &Stream,
+        input: impl Into<DeviceView<'a, T>>,
+        output: impl Into<DeviceViewMut<'a, T>>,
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::all_to_all";
+        let (input, output) = (input.into(), output.into());
         let world = self.handle.world.get() as usize;
         self.check_whole(WHAT, input.len() / world as u64, input.len())?;
         self.check_whole(WHAT, input.len() / world as u64, output.len())?;
-        let (from, to, part) = (address(input), address(output), byte_count(input)? / world);
+        let uses = [Operand::read(stream, WHAT, input)?, Operand::written(stream, WHAT, &output)?];
+        let (from, to, part) = (address(&uses[0]), address(&uses[1]), count::<u8>(&uses[0])? / world);
         let messages = (0..world).flat_map(|peer| {
             let at = peer * part;
-            // Within the buffers: there are as many parts as ranks.
+            // Within the views: there are as many parts as ranks.
             [
                 Message::Send(from.wrapping_byte_add(at), part, peer as c_int),
                 Message::Receive(to.wrapping_byte_add(at), part, peer as c_int),
             ]
         });
-        let call = Call::AllToAll { bytes: byte_count(input)? as u64 };
-        self.enqueue(stream, WHAT, Some(call), &[input.memory()], &[output.memory()], |nccl, comm, stream| {
+        let call = Call::AllToAll { bytes: uses[0].bytes };
+        self.enqueue(stream, WHAT, Some(call), &uses, |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { transfer(messages, nccl, comm, stream) }
         })
     }
 
-    fn exchange<T: Pod>(&self, stream: &Stream, sends: &[(Rank, &Buffer<T>)], receives: &mut [(Rank, &mut Buffer<T>)]) -> Result<()> {
+    fn exchange<T: Pod>(
+        &self,
+        stream: &Stream,
+        sends: &[(Rank, DeviceView<'_, T>)],
+        receives: &[(Rank, DeviceViewMut<'_, T>)],
+    ) -> Result<()> {
         const WHAT: &str = "Communicator::exchange";
-        let mut messages = Vec::with_capacity(sends.len() + receives.len());
-        for (to, buffer) in sends {
-            messages.push(Message::Send(address(buffer), byte_count(buffer)?, self.peer(WHAT, *to)?));
+        let (mut messages, mut uses) = (Vec::new(), Vec::new());
+        for (to, view) in sends {
+            let operand = Operand::read(stream, WHAT, *view)?;
+            messages.push(Message::Send(address(&operand), count::<u8>(&operand)?, self.peer(WHAT, *to)?));
+            uses.push(operand);
         }
-        for (from, buffer) in receives.iter() {
-            messages.push(Message::Receive(address(buffer), byte_count(buffer)?, self.peer(WHAT, *from)?));
+        for (from, view) in receives {
+            let operand = Operand::written(stream, WHAT, view)?;
+            messages.push(Message::Receive(address(&operand), count::<u8>(&operand)?, self.peer(WHAT, *from)?));
+            uses.push(operand);
         }
-        let reads: Vec<_> = sends.iter().map(|(_, buffer)| buffer.memory()).collect();
-        let writes: Vec<_> = receives.iter().map(|(_, buffer)| buffer.memory()).collect();
-        self.enqueue(stream, WHAT, None, &reads, &writes, |nccl, comm, stream| {
+        self.enqueue(stream, WHAT, None, &uses, |nccl, comm, stream| {
             // SAFETY: `enqueue` vouches for the memory, the stream and the communicator.
             unsafe { transfer(messages, nccl, comm, stream) }
         })
@@ -115,25 +149,22 @@ impl Communicator for NcclCommunicator {
 
     /// A reduction of one byte of every rank.
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.all_reduce(stream, &mut lock(&self.token), ReduceOp::Max)
+        self.all_reduce(stream, lock(&self.token).view_mut(), ReduceOp::Max)
     }
 }
 
 impl NcclCommunicator {
-    /// Orders a call after the other uses of what it reads and writes, and makes it.
+    /// Orders a call after the other uses of what it reads and writes, whose memory was found to be the stream's, and makes it.
     #[track_caller]
     fn enqueue(
         &self,
         stream: &Stream,
         what: &'static str,
         compared: Option<Call>,
-        reads: &[&Arc<Memory>],
-        writes: &[&Arc<Memory>],
+        uses: &[Operand],
         call: impl FnOnce(&Functions, Comm, CudaStream) -> c_int,
     ) -> Result<()> {
         self.check_stream(stream, what)?;
-        reads.iter().chain(writes).try_for_each(|memory| memory.check_stream(&stream.0, what))?;
-        let uses = reads.iter().map(|memory| (*memory, false)).chain(writes.iter().map(|memory| (*memory, true)));
         let is_grouped = group::join(self.id(), what, uses)?;
         if let Some(compared) = compared {
             self.handle.agree(|| compared.to_string())?;
@@ -144,13 +175,11 @@ impl NcclCommunicator {
         }
         let raw = ptr::with_exposed_provenance_mut(stream.raw() as usize);
         let _enqueue = stream.0.runtime.enqueue();
-        order(&stream.0, |wait_for| {
-            reads.iter().for_each(|memory| memory.add_use(&stream.0, false, wait_for));
-            writes.iter().for_each(|memory| memory.add_use(&stream.0, true, wait_for));
-        })?;
+        order(&stream.0, |wait_for| uses.iter().for_each(|operand| operand.add_use(&stream.0, wait_for)))?;
         let (backend, caller) = (&*stream.0.runtime.backend, Location::caller());
         stream.0.note(what, Some(caller));
-        let moved = || if writes.is_empty() { reads } else { writes }.iter().map(|memory| memory.bytes).sum();
+        let only_reads = uses.iter().all(|operand| !operand.writes);
+        let moved = || uses.iter().filter(|operand| operand.writes != only_reads).map(|operand| operand.bytes).sum();
         let name = what.trim_start_matches("Communicator::");
         let work = || Work::new(Activity::Collective, name, Some(moved()), Some(caller));
         let open = match is_grouped {
@@ -251,21 +280,15 @@ unsafe fn transfer(messages: impl IntoIterator<Item = Message>, nccl: &Functions
     [start, first, end].into_iter().find(|code| *code != SUCCESS).unwrap_or(SUCCESS)
 }
 
-/// Where a buffer lies; null for an empty one.
-fn address<T: Pod>(buffer: &Buffer<T>) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(buffer.address() as usize)
+/// Where an operand lies; null for one of an empty buffer.
+fn address(operand: &Operand) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(operand.address as usize)
 }
 
-fn count<T: Pod>(buffer: &Buffer<T>) -> Result<usize> {
-    usize::try_from(buffer.len()).map_err(|_| too_large(buffer))
-}
-
-fn byte_count<T: Pod>(buffer: &Buffer<T>) -> Result<usize> {
-    count(buffer)?.checked_mul(size_of::<T>()).ok_or_else(|| too_large(buffer))
-}
-
-fn too_large<T: Pod>(buffer: &Buffer<T>) -> Error {
-    Error::TooLarge { what: "NcclCommunicator", count: buffer.len(), element_bytes: size_of::<T>() as u64 }
+/// How many `T` an operand has.
+fn count<T>(operand: &Operand) -> Result<usize> {
+    let bytes = operand.bytes / size_of::<T>().max(1) as u64;
+    usize::try_from(bytes).map_err(|_| Error::TooLarge { what: "NcclCommunicator", count: operand.bytes, element_bytes: 1 })
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use oxtile_kernels::shards::{Byte, JoinShardsGroupedArgs};
 use oxtile_tile::launch::Kernel;
 
 use super::format::Format;
-use super::quantized::{Quantized, SCALE_UNIT};
+use super::quantized::{Quantized, SCALE_UNIT, scale_starts};
 use super::table::{Record, Starts, Table};
-use super::tensors::UNIT;
+use super::tensors::{UNIT, starts_of};
 use crate::comm::{Communicator, Rank, WorldSize};
 use crate::quantize::Direction;
 use crate::quantize::layout::Compact;
@@ -72,7 +72,7 @@ pub struct GatherShards<F: Format> {
 /// Bytes of a row that the kernel can count.
 const WIDTH_LIMIT: u64 = u32::MAX as u64 - (1 << 16);
 
-/// One of the two buffers of a group, on its way from shards to wholes. Of each member, in codes or scales; a
+/// The shapes of one of the two buffers of a group, on its way from shards to wholes. Of each member, in codes or scales; a
 /// member whose shards follow each other is a single row.
 struct Join {
     /// Rows, and codes of a row, of this rank's shard, of a padded one, and of the whole.
@@ -91,8 +91,36 @@ impl<F: Format> GatherShards<F> {
         Ok(Self { codes: runtime.load()?, scales: runtime.load()? })
     }
 
+    /// Scratch for shards like these, whose wholes have so many rows.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn scratch(
+        &self,
+        communicator: &impl Communicator,
+        stream: &Stream,
+        shards: &Quantized<F, Compact>,
+        rows: &[u64],
+    ) -> Result<GatherScratch<F>> {
+        let [padded, whole] = shapes::<F>(communicator, shards, rows)?;
+        let direction = shards.direction;
+        let by_side = F::TRANSPOSES && direction == Direction::Columns;
+        let all = |of: fn([u64; 2], Direction) -> [u64; 2], shapes: &[[u64; 2]]| -> Vec<[u64; 2]> {
+            shapes.iter().map(|shape| of(*shape, direction)).collect()
+        };
+        let join = |of, unit| Join::new(all(of, &shards.shapes), all(of, &padded), all(of, &whole), by_side, unit);
+        let codes =
+            |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / F::ELEMENTS).collect(), end: starts.end / F::ELEMENTS };
+        let world = communicator.world();
+        let (from, to) = (codes(&shards.element_starts), codes(&starts_of(&whole)?));
+        let codes = join(F::codes, UNIT / F::ELEMENTS)?.scratch::<F::JoinCodes, _>(stream, world, &from, &to)?;
+        let (from, to) = (&shards.scale_starts, scale_starts::<F, Compact>(&whole, direction)?);
+        let scales = join(F::scales, SCALE_UNIT)?.scratch::<F::JoinScales, _>(stream, world, from, &to)?;
+        Ok(GatherScratch { rank: communicator.rank(), direction, shards: shards.shapes.clone(), whole, codes, scales })
+    }
+
     /// The whole of every member on every rank, from this rank's [`RowShards`] of it; `rows` are those of the wholes. The codes and scales
-    /// are those of the whole cast at once, if all ranks had the same amaxes.
+    /// are those of the whole cast at once, if all ranks had the same amaxes. Scratch and output are new.
     ///
     /// # Errors
     /// [`Error::Length`] unless there are rows for each member; [`Error::Invalid`] names the first whose shard is not this rank's; as
@@ -104,46 +132,66 @@ impl<F: Format> GatherShards<F> {
         shards: &Quantized<F, Compact>,
         rows: &[u64],
     ) -> Result<Quantized<F, Compact>> {
-        let [_, whole] = shapes::<F>(communicator, shards, rows)?;
-        let mut output = Quantized::<F>::uninitialised(stream, &whole, shards.direction, F::share(&shards.amax))?;
-        self.run_into(communicator, stream, shards, &mut output)?;
+        let mut scratch = self.scratch(communicator, stream, shards, rows)?;
+        let mut output = Quantized::<F>::uninitialised(stream, &scratch.whole, shards.direction, F::share(&shards.amax))?;
+        self.run_into(communicator, stream, shards, &mut scratch, &mut output)?;
         Ok(output)
     }
 
     /// As [`run`](Self::run), into buffers that are there already and whose addresses stay, as a captured graph or a consumer that keeps
-    /// them needs it. The wholes' rows are those of `output`, and its amax becomes that of the shards.
+    /// them needs it. Nothing is allocated or copied from the host, so that it may be captured from the first call on. The scratch is of such shards, and
+    /// the wholes are of its shapes; their amax becomes that of the shards.
     ///
     /// # Errors
-    /// As [`run`](Self::run); [`Error::Invalid`] unless `output` is quantized along the shards' direction and of their columns.
+    /// [`Error::Invalid`] for shards, wholes or a rank that the scratch is not of; as [`Communicator::all_gather`] and [`Loaded::launch`].
     pub fn run_into(
         &self,
         communicator: &impl Communicator,
         stream: &Stream,
         shards: &Quantized<F, Compact>,
+        scratch: &mut GatherScratch<F>,
         output: &mut Quantized<F, Compact>,
     ) -> Result<()> {
-        let rows: Vec<u64> = output.shapes.iter().map(|shape| shape[0]).collect();
-        let [padded, whole] = shapes::<F>(communicator, shards, &rows)?;
-        if output.direction != shards.direction || output.shapes != whole {
-            let why = format!(
-                "it holds {:?} along {:?} where shards of {whole:?} along {:?} are gathered: make one by `Quantized::uninitialised`",
-                output.shapes, output.direction, shards.direction
-            );
-            return Err(Error::Invalid { what: "GatherShards::run_into, output", why });
-        }
+        scratch.check(communicator, shards, output)?;
         output.amax = F::share(&shards.amax);
-        let by_side = F::TRANSPOSES && shards.direction == Direction::Columns;
-        let join = |of: fn([u64; 2], Direction) -> [u64; 2], unit| {
-            let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(*shape, shards.direction)).collect::<Vec<_>>();
-            Join::new(all(&shards.shapes), all(&padded), all(&whole), by_side, unit)
-        };
-        let codes =
-            |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / F::ELEMENTS).collect(), end: starts.end / F::ELEMENTS };
-        let (from, to) = (codes(&shards.element_starts), codes(&output.element_starts));
-        let unit = UNIT / F::ELEMENTS;
-        join(F::codes, unit)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
-        let (from, to) = ((&shards.scales, &shards.scale_starts), (&mut output.scales, &output.scale_starts));
-        join(F::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)
+        scratch.codes.run(communicator, stream, &shards.data, &mut output.data, &self.codes)?;
+        scratch.scales.run(communicator, stream, &shards.scales, &mut output.scales, &self.scales)
+    }
+}
+
+/// What a gather of shards of some shapes needs besides: shards that are padded, those of all ranks, and what its kernels are told. Made by
+/// [`GatherShards::scratch`].
+pub struct GatherScratch<F: Format> {
+    rank: Rank,
+    direction: Direction,
+    shards: Vec<[u64; 2]>,
+    whole: Vec<[u64; 2]>,
+    codes: JoinScratch<F::Code>,
+    scales: JoinScratch<F::Scale>,
+}
+
+impl<F: Format> GatherScratch<F> {
+    fn check(&self, communicator: &impl Communicator, shards: &Quantized<F, Compact>, output: &Quantized<F, Compact>) -> Result<()> {
+        let invalid = |what, why| Err(Error::Invalid { what, why });
+        if communicator.rank() != self.rank || u64::from(communicator.world().get()) != self.codes.shards {
+            let why = format!("it is of {} of {}, the communicator is {}", self.rank, self.codes.shards, communicator.rank());
+            return invalid("GatherShards::run_into, scratch", why);
+        }
+        if shards.direction != self.direction || shards.shapes != self.shards {
+            let why = format!(
+                "they are {:?} along {:?} where the scratch is of {:?} along {:?}: make one by `GatherShards::scratch`",
+                shards.shapes, shards.direction, self.shards, self.direction
+            );
+            return invalid("GatherShards::run_into, shards", why);
+        }
+        if output.direction != self.direction || output.shapes != self.whole {
+            let why = format!(
+                "it holds {:?} along {:?} where shards of {:?} along {:?} are gathered: make one by `Quantized::uninitialised`",
+                output.shapes, output.direction, self.whole, self.direction
+            );
+            return invalid("GatherShards::run_into, output", why);
+        }
+        Ok(())
     }
 }
 
@@ -159,33 +207,55 @@ impl Join {
         Ok(Self { shard, padded, whole, padded_starts })
     }
 
+    /// Room for padded shards, where this rank's are shorter, and for those of all.
+    fn scratch<K: Grouped, T: Byte>(self, stream: &Stream, world: WorldSize, starts: &Starts, whole: &Starts) -> Result<JoinScratch<T>> {
+        let end = self.padded_starts.end;
+        let padded = if self.shard == self.padded {
+            None
+        } else {
+            let table = table::<K>(stream, (&self.shard, starts), (&self.padded, &self.padded_starts))?;
+            Some((Buffer::uninitialised(stream, end)?, table))
+        };
+        let shards = u64::from(world.get());
+        let gathered = Buffer::uninitialised(stream, shards * end)?;
+        Ok(JoinScratch { shards, padded, gathered, table: table::<K>(stream, (&self.padded, &self.padded_starts), (&self.whole, whole))? })
+    }
+}
+
+/// The memory of a [`Join`].
+struct JoinScratch<T> {
+    /// How many are joined.
+    shards: u64,
+    /// This rank's, where it is shorter than the others, and how it is padded.
+    padded: Option<(Buffer<T>, Table)>,
+    gathered: Buffer<T>,
+    table: Table,
+}
+
+impl<T: Byte> JoinScratch<T> {
     /// Pads this rank's shards where they are shorter, gathers, and joins.
-    fn run<K, T: Byte>(
-        &self,
+    fn run<K>(
+        &mut self,
         communicator: &impl Communicator,
         stream: &Stream,
-        (shards, starts): (&Buffer<T>, &Starts),
-        (whole, whole_starts): (&mut Buffer<T>, &Starts),
+        shards: &Buffer<T>,
+        whole: &mut Buffer<T>,
         kernel: &Loaded<K>,
     ) -> Result<()>
     where
         K: Grouped + for<'a> Kernel<Args<'a> = JoinShardsGroupedArgs<'a, T>>,
     {
-        let world = communicator.world().get();
-        let end = self.padded_starts.end;
-        let mut gathered_shards = Buffer::uninitialised(stream, u64::from(world) * end)?;
-        if self.shard == self.padded {
-            communicator.all_gather(stream, shards, &mut gathered_shards)?;
-        } else {
-            let mut padded = Buffer::uninitialised(stream, end)?;
-            let table = table::<K>(stream, (&self.shard, starts), (&self.padded, &self.padded_starts))?;
-            let (gathered, whole, shard_stride) = (shards.view(), padded.view_mut(), shards.len());
-            kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table: table.lend(), shards: 1, shard_stride })?;
-            communicator.all_gather(stream, &padded, &mut gathered_shards)?;
+        match &mut self.padded {
+            None => communicator.all_gather(stream, shards, &mut self.gathered)?,
+            Some((padded, table)) => {
+                let (gathered, whole, shard_stride) = (shards.view(), padded.view_mut(), shards.len());
+                kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table: table.lend(), shards: 1, shard_stride })?;
+                communicator.all_gather(stream, &*padded, &mut self.gathered)?;
+            }
         }
-        let table = table::<K>(stream, (&self.padded, &self.padded_starts), (&self.whole, whole_starts))?;
-        let (gathered, whole) = (gathered_shards.view(), whole.view_mut());
-        kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table: table.lend(), shards: world, shard_stride: end })
+        let (gathered, whole, table) = (self.gathered.view(), whole.view_mut(), self.table.lend());
+        let shard_stride = self.gathered.len() / self.shards;
+        kernel.launch(stream, JoinShardsGroupedArgs { gathered, whole, table, shards: self.shards as u32, shard_stride })
     }
 }
 
@@ -217,5 +287,11 @@ fn shapes<F: Format>(communicator: &impl Communicator, shards: &Quantized<F, Com
 impl<F: Format> fmt::Debug for GatherShards<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatherShards").field("codes", &self.codes).finish_non_exhaustive()
+    }
+}
+
+impl<F: Format> fmt::Debug for GatherScratch<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatherScratch").field("rank", &self.rank).field("whole", &self.whole).finish_non_exhaustive()
     }
 }

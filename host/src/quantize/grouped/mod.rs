@@ -51,7 +51,7 @@ mod tensors;
 
 pub use format::{Format, Mxfp8Format, Nvfp4Format};
 pub use fp8::{GroupedFp8, GroupedFp8Number, QuantizedFp8};
-pub use gather::{GatherShards, RowShards};
+pub use gather::{GatherScratch, GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
 pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
 pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};

@@ -1,0 +1,302 @@
+//! The all-gather whose members put their shards to the others.
+
+use std::fmt;
+use std::sync::Arc;
+
+use oxtile_tile::num::Pod;
+
+use super::super::arena::Arena;
+use super::super::buffer::SymmetricBuffer;
+use super::super::signal::{Channel, Epoch};
+use super::super::ticket::Ticket;
+use super::pieces::{Gathered, Pieces, bounds};
+use super::places::{Arrived, Places, Ready, ReleaseError};
+use super::{ChunkedGather, INSTEAD, WHAT_GROWS, others_of};
+use crate::comm::{Member, Rank};
+use crate::runtime::{Buffer, Error, Event, Owner, Result, Stream, order};
+
+/// What a [`PushGather`] needs of an arena: every rank takes it, in one order with all else, also one that takes no part in the gather.
+#[derive(Debug)]
+pub struct PushMemory<T> {
+    memory: SymmetricBuffer<T>,
+    gathered: Gathered,
+    ready: Channel,
+    free: Channel,
+}
+
+impl<T: Pod> PushMemory<T> {
+    /// For `members` shards of `len` elements.
+    ///
+    /// # Errors
+    /// As [`Arena::buffer`] and [`Arena::channel`]; [`Error::TooLarge`].
+    pub fn take(arena: &Arena, len: u64, members: u32) -> Result<Self> {
+        Self::of_pieces(arena, &[len], members)
+    }
+
+    /// For `members` shards of several pieces, such as codes and scales, which are gathered together, each with that of the other members. Each piece of all
+    /// members begins at a multiple of 256 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no pieces; as [`take`](Self::take).
+    pub fn of_pieces(arena: &Arena, lens: &[u64], members: u32) -> Result<Self> {
+        const WHAT: &str = "PushMemory::of_pieces";
+        let gathered = Pieces::new::<T>(WHAT, lens)?.gathered::<T>(WHAT, members)?;
+        Ok(Self { memory: arena.buffer(gathered.len)?, gathered, ready: arena.channel()?, free: arena.channel()? })
+    }
+}
+
+/// Each member puts its shard to all others by its copy engine: from [buffers of its own](Self::start_from), or in place
+/// ([`start`](ChunkedGather::start)), from where it lies in what is gathered. To the others both are the same, so that in one gather some members may do the
+/// one and some the other.
+///
+/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; who sees it puts the chunks
+/// of its shard there, READY behind each chunk that all have got.
+///
+/// No signal is about a member's own place: the others put beside it, and none of them reads it. What uses it is of this rank alone, the copies to the
+/// others and who reads what was gathered, and events order these. So it may be [written](ChunkedGather::shard) for `e` once the copies of `e - 1` are done and this rank's readers of it, before
+/// FREE `e - 1` of any other has come: that holds up the copies of `e`, not the writing. And the FREE that this rank sends says nothing of it.
+pub struct PushGather<T> {
+    arena: Arena,
+    member: Member,
+    memory: PushMemory<T>,
+    /// Carries the copies to the others, one after another: side by side they get three fifths of the rate.
+    out: Stream,
+    /// Copies this rank's own shard and waits for the others' chunks.
+    arrivals: Stream,
+    /// This member's places in what is gathered, by piece.
+    own: Vec<Buffer<T>>,
+    /// Behind the last writes of those; none while they may be written.
+    there: Option<Vec<Event>>,
+    places: Places<T>,
+    chunks: u64,
+    epoch: Epoch,
+    /// The other members.
+    others: Arc<[(Rank, Rank)]>,
+    /// Behind all that read what was gathered since the own places were written, but for `arrivals`; of each stream the last.
+    read: Vec<Event>,
+}
+
+impl<T: Pod> PushGather<T> {
+    /// For a member of a team of the arena's world. `out` carries the copies to the others, `arrivals` copies this rank's own shard meanwhile and
+    /// waits for those of the others. Each shard is copied in `chunks` pieces, which go to, and are waited for of, all members at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no chunks, a team of another world, memory for another number of members or of another arena, or a stream of another device;
+    /// [`Error::ForeignRuntime`].
+    pub fn new(arena: &Arena, member: &Member, memory: PushMemory<T>, [out, arrivals]: [&Stream; 2], chunks: u64) -> Result<Self> {
+        const WHAT: &str = "PushGather::new";
+        let fits = memory.gathered.members == member.team().size().get();
+        if chunks == 0 || !fits || member.team().world() != arena.world() || member.world_rank() != arena.rank() {
+            let why = format!(
+                "{chunks} chunks and memory of {} members for {member:?} in an arena of {}",
+                memory.gathered.members,
+                arena.world()
+            );
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        memory.memory.check_arena(arena, WHAT)?;
+        [out, arrivals].into_iter().try_for_each(|stream| arena.0.check_stream(stream))?;
+        let what = format!("PushGather of {chunks} chunks of elements of {} bytes in {:?}", size_of::<T>(), member.team());
+        arena.0.declare(memory.ready.number, what, others_of(member).iter().map(|(_, rank)| *rank))?;
+        let (of, device) = (memory.memory.local(), arena.0.control.device());
+        let places = Places::new("PushGather", Some(arena), of, &memory.gathered, chunks)?;
+        let own = memory.gathered.pieces.lens().iter().enumerate().map(|(piece, len)| {
+            let place = of.address() + memory.gathered.place(piece, member.rank()) * size_of::<T>() as u64;
+            // SAFETY: a member's piece lies inside the arena's buffer, which is aligned to 256 bytes and kept, and told of streams, by its memory.
+            unsafe { Buffer::lent(&device, place, *len, Arc::clone(of.memory()) as _) }
+        });
+        let (own, others) = (own.collect::<Result<_>>()?, others_of(member));
+        let (arena, member, out, arrivals) = (arena.clone(), member.clone(), out.clone(), arrivals.clone());
+        let (there, epoch, read) = (None, Epoch::ZERO, Vec::new());
+        Ok(Self { arena, member, memory, out, arrivals, own, there, places, chunks, epoch, others, read })
+    }
+
+    /// As [`start`](ChunkedGather::start), from buffers elsewhere: puts `pieces` to all members, this one too.
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Invalid`] for another number of pieces; as [`start`](ChunkedGather::start).
+    #[track_caller]
+    pub fn start_from(&mut self, pieces: &[&Buffer<T>]) -> Result<Ready<T>> {
+        const WHAT: &str = "PushGather::start_from";
+        self.check_idle(WHAT)?;
+        if pieces.len() != self.own.len() {
+            let why = format!("{} pieces where a shard has {}: give each", pieces.len(), self.own.len());
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        for (piece, own) in pieces.iter().zip(&self.own) {
+            if piece.len() != own.len() {
+                return Err(Error::Length { what: "PushGather::start_from, a piece", expected: own.len(), found: piece.len() });
+            }
+        }
+        // Behind the release of what was there: it is on this stream too.
+        self.own.iter_mut().zip(pieces).try_for_each(|(own, piece)| own.copy_from(&self.arrivals, piece))?;
+        self.read.clear();
+        self.there = if self.chunks > 1 { Some(vec![self.arrivals.mark()?]) } else { None };
+        self.gather(WHAT, Some(pieces))
+    }
+
+    /// Behind what has written the own places so far.
+    fn written(&self, what: &'static str) -> Result<Vec<Event>> {
+        let mut writers: Vec<Stream> = Vec::new();
+        for own in &self.own {
+            let Some(writer) = own.memory().streams(false).pop() else {
+                let why = "this member's place was never handed out: write what ChunkedGather::shard gives first".to_owned();
+                return Err(Error::Invalid { what, why });
+            };
+            writer.refuse_capture(WHAT_GROWS, INSTEAD)?;
+            if writers.iter().all(|known| known.0.id != writer.id) {
+                writers.push(Stream(writer));
+            }
+        }
+        writers.iter().map(Stream::mark).collect()
+    }
+
+    /// Fails where a gather cannot begin.
+    fn check_idle(&self, what: &'static str) -> Result<()> {
+        [&self.out, &self.arrivals].iter().try_for_each(|stream| stream.0.refuse_capture(WHAT_GROWS, INSTEAD))?;
+        self.check_released(what)
+    }
+
+    fn check_released(&self, what: &'static str) -> Result<()> {
+        self.arena.0.check()?;
+        self.places.check_released(what)
+    }
+
+    /// Puts `pieces`, or what is in place. [`Self::there`] says when the own places have it; without, what comes behind in `arrivals`.
+    #[track_caller]
+    fn gather(&mut self, what: &'static str, pieces: Option<&[&Buffer<T>]>) -> Result<Ready<T>> {
+        let before = self.epoch;
+        match pieces {
+            Some(pieces) => self.put(pieces, before)?,
+            None => self.put(&self.own.iter().collect::<Vec<_>>(), before)?,
+        }
+        let mut events = self.await_chunks(before)?;
+        // The end says that the shard may be written again too.
+        self.arrivals.wait(&self.out.mark()?)?;
+        let done = self.arrivals.mark()?;
+        if self.chunks == 1 {
+            events.iter_mut().filter(|events| events.is_empty()).for_each(|events| events.push(vec![done.clone()]));
+        }
+        self.epoch = before.next();
+        let ticket = Ticket::behind(&self.arena, done.clone(), what, ()).numbered(self.epoch.get());
+        Ok(self.places.open(Arrived { epoch: self.epoch, chunks: events, done, ticket: Some(ticket) }))
+    }
+
+    /// READY of a chunk: all chunks of an epoch come before all of the next.
+    fn ready(&self, before: Epoch, chunk: u64) -> Epoch {
+        Epoch::ZERO.later(before.get() * self.chunks + chunk + 1)
+    }
+
+    /// What this rank puts to the others, once all have released what was there. READY follows each chunk; where a shard is one, it goes to all
+    /// behind the last: the least that a host can enqueue.
+    #[track_caller]
+    fn put(&self, pieces: &[&Buffer<T>], before: Epoch) -> Result<()> {
+        let mut batch = self.arena.batch(&self.out);
+        for (_, other) in &*self.others {
+            batch = batch.wait(self.memory.free, *other, before)?;
+        }
+        for chunk in 0..self.chunks {
+            for (_, other) in &*self.others {
+                for (piece, source) in pieces.iter().enumerate() {
+                    let (start, end) = bounds(source.len(), self.chunks, chunk);
+                    let place = self.memory.gathered.place(piece, self.member.rank());
+                    batch = batch.put(&self.memory.memory.peer(*other)?, source, start..end, place + start)?;
+                }
+            }
+            for (_, other) in &*self.others {
+                batch = batch.signal(self.memory.ready, *other, self.ready(before, chunk))?;
+            }
+        }
+        batch.enqueue()
+    }
+
+    /// Waits for each chunk of all members at once, and marks it; where there is but one, the end of all is the mark. By member and chunk.
+    #[track_caller]
+    fn await_chunks(&self, before: Epoch) -> Result<Vec<Vec<Vec<Event>>>> {
+        let mut events = vec![Vec::new(); self.others.len() + 1];
+        if let Some(there) = &self.there {
+            events[self.member.rank().index() as usize] = vec![there.clone(); self.chunks as usize];
+        }
+        for chunk in 0..self.chunks {
+            let mut batch = self.arena.batch(&self.arrivals);
+            for (_, other) in &*self.others {
+                batch = batch.wait(self.memory.ready, *other, self.ready(before, chunk))?;
+            }
+            batch.enqueue()?;
+            if self.chunks > 1 {
+                let arrived = vec![self.arrivals.mark()?];
+                self.others.iter().for_each(|(member, _)| events[member.index() as usize].push(arrived.clone()));
+            }
+        }
+        Ok(events)
+    }
+
+    /// Tells the others that what they put has been read by all work enqueued so far on the streams that were given the epoch.
+    #[track_caller]
+    fn end(&mut self, ready: &Ready<T>) -> Result<()> {
+        self.arrivals.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
+        self.places.check_own(ready, "PushGather::release")?;
+        for (reader, read) in self.places.order_after_readers(&self.arrivals)? {
+            match read {
+                Some(read) => {
+                    self.read.retain(|earlier| !earlier.is_of(&reader));
+                    self.read.push(read);
+                }
+                // In the order of `arrivals`; the note orders who writes the own places.
+                None => self.own.iter().for_each(|own| own.memory().used_on(&reader.0)),
+            }
+        }
+        let mut batch = self.arena.batch(&self.arrivals);
+        for (_, other) in &*self.others {
+            batch = batch.signal(self.memory.free, *other, self.epoch)?;
+        }
+        batch.enqueue()?;
+        self.places.shut();
+        Ok(())
+    }
+}
+
+impl<T: Pod> ChunkedGather<T> for PushGather<T> {
+    fn places(&self) -> &Places<T> {
+        &self.places
+    }
+
+    /// This member's places in what is gathered: later work of `stream` comes after this rank has read the last gather, and after the copies of this shard
+    /// to the others. It waits for nothing else of theirs. What is written stays for any number of epochs.
+    fn shards(&mut self, stream: &Stream) -> Result<&mut [Buffer<T>]> {
+        const WHAT: &str = "PushGather::shard";
+        stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
+        self.check_released(WHAT)?;
+        self.arena.0.use_on(stream)?;
+        self.read.iter().try_for_each(|read| stream.wait(read))?;
+        // Behind the copies to the others, which read it. Whoever else writes it comes behind this stream, and so does what is put.
+        order(&stream.0, |wait_for| self.own.iter().for_each(|own| own.memory().add_use(&stream.0, true, wait_for)))?;
+        self.read.clear();
+        self.there = None;
+        Ok(&mut self.own)
+    }
+
+    /// In place: puts what was last written to this member's [shard](ChunkedGather::shards), or copied there by [`start_from`](Self::start_from), to the others;
+    /// within the device nothing is copied, and the chunks of this member are there as soon as they are written.
+    fn start(&mut self) -> Result<Ready<T>> {
+        const WHAT: &str = "PushGather::start";
+        self.check_idle(WHAT)?;
+        let there = match &self.there {
+            Some(there) => there.clone(),
+            None => self.written(WHAT)?,
+        };
+        there.iter().try_for_each(|there| self.arrivals.wait(there))?;
+        self.there = Some(there);
+        self.gather(WHAT, None)
+    }
+
+    fn release(&mut self, ready: Ready<T>) -> Result<(), ReleaseError<T>> {
+        self.end(&ready).map_err(|error| ReleaseError { ready, error })
+    }
+}
+
+impl<T> fmt::Debug for PushGather<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushGather").field("member", &self.member).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
