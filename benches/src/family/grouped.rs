@@ -146,7 +146,7 @@ fn fp8_one(gpu: &Gpu, shape: Shape) -> Result<Graph> {
     }
     Prepared::capture(gpu, || {
         wide.iter().zip(&mut sets).try_for_each(|(wide, (output, amax))| {
-            casts.cast(stream, wide.view(), amax.view(), output.data.view_mut(), output.scale_inverse.view_mut())
+            casts.cast(stream, wide.view(), amax.view(), output.data.view_mut(), output.scales.view_mut())
         })
     })
 }

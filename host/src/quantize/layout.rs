@@ -43,6 +43,12 @@ pub trait Scales<S>: sealed::Sealed + fmt::Debug + Sized {
     /// As [`Buffer::uninitialised`].
     fn uninitialised(stream: &Stream, len: u64) -> Result<Self>;
 
+    /// So many, all 0.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`].
+    fn zeros(stream: &Stream, len: u64) -> Result<Self>;
+
     /// Lends them to kernels that read them.
     fn view(&self) -> DeviceView<'_, S>;
 
@@ -79,6 +85,14 @@ impl<S: Pod> InterleavedScales<S> {
     /// As [`Buffer::uninitialised`].
     pub fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
         Buffer::uninitialised(stream, len).map(Self)
+    }
+
+    /// So many, all 0.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`].
+    pub fn zeros(stream: &Stream, len: u64) -> Result<Self> {
+        Buffer::zeros(stream, len).map(Self)
     }
 
     /// Scales of the host's.
@@ -126,6 +140,10 @@ macro_rules! scales {
         impl<S: Pod> Scales<S> for $memory<S> {
             fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
                 Self::uninitialised(stream, len)
+            }
+
+            fn zeros(stream: &Stream, len: u64) -> Result<Self> {
+                Self::zeros(stream, len)
             }
 
             fn view(&self) -> DeviceView<'_, S> {

@@ -28,10 +28,10 @@ use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::{Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
-use super::mxfp8::Direction;
+use super::format::Direction;
 use super::nvfp4::Nvfp4Number;
-use super::nvfp4_columns::{Nvfp4Pair, check};
 use super::split_phase::{GlobalAmax, LocalAmax};
+use super::tensor::Nvfp4Pair;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The cast of `T` to NVFP4 in squares.
@@ -93,8 +93,8 @@ where
     /// not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Nvfp4Pair) -> Result<()> {
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
-        check("Nvfp4Squares::cast, rows", by_rows, Direction::Rows, input.len())?;
-        check("Nvfp4Squares::cast, columns", by_columns, Direction::Columns, input.len())?;
+        by_rows.check("Nvfp4Squares::cast, rows", Direction::Rows, input.len())?;
+        by_columns.check("Nvfp4Squares::cast, columns", Direction::Columns, input.len())?;
         let [rows, columns] = by_rows.shape;
         let args = Nvfp4CastSquaresArgs {
             input,

@@ -25,10 +25,12 @@ use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::{Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
-use super::mxfp8::Direction;
-use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
-use super::nvfp4_columns::{RandomState, Rounding, Stochastic16, check};
+use super::format::Direction;
+use super::nvfp4::Nvfp4Number;
+use super::nvfp4_columns::{Rounding, Stochastic16};
+use super::random::RandomState;
 use super::split_phase::{GlobalAmax, LocalAmax};
+use super::tensor::Nvfp4Tensor;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by chance: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
@@ -96,7 +98,7 @@ where
     /// [`Error::Invalid`](crate::Error::Invalid) if the tensor is a columnwise one; [`Error::Length`](crate::Error::Length) if `input` does not have its shape; as
     /// [`Loaded::launch`], also where `random` has no offset or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        check("Nvfp4StochasticRows::cast", tensor, Direction::Rows, input.len())?;
+        tensor.check("Nvfp4StochasticRows::cast", Direction::Rows, input.len())?;
         let args = Nvfp4CastRowsStochasticArgs {
             input,
             amax: tensor.amax.view(),

@@ -28,7 +28,7 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 ///
 /// ```
 /// use oxtile::comm::SingleRank;
-/// use oxtile::quantize::{CurrentScaling, Fp8Tensor, ScaleOptions};
+/// use oxtile::quantize::{CurrentScaling, Direction, Fp8Tensor, ScaleOptions};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
@@ -39,9 +39,9 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 ///
 /// let part = Buffer::from_slice(&stream, &[224.0_f32, -1.0, 0.0, 5.0])?;
 /// let agreed = casts.local_amax(&stream, part.view())?.reduce(&ranks, &stream)?;
-/// let mut tensor = Fp8Tensor::uninitialised(&stream, 4)?;
+/// let mut tensor = Fp8Tensor::uninitialised(&stream, [1, 4], Direction::Rows)?;
 /// casts.cast_shard(&stream, part.view(), &agreed, &mut tensor)?;
-/// assert_eq!(tensor.scale_inverse.to_vec(&stream)?, [0.5]);
+/// assert_eq!(tensor.scales.to_vec(&stream)?, [0.5]);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -85,16 +85,12 @@ impl GlobalAmax {
 
     /// Copies one of them, of which there is such a number, to where a cast takes it.
     pub(super) fn copy_to(&self, stream: &Stream, slot: u64, amax: &mut Buffer<f32>) -> Result<()> {
-        check("the amax of a shard's tensor", 1, amax.len())?;
+        Error::check_length("the amax of a shard's tensor", 1, amax.len())?;
         amax.copy_part(stream, &self.0, slot)
     }
 
     /// Fails unless there are so many.
     pub(super) fn check(&self, what: &'static str, expected: u64) -> Result<()> {
-        check(what, expected, self.0.len())
+        Error::check_length(what, expected, self.0.len())
     }
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

@@ -296,6 +296,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Fails with [`Error::Length`] unless there are as many elements as are needed.
+    pub(crate) fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
+        if expected == found { Ok(()) } else { Err(Self::Length { what, expected, found }) }
+    }
+}
+
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::Fault(Box::new(fault))

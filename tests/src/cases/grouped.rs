@@ -77,7 +77,7 @@ impl<T: TestElement> Input<T> {
 
 fn of_mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>() -> Vec<Case>
 where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = ue8m0, Amax = ()>,
+    Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
     let case = |(name, size, shapes): (&str, Size, Vec<[usize; 2]>), (direction, kind): (Option<Direction>, &str)| {
         let on_both = !matches!((T::DTYPE, Q::NAME), (Dtype::F16, "e5m2") | (Dtype::F32, "e4m3"));
@@ -90,7 +90,7 @@ where
 
 fn mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
 where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = ue8m0, Amax = ()>,
+    Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
     let (stream, casts) = (stream(r)?, text(GroupedMxfp8::<T, Q>::new(r))?);
     let input = Input::<T>::new(&stream, shapes, true)?;
@@ -167,7 +167,7 @@ pub(super) fn values<T: TestElement>(stream: &Stream, restored: &Matrices<T>, me
 }
 
 /// The scales there and back. Compact ones are `[outer, blocks]`, or the other way round by columns of what is not transposed.
-fn layouts<F: Format>(
+fn layouts<F: GroupFormat>(
     r: &Runtime,
     stream: &Stream,
     group: Quantized<F>,

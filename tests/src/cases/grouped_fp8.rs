@@ -56,13 +56,13 @@ where
     let of_all = text(text(casts.local_amax(&stream, &group))?.reduce(&alone, &stream))?;
     let quantized = text(casts.quantize(&stream, &group, &of_all))?;
     let restored = text(casts.dequantize(&stream, &quantized))?;
-    let inverses = text(quantized.scale_inverses().to_vec(&stream))?;
+    let inverses = text(quantized.all_scales().to_vec(&stream))?;
     equal("scales", &[inverses.len()], &[shapes.len()])?;
     for (i, member) in input.values.iter().enumerate() {
         let factor = scale(amax(member), Q::FORMAT, rule);
         equal(&format!("member {i}: inverse of the scale"), &[inverses[i].to_bits()], &[(1.0 / factor).to_bits()])?;
         let expected = encode(member, factor, Q::FORMAT);
-        let found: Vec<u8> = text(quantized.to_vec(&stream, i))?.into_iter().map(Q::code).collect();
+        let found: Vec<u8> = text(quantized.to_vecs(&stream, i))?.0.into_iter().map(Q::code).collect();
         equal(&format!("member {i}: data"), &found, &expected)?;
         values(&stream, &restored, i, &decode(&expected, 1.0 / factor, Q::FORMAT))?;
     }

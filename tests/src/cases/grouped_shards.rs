@@ -111,7 +111,7 @@ impl ReduceMax for Ranks {
 }
 
 /// Every rank quantizes its shards, one after the other in this thread, gathers, and has the whole.
-fn in_worlds<F: Format>(
+fn in_worlds<F: GroupFormat>(
     runtime: &Runtime,
     ranks: u32,
     shapes: &[[usize; 2]],

@@ -15,8 +15,8 @@ mod current;
 mod delayed;
 mod shard;
 
-pub use block::{BlockScaling, Fp8BlockTensor, ScaleBlock, scale_count};
-pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
+pub use block::BlockScaling;
+pub use current::{CurrentScaling, Fp8Pair};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 pub use shard::{Shard, ShardCasts};
 
@@ -26,8 +26,6 @@ use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
-
-use crate::runtime::{Error, Result};
 
 /// A number type that is cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
 pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
@@ -93,8 +91,4 @@ pub struct ScaleOptions {
 fn has_whole_vectors<T>([_, columns]: [u64; 2], wide: u64, codes: u64) -> bool {
     let vector = 16 / size_of::<T>() as u64;
     columns.is_multiple_of(vector) && wide.is_multiple_of(16) && codes.is_multiple_of(vector)
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

@@ -7,12 +7,13 @@ use oxtile_kernels::group::Grouped;
 use oxtile_kernels::shards::{Byte, JoinShardsGroupedArgs};
 use oxtile_tile::launch::Kernel;
 
-use super::format::Format;
+use super::format::GroupFormat;
 use super::quantized::{Quantized, SCALE_UNIT};
 use super::table::{Record, Starts, Table};
 use super::tensors::UNIT;
 use crate::comm::{Communicator, Rank, WorldSize};
 use crate::quantize::Direction;
+use crate::quantize::format::{Format, Shapes};
 use crate::quantize::layout::Compact;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
@@ -26,7 +27,7 @@ pub struct RowShards {
 impl RowShards {
     /// The split of so many rows for a format.
     pub fn new<F: Format>(rows: u64, world: WorldSize) -> Self {
-        Self { rows, a_shard: rows.div_ceil(u64::from(world.get())).next_multiple_of(F::BLOCK) }
+        Self { rows, a_shard: rows.div_ceil(u64::from(world.get())).next_multiple_of(F::SHAPES.alignment()) }
     }
 
     /// The rows of a rank.
@@ -64,7 +65,7 @@ impl RowShards {
 ///     gather.run(ranks, stream, shards, &[64]).unwrap();
 /// }
 /// ```
-pub struct GatherShards<F: Format> {
+pub struct GatherShards<F: GroupFormat> {
     codes: Loaded<F::JoinCodes>,
     scales: Loaded<F::JoinScales>,
 }
@@ -82,7 +83,7 @@ struct Join {
     padded_starts: Starts,
 }
 
-impl<F: Format> GatherShards<F> {
+impl<F: GroupFormat> GatherShards<F> {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -105,7 +106,7 @@ impl<F: Format> GatherShards<F> {
         rows: &[u64],
     ) -> Result<Quantized<F, Compact>> {
         let [_, whole] = shapes::<F>(communicator, shards, rows)?;
-        let mut output = Quantized::<F>::uninitialised(stream, &whole, shards.direction, F::share(&shards.amax))?;
+        let mut output = Quantized::<F>::uninitialised(stream, &whole, shards.direction, shards.amax.clone())?;
         self.run_into(communicator, stream, shards, &mut output)?;
         Ok(output)
     }
@@ -131,19 +132,21 @@ impl<F: Format> GatherShards<F> {
             );
             return Err(Error::Invalid { what: "GatherShards::run_into, output", why });
         }
-        output.amax = F::share(&shards.amax);
-        let by_side = F::TRANSPOSES && shards.direction == Direction::Columns;
-        let join = |of: fn([u64; 2], Direction) -> [u64; 2], unit| {
-            let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(*shape, shards.direction)).collect::<Vec<_>>();
+        output.amax = shards.amax.clone();
+        let by_side = F::SHAPES.is_transposed(shards.direction);
+        let join = |of: fn(Shapes, [u64; 2], Direction) -> [u64; 2], unit| {
+            let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(F::SHAPES, *shape, shards.direction)).collect::<Vec<_>>();
             Join::new(all(&shards.shapes), all(&padded), all(&whole), by_side, unit)
         };
-        let codes =
-            |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / F::ELEMENTS).collect(), end: starts.end / F::ELEMENTS };
+        let codes = |starts: &Starts| Starts {
+            of: starts.of.iter().map(|start| start / F::SHAPES.elements).collect(),
+            end: starts.end / F::SHAPES.elements,
+        };
         let (from, to) = (codes(&shards.element_starts), codes(&output.element_starts));
-        let unit = UNIT / F::ELEMENTS;
-        join(F::codes, unit)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
+        let unit = UNIT / F::SHAPES.elements;
+        join(Shapes::codes, unit)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
         let (from, to) = ((&shards.scales, &shards.scale_starts), (&mut output.scales, &output.scale_starts));
-        join(F::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)
+        join(Shapes::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)
     }
 }
 
@@ -196,7 +199,7 @@ fn table<G: Grouped>(stream: &Stream, from: (&[[u64; 2]], &Starts), to: (&[[u64;
 }
 
 /// The shapes of padded shards and of wholes, once this rank's shards are found to be its own.
-fn shapes<F: Format>(communicator: &impl Communicator, shards: &Quantized<F, Compact>, rows: &[u64]) -> Result<[Vec<[u64; 2]>; 2]> {
+fn shapes<F: GroupFormat>(communicator: &impl Communicator, shards: &Quantized<F, Compact>, rows: &[u64]) -> Result<[Vec<[u64; 2]>; 2]> {
     if rows.len() != shards.len() {
         return Err(Error::Length { what: "GatherShards::run, rows", expected: shards.len() as u64, found: rows.len() as u64 });
     }
@@ -214,7 +217,7 @@ fn shapes<F: Format>(communicator: &impl Communicator, shards: &Quantized<F, Com
     Ok([padded, whole])
 }
 
-impl<F: Format> fmt::Debug for GatherShards<F> {
+impl<F: GroupFormat> fmt::Debug for GatherShards<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatherShards").field("codes", &self.codes).finish_non_exhaustive()
     }

@@ -40,8 +40,8 @@ mod quantized;
 mod table;
 mod tensors;
 
-pub use format::{Format, Mxfp8Format, Nvfp4Format};
-pub use fp8::{GroupedFp8, GroupedFp8Number, QuantizedFp8};
+pub use format::GroupFormat;
+pub use fp8::{GroupedFp8, GroupedFp8Number};
 pub use gather::{GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
 pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
@@ -49,4 +49,5 @@ pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
 pub use quantized::{CodesAndScales, Quantized};
 pub use tensors::{Matrices, TensorGroup};
 
+pub use super::format::{Format, Fp8Format, Mxfp8Format, Nvfp4Format};
 pub use super::split_phase::{GlobalAmax, LocalAmax};

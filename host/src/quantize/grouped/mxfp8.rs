@@ -8,11 +8,11 @@ use oxtile_kernels::mxfp8::*;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
 
-use super::format::{Format, Mxfp8Format};
 use super::quantized::{Quantized, records};
 use super::table::{Purpose, Record};
 use super::tensors::{Matrices, TensorGroup};
 use crate::quantize::Direction;
+use crate::quantize::format::Mxfp8Format;
 use crate::quantize::layout::Compact;
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 
@@ -71,10 +71,7 @@ pub struct GroupedMxfp8<T: GroupedMxfp8Number<Q>, Q: Fp8 = e4m3> {
 /// A group in both directions.
 type Pair<Q> = [Quantized<Mxfp8Format<Q>, Compact>; 2];
 
-impl<T: GroupedMxfp8Number<Q>, Q: Fp8> GroupedMxfp8<T, Q>
-where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = oxtile_tile::num::ue8m0, Amax = ()>,
-{
+impl<T: GroupedMxfp8Number<Q>, Q: Fp8> GroupedMxfp8<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors

@@ -10,11 +10,11 @@ use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
 
-use super::format::Nvfp4Format;
 use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
+use crate::quantize::format::Nvfp4Format;
 use crate::quantize::{Direction, GlobalAmax, LocalAmax, MultiAmax};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 

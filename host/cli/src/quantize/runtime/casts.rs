@@ -127,7 +127,7 @@ impl<T: Number> Kernels<T> {
     ) -> Result<[Option<Codes>; 2]> {
         let casts = loaded(&mut self.blocks, || BlockScaling::new(runtime, ScaleOptions::default()))?;
         let codes = |tensor: &Fp8BlockTensor| -> Result<Option<Codes>> {
-            let scales = file_scales(&tensor.scale_inverses.to_vec(stream)?, tensor.shape[0]);
+            let scales = file_scales(&tensor.scales.to_vec(stream)?, tensor.shape[0]);
             Ok(Some(Codes { data: bytes(stream, &tensor.data, e4m3::to_bits)?, scales }))
         };
         if directions == Directions::Row {
