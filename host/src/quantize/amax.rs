@@ -2,20 +2,38 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{self as kernel, NO_SLOT, tiles};
+use oxtile_kernels::amax::{self as kernel, AmaxArgs, MultiAmaxArgs, NO_SLOT, tiles};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::num::{bf16, f16};
 
+use super::grouped::TensorGroup;
+use super::split_phase::LocalAmax;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{DeviceTable, upload};
 
-/// The largest magnitude of a tensor of `bf16`, `f16` or `f32`. A NaN is dropped, an empty tensor has 0, Inf gives Inf.
-pub struct Amax<T: Magnitude>(Loaded<kernel::Amax<T>>);
+/// A number type whose largest magnitudes are found: `bf16`, `f16` and `f32`.
+pub trait AmaxNumber: Magnitude {
+    /// That of a tensor.
+    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+    /// Those of many.
+    type MultiAmax: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, Self>>;
+}
 
-impl<T: Magnitude> Amax<T>
-where
-    kernel::Amax<T>: for<'a> Kernel<Args<'a> = kernel::AmaxArgs<'a, T>>,
-{
+macro_rules! numbers {
+    ($($t:ty)*) => { $(
+        impl AmaxNumber for $t {
+            type Amax = kernel::Amax<$t>;
+            type MultiAmax = kernel::MultiAmax<$t>;
+        }
+    )* };
+}
+numbers! { bf16 f16 f32 }
+
+/// The largest magnitude of a tensor of `bf16`, `f16` or `f32`. A NaN is dropped, an empty tensor has 0, Inf gives Inf.
+pub struct Amax<T: AmaxNumber>(Loaded<T::Amax>);
+
+impl<T: AmaxNumber> Amax<T> {
     /// Loads the kernel.
     ///
     /// # Errors
@@ -29,17 +47,30 @@ where
     /// # Errors
     /// [`Error::Length`] unless `output` has one element; as [`Loaded::launch`]. The output is then as it was.
     pub fn run(&self, stream: &Stream, input: DeviceView<'_, T>, output: &mut Buffer<f32>) -> Result<()> {
-        if output.len() != 1 {
-            return Err(Error::Length { what: "Amax::run, output", expected: 1, found: output.len() });
-        }
-        let args = kernel::AmaxArgs { input, output: output.view_mut() };
+        Error::check_length("Amax::run, output", 1, output.len())?;
+        let args = AmaxArgs { input, output: output.view_mut() };
         let raised = args.output.access("output");
         self.0.launch_on_zeros(stream, args, &[raised])
+    }
+
+    /// Raises `amax`, of one element, 0 before, to the largest magnitude in `input`.
+    pub(super) fn raise(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
+        self.0.launch(stream, AmaxArgs { input, output: amax.view_mut() })
+    }
+
+    /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::zeros`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        let mut slots = Buffer::zeros(stream, 1)?;
+        self.raise(stream, input, &mut slots)?;
+        Ok(LocalAmax::new(slots))
     }
 }
 
 /// The largest magnitudes of any number of tensors by one launch. Rules as for [`Amax`].
-pub struct MultiAmax<T: Magnitude>(Loaded<kernel::MultiAmax<T>>);
+pub struct MultiAmax<T: AmaxNumber>(Loaded<T::MultiAmax>);
 
 /// Tensors and where their amaxes go, in device memory: made once, run any number of times.
 pub struct MultiAmaxPlan<'a, T> {
@@ -85,10 +116,7 @@ fn first_tiles<T>(tensors: &[DeviceView<'_, T>]) -> Vec<u64> {
     std::iter::once(0).chain(running).collect()
 }
 
-impl<T: Magnitude> MultiAmax<T>
-where
-    kernel::MultiAmax<T>: for<'a> Kernel<Args<'a> = kernel::MultiAmaxArgs<'a, T>>,
-{
+impl<T: AmaxNumber> MultiAmax<T> {
     /// Loads the kernel.
     ///
     /// # Errors
@@ -106,19 +134,29 @@ where
             return Err(Error::Length { what: "MultiAmax::run, outputs", expected: plan.slots_end, found: outputs.len() });
         }
         let (tensors, first_tiles, slots) = (plan.tensors.view(), plan.first_tiles.view(), plan.slots.view());
-        let args = kernel::MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() };
+        let args = MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() };
         let raised = args.outputs.access("outputs");
         self.0.launch_on_zeros(stream, args, &[raised])
     }
+
+    /// The amax of each tensor of a group, or of this rank's parts of them: the first phase, in which nothing is cast.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
+        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
+        self.run(stream, &group.amax, &mut slots)?;
+        Ok(LocalAmax::new(slots))
+    }
 }
 
-impl<T: Magnitude> fmt::Debug for Amax<T> {
+impl<T: AmaxNumber> fmt::Debug for Amax<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Amax").field(&self.0).finish()
     }
 }
 
-impl<T: Magnitude> fmt::Debug for MultiAmax<T> {
+impl<T: AmaxNumber> fmt::Debug for MultiAmax<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("MultiAmax").field(&self.0).finish()
     }

@@ -21,7 +21,7 @@ mod shards;
 mod split_phase;
 mod tensor;
 
-pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
+pub use amax::{Amax, AmaxNumber, MultiAmax, MultiAmaxPlan};
 pub use format::{
     Direction, Format, Fp8BlockFormat, Fp8Format, Mxfp8Format, Nvfp4Format, Nvfp4MappedFormat, ScaleBlock, ScaleDirection, Shapes,
     TensorAmax,

@@ -27,17 +27,16 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{self, AmaxArgs};
-use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_kernels::nvfp4::{Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
 use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
+use super::amax::{Amax, AmaxNumber};
 use super::format::{Direction, Format, Nvfp4Format};
 use super::layout::{Compact, Interleaved};
-use super::split_phase::{GlobalAmax, LocalAmax};
+use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4Tensor;
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -45,9 +44,7 @@ use crate::tensor::shape::numel;
 pub use oxtile_kernels::nvfp4::encode_scale;
 
 /// A number type that is cast to and from NVFP4: `bf16`, `f16` and `f32`.
-pub trait Nvfp4Number: Magnitude + Wide {
-    /// The largest magnitude of a tensor.
-    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+pub trait Nvfp4Number: AmaxNumber + Wide {
     /// The cast.
     type Cast: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
     /// The cast with interleaved scales.
@@ -59,7 +56,6 @@ pub trait Nvfp4Number: Magnitude + Wide {
 macro_rules! numbers {
     ($($t:ty)*) => { $(
         impl Nvfp4Number for $t {
-            type Amax = amax::Amax<$t>;
             type Cast = Nvfp4CastRows<$t>;
             type CastInterleaved = Nvfp4CastRowsInterleaved<$t>;
             type Dequantize = Nvfp4DequantizeRows<$t>;
@@ -70,7 +66,7 @@ numbers! { bf16 f16 f32 }
 
 /// The casts between `T` and NVFP4.
 pub struct Nvfp4<T: Nvfp4Number> {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<T::Cast>,
     cast_interleaved: Loaded<T::CastInterleaved>,
     dequantize: Loaded<T::Dequantize>,
@@ -82,7 +78,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -91,17 +87,9 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// As [`Nvfp4Tensor::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor> {
         let mut tensor = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Quantizes this rank's rows of a matrix into new buffers: the second phase. Those of all ranks, one after the other, are what
@@ -122,9 +110,8 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// [`Error::Length`] unless there is one amax; [`Error::Invalid`] if the tensor is a columnwise one; as
     /// [`quantize_rows`](Self::quantize_rows).
     pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        amax.check("Nvfp4::cast_shard, amax", 1)?;
         tensor.check_direction("Nvfp4::cast_shard, tensor", Direction::Rows)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        amax.give("Nvfp4::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.quantize_rows(stream, input, tensor.shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
@@ -134,7 +121,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// As [`Nvfp4Tensor::uninitialised`] and [`quantize_rows_interleaved`](Self::quantize_rows_interleaved).
     pub fn quantize_interleaved(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor<Interleaved>> {
         let mut tensor = Nvfp4Tensor::<Interleaved>::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.quantize_rows_interleaved(stream, input, &mut tensor)?;
         Ok(tensor)
     }

@@ -2,7 +2,7 @@
 //! Hadamard transform.
 //!
 //! What is cast by columns is the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
-//! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Nvfp4`](super::Nvfp4), with `HADAMARD` of
+//! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Amax`](super::Amax), with `HADAMARD` of
 //! [`HadamardAmax`], reduced, are what the casts of shards take.
 //!
 //! ```
@@ -133,8 +133,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4Tensor,
     ) -> Result<()> {
-        amax.check("Nvfp4Columns::cast_columns_shard, amax", Self::AMAXES)?;
-        amax.copy_to(stream, Self::AMAXES - 1, &mut tensor.amax)?;
+        amax.give("Nvfp4Columns::cast_columns_shard, amax", stream, [Self::AMAXES - 1, Self::AMAXES], &mut tensor.amax)?;
         self.cast_columns(stream, input, random, tensor)
     }
 
@@ -150,9 +149,9 @@ where
         amax: &GlobalAmax,
         pair: &mut Nvfp4Pair,
     ) -> Result<()> {
-        amax.check("Nvfp4Columns::cast_both_shard, amax", Self::AMAXES)?;
-        amax.copy_to(stream, 0, &mut pair.rows.amax)?;
-        amax.copy_to(stream, Self::AMAXES - 1, &mut pair.columns.amax)?;
+        const WHAT: &str = "Nvfp4Columns::cast_both_shard, amax";
+        amax.give(WHAT, stream, [0, Self::AMAXES], &mut pair.rows.amax)?;
+        amax.give(WHAT, stream, [Self::AMAXES - 1, Self::AMAXES], &mut pair.columns.amax)?;
         self.cast_both(stream, input, random, pair)
     }
 

@@ -29,13 +29,13 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 
+use super::amax::Amax;
 use super::format::{Direction, Format, Nvfp4MappedFormat};
 use super::nvfp4::Nvfp4Number;
-use super::split_phase::{GlobalAmax, LocalAmax};
+use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4MappedTensor;
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -67,7 +67,7 @@ where
     Nvfp4CastColumns4over6<T, M>: Kernel,
     Nvfp4DequantizeScaledRows<T>: Kernel,
 {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     rows: Loaded<Nvfp4CastRows4over6<T, M>>,
     columns: Loaded<Nvfp4CastColumns4over6<T, M>>,
     dequantize: Loaded<Nvfp4DequantizeScaledRows<T>>,
@@ -84,7 +84,7 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, rows: runtime.load()?, columns: runtime.load()?, dequantize: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, rows: runtime.load()?, columns: runtime.load()?, dequantize: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -99,17 +99,9 @@ where
         direction: Direction,
     ) -> Result<Nvfp4MappedTensor<M>> {
         let mut tensor = Nvfp4MappedTensor::uninitialised(stream, shape, direction)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.cast(stream, input, &mut tensor)?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's part of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Casts this rank's part of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase.
@@ -123,8 +115,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4MappedTensor<M>,
     ) -> Result<()> {
-        amax.check("Nvfp4FourOverSix::cast_shard, amax", 1)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        amax.give("Nvfp4FourOverSix::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.cast(stream, input, tensor)
     }
 

@@ -21,15 +21,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::{Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
+use super::amax::Amax;
 use super::format::Direction;
 use super::nvfp4::Nvfp4Number;
 use super::nvfp4_columns::{Rounding, Stochastic16};
 use super::random::RandomState;
-use super::split_phase::{GlobalAmax, LocalAmax};
+use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4Tensor;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
@@ -39,7 +39,7 @@ pub struct Nvfp4StochasticRows<T: Nvfp4Number, R: Rounding = Stochastic16>
 where
     Nvfp4CastRowsStochastic<T, R>: Kernel,
 {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<Nvfp4CastRowsStochastic<T, R>>,
 }
 
@@ -52,7 +52,7 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -61,17 +61,9 @@ where
     /// As [`Nvfp4Tensor::uninitialised`] and [`cast`](Self::cast).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], random: &RandomState) -> Result<Nvfp4Tensor> {
         let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.cast(stream, input, random, &mut tensor)?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Casts this rank's rows of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase. An
@@ -87,8 +79,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4Tensor,
     ) -> Result<()> {
-        amax.check("Nvfp4StochasticRows::cast_shard, amax", 1)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        amax.give("Nvfp4StochasticRows::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.cast(stream, input, random, tensor)
     }
 

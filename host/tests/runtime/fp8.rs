@@ -3,7 +3,7 @@
 use oxtile::comm::SingleRank;
 use oxtile::num::{Float, bf16, e4m3};
 use oxtile::quantize::{
-    AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Direction, Fp8BlockTensor, Fp8Pair, Fp8Tensor,
+    Amax, AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Direction, Fp8BlockTensor, Fp8Pair, Fp8Tensor,
     HadamardAmax, Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions, Shard, ShardCasts,
 };
 use oxtile::{Buffer, Error, Graph};
@@ -199,7 +199,7 @@ fn amaxes_of_another_cast_are_refused() {
     let error = casts.cast_shard(&stream, input.view(), &two, &mut tensor).unwrap_err();
     assert_eq!(error.to_string(), "CurrentScaling::cast_shard, amax: 2 elements where 1 are needed");
     // One for each row where one is agreed on.
-    let one = casts.local_amax(&stream, input.view()).unwrap().reduce(&ranks, &stream).unwrap();
+    let one = Amax::new(&runtime).unwrap().local_amax(&stream, input.view()).unwrap().reduce(&ranks, &stream).unwrap();
     let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, [16, 16]).unwrap();
     let error = Nvfp4FourOverSix::<bf16>::new(&runtime).unwrap().cast_shard(&stream, input.view(), &one, &mut of_rows).unwrap_err();
     assert_eq!(error.to_string(), "the amax of a shard's tensor: 16 elements where 1 are needed");

@@ -160,7 +160,12 @@ fn a_graph_holds_casts_of_rows() {
     let scaled_rows = Nvfp4ScaledRows::<f32>::new(&runtime).unwrap();
     // The amax that ranks have agreed on before.
     let largest = Buffer::from_slice(&stream, &[224.0_f32; 64]).unwrap();
-    let agreed = casts.local_amax(&stream, largest.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let agreed = Amax::new(&runtime)
+        .unwrap()
+        .local_amax(&stream, largest.view())
+        .unwrap()
+        .reduce(&SingleRank::new(&stream.device()), &stream)
+        .unwrap();
     let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
     let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
     let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
@@ -193,7 +198,12 @@ fn casts_of_rows_refuse_columnwise_tensors() {
     let stream = stream(&runtime);
     let input = Buffer::<f32>::zeros(&stream, 1024).unwrap();
     let casts = Nvfp4::<f32>::new(&runtime).unwrap();
-    let agreed = casts.local_amax(&stream, input.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let agreed = Amax::new(&runtime)
+        .unwrap()
+        .local_amax(&stream, input.view())
+        .unwrap()
+        .reduce(&SingleRank::new(&stream.device()), &stream)
+        .unwrap();
     let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
     let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
     let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, SHAPE).unwrap();

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::fp8::{Fp8CastArgs, Fp8CastTransposeArgs, Fp8DequantizeArgs, Fp8TransposeArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, ScaleOptions, has_whole_vectors};
+use crate::quantize::amax::Amax;
 use crate::quantize::format::Direction;
-use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
+use crate::quantize::split_phase::GlobalAmax;
 use crate::quantize::tensor::Fp8Tensor;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -37,7 +37,7 @@ use crate::tensor::shape::numel;
 /// # Ok(()) }
 /// ```
 pub struct CurrentScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<T::Cast>,
     cast_transpose: Loaded<T::CastTranspose>,
     transpose: Loaded<T::Transpose>,
@@ -72,7 +72,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
         Ok(Self {
-            amax: runtime.load()?,
+            amax: Amax::new(runtime)?,
             cast: runtime.load()?,
             cast_transpose: runtime.load()?,
             transpose: runtime.load()?,
@@ -103,16 +103,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         tensor: &mut Fp8Tensor<Q>,
     ) -> Result<()> {
         tensor.check_direction("CurrentScaling::quantize_into, tensor", Direction::Rows)?;
-        self.find(stream, input, amax)?;
+        self.amax.run(stream, input, amax)?;
         self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
-    }
-
-    /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Quantizes this rank's part of a tensor into buffers that are there: the second phase. The codes of all ranks, one after the other,
@@ -185,15 +177,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         pair: &mut Fp8Pair<Q>,
     ) -> Result<()> {
         Error::check_length("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
-        self.find(stream, input, amax)?;
+        self.amax.run(stream, input, amax)?;
         self.cast_both(stream, input, shape, amax.view(), pair)
-    }
-
-    /// Sets `amax` to the tensor's.
-    fn find(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
-        let args = AmaxArgs { input, output: amax.view_mut() };
-        let raised = args.output.access("amax");
-        self.amax.launch_on_zeros(stream, args, &[raised])
     }
 
     fn cast_both(

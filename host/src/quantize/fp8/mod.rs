@@ -20,17 +20,15 @@ pub use current::{CurrentScaling, Fp8Pair};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 pub use shard::{Shard, ShardCasts};
 
-use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::*;
-use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
 
+use crate::quantize::amax::AmaxNumber;
+
 /// A number type that is cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
-    /// The largest magnitude of a tensor.
-    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+pub trait Fp8Number<Q: Fp8>: AmaxNumber + Wide {
     /// The cast with a scale made of an amax.
     type Cast: for<'a> Kernel<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
     /// The cast with a given scale.
@@ -60,7 +58,6 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
 macro_rules! numbers {
     ($($t:ty, $q:ty;)*) => { $(
         impl Fp8Number<$q> for $t {
-            type Amax = Amax<$t>;
             type Cast = Fp8Cast<$t, $q>;
             type CastDelayed = Fp8CastDelayed<$t, $q>;
             type CastTranspose = Fp8CastTranspose<$t, $q>;

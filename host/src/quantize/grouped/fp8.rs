@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{MultiAmax as MultiAmaxKernel, MultiAmaxArgs};
 use oxtile_kernels::fp8::{Fp8CastGrouped, Fp8CastGroupedArgs, Fp8DequantizeGrouped, Fp8DequantizeGroupedArgs};
 use oxtile_kernels::group::Grouped;
-use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
@@ -14,12 +12,13 @@ use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
+use crate::quantize::amax::AmaxNumber;
 use crate::quantize::format::{Direction, Fp8Format};
-use crate::quantize::{GlobalAmax, LocalAmax, MultiAmax, ScaleOptions};
-use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use crate::quantize::{GlobalAmax, ScaleOptions};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// A number type whose groups are cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait GroupedFp8Number<Q: Fp8>: Magnitude + Wide {
+pub trait GroupedFp8Number<Q: Fp8>: AmaxNumber + Wide {
     /// The cast.
     type Cast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
     /// Its inverse.
@@ -41,7 +40,7 @@ numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
 ///
 /// ```
 /// use oxtile::comm::SingleRank;
-/// use oxtile::quantize::ScaleOptions;
+/// use oxtile::quantize::{MultiAmax, ScaleOptions};
 /// use oxtile::quantize::grouped::{GroupedFp8, TensorGroup};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
@@ -52,39 +51,25 @@ numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
 /// let experts = [Buffer::from_slice(&stream, &[224.0_f32; 15])?, Buffer::from_slice(&stream, &[-7.0_f32; 64])?];
 ///
 /// let group = TensorGroup::new(&stream, &[(experts[0].view(), [3, 5]), (experts[1].view(), [2, 32])])?;
-/// let amax = casts.local_amax(&stream, &group)?.reduce(&SingleRank::new(&device), &stream)?;
+/// let amax = MultiAmax::new(&runtime)?.local_amax(&stream, &group)?.reduce(&SingleRank::new(&device), &stream)?;
 /// let quantized = casts.quantize(&stream, &group, &amax)?;
 /// assert_eq!(quantized.all_scales().to_vec(&stream)?, [0.5, 1.0 / 64.0]);
 /// assert_eq!(casts.dequantize(&stream, &quantized)?.to_vec(&stream, 1)?, experts[1].to_vec(&stream)?);
 /// # Ok(()) }
 /// ```
 pub struct GroupedFp8<T: GroupedFp8Number<Q>, Q: Fp8 = e4m3> {
-    amax: MultiAmax<T>,
     cast: Loaded<T::Cast>,
     dequantize: Loaded<T::Dequantize>,
     options: ScaleOptions,
 }
 
-impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q>
-where
-    MultiAmaxKernel<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
-        Ok(Self { amax: MultiAmax::new(runtime)?, cast: runtime.load()?, dequantize: runtime.load()?, options })
-    }
-
-    /// The largest magnitude of each member: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
-        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
-        self.amax.run(stream, &group.amax, &mut slots)?;
-        Ok(LocalAmax::new(slots))
+        Ok(Self { cast: runtime.load()?, dequantize: runtime.load()?, options })
     }
 
     /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.

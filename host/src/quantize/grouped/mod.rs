@@ -8,7 +8,7 @@
 //! ```
 //! use oxtile::comm::SingleRank;
 //! use oxtile::quantize::grouped::{GatherShards, GroupedNvfp4, Nvfp4Format, TensorGroup};
-//! use oxtile::quantize::Direction;
+//! use oxtile::quantize::{Direction, MultiAmax};
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
@@ -20,7 +20,7 @@
 //! // One launch for all members, one collective, one launch.
 //! let group = TensorGroup::new(&stream, &[(experts[0].view(), [16, 64]), (experts[1].view(), [48, 32])])?;
 //! let communicator = SingleRank::new(&device);
-//! let amax = casts.local_amax(&stream, &group)?.reduce(&communicator, &stream)?;
+//! let amax = MultiAmax::new(&runtime)?.local_amax(&stream, &group)?.reduce(&communicator, &stream)?;
 //! let quantized = casts.quantize(&stream, &group, Direction::Columns, &amax)?;
 //!
 //! let whole = GatherShards::<Nvfp4Format>::new(&runtime)?.run(&communicator, &stream, &quantized, &[16, 48])?;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{MultiAmax as MultiAmaxKernel, MultiAmaxArgs};
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::Wide;
@@ -14,12 +13,13 @@ use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
+use crate::quantize::amax::AmaxNumber;
 use crate::quantize::format::Nvfp4Format;
-use crate::quantize::{Direction, GlobalAmax, LocalAmax, MultiAmax};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::quantize::{Direction, GlobalAmax};
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 
 /// A number type whose groups are cast to and from NVFP4: `bf16`, `f16` and `f32`.
-pub trait GroupedNvfp4Number: Magnitude + Wide {
+pub trait GroupedNvfp4Number: AmaxNumber + Wide {
     /// The rowwise cast.
     type CastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
     /// The columnwise cast.
@@ -47,7 +47,6 @@ numbers! { bf16 f16 f32 }
 
 /// The casts of groups between `T` and NVFP4, each one launch for all members.
 pub struct GroupedNvfp4<T: GroupedNvfp4Number> {
-    amax: MultiAmax<T>,
     cast_rows: Loaded<T::CastRows>,
     cast_columns: Loaded<T::CastColumns>,
     cast_both: Loaded<T::CastBoth>,
@@ -55,33 +54,19 @@ pub struct GroupedNvfp4<T: GroupedNvfp4Number> {
     dequantize_columns: Loaded<T::DequantizeColumns>,
 }
 
-impl<T: GroupedNvfp4Number> GroupedNvfp4<T>
-where
-    MultiAmaxKernel<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+impl<T: GroupedNvfp4Number> GroupedNvfp4<T> {
     /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
         Ok(Self {
-            amax: MultiAmax::new(runtime)?,
             cast_rows: runtime.load()?,
             cast_columns: runtime.load()?,
             cast_both: runtime.load()?,
             dequantize_rows: runtime.load()?,
             dequantize_columns: runtime.load()?,
         })
-    }
-
-    /// The largest magnitude of each member: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
-        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
-        self.amax.run(stream, &group.amax, &mut slots)?;
-        Ok(LocalAmax::new(slots))
     }
 
     /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.

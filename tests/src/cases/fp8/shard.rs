@@ -1,7 +1,7 @@
 //! Shards of a matrix, cast rank by rank: together the cast of the whole, and nothing written outside a shard.
 
 use oxtile::quantize::fp8::Fp8Number;
-use oxtile::quantize::{CurrentScaling, Direction, Fp8Pair, Fp8Tensor, ScaleOptions, Shard, ShardCasts};
+use oxtile::quantize::{Amax, CurrentScaling, Direction, Fp8Pair, Fp8Tensor, ScaleOptions, Shard, ShardCasts};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Scenario;
 use oxtile_tests::oracle::amax::amax;
@@ -59,7 +59,7 @@ fn with_one_scale<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, shape:
     for (turn, (rank, communicator)) in (0..2).flat_map(|turn| communicators.iter().enumerate().map(move |of| (turn, of))) {
         let (start, end) = (rank * rows * columns, (rank + 1) * rows * columns);
         let part = input.view().slice(start as u64, end as u64);
-        let agreed = text(text(casts.local_amax(&stream, part))?.reduce(communicator.begin(), &stream))?;
+        let agreed = text(text(text(Amax::<T>::new(r))?.local_amax(&stream, part))?.reduce(communicator.begin(), &stream))?;
         let mut flat = text(Fp8Tensor::<Q>::uninitialised(&stream, [1, part.len()], Direction::Rows))?;
         let mut pair = text(Fp8Pair::<Q>::uninitialised(&stream, [rows as u64, columns as u64]))?;
         text(casts.cast_shard(&stream, part, &agreed, &mut flat))?;
