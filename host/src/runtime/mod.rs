@@ -9,6 +9,7 @@
 //! uses and where they were enqueued ([`StreamRace`]). Emulated kernels run one at a time, each to its end: one that polls for the signal of another stream's kernel ends with a fault.
 
 pub(crate) mod backend;
+mod bound;
 mod buffer;
 mod cuda;
 mod device;
@@ -32,6 +33,7 @@ pub(crate) mod runtime;
 pub(crate) mod stream;
 pub(crate) mod watch;
 
+pub use bound::Bound;
 pub use buffer::Buffer;
 pub use device::Device;
 pub(crate) use device::HOPPER;

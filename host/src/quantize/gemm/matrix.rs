@@ -14,7 +14,7 @@ use crate::quantize::format::Direction;
 use crate::quantize::fp8::{BlockScaling, ScaleOptions};
 use crate::quantize::mxfp8::Mxfp8;
 use crate::quantize::tensor::{Fp8BlockTensor, Fp8Tensor, Mxfp8Tensor, Nvfp4Tensor};
-use crate::runtime::{Error, Result, Runtime, Stream};
+use crate::runtime::{Bound, Error, Result, Runtime};
 use crate::tensor::shape::numel;
 
 /// A quantized operand: `A` of `[m, k]` or `B` of `[n, k]`, as [`OperandFormat`] has them.
@@ -34,9 +34,6 @@ pub enum QuantizedMatrix<'a> {
     /// NVFP4; likewise.
     Nvfp4(&'a Nvfp4Tensor),
 }
-
-/// A part of a multiplication, enqueued behind the one before it.
-pub(super) type Stage<'a> = Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>;
 
 impl<'a> From<&'a Fp8Tensor> for QuantizedMatrix<'a> {
     fn from(tensor: &'a Fp8Tensor) -> Self {
@@ -126,23 +123,23 @@ impl<'a> QuantizedMatrix<'a> {
 }
 
 /// The operand in `bf16`, as it is stored; of NVFP4 always `[outer, k]`.
-pub(super) fn dequantize<'a>(runtime: &Runtime, matrix: QuantizedMatrix<'a>, output: Pad<'a, bf16>) -> Result<Stage<'a>> {
+pub(super) fn dequantize<'a>(runtime: &Runtime, matrix: QuantizedMatrix<'a>, output: Pad<'a, bf16>) -> Result<Bound<'a>> {
     Ok(match matrix {
         QuantizedMatrix::Fp8 { data, scale_inverse } => {
             let kernel = runtime.load::<Fp8Dequantize<e4m3, bf16>>()?;
-            Box::new(move |stream| kernel.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output: output.view_mut() }))
+            Bound::new(move |stream| kernel.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output: output.view_mut() }))
         }
         QuantizedMatrix::Fp8Block(tensor) => {
             let casts = BlockScaling::<bf16>::new(runtime, ScaleOptions::default())?;
-            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+            Bound::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
         }
         QuantizedMatrix::Mxfp8(tensor) => {
             let casts = Mxfp8::<bf16>::new(runtime)?;
-            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+            Bound::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
         }
         QuantizedMatrix::Nvfp4(tensor) => {
             let kernel = runtime.load::<Nvfp4DequantizeRows<bf16>>()?;
-            Box::new(move |stream| {
+            Bound::new(move |stream| {
                 let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
                 kernel.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output: output.view_mut() })
             })
@@ -156,23 +153,23 @@ pub(super) fn interleave<'a>(
     matrix: QuantizedMatrix<'a>,
     pads: &Pads<'a>,
     at: usize,
-) -> Result<Option<(Stage<'a>, BufferAccess<'a>)>> {
+) -> Result<Option<(Bound<'a>, BufferAccess<'a>)>> {
     let (mxfp8_scales, nvfp4_scales) = (pads.mxfp8_scales[at], pads.nvfp4_scales[at]);
     Ok(match matrix {
         QuantizedMatrix::Fp8 { .. } | QuantizedMatrix::Fp8Block(_) => None,
         QuantizedMatrix::Mxfp8(tensor) => {
             let ([outer, blocks], interleaved) = (tensor.extents(), mxfp8_scales);
-            let stage: Stage<'a> = match tensor.direction {
+            let stage: Bound<'a> = match tensor.direction {
                 Direction::Rows => {
                     let kernel = runtime.load::<InterleaveRows<ue8m0>>()?;
-                    Box::new(move |stream| {
+                    Bound::new(move |stream| {
                         let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                         kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
                     })
                 }
                 Direction::Columns => {
                     let kernel = runtime.load::<InterleaveColumns<ue8m0>>()?;
-                    Box::new(move |stream| {
+                    Bound::new(move |stream| {
                         let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                         kernel.launch(stream, InterleaveColumnsArgs { compact, interleaved, outer, blocks })
                     })
@@ -183,7 +180,7 @@ pub(super) fn interleave<'a>(
         QuantizedMatrix::Nvfp4(tensor) => {
             let ([outer, blocks], interleaved) = (tensor.extents(), nvfp4_scales);
             let kernel = runtime.load::<InterleaveRows<e4m3>>()?;
-            let stage: Stage<'a> = Box::new(move |stream| {
+            let stage: Bound<'a> = Bound::new(move |stream| {
                 let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                 kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
             });
@@ -198,9 +195,9 @@ pub(super) fn product_factors<'a>(
     [a, b]: [&'a Nvfp4Tensor; 2],
     [alpha, beta]: [f32; 2],
     factors: Pad<'a, f32>,
-) -> Result<Stage<'a>> {
+) -> Result<Bound<'a>> {
     let kernel = runtime.load::<Nvfp4GemmFactors>()?;
-    Ok(Box::new(move |stream| {
+    Ok(Bound::new(move |stream| {
         let (a_amax, b_amax, factors) = (a.amax.view(), b.amax.view(), factors.view_mut());
         kernel.launch(stream, Nvfp4GemmFactorsArgs { a_amax, b_amax, factors, alpha, beta })
     }))
