@@ -54,7 +54,7 @@ where
     /// the tensor's shape, a row is not whole blocks of 32 or `input` does not start at a multiple of 16 bytes: cast it by
     /// [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
     pub fn quantize_rows_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Mxfp8Tensor<Q, Interleaved>) -> Result<()> {
-        tensor.check_direction("InterleavedMxfp8::quantize_rows_into, tensor", Direction::Rows)?;
+        tensor.direction.check("InterleavedMxfp8::quantize_rows_into, tensor", Direction::Rows)?;
         let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), tensor.shape);
         self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })
     }

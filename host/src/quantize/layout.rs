@@ -37,17 +37,11 @@ impl Layout for Interleaved {
 
 /// The memory of scales: a [`Buffer`], or [`InterleavedScales`].
 pub trait Scales<S>: sealed::Sealed + fmt::Debug + Sized {
-    /// Room for so many.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`].
-    fn uninitialised(stream: &Stream, len: u64) -> Result<Self>;
-
-    /// So many, all 0.
+    /// Room for so many, all 0 or uninitialised.
     ///
     /// # Errors
     /// As [`Buffer::zeros`].
-    fn zeros(stream: &Stream, len: u64) -> Result<Self>;
+    fn new(stream: &Stream, len: u64, zeros: bool) -> Result<Self>;
 
     /// Lends them to kernels that read them.
     fn view(&self) -> DeviceView<'_, S>;
@@ -85,14 +79,6 @@ impl<S: Pod> InterleavedScales<S> {
     /// As [`Buffer::uninitialised`].
     pub fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
         Buffer::uninitialised(stream, len).map(Self)
-    }
-
-    /// So many, all 0.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`].
-    pub fn zeros(stream: &Stream, len: u64) -> Result<Self> {
-        Buffer::zeros(stream, len).map(Self)
     }
 
     /// Scales of the host's.
@@ -136,14 +122,11 @@ impl<S: Pod> InterleavedScales<S> {
 }
 
 macro_rules! scales {
-    ($($memory:ident)*) => { $(
+    ($($memory:ident $of:expr;)*) => { $(
         impl<S: Pod> Scales<S> for $memory<S> {
-            fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
-                Self::uninitialised(stream, len)
-            }
-
-            fn zeros(stream: &Stream, len: u64) -> Result<Self> {
-                Self::zeros(stream, len)
+            fn new(stream: &Stream, len: u64, zeros: bool) -> Result<Self> {
+                let buffer = if zeros { Buffer::zeros(stream, len) } else { Buffer::uninitialised(stream, len) };
+                buffer.map($of)
             }
 
             fn view(&self) -> DeviceView<'_, S> {
@@ -158,7 +141,7 @@ macro_rules! scales {
         impl<S> sealed::Sealed for $memory<S> {}
     )* };
 }
-scales!(Buffer InterleavedScales);
+scales! { Buffer std::convert::identity; InterleavedScales InterleavedScales; }
 
 impl<S> fmt::Debug for InterleavedScales<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

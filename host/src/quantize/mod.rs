@@ -10,6 +10,7 @@ pub mod grouped;
 mod interleave;
 mod interleaved;
 pub mod layout;
+mod multi_amax;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_columns;
@@ -21,7 +22,7 @@ mod shards;
 mod split_phase;
 mod tensor;
 
-pub use amax::{Amax, AmaxNumber, MultiAmax, MultiAmaxPlan};
+pub use amax::{Amax, AmaxNumber};
 pub use format::{
     Direction, Format, Fp8BlockFormat, Fp8Format, Mxfp8Format, Nvfp4Format, Nvfp4MappedFormat, ScaleBlock, ScaleDirection, Shapes,
     TensorAmax,
@@ -31,6 +32,7 @@ pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMa
 pub use interleave::{Interleave, InterleaveMxfp8, InterleaveNvfp4};
 pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4};
 pub use layout::{Compact, Interleaved, InterleavedScales, Layout};
+pub use multi_amax::{MultiAmax, MultiAmaxPlan};
 pub use mxfp8::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput, Mxfp8};
 pub use nvfp4::Nvfp4;
 pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns};

@@ -27,9 +27,9 @@
 
 use std::fmt;
 
+use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
-use oxtile_kernels::nvfp4::{Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
-use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
@@ -51,6 +51,16 @@ pub trait Nvfp4Number: AmaxNumber + Wide {
     type CastInterleaved: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, Self>>;
     /// Its inverse.
     type Dequantize: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
+    /// The rowwise cast, for groups.
+    type GroupCastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
+    /// The columnwise cast, for groups.
+    type GroupCastColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
+    /// The cast in both directions, for groups.
+    type GroupCastBoth: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
+    /// The inverse of the rowwise cast, for groups.
+    type GroupDequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
+    /// The inverse of the columnwise cast, for groups.
+    type GroupDequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
 }
 
 macro_rules! numbers {
@@ -59,6 +69,11 @@ macro_rules! numbers {
             type Cast = Nvfp4CastRows<$t>;
             type CastInterleaved = Nvfp4CastRowsInterleaved<$t>;
             type Dequantize = Nvfp4DequantizeRows<$t>;
+            type GroupCastRows = Nvfp4CastRowsGrouped<$t>;
+            type GroupCastColumns = Nvfp4CastColumnsGrouped<$t>;
+            type GroupCastBoth = Nvfp4CastBothGrouped<$t>;
+            type GroupDequantizeRows = Nvfp4DequantizeRowsGrouped<$t>;
+            type GroupDequantizeColumns = Nvfp4DequantizeColumnsGrouped<$t>;
         }
     )* };
 }
@@ -110,7 +125,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// [`Error::Length`] unless there is one amax; [`Error::Invalid`] if the tensor is a columnwise one; as
     /// [`quantize_rows`](Self::quantize_rows).
     pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        tensor.check_direction("Nvfp4::cast_shard, tensor", Direction::Rows)?;
+        tensor.direction.check("Nvfp4::cast_shard, tensor", Direction::Rows)?;
         amax.give("Nvfp4::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.quantize_rows(stream, input, tensor.shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
@@ -158,7 +173,7 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         tensor: &mut Nvfp4Tensor<Interleaved>,
     ) -> Result<()> {
         const WHAT: &str = "Nvfp4::quantize_rows_interleaved, tensor";
-        tensor.check_direction(WHAT, Direction::Rows)?;
+        tensor.direction.check(WHAT, Direction::Rows)?;
         Nvfp4Format::check(WHAT, tensor.shape, Direction::Rows)?;
         let (amax, [rows, columns]) = (tensor.amax.view(), tensor.shape);
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());

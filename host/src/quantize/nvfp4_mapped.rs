@@ -186,7 +186,7 @@ where
     /// [`Error::Invalid`] if the tensor is a columnwise one; as [`Loaded::launch`], also where `input` does not have the tensor's shape, the
     /// tensor not an amax for each row, or `input` does not start at a multiple of 16 bytes.
     pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
-        tensor.check_direction("Nvfp4ScaledRows::quantize_into, tensor", Direction::Rows)?;
+        tensor.direction.check("Nvfp4ScaledRows::quantize_into, tensor", Direction::Rows)?;
         let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
         let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: tensor.shape[1], marker: PhantomData };
         self.cast.launch(stream, args)

@@ -58,7 +58,7 @@ impl<F: Format, L: Layout> QuantizedTensor<F, L> {
     pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: F::Direction) -> Result<Self> {
         let (data, scales) = (F::code_count(shape, direction)?, F::scale_count::<L>(shape, direction)?);
         let data = Buffer::uninitialised(stream, data)?;
-        let scales = if F::Direction::PADS { Scales::zeros(stream, scales)? } else { Scales::uninitialised(stream, scales)? };
+        let scales = Scales::new(stream, scales, F::Direction::PADS)?;
         Ok(Self { data, scales, amax: F::Amax::zero(stream)?, shape, direction })
     }
 
@@ -83,13 +83,8 @@ impl<F: Format<Direction = Direction>, L: Layout> QuantizedTensor<F, L> {
 
     /// Fails unless it is of this direction and of so many elements.
     pub(super) fn check(&self, what: &'static str, direction: Direction, elements: u64) -> Result<()> {
-        self.check_direction(what, direction)?;
+        self.direction.check(what, direction)?;
         Error::check_length(what, numel(&self.shape)?, elements)
-    }
-
-    /// Fails unless it is of this direction.
-    pub(super) fn check_direction(&self, what: &'static str, direction: Direction) -> Result<()> {
-        self.direction.check(what, direction)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Groups through the library: every member's cast, values and interleaved scales are those of the oracle, bit for bit.
 
 use oxtile::quantize::grouped::*;
+use oxtile::quantize::mxfp8::Mxfp8Number;
+use oxtile::quantize::nvfp4::Nvfp4Number;
 use oxtile::quantize::{Direction, MultiAmax};
 use oxtile::{Buffer, Runtime, Stream};
 use oxtile_kernels::interleave::ScaleCode;
@@ -74,7 +76,7 @@ impl<T: TestElement> Input<T> {
     }
 }
 
-fn of_mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>() -> Vec<Case>
+fn of_mxfp8<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>() -> Vec<Case>
 where
     Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
@@ -87,7 +89,7 @@ where
     groups(&MIXED, 8).into_iter().flat_map(|group| DIRECTIONS.map(|direction| case(group.clone(), direction))).collect()
 }
 
-fn mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
+fn mxfp8<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
 where
     Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
@@ -117,7 +119,7 @@ where
     Ok(())
 }
 
-fn of_nvfp4<T: TestElement + GroupedNvfp4Number>() -> Vec<Case> {
+fn of_nvfp4<T: TestElement + Nvfp4Number>() -> Vec<Case> {
     let case = |(name, size, shapes): (&str, Size, Vec<[usize; 2]>), (direction, kind): (Option<Direction>, &str)| {
         let name = format!("grouped::nvfp4::{}::{kind}::{name}", T::DTYPE.name());
         Case::new(name, size, move |r| nvfp4::<T>(r, &shapes, direction))
@@ -125,7 +127,7 @@ fn of_nvfp4<T: TestElement + GroupedNvfp4Number>() -> Vec<Case> {
     groups(&SQUARES, 16).into_iter().flat_map(|group| DIRECTIONS.map(|direction| case(group.clone(), direction))).collect()
 }
 
-fn nvfp4<T: TestElement + GroupedNvfp4Number>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome {
+fn nvfp4<T: TestElement + Nvfp4Number>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome {
     let (stream, casts) = (stream(r)?, text(GroupedNvfp4::<T>::new(r))?);
     let alone = oxtile::comm::SingleRank::new(&text(r.device(0))?);
     let input = Input::<T>::new(&stream, shapes, false)?;

@@ -1,7 +1,8 @@
 //! Groups in FP8 through the library: every member's codes, scale and values are those of the oracle, bit for bit.
 
 use oxtile::comm::SingleRank;
-use oxtile::quantize::grouped::{GroupedFp8, GroupedFp8Number};
+use oxtile::quantize::fp8::Fp8Number;
+use oxtile::quantize::grouped::GroupedFp8;
 use oxtile::quantize::{MultiAmax, ScaleOptions};
 use oxtile::{Error, Graph, Runtime};
 use oxtile_tests::inputs::Dtype;
@@ -27,7 +28,7 @@ pub fn cases() -> Vec<Case> {
     casts.into_iter().flatten().chain([Case::new("grouped::fp8::captured", Size::Small, captured)]).collect()
 }
 
-fn of_types<T: TestElement + GroupedFp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
+fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
     let shapes = groups(&MIXED, 8).into_iter().chain([("empty", Size::Small, EMPTY.to_vec())]);
     let case = |(name, size, shapes): (&str, Size, Vec<[usize; 2]>)| {
         let size = on_gpu_unless(T::DTYPE == Dtype::Bf16 && Q::NAME == e4m3::NAME, size);
@@ -37,7 +38,7 @@ fn of_types<T: TestElement + GroupedFp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
     shapes.map(case).collect()
 }
 
-fn fp8<T: TestElement + GroupedFp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]]) -> Outcome {
+fn fp8<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]]) -> Outcome {
     let (stream, alone) = (stream(r)?, SingleRank::new(&text(r.device(0))?));
     let input = Input::<T>::new(&stream, shapes, true)?;
     let group = input.group(&stream)?;

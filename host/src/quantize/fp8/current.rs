@@ -102,7 +102,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         amax: &mut Buffer<f32>,
         tensor: &mut Fp8Tensor<Q>,
     ) -> Result<()> {
-        tensor.check_direction("CurrentScaling::quantize_into, tensor", Direction::Rows)?;
+        tensor.direction.check("CurrentScaling::quantize_into, tensor", Direction::Rows)?;
         self.amax.run(stream, input, amax)?;
         self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
@@ -114,7 +114,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// [`Error::Length`] unless there is one amax; as [`quantize_into`](Self::quantize_into).
     pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Fp8Tensor<Q>) -> Result<()> {
         amax.check("CurrentScaling::cast_shard, amax", 1)?;
-        tensor.check_direction("CurrentScaling::cast_shard, tensor", Direction::Rows)?;
+        tensor.direction.check("CurrentScaling::cast_shard, tensor", Direction::Rows)?;
         self.cast(stream, input, amax.slots().view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
@@ -189,7 +189,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         amax: DeviceView<'_, f32>,
         Fp8Pair { tensor, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
-        tensor.check_direction("CurrentScaling, pair", Direction::Rows)?;
+        tensor.direction.check("CurrentScaling, pair", Direction::Rows)?;
         let Fp8Tensor { data, scales, .. } = tensor;
         let (view, scale_inverse) = (data.view_mut(), scales.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {

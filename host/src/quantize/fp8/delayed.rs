@@ -139,7 +139,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         input: DeviceView<'_, T>,
         output: &mut Fp8Tensor<Q>,
     ) -> Result<()> {
-        output.check_direction("DelayedScaling::quantize_into, output", Direction::Rows)?;
+        output.direction.check("DelayedScaling::quantize_into, output", Direction::Rows)?;
         let (data, scale_inverse) = (output.data.view_mut(), output.scales.view_mut());
         let place = scales.of_tensor(tensor)?;
         let scale = scales.scales.view().slice(place.start, place.end);
@@ -185,7 +185,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
             let args = Fp8TransposeArgs { data: output.data.view(), transposed: transposed.view_mut(), rows, columns };
             return self.transpose.launch(stream, args);
         }
-        output.check_direction("DelayedScaling::quantize_both_into, output", Direction::Rows)?;
+        output.direction.check("DelayedScaling::quantize_both_into, output", Direction::Rows)?;
         let place = scales.of_tensor(tensor)?;
         let mut history = scales.history.view_mut();
         let args = Fp8CastTransposeDelayedArgs {

@@ -21,6 +21,7 @@ pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 pub use shard::{Shard, ShardCasts};
 
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
@@ -53,6 +54,10 @@ pub trait Fp8Number<Q: Fp8>: AmaxNumber + Wide {
     type PartialCast: for<'a> Kernel<Args<'a> = Fp8PartialCastArgs<'a, Self, Q>>;
     /// The inverse of the casts with one scale.
     type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
+    /// The cast, for groups.
+    type GroupCast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
+    /// Its inverse, for groups.
+    type GroupDequantize: Grouped + for<'a> Kernel<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
 }
 
 macro_rules! numbers {
@@ -70,6 +75,8 @@ macro_rules! numbers {
             type PartialAmax = Fp8PartialAmax<$t>;
             type PartialCast = Fp8PartialCast<$t, $q>;
             type Dequantize = Fp8Dequantize<$q, $t>;
+            type GroupCast = Fp8CastGrouped<$t, $q>;
+            type GroupDequantize = Fp8DequantizeGrouped<$q, $t>;
         }
     )* };
 }

@@ -2,38 +2,17 @@
 
 use std::fmt;
 
-use oxtile_kernels::fp8::{Fp8CastGrouped, Fp8CastGroupedArgs, Fp8DequantizeGrouped, Fp8DequantizeGroupedArgs};
-use oxtile_kernels::group::Grouped;
-use oxtile_kernels::mxfp8::Wide;
-use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
+use oxtile_kernels::fp8::{Fp8CastGroupedArgs, Fp8DequantizeGroupedArgs};
+use oxtile_tile::num::{Fp8, e4m3};
 
 use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
-use crate::quantize::amax::AmaxNumber;
 use crate::quantize::format::{Direction, Fp8Format};
+use crate::quantize::fp8::Fp8Number;
 use crate::quantize::{GlobalAmax, ScaleOptions};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
-
-/// A number type whose groups are cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait GroupedFp8Number<Q: Fp8>: AmaxNumber + Wide {
-    /// The cast.
-    type Cast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
-    /// Its inverse.
-    type Dequantize: Grouped + for<'a> Kernel<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
-}
-
-macro_rules! numbers {
-    ($($t:ty, $q:ty;)*) => { $(
-        impl GroupedFp8Number<$q> for $t {
-            type Cast = Fp8CastGrouped<$t, $q>;
-            type Dequantize = Fp8DequantizeGrouped<$q, $t>;
-        }
-    )* };
-}
-numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
 
 /// The casts of groups between `T` and FP8 elements `Q`, each one launch for all members, of any shapes at any addresses: current scaling,
 /// for all of a step's weights or activations.
@@ -57,13 +36,13 @@ numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
 /// assert_eq!(casts.dequantize(&stream, &quantized)?.to_vec(&stream, 1)?, experts[1].to_vec(&stream)?);
 /// # Ok(()) }
 /// ```
-pub struct GroupedFp8<T: GroupedFp8Number<Q>, Q: Fp8 = e4m3> {
-    cast: Loaded<T::Cast>,
-    dequantize: Loaded<T::Dequantize>,
+pub struct GroupedFp8<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
+    cast: Loaded<T::GroupCast>,
+    dequantize: Loaded<T::GroupDequantize>,
     options: ScaleOptions,
 }
 
-impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
+impl<T: Fp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -97,9 +76,9 @@ impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
         const WHAT: &str = "GroupedFp8::quantize_into";
         check_shapes(WHAT, &group.shapes, &output.shapes)?;
         amax.check(WHAT, group.len() as u64)?;
-        output.check_direction(WHAT, Direction::Rows)?;
+        output.direction.check(WHAT, Direction::Rows)?;
         let (table, ScaleOptions { epsilon, power_of_two }) =
-            (group.tables.of::<T::Cast>(stream, Purpose::One, output.records())?, self.options);
+            (group.tables.of::<T::GroupCast>(stream, Purpose::One, output.records())?, self.options);
         let args = Fp8CastGroupedArgs {
             inputs: group.table.view(),
             table: table.lend(),
@@ -129,14 +108,14 @@ impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
     pub fn dequantize_into(&self, stream: &Stream, group: &Quantized<Fp8Format<Q>>, output: &mut Matrices<T>) -> Result<()> {
         const WHAT: &str = "GroupedFp8::dequantize_into";
         check_shapes(WHAT, &group.shapes, output.shapes())?;
-        group.check_direction(WHAT, Direction::Rows)?;
-        let table = group.tables.of::<T::Dequantize>(stream, Purpose::One, group.records())?;
+        group.direction.check(WHAT, Direction::Rows)?;
+        let table = group.tables.of::<T::GroupDequantize>(stream, Purpose::One, group.records())?;
         let (data, scale_inverses, output) = (group.data.view(), group.scales.view(), output.values.view_mut());
         self.dequantize.launch(stream, Fp8DequantizeGroupedArgs { data, scale_inverses, table: table.lend(), output })
     }
 }
 
-impl<T: GroupedFp8Number<Q>, Q: Fp8> fmt::Debug for GroupedFp8<T, Q> {
+impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for GroupedFp8<T, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupedFp8").field("cast", &self.cast).field("options", &self.options).finish_non_exhaustive()
     }

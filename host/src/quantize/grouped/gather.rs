@@ -12,8 +12,7 @@ use super::quantized::{Quantized, SCALE_UNIT};
 use super::table::{Record, Starts, Table};
 use super::tensors::UNIT;
 use crate::comm::{Communicator, Rank, WorldSize};
-use crate::quantize::Direction;
-use crate::quantize::format::{Format, Shapes};
+use crate::quantize::format::{Direction, Format, Shapes};
 use crate::quantize::layout::Compact;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
@@ -138,13 +137,10 @@ impl<F: GroupFormat> GatherShards<F> {
             let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(F::SHAPES, *shape, shards.direction)).collect::<Vec<_>>();
             Join::new(all(&shards.shapes), all(&padded), all(&whole), by_side, unit)
         };
-        let codes = |starts: &Starts| Starts {
-            of: starts.of.iter().map(|start| start / F::SHAPES.elements).collect(),
-            end: starts.end / F::SHAPES.elements,
-        };
+        let elements = F::SHAPES.elements;
+        let codes = |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / elements).collect(), end: starts.end / elements };
         let (from, to) = (codes(&shards.element_starts), codes(&output.element_starts));
-        let unit = UNIT / F::SHAPES.elements;
-        join(Shapes::codes, unit)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
+        join(Shapes::codes, UNIT / elements)?.run(communicator, stream, (&shards.data, &from), (&mut output.data, &to), &self.codes)?;
         let (from, to) = ((&shards.scales, &shards.scale_starts), (&mut output.scales, &output.scale_starts));
         join(Shapes::scales, SCALE_UNIT)?.run(communicator, stream, from, to, &self.scales)
     }

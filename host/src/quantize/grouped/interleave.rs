@@ -77,12 +77,8 @@ fn records<'a, F: GroupFormat>(
     compact: &'a Starts,
     interleaved: &'a Starts,
 ) -> impl Iterator<Item = Record> + 'a {
-    let record = move |i: usize| Record {
-        index: i as u64,
-        shape: F::SHAPES.extents(shapes[i], direction),
-        starts: [compact.of[i], interleaved.of[i], 0],
-    };
-    (0..shapes.len()).map(record)
+    let starts = move |i: usize| [compact.of[i], interleaved.of[i], 0];
+    (0..shapes.len()).map(move |i| Record { index: i as u64, shape: F::SHAPES.extents(shapes[i], direction), starts: starts(i) })
 }
 
 impl<F: GroupFormat> fmt::Debug for InterleaveGroup<F> {

@@ -41,11 +41,11 @@ mod table;
 mod tensors;
 
 pub use format::GroupFormat;
-pub use fp8::{GroupedFp8, GroupedFp8Number};
+pub use fp8::GroupedFp8;
 pub use gather::{GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
-pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
-pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
+pub use mxfp8::GroupedMxfp8;
+pub use nvfp4::GroupedNvfp4;
 pub use quantized::{CodesAndScales, Quantized};
 pub use tensors::{Matrices, TensorGroup};
 

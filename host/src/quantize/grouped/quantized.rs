@@ -7,8 +7,7 @@ use oxtile_tile::launch::DeviceView;
 
 use super::table::{Record, Starts, Tables};
 use super::tensors::starts_of;
-use crate::quantize::Direction;
-use crate::quantize::format::{Agreed, Format, ScaleDirection};
+use crate::quantize::format::{Agreed, Direction, Format, ScaleDirection};
 use crate::quantize::layout::{Compact, Layout};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
 
@@ -82,11 +81,6 @@ impl<F: Format<Direction = Direction>, L: Layout> Quantized<F, L> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.shapes.is_empty()
-    }
-
-    /// Fails unless it is of this direction.
-    pub(super) fn check_direction(&self, what: &'static str, direction: Direction) -> Result<()> {
-        self.direction.check(what, direction)
     }
 
     /// Which elements share a scale.
