@@ -33,7 +33,7 @@ use oxtile_tile::register_tile::StoredElement;
 
 pub use crate::choice::Choice;
 
-use crate::runtime::{Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Bound, Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 use crate::tensor::{TensorMap, TensorMapMut};
 
@@ -79,11 +79,6 @@ pub struct Gemm<T, O> {
     config: GemmConfig,
     instance: Option<Box<dyn Instance<T, O>>>,
 }
-
-/// A multiplication of given matrices, ready to be enqueued any number of times, in a graph's capture too.
-pub struct BoundGemm<'a>(Box<Launch<'a>>);
-
-type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl GemmConfig {
     /// The kernel for elements of `T` into `O` on a device: the tensor cores' on Hopper, elsewhere a slow one that takes any shape.
@@ -188,14 +183,14 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         b: DeviceView<'a, T>,
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
-    ) -> Result<BoundGemm<'a>> {
+    ) -> Result<Bound<'a>> {
         self.bind_matrices(stream, Matrices { a, b, scales: None, bias, d })
     }
 
     /// As [`bind`](Self::bind), with a factor of each operand in device memory, one element each: the product is multiplied by both.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); [`BoundGemm::run`] fails for scales of other than one element.
+    /// As [`bind`](Self::bind); [`Bound::run`] fails for scales of other than one element.
     pub fn bind_scaled<'a>(
         &'a self,
         stream: &Stream,
@@ -203,30 +198,30 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         scales: [DeviceView<'a, f32>; 2],
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
-    ) -> Result<BoundGemm<'a>> {
+    ) -> Result<Bound<'a>> {
         self.bind_matrices(stream, Matrices { a, b, scales: Some(scales), bias, d })
     }
 
-    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
+    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, .. } = self.config;
         let Matrices { a, b, bias, d, .. } = &matrices;
         let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];
         for (what, shape, found) in sizes {
-            check(what, numel(&shape)?, found)?;
+            Error::check_length(what, numel(&shape)?, found)?;
         }
         if let Some(bias) = bias {
-            check("Gemm, bias", n, bias.len())?;
+            Error::check_length("Gemm, bias", n, bias.len())?;
         }
         match &self.instance {
             Some(instance) => instance.bind(stream, self.config, matrices),
-            None => Ok(BoundGemm(Box::new(|_| Ok(())))),
+            None => Ok(Bound::in_turn(Vec::new())),
         }
     }
 
     /// Binds matrices and multiplies them once.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind) and [`BoundGemm::run`].
+    /// As [`bind`](Self::bind) and [`Bound::run`].
     pub fn run(
         &self,
         stream: &Stream,
@@ -236,16 +231,6 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         d: DeviceViewMut<'_, O>,
     ) -> Result<()> {
         self.bind(stream, a, b, bias, d)?.run(stream)
-    }
-}
-
-impl BoundGemm<'_> {
-    /// Enqueues the multiplication.
-    ///
-    /// # Errors
-    /// As [`Loaded::launch`].
-    pub fn run(&mut self, stream: &Stream) -> Result<()> {
-        (self.0)(stream)
     }
 }
 
@@ -283,7 +268,7 @@ pub struct Matrices<'a, T, O> {
 /// A loaded kernel of any layout.
 #[doc(hidden)]
 pub trait Instance<T, O>: Send + Sync {
-    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>>;
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>>;
 }
 
 impl<T, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool> Instance<T, O>
@@ -293,7 +278,7 @@ where
     O: StoredElement,
     gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: for<'a> Kernel<Args<'a> = GemmArgs<'a, T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>>,
 {
-    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, alpha, beta, activation, .. } = config;
         let Matrices { a, b, scales, bias, d } = matrices;
         let a = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, a, if M_MAJOR { [k, m] } else { [m, k] })?;
@@ -301,7 +286,7 @@ where
         let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::new(stream, d, [m, n])?;
         let gelu = u32::from(activation == Activation::Gelu);
-        Ok(BoundGemm(Box::new(move |stream| {
+        Ok(Bound::new(move |stream| {
             // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
             // element of the matrix as it was before it stores that element, in the same warpgroup.
             let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
@@ -311,7 +296,7 @@ where
             let [m, n, k] = [m, n, k].map(|size| size as u32);
             let (a, b, d) = (a.view(), b.view(), d.view_mut());
             self.launch(stream, GemmArgs { a, b, d, bias, a_scale, b_scale, old, m, n, k, alpha, beta, gelu })
-        })))
+        }))
     }
 }
 
@@ -319,7 +304,7 @@ impl<T: Float + Pod, O: Float + Pod> Instance<T, O> for Loaded<GemmAny<T, O>>
 where
     GemmAny<T, O>: for<'a> Kernel<Args<'a> = GemmAnyArgs<'a, T, O>>,
 {
-    fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<BoundGemm<'a>> {
+    fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { alpha, beta, activation, .. } = config;
         let Matrices { a, b, scales, bias, d } = matrices;
         let [m, n, k] = [config.m, config.n, config.k].map(|size| size as u32);
@@ -327,7 +312,7 @@ where
         let (b_column, b_step) = if config.transpose_b { (k, 1) } else { (1, n) };
         let (memory, length) = (d.access("d"), d.len());
         let gelu = u32::from(activation == Activation::Gelu);
-        Ok(BoundGemm(Box::new(move |stream| {
+        Ok(Bound::new(move |stream| {
             // SAFETY: the closure holds the only view of this memory, lent by `d`, for as long as it lives.
             let d = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
             // SAFETY: no elements.
@@ -337,7 +322,7 @@ where
                 stream,
                 GemmAnyArgs { a, b, d, bias, a_scale, b_scale, m, n, k, a_row, a_step, b_column, b_step, alpha, beta, gelu },
             )
-        })))
+        }))
     }
 }
 
@@ -382,10 +367,6 @@ elements! {
 fn no_scale<'a>(memory: BufferAccess<'a>) -> DeviceView<'a, f32> {
     // SAFETY: no elements; a result is aligned to its element, and nothing is read.
     unsafe { DeviceView::from_raw(memory.address.next_multiple_of(4), 0, memory.owner) }
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 impl<T, O> fmt::Debug for Gemm<T, O> {

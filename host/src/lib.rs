@@ -48,7 +48,9 @@ pub mod timeline;
 
 pub use oxtile_kernels as kernels;
 pub use oxtile_tile::num;
-pub use runtime::{Buffer, Device, EmulatedOptions, Error, Event, Graph, HostElement, Kind, Loaded, PinnedBuffer, Result, Runtime, Stream};
+pub use runtime::{
+    Bound, Buffer, Device, EmulatedOptions, Error, Event, Graph, HostElement, Kind, Loaded, PinnedBuffer, Result, Runtime, Stream,
+};
 pub use tensor::DeviceTable;
 
 /// The README's kernel is compiled and run.

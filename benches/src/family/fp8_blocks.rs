@@ -91,7 +91,7 @@ struct Blocks {
 
 fn blocks(gpu: &Gpu, (rows, columns, _): Shape, block: ScaleBlock, both: bool) -> Result<Blocks> {
     let (stream, second) = (&gpu.stream, |count: u64| if both { count } else { 0 });
-    let scales = |shape| oxtile::quantize::fp8::scale_count(shape, block);
+    let scales = |shape| <Fp8BlockFormat>::scale_count::<Compact>(shape, block);
     let data = [Buffer::uninitialised(stream, rows * columns)?, Buffer::uninitialised(stream, second(rows * columns))?];
     let [first, transposed] = [scales([rows, columns])?, second(scales([columns, rows])?)];
     Ok(Blocks { data, inverses: [Buffer::zeros(stream, first)?, Buffer::zeros(stream, transposed)?] })
@@ -159,7 +159,7 @@ fn prepare_shard(gpu: &Gpu, shape: Shape, is_cast: bool) -> Result<Prepared> {
     let set = |_| {
         Ok((
             Buffer::uninitialised(stream, length)?,
-            Buffer::zeros(stream, oxtile::quantize::fp8::scale_count([rows, columns], ScaleBlock::Square)?)?,
+            Buffer::zeros(stream, <Fp8BlockFormat>::scale_count::<Compact>([rows, columns], ScaleBlock::Square)?)?,
         ))
     };
     let mut sets: Vec<(Buffer<e4m3>, Buffer<f32>)> = (0..inputs.len()).map(set).collect::<Result<_>>()?;

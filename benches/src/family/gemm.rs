@@ -1,8 +1,8 @@
 //! Matrix multiplication.
 
 use anyhow::Result;
-use oxtile::gemm::{BoundGemm, Gemm, GemmConfig, GemmElement};
-use oxtile::runtime::{Buffer, HostElement};
+use oxtile::gemm::{Gemm, GemmConfig, GemmElement};
+use oxtile::runtime::{Bound, Buffer, HostElement};
 use oxtile_tile::num::{Float, bf16, e4m3};
 
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
@@ -83,7 +83,7 @@ fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: usize) -> Result<Pre
     let results = (0..sets).map(|_| Buffer::<bf16>::uninitialised(&gpu.stream, m * n));
     let mut results: Vec<Buffer<bf16>> = results.collect::<oxtile::runtime::Result<_>>()?;
     let graph = {
-        let mut bound: Vec<BoundGemm<'_>> = Vec::with_capacity(sets);
+        let mut bound: Vec<Bound<'_>> = Vec::with_capacity(sets);
         for ((a, b), d) in inputs.iter().zip(&mut results) {
             bound.push(gemm.bind(&gpu.stream, a.view(), b.view(), None, d.view_mut())?);
         }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use oxtile::comm::SingleRank;
 use oxtile::quantize::grouped::*;
 use oxtile::quantize::{
-    Amax, CurrentScaling, Direction, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Tensor, RandomState, ScaleOptions,
+    Amax, CurrentScaling, Direction, MultiAmax, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Tensor, RandomState, ScaleOptions,
 };
 use oxtile::runtime::{Buffer, Graph};
 use oxtile_tile::num::bf16;
@@ -127,7 +127,8 @@ fn fp8_group(gpu: &Gpu, shape: Shape) -> Result<Graph> {
     let groups = groups(gpu, &wide, shape)?;
     let mut sets = Vec::new();
     for group in &groups {
-        let amax = casts.local_amax(&gpu.stream, group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
+        let amax =
+            MultiAmax::new(&gpu.runtime)?.local_amax(&gpu.stream, group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
         sets.push((casts.quantize(&gpu.stream, group, &amax)?, amax));
     }
     Prepared::capture(gpu, || {
@@ -146,7 +147,7 @@ fn fp8_one(gpu: &Gpu, shape: Shape) -> Result<Graph> {
     }
     Prepared::capture(gpu, || {
         wide.iter().zip(&mut sets).try_for_each(|(wide, (output, amax))| {
-            casts.cast(stream, wide.view(), amax.view(), output.data.view_mut(), output.scale_inverse.view_mut())
+            casts.cast(stream, wide.view(), amax.view(), output.data.view_mut(), output.scales.view_mut())
         })
     })
 }
@@ -156,7 +157,8 @@ fn fp8_group_back(gpu: &Gpu, shape: Shape) -> Result<Graph> {
     let shapes = vec![[shape[1], shape[2]]; shape[0] as usize];
     let mut sets = Vec::new();
     for group in groups(gpu, &wide, shape)? {
-        let amax = casts.local_amax(&gpu.stream, &group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
+        let amax =
+            MultiAmax::new(&gpu.runtime)?.local_amax(&gpu.stream, &group)?.reduce(&SingleRank::new(&gpu.stream.device()), &gpu.stream)?;
         sets.push((casts.quantize(&gpu.stream, &group, &amax)?, Matrices::uninitialised(&gpu.stream, &shapes)?));
     }
     Prepared::capture(gpu, || sets.iter_mut().try_for_each(|(group, output)| casts.dequantize_into(&gpu.stream, group, output)))
@@ -177,7 +179,7 @@ type Nvfp4Casts = Vec<[Quantized<Nvfp4Format>; 2]>;
 fn nvfp4_casts(gpu: &Gpu, casts: &GroupedNvfp4<bf16>, groups: &[TensorGroup<'_, bf16>]) -> Result<Nvfp4Casts> {
     let alone = SingleRank::new(&gpu.stream.device());
     let both = |group| {
-        let amax = casts.local_amax(&gpu.stream, group)?.reduce(&alone, &gpu.stream)?;
+        let amax = MultiAmax::new(&gpu.runtime)?.local_amax(&gpu.stream, group)?.reduce(&alone, &gpu.stream)?;
         Ok(casts.quantize_both(&gpu.stream, group, &amax)?)
     };
     groups.iter().map(both).collect()

@@ -1,21 +1,37 @@
-//! The largest magnitude of one tensor or of many.
+//! The largest magnitude of a tensor.
 
 use std::fmt;
 
-use oxtile_kernels::amax::{self as kernel, NO_SLOT, tiles};
+use oxtile_kernels::amax::{self as kernel, AmaxArgs, MultiAmaxArgs};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::num::{bf16, f16};
 
+use super::split_phase::LocalAmax;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::{DeviceTable, upload};
+
+/// A number type whose largest magnitudes are found: `bf16`, `f16` and `f32`.
+pub trait AmaxNumber: Magnitude {
+    /// That of a tensor.
+    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+    /// Those of many.
+    type MultiAmax: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, Self>>;
+}
+
+macro_rules! numbers {
+    ($($t:ty)*) => { $(
+        impl AmaxNumber for $t {
+            type Amax = kernel::Amax<$t>;
+            type MultiAmax = kernel::MultiAmax<$t>;
+        }
+    )* };
+}
+numbers! { bf16 f16 f32 }
 
 /// The largest magnitude of a tensor of `bf16`, `f16` or `f32`. A NaN is dropped, an empty tensor has 0, Inf gives Inf.
-pub struct Amax<T: Magnitude>(Loaded<kernel::Amax<T>>);
+pub struct Amax<T: AmaxNumber>(Loaded<T::Amax>);
 
-impl<T: Magnitude> Amax<T>
-where
-    kernel::Amax<T>: for<'a> Kernel<Args<'a> = kernel::AmaxArgs<'a, T>>,
-{
+impl<T: AmaxNumber> Amax<T> {
     /// Loads the kernel.
     ///
     /// # Errors
@@ -29,103 +45,30 @@ where
     /// # Errors
     /// [`Error::Length`] unless `output` has one element; as [`Loaded::launch`]. The output is then as it was.
     pub fn run(&self, stream: &Stream, input: DeviceView<'_, T>, output: &mut Buffer<f32>) -> Result<()> {
-        if output.len() != 1 {
-            return Err(Error::Length { what: "Amax::run, output", expected: 1, found: output.len() });
-        }
-        let args = kernel::AmaxArgs { input, output: output.view_mut() };
+        Error::check_length("Amax::run, output", 1, output.len())?;
+        let args = AmaxArgs { input, output: output.view_mut() };
         let raised = args.output.access("output");
         self.0.launch_on_zeros(stream, args, &[raised])
     }
-}
 
-/// The largest magnitudes of any number of tensors by one launch. Rules as for [`Amax`].
-pub struct MultiAmax<T: Magnitude>(Loaded<kernel::MultiAmax<T>>);
+    /// Raises `amax`, of one element, 0 before, to the largest magnitude in `input`.
+    pub(super) fn raise(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
+        self.0.launch(stream, AmaxArgs { input, output: amax.view_mut() })
+    }
 
-/// Tensors and where their amaxes go, in device memory: made once, run any number of times.
-pub struct MultiAmaxPlan<'a, T> {
-    tensors: DeviceTable<'a, T>,
-    first_tiles: Buffer<u64>,
-    slots: Buffer<u32>,
-    /// One more than the last slot.
-    slots_end: u64,
-}
-
-impl<'a, T: Magnitude> MultiAmaxPlan<'a, T> {
-    /// Tensor `i` raises the slots `slots[i]`, one or two of them or none; tensors may share a slot. The host does not
-    /// wait for the copies of the plan to the device.
+    /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.
     ///
     /// # Errors
-    /// [`Error::Length`] unless there are slots for each tensor; [`Error::Invalid`] for the slot 2^32 - 1; as
-    /// [`DeviceTable::new`].
-    pub fn new(stream: &Stream, tensors: &[DeviceView<'a, T>], slots: &[[Option<u32>; 2]]) -> Result<Self> {
-        if tensors.len() != slots.len() {
-            let (expected, found) = (tensors.len() as u64, slots.len() as u64);
-            return Err(Error::Length { what: "MultiAmaxPlan::new, slots", expected, found });
-        }
-        let used = || slots.iter().flatten().flatten().copied();
-        if used().any(|slot| slot == NO_SLOT) {
-            return Err(Error::Invalid { what: "MultiAmaxPlan::new, slots", why: format!("{NO_SLOT} is reserved: use a smaller one") });
-        }
-        let words: Vec<u32> = slots.iter().flatten().map(|slot| slot.unwrap_or(NO_SLOT)).collect();
-        Ok(Self {
-            tensors: DeviceTable::new(stream, tensors)?,
-            first_tiles: upload(stream, &first_tiles(tensors))?,
-            slots: upload(stream, &words)?,
-            slots_end: used().max().map_or(0, |last| u64::from(last) + 1),
-        })
+    /// As [`Buffer::zeros`] and [`Loaded::launch`].
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
+        let mut slots = Buffer::zeros(stream, 1)?;
+        self.raise(stream, input, &mut slots)?;
+        Ok(LocalAmax::new(slots))
     }
 }
 
-/// Tiles before each tensor, and of all at the end.
-fn first_tiles<T>(tensors: &[DeviceView<'_, T>]) -> Vec<u64> {
-    let running = tensors.iter().scan(0, |before, tensor| {
-        *before += tiles::<T>(tensor.len());
-        Some(*before)
-    });
-    std::iter::once(0).chain(running).collect()
-}
-
-impl<T: Magnitude> MultiAmax<T>
-where
-    kernel::MultiAmax<T>: for<'a> Kernel<Args<'a> = kernel::MultiAmaxArgs<'a, T>>,
-{
-    /// Loads the kernel.
-    ///
-    /// # Errors
-    /// As [`Runtime::load`].
-    pub fn new(runtime: &Runtime) -> Result<Self> {
-        runtime.load().map(Self)
-    }
-
-    /// Sets each slot to the largest magnitude of its tensors, and slots of no tensor to 0.
-    ///
-    /// # Errors
-    /// [`Error::Length`] if a slot is beyond `outputs`; as [`Loaded::launch`]. The outputs are then as they were.
-    pub fn run(&self, stream: &Stream, plan: &MultiAmaxPlan<'_, T>, outputs: &mut Buffer<f32>) -> Result<()> {
-        if outputs.len() < plan.slots_end {
-            return Err(Error::Length { what: "MultiAmax::run, outputs", expected: plan.slots_end, found: outputs.len() });
-        }
-        let (tensors, first_tiles, slots) = (plan.tensors.view(), plan.first_tiles.view(), plan.slots.view());
-        let args = kernel::MultiAmaxArgs { tensors, first_tiles, slots, outputs: outputs.view_mut() };
-        let raised = args.outputs.access("outputs");
-        self.0.launch_on_zeros(stream, args, &[raised])
-    }
-}
-
-impl<T: Magnitude> fmt::Debug for Amax<T> {
+impl<T: AmaxNumber> fmt::Debug for Amax<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Amax").field(&self.0).finish()
-    }
-}
-
-impl<T: Magnitude> fmt::Debug for MultiAmax<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiAmax").field(&self.0).finish()
-    }
-}
-
-impl<T> fmt::Debug for MultiAmaxPlan<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MultiAmaxPlan").field("tensors", &self.tensors).finish_non_exhaustive()
     }
 }

@@ -3,13 +3,12 @@
 use std::fmt;
 
 use oxtile_kernels::interleave::*;
-use oxtile_kernels::{mxfp8, nvfp4};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
+use super::format::Direction;
 use super::layout::{Compact, Interleaved, InterleavedScales};
-use super::mxfp8::{Direction, Mxfp8Tensor};
-use super::nvfp4::Nvfp4Tensor;
+use super::tensor::{Mxfp8Tensor, Nvfp4Tensor};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 
 /// Interleaves scales that are compact as `[outer, blocks]`, row-major: rowwise ones of MXFP8 (`ue8m0`) and both of NVFP4
@@ -83,17 +82,17 @@ impl InterleaveMxfp8 {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn interleave<Q: Fp8>(&self, stream: &Stream, tensor: Mxfp8Tensor<Q, Compact>) -> Result<Mxfp8Tensor<Q, Interleaved>> {
-        let Mxfp8Tensor { data, scales: compact, shape, direction } = tensor;
-        let [outer, blocks] = extents(shape, direction, mxfp8::BLOCK);
+        let [outer, blocks] = tensor.extents();
         let mut scales = InterleavedScales::uninitialised(stream, interleaved_len(outer, blocks))?;
-        match direction {
-            Direction::Rows => self.rows.run(stream, compact.view(), [outer, blocks], scales.view_mut())?,
+        let compact = tensor.scales.view();
+        match tensor.direction {
+            Direction::Rows => self.rows.run(stream, compact, [outer, blocks], scales.view_mut())?,
             Direction::Columns => {
-                let args = InterleaveColumnsArgs { compact: compact.view(), interleaved: scales.view_mut(), outer, blocks };
+                let args = InterleaveColumnsArgs { compact, interleaved: scales.view_mut(), outer, blocks };
                 self.columns.launch(stream, args)?;
             }
         }
-        Ok(Mxfp8Tensor { data, scales, shape, direction })
+        Ok(tensor.with_scales(scales))
     }
 
     /// The tensor with compact scales again.
@@ -101,17 +100,17 @@ impl InterleaveMxfp8 {
     /// # Errors
     /// As [`interleave`](Self::interleave).
     pub fn compact<Q: Fp8>(&self, stream: &Stream, tensor: Mxfp8Tensor<Q, Interleaved>) -> Result<Mxfp8Tensor<Q, Compact>> {
-        let Mxfp8Tensor { data, scales: interleaved, shape, direction } = tensor;
-        let [outer, blocks] = extents(shape, direction, mxfp8::BLOCK);
+        let [outer, blocks] = tensor.extents();
         let mut scales = Buffer::uninitialised(stream, outer * blocks)?;
-        match direction {
-            Direction::Rows => self.rows.invert(stream, interleaved.view(), [outer, blocks], scales.view_mut())?,
+        let interleaved = tensor.scales.view();
+        match tensor.direction {
+            Direction::Rows => self.rows.invert(stream, interleaved, [outer, blocks], scales.view_mut())?,
             Direction::Columns => {
-                let args = DeinterleaveColumnsArgs { interleaved: interleaved.view(), compact: scales.view_mut(), outer, blocks };
+                let args = DeinterleaveColumnsArgs { interleaved, compact: scales.view_mut(), outer, blocks };
                 self.inverse_columns.launch(stream, args)?;
             }
         }
-        Ok(Mxfp8Tensor { data, scales, shape, direction })
+        Ok(tensor.with_scales(scales))
     }
 }
 
@@ -133,11 +132,10 @@ impl InterleaveNvfp4 {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn interleave(&self, stream: &Stream, tensor: Nvfp4Tensor<Compact>) -> Result<Nvfp4Tensor<Interleaved>> {
-        let Nvfp4Tensor { data, scales: compact, amax, shape, direction } = tensor;
-        let [outer, blocks] = extents(shape, direction, nvfp4::BLOCK);
+        let [outer, blocks] = tensor.extents();
         let mut scales = InterleavedScales::uninitialised(stream, interleaved_len(outer, blocks))?;
-        self.0.run(stream, compact.view(), [outer, blocks], scales.view_mut())?;
-        Ok(Nvfp4Tensor { data, scales, amax, shape, direction })
+        self.0.run(stream, tensor.scales.view(), [outer, blocks], scales.view_mut())?;
+        Ok(tensor.with_scales(scales))
     }
 
     /// The tensor with compact scales again.
@@ -145,19 +143,10 @@ impl InterleaveNvfp4 {
     /// # Errors
     /// As [`interleave`](Self::interleave).
     pub fn compact(&self, stream: &Stream, tensor: Nvfp4Tensor<Interleaved>) -> Result<Nvfp4Tensor<Compact>> {
-        let Nvfp4Tensor { data, scales: interleaved, amax, shape, direction } = tensor;
-        let [outer, blocks] = extents(shape, direction, nvfp4::BLOCK);
+        let [outer, blocks] = tensor.extents();
         let mut scales = Buffer::uninitialised(stream, outer * blocks)?;
-        self.0.invert(stream, interleaved.view(), [outer, blocks], scales.view_mut())?;
-        Ok(Nvfp4Tensor { data, scales, amax, shape, direction })
-    }
-}
-
-/// Outer indices and blocks of a matrix.
-fn extents([rows, columns]: [u64; 2], direction: Direction, block: u64) -> [u64; 2] {
-    match direction {
-        Direction::Rows => [rows, columns.div_ceil(block)],
-        Direction::Columns => [columns, rows.div_ceil(block)],
+        self.0.invert(stream, tensor.scales.view(), [outer, blocks], scales.view_mut())?;
+        Ok(tensor.with_scales(scales))
     }
 }
 

@@ -11,9 +11,9 @@ use oxtile_kernels::nvfp4::{
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Fp8, e4m3};
 
+use super::format::Direction;
 use super::layout::Interleaved;
-use super::mxfp8::{Direction, Mxfp8Tensor};
-use super::nvfp4::{Nvfp4Tensor, check_rowwise};
+use super::tensor::{Mxfp8Tensor, Nvfp4Tensor};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// MXFP8 with interleaved scales: the rowwise cast and the inverse of either direction, for rows of whole blocks.
@@ -54,7 +54,7 @@ where
     /// the tensor's shape, a row is not whole blocks of 32 or `input` does not start at a multiple of 16 bytes: cast it by
     /// [`Mxfp8`](super::Mxfp8) and use [`InterleaveMxfp8`](super::InterleaveMxfp8).
     pub fn quantize_rows_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Mxfp8Tensor<Q, Interleaved>) -> Result<()> {
-        check_rowwise("InterleavedMxfp8::quantize_rows_into, tensor", tensor.direction)?;
+        tensor.direction.check("InterleavedMxfp8::quantize_rows_into, tensor", Direction::Rows)?;
         let (data, scales, [rows, columns]) = (tensor.data.view_mut(), tensor.scales.view_mut(), tensor.shape);
         self.cast_rows.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns })
     }

@@ -37,11 +37,11 @@ impl Layout for Interleaved {
 
 /// The memory of scales: a [`Buffer`], or [`InterleavedScales`].
 pub trait Scales<S>: sealed::Sealed + fmt::Debug + Sized {
-    /// Room for so many.
+    /// Room for so many, all 0 or uninitialised.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`].
-    fn uninitialised(stream: &Stream, len: u64) -> Result<Self>;
+    /// As [`Buffer::zeros`].
+    fn new(stream: &Stream, len: u64, zeros: bool) -> Result<Self>;
 
     /// Lends them to kernels that read them.
     fn view(&self) -> DeviceView<'_, S>;
@@ -122,10 +122,11 @@ impl<S: Pod> InterleavedScales<S> {
 }
 
 macro_rules! scales {
-    ($($memory:ident)*) => { $(
+    ($($memory:ident $of:expr;)*) => { $(
         impl<S: Pod> Scales<S> for $memory<S> {
-            fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
-                Self::uninitialised(stream, len)
+            fn new(stream: &Stream, len: u64, zeros: bool) -> Result<Self> {
+                let buffer = if zeros { Buffer::zeros(stream, len) } else { Buffer::uninitialised(stream, len) };
+                buffer.map($of)
             }
 
             fn view(&self) -> DeviceView<'_, S> {
@@ -140,7 +141,7 @@ macro_rules! scales {
         impl<S> sealed::Sealed for $memory<S> {}
     )* };
 }
-scales!(Buffer InterleavedScales);
+scales! { Buffer std::convert::identity; InterleavedScales InterleavedScales; }
 
 impl<S> fmt::Debug for InterleavedScales<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

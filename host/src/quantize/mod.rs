@@ -16,35 +16,43 @@
 //! | `gemm` | products of quantized matrices |
 
 mod amax;
+pub mod format;
 pub mod fp8;
 pub mod gemm;
 pub mod grouped;
 mod interleave;
 mod interleaved;
 pub mod layout;
+mod multi_amax;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_columns;
 pub mod nvfp4_mapped;
 pub mod nvfp4_squares;
 pub mod nvfp4_stochastic;
+mod random;
 mod shards;
 mod split_phase;
+mod tensor;
 
-pub use amax::{Amax, MultiAmax, MultiAmaxPlan};
-pub use fp8::{
-    AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, ScaleBlock,
-    ScaleOptions, Shard, ShardCasts,
+pub use amax::{Amax, AmaxNumber};
+pub use format::{
+    Direction, Format, Fp8BlockFormat, Fp8Format, Mxfp8Format, Nvfp4Format, Nvfp4MappedFormat, ScaleBlock, ScaleDirection, Shapes,
+    TensorAmax,
 };
+pub use fp8::{AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8Pair, ScaleOptions, Shard, ShardCasts};
 pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMatrix};
 pub use interleave::{Interleave, InterleaveMxfp8, InterleaveNvfp4};
 pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4};
 pub use layout::{Compact, Interleaved, InterleavedScales, Layout};
-pub use mxfp8::{BiasGradient, Direction, FusedInput, FusedMxfp8, FusedOutput, Mxfp8, Mxfp8Pair, Mxfp8Tensor};
-pub use nvfp4::{Nvfp4, Nvfp4Tensor};
-pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns, Nvfp4Pair, RandomState};
-pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4ScaledRows};
+pub use multi_amax::{MultiAmax, MultiAmaxPlan};
+pub use mxfp8::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput, Mxfp8};
+pub use nvfp4::Nvfp4;
+pub use nvfp4_columns::{HadamardAmax, Nvfp4Columns};
+pub use nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4ScaledRows};
 pub use nvfp4_squares::Nvfp4Squares;
 pub use nvfp4_stochastic::Nvfp4StochasticRows;
+pub use random::RandomState;
 pub use shards::JoinShards;
 pub use split_phase::{GlobalAmax, LocalAmax};
+pub use tensor::{Fp8BlockTensor, Fp8Tensor, Mxfp8Pair, Mxfp8Tensor, Nvfp4MappedTensor, Nvfp4Pair, Nvfp4Tensor, Pair, QuantizedTensor};

@@ -27,42 +27,53 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{self, AmaxArgs};
-use oxtile_kernels::interleave::interleaved_len;
-use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
-use oxtile_kernels::nvfp4::{BLOCK, Nvfp4CastRows, Nvfp4CastRowsArgs, Nvfp4CastRowsInterleaved, Nvfp4CastRowsInterleavedArgs};
-use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
-use super::layout::{Compact, Interleaved, Layout, Scales};
-use super::mxfp8::Direction;
-use super::split_phase::{GlobalAmax, LocalAmax};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use super::amax::{Amax, AmaxNumber};
+use super::format::{Direction, Format, Nvfp4Format};
+use super::layout::{Compact, Interleaved};
+use super::split_phase::GlobalAmax;
+use super::tensor::Nvfp4Tensor;
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 pub use oxtile_kernels::nvfp4::encode_scale;
 
 /// A number type that is cast to and from NVFP4: `bf16`, `f16` and `f32`.
-pub trait Nvfp4Number: Magnitude + Wide {
-    /// The largest magnitude of a tensor.
-    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+pub trait Nvfp4Number: AmaxNumber + Wide {
     /// The cast.
     type Cast: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
     /// The cast with interleaved scales.
     type CastInterleaved: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, Self>>;
     /// Its inverse.
     type Dequantize: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
+    /// The rowwise cast, for groups.
+    type GroupCastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
+    /// The columnwise cast, for groups.
+    type GroupCastColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
+    /// The cast in both directions, for groups.
+    type GroupCastBoth: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
+    /// The inverse of the rowwise cast, for groups.
+    type GroupDequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
+    /// The inverse of the columnwise cast, for groups.
+    type GroupDequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
 }
 
 macro_rules! numbers {
     ($($t:ty)*) => { $(
         impl Nvfp4Number for $t {
-            type Amax = amax::Amax<$t>;
             type Cast = Nvfp4CastRows<$t>;
             type CastInterleaved = Nvfp4CastRowsInterleaved<$t>;
             type Dequantize = Nvfp4DequantizeRows<$t>;
+            type GroupCastRows = Nvfp4CastRowsGrouped<$t>;
+            type GroupCastColumns = Nvfp4CastColumnsGrouped<$t>;
+            type GroupCastBoth = Nvfp4CastBothGrouped<$t>;
+            type GroupDequantizeRows = Nvfp4DequantizeRowsGrouped<$t>;
+            type GroupDequantizeColumns = Nvfp4DequantizeColumnsGrouped<$t>;
         }
     )* };
 }
@@ -70,45 +81,10 @@ numbers! { bf16 f16 f32 }
 
 /// The casts between `T` and NVFP4.
 pub struct Nvfp4<T: Nvfp4Number> {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<T::Cast>,
     cast_interleaved: Loaded<T::CastInterleaved>,
     dequantize: Loaded<T::Dequantize>,
-}
-
-/// A quantized matrix in device memory, its scales [`Compact`] or [`Interleaved`].
-#[derive(Debug)]
-pub struct Nvfp4Tensor<L: Layout = Compact> {
-    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`; of the transpose where it is columnwise.
-    pub data: Buffer<e2m1x2>,
-    /// The scales, compact `[rows, columns / 16]`, or of the transpose.
-    pub scales: L::Scales<e4m3>,
-    /// The largest magnitude of the tensor that the scales belong to, one element.
-    pub amax: Buffer<f32>,
-    /// Rows and columns.
-    pub shape: [u64; 2],
-    /// Which elements share a scale.
-    pub direction: Direction,
-}
-
-impl<L: Layout> Nvfp4Tensor<L> {
-    /// A matrix to be quantized into, its data and scales uninitialised, its amax 0.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] unless a row, or a column, is whole blocks; as [`Buffer::uninitialised`].
-    pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
-        let [rows, columns] = shape;
-        let [outer, inner] = if direction == Direction::Rows { shape } else { [columns, rows] };
-        let blocks = scale_count([outer, inner])?;
-        let scales = if L::IS_INTERLEAVED { interleaved_len(outer, inner / BLOCK) } else { blocks };
-        Ok(Self {
-            data: Buffer::uninitialised(stream, blocks * BLOCK / 2)?,
-            scales: Scales::uninitialised(stream, scales)?,
-            amax: Buffer::zeros(stream, 1)?,
-            shape,
-            direction,
-        })
-    }
 }
 
 impl<T: Nvfp4Number> Nvfp4<T> {
@@ -117,26 +93,18 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
+    /// As [`Nvfp4Tensor::uninitialised`] and [`quantize_rows`](Self::quantize_rows).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor> {
         let mut tensor = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.quantize_rows(stream, input, shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Quantizes this rank's rows of a matrix into new buffers: the second phase. Those of all ranks, one after the other, are what
@@ -157,19 +125,18 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// [`Error::Length`] unless there is one amax; [`Error::Invalid`] if the tensor is a columnwise one; as
     /// [`quantize_rows`](Self::quantize_rows).
     pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        amax.check("Nvfp4::cast_shard, amax", 1)?;
-        check_rowwise("Nvfp4::cast_shard, tensor", tensor.direction)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        tensor.direction.check("Nvfp4::cast_shard, tensor", Direction::Rows)?;
+        amax.give("Nvfp4::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.quantize_rows(stream, input, tensor.shape, tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
     /// As [`quantize`](Self::quantize), the scales [interleaved](oxtile_kernels::interleave) for block-scaled matrix multiplication.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`] and [`quantize_rows_interleaved`](Self::quantize_rows_interleaved).
+    /// As [`Nvfp4Tensor::uninitialised`] and [`quantize_rows_interleaved`](Self::quantize_rows_interleaved).
     pub fn quantize_interleaved(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Tensor<Interleaved>> {
         let mut tensor = Nvfp4Tensor::<Interleaved>::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.quantize_rows_interleaved(stream, input, &mut tensor)?;
         Ok(tensor)
     }
@@ -189,8 +156,8 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         data: DeviceViewMut<'_, e2m1x2>,
         scales: DeviceViewMut<'_, e4m3>,
     ) -> Result<()> {
-        check_blocks("Nvfp4::quantize_rows, shape", shape)?;
-        check("Nvfp4::quantize_rows, input", numel(&shape)?, input.len())?;
+        Nvfp4Format::check("Nvfp4::quantize_rows, shape", shape, Direction::Rows)?;
+        Error::check_length("Nvfp4::quantize_rows, input", numel(&shape)?, input.len())?;
         self.cast.launch(stream, Nvfp4CastRowsArgs { input, amax, data, scales })
     }
 
@@ -206,8 +173,8 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         tensor: &mut Nvfp4Tensor<Interleaved>,
     ) -> Result<()> {
         const WHAT: &str = "Nvfp4::quantize_rows_interleaved, tensor";
-        check_rowwise(WHAT, tensor.direction)?;
-        check_blocks(WHAT, tensor.shape)?;
+        tensor.direction.check(WHAT, Direction::Rows)?;
+        Nvfp4Format::check(WHAT, tensor.shape, Direction::Rows)?;
         let (amax, [rows, columns]) = (tensor.amax.view(), tensor.shape);
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
         self.cast_interleaved.launch(stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
@@ -223,38 +190,10 @@ impl<T: Nvfp4Number> Nvfp4<T> {
             let why = "it is columnwise: use `Nvfp4Columns::dequantize_columns`".to_owned();
             return Err(Error::Invalid { what: "Nvfp4::dequantize, tensor", why });
         }
-        check("Nvfp4::dequantize, output", numel(&tensor.shape)?, output.len())?;
+        Error::check_length("Nvfp4::dequantize, output", numel(&tensor.shape)?, output.len())?;
         let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
         self.dequantize.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output })
     }
-}
-
-/// How many scales a matrix has.
-///
-/// # Errors
-/// [`Error::Invalid`] unless rows are whole blocks; as [`numel`].
-pub fn scale_count([rows, columns]: [u64; 2]) -> Result<u64> {
-    check_blocks("nvfp4::scale_count, shape", [rows, columns])?;
-    numel(&[rows, columns / BLOCK])
-}
-
-fn check_blocks(what: &'static str, [_, columns]: [u64; 2]) -> Result<()> {
-    if columns.is_multiple_of(BLOCK) {
-        return Ok(());
-    }
-    Err(Error::Invalid { what, why: format!("{columns} columns are not a multiple of {BLOCK}: pad the rows") })
-}
-
-/// For casts by rows, of a tensor to be written.
-pub(super) fn check_rowwise(what: &'static str, direction: Direction) -> Result<()> {
-    if direction == Direction::Rows {
-        return Ok(());
-    }
-    Err(Error::Invalid { what, why: "it is columnwise: make one of `Direction::Rows`".to_owned() })
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 impl<T: Nvfp4Number> fmt::Debug for Nvfp4<T> {

@@ -2,7 +2,7 @@
 //! Hadamard transform.
 //!
 //! What is cast by columns is the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
-//! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Nvfp4`](super::Nvfp4), with `HADAMARD` of
+//! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Amax`](super::Amax), with `HADAMARD` of
 //! [`HadamardAmax`], reduced, are what the casts of shards take.
 //!
 //! ```
@@ -32,31 +32,14 @@ use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::bf16;
 
-use super::mxfp8::Direction;
-use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
+use super::format::Direction;
+use super::nvfp4::Nvfp4Number;
+use super::random::RandomState;
 use super::split_phase::{GlobalAmax, LocalAmax};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::shape::numel;
+use super::tensor::{Nvfp4Pair, Nvfp4Tensor};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 
 pub use oxtile_kernels::nvfp4::{Nearest, Rounding, Stochastic8, Stochastic16};
-
-/// Where the random numbers of a cast start. The same state gives the same codes, whatever the launch.
-#[derive(Debug)]
-pub struct RandomState {
-    /// Which sequence.
-    pub seed: u64,
-    /// Where in it, one element: written between two replays of a graph, the second draws other numbers. Or nothing.
-    pub offset: Buffer<u64>,
-}
-
-/// One matrix quantized in both directions.
-#[derive(Debug)]
-pub struct Nvfp4Pair {
-    /// Rowwise.
-    pub rows: Nvfp4Tensor,
-    /// Columnwise.
-    pub columns: Nvfp4Tensor,
-}
 
 /// The casts of `T` to NVFP4 that go by columns. `R` is [`Nearest`], or for `bf16` [`Stochastic8`] or [`Stochastic16`];
 /// `HADAMARD`, of `bf16` alone, transforms the columns before.
@@ -73,35 +56,6 @@ where
 
 /// The largest magnitudes of a matrix before and after the Hadamard transform of its columns.
 pub struct HadamardAmax(Loaded<Nvfp4HadamardAmax>);
-
-impl RandomState {
-    /// A state on the device.
-    ///
-    /// # Errors
-    /// As [`Buffer::from_slice`].
-    pub fn new(stream: &Stream, seed: u64, offset: u64) -> Result<Self> {
-        Ok(Self { seed, offset: Buffer::from_slice(stream, &[offset])? })
-    }
-
-    /// What [`Nearest`] takes.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`].
-    pub fn none(stream: &Stream) -> Result<Self> {
-        Ok(Self { seed: 0, offset: Buffer::uninitialised(stream, 0)? })
-    }
-}
-
-impl Nvfp4Pair {
-    /// A matrix to be quantized into, uninitialised, its amaxes 0.
-    ///
-    /// # Errors
-    /// As [`Nvfp4Tensor::uninitialised`].
-    pub fn uninitialised(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
-        let rows = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
-        Ok(Self { rows, columns: Nvfp4Tensor::uninitialised(stream, shape, Direction::Columns)? })
-    }
-}
 
 impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> Nvfp4Columns<T, R, HADAMARD>
 where
@@ -123,7 +77,7 @@ where
     /// [`Error::Invalid`] if the tensor is a rowwise one; [`Error::Length`] if `input` does not have its shape; as
     /// [`Loaded::launch`], also where a dimension is not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast_columns(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        check("Nvfp4Columns::cast_columns", tensor, Direction::Columns, input.len())?;
+        tensor.check("Nvfp4Columns::cast_columns", Direction::Columns, input.len())?;
         let [rows, columns] = tensor.shape;
         let args = Nvfp4CastColumnsArgs {
             input,
@@ -145,8 +99,8 @@ where
     /// As [`cast_columns`](Self::cast_columns).
     pub fn cast_both(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, pair: &mut Nvfp4Pair) -> Result<()> {
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
-        check("Nvfp4Columns::cast_both, rows", by_rows, Direction::Rows, input.len())?;
-        check("Nvfp4Columns::cast_both, columns", by_columns, Direction::Columns, input.len())?;
+        by_rows.check("Nvfp4Columns::cast_both, rows", Direction::Rows, input.len())?;
+        by_columns.check("Nvfp4Columns::cast_both, columns", Direction::Columns, input.len())?;
         let [rows, columns] = by_rows.shape;
         let args = Nvfp4CastBothArgs {
             input,
@@ -179,8 +133,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4Tensor,
     ) -> Result<()> {
-        amax.check("Nvfp4Columns::cast_columns_shard, amax", Self::AMAXES)?;
-        amax.copy_to(stream, Self::AMAXES - 1, &mut tensor.amax)?;
+        amax.give("Nvfp4Columns::cast_columns_shard, amax", stream, [Self::AMAXES - 1, Self::AMAXES], &mut tensor.amax)?;
         self.cast_columns(stream, input, random, tensor)
     }
 
@@ -196,9 +149,9 @@ where
         amax: &GlobalAmax,
         pair: &mut Nvfp4Pair,
     ) -> Result<()> {
-        amax.check("Nvfp4Columns::cast_both_shard, amax", Self::AMAXES)?;
-        amax.copy_to(stream, 0, &mut pair.rows.amax)?;
-        amax.copy_to(stream, Self::AMAXES - 1, &mut pair.columns.amax)?;
+        const WHAT: &str = "Nvfp4Columns::cast_both_shard, amax";
+        amax.give(WHAT, stream, [0, Self::AMAXES], &mut pair.rows.amax)?;
+        amax.give(WHAT, stream, [Self::AMAXES - 1, Self::AMAXES], &mut pair.columns.amax)?;
         self.cast_both(stream, input, random, pair)
     }
 
@@ -210,7 +163,7 @@ where
     /// # Errors
     /// As [`cast_columns`](Self::cast_columns).
     pub fn dequantize_columns(&self, stream: &Stream, tensor: &Nvfp4Tensor, output: DeviceViewMut<'_, T>) -> Result<()> {
-        check("Nvfp4Columns::dequantize_columns", tensor, Direction::Columns, output.len())?;
+        tensor.check("Nvfp4Columns::dequantize_columns", Direction::Columns, output.len())?;
         let ([rows, columns], data, scales) = (tensor.shape, tensor.data.view(), tensor.scales.view());
         self.dequantize.launch(stream, Nvfp4DequantizeColumnsArgs { data, scales, amax: tensor.amax.view(), output, rows, columns })
     }
@@ -255,14 +208,6 @@ impl HadamardAmax {
         self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax: slot(0), transformed_amax: slot(1), rows, columns })?;
         Ok(LocalAmax::new(slots))
     }
-}
-
-pub(super) fn check(what: &'static str, tensor: &Nvfp4Tensor, direction: Direction, elements: u64) -> Result<()> {
-    if tensor.direction != direction {
-        return Err(Error::Invalid { what, why: format!("the tensor is one of {:?}: make one of {direction:?}", tensor.direction) });
-    }
-    let expected = numel(&tensor.shape)?;
-    if expected == elements { Ok(()) } else { Err(Error::Length { what, expected, found: elements }) }
 }
 
 impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> fmt::Debug for Nvfp4Columns<T, R, HADAMARD>

@@ -29,78 +29,21 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::num::{e2m1x2, e4m3};
 
-use super::layout::Compact;
-use super::mxfp8::Direction;
-use super::nvfp4::{Nvfp4Number, Nvfp4Tensor, check_rowwise};
-use super::split_phase::{GlobalAmax, LocalAmax};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use super::amax::Amax;
+use super::format::{Direction, Format, Nvfp4MappedFormat};
+use super::nvfp4::Nvfp4Number;
+use super::split_phase::GlobalAmax;
+use super::tensor::Nvfp4MappedTensor;
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 pub use oxtile_kernels::nvfp4::{FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping, ToSix};
 
-/// A matrix quantized by the mapping `M`, in device memory.
-#[derive(Debug)]
-pub struct Nvfp4MappedTensor<M> {
-    /// Pairs of codes, the even element in the low nibble, `[rows, columns / 2]`; of the transpose where it is columnwise.
-    pub data: Buffer<e2m1x2>,
-    /// The scales, `[rows, columns / 16]`, or of the transpose.
-    pub scales: Buffer<e4m3>,
-    /// The largest magnitude: one element, or one for each row.
-    pub amax: Buffer<f32>,
-    /// Rows and columns.
-    pub shape: [u64; 2],
-    /// Which elements share a scale.
-    pub direction: Direction,
-    mapping: PhantomData<M>,
-}
-
 impl<M: Mapping> Nvfp4MappedTensor<M> {
-    /// A matrix to be quantized into, its data and scales uninitialised, its amax 0.
-    ///
-    /// # Errors
-    /// As [`Nvfp4Tensor::uninitialised`].
-    pub fn uninitialised(stream: &Stream, shape: [u64; 2], direction: Direction) -> Result<Self> {
-        let Nvfp4Tensor { data, scales, amax, .. } = Nvfp4Tensor::<Compact>::uninitialised(stream, shape, direction)?;
-        Ok(Self { data, scales, amax, shape, direction, mapping: PhantomData })
-    }
-
-    /// A rowwise matrix to be quantized into with an amax for each row, uninitialised.
-    ///
-    /// # Errors
-    /// As [`uninitialised`](Self::uninitialised).
-    pub fn of_scaled_rows(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
-        let amax = Buffer::uninitialised(stream, shape[0])?;
-        Ok(Self { amax, ..Self::uninitialised(stream, shape, Direction::Rows)? })
-    }
-
-    /// The same as a tensor of the plain rule, which decodes it too.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the plain rule gives other values: with an amax for each row, or a largest scale other than 448.
-    pub fn into_plain(self) -> Result<Nvfp4Tensor> {
-        let Self { data, scales, amax, shape, direction, .. } = self;
-        let why = if M::LARGEST_SCALE != ToSix::LARGEST_SCALE {
-            format!("its largest scale is {}, not 448: use `dequantize`", M::LARGEST_SCALE)
-        } else if amax.len() != 1 {
-            "each row has its own amax: use `Nvfp4ScaledRows::dequantize`".to_owned()
-        } else {
-            return Ok(Nvfp4Tensor { data, scales, amax, shape, direction });
-        };
-        Err(Error::Invalid { what: "Nvfp4MappedTensor::into_plain", why })
-    }
-
-    /// Rows and columns of the codes.
-    fn code_shape(&self) -> [u64; 2] {
-        let [rows, columns] = self.shape;
-        if self.direction == Direction::Rows { [rows, columns] } else { [columns, rows] }
-    }
-
-    fn dequantize<T: Nvfp4Number>(
+    fn dequantize_by<T: Nvfp4Number>(
         &self,
         stream: &Stream,
         kernel: &Loaded<Nvfp4DequantizeScaledRows<T>>,
@@ -109,7 +52,7 @@ impl<M: Mapping> Nvfp4MappedTensor<M> {
     where
         Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
     {
-        let [rows, columns] = self.code_shape();
+        let [rows, columns] = Nvfp4MappedFormat::<M>::SHAPES.lines(self.shape, self.direction);
         let (data, scales, amaxes) = (self.data.view(), self.scales.view(), self.amax.view());
         let factor = 1.0 / (6.0 * M::LARGEST_SCALE);
         kernel.launch(stream, Nvfp4DequantizeScaledRowsArgs { data, scales, amaxes, output, factor, rows, columns })
@@ -124,7 +67,7 @@ where
     Nvfp4CastColumns4over6<T, M>: Kernel,
     Nvfp4DequantizeScaledRows<T>: Kernel,
 {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     rows: Loaded<Nvfp4CastRows4over6<T, M>>,
     columns: Loaded<Nvfp4CastColumns4over6<T, M>>,
     dequantize: Loaded<Nvfp4DequantizeScaledRows<T>>,
@@ -141,7 +84,7 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, rows: runtime.load()?, columns: runtime.load()?, dequantize: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, rows: runtime.load()?, columns: runtime.load()?, dequantize: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -156,17 +99,9 @@ where
         direction: Direction,
     ) -> Result<Nvfp4MappedTensor<M>> {
         let mut tensor = Nvfp4MappedTensor::uninitialised(stream, shape, direction)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.cast(stream, input, &mut tensor)?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's part of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Casts this rank's part of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase.
@@ -180,8 +115,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4MappedTensor<M>,
     ) -> Result<()> {
-        amax.check("Nvfp4FourOverSix::cast_shard, amax", 1)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        amax.give("Nvfp4FourOverSix::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.cast(stream, input, tensor)
     }
 
@@ -191,10 +125,8 @@ where
     /// [`Error::Length`] if `input` does not have the tensor's shape; as [`Loaded::launch`], also where a dimension along which a
     /// block lies is not a multiple of 16, or, columnwise, either, or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
-        let ([rows, columns], expected) = (tensor.shape, numel(&tensor.shape)?);
-        if input.len() != expected {
-            return Err(Error::Length { what: "Nvfp4FourOverSix::cast, input", expected, found: input.len() });
-        }
+        let [rows, columns] = tensor.shape;
+        Error::check_length("Nvfp4FourOverSix::cast, input", numel(&tensor.shape)?, input.len())?;
         let (amax, data, scales) = (tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut());
         let marker = PhantomData;
         match tensor.direction {
@@ -211,7 +143,7 @@ where
     /// # Errors
     /// As [`Loaded::launch`], also where `output` is not as long as the tensor or does not start at a multiple of 16 bytes.
     pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4MappedTensor<M>, output: DeviceViewMut<'_, T>) -> Result<()> {
-        tensor.dequantize(stream, &self.dequantize, output)
+        tensor.dequantize_by(stream, &self.dequantize, output)
     }
 }
 
@@ -254,7 +186,7 @@ where
     /// [`Error::Invalid`] if the tensor is a columnwise one; as [`Loaded::launch`], also where `input` does not have the tensor's shape, the
     /// tensor not an amax for each row, or `input` does not start at a multiple of 16 bytes.
     pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
-        check_rowwise("Nvfp4ScaledRows::quantize_into, tensor", tensor.direction)?;
+        tensor.direction.check("Nvfp4ScaledRows::quantize_into, tensor", Direction::Rows)?;
         let (amaxes, data, scales) = (tensor.amax.view_mut(), tensor.data.view_mut(), tensor.scales.view_mut());
         let args = Nvfp4CastScaledRowsArgs { input, amaxes, data, scales, columns: tensor.shape[1], marker: PhantomData };
         self.cast.launch(stream, args)
@@ -265,7 +197,7 @@ where
     /// # Errors
     /// As [`Nvfp4FourOverSix::dequantize`].
     pub fn dequantize(&self, stream: &Stream, tensor: &Nvfp4MappedTensor<M>, output: DeviceViewMut<'_, T>) -> Result<()> {
-        tensor.dequantize(stream, &self.dequantize, output)
+        tensor.dequantize_by(stream, &self.dequantize, output)
     }
 }
 

@@ -24,14 +24,14 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::{Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
-use super::mxfp8::Direction;
+use super::amax::Amax;
+use super::format::Direction;
 use super::nvfp4::Nvfp4Number;
-use super::nvfp4_columns::{Nvfp4Pair, check};
-use super::split_phase::{GlobalAmax, LocalAmax};
+use super::split_phase::GlobalAmax;
+use super::tensor::Nvfp4Pair;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The cast of `T` to NVFP4 in squares.
@@ -39,7 +39,7 @@ pub struct Nvfp4Squares<T: Nvfp4Number>
 where
     Nvfp4CastSquares<T>: Kernel,
 {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<Nvfp4CastSquares<T>>,
 }
 
@@ -52,7 +52,7 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -61,17 +61,9 @@ where
     /// As [`Nvfp4Pair::uninitialised`] and [`cast`](Self::cast).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Nvfp4Pair> {
         let mut pair = Nvfp4Pair::uninitialised(stream, shape)?;
-        self.amax.launch(stream, AmaxArgs { input, output: pair.rows.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut pair.rows.amax)?;
         self.cast(stream, input, &mut pair)?;
         Ok(pair)
-    }
-
-    /// The amax of this rank's part of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Casts this rank's part of a matrix, whole squares of it, to a pair that is there, whose amaxes become what all ranks agreed on:
@@ -80,8 +72,7 @@ where
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`cast`](Self::cast).
     pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, pair: &mut Nvfp4Pair) -> Result<()> {
-        amax.check("Nvfp4Squares::cast_shard, amax", 1)?;
-        amax.copy_to(stream, 0, &mut pair.rows.amax)?;
+        amax.give("Nvfp4Squares::cast_shard, amax", stream, [0, 1], &mut pair.rows.amax)?;
         self.cast(stream, input, pair)
     }
 
@@ -93,8 +84,8 @@ where
     /// not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Nvfp4Pair) -> Result<()> {
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
-        check("Nvfp4Squares::cast, rows", by_rows, Direction::Rows, input.len())?;
-        check("Nvfp4Squares::cast, columns", by_columns, Direction::Columns, input.len())?;
+        by_rows.check("Nvfp4Squares::cast, rows", Direction::Rows, input.len())?;
+        by_columns.check("Nvfp4Squares::cast, columns", Direction::Columns, input.len())?;
         let [rows, columns] = by_rows.shape;
         let args = Nvfp4CastSquaresArgs {
             input,

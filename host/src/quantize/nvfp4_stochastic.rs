@@ -21,14 +21,16 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::nvfp4::{Nvfp4CastRowsStochastic, Nvfp4CastRowsStochasticArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
-use super::mxfp8::Direction;
-use super::nvfp4::{Nvfp4Number, Nvfp4Tensor};
-use super::nvfp4_columns::{RandomState, Rounding, Stochastic16, check};
-use super::split_phase::{GlobalAmax, LocalAmax};
+use super::amax::Amax;
+use super::format::Direction;
+use super::nvfp4::Nvfp4Number;
+use super::nvfp4_columns::{Rounding, Stochastic16};
+use super::random::RandomState;
+use super::split_phase::GlobalAmax;
+use super::tensor::Nvfp4Tensor;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by chance: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
@@ -37,7 +39,7 @@ pub struct Nvfp4StochasticRows<T: Nvfp4Number, R: Rounding = Stochastic16>
 where
     Nvfp4CastRowsStochastic<T, R>: Kernel,
 {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<Nvfp4CastRowsStochastic<T, R>>,
 }
 
@@ -50,7 +52,7 @@ where
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self { amax: runtime.load()?, cast: runtime.load()? })
+        Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()? })
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.
@@ -59,17 +61,9 @@ where
     /// As [`Nvfp4Tensor::uninitialised`] and [`cast`](Self::cast).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2], random: &RandomState) -> Result<Nvfp4Tensor> {
         let mut tensor = Nvfp4Tensor::uninitialised(stream, shape, Direction::Rows)?;
-        self.amax.launch(stream, AmaxArgs { input, output: tensor.amax.view_mut() })?;
+        self.amax.raise(stream, input, &mut tensor.amax)?;
         self.cast(stream, input, random, &mut tensor)?;
         Ok(tensor)
-    }
-
-    /// The amax of this rank's rows of a matrix that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`](crate::Buffer::zeros) and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
     }
 
     /// Casts this rank's rows of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase. An
@@ -85,8 +79,7 @@ where
         amax: &GlobalAmax,
         tensor: &mut Nvfp4Tensor,
     ) -> Result<()> {
-        amax.check("Nvfp4StochasticRows::cast_shard, amax", 1)?;
-        amax.copy_to(stream, 0, &mut tensor.amax)?;
+        amax.give("Nvfp4StochasticRows::cast_shard, amax", stream, [0, 1], &mut tensor.amax)?;
         self.cast(stream, input, random, tensor)
     }
 
@@ -96,7 +89,7 @@ where
     /// [`Error::Invalid`](crate::Error::Invalid) if the tensor is a columnwise one; [`Error::Length`](crate::Error::Length) if `input` does not have its shape; as
     /// [`Loaded::launch`], also where `random` has no offset or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
-        check("Nvfp4StochasticRows::cast", tensor, Direction::Rows, input.len())?;
+        tensor.check("Nvfp4StochasticRows::cast", Direction::Rows, input.len())?;
         let args = Nvfp4CastRowsStochasticArgs {
             input,
             amax: tensor.amax.view(),

@@ -2,16 +2,13 @@
 //!
 //! A tensor that ranks share is cast with one amax. The types keep the order in which it comes about: what finds the amaxes of this rank's
 //! part gives a [`LocalAmax`], of which one reduction makes a [`GlobalAmax`], and only with that is a part cast. A rank whose part is empty
-//! takes part. What ranks then exchange has [`Compact`](super::Compact) scales.
+//! takes part. What finds them: [`Amax`](super::Amax) of a tensor, [`MultiAmax`](super::MultiAmax) of a group,
+//! [`HadamardAmax`](super::HadamardAmax) before and after the transform, [`ShardCasts`](super::ShardCasts) of squares. What ranks then exchange has [`Compact`](super::Compact) scales.
 
 use std::sync::Arc;
 
-use oxtile_kernels::amax::AmaxArgs;
-use oxtile_kernels::magnitude::Magnitude;
-use oxtile_tile::launch::{DeviceView, Kernel};
-
 use crate::comm::ReduceMax;
-use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
+use crate::runtime::{Buffer, Error, Result, Stream};
 
 /// The largest magnitudes of this rank's parts of tensors: of no use but to be [reduced](Self::reduce).
 ///
@@ -28,7 +25,7 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 ///
 /// ```
 /// use oxtile::comm::SingleRank;
-/// use oxtile::quantize::{CurrentScaling, Fp8Tensor, ScaleOptions};
+/// use oxtile::quantize::{Amax, CurrentScaling, Direction, Fp8Tensor, ScaleOptions};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
@@ -38,10 +35,10 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Stream};
 /// let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default())?;
 ///
 /// let part = Buffer::from_slice(&stream, &[224.0_f32, -1.0, 0.0, 5.0])?;
-/// let agreed = casts.local_amax(&stream, part.view())?.reduce(&ranks, &stream)?;
-/// let mut tensor = Fp8Tensor::uninitialised(&stream, 4)?;
+/// let agreed = Amax::new(&runtime)?.local_amax(&stream, part.view())?.reduce(&ranks, &stream)?;
+/// let mut tensor = Fp8Tensor::uninitialised(&stream, [1, 4], Direction::Rows)?;
 /// casts.cast_shard(&stream, part.view(), &agreed, &mut tensor)?;
-/// assert_eq!(tensor.scale_inverse.to_vec(&stream)?, [0.5]);
+/// assert_eq!(tensor.scales.to_vec(&stream)?, [0.5]);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -55,16 +52,6 @@ pub struct GlobalAmax(Arc<Buffer<f32>>);
 impl LocalAmax {
     pub(super) fn new(slots: Buffer<f32>) -> Self {
         Self(slots)
-    }
-
-    /// That of one tensor, by a kernel that finds it.
-    pub(super) fn of<T: Magnitude, K>(stream: &Stream, amax: &Loaded<K>, input: DeviceView<'_, T>) -> Result<Self>
-    where
-        K: for<'a> Kernel<Args<'a> = AmaxArgs<'a, T>>,
-    {
-        let mut slots = Buffer::zeros(stream, 1)?;
-        amax.launch(stream, AmaxArgs { input, output: slots.view_mut() })?;
-        Ok(Self(slots))
     }
 
     /// Agrees with the other ranks on all tensors, or blocks of one, by one collective. Every rank takes part, one without elements too.
@@ -83,18 +70,15 @@ impl GlobalAmax {
         &self.0
     }
 
-    /// Copies one of them, of which there is such a number, to where a cast takes it.
-    pub(super) fn copy_to(&self, stream: &Stream, slot: u64, amax: &mut Buffer<f32>) -> Result<()> {
-        check("the amax of a shard's tensor", 1, amax.len())?;
+    /// Copies number `slot` of so many `slots` as the cast `what` takes to the amax of a tensor.
+    pub(super) fn give(&self, what: &'static str, stream: &Stream, [slot, slots]: [u64; 2], amax: &mut Buffer<f32>) -> Result<()> {
+        self.check(what, slots)?;
+        Error::check_length("the amax of a shard's tensor", 1, amax.len())?;
         amax.copy_part(stream, &self.0, slot)
     }
 
     /// Fails unless there are so many.
     pub(super) fn check(&self, what: &'static str, expected: u64) -> Result<()> {
-        check(what, expected, self.0.len())
+        Error::check_length(what, expected, self.0.len())
     }
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

@@ -302,6 +302,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Fails with [`Error::Length`] unless there are as many elements as are needed.
+    pub(crate) fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
+        if expected == found { Ok(()) } else { Err(Self::Length { what, expected, found }) }
+    }
+}
+
 impl From<SymmetricError> for Error {
     fn from(error: SymmetricError) -> Self {
         Self::Symmetric(error)

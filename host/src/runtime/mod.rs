@@ -27,6 +27,7 @@
 //! | `emulated` | the virtual cluster |
 
 pub(crate) mod backend;
+mod bound;
 mod buffer;
 mod cuda;
 mod device;
@@ -52,6 +53,7 @@ mod trace;
 pub(crate) mod virtual_memory;
 pub(crate) mod watch;
 
+pub use bound::Bound;
 pub use buffer::Buffer;
 pub use device::Device;
 pub(crate) use device::HOPPER;

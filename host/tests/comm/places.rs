@@ -244,7 +244,7 @@ fn a_quantized_tensor_is_gathered_as_pieces() {
                     .iter()
                     .map(|Member { gather, .. }| {
                         let (data, scales) = (gather.places().buffer(0).unwrap(), gather.places().buffer::<ue8m0>(1).unwrap());
-                        Mxfp8Tensor { data, scales, shape: whole_shape, direction }
+                        Mxfp8Tensor { data, scales, shape: whole_shape, direction, amax: () }
                     })
                     .collect();
                 for epoch in 0..2 {

@@ -3,8 +3,8 @@
 use oxtile::comm::SingleRank;
 use oxtile::num::{Float, bf16, e4m3};
 use oxtile::quantize::{
-    AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Fp8BlockTensor, Fp8Pair, Fp8Tensor, HadamardAmax,
-    Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions, Shard, ShardCasts,
+    Amax, AmaxAlgorithm, BlockScaling, CurrentScaling, DelayedScales, DelayedScaling, Direction, Fp8BlockTensor, Fp8Pair, Fp8Tensor,
+    HadamardAmax, Nvfp4FourOverSix, Nvfp4MappedTensor, ScaleBlock, ScaleOptions, Shard, ShardCasts,
 };
 use oxtile::{Buffer, Error, Graph};
 
@@ -26,7 +26,7 @@ fn what_current_scaling_holds_exactly_comes_back_and_transposed() {
         let input = Buffer::from_slice(&stream, &values).unwrap();
         let pair = casts.quantize_both(&stream, input.view(), [rows, columns]).unwrap();
         let inverse = if values.is_empty() { 1.0 } else { 0.5 };
-        assert_eq!(pair.tensor.scale_inverse.to_vec(&stream).unwrap(), [inverse]);
+        assert_eq!(pair.tensor.scales.to_vec(&stream).unwrap(), [inverse]);
         let mut output = Buffer::zeros(&stream, input.len()).unwrap();
         casts.dequantize(&stream, &pair.tensor, output.view_mut()).unwrap();
         assert_eq!(output.to_vec(&stream).unwrap(), values, "shape {rows}x{columns}");
@@ -48,7 +48,7 @@ fn both_ways_to_the_transpose_give_the_same() {
     let two = casts.quantize_both(&stream, off.view().slice(1, off.len()), [48, 64]).unwrap();
     assert_eq!(one.tensor.data.to_vec(&stream).unwrap(), two.tensor.data.to_vec(&stream).unwrap());
     assert_eq!(one.transposed.to_vec(&stream).unwrap(), two.transposed.to_vec(&stream).unwrap());
-    let inverse = one.tensor.scale_inverse.to_vec(&stream).unwrap()[0];
+    let inverse = one.tensor.scales.to_vec(&stream).unwrap()[0];
     assert_eq!((inverse, inverse.to_bits() << 9), (2_f32.powi(-8), 0));
 }
 
@@ -78,7 +78,7 @@ fn delayed_scales_follow_the_amaxes_of_earlier_steps() {
         let before = scales.scales().to_vec(&stream).unwrap()[1];
         let shape = if step % 2 == 0 { [1, 4] } else { [4, 1] };
         let pair = casts.quantize_both(&stream, &mut scales, 1, input.view(), shape).unwrap();
-        assert_eq!(pair.tensor.scale_inverse.to_vec(&stream).unwrap(), [1.0 / before]);
+        assert_eq!(pair.tensor.scales.to_vec(&stream).unwrap(), [1.0 / before]);
         assert_eq!(pair.tensor.data.to_vec(&stream).unwrap()[1].to_f32(), -value * before);
         assert_eq!(pair.transposed.to_vec(&stream).unwrap(), pair.tensor.data.to_vec(&stream).unwrap());
         casts.update(&stream, &mut scales, None).unwrap();
@@ -102,9 +102,9 @@ fn a_graph_holds_a_step_of_delayed_scaling() {
     let casts = DelayedScaling::<f32>::new(&runtime, AmaxAlgorithm::MostRecent, 0).unwrap();
     let mut scales = DelayedScales::new(&stream, 3, 4).unwrap();
     let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
-    let mut flat = Fp8Tensor::uninitialised(&stream, 64).unwrap();
+    let mut flat = Fp8Tensor::uninitialised(&stream, [1, 64], Direction::Rows).unwrap();
     // Rows of whole vectors, and others.
-    let mut pairs = [Fp8Pair::uninitialised(&stream, 64).unwrap(), Fp8Pair::uninitialised(&stream, 64).unwrap()];
+    let mut pairs = [[4, 16], [32, 2]].map(|shape| Fp8Pair::uninitialised(&stream, shape).unwrap());
     let graph = Graph::capture(&[&stream], || {
         casts.quantize_into(&stream, &mut scales, 0, input.view(), &mut flat)?;
         for (pair, (tensor, shape)) in pairs.iter_mut().zip([(1, [4, 16]), (2, [32, 2])]) {
@@ -118,7 +118,7 @@ fn a_graph_holds_a_step_of_delayed_scaling() {
         input.copy_from_slice(&stream, &[value; 64]).unwrap();
         graph.replay(&stream).unwrap();
         for tensor in [&flat, &pairs[0].tensor, &pairs[1].tensor] {
-            assert_eq!(tensor.scale_inverse.to_vec(&stream).unwrap(), [1.0 / expected]);
+            assert_eq!(tensor.scales.to_vec(&stream).unwrap(), [1.0 / expected]);
             assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), (value * expected).min(448.0));
         }
         for pair in &pairs {
@@ -139,9 +139,9 @@ fn a_graph_holds_current_scaling_and_blocks() {
     let blocks = BlockScaling::<f32>::new(&runtime, ScaleOptions::default()).unwrap();
     let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
     let mut amaxes = [0; 3].map(|_| Buffer::<f32>::zeros(&stream, 1).unwrap());
-    let mut flat = Fp8Tensor::uninitialised(&stream, 64).unwrap();
+    let mut flat = Fp8Tensor::uninitialised(&stream, [1, 64], Direction::Rows).unwrap();
     // Rows of whole vectors, and others.
-    let mut pairs = [[4, 16], [32, 2]].map(|shape| (shape, Fp8Pair::uninitialised(&stream, 64).unwrap()));
+    let mut pairs = [[4, 16], [32, 2]].map(|shape| (shape, Fp8Pair::uninitialised(&stream, shape).unwrap()));
     let of_blocks = |shape, block| Fp8BlockTensor::uninitialised(&stream, shape, block).unwrap();
     let mut alone = of_blocks([4, 16], ScaleBlock::Row);
     let mut both = [of_blocks([4, 16], ScaleBlock::Square), of_blocks([16, 4], ScaleBlock::Square)];
@@ -167,14 +167,14 @@ fn a_graph_holds_current_scaling_and_blocks() {
         input.copy_from_slice(&stream, &[value; 64]).unwrap();
         graph.replay(&stream).unwrap();
         for tensor in [&flat, &pairs[0].1.tensor, &pairs[1].1.tensor] {
-            assert_eq!(tensor.scale_inverse.to_vec(&stream).unwrap(), [value / 448.0]);
+            assert_eq!(tensor.scales.to_vec(&stream).unwrap(), [value / 448.0]);
             assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
         }
         for (_, pair) in &pairs {
             assert_eq!(pair.transposed.to_vec(&stream).unwrap(), pair.tensor.data.to_vec(&stream).unwrap());
         }
         for tensor in [&alone, &both[0], &both[1]] {
-            assert_eq!(tensor.scale_inverses.to_vec(&stream).unwrap()[0], value / 448.0);
+            assert_eq!(tensor.scales.to_vec(&stream).unwrap()[0], value / 448.0);
             assert_eq!(tensor.data.to_vec(&stream).unwrap()[63].to_f32(), 448.0);
         }
         assert_eq!(codes.to_vec(&stream).unwrap()[63].to_f32(), value);
@@ -195,11 +195,11 @@ fn amaxes_of_another_cast_are_refused() {
     let two = HadamardAmax::new(&runtime).unwrap().local_amax(&stream, input.view(), [16, 16]).unwrap();
     let two = two.reduce(&ranks, &stream).unwrap();
     let casts = CurrentScaling::<bf16>::new(&runtime, ScaleOptions::default()).unwrap();
-    let mut tensor = Fp8Tensor::uninitialised(&stream, 256).unwrap();
+    let mut tensor = Fp8Tensor::uninitialised(&stream, [16, 16], Direction::Rows).unwrap();
     let error = casts.cast_shard(&stream, input.view(), &two, &mut tensor).unwrap_err();
     assert_eq!(error.to_string(), "CurrentScaling::cast_shard, amax: 2 elements where 1 are needed");
     // One for each row where one is agreed on.
-    let one = casts.local_amax(&stream, input.view()).unwrap().reduce(&ranks, &stream).unwrap();
+    let one = Amax::new(&runtime).unwrap().local_amax(&stream, input.view()).unwrap().reduce(&ranks, &stream).unwrap();
     let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, [16, 16]).unwrap();
     let error = Nvfp4FourOverSix::<bf16>::new(&runtime).unwrap().cast_shard(&stream, input.view(), &one, &mut of_rows).unwrap_err();
     assert_eq!(error.to_string(), "the amax of a shard's tensor: 16 elements where 1 are needed");

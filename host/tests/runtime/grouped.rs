@@ -2,8 +2,8 @@
 
 use oxtile::comm::SingleRank;
 use oxtile::num::bf16;
-use oxtile::quantize::Direction;
 use oxtile::quantize::grouped::*;
+use oxtile::quantize::{Direction, MultiAmax};
 use oxtile::{Buffer, Error, Graph};
 
 use crate::support::{emulated, runtime, stream};
@@ -19,14 +19,14 @@ fn an_error_names_the_member() {
     let group = TensorGroup::new(&stream, &[(short.view(), [1, 32]), (long.view(), [3, 32]), (long.view(), [12, 8])]).unwrap();
     let casts = GroupedNvfp4::<f32>::new(&runtime).unwrap();
     let alone = SingleRank::new(&runtime.device(0).unwrap());
-    let amax = casts.local_amax(&stream, &group).unwrap().reduce(&alone, &stream).unwrap();
+    let amax = MultiAmax::new(&runtime).unwrap().local_amax(&stream, &group).unwrap().reduce(&alone, &stream).unwrap();
     let error = casts.quantize(&stream, &group, Direction::Rows, &amax).unwrap_err();
     assert_eq!(error.to_string(), "NVFP4: member 2: 8 columns are not a multiple of 16: pad them");
     let error = casts.quantize(&stream, &group, Direction::Columns, &amax).unwrap_err();
     assert_eq!(error.to_string(), "NVFP4: member 0: 1 rows are not a multiple of 16: pad them");
 
     let shifted = TensorGroup::new(&stream, &[(long.view().slice(1, 33), [1, 32])]).unwrap();
-    let amax = casts.local_amax(&stream, &shifted).unwrap().reduce(&alone, &stream).unwrap();
+    let amax = MultiAmax::new(&runtime).unwrap().local_amax(&stream, &shifted).unwrap().reduce(&alone, &stream).unwrap();
     let error = casts.quantize(&stream, &shifted, Direction::Rows, &amax).unwrap_err();
     assert_eq!(error.to_string(), "GroupedNvfp4::quantize_into: member 0 does not start at a multiple of 16 bytes: copy it");
 }
@@ -93,7 +93,7 @@ fn both_directions_keep_the_amax_they_were_cast_with() {
     let casts = GroupedNvfp4::<f32>::new(&runtime).unwrap();
     let alone = SingleRank::new(&runtime.device(0).unwrap());
     let [of_small, of_large] = [&small, &large].map(|values| TensorGroup::new(&stream, &[(values.view(), [16, 16])]).unwrap());
-    let amax = |group| casts.local_amax(&stream, group).unwrap().reduce(&alone, &stream).unwrap();
+    let amax = |group| MultiAmax::new(&runtime).unwrap().local_amax(&stream, group).unwrap().reduce(&alone, &stream).unwrap();
     let output = |direction, amax| Quantized::<Nvfp4Format>::uninitialised(&stream, &[[16, 16]], direction, amax).unwrap();
     let mut outputs = [output(Direction::Rows, amax(&of_small)), output(Direction::Columns, amax(&of_large))];
     casts.quantize_both_into(&stream, &of_small, &mut outputs).unwrap();

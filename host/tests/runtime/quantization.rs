@@ -3,8 +3,8 @@
 use oxtile::comm::SingleRank;
 use oxtile::num::{self, Float, e4m3};
 use oxtile::quantize::{
-    Amax, Direction, InterleavedMxfp8, MultiAmax, MultiAmaxPlan, Mxfp8, Mxfp8Tensor, Nvfp4, Nvfp4MappedTensor, Nvfp4ScaledRows,
-    Nvfp4Tensor, mxfp8, nvfp4,
+    Amax, Compact, Direction, Format, InterleavedMxfp8, MultiAmax, MultiAmaxPlan, Mxfp8, Mxfp8Format, Mxfp8Tensor, Nvfp4, Nvfp4Format,
+    Nvfp4MappedTensor, Nvfp4ScaledRows, Nvfp4Tensor,
 };
 use oxtile::{Buffer, Error, Graph};
 
@@ -84,8 +84,8 @@ fn shapes_that_do_not_fit_are_errors() {
     let error = casts.quantize(&stream, input.view(), [1, 65], Direction::Rows).unwrap_err();
     assert_eq!(error.to_string(), "Mxfp8::quantize_rows, input: 64 elements where 65 are needed");
     assert!(matches!(casts.quantize(&stream, input.view(), [u64::MAX, 2], Direction::Rows), Err(Error::Invalid { .. })));
-    assert_eq!(mxfp8::scale_count([3, 65], Direction::Rows).unwrap(), 9);
-    assert_eq!(mxfp8::scale_count([33, 65], Direction::Columns).unwrap(), 130);
+    assert_eq!(<Mxfp8Format>::scale_count::<Compact>([3, 65], Direction::Rows).unwrap(), 9);
+    assert_eq!(<Mxfp8Format>::scale_count::<Compact>([33, 65], Direction::Columns).unwrap(), 130);
 }
 
 /// Numbers that NVFP4 holds exactly: an amax of 2688, and in each block codes of E2M1 times one power of two, 6 times it among them.
@@ -143,11 +143,11 @@ fn rows_that_nvfp4_does_not_take_are_errors() {
     let casts = Nvfp4::<f32>::new(&runtime).unwrap();
     let input = Buffer::zeros(&stream, 80).unwrap();
     let error = casts.quantize(&stream, input.view(), [2, 40]).unwrap_err();
-    assert_eq!(error.to_string(), "nvfp4::scale_count, shape: 40 columns are not a multiple of 16: pad the rows");
+    assert_eq!(error.to_string(), "NVFP4: 40 columns are not a multiple of 16: pad them");
     let error = casts.quantize(&stream, input.view(), [1, 64]).unwrap_err();
     assert_eq!(error.to_string(), "Nvfp4::quantize_rows, input: 80 elements where 64 are needed");
     assert!(casts.quantize(&stream, input.view().slice(1, 65), [1, 64]).is_err(), "an input off the boundary");
-    assert_eq!(nvfp4::scale_count([3, 64]).unwrap(), 12);
+    assert_eq!(Nvfp4Format::scale_count::<Compact>([3, 64], Direction::Rows).unwrap(), 12);
 }
 
 /// Casts by rows into what is there allocate nothing: they are captured once and replayed on other values.
@@ -160,7 +160,12 @@ fn a_graph_holds_casts_of_rows() {
     let scaled_rows = Nvfp4ScaledRows::<f32>::new(&runtime).unwrap();
     // The amax that ranks have agreed on before.
     let largest = Buffer::from_slice(&stream, &[224.0_f32; 64]).unwrap();
-    let agreed = casts.local_amax(&stream, largest.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let agreed = Amax::new(&runtime)
+        .unwrap()
+        .local_amax(&stream, largest.view())
+        .unwrap()
+        .reduce(&SingleRank::new(&stream.device()), &stream)
+        .unwrap();
     let mut input = Buffer::<f32>::zeros(&stream, 64).unwrap();
     let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
     let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Rows).unwrap();
@@ -193,7 +198,12 @@ fn casts_of_rows_refuse_columnwise_tensors() {
     let stream = stream(&runtime);
     let input = Buffer::<f32>::zeros(&stream, 1024).unwrap();
     let casts = Nvfp4::<f32>::new(&runtime).unwrap();
-    let agreed = casts.local_amax(&stream, input.view()).unwrap().reduce(&SingleRank::new(&stream.device()), &stream).unwrap();
+    let agreed = Amax::new(&runtime)
+        .unwrap()
+        .local_amax(&stream, input.view())
+        .unwrap()
+        .reduce(&SingleRank::new(&stream.device()), &stream)
+        .unwrap();
     let mut shard = Nvfp4Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
     let mut interleaved = Mxfp8Tensor::uninitialised(&stream, SHAPE, Direction::Columns).unwrap();
     let mut of_rows = Nvfp4MappedTensor::of_scaled_rows(&stream, SHAPE).unwrap();

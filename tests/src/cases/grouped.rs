@@ -1,15 +1,16 @@
 //! Groups through the library: every member's cast, values and interleaved scales are those of the oracle, bit for bit.
 
-use oxtile::quantize::Direction;
 use oxtile::quantize::grouped::*;
+use oxtile::quantize::mxfp8::Mxfp8Number;
+use oxtile::quantize::nvfp4::Nvfp4Number;
+use oxtile::quantize::{Direction, MultiAmax};
 use oxtile::{Buffer, Runtime, Stream};
-use oxtile_kernels::amax::{MultiAmax, MultiAmaxArgs};
 use oxtile_kernels::interleave::ScaleCode;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::formats::E2M1;
 use oxtile_tests::oracle::interleave::interleave;
 use oxtile_tests::oracle::{amax::amax, mxfp8, nvfp4};
-use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, e5m2, f16, ue8m0};
 
 use super::element::{TestElement, comparable_bits, rounded_bits};
@@ -75,9 +76,9 @@ impl<T: TestElement> Input<T> {
     }
 }
 
-fn of_mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>() -> Vec<Case>
+fn of_mxfp8<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>() -> Vec<Case>
 where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = ue8m0, Amax = ()>,
+    Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
     let case = |(name, size, shapes): (&str, Size, Vec<[usize; 2]>), (direction, kind): (Option<Direction>, &str)| {
         let on_both = !matches!((T::DTYPE, Q::NAME), (Dtype::F16, "e5m2") | (Dtype::F32, "e4m3"));
@@ -88,9 +89,9 @@ where
     groups(&MIXED, 8).into_iter().flat_map(|group| DIRECTIONS.map(|direction| case(group.clone(), direction))).collect()
 }
 
-fn mxfp8<T: TestElement + GroupedMxfp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
+fn mxfp8<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
 where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = ue8m0, Amax = ()>,
+    Mxfp8Format<Q>: GroupFormat<Code = Q, Scale = ue8m0, Amax = ()>,
 {
     let (stream, casts) = (stream(r)?, text(GroupedMxfp8::<T, Q>::new(r))?);
     let input = Input::<T>::new(&stream, shapes, true)?;
@@ -118,10 +119,7 @@ where
     Ok(())
 }
 
-fn of_nvfp4<T: TestElement + GroupedNvfp4Number>() -> Vec<Case>
-where
-    MultiAmax<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+fn of_nvfp4<T: TestElement + Nvfp4Number>() -> Vec<Case> {
     let case = |(name, size, shapes): (&str, Size, Vec<[usize; 2]>), (direction, kind): (Option<Direction>, &str)| {
         let name = format!("grouped::nvfp4::{}::{kind}::{name}", T::DTYPE.name());
         Case::new(name, size, move |r| nvfp4::<T>(r, &shapes, direction))
@@ -129,15 +127,12 @@ where
     groups(&SQUARES, 16).into_iter().flat_map(|group| DIRECTIONS.map(|direction| case(group.clone(), direction))).collect()
 }
 
-fn nvfp4<T: TestElement + GroupedNvfp4Number>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome
-where
-    MultiAmax<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+fn nvfp4<T: TestElement + Nvfp4Number>(r: &Runtime, shapes: &[[usize; 2]], direction: Option<Direction>) -> Outcome {
     let (stream, casts) = (stream(r)?, text(GroupedNvfp4::<T>::new(r))?);
     let alone = oxtile::comm::SingleRank::new(&text(r.device(0))?);
     let input = Input::<T>::new(&stream, shapes, false)?;
     let group = input.group(&stream)?;
-    let of_all = text(text(casts.local_amax(&stream, &group))?.reduce(&alone, &stream))?;
+    let of_all = text(text(text(MultiAmax::new(r))?.local_amax(&stream, &group))?.reduce(&alone, &stream))?;
     let quantized = match direction {
         Some(direction) => vec![text(casts.quantize(&stream, &group, direction, &of_all))?],
         None => Vec::from(text(casts.quantize_both(&stream, &group, &of_all))?),
@@ -167,7 +162,7 @@ pub(super) fn values<T: TestElement>(stream: &Stream, restored: &Matrices<T>, me
 }
 
 /// The scales there and back. Compact ones are `[outer, blocks]`, or the other way round by columns of what is not transposed.
-fn layouts<F: Format>(
+fn layouts<F: GroupFormat>(
     r: &Runtime,
     stream: &Stream,
     group: Quantized<F>,

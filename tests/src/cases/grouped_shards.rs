@@ -3,8 +3,8 @@
 //! On the emulator the ranks are those of a virtual cluster; on one GPU they take turns.
 
 use oxtile::comm::{EmulatedCommunicator, ReduceMax, SingleRank, WorldSize};
-use oxtile::quantize::Direction;
 use oxtile::quantize::grouped::*;
+use oxtile::quantize::{Direction, MultiAmax};
 use oxtile::{Buffer, HostElement, Kind, Runtime, Stream};
 use oxtile_kernels::interleave::ScaleCode;
 use oxtile_tests::inputs::{Dtype, Scenario};
@@ -94,7 +94,7 @@ fn of_nvfp4(runtime: &Runtime, ranks: u32, direction: Direction) -> Outcome {
     };
     let casts = text(GroupedNvfp4::<bf16>::new(runtime))?;
     in_worlds::<Nvfp4Format>(runtime, ranks, &NVFP4, whole, e2m1x2::to_bits, |stream, shards, ranks| {
-        let of_all = text(text(casts.local_amax(stream, shards))?.reduce(ranks, stream))?;
+        let of_all = text(text(text(MultiAmax::new(runtime))?.local_amax(stream, shards))?.reduce(ranks, stream))?;
         text(casts.quantize(stream, shards, direction, &of_all))
     })
 }
@@ -115,7 +115,7 @@ impl ReduceMax for Ranks {
 }
 
 /// Every rank quantizes its shards, one after the other in this thread, gathers, and has the whole.
-fn in_worlds<F: Format>(
+fn in_worlds<F: GroupFormat>(
     runtime: &Runtime,
     ranks: u32,
     shapes: &[[usize; 2]],

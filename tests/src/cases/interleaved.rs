@@ -75,7 +75,7 @@ where
     let codes: Vec<Q> = expected.data.iter().map(|&code| Q::of_code(code)).collect();
     let scales: Vec<ue8m0> = interleaved.iter().map(|&code| ue8m0::from_bits(code)).collect();
     let (data, scales) = (text(Buffer::from_slice(&stream, &codes))?, text(InterleavedScales::from_slice(&stream, &scales))?);
-    let tensor = Mxfp8Tensor::<Q, Interleaved> { data, scales, shape, direction };
+    let tensor = Mxfp8Tensor::<Q, Interleaved> { data, scales, amax: (), shape, direction };
     if by_rows {
         let found = text(casts.quantize_rows(&stream, T::upload(&stream, &values)?.view(), shape))?;
         let found_scales: Vec<u8> = text(found.scales.to_vec(&stream))?.into_iter().map(ue8m0::to_bits).collect();

@@ -3,7 +3,7 @@
 use oxtile::comm::Communicator;
 use oxtile::quantize::nvfp4_columns::{Nearest, Stochastic8};
 use oxtile::quantize::{
-    Direction, HadamardAmax, InterleaveNvfp4, JoinShards, Nvfp4, Nvfp4Columns, Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4Pair,
+    Amax, Direction, HadamardAmax, InterleaveNvfp4, JoinShards, Nvfp4, Nvfp4Columns, Nvfp4FourOverSix, Nvfp4MappedTensor, Nvfp4Pair,
     Nvfp4Squares, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
 };
 use oxtile::{Buffer, HostElement, Runtime, Stream};
@@ -50,7 +50,7 @@ const FORMS: [(&str, Cast, Expected); 8] = [
     (
         "columns",
         |runtime, stream, ranks, rows| {
-            let agreed = Nvfp4::<bf16>::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
             let mut tensor = Nvfp4Tensor::uninitialised(stream, SHAPE, Direction::Columns)?;
             let casts = Nvfp4Columns::<bf16>::new(runtime)?;
             casts.cast_columns_shard(stream, rows, &RandomState::none(stream)?, &agreed, &mut tensor)?;
@@ -62,7 +62,7 @@ const FORMS: [(&str, Cast, Expected); 8] = [
         "both",
         |runtime, stream, ranks, rows| {
             // One amax for both directions.
-            let agreed = Nvfp4::<bf16>::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
             let mut pair = Nvfp4Pair::uninitialised(stream, SHAPE)?;
             let casts = Nvfp4Columns::<bf16>::new(runtime)?;
             casts.cast_both_shard(stream, rows, &RandomState::none(stream)?, &agreed, &mut pair)?;
@@ -91,7 +91,7 @@ const FORMS: [(&str, Cast, Expected); 8] = [
         "squares",
         |runtime, stream, ranks, rows| {
             let (casts, mut pair) = (Nvfp4Squares::<bf16>::new(runtime)?, Nvfp4Pair::uninitialised(stream, SHAPE)?);
-            let agreed = casts.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
             casts.cast_shard(stream, rows, &agreed, &mut pair)?;
             Ok(vec![pair.rows, pair.columns])
         },
@@ -115,7 +115,7 @@ const FORMS: [(&str, Cast, Expected); 8] = [
         "stochastic rows",
         |runtime, stream, ranks, rows| {
             let casts = Nvfp4StochasticRows::<bf16, Stochastic8>::new(runtime)?;
-            let agreed = casts.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
             let mut tensor = Nvfp4Tensor::uninitialised(stream, SHAPE, Direction::Rows)?;
             casts.cast_shard(stream, rows, &RandomState::new(stream, SEED, 0)?, &agreed, &mut tensor)?;
             Ok(vec![tensor])
@@ -129,7 +129,7 @@ const FORMS: [(&str, Cast, Expected); 8] = [
     (
         "stochastic columns",
         |runtime, stream, ranks, rows| {
-            let agreed = Nvfp4::<bf16>::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
+            let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
             let mut tensor = Nvfp4Tensor::uninitialised(stream, SHAPE, Direction::Columns)?;
             let casts = Nvfp4Columns::<bf16, Stochastic8>::new(runtime)?;
             casts.cast_columns_shard(stream, rows, &RandomState::new(stream, SEED, 0)?, &agreed, &mut tensor)?;
@@ -154,7 +154,7 @@ fn four_over_six(
     direction: Direction,
 ) -> oxtile::Result<Vec<Nvfp4Tensor>> {
     let (casts, mut tensor) = (Nvfp4FourOverSix::<bf16>::new(runtime)?, Nvfp4MappedTensor::uninitialised(stream, SHAPE, direction)?);
-    let agreed = casts.local_amax(stream, rows)?.reduce(ranks, stream)?;
+    let agreed = Amax::new(runtime)?.local_amax(stream, rows)?.reduce(ranks, stream)?;
     casts.cast_shard(stream, rows, &agreed, &mut tensor)?;
     Ok(vec![tensor.into_plain()?])
 }
@@ -222,7 +222,7 @@ fn shards(runtime: &Runtime, ranks: usize, rows: usize) -> Outcome {
     for (rank, communicator) in (0..3).flat_map(|_| communicators.iter().enumerate()) {
         let part = |r: usize| (r * a_shard * COLUMNS) as u64;
         let shard = input.view().slice(part(rank), part(rank + 1));
-        let agreed = text(text(casts.local_amax(&stream, shard))?.reduce(communicator.begin(), &stream))?;
+        let agreed = text(text(text(Amax::new(runtime))?.local_amax(&stream, shard))?.reduce(communicator.begin(), &stream))?;
         let tensor = text(casts.quantize_shard(&stream, shard, shape, &agreed))?;
         let mut data = text(Buffer::<e2m1x2>::uninitialised(&stream, tensor.data.len() * ranks as u64))?;
         let mut scales = text(Buffer::<e4m3>::uninitialised(&stream, tensor.scales.len() * ranks as u64))?;

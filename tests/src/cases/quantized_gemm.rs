@@ -253,7 +253,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     let Quantized::Fp8Block(mut cut) = Quantized::cast(runtime, &stream, rows.a, [16, 32], &[1.0; 512])? else {
         return Err("another format".to_owned());
     };
-    cut.scale_inverses = text(Buffer::zeros(&stream, 1))?;
+    cut.scales = text(Buffer::zeros(&stream, 1))?;
     match of_blocks.run(&stream, whole.matrix(), (&cut).into(), d.view_mut()) {
         Err(Error::Length { what: "QuantizedGemm, b", found: 1, .. }) => {}
         found => return Err(format!("{found:?}")),

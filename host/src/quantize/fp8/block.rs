@@ -8,18 +8,11 @@ use oxtile_kernels::fp8::{
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
-use super::{Fp8Number, ScaleOptions, check};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing_mut};
+use super::{Fp8Number, ScaleOptions};
+use crate::quantize::format::ScaleBlock;
+use crate::quantize::tensor::Fp8BlockTensor;
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream, nothing_mut};
 use crate::tensor::shape::numel;
-
-/// Which elements of a matrix share a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ScaleBlock {
-    /// 128 neighbours of a row. The scales are `[ceil(columns / 128), rows]`, each line filled up to a multiple of 4.
-    Row,
-    /// A square of 128x128. The scales are `[ceil(rows / 128), ceil(columns / 128)]`, each line filled up to a multiple of 4.
-    Square,
-}
 
 /// The casts between `T` and FP8 elements `Q` with one scale a block, in one pass over the input. Scales lie as in
 /// TransformerEngine's `Float8BlockQuantizer`; what fills up their lines is 0.
@@ -37,9 +30,9 @@ pub enum ScaleBlock {
 ///
 /// let activations = Buffer::from_slice(&stream, &[[224.0_f32; 128], [7.0; 128]].concat())?;
 /// let [rows, columns] = casts.quantize_both(&stream, activations.view(), [1, 256], ScaleBlock::Row)?;
-/// assert_eq!(rows.scale_inverses.to_vec(&stream)?, [0.5, 0.0, 0.0, 0.0, 1.0 / 64.0, 0.0, 0.0, 0.0]);
+/// assert_eq!(rows.scales.to_vec(&stream)?, [0.5, 0.0, 0.0, 0.0, 1.0 / 64.0, 0.0, 0.0, 0.0]);
 /// // Rows of the transpose have one element each.
-/// assert_eq!((columns.shape, columns.scale_inverses.len()), ([256, 1], 256));
+/// assert_eq!((columns.shape, columns.scales.len()), ([256, 1], 256));
 /// # Ok(()) }
 /// ```
 pub struct BlockScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
@@ -48,30 +41,6 @@ pub struct BlockScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
     squares: Loaded<T::CastSquares>,
     dequantize: Loaded<T::DequantizeBlocks>,
     options: ScaleOptions,
-}
-
-/// A quantized matrix in device memory.
-#[derive(Debug)]
-pub struct Fp8BlockTensor<Q = e4m3> {
-    /// The codes, `[rows, columns]`.
-    pub data: Buffer<Q>,
-    /// What codes are multiplied by; their shape is that of the block.
-    pub scale_inverses: Buffer<f32>,
-    /// Rows and columns of the codes.
-    pub shape: [u64; 2],
-    /// Which elements share a scale.
-    pub block: ScaleBlock,
-}
-
-impl<Q: Fp8> Fp8BlockTensor<Q> {
-    /// A matrix to be quantized into: codes uninitialised, scales 0, as what fills up their lines stays.
-    ///
-    /// # Errors
-    /// As [`scale_count`], [`Buffer::uninitialised`] and [`Buffer::zeros`].
-    pub fn uninitialised(stream: &Stream, shape: [u64; 2], block: ScaleBlock) -> Result<Self> {
-        let (data, scales) = (numel(&shape)?, scale_count(shape, block)?);
-        Ok(Self { data: Buffer::uninitialised(stream, data)?, scale_inverses: Buffer::zeros(stream, scales)?, shape, block })
-    }
 }
 
 impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
@@ -136,13 +105,13 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
         input: DeviceView<'_, T>,
         [tensor, transpose]: &mut [Fp8BlockTensor<Q>; 2],
     ) -> Result<()> {
-        let ([rows, columns], block) = (tensor.shape, tensor.block);
-        if (transpose.shape, transpose.block) != ([columns, rows], block) {
-            let (found, of) = (transpose.shape, transpose.block);
+        let ([rows, columns], block) = (tensor.shape, tensor.direction);
+        if (transpose.shape, transpose.direction) != ([columns, rows], block) {
+            let (found, of) = (transpose.shape, transpose.direction);
             let why = format!("it is {found:?} in blocks {of:?} beside a matrix {:?} in blocks {block:?}: make one of both", tensor.shape);
             return Err(Error::Invalid { what: "BlockScaling::quantize_both_into, transpose", why });
         }
-        self.cast(stream, input, tensor, transpose.data.view_mut(), transpose.scale_inverses.view_mut())
+        self.cast(stream, input, tensor, transpose.data.view_mut(), transpose.scales.view_mut())
     }
 
     fn cast(
@@ -154,14 +123,14 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
         transposed_scale_inverses: DeviceViewMut<'_, f32>,
     ) -> Result<()> {
         let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (tensor.shape, self.options);
-        check("BlockScaling::quantize, input", numel(&tensor.shape)?, input.len())?;
-        let (data, scale_inverses, power_of_two) = (tensor.data.view_mut(), tensor.scale_inverses.view_mut(), u32::from(power_of_two));
+        Error::check_length("BlockScaling::quantize, input", numel(&tensor.shape)?, input.len())?;
+        let (data, scale_inverses, power_of_two) = (tensor.data.view_mut(), tensor.scales.view_mut(), u32::from(power_of_two));
         macro_rules! arguments {
             ($args:ident) => {
                 $args { input, data, scale_inverses, transposed, transposed_scale_inverses, rows, columns, epsilon, power_of_two }
             };
         }
-        match tensor.block {
+        match tensor.direction {
             ScaleBlock::Row if transposed.is_empty() => {
                 let args = Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, rows, columns, epsilon, power_of_two };
                 self.row_blocks_alone.launch(stream, args)
@@ -179,26 +148,15 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// not whole vectors.
     pub fn dequantize(&self, stream: &Stream, tensor: &Fp8BlockTensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
         let [rows, columns] = tensor.shape;
-        check("BlockScaling::dequantize, output", numel(&tensor.shape)?, output.len())?;
-        let (row_shift, row_stride, block_stride) = match tensor.block {
+        Error::check_length("BlockScaling::dequantize, output", numel(&tensor.shape)?, output.len())?;
+        let (row_shift, row_stride, block_stride) = match tensor.direction {
             ScaleBlock::Row => (0, 1, row_of_scales(rows)),
             ScaleBlock::Square => (SIDE.trailing_zeros(), row_of_scales(columns.div_ceil(SIDE)), 1),
         };
-        let (data, scale_inverses) = (tensor.data.view(), tensor.scale_inverses.view());
+        let (data, scale_inverses) = (tensor.data.view(), tensor.scales.view());
         let args = Fp8DequantizeBlocksArgs { data, scale_inverses, output, rows, columns, row_shift, row_stride, block_stride };
         self.dequantize.launch(stream, args)
     }
-}
-
-/// How many scales a matrix has, those that fill up lines included.
-///
-/// # Errors
-/// As [`numel`].
-pub fn scale_count([rows, columns]: [u64; 2], block: ScaleBlock) -> Result<u64> {
-    numel(&match block {
-        ScaleBlock::Row => [columns.div_ceil(SIDE), row_of_scales(rows)],
-        ScaleBlock::Square => [rows.div_ceil(SIDE), row_of_scales(columns.div_ceil(SIDE))],
-    })
 }
 
 impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for BlockScaling<T, Q> {

@@ -2,14 +2,16 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::AmaxArgs;
 use oxtile_kernels::fp8::{Fp8CastArgs, Fp8CastTransposeArgs, Fp8DequantizeArgs, Fp8TransposeArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
-use super::{Fp8Number, ScaleOptions, check, has_whole_vectors};
-use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
-use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
+use super::{Fp8Number, ScaleOptions, has_whole_vectors};
+use crate::quantize::amax::Amax;
+use crate::quantize::format::Direction;
+use crate::quantize::split_phase::GlobalAmax;
+use crate::quantize::tensor::Fp8Tensor;
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// The casts between `T` and FP8 elements `Q` with one scale for a tensor, which is made on the device of the tensor's amax.
@@ -30,12 +32,12 @@ use crate::tensor::shape::numel;
 /// let mut restored = Buffer::<f32>::uninitialised(&stream, 4)?;
 /// casts.dequantize(&stream, &quantized, restored.view_mut())?;
 ///
-/// assert_eq!(quantized.scale_inverse.to_vec(&stream)?, [0.5]);
+/// assert_eq!(quantized.scales.to_vec(&stream)?, [0.5]);
 /// assert_eq!(restored.to_vec(&stream)?, [224.0, -1.0, 0.0, 5.0]);
 /// # Ok(()) }
 /// ```
 pub struct CurrentScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
-    amax: Loaded<T::Amax>,
+    amax: Amax<T>,
     cast: Loaded<T::Cast>,
     cast_transpose: Loaded<T::CastTranspose>,
     transpose: Loaded<T::Transpose>,
@@ -43,41 +45,23 @@ pub struct CurrentScaling<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
     options: ScaleOptions,
 }
 
-/// A quantized tensor in device memory.
-#[derive(Debug)]
-pub struct Fp8Tensor<Q = e4m3> {
-    /// The codes, in the order of the input.
-    pub data: Buffer<Q>,
-    /// What codes are multiplied by, one element.
-    pub scale_inverse: Buffer<f32>,
-}
-
 /// A matrix quantized for products from both sides.
 #[derive(Debug)]
-pub struct Fp8Pair<Q = e4m3> {
+pub struct Fp8Pair<Q: Fp8 = e4m3> {
     /// The matrix, `[rows, columns]`.
     pub tensor: Fp8Tensor<Q>,
     /// The codes of its transpose, `[columns, rows]`, with the same scale.
     pub transposed: Buffer<Q>,
 }
 
-impl<Q: Fp8> Fp8Tensor<Q> {
-    /// A tensor to be quantized into.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`].
-    pub fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
-        Ok(Self { data: Buffer::uninitialised(stream, elements)?, scale_inverse: Buffer::uninitialised(stream, 1)? })
-    }
-}
-
 impl<Q: Fp8> Fp8Pair<Q> {
-    /// A matrix of so many elements to be quantized into, and its transpose.
+    /// A matrix to be quantized into, and its transpose.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`].
-    pub fn uninitialised(stream: &Stream, elements: u64) -> Result<Self> {
-        Ok(Self { tensor: Fp8Tensor::uninitialised(stream, elements)?, transposed: Buffer::uninitialised(stream, elements)? })
+    /// As [`Fp8Tensor::uninitialised`].
+    pub fn uninitialised(stream: &Stream, shape: [u64; 2]) -> Result<Self> {
+        let tensor = Fp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
+        Ok(Self { transposed: Buffer::uninitialised(stream, tensor.data.len())?, tensor })
     }
 }
 
@@ -88,7 +72,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
         Ok(Self {
-            amax: runtime.load()?,
+            amax: Amax::new(runtime)?,
             cast: runtime.load()?,
             cast_transpose: runtime.load()?,
             transpose: runtime.load()?,
@@ -102,7 +86,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// # Errors
     /// As [`Buffer::uninitialised`] and [`quantize_into`](Self::quantize_into).
     pub fn quantize(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
-        let mut tensor = Fp8Tensor::uninitialised(stream, input.len())?;
+        let mut tensor = Fp8Tensor::uninitialised(stream, [1, input.len()], Direction::Rows)?;
         self.quantize_into(stream, input, &mut Buffer::uninitialised(stream, 1)?, &mut tensor)?;
         Ok(tensor)
     }
@@ -110,7 +94,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// As [`quantize`](Self::quantize), into buffers that are there; `amax`, of one element, becomes the tensor's. A graph can hold it.
     ///
     /// # Errors
-    /// As [`Loaded::launch`], if a length does not match.
+    /// [`Error::Invalid`] for a columnwise tensor; as [`Loaded::launch`], if a length does not match.
     pub fn quantize_into(
         &self,
         stream: &Stream,
@@ -118,32 +102,20 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         amax: &mut Buffer<f32>,
         tensor: &mut Fp8Tensor<Q>,
     ) -> Result<()> {
-        self.find(stream, input, amax)?;
-        self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scale_inverse.view_mut())
-    }
-
-    /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::zeros`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, T>) -> Result<LocalAmax> {
-        LocalAmax::of(stream, &self.amax, input)
+        tensor.direction.check("CurrentScaling::quantize_into, tensor", Direction::Rows)?;
+        self.amax.run(stream, input, amax)?;
+        self.cast(stream, input, amax.view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
     /// Quantizes this rank's part of a tensor into buffers that are there: the second phase. The codes of all ranks, one after the other,
     /// are what [`quantize`](Self::quantize) makes of the whole, and all have its scale.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`Loaded::launch`], if a length does not match.
-    pub fn cast_shard(
-        &self,
-        stream: &Stream,
-        input: DeviceView<'_, T>,
-        amax: &GlobalAmax,
-        Fp8Tensor { data, scale_inverse }: &mut Fp8Tensor<Q>,
-    ) -> Result<()> {
+    /// [`Error::Length`] unless there is one amax; as [`quantize_into`](Self::quantize_into).
+    pub fn cast_shard(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &GlobalAmax, tensor: &mut Fp8Tensor<Q>) -> Result<()> {
         amax.check("CurrentScaling::cast_shard, amax", 1)?;
-        self.cast(stream, input, amax.slots().view(), data.view_mut(), scale_inverse.view_mut())
+        tensor.direction.check("CurrentScaling::cast_shard, tensor", Direction::Rows)?;
+        self.cast(stream, input, amax.slots().view(), tensor.data.view_mut(), tensor.scales.view_mut())
     }
 
     /// The same of this rank's rows of a matrix, and of their transpose.
@@ -159,7 +131,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         pair: &mut Fp8Pair<Q>,
     ) -> Result<()> {
         amax.check("CurrentScaling::cast_both_shard, amax", 1)?;
-        check("CurrentScaling::cast_both_shard, input", numel(&shape)?, input.len())?;
+        Error::check_length("CurrentScaling::cast_both_shard, input", numel(&shape)?, input.len())?;
         self.cast_both(stream, input, shape, amax.slots().view(), pair)
     }
 
@@ -184,9 +156,9 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// 16-byte vectors at 16-byte aligned addresses; others are cast and then transposed.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`quantize`](Self::quantize).
+    /// [`Error::Length`] unless `input` has the shape; as [`quantize`](Self::quantize).
     pub fn quantize_both(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Fp8Pair<Q>> {
-        let mut pair = Fp8Pair::uninitialised(stream, input.len())?;
+        let mut pair = Fp8Pair::uninitialised(stream, shape)?;
         self.quantize_both_into(stream, input, shape, &mut Buffer::uninitialised(stream, 1)?, &mut pair)?;
         Ok(pair)
     }
@@ -195,7 +167,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// hold it.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless `input` has the shape; as [`quantize_into`](Self::quantize_into).
+    /// [`Error::Length`] unless `input` has the shape; as [`quantize_into`](Self::quantize_into).
     pub fn quantize_both_into(
         &self,
         stream: &Stream,
@@ -204,16 +176,9 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         amax: &mut Buffer<f32>,
         pair: &mut Fp8Pair<Q>,
     ) -> Result<()> {
-        check("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
-        self.find(stream, input, amax)?;
+        Error::check_length("CurrentScaling::quantize_both, input", numel(&shape)?, input.len())?;
+        self.amax.run(stream, input, amax)?;
         self.cast_both(stream, input, shape, amax.view(), pair)
-    }
-
-    /// Sets `amax` to the tensor's.
-    fn find(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
-        let args = AmaxArgs { input, output: amax.view_mut() };
-        let raised = args.output.access("amax");
-        self.amax.launch_on_zeros(stream, args, &[raised])
     }
 
     fn cast_both(
@@ -222,9 +187,11 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         input: DeviceView<'_, T>,
         shape: [u64; 2],
         amax: DeviceView<'_, f32>,
-        Fp8Pair { tensor: Fp8Tensor { data, scale_inverse }, transposed }: &mut Fp8Pair<Q>,
+        Fp8Pair { tensor, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
-        let (view, scale_inverse) = (data.view_mut(), scale_inverse.view_mut());
+        tensor.direction.check("CurrentScaling, pair", Direction::Rows)?;
+        let Fp8Tensor { data, scales, .. } = tensor;
+        let (view, scale_inverse) = (data.view_mut(), scales.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {
             let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (shape, self.options);
             let (transposed, power_of_two) = (transposed.view_mut(), u32::from(power_of_two));
@@ -248,10 +215,10 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// The tensor back in `T`, each element its code times the inverse of the scale, rounded to nearest even.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) unless `output` is as long as the tensor; as [`Loaded::launch`].
+    /// [`Error::Length`] unless `output` is as long as the tensor; as [`Loaded::launch`].
     pub fn dequantize(&self, stream: &Stream, tensor: &Fp8Tensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
-        check("CurrentScaling::dequantize, output", tensor.data.len(), output.len())?;
-        let (data, scale_inverse) = (tensor.data.view(), tensor.scale_inverse.view());
+        Error::check_length("CurrentScaling::dequantize, output", tensor.data.len(), output.len())?;
+        let (data, scale_inverse) = (tensor.data.view(), tensor.scales.view());
         self.dequantize.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output })
     }
 }

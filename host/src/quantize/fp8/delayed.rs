@@ -6,7 +6,9 @@ use oxtile_kernels::fp8::{Fp8CastDelayedArgs, Fp8CastTransposeDelayedArgs, Fp8Tr
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::{Fp8, e4m3};
 
-use super::{Fp8Number, Fp8Pair, Fp8Tensor, check, has_whole_vectors};
+use super::{Fp8Number, Fp8Pair, has_whole_vectors};
+use crate::quantize::format::Direction;
+use crate::quantize::tensor::Fp8Tensor;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing};
 use crate::tensor::shape::numel;
 
@@ -120,7 +122,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
     /// # Errors
     /// [`Error::Invalid`] if there is no such tensor; as [`Buffer::uninitialised`] and [`Loaded::launch`].
     pub fn quantize(&self, stream: &Stream, scales: &mut DelayedScales, tensor: u64, input: DeviceView<'_, T>) -> Result<Fp8Tensor<Q>> {
-        let mut output = Fp8Tensor::uninitialised(stream, input.len())?;
+        let mut output = Fp8Tensor::uninitialised(stream, [1, input.len()], Direction::Rows)?;
         self.quantize_into(stream, scales, tensor, input, &mut output)?;
         Ok(output)
     }
@@ -128,7 +130,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
     /// As [`quantize`](Self::quantize), into buffers that are there. A graph can hold it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such tensor; as [`Loaded::launch`], if a length does not match.
+    /// [`Error::Invalid`] if there is no such tensor, and for a columnwise output; as [`Loaded::launch`], if a length does not match.
     pub fn quantize_into(
         &self,
         stream: &Stream,
@@ -137,7 +139,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         input: DeviceView<'_, T>,
         output: &mut Fp8Tensor<Q>,
     ) -> Result<()> {
-        let (data, scale_inverse) = (output.data.view_mut(), output.scale_inverse.view_mut());
+        output.direction.check("DelayedScaling::quantize_into, output", Direction::Rows)?;
+        let (data, scale_inverse) = (output.data.view_mut(), output.scales.view_mut());
         let place = scales.of_tensor(tensor)?;
         let scale = scales.scales.view().slice(place.start, place.end);
         let mut history = scales.history.view_mut();
@@ -158,7 +161,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         input: DeviceView<'_, T>,
         [rows, columns]: [u64; 2],
     ) -> Result<Fp8Pair<Q>> {
-        let mut output = Fp8Pair::uninitialised(stream, input.len())?;
+        let mut output = Fp8Pair::uninitialised(stream, [rows, columns])?;
         self.quantize_both_into(stream, scales, tensor, input, [rows, columns], &mut output)?;
         Ok(output)
     }
@@ -176,12 +179,13 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         [rows, columns]: [u64; 2],
         Fp8Pair { tensor: output, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
-        check("DelayedScaling::quantize_both, input", numel(&[rows, columns])?, input.len())?;
+        Error::check_length("DelayedScaling::quantize_both, input", numel(&[rows, columns])?, input.len())?;
         if !has_whole_vectors::<T>([rows, columns], input.address(), 0) {
             self.quantize_into(stream, scales, tensor, input, output)?;
             let args = Fp8TransposeArgs { data: output.data.view(), transposed: transposed.view_mut(), rows, columns };
             return self.transpose.launch(stream, args);
         }
+        output.direction.check("DelayedScaling::quantize_both_into, output", Direction::Rows)?;
         let place = scales.of_tensor(tensor)?;
         let mut history = scales.history.view_mut();
         let args = Fp8CastTransposeDelayedArgs {
@@ -189,7 +193,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
             scale: scales.scales.view().slice(place.start, place.end),
             data: output.data.view_mut(),
             transposed: transposed.view_mut(),
-            scale_inverse: output.scale_inverse.view_mut(),
+            scale_inverse: output.scales.view_mut(),
             amax: history.slice_mut(place.start, place.end),
             rows,
             columns,

@@ -15,24 +15,21 @@ mod current;
 mod delayed;
 mod shard;
 
-pub use block::{BlockScaling, Fp8BlockTensor, ScaleBlock, scale_count};
-pub use current::{CurrentScaling, Fp8Pair, Fp8Tensor};
+pub use block::BlockScaling;
+pub use current::{CurrentScaling, Fp8Pair};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
 pub use shard::{Shard, ShardCasts};
 
-use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::*;
-use oxtile_kernels::magnitude::Magnitude;
+use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
 
-use crate::runtime::{Error, Result};
+use crate::quantize::amax::AmaxNumber;
 
 /// A number type that is cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
-    /// The largest magnitude of a tensor.
-    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+pub trait Fp8Number<Q: Fp8>: AmaxNumber + Wide {
     /// The cast with a scale made of an amax.
     type Cast: for<'a> Kernel<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
     /// The cast with a given scale.
@@ -57,12 +54,15 @@ pub trait Fp8Number<Q: Fp8>: Magnitude + Wide {
     type PartialCast: for<'a> Kernel<Args<'a> = Fp8PartialCastArgs<'a, Self, Q>>;
     /// The inverse of the casts with one scale.
     type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
+    /// The cast, for groups.
+    type GroupCast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
+    /// Its inverse, for groups.
+    type GroupDequantize: Grouped + for<'a> Kernel<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
 }
 
 macro_rules! numbers {
     ($($t:ty, $q:ty;)*) => { $(
         impl Fp8Number<$q> for $t {
-            type Amax = Amax<$t>;
             type Cast = Fp8Cast<$t, $q>;
             type CastDelayed = Fp8CastDelayed<$t, $q>;
             type CastTranspose = Fp8CastTranspose<$t, $q>;
@@ -75,6 +75,8 @@ macro_rules! numbers {
             type PartialAmax = Fp8PartialAmax<$t>;
             type PartialCast = Fp8PartialCast<$t, $q>;
             type Dequantize = Fp8Dequantize<$q, $t>;
+            type GroupCast = Fp8CastGrouped<$t, $q>;
+            type GroupDequantize = Fp8DequantizeGrouped<$q, $t>;
         }
     )* };
 }
@@ -93,8 +95,4 @@ pub struct ScaleOptions {
 fn has_whole_vectors<T>([_, columns]: [u64; 2], wide: u64, codes: u64) -> bool {
     let vector = 16 / size_of::<T>() as u64;
     columns.is_multiple_of(vector) && wide.is_multiple_of(16) && codes.is_multiple_of(vector)
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }

@@ -6,7 +6,9 @@ use oxtile_kernels::fp8::{Fp8PartialAmaxArgs, Fp8PartialCastArgs, SIDE};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
-use super::{Fp8Number, ScaleBlock, ScaleOptions, scale_count};
+use super::{Fp8Number, ScaleOptions};
+use crate::quantize::format::{Format, Fp8BlockFormat, ScaleBlock};
+use crate::quantize::layout::Compact;
 use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -65,7 +67,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         amaxes: &GlobalAmax,
         data: DeviceViewMut<'_, Q>,
     ) -> Result<Buffer<f32>> {
-        let mut inverses = Buffer::zeros(stream, scale_count(shard.shape, ScaleBlock::Square)?)?;
+        let mut inverses = Buffer::zeros(stream, Fp8BlockFormat::<Q>::scale_count::<Compact>(shard.shape, ScaleBlock::Square)?)?;
         self.cast_into(stream, values, shard, amaxes, data, &mut inverses)?;
         Ok(inverses)
     }

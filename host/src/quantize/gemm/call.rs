@@ -3,7 +3,7 @@
 use oxtile_tile::num::Element;
 
 use super::choice::{OperandFormat, Path, QuantizedGemmConfig};
-use crate::quantize::fp8::ScaleBlock;
+use crate::quantize::format::ScaleBlock;
 use crate::runtime::matmul::*;
 
 impl QuantizedGemmConfig {
@@ -56,7 +56,7 @@ mod tests {
     use oxtile_tile::num::bf16;
 
     use super::*;
-    use crate::quantize::mxfp8::Direction;
+    use crate::quantize::format::Direction;
 
     fn matrix(element: MatmulElement, rows: u64, columns: u64) -> MatmulMatrix {
         MatmulMatrix { element, rows, columns }

@@ -5,8 +5,7 @@ use std::fmt;
 use oxtile_tile::num::{Element, bf16, e4m3};
 
 use crate::gemm::{GemmConfig, GemmElement};
-use crate::quantize::fp8::ScaleBlock;
-use crate::quantize::mxfp8::Direction;
+use crate::quantize::format::{Direction, ScaleBlock};
 use crate::runtime::matmul::MatmulMemory;
 use crate::runtime::{Device, Error, Result};
 

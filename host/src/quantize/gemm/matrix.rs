@@ -4,17 +4,17 @@ use oxtile_kernels::fp8::{Fp8Dequantize, Fp8DequantizeArgs};
 use oxtile_kernels::gemm::{Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 use oxtile_kernels::interleave::{InterleaveColumns, InterleaveColumnsArgs, InterleaveRows, InterleaveRowsArgs};
 use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
-use oxtile_kernels::{mxfp8, nvfp4};
 use oxtile_tile::launch::{BufferAccess, DeviceView};
 use oxtile_tile::num::{bf16, e4m3, ue8m0};
 
 use super::choice::OperandFormat;
 use super::invalid;
 use super::scratch::{Pad, Pads};
-use crate::quantize::fp8::{BlockScaling, Fp8BlockTensor, Fp8Tensor, ScaleOptions, scale_count as fp8_block_scale_count};
-use crate::quantize::mxfp8::{Direction, Mxfp8, Mxfp8Tensor, scale_count as mxfp8_scale_count};
-use crate::quantize::nvfp4::{Nvfp4Tensor, scale_count as nvfp4_scale_count};
-use crate::runtime::{Error, Result, Runtime, Stream};
+use crate::quantize::format::Direction;
+use crate::quantize::fp8::{BlockScaling, ScaleOptions};
+use crate::quantize::mxfp8::Mxfp8;
+use crate::quantize::tensor::{Fp8BlockTensor, Fp8Tensor, Mxfp8Tensor, Nvfp4Tensor};
+use crate::runtime::{Bound, Error, Result, Runtime};
 use crate::tensor::shape::numel;
 
 /// A quantized operand: `A` of `[m, k]` or `B` of `[n, k]`, as [`OperandFormat`] has them.
@@ -35,12 +35,9 @@ pub enum QuantizedMatrix<'a> {
     Nvfp4(&'a Nvfp4Tensor),
 }
 
-/// A part of a multiplication, enqueued behind the one before it.
-pub(super) type Stage<'a> = Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>;
-
 impl<'a> From<&'a Fp8Tensor> for QuantizedMatrix<'a> {
     fn from(tensor: &'a Fp8Tensor) -> Self {
-        Self::Fp8 { data: tensor.data.view(), scale_inverse: tensor.scale_inverse.view() }
+        Self::Fp8 { data: tensor.data.view(), scale_inverse: tensor.scales.view() }
     }
 }
 
@@ -66,7 +63,7 @@ impl<'a> QuantizedMatrix<'a> {
     fn format(self) -> OperandFormat {
         match self {
             Self::Fp8 { .. } => OperandFormat::Fp8,
-            Self::Fp8Block(tensor) => OperandFormat::Fp8Block(tensor.block),
+            Self::Fp8Block(tensor) => OperandFormat::Fp8Block(tensor.direction),
             Self::Mxfp8(tensor) => OperandFormat::Mxfp8(tensor.direction),
             Self::Nvfp4(tensor) => OperandFormat::Nvfp4(tensor.direction),
         }
@@ -93,25 +90,14 @@ impl<'a> QuantizedMatrix<'a> {
     /// Fails unless codes, scales and amax are as long as a matrix of `shape`, with k last, needs: their fields are public, and cuBLASLt
     /// does not ask.
     fn check_lengths(self, what: &'static str, shape: [u64; 2]) -> Result<()> {
-        let codes = numel(&shape)?;
-        let lengths = match self {
-            Self::Fp8 { data, scale_inverse } => [(codes, data.len()), (1, scale_inverse.len()), (1, 1)],
-            Self::Fp8Block(tensor) => {
-                let scales = fp8_block_scale_count(shape, tensor.block)?;
-                [(codes, tensor.data.len()), (scales, tensor.scale_inverses.len()), (1, 1)]
+        match self {
+            Self::Fp8 { data, scale_inverse } => {
+                Error::check_length(what, numel(&shape)?, data.len())?;
+                Error::check_length(what, 1, scale_inverse.len())
             }
-            Self::Mxfp8(tensor) => {
-                let scales = mxfp8_scale_count(tensor.shape, tensor.direction)?;
-                [(codes, tensor.data.len()), (scales, tensor.scales.len()), (1, 1)]
-            }
-            Self::Nvfp4(tensor) => {
-                let scales = nvfp4_scale_count(shape)?;
-                [(codes / 2, tensor.data.len()), (scales, tensor.scales.len()), (1, tensor.amax.len())]
-            }
-        };
-        match lengths.into_iter().find(|(expected, found)| expected != found) {
-            Some((expected, found)) => Err(Error::Length { what, expected, found }),
-            None => Ok(()),
+            Self::Fp8Block(tensor) => tensor.check_lengths(what),
+            Self::Mxfp8(tensor) => tensor.check_lengths(what),
+            Self::Nvfp4(tensor) => tensor.check_lengths(what).and_then(|()| Error::check_length(what, 1, tensor.amax.len())),
         }
     }
 
@@ -129,7 +115,7 @@ impl<'a> QuantizedMatrix<'a> {
     pub(super) fn scale(self) -> BufferAccess<'a> {
         match self {
             Self::Fp8 { scale_inverse, .. } => scale_inverse.access("scales"),
-            Self::Fp8Block(tensor) => tensor.scale_inverses.view().access("scales"),
+            Self::Fp8Block(tensor) => tensor.scales.view().access("scales"),
             Self::Mxfp8(tensor) => tensor.scales.view().access("scales"),
             Self::Nvfp4(tensor) => tensor.scales.view().access("scales"),
         }
@@ -137,23 +123,23 @@ impl<'a> QuantizedMatrix<'a> {
 }
 
 /// The operand in `bf16`, as it is stored; of NVFP4 always `[outer, k]`.
-pub(super) fn dequantize<'a>(runtime: &Runtime, matrix: QuantizedMatrix<'a>, output: Pad<'a, bf16>) -> Result<Stage<'a>> {
+pub(super) fn dequantize<'a>(runtime: &Runtime, matrix: QuantizedMatrix<'a>, output: Pad<'a, bf16>) -> Result<Bound<'a>> {
     Ok(match matrix {
         QuantizedMatrix::Fp8 { data, scale_inverse } => {
             let kernel = runtime.load::<Fp8Dequantize<e4m3, bf16>>()?;
-            Box::new(move |stream| kernel.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output: output.view_mut() }))
+            Bound::new(move |stream| kernel.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output: output.view_mut() }))
         }
         QuantizedMatrix::Fp8Block(tensor) => {
             let casts = BlockScaling::<bf16>::new(runtime, ScaleOptions::default())?;
-            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+            Bound::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
         }
         QuantizedMatrix::Mxfp8(tensor) => {
             let casts = Mxfp8::<bf16>::new(runtime)?;
-            Box::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
+            Bound::new(move |stream| casts.dequantize(stream, tensor, output.view_mut()))
         }
         QuantizedMatrix::Nvfp4(tensor) => {
             let kernel = runtime.load::<Nvfp4DequantizeRows<bf16>>()?;
-            Box::new(move |stream| {
+            Bound::new(move |stream| {
                 let (data, scales, amax) = (tensor.data.view(), tensor.scales.view(), tensor.amax.view());
                 kernel.launch(stream, Nvfp4DequantizeRowsArgs { data, scales, amax, output: output.view_mut() })
             })
@@ -167,25 +153,23 @@ pub(super) fn interleave<'a>(
     matrix: QuantizedMatrix<'a>,
     pads: &Pads<'a>,
     at: usize,
-) -> Result<Option<(Stage<'a>, BufferAccess<'a>)>> {
+) -> Result<Option<(Bound<'a>, BufferAccess<'a>)>> {
     let (mxfp8_scales, nvfp4_scales) = (pads.mxfp8_scales[at], pads.nvfp4_scales[at]);
     Ok(match matrix {
         QuantizedMatrix::Fp8 { .. } | QuantizedMatrix::Fp8Block(_) => None,
         QuantizedMatrix::Mxfp8(tensor) => {
-            let ([rows, columns], interleaved) = (tensor.shape, mxfp8_scales);
-            let stage: Stage<'a> = match tensor.direction {
+            let ([outer, blocks], interleaved) = (tensor.extents(), mxfp8_scales);
+            let stage: Bound<'a> = match tensor.direction {
                 Direction::Rows => {
-                    let (outer, blocks) = (rows, columns.div_ceil(mxfp8::BLOCK));
                     let kernel = runtime.load::<InterleaveRows<ue8m0>>()?;
-                    Box::new(move |stream| {
+                    Bound::new(move |stream| {
                         let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                         kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
                     })
                 }
                 Direction::Columns => {
-                    let (outer, blocks) = (columns, rows.div_ceil(mxfp8::BLOCK));
                     let kernel = runtime.load::<InterleaveColumns<ue8m0>>()?;
-                    Box::new(move |stream| {
+                    Bound::new(move |stream| {
                         let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                         kernel.launch(stream, InterleaveColumnsArgs { compact, interleaved, outer, blocks })
                     })
@@ -194,10 +178,9 @@ pub(super) fn interleave<'a>(
             Some((stage, interleaved.view().access("scales")))
         }
         QuantizedMatrix::Nvfp4(tensor) => {
-            let ([rows, columns], interleaved) = (tensor.shape, nvfp4_scales);
-            let (outer, k) = if tensor.direction == Direction::Rows { (rows, columns) } else { (columns, rows) };
-            let (kernel, blocks) = (runtime.load::<InterleaveRows<e4m3>>()?, k / nvfp4::BLOCK);
-            let stage: Stage<'a> = Box::new(move |stream| {
+            let ([outer, blocks], interleaved) = (tensor.extents(), nvfp4_scales);
+            let kernel = runtime.load::<InterleaveRows<e4m3>>()?;
+            let stage: Bound<'a> = Bound::new(move |stream| {
                 let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                 kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
             });
@@ -212,9 +195,9 @@ pub(super) fn product_factors<'a>(
     [a, b]: [&'a Nvfp4Tensor; 2],
     [alpha, beta]: [f32; 2],
     factors: Pad<'a, f32>,
-) -> Result<Stage<'a>> {
+) -> Result<Bound<'a>> {
     let kernel = runtime.load::<Nvfp4GemmFactors>()?;
-    Ok(Box::new(move |stream| {
+    Ok(Bound::new(move |stream| {
         let (a_amax, b_amax, factors) = (a.amax.view(), b.amax.view(), factors.view_mut());
         kernel.launch(stream, Nvfp4GemmFactorsArgs { a_amax, b_amax, factors, alpha, beta })
     }))

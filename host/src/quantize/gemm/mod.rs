@@ -60,9 +60,9 @@ pub use scratch::Scratch;
 
 use crate::gemm::{Gemm, GemmElement};
 use crate::runtime::matmul::{Matmul, MatmulFactors, MatmulMemory};
-use crate::runtime::{Device, Error, Result, Runtime, Stream, module};
+use crate::runtime::{Bound, Device, Error, Result, Runtime, Stream, module};
 use crate::tensor::shape::numel;
-use matrix::{Stage, dequantize, interleave, product_factors};
+use matrix::{dequantize, interleave, product_factors};
 use scratch::Pads;
 
 /// Multiplies quantized matrices into one of `O`, `bf16` or `f32`, on one device.
@@ -82,13 +82,10 @@ enum Product<O> {
 
 /// An operand as the library takes it, after its stage.
 struct Prepared<'a> {
-    stage: Option<Stage<'a>>,
+    stage: Option<Bound<'a>>,
     data: BufferAccess<'a>,
     scale: Option<BufferAccess<'a>>,
 }
-
-/// A multiplication of given matrices, ready to be enqueued any number of times, in a graph's capture too.
-pub struct BoundQuantizedGemm<'a>(Vec<Stage<'a>>);
 
 impl<O: Pod + Element> QuantizedGemm<O>
 where
@@ -135,14 +132,11 @@ where
         b: QuantizedMatrix<'a>,
         d: DeviceViewMut<'a, O>,
         scratch: &'a mut Scratch,
-    ) -> Result<BoundQuantizedGemm<'a>> {
+    ) -> Result<Bound<'a>> {
         let QuantizedGemmConfig { m, n, k, .. } = self.config;
         a.check("QuantizedGemm, a", self.config.a, [m, k])?;
         b.check("QuantizedGemm, b", self.config.b, [n, k])?;
-        let (expected, found) = (numel(&[m, n])?, d.len());
-        if expected != found {
-            return Err(Error::Length { what: "QuantizedGemm, d", expected, found });
-        }
+        Error::check_length("QuantizedGemm, d", numel(&[m, n])?, d.len())?;
         let pads = scratch.pads(&self.config, self.choice.path)?;
         let runtime = Runtime(self.device.runtime.clone());
         let stages = match (&self.product, a, b) {
@@ -151,18 +145,16 @@ where
                 QuantizedMatrix::Fp8 { data: a, scale_inverse: a_scale },
                 QuantizedMatrix::Fp8 { data: b, scale_inverse: b_scale },
             ) => {
-                let mut product = gemm.bind_scaled(stream, [a, b], [a_scale, b_scale], None, d)?;
-                vec![Box::new(move |stream: &Stream| product.run(stream)) as Stage<'a>]
+                vec![gemm.bind_scaled(stream, [a, b], [a_scale, b_scale], None, d)?]
             }
             (Product::Codes(_), ..) => return Err(invalid("only FP8 with one scale goes this way".to_owned())),
             (Product::Wide(gemm), ..) => {
-                let mut product = gemm.bind(stream, pads.wide[0].view(), pads.wide[1].view(), None, d)?;
-                let product = Box::new(move |stream: &Stream| product.run(stream)) as Stage<'a>;
+                let product = gemm.bind(stream, pads.wide[0].view(), pads.wide[1].view(), None, d)?;
                 vec![dequantize(&runtime, a, pads.wide[0])?, dequantize(&runtime, b, pads.wide[1])?, product]
             }
             (Product::Library(matmul), ..) => self.bind_library(&runtime, matmul, [a, b], d, &pads)?,
         };
-        Ok(BoundQuantizedGemm(stages))
+        Ok(Bound::in_turn(stages))
     }
 
     /// What the library needs first, and its call. Its A is our `B`.
@@ -173,7 +165,7 @@ where
         [a, b]: [QuantizedMatrix<'a>; 2],
         d: DeviceViewMut<'a, O>,
         pads: &Pads<'a>,
-    ) -> Result<Vec<Stage<'a>>> {
+    ) -> Result<Vec<Bound<'a>>> {
         let (left, right) = (self.prepare(runtime, a, pads, 0)?, self.prepare(runtime, b, pads, 1)?);
         let (d, workspace) = (d.access("d"), pads.workspace.view_mut().access("workspace"));
         let mut memory = MatmulMemory {
@@ -196,7 +188,7 @@ where
         let plan = backend.plan_matmul(self.device.index(), matmul, &memory)?;
         let plan = plan.ok_or_else(|| invalid("cuBLASLt has no algorithm for matrices at these addresses: pin another path".to_owned()))?;
         let planned = self.device.index();
-        stages.push(Box::new(move |stream| {
+        stages.push(Bound::new(move |stream| {
             check_device(planned, stream)?;
             module::enqueue(stream, "cublasLtMatmul", &accesses, |id| backend.matmul(id, &*plan))
         }));
@@ -218,20 +210,10 @@ where
     /// Binds matrices with scratch memory of its own and multiplies them once.
     ///
     /// # Errors
-    /// As [`scratch`](Self::scratch), [`bind`](Self::bind) and [`BoundQuantizedGemm::run`].
+    /// As [`scratch`](Self::scratch), [`bind`](Self::bind) and [`Bound::run`].
     pub fn run(&self, stream: &Stream, a: QuantizedMatrix<'_>, b: QuantizedMatrix<'_>, d: DeviceViewMut<'_, O>) -> Result<()> {
         let mut scratch = self.scratch(stream)?;
         self.bind(stream, a, b, d, &mut scratch)?.run(stream)
-    }
-}
-
-impl BoundQuantizedGemm<'_> {
-    /// Enqueues the multiplication.
-    ///
-    /// # Errors
-    /// As [`Loaded::launch`](crate::Loaded::launch); an error of the library.
-    pub fn run(&mut self, stream: &Stream) -> Result<()> {
-        self.0.iter_mut().try_for_each(|stage| stage(stream))
     }
 }
 
@@ -251,12 +233,6 @@ fn invalid(why: String) -> Error {
 impl<O> fmt::Debug for QuantizedGemm<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuantizedGemm").field("config", &self.config).field("choice", &self.choice).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for BoundQuantizedGemm<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BoundQuantizedGemm").field("stages", &self.0.len()).finish()
     }
 }
 

@@ -2,12 +2,11 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::interleave::interleaved_len;
-use oxtile_kernels::{mxfp8, nvfp4};
 use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16, e4m3, ue8m0};
 
 use super::choice::{OperandFormat, Path, QuantizedGemmConfig};
+use crate::quantize::format::{Direction, Format, Mxfp8Format, Nvfp4Format, Shapes};
 use crate::runtime::matmul::WORKSPACE_BYTES;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::tensor::shape::numel;
@@ -38,11 +37,11 @@ impl Sizes {
         let QuantizedGemmConfig { m, n, k, a, b, .. } = *config;
         let is_wide = matches!(path, Path::Dequantize | Path::DequantizeCublasLt | Path::DequantizePortable);
         let is_library = matches!(path, Path::CublasLt | Path::DequantizeCublasLt);
-        let scales = |format: OperandFormat, outer: u64, is_of: fn(OperandFormat) -> bool, block: u64| {
-            if path == Path::CublasLt && is_of(format) { interleaved_len(outer, k.div_ceil(block)) } else { 0 }
+        let scales = |is_used: bool, shapes: Shapes, outer: u64| {
+            if path == Path::CublasLt && is_used { shapes.interleaved_scales([outer, k], Direction::Rows).iter().product() } else { 0 }
         };
-        let mxfp8_scales = |format, outer| scales(format, outer, |format| matches!(format, OperandFormat::Mxfp8(_)), mxfp8::BLOCK);
-        let nvfp4_scales = |format, outer| scales(format, outer, |format| matches!(format, OperandFormat::Nvfp4(_)), nvfp4::BLOCK);
+        let mxfp8_scales = |format, outer| scales(matches!(format, OperandFormat::Mxfp8(_)), <Mxfp8Format>::SHAPES, outer);
+        let nvfp4_scales = |format, outer| scales(matches!(format, OperandFormat::Nvfp4(_)), Nvfp4Format::SHAPES, outer);
         let nvfp4 = nvfp4_scales(a, m);
         Ok(Self {
             wide: if is_wide { [numel(&[m, k])?, numel(&[n, k])?] } else { [0; 2] },

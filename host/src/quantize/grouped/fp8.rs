@@ -2,44 +2,24 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{MultiAmax as MultiAmaxKernel, MultiAmaxArgs};
-use oxtile_kernels::fp8::{Fp8CastGrouped, Fp8CastGroupedArgs, Fp8DequantizeGrouped, Fp8DequantizeGroupedArgs};
-use oxtile_kernels::group::Grouped;
-use oxtile_kernels::magnitude::Magnitude;
-use oxtile_kernels::mxfp8::Wide;
-use oxtile_tile::launch::{DeviceView, Kernel};
-use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
+use oxtile_kernels::fp8::{Fp8CastGroupedArgs, Fp8DequantizeGroupedArgs};
+use oxtile_tile::num::{Fp8, e4m3};
 
 use super::mxfp8::check_shapes;
-use super::table::{Purpose, Record, Starts, Tables};
-use super::tensors::{Matrices, TensorGroup, starts_of};
-use crate::quantize::{GlobalAmax, LocalAmax, MultiAmax, ScaleOptions};
-use crate::runtime::{Buffer, HostElement, Loaded, Result, Runtime, Stream};
-
-/// A number type whose groups are cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait GroupedFp8Number<Q: Fp8>: Magnitude + Wide {
-    /// The cast.
-    type Cast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
-    /// Its inverse.
-    type Dequantize: Grouped + for<'a> Kernel<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
-}
-
-macro_rules! numbers {
-    ($($t:ty, $q:ty;)*) => { $(
-        impl GroupedFp8Number<$q> for $t {
-            type Cast = Fp8CastGrouped<$t, $q>;
-            type Dequantize = Fp8DequantizeGrouped<$q, $t>;
-        }
-    )* };
-}
-numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
+use super::quantized::Quantized;
+use super::table::Purpose;
+use super::tensors::{Matrices, TensorGroup};
+use crate::quantize::format::{Direction, Fp8Format};
+use crate::quantize::fp8::Fp8Number;
+use crate::quantize::{GlobalAmax, ScaleOptions};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// The casts of groups between `T` and FP8 elements `Q`, each one launch for all members, of any shapes at any addresses: current scaling,
 /// for all of a step's weights or activations.
 ///
 /// ```
 /// use oxtile::comm::SingleRank;
-/// use oxtile::quantize::ScaleOptions;
+/// use oxtile::quantize::{MultiAmax, ScaleOptions};
 /// use oxtile::quantize::grouped::{GroupedFp8, TensorGroup};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
@@ -50,114 +30,33 @@ numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
 /// let experts = [Buffer::from_slice(&stream, &[224.0_f32; 15])?, Buffer::from_slice(&stream, &[-7.0_f32; 64])?];
 ///
 /// let group = TensorGroup::new(&stream, &[(experts[0].view(), [3, 5]), (experts[1].view(), [2, 32])])?;
-/// let amax = casts.local_amax(&stream, &group)?.reduce(&SingleRank::new(&device), &stream)?;
+/// let amax = MultiAmax::new(&runtime)?.local_amax(&stream, &group)?.reduce(&SingleRank::new(&device), &stream)?;
 /// let quantized = casts.quantize(&stream, &group, &amax)?;
-/// assert_eq!(quantized.scale_inverses().to_vec(&stream)?, [0.5, 1.0 / 64.0]);
+/// assert_eq!(quantized.all_scales().to_vec(&stream)?, [0.5, 1.0 / 64.0]);
 /// assert_eq!(casts.dequantize(&stream, &quantized)?.to_vec(&stream, 1)?, experts[1].to_vec(&stream)?);
 /// # Ok(()) }
 /// ```
-pub struct GroupedFp8<T: GroupedFp8Number<Q>, Q: Fp8 = e4m3> {
-    amax: MultiAmax<T>,
-    cast: Loaded<T::Cast>,
-    dequantize: Loaded<T::Dequantize>,
+pub struct GroupedFp8<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
+    cast: Loaded<T::GroupCast>,
+    dequantize: Loaded<T::GroupDequantize>,
     options: ScaleOptions,
 }
 
-/// Tensors in FP8: all codes in one buffer, the inverses of all scales in another.
-#[derive(Debug)]
-pub struct QuantizedFp8<Q = e4m3> {
-    data: Buffer<Q>,
-    scale_inverses: Buffer<f32>,
-    shapes: Vec<[u64; 2]>,
-    starts: Starts,
-    tables: Tables,
-}
-
-impl<Q: Fp8> QuantizedFp8<Q> {
-    /// Tensors of these shapes to be quantized into, uninitialised.
-    ///
-    /// # Errors
-    /// As [`numel`](crate::tensor::shape::numel) and [`Buffer::uninitialised`].
-    pub fn uninitialised(stream: &Stream, shapes: &[[u64; 2]]) -> Result<Self> {
-        let starts = starts_of(shapes)?;
-        let (data, scale_inverses) = (Buffer::uninitialised(stream, starts.end)?, Buffer::uninitialised(stream, shapes.len() as u64)?);
-        Ok(Self { data, scale_inverses, shapes: shapes.to_vec(), starts, tables: Tables::default() })
-    }
-
-    /// How many members.
-    pub fn len(&self) -> usize {
-        self.shapes.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.shapes.is_empty()
-    }
-
-    /// The shape of a member.
-    ///
-    /// # Panics
-    /// If there is no such member; so do the other functions that take one.
-    pub fn shape(&self, member: usize) -> [u64; 2] {
-        self.shapes[member]
-    }
-
-    /// What the codes of each member are multiplied by.
-    pub fn scale_inverses(&self) -> &Buffer<f32> {
-        &self.scale_inverses
-    }
-
-    /// The codes of a member.
-    pub fn codes(&self, member: usize) -> DeviceView<'_, Q> {
-        let (start, [rows, columns]) = (self.starts.of[member], self.shapes[member]);
-        self.data.view().slice(start, start + rows * columns)
-    }
-
-    /// The codes of a member on the host; waits for the stream.
-    ///
-    /// # Errors
-    /// As [`Buffer::copy_to_slice`].
-    pub fn to_vec(&self, stream: &Stream, member: usize) -> Result<Vec<Q>>
-    where
-        Q: HostElement<Device = Q>,
-    {
-        let (start, [rows, columns]) = (self.starts.of[member] as usize, self.shapes[member]);
-        Ok(self.data.to_vec(stream)?[start..start + (rows * columns) as usize].to_vec())
-    }
-
-    fn records(&self) -> impl Iterator<Item = Record> {
-        (0..self.shapes.len()).map(|i| Record { index: i as u64, shape: self.shapes[i], starts: [self.starts.of[i], 0, 0] })
-    }
-}
-
-impl<T: GroupedFp8Number<Q>, Q: Fp8> GroupedFp8<T, Q>
-where
-    MultiAmaxKernel<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+impl<T: Fp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime, options: ScaleOptions) -> Result<Self> {
-        Ok(Self { amax: MultiAmax::new(runtime)?, cast: runtime.load()?, dequantize: runtime.load()?, options })
-    }
-
-    /// The largest magnitude of each member: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
-        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
-        self.amax.run(stream, &group.amax, &mut slots)?;
-        Ok(LocalAmax::new(slots))
+        Ok(Self { cast: runtime.load()?, dequantize: runtime.load()?, options })
     }
 
     /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.
     ///
     /// # Errors
-    /// As [`QuantizedFp8::uninitialised`] and [`quantize_into`](Self::quantize_into).
-    pub fn quantize(&self, stream: &Stream, group: &TensorGroup<'_, T>, amax: &GlobalAmax) -> Result<QuantizedFp8<Q>> {
-        let mut output = QuantizedFp8::uninitialised(stream, &group.shapes)?;
+    /// As [`Quantized::uninitialised`] and [`quantize_into`](Self::quantize_into).
+    pub fn quantize(&self, stream: &Stream, group: &TensorGroup<'_, T>, amax: &GlobalAmax) -> Result<Quantized<Fp8Format<Q>>> {
+        let mut output = Quantized::uninitialised(stream, &group.shapes, Direction::Rows, ())?;
         self.quantize_into(stream, group, amax, &mut output)?;
         Ok(output)
     }
@@ -165,26 +64,27 @@ where
     /// Quantizes a group. A member without elements gets a scale too. Captured in a graph after it ran once.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) unless the output has the group's shapes; [`Error::Length`](crate::Error::Length) unless there
+    /// [`Error::Invalid`](crate::Error::Invalid) unless the output is rowwise and has the group's shapes; [`Error::Length`](crate::Error::Length) unless there
     /// is an amax for each member; as [`Loaded::launch`].
     pub fn quantize_into(
         &self,
         stream: &Stream,
         group: &TensorGroup<'_, T>,
         amax: &GlobalAmax,
-        output: &mut QuantizedFp8<Q>,
+        output: &mut Quantized<Fp8Format<Q>>,
     ) -> Result<()> {
         const WHAT: &str = "GroupedFp8::quantize_into";
         check_shapes(WHAT, &group.shapes, &output.shapes)?;
         amax.check(WHAT, group.len() as u64)?;
+        output.direction.check(WHAT, Direction::Rows)?;
         let (table, ScaleOptions { epsilon, power_of_two }) =
-            (group.tables.of::<T::Cast>(stream, Purpose::One, output.records())?, self.options);
+            (group.tables.of::<T::GroupCast>(stream, Purpose::One, output.records())?, self.options);
         let args = Fp8CastGroupedArgs {
             inputs: group.table.view(),
             table: table.lend(),
             amaxes: amax.slots().view(),
             data: output.data.view_mut(),
-            scale_inverses: output.scale_inverses.view_mut(),
+            scale_inverses: output.scales.view_mut(),
             epsilon,
             power_of_two: u32::from(power_of_two),
         };
@@ -195,7 +95,7 @@ where
     ///
     /// # Errors
     /// As [`Matrices::uninitialised`] and [`dequantize_into`](Self::dequantize_into).
-    pub fn dequantize(&self, stream: &Stream, group: &QuantizedFp8<Q>) -> Result<Matrices<T>> {
+    pub fn dequantize(&self, stream: &Stream, group: &Quantized<Fp8Format<Q>>) -> Result<Matrices<T>> {
         let mut output = Matrices::uninitialised(stream, &group.shapes)?;
         self.dequantize_into(stream, group, &mut output)?;
         Ok(output)
@@ -204,16 +104,18 @@ where
     /// A group back in `T`, rounded to nearest even. Captured in a graph after it ran once.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) unless the output has the group's shapes; as [`Loaded::launch`].
-    pub fn dequantize_into(&self, stream: &Stream, group: &QuantizedFp8<Q>, output: &mut Matrices<T>) -> Result<()> {
-        check_shapes("GroupedFp8::dequantize_into", &group.shapes, output.shapes())?;
-        let table = group.tables.of::<T::Dequantize>(stream, Purpose::One, group.records())?;
-        let (data, scale_inverses, output) = (group.data.view(), group.scale_inverses.view(), output.values.view_mut());
+    /// [`Error::Invalid`](crate::Error::Invalid) unless the group is rowwise and the output has its shapes; as [`Loaded::launch`].
+    pub fn dequantize_into(&self, stream: &Stream, group: &Quantized<Fp8Format<Q>>, output: &mut Matrices<T>) -> Result<()> {
+        const WHAT: &str = "GroupedFp8::dequantize_into";
+        check_shapes(WHAT, &group.shapes, output.shapes())?;
+        group.direction.check(WHAT, Direction::Rows)?;
+        let table = group.tables.of::<T::GroupDequantize>(stream, Purpose::One, group.records())?;
+        let (data, scale_inverses, output) = (group.data.view(), group.scales.view(), output.values.view_mut());
         self.dequantize.launch(stream, Fp8DequantizeGroupedArgs { data, scale_inverses, table: table.lend(), output })
     }
 }
 
-impl<T: GroupedFp8Number<Q>, Q: Fp8> fmt::Debug for GroupedFp8<T, Q> {
+impl<T: Fp8Number<Q>, Q: Fp8> fmt::Debug for GroupedFp8<T, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupedFp8").field("cast", &self.cast).field("options", &self.options).finish_non_exhaustive()
     }

@@ -7,12 +7,12 @@ use oxtile_kernels::group::Grouped;
 use oxtile_kernels::shards::{Byte, JoinShardsGroupedArgs};
 use oxtile_tile::launch::Kernel;
 
-use super::format::Format;
+use super::format::GroupFormat;
 use super::quantized::{Quantized, SCALE_UNIT, scale_starts};
 use super::table::{Record, Starts, Table};
 use super::tensors::{UNIT, starts_of};
 use crate::comm::{Communicator, Rank, WorldSize};
-use crate::quantize::Direction;
+use crate::quantize::format::{Direction, Format, Shapes};
 use crate::quantize::layout::Compact;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
@@ -26,7 +26,7 @@ pub struct RowShards {
 impl RowShards {
     /// The split of so many rows for a format.
     pub fn new<F: Format>(rows: u64, world: WorldSize) -> Self {
-        Self { rows, a_shard: rows.div_ceil(u64::from(world.get())).next_multiple_of(F::BLOCK) }
+        Self { rows, a_shard: rows.div_ceil(u64::from(world.get())).next_multiple_of(F::SHAPES.alignment()) }
     }
 
     /// The rows of a rank.
@@ -64,7 +64,7 @@ impl RowShards {
 ///     gather.run(ranks, stream, shards, &[64]).unwrap();
 /// }
 /// ```
-pub struct GatherShards<F: Format> {
+pub struct GatherShards<F: GroupFormat> {
     codes: Loaded<F::JoinCodes>,
     scales: Loaded<F::JoinScales>,
 }
@@ -82,7 +82,7 @@ struct Join {
     padded_starts: Starts,
 }
 
-impl<F: Format> GatherShards<F> {
+impl<F: GroupFormat> GatherShards<F> {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -104,18 +104,18 @@ impl<F: Format> GatherShards<F> {
     ) -> Result<GatherScratch<F>> {
         let [padded, whole] = shapes::<F>(communicator, shards, rows)?;
         let direction = shards.direction;
-        let by_side = F::TRANSPOSES && direction == Direction::Columns;
-        let all = |of: fn([u64; 2], Direction) -> [u64; 2], shapes: &[[u64; 2]]| -> Vec<[u64; 2]> {
-            shapes.iter().map(|shape| of(*shape, direction)).collect()
+        let by_side = F::SHAPES.is_transposed(direction);
+        let join = |of: fn(Shapes, [u64; 2], Direction) -> [u64; 2], unit| {
+            let all = |shapes: &[[u64; 2]]| shapes.iter().map(|shape| of(F::SHAPES, *shape, direction)).collect::<Vec<_>>();
+            Join::new(all(&shards.shapes), all(&padded), all(&whole), by_side, unit)
         };
-        let join = |of, unit| Join::new(all(of, &shards.shapes), all(of, &padded), all(of, &whole), by_side, unit);
-        let codes =
-            |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / F::ELEMENTS).collect(), end: starts.end / F::ELEMENTS };
+        let elements = F::SHAPES.elements;
+        let codes = |starts: &Starts| Starts { of: starts.of.iter().map(|start| start / elements).collect(), end: starts.end / elements };
         let world = communicator.world();
         let (from, to) = (codes(&shards.element_starts), codes(&starts_of(&whole)?));
-        let codes = join(F::codes, UNIT / F::ELEMENTS)?.scratch::<F::JoinCodes, _>(stream, world, &from, &to)?;
+        let codes = join(Shapes::codes, UNIT / elements)?.scratch::<F::JoinCodes, _>(stream, world, &from, &to)?;
         let (from, to) = (&shards.scale_starts, scale_starts::<F, Compact>(&whole, direction)?);
-        let scales = join(F::scales, SCALE_UNIT)?.scratch::<F::JoinScales, _>(stream, world, from, &to)?;
+        let scales = join(Shapes::scales, SCALE_UNIT)?.scratch::<F::JoinScales, _>(stream, world, from, &to)?;
         Ok(GatherScratch { rank: communicator.rank(), direction, shards: shards.shapes.clone(), whole, codes, scales })
     }
 
@@ -133,7 +133,7 @@ impl<F: Format> GatherShards<F> {
         rows: &[u64],
     ) -> Result<Quantized<F, Compact>> {
         let mut scratch = self.scratch(communicator, stream, shards, rows)?;
-        let mut output = Quantized::<F>::uninitialised(stream, &scratch.whole, shards.direction, F::share(&shards.amax))?;
+        let mut output = Quantized::<F>::uninitialised(stream, &scratch.whole, shards.direction, shards.amax.clone())?;
         self.run_into(communicator, stream, shards, &mut scratch, &mut output)?;
         Ok(output)
     }
@@ -153,7 +153,7 @@ impl<F: Format> GatherShards<F> {
         output: &mut Quantized<F, Compact>,
     ) -> Result<()> {
         scratch.check(communicator, shards, output)?;
-        output.amax = F::share(&shards.amax);
+        output.amax = shards.amax.clone();
         scratch.codes.run(communicator, stream, &shards.data, &mut output.data, &self.codes)?;
         scratch.scales.run(communicator, stream, &shards.scales, &mut output.scales, &self.scales)
     }
@@ -161,7 +161,7 @@ impl<F: Format> GatherShards<F> {
 
 /// What a gather of shards of some shapes needs besides: shards that are padded, those of all ranks, and what its kernels are told. Made by
 /// [`GatherShards::scratch`].
-pub struct GatherScratch<F: Format> {
+pub struct GatherScratch<F: GroupFormat> {
     rank: Rank,
     direction: Direction,
     shards: Vec<[u64; 2]>,
@@ -170,7 +170,7 @@ pub struct GatherScratch<F: Format> {
     scales: JoinScratch<F::Scale>,
 }
 
-impl<F: Format> GatherScratch<F> {
+impl<F: GroupFormat> GatherScratch<F> {
     fn check(&self, communicator: &impl Communicator, shards: &Quantized<F, Compact>, output: &Quantized<F, Compact>) -> Result<()> {
         let invalid = |what, why| Err(Error::Invalid { what, why });
         if communicator.rank() != self.rank || u64::from(communicator.world().get()) != self.codes.shards {
@@ -266,7 +266,7 @@ fn table<G: Grouped>(stream: &Stream, from: (&[[u64; 2]], &Starts), to: (&[[u64;
 }
 
 /// The shapes of padded shards and of wholes, once this rank's shards are found to be its own.
-fn shapes<F: Format>(communicator: &impl Communicator, shards: &Quantized<F, Compact>, rows: &[u64]) -> Result<[Vec<[u64; 2]>; 2]> {
+fn shapes<F: GroupFormat>(communicator: &impl Communicator, shards: &Quantized<F, Compact>, rows: &[u64]) -> Result<[Vec<[u64; 2]>; 2]> {
     if rows.len() != shards.len() {
         return Err(Error::Length { what: "GatherShards::run, rows", expected: shards.len() as u64, found: rows.len() as u64 });
     }
@@ -284,13 +284,13 @@ fn shapes<F: Format>(communicator: &impl Communicator, shards: &Quantized<F, Com
     Ok([padded, whole])
 }
 
-impl<F: Format> fmt::Debug for GatherShards<F> {
+impl<F: GroupFormat> fmt::Debug for GatherShards<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatherShards").field("codes", &self.codes).finish_non_exhaustive()
     }
 }
 
-impl<F: Format> fmt::Debug for GatherScratch<F> {
+impl<F: GroupFormat> fmt::Debug for GatherScratch<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatherScratch").field("rank", &self.rank).field("whole", &self.whole).finish_non_exhaustive()
     }

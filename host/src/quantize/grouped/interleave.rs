@@ -4,7 +4,7 @@ use std::fmt;
 
 use oxtile_kernels::interleave::*;
 
-use super::format::Format;
+use super::format::GroupFormat;
 use super::quantized::Quantized;
 use super::table::{Purpose, Record, Starts};
 use crate::quantize::Direction;
@@ -12,14 +12,14 @@ use crate::quantize::layout::{Compact, Interleaved};
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
 /// Changes the layout of the scales of groups, of all members by one launch.
-pub struct InterleaveGroup<F: Format> {
+pub struct InterleaveGroup<F: GroupFormat> {
     rows: Loaded<F::InterleaveRows>,
     inverse_rows: Loaded<F::DeinterleaveRows>,
     columns: Loaded<F::InterleaveColumns>,
     inverse_columns: Loaded<F::DeinterleaveColumns>,
 }
 
-impl<F: Format> InterleaveGroup<F> {
+impl<F: GroupFormat> InterleaveGroup<F> {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -66,23 +66,22 @@ impl<F: Format> InterleaveGroup<F> {
 }
 
 /// Whether compact scales are `[blocks, outer]`.
-fn is_transposed<F: Format>(direction: Direction) -> bool {
-    direction == Direction::Columns && !F::TRANSPOSES
+fn is_transposed<F: GroupFormat>(direction: Direction) -> bool {
+    direction == Direction::Columns && !F::SHAPES.transposes
 }
 
 /// What the kernels are told: outer indices and blocks, and where the compact and the interleaved scales start.
-fn records<'a, F: Format>(
+fn records<'a, F: GroupFormat>(
     shapes: &'a [[u64; 2]],
     direction: Direction,
     compact: &'a Starts,
     interleaved: &'a Starts,
 ) -> impl Iterator<Item = Record> + 'a {
-    let record =
-        move |i: usize| Record { index: i as u64, shape: F::extents(shapes[i], direction), starts: [compact.of[i], interleaved.of[i], 0] };
-    (0..shapes.len()).map(record)
+    let starts = move |i: usize| [compact.of[i], interleaved.of[i], 0];
+    (0..shapes.len()).map(move |i| Record { index: i as u64, shape: F::SHAPES.extents(shapes[i], direction), starts: starts(i) })
 }
 
-impl<F: Format> fmt::Debug for InterleaveGroup<F> {
+impl<F: GroupFormat> fmt::Debug for InterleaveGroup<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InterleaveGroup").field("rows", &self.rows).finish_non_exhaustive()
     }

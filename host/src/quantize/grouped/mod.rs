@@ -17,7 +17,7 @@
 //! ```
 //! use oxtile::comm::SingleRank;
 //! use oxtile::quantize::grouped::{GatherShards, GroupedNvfp4, Nvfp4Format, TensorGroup};
-//! use oxtile::quantize::Direction;
+//! use oxtile::quantize::{Direction, MultiAmax};
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
@@ -29,7 +29,7 @@
 //! // One launch for all members, one collective, one launch.
 //! let group = TensorGroup::new(&stream, &[(experts[0].view(), [16, 64]), (experts[1].view(), [48, 32])])?;
 //! let communicator = SingleRank::new(&device);
-//! let amax = casts.local_amax(&stream, &group)?.reduce(&communicator, &stream)?;
+//! let amax = MultiAmax::new(&runtime)?.local_amax(&stream, &group)?.reduce(&communicator, &stream)?;
 //! let quantized = casts.quantize(&stream, &group, Direction::Columns, &amax)?;
 //!
 //! let whole = GatherShards::<Nvfp4Format>::new(&runtime)?.run(&communicator, &stream, &quantized, &[16, 48])?;
@@ -49,13 +49,14 @@ mod quantized;
 mod table;
 mod tensors;
 
-pub use format::{Format, Mxfp8Format, Nvfp4Format};
-pub use fp8::{GroupedFp8, GroupedFp8Number, QuantizedFp8};
+pub use format::GroupFormat;
+pub use fp8::GroupedFp8;
 pub use gather::{GatherScratch, GatherShards, RowShards};
 pub use interleave::InterleaveGroup;
-pub use mxfp8::{GroupedMxfp8, GroupedMxfp8Number};
-pub use nvfp4::{GroupedNvfp4, GroupedNvfp4Number};
+pub use mxfp8::GroupedMxfp8;
+pub use nvfp4::GroupedNvfp4;
 pub use quantized::{CodesAndScales, Quantized};
 pub use tensors::{Matrices, TensorGroup};
 
+pub use super::format::{Format, Fp8Format, Mxfp8Format, Nvfp4Format};
 pub use super::split_phase::{GlobalAmax, LocalAmax};

@@ -2,79 +2,36 @@
 
 use std::fmt;
 
-use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
-use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
+use oxtile_tile::num::{Fp8, e4m3};
 
-use super::format::{Format, Mxfp8Format};
 use super::quantized::{Quantized, records};
 use super::table::{Purpose, Record};
 use super::tensors::{Matrices, TensorGroup};
 use crate::quantize::Direction;
+use crate::quantize::format::Mxfp8Format;
 use crate::quantize::layout::Compact;
+use crate::quantize::mxfp8::Mxfp8Number;
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 
-/// A number type whose groups are cast to and from MXFP8 with elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
-pub trait GroupedMxfp8Number<Q: Fp8>: Magnitude + Wide {
-    /// The rowwise cast of whole blocks.
-    type CastRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRowsGroupedArgs<'a, Self, Q>>;
-    /// The rowwise cast of any shape.
-    type CastRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsGroupedArgs<'a, Self, Q>>;
-    /// The columnwise cast of rows of whole vectors.
-    type CastColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastColumnsGroupedArgs<'a, Self, Q>>;
-    /// The columnwise cast of any shape.
-    type CastRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedColumnsGroupedArgs<'a, Self, Q>>;
-    /// The cast in both directions of rows of whole vectors.
-    type CastBoth: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastBothGroupedArgs<'a, Self, Q>>;
-    /// The inverse of the rowwise cast for whole blocks.
-    type DequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsGroupedArgs<'a, Q, Self>>;
-    /// The inverse of the rowwise cast for any shape.
-    type DequantizeRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsGroupedArgs<'a, Q, Self>>;
-    /// The inverse of the columnwise cast for rows of whole vectors.
-    type DequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsGroupedArgs<'a, Q, Self>>;
-    /// The inverse of the columnwise cast for any shape.
-    type DequantizeRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsGroupedArgs<'a, Q, Self>>;
-}
-
-macro_rules! numbers {
-    ($($t:ty, $q:ty;)*) => { $(
-        impl GroupedMxfp8Number<$q> for $t {
-            type CastRows = Mxfp8CastRowsGrouped<$t, $q>;
-            type CastRaggedRows = Mxfp8CastRaggedRowsGrouped<$t, $q>;
-            type CastColumns = Mxfp8CastColumnsGrouped<$t, $q>;
-            type CastRaggedColumns = Mxfp8CastRaggedColumnsGrouped<$t, $q>;
-            type CastBoth = Mxfp8CastBothGrouped<$t, $q>;
-            type DequantizeRows = Mxfp8DequantizeRowsGrouped<$q, $t>;
-            type DequantizeRaggedRows = Mxfp8DequantizeRaggedRowsGrouped<$q, $t>;
-            type DequantizeColumns = Mxfp8DequantizeColumnsGrouped<$q, $t>;
-            type DequantizeRaggedColumns = Mxfp8DequantizeRaggedColumnsGrouped<$q, $t>;
-        }
-    )* };
-}
-numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
-
 /// The casts of groups between `T` and MXFP8: one launch for all members, and one more where some need the kernel for ragged shapes.
-pub struct GroupedMxfp8<T: GroupedMxfp8Number<Q>, Q: Fp8 = e4m3> {
-    cast_rows: Loaded<T::CastRows>,
-    cast_ragged_rows: Loaded<T::CastRaggedRows>,
-    cast_columns: Loaded<T::CastColumns>,
-    cast_ragged_columns: Loaded<T::CastRaggedColumns>,
-    cast_both: Loaded<T::CastBoth>,
-    dequantize_rows: Loaded<T::DequantizeRows>,
-    dequantize_ragged_rows: Loaded<T::DequantizeRaggedRows>,
-    dequantize_columns: Loaded<T::DequantizeColumns>,
-    dequantize_ragged_columns: Loaded<T::DequantizeRaggedColumns>,
+pub struct GroupedMxfp8<T: Mxfp8Number<Q>, Q: Fp8 = e4m3> {
+    cast_rows: Loaded<T::GroupCastRows>,
+    cast_ragged_rows: Loaded<T::GroupCastRaggedRows>,
+    cast_columns: Loaded<T::GroupCastColumns>,
+    cast_ragged_columns: Loaded<T::GroupCastRaggedColumns>,
+    cast_both: Loaded<T::GroupCastBoth>,
+    dequantize_rows: Loaded<T::GroupDequantizeRows>,
+    dequantize_ragged_rows: Loaded<T::GroupDequantizeRaggedRows>,
+    dequantize_columns: Loaded<T::GroupDequantizeColumns>,
+    dequantize_ragged_columns: Loaded<T::GroupDequantizeRaggedColumns>,
 }
 
 /// A group in both directions.
 type Pair<Q> = [Quantized<Mxfp8Format<Q>, Compact>; 2];
 
-impl<T: GroupedMxfp8Number<Q>, Q: Fp8> GroupedMxfp8<T, Q>
-where
-    Mxfp8Format<Q>: Format<Code = Q, Scale = oxtile_tile::num::ue8m0, Amax = ()>,
-{
+impl<T: Mxfp8Number<Q>, Q: Fp8> GroupedMxfp8<T, Q> {
     /// Loads the kernels.
     ///
     /// # Errors
@@ -119,12 +76,12 @@ where
         }
         match direction {
             Direction::Rows => {
-                launch!(cast_rows: CastRows, Mxfp8CastRowsGroupedArgs, |member| has_whole_blocks(group, member))?;
-                launch!(cast_ragged_rows: CastRaggedRows, Mxfp8CastRaggedRowsGroupedArgs, |member| !has_whole_blocks(group, member))
+                launch!(cast_rows: GroupCastRows, Mxfp8CastRowsGroupedArgs, |member| has_whole_blocks(group, member))?;
+                launch!(cast_ragged_rows: GroupCastRaggedRows, Mxfp8CastRaggedRowsGroupedArgs, |member| !has_whole_blocks(group, member))
             }
             Direction::Columns => {
-                launch!(cast_columns: CastColumns, Mxfp8CastColumnsGroupedArgs, |member| has_whole_vectors(group, member))?;
-                launch!(cast_ragged_columns: CastRaggedColumns, Mxfp8CastRaggedColumnsGroupedArgs, |member| !has_whole_vectors(group, member))
+                launch!(cast_columns: GroupCastColumns, Mxfp8CastColumnsGroupedArgs, |member| has_whole_vectors(group, member))?;
+                launch!(cast_ragged_columns: GroupCastRaggedColumns, Mxfp8CastRaggedColumnsGroupedArgs, |member| !has_whole_vectors(group, member))
             }
         }
     }
@@ -153,10 +110,11 @@ where
             return Err(Error::Invalid { what: WHAT, why: "the first output is of rows and the second of columns: swap them".to_owned() });
         }
         let records = || records(&group.shapes, &by_rows.element_starts, [&by_rows.scale_starts, &by_columns.scale_starts]);
-        let fast = group.tables.of::<T::CastBoth>(stream, Purpose::Both, records().filter(|member| has_whole_vectors(group, member)))?;
+        let fast =
+            group.tables.of::<T::GroupCastBoth>(stream, Purpose::Both, records().filter(|member| has_whole_vectors(group, member)))?;
         let ragged = || records().filter(|member| !has_whole_vectors(group, member));
-        let ragged_rows = group.tables.of::<T::CastRaggedRows>(stream, Purpose::Both, ragged())?;
-        let ragged_columns = group.tables.of::<T::CastRaggedColumns>(stream, Purpose::Both, ragged())?;
+        let ragged_rows = group.tables.of::<T::GroupCastRaggedRows>(stream, Purpose::Both, ragged())?;
+        let ragged_columns = group.tables.of::<T::GroupCastRaggedColumns>(stream, Purpose::Both, ragged())?;
         let inputs = group.table.view();
         let args = Mxfp8CastBothGroupedArgs {
             inputs,
@@ -200,12 +158,12 @@ where
         }
         match group.direction {
             Direction::Rows => {
-                launch!(dequantize_rows: DequantizeRows, Mxfp8DequantizeRowsGroupedArgs, |member| blocks(member))?;
-                launch!(dequantize_ragged_rows: DequantizeRaggedRows, Mxfp8DequantizeRaggedRowsGroupedArgs, |member| !blocks(member))
+                launch!(dequantize_rows: GroupDequantizeRows, Mxfp8DequantizeRowsGroupedArgs, |member| blocks(member))?;
+                launch!(dequantize_ragged_rows: GroupDequantizeRaggedRows, Mxfp8DequantizeRaggedRowsGroupedArgs, |member| !blocks(member))
             }
             Direction::Columns => {
-                launch!(dequantize_columns: DequantizeColumns, Mxfp8DequantizeColumnsGroupedArgs, |member| vector(member))?;
-                launch!(dequantize_ragged_columns: DequantizeRaggedColumns, Mxfp8DequantizeRaggedColumnsGroupedArgs, |member| !vector(member))
+                launch!(dequantize_columns: GroupDequantizeColumns, Mxfp8DequantizeColumnsGroupedArgs, |member| vector(member))?;
+                launch!(dequantize_ragged_columns: GroupDequantizeRaggedColumns, Mxfp8DequantizeRaggedColumnsGroupedArgs, |member| !vector(member))
             }
         }
     }
@@ -244,7 +202,7 @@ pub(super) fn check_shapes(what: &'static str, inputs: &[[u64; 2]], outputs: &[[
     }
 }
 
-impl<T: GroupedMxfp8Number<Q>, Q: Fp8> fmt::Debug for GroupedMxfp8<T, Q> {
+impl<T: Mxfp8Number<Q>, Q: Fp8> fmt::Debug for GroupedMxfp8<T, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupedMxfp8").field("cast_rows", &self.cast_rows).finish_non_exhaustive()
     }

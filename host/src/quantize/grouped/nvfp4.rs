@@ -2,86 +2,40 @@
 
 use std::fmt;
 
-use oxtile_kernels::amax::{MultiAmax as MultiAmaxKernel, MultiAmaxArgs};
-use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;
-use oxtile_kernels::mxfp8::Wide;
 use oxtile_kernels::nvfp4::*;
-use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{bf16, f16};
 
-use super::format::Nvfp4Format;
 use super::mxfp8::check_shapes;
 use super::quantized::Quantized;
 use super::table::Purpose;
 use super::tensors::{Matrices, TensorGroup};
-use crate::quantize::{Direction, GlobalAmax, LocalAmax, MultiAmax};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-
-/// A number type whose groups are cast to and from NVFP4: `bf16`, `f16` and `f32`.
-pub trait GroupedNvfp4Number: Magnitude + Wide {
-    /// The rowwise cast.
-    type CastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
-    /// The columnwise cast.
-    type CastColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
-    /// The cast in both directions.
-    type CastBoth: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
-    /// The inverse of the rowwise cast.
-    type DequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
-    /// The inverse of the columnwise cast.
-    type DequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
-}
-
-macro_rules! numbers {
-    ($($t:ty)*) => { $(
-        impl GroupedNvfp4Number for $t {
-            type CastRows = Nvfp4CastRowsGrouped<$t>;
-            type CastColumns = Nvfp4CastColumnsGrouped<$t>;
-            type CastBoth = Nvfp4CastBothGrouped<$t>;
-            type DequantizeRows = Nvfp4DequantizeRowsGrouped<$t>;
-            type DequantizeColumns = Nvfp4DequantizeColumnsGrouped<$t>;
-        }
-    )* };
-}
-numbers! { bf16 f16 f32 }
+use crate::quantize::format::Nvfp4Format;
+use crate::quantize::nvfp4::Nvfp4Number;
+use crate::quantize::{Direction, GlobalAmax};
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 
 /// The casts of groups between `T` and NVFP4, each one launch for all members.
-pub struct GroupedNvfp4<T: GroupedNvfp4Number> {
-    amax: MultiAmax<T>,
-    cast_rows: Loaded<T::CastRows>,
-    cast_columns: Loaded<T::CastColumns>,
-    cast_both: Loaded<T::CastBoth>,
-    dequantize_rows: Loaded<T::DequantizeRows>,
-    dequantize_columns: Loaded<T::DequantizeColumns>,
+pub struct GroupedNvfp4<T: Nvfp4Number> {
+    cast_rows: Loaded<T::GroupCastRows>,
+    cast_columns: Loaded<T::GroupCastColumns>,
+    cast_both: Loaded<T::GroupCastBoth>,
+    dequantize_rows: Loaded<T::GroupDequantizeRows>,
+    dequantize_columns: Loaded<T::GroupDequantizeColumns>,
 }
 
-impl<T: GroupedNvfp4Number> GroupedNvfp4<T>
-where
-    MultiAmaxKernel<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
-{
+impl<T: Nvfp4Number> GroupedNvfp4<T> {
     /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
         Ok(Self {
-            amax: MultiAmax::new(runtime)?,
             cast_rows: runtime.load()?,
             cast_columns: runtime.load()?,
             cast_both: runtime.load()?,
             dequantize_rows: runtime.load()?,
             dequantize_columns: runtime.load()?,
         })
-    }
-
-    /// The largest magnitude of each member: the first phase, in which nothing is cast.
-    ///
-    /// # Errors
-    /// As [`Buffer::uninitialised`] and [`Loaded::launch`].
-    pub fn local_amax(&self, stream: &Stream, group: &TensorGroup<'_, T>) -> Result<LocalAmax> {
-        let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
-        self.amax.run(stream, &group.amax, &mut slots)?;
-        Ok(LocalAmax::new(slots))
     }
 
     /// Quantizes a group, or this rank's parts of one, into new buffers: the second phase.
@@ -118,8 +72,8 @@ where
             }};
         }
         match output.direction {
-            Direction::Rows => launch!(cast_rows: CastRows, Nvfp4CastRowsGroupedArgs),
-            Direction::Columns => launch!(cast_columns: CastColumns, Nvfp4CastColumnsGroupedArgs),
+            Direction::Rows => launch!(cast_rows: GroupCastRows, Nvfp4CastRowsGroupedArgs),
+            Direction::Columns => launch!(cast_columns: GroupCastColumns, Nvfp4CastColumnsGroupedArgs),
         }
     }
 
@@ -151,7 +105,7 @@ where
             return Err(Error::Invalid { what: WHAT, why: "the first output is of rows and the second of columns: swap them".to_owned() });
         }
         by_columns.amax = by_rows.amax.clone();
-        let table = group.tables.of::<T::CastBoth>(stream, Purpose::One, by_rows.records())?;
+        let table = group.tables.of::<T::GroupCastBoth>(stream, Purpose::One, by_rows.records())?;
         let args = Nvfp4CastBothGroupedArgs {
             inputs: group.table.view(),
             table: table.lend(),
@@ -191,8 +145,8 @@ where
             }};
         }
         match group.direction {
-            Direction::Rows => launch!(dequantize_rows: DequantizeRows, Nvfp4DequantizeRowsGroupedArgs),
-            Direction::Columns => launch!(dequantize_columns: DequantizeColumns, Nvfp4DequantizeColumnsGroupedArgs),
+            Direction::Rows => launch!(dequantize_rows: GroupDequantizeRows, Nvfp4DequantizeRowsGroupedArgs),
+            Direction::Columns => launch!(dequantize_columns: GroupDequantizeColumns, Nvfp4DequantizeColumnsGroupedArgs),
         }
     }
 }
@@ -206,7 +160,7 @@ fn check<T: Magnitude>(what: &'static str, group: &TensorGroup<'_, T>, output: &
     }
 }
 
-impl<T: GroupedNvfp4Number> fmt::Debug for GroupedNvfp4<T> {
+impl<T: Nvfp4Number> fmt::Debug for GroupedNvfp4<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GroupedNvfp4").field("cast_rows", &self.cast_rows).finish_non_exhaustive()
     }

@@ -1,19 +1,17 @@
 //! Groups of quantized matrices.
 
+use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::interleave::interleaved_len;
 use oxtile_tile::launch::DeviceView;
 
-use super::format::Format;
 use super::table::{Record, Starts, Tables};
 use super::tensors::starts_of;
-use crate::quantize::Direction;
+use crate::quantize::format::{Agreed, Direction, Format, ScaleDirection};
 use crate::quantize::layout::{Compact, Layout};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
-use crate::tensor::shape::numel;
 
-/// Scales that a member's start is a multiple of.
+/// Scales that a member's start is a multiple of, where a member has many.
 pub(super) const SCALE_UNIT: u64 = 16;
 
 /// The scales that a group had before its layout changed, and where each member's start.
@@ -23,11 +21,10 @@ pub(super) type OldScales<F> = (Buffer<<F as Format>::Scale>, Starts);
 pub type CodesAndScales<F> = (Vec<<F as Format>::Code>, Vec<<F as Format>::Scale>);
 
 /// Quantized matrices, their scales [`Compact`] or [`Interleaved`](crate::quantize::Interleaved): all codes in one buffer, all scales in another.
-#[derive(Debug)]
-pub struct Quantized<F: Format, L: Layout = Compact> {
+pub struct Quantized<F: Format<Direction = Direction>, L: Layout = Compact> {
     pub(super) data: Buffer<F::Code>,
     pub(super) scales: Buffer<F::Scale>,
-    pub(super) amax: F::Amax,
+    pub(super) amax: Agreed<F>,
     pub(super) direction: Direction,
     pub(super) shapes: Vec<[u64; 2]>,
     /// In elements.
@@ -37,19 +34,19 @@ pub struct Quantized<F: Format, L: Layout = Compact> {
     layout: PhantomData<L>,
 }
 
-impl<F: Format, L: Layout> Quantized<F, L> {
+impl<F: Format<Direction = Direction>, L: Layout> Quantized<F, L> {
     /// Matrices to be quantized into, uninitialised.
     ///
     /// # Errors
     /// [`Error::Invalid`] names the first member whose shape the format does not take; as [`Buffer::uninitialised`].
-    pub fn uninitialised(stream: &Stream, shapes: &[[u64; 2]], direction: Direction, amax: F::Amax) -> Result<Self> {
+    pub fn uninitialised(stream: &Stream, shapes: &[[u64; 2]], direction: Direction, amax: Agreed<F>) -> Result<Self> {
         let (element_starts, scale_starts) = (Self::check(shapes, direction)?, scale_starts::<F, L>(shapes, direction)?);
-        let data = Buffer::uninitialised(stream, element_starts.end / F::ELEMENTS)?;
+        let data = Buffer::uninitialised(stream, element_starts.end / F::SHAPES.elements)?;
         Self::of(stream, data, amax, shapes, direction, element_starts, scale_starts)
     }
 
     fn check(shapes: &[[u64; 2]], direction: Direction) -> Result<Starts> {
-        if let Some((i, why)) = shapes.iter().enumerate().find_map(|(i, shape)| Some((i, F::refuses(*shape, direction)?))) {
+        if let Some((i, why)) = shapes.iter().enumerate().find_map(|(i, shape)| Some((i, direction.refuses(F::SHAPES, *shape)?))) {
             return Err(Error::Invalid { what: F::NAME, why: format!("member {i}: {why}") });
         }
         starts_of(shapes)
@@ -58,7 +55,7 @@ impl<F: Format, L: Layout> Quantized<F, L> {
     fn of(
         stream: &Stream,
         data: Buffer<F::Code>,
-        amax: F::Amax,
+        amax: Agreed<F>,
         shapes: &[[u64; 2]],
         direction: Direction,
         element_starts: Starts,
@@ -92,7 +89,7 @@ impl<F: Format, L: Layout> Quantized<F, L> {
     }
 
     /// What all members were cast with.
-    pub fn amax(&self) -> &F::Amax {
+    pub fn amax(&self) -> &Agreed<F> {
         &self.amax
     }
 
@@ -116,6 +113,11 @@ impl<F: Format, L: Layout> Quantized<F, L> {
         self.scales.view().slice(start, start + length)
     }
 
+    /// The scales of all members, each at the place where it starts: in FP8 one a member.
+    pub fn all_scales(&self) -> &Buffer<F::Scale> {
+        &self.scales
+    }
+
     /// The codes and the scales of a member on the host; waits for the stream.
     ///
     /// # Errors
@@ -131,11 +133,11 @@ impl<F: Format, L: Layout> Quantized<F, L> {
     }
 
     fn codes_of(&self, member: usize) -> (u64, u64) {
-        (self.element_starts.of[member] / F::ELEMENTS, F::codes(self.shapes[member], self.direction).iter().product())
+        (self.element_starts.of[member] / F::SHAPES.elements, F::SHAPES.codes(self.shapes[member], self.direction).iter().product())
     }
 
     fn scales_of(&self, member: usize) -> (u64, u64) {
-        (self.scale_starts.of[member], scale_count::<F, L>(self.shapes[member], self.direction))
+        (self.scale_starts.of[member], self.direction.scales::<L>(F::SHAPES, self.shapes[member]).iter().product())
     }
 
     /// What the casts and their inverses are told of the members.
@@ -149,14 +151,14 @@ pub(super) fn records(shapes: &[[u64; 2]], elements: &Starts, [rows, columns]: [
     (0..shapes.len()).map(|i| Record { index: i as u64, shape: shapes[i], starts: [elements.of[i], rows.of[i], columns.of[i]] })
 }
 
-/// Scales of a matrix.
-fn scale_count<F: Format, L: Layout>(shape: [u64; 2], direction: Direction) -> u64 {
-    let [outer, blocks] = F::extents(shape, direction);
-    if L::IS_INTERLEAVED { interleaved_len(outer, blocks) } else { outer * blocks }
+/// Where the scales of members of these shapes start.
+pub(super) fn scale_starts<F: Format<Direction = Direction>, L: Layout>(shapes: &[[u64; 2]], direction: Direction) -> Result<Starts> {
+    let counts = shapes.iter().map(|shape| F::scale_count::<L>(*shape, direction)).collect::<Result<Vec<_>>>()?;
+    Starts::new(counts.into_iter(), if F::SHAPES.block.is_some() { SCALE_UNIT } else { 1 })
 }
 
-/// Where the scales of members of these shapes start.
-pub(super) fn scale_starts<F: Format, L: Layout>(shapes: &[[u64; 2]], direction: Direction) -> Result<Starts> {
-    shapes.iter().try_for_each(|shape| numel(&F::scales(*shape, direction)).map(drop))?;
-    Starts::new(shapes.iter().map(|shape| scale_count::<F, L>(*shape, direction)), SCALE_UNIT)
+impl<F: Format<Direction = Direction>, L: Layout> fmt::Debug for Quantized<F, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(F::NAME).field("direction", &self.direction).field("shapes", &self.shapes).finish_non_exhaustive()
+    }
 }

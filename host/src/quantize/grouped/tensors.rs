@@ -20,7 +20,7 @@ pub struct TensorGroup<'a, T> {
     pub(super) views: Vec<DeviceView<'a, T>>,
     pub(super) shapes: Vec<[u64; 2]>,
     pub(super) table: DeviceTable<'a, T>,
-    pub(super) amax: MultiAmaxPlan<'a, T>,
+    pub(in crate::quantize) amax: MultiAmaxPlan<'a, T>,
     pub(super) tables: Tables,
 }
 

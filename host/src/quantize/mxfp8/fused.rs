@@ -11,9 +11,9 @@ use oxtile_kernels::mxfp8::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
 
-use super::Mxfp8Tensor;
-use super::tensor::Direction;
+use crate::quantize::format::Direction;
 use crate::quantize::layout::{Layout, Scales};
+use crate::quantize::tensor::Mxfp8Tensor;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing, nothing_mut};
 use crate::tensor::shape::numel;
 
@@ -45,7 +45,7 @@ pub struct FusedInput<'a, T> {
 
 /// What a fused cast writes: what is wanted. Tensors are of the result's shape, both directions in one layout.
 #[derive(Debug)]
-pub struct FusedOutput<'a, T, Q, L: Layout> {
+pub struct FusedOutput<'a, T, Q: Fp8, L: Layout> {
     /// The cast along rows.
     pub rows: Option<&'a mut Mxfp8Tensor<Q, L>>,
     /// The cast along columns.
@@ -82,15 +82,12 @@ impl<T: Pod> BiasGradient<T> {
         if self.shape != shape {
             return Err(invalid(format!("a bias gradient of {:?} where one of {shape:?} goes", self.shape)));
         }
-        let (expected, found) = (shape[1], self.sums.len());
-        if found != expected {
-            return Err(Error::Length { what: "FusedMxfp8::run, bias_gradient", expected, found });
-        }
+        Error::check_length("FusedMxfp8::run, bias_gradient", shape[1], self.sums.len())?;
         Ok(self.partial_sums.view_mut())
     }
 }
 
-impl<T, Q, L: Layout> Default for FusedOutput<'_, T, Q, L> {
+impl<T, Q: Fp8, L: Layout> Default for FusedOutput<'_, T, Q, L> {
     fn default() -> Self {
         Self { rows: None, columns: None, bias_gradient: None, amax: None }
     }

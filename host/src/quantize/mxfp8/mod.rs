@@ -27,7 +27,6 @@
 
 mod fused;
 mod number;
-mod tensor;
 
 use std::fmt;
 
@@ -37,9 +36,10 @@ use oxtile_tile::num::{Fp8, e4m3, ue8m0};
 
 pub use fused::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput};
 pub use number::Mxfp8Number;
-pub use tensor::{Direction, Mxfp8Pair, Mxfp8Tensor, interleaved_scale_count, scale_count};
 
+use crate::quantize::format::Direction;
 use crate::quantize::layout::Compact;
+use crate::quantize::tensor::{Mxfp8Pair, Mxfp8Tensor};
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -101,7 +101,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
         data: DeviceViewMut<'_, Q>,
         scales: DeviceViewMut<'_, ue8m0>,
     ) -> Result<()> {
-        check("Mxfp8::quantize_rows, input", numel(&shape)?, input.len())?;
+        Error::check_length("Mxfp8::quantize_rows, input", numel(&shape)?, input.len())?;
         if has_whole_blocks(shape, input.address(), data.address()) {
             self.cast_rows.launch(stream, Mxfp8CastRowsArgs { input, data, scales })
         } else {
@@ -121,7 +121,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
         data: DeviceViewMut<'_, Q>,
         scales: DeviceViewMut<'_, ue8m0>,
     ) -> Result<()> {
-        check("Mxfp8::quantize_columns, input", numel(&shape)?, input.len())?;
+        Error::check_length("Mxfp8::quantize_columns, input", numel(&shape)?, input.len())?;
         let columns = shape[1];
         if has_whole_vectors::<T>(shape, input.address(), &[data.address(), scales.address()]) {
             self.cast_columns.launch(stream, Mxfp8CastColumnsArgs { input, data, scales, columns })
@@ -133,10 +133,9 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     /// Quantizes a matrix in both directions into new buffers.
     ///
     /// # Errors
-    /// As [`Mxfp8Tensor::uninitialised`] and [`quantize_both_into`](Self::quantize_both_into).
+    /// As [`Mxfp8Pair::uninitialised`] and [`quantize_both_into`](Self::quantize_both_into).
     pub fn quantize_both(&self, stream: &Stream, input: DeviceView<'_, T>, shape: [u64; 2]) -> Result<Mxfp8Pair<Q>> {
-        let rows = Mxfp8Tensor::uninitialised(stream, shape, Direction::Rows)?;
-        let mut pair = Mxfp8Pair { rows, columns: Mxfp8Tensor::uninitialised(stream, shape, Direction::Columns)? };
+        let mut pair = Mxfp8Pair::uninitialised(stream, shape)?;
         self.quantize_both_into(stream, input, &mut pair)?;
         Ok(pair)
     }
@@ -148,7 +147,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     /// [`Error::Length`] if a length does not match the shape; as [`Loaded::launch`].
     pub fn quantize_both_into(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Mxfp8Pair<Q>) -> Result<()> {
         let (shape, Mxfp8Pair { rows, columns }) = (pair.rows.shape, pair);
-        check("Mxfp8::quantize_both, input", numel(&shape)?, input.len())?;
+        Error::check_length("Mxfp8::quantize_both, input", numel(&shape)?, input.len())?;
         let (row_data, row_scales) = (rows.data.view_mut(), rows.scales.view_mut());
         let (column_data, column_scales) = (columns.data.view_mut(), columns.scales.view_mut());
         let outputs = [row_data.address(), column_data.address(), column_scales.address()];
@@ -168,7 +167,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     pub fn dequantize(&self, stream: &Stream, tensor: &Mxfp8Tensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
         let (data, scales) = (tensor.data.view(), tensor.scales.view());
         let (shape, columns) = (tensor.shape, tensor.shape[1]);
-        check("Mxfp8::dequantize, output", numel(&shape)?, output.len())?;
+        Error::check_length("Mxfp8::dequantize, output", numel(&shape)?, output.len())?;
         match tensor.direction {
             Direction::Rows if has_whole_blocks(shape, output.address(), data.address()) => {
                 self.dequantize_rows.launch(stream, Mxfp8DequantizeRowsArgs { data, scales, output })
@@ -193,10 +192,6 @@ fn has_whole_blocks([_, columns]: [u64; 2], wide: u64, codes: u64) -> bool {
 fn has_whole_vectors<T>([_, columns]: [u64; 2], wide: u64, narrow: &[u64]) -> bool {
     let vector = 16 / size_of::<T>() as u64;
     columns.is_multiple_of(vector) && wide.is_multiple_of(16) && narrow.iter().all(|address| address.is_multiple_of(8))
-}
-
-fn check(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 impl<T: Mxfp8Number<Q>, Q: Fp8> fmt::Debug for Mxfp8<T, Q> {

@@ -1,5 +1,6 @@
 //! Which kernels cast a number type.
 
+use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::launch::Kernel;
@@ -25,6 +26,24 @@ pub trait Mxfp8Number<Q: Fp8>: Magnitude + Wide {
     type DequantizeColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsArgs<'a, Q, Self>>;
     /// The inverse of the columnwise cast for any shape.
     type DequantizeRaggedColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsArgs<'a, Q, Self>>;
+    /// The rowwise cast of whole blocks, for groups.
+    type GroupCastRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRowsGroupedArgs<'a, Self, Q>>;
+    /// The rowwise cast of any shape, for groups.
+    type GroupCastRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsGroupedArgs<'a, Self, Q>>;
+    /// The columnwise cast of rows of whole vectors, for groups.
+    type GroupCastColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastColumnsGroupedArgs<'a, Self, Q>>;
+    /// The columnwise cast of any shape, for groups.
+    type GroupCastRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedColumnsGroupedArgs<'a, Self, Q>>;
+    /// The cast in both directions of rows of whole vectors, for groups.
+    type GroupCastBoth: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastBothGroupedArgs<'a, Self, Q>>;
+    /// The inverse of the rowwise cast for whole blocks, for groups.
+    type GroupDequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsGroupedArgs<'a, Q, Self>>;
+    /// The inverse of the rowwise cast for any shape, for groups.
+    type GroupDequantizeRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsGroupedArgs<'a, Q, Self>>;
+    /// The inverse of the columnwise cast for rows of whole vectors, for groups.
+    type GroupDequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsGroupedArgs<'a, Q, Self>>;
+    /// The inverse of the columnwise cast for any shape, for groups.
+    type GroupDequantizeRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsGroupedArgs<'a, Q, Self>>;
 }
 
 macro_rules! numbers {
@@ -39,6 +58,15 @@ macro_rules! numbers {
             type DequantizeRaggedRows = Mxfp8DequantizeRaggedRows<$q, $t>;
             type DequantizeColumns = Mxfp8DequantizeColumns<$q, $t>;
             type DequantizeRaggedColumns = Mxfp8DequantizeRaggedColumns<$q, $t>;
+            type GroupCastRows = Mxfp8CastRowsGrouped<$t, $q>;
+            type GroupCastRaggedRows = Mxfp8CastRaggedRowsGrouped<$t, $q>;
+            type GroupCastColumns = Mxfp8CastColumnsGrouped<$t, $q>;
+            type GroupCastRaggedColumns = Mxfp8CastRaggedColumnsGrouped<$t, $q>;
+            type GroupCastBoth = Mxfp8CastBothGrouped<$t, $q>;
+            type GroupDequantizeRows = Mxfp8DequantizeRowsGrouped<$q, $t>;
+            type GroupDequantizeRaggedRows = Mxfp8DequantizeRaggedRowsGrouped<$q, $t>;
+            type GroupDequantizeColumns = Mxfp8DequantizeColumnsGrouped<$q, $t>;
+            type GroupDequantizeRaggedColumns = Mxfp8DequantizeRaggedColumnsGrouped<$q, $t>;
         }
     )* };
 }

@@ -1,7 +1,7 @@
 //! Shards of a matrix, cast rank by rank: together the cast of the whole, and nothing written outside a shard.
 
 use oxtile::quantize::fp8::Fp8Number;
-use oxtile::quantize::{CurrentScaling, Fp8Pair, Fp8Tensor, ScaleOptions, Shard, ShardCasts};
+use oxtile::quantize::{Amax, CurrentScaling, Direction, Fp8Pair, Fp8Tensor, ScaleOptions, Shard, ShardCasts};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Scenario;
 use oxtile_tests::oracle::amax::amax;
@@ -59,16 +59,16 @@ fn with_one_scale<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, shape:
     for (turn, (rank, communicator)) in (0..2).flat_map(|turn| communicators.iter().enumerate().map(move |of| (turn, of))) {
         let (start, end) = (rank * rows * columns, (rank + 1) * rows * columns);
         let part = input.view().slice(start as u64, end as u64);
-        let agreed = text(text(casts.local_amax(&stream, part))?.reduce(communicator.begin(), &stream))?;
-        let mut flat = text(Fp8Tensor::<Q>::uninitialised(&stream, part.len()))?;
-        let mut pair = text(Fp8Pair::<Q>::uninitialised(&stream, part.len()))?;
+        let agreed = text(text(text(Amax::<T>::new(r))?.local_amax(&stream, part))?.reduce(communicator.begin(), &stream))?;
+        let mut flat = text(Fp8Tensor::<Q>::uninitialised(&stream, [1, part.len()], Direction::Rows))?;
+        let mut pair = text(Fp8Pair::<Q>::uninitialised(&stream, [rows as u64, columns as u64]))?;
         text(casts.cast_shard(&stream, part, &agreed, &mut flat))?;
         text(casts.cast_both_shard(&stream, part, [rows as u64, columns as u64], &agreed, &mut pair))?;
         if turn == 1 {
             let expected = encode(&values[start..end], factor, Q::FORMAT);
             let found = |codes: &Buffer<Q>| Ok::<Vec<u8>, String>(text(codes.to_vec(&stream))?.into_iter().map(Q::code).collect());
             for tensor in [&flat, &pair.tensor] {
-                equal("inverse of the scale", &text(tensor.scale_inverse.to_vec(&stream))?, &[1.0 / factor])?;
+                equal("inverse of the scale", &text(tensor.scales.to_vec(&stream))?, &[1.0 / factor])?;
                 equal("codes", &found(&tensor.data)?, &expected)?;
             }
             equal("transposed", &found(&pair.transposed)?, &transpose(&expected, [rows, columns]))?;

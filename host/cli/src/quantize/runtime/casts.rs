@@ -1,10 +1,10 @@
 //! The kernels for one number type, and the casts on them.
 
 use oxtile::{
-    Buffer, HostElement, Loaded, Result, Runtime, Stream,
-    kernels::{amax::AmaxArgs, fp8::row_of_scales},
+    Buffer, HostElement, Result, Runtime, Stream,
+    kernels::fp8::row_of_scales,
     num::{e4m3, ue8m0},
-    quantize::{BlockScaling, CurrentScaling, Fp8BlockTensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions, nvfp4::Nvfp4Number},
+    quantize::{Amax, BlockScaling, CurrentScaling, Fp8BlockTensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
 };
 
 use super::{
@@ -17,7 +17,7 @@ use crate::quantize::{Codes, Direction, Directions, Format, Piece, Quantized, Re
 /// The kernels for one number type, each loaded when it is first needed.
 #[derive(Debug)]
 pub struct Kernels<T: Number> {
-    amax: Option<Loaded<<T as Nvfp4Number>::Amax>>,
+    amax: Option<Amax<T>>,
     pub(super) mxfp8: Option<Mxfp8<T>>,
     pub(super) nvfp4_rows: Option<Nvfp4<T>>,
     /// For the recipe of the job.
@@ -34,8 +34,8 @@ impl<T: Number> Default for Kernels<T> {
 
 impl<T: Number> Kernels<T> {
     /// The kernel for the largest magnitude.
-    pub fn amax(&mut self, runtime: &Runtime) -> Result<&Loaded<<T as Nvfp4Number>::Amax>> {
-        loaded(&mut self.amax, || runtime.load())
+    pub fn amax(&mut self, runtime: &Runtime) -> Result<&Amax<T>> {
+        loaded(&mut self.amax, || Amax::new(runtime))
     }
 
     /// The largest magnitude.
@@ -45,8 +45,8 @@ impl<T: Number> Kernels<T> {
     }
 
     fn amax_on_device(&mut self, runtime: &Runtime, stream: &Stream, input: &Buffer<T>) -> Result<f32> {
-        let mut amax = Buffer::zeros(stream, 1)?;
-        self.amax(runtime)?.launch(stream, AmaxArgs { input: input.view(), output: amax.view_mut() })?;
+        let mut amax = Buffer::uninitialised(stream, 1)?;
+        self.amax(runtime)?.run(stream, input.view(), &mut amax)?;
         Ok(amax.to_vec(stream)?[0])
     }
 
@@ -127,7 +127,7 @@ impl<T: Number> Kernels<T> {
     ) -> Result<[Option<Codes>; 2]> {
         let casts = loaded(&mut self.blocks, || BlockScaling::new(runtime, ScaleOptions::default()))?;
         let codes = |tensor: &Fp8BlockTensor| -> Result<Option<Codes>> {
-            let scales = file_scales(&tensor.scale_inverses.to_vec(stream)?, tensor.shape[0]);
+            let scales = file_scales(&tensor.scales.to_vec(stream)?, tensor.shape[0]);
             Ok(Some(Codes { data: bytes(stream, &tensor.data, e4m3::to_bits)?, scales }))
         };
         if directions == Directions::Row {

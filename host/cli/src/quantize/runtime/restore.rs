@@ -3,7 +3,7 @@
 use oxtile::{
     Buffer, HostElement, Result, Runtime, Stream,
     num::{e4m3, ue8m0},
-    quantize::{BlockScaling, CurrentScaling, Fp8BlockTensor, Fp8Tensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
+    quantize::{self, BlockScaling, CurrentScaling, Fp8BlockTensor, Fp8Tensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
 };
 
 use super::{
@@ -51,7 +51,7 @@ impl<T: Number> Kernels<T> {
             Format::Mxfp8 => {
                 let data = from_bytes(stream, piece.codes, e4m3::from_bits)?;
                 let scales = from_bytes(stream, piece.scales, ue8m0::from_bits)?;
-                let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, shape, direction: library(side.direction) };
+                let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, amax: (), shape, direction: library(side.direction) };
                 loaded(&mut self.mxfp8, || Mxfp8::new(runtime))?.dequantize(stream, &tensor, wide.view_mut())?;
             }
             Format::Nvfp4 => {
@@ -72,7 +72,10 @@ impl<T: Number> Kernels<T> {
                 let inverse = piece.scales.first_chunk().copied().map_or(0.0, f32::from_le_bytes);
                 let tensor = Fp8Tensor {
                     data: from_bytes(stream, piece.codes, e4m3::from_bits)?,
-                    scale_inverse: Buffer::from_slice(stream, &[inverse])?,
+                    scales: Buffer::from_slice(stream, &[inverse])?,
+                    amax: (),
+                    shape,
+                    direction: quantize::Direction::Rows,
                 };
                 let casts = loaded(&mut self.fp8, || CurrentScaling::new(runtime, ScaleOptions::default()))?;
                 casts.dequantize(stream, &tensor, wide.view_mut())?;
@@ -81,9 +84,10 @@ impl<T: Number> Kernels<T> {
                 let scales = device_scales(piece.scales, side.compact_scales());
                 let tensor = Fp8BlockTensor {
                     data: from_bytes(stream, piece.codes, e4m3::from_bits)?,
-                    scale_inverses: Buffer::from_slice(stream, &scales)?,
+                    scales: Buffer::from_slice(stream, &scales)?,
+                    amax: (),
                     shape: side.lines(),
-                    block: ScaleBlock::Row,
+                    direction: ScaleBlock::Row,
                 };
                 let casts = loaded(&mut self.blocks, || BlockScaling::new(runtime, ScaleOptions::default()))?;
                 casts.dequantize(stream, &tensor, wide.view_mut())?;

@@ -60,7 +60,7 @@ impl Interleaving {
 
 /// A tensor whose codes stay where they are, on the host.
 fn scales_alone<L: Layout>(stream: &Stream, side: &Side, scales: L::Scales<ue8m0>) -> Result<Mxfp8Tensor<e4m3, L>> {
-    Ok(Mxfp8Tensor { data: Buffer::uninitialised(stream, 0)?, scales, shape: side.shape, direction: library(side.direction) })
+    Ok(Mxfp8Tensor { data: Buffer::uninitialised(stream, 0)?, scales, amax: (), shape: side.shape, direction: library(side.direction) })
 }
 
 fn not_interleaved(side: &Side) -> Error {

@@ -1,0 +1,30 @@
+//! Random numbers of stochastic rounding.
+
+use crate::runtime::{Buffer, Result, Stream};
+
+/// Where the random numbers of a cast start. The same state gives the same codes, whatever the launch.
+#[derive(Debug)]
+pub struct RandomState {
+    /// Which sequence.
+    pub seed: u64,
+    /// Where in it, one element: written between two replays of a graph, the second draws other numbers. Or nothing.
+    pub offset: Buffer<u64>,
+}
+
+impl RandomState {
+    /// A state on the device.
+    ///
+    /// # Errors
+    /// As [`Buffer::from_slice`].
+    pub fn new(stream: &Stream, seed: u64, offset: u64) -> Result<Self> {
+        Ok(Self { seed, offset: Buffer::from_slice(stream, &[offset])? })
+    }
+
+    /// What [`Nearest`](super::nvfp4_columns::Nearest) takes.
+    ///
+    /// # Errors
+    /// As [`Buffer::uninitialised`].
+    pub fn none(stream: &Stream) -> Result<Self> {
+        Ok(Self { seed: 0, offset: Buffer::uninitialised(stream, 0)? })
+    }
+}
