@@ -106,7 +106,7 @@ pub fn attention_forward_general<T, const D: usize, const V: usize, const KEYS: 
             }
             let mut rings = shared.producers();
             let sequences =
-                Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+                Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
             let mut schedule = SequenceSchedule::new(sequences, G::QUERIES, batches, heads, group, section_keys);
             let mut index = block::index()[0];
             while let Some(item) = schedule.tile(index) {

@@ -89,7 +89,7 @@ pub fn attention_forward_packed<T, const D: usize, const V: usize, const KEYS: u
             }
             let mut rings = shared.producers();
             let sequences =
-                Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+                Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
             let mut schedule = SequenceSchedule::new(sequences, G::QUERIES, batches, heads, group, section_keys);
             let (queue, mut index, mut turn) = (SequenceQueue(counter), block::index()[0], 0);
             while let Some(item) = schedule.tile(index) {

@@ -14,7 +14,7 @@ use super::forward_packed::AttentionForwardPackedArgs;
 use super::forward_portable::{AttentionForwardPortableArgs, PORTABLE_QUERIES};
 use super::forward_portable_general::AttentionForwardPortableGeneralArgs;
 use super::forward_split::AttentionForwardSplitArgs;
-use super::mask::FAR;
+use super::mask::check_reach;
 use super::panels::{PANEL, RESTING};
 use super::team::Team;
 use super::workspace::Workspace;
@@ -34,11 +34,6 @@ fn check_heads(heads: u32, group: u32) -> Checked {
 
 fn check_rows(sides: [(&'static str, u32); 2]) -> Checked {
     sides.into_iter().try_for_each(|(name, rows)| LaunchError::check_limit(name, rows.into(), MOST_ROWS))
-}
-
-/// How far from a query its last or first key is.
-fn check_reach(name: &'static str, keys: i32) -> Checked {
-    LaunchError::check_limit(name, keys.unsigned_abs().into(), FAR.unsigned_abs().into())
 }
 
 /// The four arrays of [`Sequences`](super::Sequences).

@@ -17,6 +17,8 @@
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
 //! | `sequence` | where the sequences of a batch lie |
+//! | `shape` | how many of everything there are |
+//! | `scores` | the factor and the cap of scores |
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
@@ -62,7 +64,9 @@ mod mask;
 mod panels;
 mod rings;
 mod schedule;
+mod scores;
 mod sequence;
+mod shape;
 mod softmax;
 mod team;
 mod walk;
@@ -88,6 +92,8 @@ pub use forward_portable_general::*;
 pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use panels::{PORTABLE_PANEL, RESTING, portable_general_keys};
-pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
+pub use scores::Scores;
+pub use sequence::{MAP_ROWS, Sequence, Sequences, SequencesArgument, place};
+pub use shape::{Heads, Shape};
 pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
 pub use workspace::Workspace;

@@ -131,7 +131,7 @@ pub struct Item {
 }
 
 /// Words of an [`Item`].
-pub const ITEM_WORDS: usize = 8;
+pub const ITEM_WORDS: usize = 9;
 
 impl Item {
     /// Writes it where another thread reads it; none says that there are no more.
@@ -139,8 +139,8 @@ impl Item {
     #[track_caller]
     pub fn store<const WORDS: usize>(item: Option<Self>, words: SharedArray<u32, WORDS>, at: u32) {
         let Some(Self { tile, sequence }) = item else { return words.store(at + 2, NOTHING) };
-        let Sequence { queries, rows, keys, query_offset, key_offset } = sequence;
-        let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset];
+        let Sequence { queries, rows, keys, query_offset, key_offset, diagonal } = sequence;
+        let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset, diagonal.cast_unsigned()];
         let mut i = 0;
         while i < ITEM_WORDS {
             words.store(at + i as u32, values[i]);
@@ -167,9 +167,10 @@ impl Item {
     #[inline(always)]
     #[track_caller]
     fn of_batch<const WORDS: usize>(batch: u32, words: SharedArray<u32, WORDS>, at: u32) -> Self {
-        let [row, head, queries, rows, keys, query_offset, key_offset] =
-            [0, 1, 3, 4, 5, 6, 7].map(|i| warp::shuffle(words.load(at + i), 0));
-        Self { tile: Tile { row, head, batch }, sequence: Sequence { queries, rows, keys, query_offset, key_offset } }
+        let [row, head, queries, rows, keys, query_offset, key_offset, diagonal] =
+            [0, 1, 3, 4, 5, 6, 7, 8].map(|i| warp::shuffle(words.load(at + i), 0));
+        let diagonal = diagonal.cast_signed();
+        Self { tile: Tile { row, head, batch }, sequence: Sequence { queries, rows, keys, query_offset, key_offset, diagonal } }
     }
 }
 

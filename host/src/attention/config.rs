@@ -287,6 +287,6 @@ impl AttentionConfig {
     /// What bounds each of the sequences of a dense layout.
     pub(super) fn bounds(&self) -> Bounds {
         let (queries, keys) = (self.queries as u32, self.keys as u32);
-        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
+        self.seen().of(&Sequence::alone(queries, keys))
     }
 }
