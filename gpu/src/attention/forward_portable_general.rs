@@ -187,6 +187,6 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
         }
     }
     if !max_logit.is_empty() {
-        workspace.leave(WARPS, &max_logit);
+        workspace.leave(WARPS, Some(max_logit));
     }
 }

@@ -66,6 +66,11 @@ impl Heads {
         check_heads("heads.heads", "heads.group", self.heads, self.group)
     }
 
+    /// Tiles of `tile_rows` queries, at most, of tensors of `rows` rows: each sequence may end in one of its own.
+    pub(super) fn most_tiles(&self, rows: u64, tile_rows: u32) -> u64 {
+        u64::from(self.heads).saturating_mul(u64::from(self.batches).saturating_mul(rows.div_ceil(tile_rows.into()) + 1))
+    }
+
     /// Query heads of a row of the tensors; refuses heads that the rows do not have.
     pub(super) fn of_row(&self) -> Result<u64, LaunchError> {
         if self.step == 0 {

@@ -10,7 +10,8 @@
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
 //! | `forward` | the pass forward |
-//! | `dense`, `packed`, `general` | tensors bound to its kernels |
+//! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem |
+//! | `sequences`, `sink` | where sequences lie and what the softmax counts beside keys, bound |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //! | `backward_plan` | which kernels the pass backward takes, and why |
@@ -55,10 +56,13 @@ mod dense;
 mod forward;
 mod fp8;
 mod general;
+mod options;
 mod packed;
 mod plan;
 mod portable;
 mod portable_general;
+mod sequences;
+mod sink;
 mod split;
 mod tensors;
 

@@ -102,6 +102,11 @@ impl<'a, T> DeviceViewMut<'a, T> {
         self.0
     }
 
+    /// All elements, while this view rests.
+    pub const fn reborrow(&mut self) -> DeviceViewMut<'_, T> {
+        DeviceViewMut(self.0)
+    }
+
     /// Elements `start..end`, while this view rests.
     ///
     /// # Panics
