@@ -4,7 +4,7 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::{Data, DeriveInput, Error, Field, Fields, GenericParam, Result, Type};
 
-use crate::kernel::{MOST_WORDS_OF_STRUCT, identifiers};
+use crate::kernel::{MOST_WORDS, identifiers};
 
 pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     let Data::Struct(data) = &item.data else {
@@ -28,8 +28,9 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     }
     let words = lists.pop().expect("one at least");
     lists.reverse();
-    let most = MOST_WORDS_OF_STRUCT;
-    let too_many = format!("`{name}` must be at most {most} words: take it apart into two parameters; a view is two words, a number is one");
+    let most = MOST_WORDS;
+    let too_many =
+        format!("`{name}` must be at most {most} words: take it apart into two parameters; a view is two words, a number is one");
     let optional = optional.then(|| optional_item(&item, &names, &types));
     Ok(quote! {
         #argument_item

@@ -19,7 +19,10 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use oxtile_tile::warpgroup;
 
 use super::mask::Span;
-use super::problem::{Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull, Seen, Tiles};
+use super::problem::{
+    Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull,
+    Seen, Tiles,
+};
 use super::rings::Rings;
 use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
 use super::walk::walk;

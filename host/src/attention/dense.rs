@@ -62,7 +62,7 @@ impl AttentionConfig {
 }
 
 /// A result that a kernel's target is bound to.
-pub(super) trait BoundTarget<T: RegisterElement, const V: usize, const RANK: usize>: KernelTarget<T, V, RANK>
+pub(super) trait BoundTarget<T: RegisterElement, const V: usize, const RANK: usize>: KernelTarget<T, V, RANK> + 'static
 where
     Columns<V>: MatrixColumns,
 {
@@ -178,8 +178,7 @@ where
     let mut target = R::bind(&mut uploads, stream, &config, outputs)?;
     uploads.copy(stream)?;
     let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-    let (shape, diagonal, section, scale) =
-        (config.shape(), config.diagonal(), config.section(size_of::<T>() as u64), config.scale_log2());
+    let (shape, diagonal, section, scale) = (config.shape(), config.diagonal(), config.section(size_of::<T>() as u64), config.scale_log2());
     Ok(BoundAttention::new(move |stream| {
         let problem = DenseArgument {
             q: q.view(),

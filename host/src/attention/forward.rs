@@ -10,10 +10,10 @@ use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
 
 use super::config::AttentionConfig;
-use super::{dense, options, packed};
 use super::plan::{Facts, Key, Kind};
 use super::portable::PortableElement;
 use super::tensors::{Inputs, Outputs};
+use super::{dense, options, packed};
 use crate::runtime::{Error, Result, Runtime, Stream};
 
 /// Attends with elements of `T`: `bf16` or `f16`.

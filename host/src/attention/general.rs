@@ -72,4 +72,3 @@ where
         None => none.view_mut(),
     }
 }
-

@@ -58,9 +58,7 @@ where
     Ok(BoundAttention::new(move |stream| {
         let (running, rounded) = match &mut target {
             Chosen::Running(running) => (Some(running.argument()), None),
-            Chosen::Rounded(out, log_sum_exp) => {
-                (None, Some(RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.reborrow() }))
-            }
+            Chosen::Rounded(out, log_sum_exp) => (None, Some(RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.reborrow() })),
         };
         let problem = OptionsArgument {
             q: q.view(),

@@ -83,7 +83,9 @@ impl<'a, T> Target<'a, T> {
     pub(super) fn rounded(self) -> Result<DeviceViewMut<'a, T>> {
         match self {
             Self::Rounded(out) => Ok(out),
-            Self::Merged(_) | Self::Last { .. } => Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() }),
+            Self::Merged(_) | Self::Last { .. } => {
+                Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() })
+            }
         }
     }
 }
@@ -118,7 +120,14 @@ impl<'a, T> Inputs<'a, T> {
 impl<'a> Sequences<'a> {
     /// Sequences without padding: as many queries, and keys, as lie between their offsets.
     pub fn new(cu_seqlens_q: DeviceView<'a, u32>, cu_seqlens_kv: DeviceView<'a, u32>) -> Self {
-        Self { cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded: None, cu_seqlens_kv_padded: None, diagonals: None, padding: Padding::Zeroed }
+        Self {
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            cu_seqlens_q_padded: None,
+            cu_seqlens_kv_padded: None,
+            diagonals: None,
+            padding: Padding::Zeroed,
+        }
     }
 
     /// Where the queries begin.

@@ -8,8 +8,8 @@ use oxtile_tile::layout::{Linear, Swizzle};
 use oxtile_tile::num::Pod;
 use oxtile_tile::tensor_map;
 
-use crate::runtime::backend::BoxMap;
 use super::uploads::{Uploaded, Uploads};
+use crate::runtime::backend::BoxMap;
 use crate::runtime::{Error, Result, Stream};
 
 /// Boxes of `ROWS` by `COLUMNS` of a tensor of `RANK` dimensions that kernels read, for tiles of swizzle `S`. Borrows the

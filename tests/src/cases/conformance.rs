@@ -3,8 +3,8 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*, roles::*,
-    turned::*, views::*, warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*,
+    roles::*, turned::*, views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::flag::POISON;
