@@ -35,7 +35,7 @@
 //! }
 //! ```
 
-use oxtile_tile::launch::{ArgumentWords, BufferAccess, Parameter, WordReader};
+use oxtile_tile::launch::{ArgumentWords, BufferAccess, Parameter, ParameterName, WordList, WordReader};
 use oxtile_tile::prelude::*;
 
 /// Words of a record.
@@ -89,15 +89,15 @@ impl Members {
 // SAFETY: an address and a length; `access` names that range.
 unsafe impl Parameter for Members {
     type Argument<'a> = MemberTable<'a>;
-    type First = *const u64;
-    type Second = u64;
+    type Words<Rest: WordList> = <Global<u64> as Parameter>::Words<Rest>;
+    const WORDS: usize = <Global<u64> as Parameter>::WORDS;
 
     fn pack(argument: &MemberTable<'_>, words: &mut ArgumentWords) {
         Global::<u64>::pack(&argument.words, words);
     }
 
-    fn access<'s>(argument: &'s MemberTable<'_>, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'s>)) {
-        visit(argument.words.access(parameter));
+    fn access<'s>(argument: &'s MemberTable<'_>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+        Global::<u64>::access(&argument.words, name, visit);
     }
 
     fn unpack(words: &mut WordReader<'_>) -> Self {
@@ -105,9 +105,10 @@ unsafe impl Parameter for Members {
     }
 
     #[inline(always)]
-    unsafe fn from_raw(first: *const u64, length: u64) -> Self {
+    unsafe fn take<Rest: WordList>(words: Self::Words<Rest>) -> (Self, Rest) {
         // SAFETY: passed on to the caller.
-        Self(unsafe { Global::from_raw(first, length) })
+        let (entries, rest) = unsafe { Global::take::<Rest>(words) };
+        (Self(entries), rest)
     }
 }
 

@@ -38,8 +38,6 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_COMBINE,
     attention::ATTENTION_FORWARD,
     attention::ATTENTION_FORWARD_FP8,
-    attention::ATTENTION_FORWARD_GENERAL,
-    attention::ATTENTION_FORWARD_PACKED,
     attention::ATTENTION_FORWARD_PORTABLE,
     attention::ATTENTION_FORWARD_PORTABLE_GENERAL,
     attention::ATTENTION_FORWARD_SPLIT,

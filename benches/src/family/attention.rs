@@ -1,7 +1,7 @@
 //! Attention, forward.
 
 use anyhow::Result;
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Outputs, Sequences};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Output as Target, Outputs, Sequences};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
@@ -30,6 +30,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
     let shared = Shape::square([batches, length, heads, key_heads, 128]);
     benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| grouped(shared, mask)));
     benches.extend(Packed::random(size).into_iter().map(|(sequences, mask)| packed(sequences, mask)));
+    benches.extend(rings(size));
     benches.push(Bench { family: FAMILY, ..gemm::yardstick(size) });
     benches
 }
@@ -41,6 +42,43 @@ fn grouped(shape: Shape, mask: Mask) -> Bench {
         prepare: Box::new(move |gpu| {
             let rival = prepare(gpu, alone, alone.config(mask))?;
             Ok(prepare(gpu, shape, shape.config(mask))?.against(format!("ours, {}", alone.label()), rival))
+        }),
+        ..bench(shape, mask)
+    }
+}
+
+/// Steps of a ring: merged results, beside the rounded ones of the same tensors; the first and the last step where one is enough to see.
+fn rings(size: Size) -> Vec<Bench> {
+    let lengths = size.pick(&[2048, 8192][..], &[65]);
+    let [tokens, width] = size.pick([32768, 1024], [130, 64]);
+    let mut benches = Vec::new();
+    for (head_size, &length) in [128, 64].into_iter().flat_map(|head_size| lengths.iter().map(move |length| (head_size, length))) {
+        let heads = (width / head_size).max(1);
+        let shape = Shape::square([(tokens / length).max(1), length, heads, heads, head_size]);
+        let steps = if head_size == 128 { &[Target::Merged, Target::First, Target::Last][..] } else { &[Target::Merged] };
+        for &output in steps {
+            benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| ring(shape, mask, output)));
+        }
+    }
+    benches
+}
+
+fn ring(shape: Shape, mask: Mask, output: Target) -> Bench {
+    let kernel = match (output, mask) {
+        (Target::First, Mask::Full) => "attention forward ring, first, full",
+        (Target::First, _) => "attention forward ring, first, causal",
+        (Target::Last, Mask::Full) => "attention forward ring, last, full",
+        (Target::Last, _) => "attention forward ring, last, causal",
+        (_, Mask::Full) => "attention forward ring, full",
+        (..) => "attention forward ring, causal",
+    };
+    Bench {
+        kernel,
+        peers: &[],
+        prepare: Box::new(move |gpu| {
+            let rival = prepare(gpu, shape, shape.config(mask))?;
+            let step = AttentionConfig { output, ..shape.config(mask) };
+            Ok(prepare(gpu, shape, step)?.against("ours, rounded".to_owned(), rival))
         }),
         ..bench(shape, mask)
     }
@@ -100,12 +138,20 @@ fn capture(gpu: &Gpu, shape: Shape, config: AttentionConfig, offsets: &[u32]) ->
     let [of_q, of_k, of_v, of_out] = shape.elements();
     let (q, k, v) = (tensor(gpu, 0, of_q)?, tensor(gpu, 1, of_k)?, tensor(gpu, 2, of_v)?);
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
-    let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
+    // As if other keys had been seen.
+    let mut log_sum_exp = Buffer::<f32>::zeros(&gpu.stream, shape.rows())?;
+    let mut running = Buffer::<f32>::zeros(&gpu.stream, if config.output == Target::Rounded { 0 } else { of_out })?;
     let offsets = Buffer::from_slice(&gpu.stream, offsets)?;
     let graph = {
         let sequences = (config.layout == Layout::Packed).then(|| Sequences::new(offsets.view(), offsets.view()));
         let inputs = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
-        let mut bound = attention.bind(&gpu.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+        let log_sum_exp = log_sum_exp.view_mut();
+        let outputs = match config.output {
+            Target::Rounded => Outputs::new(out.view_mut(), log_sum_exp),
+            Target::Last => Outputs::last(running.view(), out.view_mut(), log_sum_exp),
+            Target::Merged | Target::First => Outputs::merged(running.view_mut(), log_sum_exp),
+        };
+        let mut bound = attention.bind(&gpu.stream, inputs, outputs)?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };
     Ok(Prepared::new(graph, move |stream| Ok(vec![Output { name: "out", bytes: bytes_of(&out.to_vec_as(stream)?) }])))

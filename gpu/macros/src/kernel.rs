@@ -83,12 +83,13 @@ pub fn expand(options: Options, mut function: ItemFn) -> Result<TokenStream> {
     };
     let items = instances.iter().map(|i| expansion.instance(i));
     let (marker, args, family) = (expansion.marker_item(), expansion.args_item(), expansion.family_item(&instances));
-    let function = &expansion.function;
+    let (function, signature) = (&expansion.function, expansion.signature_item());
     Ok(quote! {
         #[inline(always)]
         #function
         #marker
         #args
+        #signature
         #(#items)*
         #family
     })
@@ -141,6 +142,20 @@ impl Expansion {
         }
     }
 
+    /// `impl Signature for Amax<T>`, for any `T`.
+    fn signature_item(&self) -> TokenStream {
+        let (marker, args) = (&self.marker, &self.args);
+        let (impl_generics, type_generics, clause) = self.function.sig.generics.split_for_impl();
+        let mut of_args = self.function.sig.generics.clone();
+        of_args.params.insert(0, syn::parse_quote!('a));
+        let (_, args_generics, _) = of_args.split_for_impl();
+        quote! {
+            impl #impl_generics ::oxtile_tile::launch::Signature for #marker #type_generics #clause {
+                type Args<'a> = #args #args_generics;
+            }
+        }
+    }
+
     /// `pub struct AmaxArgs<'a, T> { pub input: DeviceView<'a, T>, .. }` and its `KernelArgs`.
     fn args_item(&self) -> TokenStream {
         let (args, vis) = (&self.args, &self.function.vis);
@@ -166,7 +181,7 @@ impl Expansion {
                 }
 
                 fn accesses<'s>(&'s self, visit: &mut dyn FnMut(::oxtile_tile::launch::BufferAccess<'s>)) {
-                    #(<#types as ::oxtile_tile::launch::Parameter>::access(&self.#names, stringify!(#names), visit);)*
+                    #(<#types as ::oxtile_tile::launch::Parameter>::access(&self.#names, ::oxtile_tile::launch::ParameterName::new(stringify!(#names)), visit);)*
                 }
             }
         }
@@ -204,10 +219,9 @@ impl Expansion {
                 // SAFETY: the entry, `emulate`, the arguments and the facts are made here of one signature.
                 unsafe impl ::oxtile_tile::launch::Kernel for #marker<#(#generics),*> {
                     const INFO: ::oxtile_tile::launch::KernelInfo = #info;
-                    type Args<'a> = #args<'a, #(#generics),*>;
 
                     fn grid(
-                        args: &Self::Args<'_>,
+                        args: &#args<'_, #(#generics),*>,
                         device: &::oxtile_tile::launch::DeviceLimits,
                     ) -> ::core::result::Result<::oxtile_tile::launch::Grid, ::oxtile_tile::launch::LaunchError> {
                         #grid(args, device)
@@ -235,6 +249,7 @@ impl Expansion {
         let shared = self.options.shared.as_ref().map_or(quote!(0), |ty| quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::SIZE));
         let requires = self.options.requires.as_ref().map(Ident::to_string).unwrap_or_default();
         let names = self.parameters.iter().map(|p| p.name.to_string());
+        let types = self.parameters.iter().map(|p| &p.ty);
         quote! {
             ::oxtile_tile::launch::KernelInfo {
                 name: #name,
@@ -247,6 +262,7 @@ impl Expansion {
                 shared_bytes: #shared,
                 requires: #requires,
                 parameters: &[#(#names),*],
+                words: (0 #(+ <#types as ::oxtile_tile::launch::Parameter>::WORDS)*) as u32,
             }
             .checked()
         }
@@ -264,28 +280,54 @@ impl Expansion {
         }
     }
 
-    /// The `extern "ptx-kernel"` function: views arrive as a pointer and a length each.
+    /// The `extern "ptx-kernel"` function: one pointer or number for each word of the parameters, as
+    /// [`WordList`](../oxtile_tile/launch/trait.WordList.html) lays them out.
     fn entry(&self, instance: &Instance, generics: &[TokenStream]) -> TokenStream {
         let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
         let (function, turbofish, gate) = (&self.function.sig.ident, turbofish(generics), self.gate());
-        let types: Vec<_> = self.parameters.iter().map(|p| &p.ty).collect();
-        let first: Vec<_> = self.parameters.iter().map(|p| format_ident!("{}_0", p.name)).collect();
-        let second: Vec<_> = self.parameters.iter().map(|p| format_ident!("{}_1", p.name)).collect();
+        let launch = quote!(::oxtile_tile::launch);
+        let most = self.parameters.iter().map(|p| most_words(&p.ty)).sum::<usize>().min(MOST_WORDS);
+        // The words of each parameter and of those after it, the last first.
+        let mut lists = vec![quote!(())];
+        for parameter in self.parameters.iter().rev() {
+            let (ty, rest) = (&parameter.ty, lists.last().expect("one at least"));
+            lists.push(quote!(<#ty as #launch::Parameter>::Words<#rest>));
+        }
+        let whole = lists.pop().expect("one at least");
+        let list: Vec<_> = (0..most + 1).map(|i| format_ident!("Words{i}")).collect();
+        let word: Vec<_> = (0..most).map(|i| format_ident!("word_{i}")).collect();
+        let (now, next) = (&list[..most], &list[1..]);
+        let first = &list[0];
+        let words =
+            word.iter().zip(now).rev().fold(quote!(()), |tail, (word, list)| quote!(<#list as #launch::WordList>::new(#word, #tail)));
+        let takes = self.parameters.iter().rev().zip(&lists).map(|(p, rest)| {
+            let (parameter, ty) = (&p.name, &p.ty);
+            quote! {
+                // SAFETY: the one caller is the launcher, which packs these words from the argument struct of this very
+                // instance (`KernelArgs::pack`).
+                let (#parameter, __words) = unsafe { <#ty as #launch::Parameter>::take::<#rest>(__words) };
+            }
+        });
+        let takes: Vec<_> = takes.collect();
+        let takes = takes.iter().rev();
+        let types = self.parameters.iter().map(|p| &p.ty);
+        let call = self.parameters.iter().map(|p| &p.name);
         quote! {
             #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
             #gate
-            #[allow(improper_ctypes_definitions)]
-            #[unsafe(export_name = #name)]
-            pub unsafe extern "ptx-kernel" fn entry(
-                #(#first: <#types as ::oxtile_tile::launch::Parameter>::First,
-                  #second: <#types as ::oxtile_tile::launch::Parameter>::Second),*
-            ) {
-                // SAFETY: the one caller is the launcher, which packs these words from the
-                // argument struct of this very instance (`KernelArgs::pack`).
-                #function #turbofish (
-                    #(unsafe { <#types as ::oxtile_tile::launch::Parameter>::from_raw(#first, #second) }),*
-                )
-            }
+            const _: () = {
+                type #first = #whole;
+                #(type #next = <#now as #launch::WordList>::Tail;)*
+                const { assert!(0 #(+ <#types as #launch::Parameter>::WORDS)* <= #most, "more words than an entry has parameters") };
+
+                #[allow(improper_ctypes_definitions)]
+                #[unsafe(export_name = #name)]
+                pub unsafe extern "ptx-kernel" fn entry(#(#word: <#now as #launch::WordList>::Head),*) {
+                    let __words: #first = #words;
+                    #(#takes)*
+                    #function #turbofish (#(#call),*)
+                }
+            };
         }
     }
 
@@ -297,7 +339,7 @@ impl Expansion {
         let parameters = self.parameters.iter().map(|p| format!("\"{}\"", p.name)).collect::<Vec<_>>().join(",");
         let line = format!(
             "// oxtile.kernel {{{{\"name\":\"{name}\",\"family\":\"{family}\",\"threads\":[{{}},1,1],\"min_blocks\":{{}},\
-             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}]}}}}"
+             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}],\"words\":{{}}}}}}"
         );
         let (gate, info) = (self.gate(), self.info_of(instance));
         let module = format_ident!("__metadata_of_{name}");
@@ -308,7 +350,7 @@ impl Expansion {
 
                 #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
                 #gate
-                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes);
+                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words);
             }
         }
     }
@@ -351,8 +393,22 @@ fn binding_argument(binding: &Binding) -> TokenStream {
     }
 }
 
+/// The most words that an entry takes: `ArgumentWords::CAPACITY`.
+pub const MOST_WORDS: usize = 64;
+
+/// As many words as the type has; as many as an entry takes if it is a struct, whose words are not known here.
+fn most_words(ty: &Type) -> usize {
+    let Type::Path(path) = ty else { return MOST_WORDS };
+    let last = path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
+    match last.as_str() {
+        "u32" | "u64" | "i32" | "i64" | "f32" | "bool" | "TensorMap" | "TensorMapMut" => 1,
+        "Global" | "GlobalMut" | "GlobalTable" => 2,
+        _ => MOST_WORDS,
+    }
+}
+
 /// All identifiers of a type, at any depth.
-fn identifiers(tokens: TokenStream) -> Vec<Ident> {
+pub fn identifiers(tokens: TokenStream) -> Vec<Ident> {
     let of_tree = |tree| match tree {
         TokenTree::Ident(ident) => vec![ident],
         TokenTree::Group(group) => identifiers(group.stream()),

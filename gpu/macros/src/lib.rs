@@ -1,7 +1,8 @@
-//! `#[kernel]` and `#[derive(SharedStorage)]`, re-exported by `oxtile_tile`; documented there.
+//! `#[kernel]`, `#[derive(Parameter)]` and `#[derive(SharedStorage)]`, re-exported by `oxtile_tile`; documented there.
 
 mod instances;
 mod kernel;
+mod parameter;
 mod shared_storage;
 
 use proc_macro::TokenStream;
@@ -50,4 +51,23 @@ pub fn kernel(options: TokenStream, item: TokenStream) -> TokenStream {
 pub fn shared_storage(item: TokenStream) -> TokenStream {
     let item = parse_macro_input!(item as syn::DeriveInput);
     shared_storage::expand(item).unwrap_or_else(syn::Error::into_compile_error).into()
+}
+
+/// Makes a struct of kernel parameters one kernel parameter.
+///
+/// ```text
+/// #[derive(Clone, Copy, Parameter)]
+/// pub struct Sequences { pub ends: Global<u32>, pub offsets: Global<u32>, pub padded: bool }
+/// ```
+///
+/// A kernel takes `sequences: Sequences`; the entry takes the fields' words one by one, as if they were its own parameters. The host gives a
+/// `SequencesArgument<'a> { ends: DeviceView<'a, u32>, .. }`, or the struct itself where all fields are numbers. Errors and reports name
+/// `sequences.ends`. Structs may hold such structs.
+///
+/// Under `#[parameter(optional)]` `Option<Sequences>` is a parameter too; the first field is then a view (or such a struct), by
+/// whose address the kernel knows whether it is there.
+#[proc_macro_derive(Parameter, attributes(parameter))]
+pub fn parameter(item: TokenStream) -> TokenStream {
+    let item = parse_macro_input!(item as syn::DeriveInput);
+    parameter::expand(item).unwrap_or_else(syn::Error::into_compile_error).into()
 }

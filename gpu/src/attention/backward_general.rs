@@ -160,8 +160,16 @@ pub fn attention_backward_general<
             }
             3 if thread::lane() == 0 => {
                 let mut tiles = shared.tiles.producer();
-                let sequences =
-                    Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+                let sequences = Sequences {
+                    query_ends,
+                    key_ends,
+                    query_offsets,
+                    key_offsets,
+                    diagonals: None,
+                    query_rows,
+                    key_rows,
+                    padded: padded != 0,
+                };
                 let mut schedule = SequenceKeySchedule::new(sequences, window, query_blocks, heads, section_keys);
                 let queue = KeyQueue(counter);
                 let mut more = true;

@@ -116,7 +116,8 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let tile = if OF_KEYS { index / all_heads } else { row_tiles - 1 - index / all_heads };
     let row = tile * RESTING as u32;
 
-    let sequences = Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+    let sequences =
+        Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
     let sequence = sequences.get(batch);
     let written = if OF_KEYS { sequences.key_rows(batch, &sequence) } else { sequence.rows };
     if row >= written {

@@ -20,12 +20,6 @@ const THREADS: u32 = 2 * warpgroup::THREADS;
 /// Rows of `dQ'` of a fragment.
 const PANEL: usize = 64;
 
-/// The queries of a sequence; of its keys nothing is known.
-#[inline(always)]
-fn queries(query_ends: Global<u32>, query_offsets: Global<u32>, rows: u32, padded: bool) -> Sequences {
-    Sequences { query_ends, key_ends: query_ends, query_offsets, key_offsets: query_offsets, rows: [rows, rows], padded }
-}
-
 /// For each query of `[heads, blocks, size]`: `offsets` is `-log2(e) log_sum_exp`, `of_blocks` its delta; -inf and 0 where no query is,
 /// and for queries that see nothing, so that their weights are 0.
 ///
@@ -55,7 +49,7 @@ pub fn attention_backward_blocks(
     let (mut offset, mut delta) = (f32::NEG_INFINITY, 0.0);
     // The divisor is not zero, as there is an element; saying so keeps the check out.
     if let Some(QueryBlock { batch, index, .. }) = query_blocks.get(at / size.max(1)) {
-        let sequence = query_blocks.limit(batch, queries(query_ends, query_offsets, query_rows, false).get(batch));
+        let sequence = query_blocks.limit(batch, Sequences::of_queries(query_ends, query_offsets, query_rows, false).get(batch));
         let row = index * size + at % size.max(1);
         if row < sequence.queries {
             let from = match log_rows {
@@ -123,7 +117,7 @@ pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, co
     let ([block, head, _], part) = (block::index(), warpgroup::index());
     let query_blocks = QueryBlocks { query_ends, batches, size: QUERIES as u32, blocks };
     let Some(QueryBlock { batch, index, is_last }) = query_blocks.get(block) else { return };
-    let sequence = query_blocks.limit(batch, queries(query_ends, query_offsets, query_rows, padded != 0).get(batch));
+    let sequence = query_blocks.limit(batch, Sequences::of_queries(query_ends, query_offsets, query_rows, padded != 0).get(batch));
     let at = u64::from(head) * u64::from(blocks) + u64::from(block);
     let mut sum = if turns.load(at) != 0 {
         RegisterTile::<SPAN>::load_fragments(&sums, (2 * at + u64::from(part)) * (SPAN * PANEL) as u64)

@@ -96,14 +96,7 @@ pub fn attention_backward_sink(
     let partial = Shared::claim().partial;
     let (head, heads) = (block::index()[0], block::count()[0]);
     let score = sink.load(head.into()) * LOG2_E;
-    let sequences = Sequences {
-        query_ends,
-        key_ends: query_ends,
-        query_offsets,
-        key_offsets: query_offsets,
-        rows: [query_rows, query_rows],
-        padded: false,
-    };
+    let sequences = Sequences::of_queries(query_ends, query_offsets, query_rows, false);
     let mut sum = 0.0;
     for batch in 0..batches {
         let sequence = sequences.get(batch);

@@ -1,111 +1,99 @@
-//! Attention, forward: dense tensors, full or causal.
+//! Attention, forward.
 //!
 //! A block stays on its multiprocessor and computes the result for a tile of queries of one head after another. One thread
 //! copies their queries, and keeps two stages of keys and two of values full, the last block of keys first ([`Rings`]). Two
 //! warpgroups have 64 queries each and walk over the blocks of keys ([`walk`]). What is stored waits in a tile of the warpgroup, whose
-//! barrier it passes before it writes there and behind.
+//! barrier it passes before and after it writes there.
 //!
-//! `Q` and the result are tensors of `[batches, heads, rows, size]`, `K` and `V` of `[batches, heads / group, keys, size]`, of any
-//! strides. Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. A query that sees no key
+//! What is computed, of which tensors, and where the result goes is a compile-time [`Problem`]. The thread that copies tells the others which
+//! tile comes next.
+//!
+//! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. A query that sees no key
 //! gets zeros and a log-sum-exp of -inf. Scores, weights and sums are `f32`, weights are rounded to `T` for their
 //! product. Scores below -1e30 count as hidden; NaN and +inf give NaN in their rows.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup;
 
-use super::epilogue::{store, store_rows};
-use super::limits;
-use super::mask::{FAR, Mask, Span};
+use super::mask::Span;
+use super::problem::{
+    Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull,
+    Seen, Tiles,
+};
 use super::rings::Rings;
-use super::schedule::{Queue, Schedule, Tile};
-use super::softmax::Softmax;
 use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
 use super::walk::walk;
 
-type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, <G as Team>::Staging<Part<T, V>>, 1>;
+type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
+    Rings<T, D, V, KEYS, G, <G as Team>::Staging<Part<T, V>>, <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message>;
 
-/// Attends, with heads of up to `D` elements of queries and `V` of values. `diagonal` is the last key that query 0 sees, if
-/// `CAUSAL`; `scale` has the factor `log2(e)`; `log_sum_exp` is `[batches, heads, rows]`; `counter` is one zero, and is zero again
-/// afterwards. `section` heads are computed together.
-#[kernel(threads = G::THREADS, grid = limits::forward, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
-#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], CAUSAL = [false, true])]
-#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], CAUSAL = [false, true])]
-#[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], CAUSAL = [false, true])]
-#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], CAUSAL = [false, true])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
-pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
-    q: TensorMap<T, PART, D, Swizzle128, 4>,
-    k: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    v: TensorMap<T, KEYS, V, Swizzle128, 4>,
-    out: TensorMapMut<T, PART, V, Swizzle128, 4>,
-    log_sum_exp: GlobalMut<f32>,
-    counter: GlobalMut<u32>,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    rows: u32,
-    keys: u32,
-    diagonal: i32,
-    section: u32,
-    scale: f32,
-) where
+/// Attends, with heads of up to `D` elements of queries and `V` of values, `KEYS` keys at a time.
+#[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G, P>, requires = sm_90a)]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [Full, Causal, RingFull, RingCausal])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [PackedFull, PackedCausal, PackedRingFull, PackedRingCausal])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [Full, Causal, RingFull, RingCausal])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [PackedFull, PackedCausal, PackedRingFull, PackedRingCausal])]
+#[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [Full, Causal, RingFull, RingCausal, Optioned])]
+#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [Full, Causal, RingFull, RingCausal])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair], P = [Optioned])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide], P = [Optioned])]
+#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [64], G = [Wide], P = [Optioned])]
+pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G, P>(problem: Of<T, D, V, KEYS, P>)
+where
     T: RegisterElement + StoredElement,
     G: Team,
+    P: Policy,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
 {
-    let shared = Shared::<T, D, V, KEYS, G>::begin();
-    let schedule = Schedule { tile_rows: G::QUERIES, row_tiles: rows.div_ceil(G::QUERIES), heads, batches, section };
-    let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
-    let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + G::QUERIES });
+    let shared = Shared::<T, D, V, KEYS, G, P>::begin();
+    let turn_words = Of::<T, D, V, KEYS, P>::TURN;
     match G::role() {
         Role::Copies(role) => {
             if !G::begin_copies(role) {
                 return;
             }
-            let mut rings = shared.producers();
-            let queue = Queue { counter, tiles: schedule.tiles() };
-            let mut index = block::index()[0];
-            while let Some(tile) = schedule.tile(index) {
-                let ticket = queue.take();
-                let part = |part: u32| [tile.batch, tile.head, tile.row + part * PART as u32, 0];
-                rings.load_queries(&q, || shared.tile.store(0, index), part);
-                for block in (0..blocks_of(tile).end).rev() {
-                    rings.load_block(&k, &v, [tile.batch, tile.head / group.max(1), block * KEYS as u32, 0]);
+            let (mut rings, mut tiles, mut turn) = (shared.producers(), problem.tiles(G::QUERIES), 0);
+            while let Some(tile) = tiles.tile() {
+                tiles.ask();
+                let tell = || Of::<T, D, V, KEYS, P>::tell(&tiles, Some(tile), shared.tile, turn);
+                problem.load_queries(&mut rings, &tile, tell);
+                let blocks = problem.mask(&tile).blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
+                let first = if Of::<T, D, V, KEYS, P>::WINDOWED { blocks.begin } else { 0 };
+                for block in (first..blocks.end).rev() {
+                    problem.load_block(&mut rings, &tile, block);
                 }
-                index = queue.index(ticket);
+                tiles.advance();
+                turn ^= turn_words;
             }
-            rings.end(|| shared.tile.store(0, index));
+            tiles.leave();
+            rings.end(|| Of::<T, D, V, KEYS, P>::tell(&tiles, None, shared.tile, turn));
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
-            let mut rings = shared.consumers();
+            let (mut rings, mut turn) = (shared.consumers(), 0);
             loop {
                 let stage = rings.queries.wait();
-                let index = warp::shuffle(shared.tile.load(0), 0);
+                let Some(tile) = problem.told(G::QUERIES, shared.tile, turn) else { break };
                 let query_part = G::part(stage.memory(), part);
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
-                let Some(tile) = schedule.tile(index) else { break };
-                let row = tile.row + part * PART as u32;
-                let (blocks, whole) = (blocks_of(tile), mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end);
-                let mut softmax = if G::SPARING { Softmax::sparing(scale) } else { Softmax::raising(scale, CAUSAL) };
-                let mut sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
-                    if step.first || (CAUSAL && step.block >= whole) {
-                        mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
-                    }
+                let (mask, row) = (problem.mask(&tile), tile.row() + part * PART as u32);
+                let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
+                let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }) };
+                let mut softmax = problem.softmax::<G>(&tile);
+                let sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
+                    problem.edit(scores, step, &seen);
                 });
-                let finished = softmax.finish();
-                sum.scale_rows(finished.factor);
-                store::<G, _, _, _>(&out, &sum, G::staging(query_part, shared.staging, part), part, [tile.batch, tile.head, row, 0]);
-                let head = u64::from(tile.batch * heads + tile.head) * u64::from(rows);
-                store_rows(&log_sum_exp, head, row, rows, finished.log_sum_exp());
+                let tile = problem.told_again(tile, shared.tile, turn);
+                turn ^= turn_words;
+                let staging = (G::staging(query_part, shared.staging, part), part);
+                problem.store::<G>(&tile, tile.row() + part * PART as u32, sum, softmax.finish(), staging);
                 if let Some(stage) = stage {
                     if warpgroup::is_leader() {
                         pipeline::wait_stores_read::<0>();
@@ -116,6 +104,24 @@ pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G
             if !G::IN_PLACE && warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
             }
+            problem.end::<G>();
         }
     }
+}
+
+fn grid<T, const D: usize, const V: usize, const KEYS: usize, G, P>(
+    args: &AttentionForwardArgs<'_, T, D, V, KEYS, G, P>,
+    device: &DeviceLimits,
+) -> Result<Grid, LaunchError>
+where
+    T: RegisterElement + StoredElement,
+    G: Team,
+    P: Policy,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+{
+    // A block for each multiprocessor, which takes one tile after the other.
+    let tiles = Of::<T, D, V, KEYS, P>::check(&args.problem, G::QUERIES)?;
+    Ok(Grid::x(tiles.min(device.multiprocessors.into()) as u32))
 }

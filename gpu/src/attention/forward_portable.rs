@@ -75,7 +75,8 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
     let (index, all_heads) = (block::index()[0], (heads * batches).max(1));
     let (head, batch) = (index % all_heads % heads.max(1), index % all_heads / heads.max(1));
     let row = (row_tiles - 1 - index / all_heads) * ROWS as u32;
-    let sequences = Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+    let sequences =
+        Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
     let sequence = sequences.get(batch);
     if row >= sequence.rows {
         return;

@@ -94,7 +94,8 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
     let (index, all_heads, group) = (block::index()[0], (heads * batches).max(1), group.max(1));
     let (head, batch) = (index % all_heads % heads.max(1), index % all_heads / heads.max(1));
     let row = (row_tiles - 1 - index / all_heads) * RESTING as u32;
-    let sequences = Sequences { query_ends, key_ends, query_offsets, key_offsets, rows: [query_rows, key_rows], padded: padded != 0 };
+    let sequences =
+        Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
     let mut sequence = sequences.get(batch);
     if log_rows != 0 {
         // Whatever the arrays say, there is no more room in the log-sum-exp.
@@ -186,6 +187,6 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
         }
     }
     if !max_logit.is_empty() {
-        workspace.leave(WARPS, &max_logit);
+        workspace.leave(WARPS, Some(max_logit));
     }
 }

@@ -23,7 +23,7 @@ use super::softmax::Softmax;
 use super::team::{Narrow, Nothing, PART, Pair, Role, Team, Wide};
 use super::walk::walk;
 
-type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, Nothing, 0>;
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, Nothing, Nothing>;
 
 /// Attends, each block to a part of the keys of a tile of queries. `sums` becomes the results of the parts, `[parts, batches,
 /// heads, rows, value_size]`, and `logs` the logarithms to base 2 of their sums of exponentials, `[parts, batches, heads, rows]`;

@@ -4,17 +4,14 @@ use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::Swizzle;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+use oxtile_tile::register_tile::RegisterElement;
 
 use super::combine::MOST_PARTS;
-use super::forward::AttentionForwardArgs;
 use super::forward_fp8::{AttentionForwardFp8Args, FP8_QUERIES};
-use super::forward_general::AttentionForwardGeneralArgs;
-use super::forward_packed::AttentionForwardPackedArgs;
 use super::forward_portable::{AttentionForwardPortableArgs, PORTABLE_QUERIES};
 use super::forward_portable_general::AttentionForwardPortableGeneralArgs;
 use super::forward_split::AttentionForwardSplitArgs;
-use super::mask::FAR;
+use super::mask::check_reach;
 use super::panels::{PANEL, RESTING};
 use super::team::Team;
 use super::workspace::Workspace;
@@ -34,11 +31,6 @@ fn check_heads(heads: u32, group: u32) -> Checked {
 
 fn check_rows(sides: [(&'static str, u32); 2]) -> Checked {
     sides.into_iter().try_for_each(|(name, rows)| LaunchError::check_limit(name, rows.into(), MOST_ROWS))
-}
-
-/// How far from a query its last or first key is.
-fn check_reach(name: &'static str, keys: i32) -> Checked {
-    LaunchError::check_limit(name, keys.unsigned_abs().into(), FAR.unsigned_abs().into())
 }
 
 /// The four arrays of [`Sequences`](super::Sequences).
@@ -99,23 +91,6 @@ impl Dense {
     }
 }
 
-/// The grid of [`attention_forward`](fn@super::attention_forward).
-pub(super) fn forward<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
-    args: &AttentionForwardArgs<'_, T, D, V, KEYS, G, CAUSAL>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    T: RegisterElement + StoredElement,
-    G: Team,
-    Columns<D>: MatrixColumns,
-    Columns<V>: MatrixColumns,
-    Columns<KEYS>: MatrixColumns,
-{
-    let AttentionForwardArgs { batches, heads, group, rows, keys, diagonal, section, .. } = *args;
-    let dense = Dense { batches, heads, group, rows, keys, diagonal };
-    dense.grid(G::QUERIES, section, args.log_sum_exp.len(), args.counter.len(), device)
-}
-
 /// The same of e4m3 tensors, whose scales are one or one for each head.
 pub(super) fn forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     args: &AttentionForwardFp8Args<'_, D, S, CAUSAL>,
@@ -164,80 +139,6 @@ where
     let blocks = part_heads * rows.div_ceil(G::QUERIES.into());
     LaunchError::check_limit("rows", blocks, MOST_BLOCKS)?;
     Ok(Grid::x(blocks as u32))
-}
-
-/// A block for each multiprocessor.
-pub(super) fn forward_general<T, const D: usize, const V: usize, const KEYS: usize, G>(
-    args: &AttentionForwardGeneralArgs<'_, T, D, V, KEYS, G>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    T: RegisterElement + StoredElement,
-    G: Team,
-    Columns<D>: MatrixColumns,
-    Columns<V>: MatrixColumns,
-    Columns<KEYS>: MatrixColumns,
-{
-    let (batches, heads, rows) = (u64::from(args.batches), u64::from(args.heads), u64::from(args.query_rows));
-    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
-    check_heads(args.heads, args.group)?;
-    check_rows([("query_rows", args.query_rows), ("key_rows", args.key_rows)])?;
-    check_reach("left", args.left)?;
-    check_reach("right", args.right)?;
-    let row_heads = heads_of_a_row("sequence_heads", args.sequence_heads, args.batches, args.heads)?;
-    let of_heads = heads.saturating_mul(args.statistics_head);
-    let statistics = match args.packed {
-        // A head's rows are behind those of the one before, and a batch's heads too.
-        0 => {
-            LaunchError::check_limit("statistics_head", of_heads, args.statistics_batch)?;
-            batches.saturating_mul(args.statistics_batch)
-        }
-        _ => {
-            LaunchError::check_limit("statistics_batch", args.statistics_batch, 0)?;
-            LaunchError::check_limit("query_rows", rows, args.statistics_head)?;
-            of_heads
-        }
-    };
-    LaunchError::check_length("log_sum_exp", statistics, args.log_sum_exp.len())?;
-    LaunchError::check_length("workspace", Workspace::words(heads), args.workspace.len())?;
-    check_optional("max_logit", heads, args.max_logit.len())?;
-    check_sinks(heads, args.sink.len())?;
-    if !args.running.is_empty() {
-        LaunchError::check_multiple("value_size", 2, args.value_size.into())?;
-        LaunchError::check_limit("value_size", args.value_size.into(), V as u64)?;
-        LaunchError::check_multiple("row_stride", 2, args.row_stride)?;
-        LaunchError::check_limit("value_size", row_heads.saturating_mul(args.value_size.into()), args.row_stride)?;
-        LaunchError::check_length("running", rows.saturating_mul(args.row_stride), args.running.len())?;
-        LaunchError::check_alignment("running", 8, args.running.address())?;
-    }
-    Ok(sequence_grid(batches, heads, rows, G::QUERIES, device))
-}
-
-/// A block for each multiprocessor, or for each tile that there may be: each sequence may end in one of its own.
-fn sequence_grid(batches: u64, heads: u64, rows: u64, tile_rows: u32, device: &DeviceLimits) -> Grid {
-    let tiles = heads.saturating_mul(batches.saturating_mul(rows.div_ceil(tile_rows.into()) + 1));
-    Grid::x(tiles.min(device.multiprocessors.into()) as u32)
-}
-
-/// A block for each multiprocessor.
-pub(super) fn forward_packed<T, const D: usize, const V: usize, const KEYS: usize, G, const CAUSAL: bool>(
-    args: &AttentionForwardPackedArgs<'_, T, D, V, KEYS, G, CAUSAL>,
-    device: &DeviceLimits,
-) -> Result<Grid, LaunchError>
-where
-    T: RegisterElement + StoredElement,
-    G: Team,
-    Columns<D>: MatrixColumns,
-    Columns<V>: MatrixColumns,
-    Columns<KEYS>: MatrixColumns,
-{
-    let (batches, heads, rows) = (u64::from(args.batches), u64::from(args.heads), u64::from(args.query_rows));
-    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
-    check_heads(args.heads, args.group)?;
-    check_rows([("query_rows", args.query_rows), ("key_rows", args.key_rows)])?;
-    LaunchError::check_length("log_sum_exp", heads.saturating_mul(rows), args.log_sum_exp.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    Ok(sequence_grid(batches, heads, rows, G::QUERIES, device))
 }
 
 fn check_optional(name: &'static str, expected: u64, found: u64) -> Checked {

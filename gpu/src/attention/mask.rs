@@ -1,21 +1,23 @@
 //! Which keys a query sees.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile};
 
 use super::sequence::Sequence;
+use super::shape::Checked;
 
 /// No bound: further than any sequence is long.
 pub const FAR: i32 = 1 << 30;
 
 /// Bounds that hold for all sequences of a launch, which may differ in length.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Parameter)]
 pub struct Window {
-    /// Keys seen before the diagonal aligned bottom-right, at most [`FAR`].
+    /// Keys seen before the diagonal, which is aligned bottom-right unless [given](super::Sequences::diagonals); at most [`FAR`].
     pub left: i32,
-    /// Keys seen behind it, at most [`FAR`].
+    /// Keys seen after it, at most [`FAR`].
     pub right: i32,
-    /// Whether query `i` sees no key behind key `i`.
+    /// Whether query `i` sees no key after key `i`.
     pub top_left: bool,
 }
 
@@ -60,10 +62,20 @@ impl Window {
     /// The mask of one sequence.
     #[inline(always)]
     pub fn of(self, sequence: &Sequence) -> Mask {
-        let diagonal = sequence.keys.cast_signed() - sequence.queries.cast_signed();
+        let Sequence { queries, keys, diagonal, .. } = *sequence;
         let last = (diagonal + self.right).min(if self.top_left { 0 } else { FAR });
-        Mask { queries: sequence.queries, keys: sequence.keys, first: (diagonal - self.left).max(-FAR), last }
+        Mask { queries, keys, first: (diagonal - self.left).max(-FAR), last }
     }
+
+    pub(super) fn check(&self) -> Checked {
+        check_reach("window.left", self.left)?;
+        check_reach("window.right", self.right)
+    }
+}
+
+/// How far from a query its last or first key is.
+pub(super) fn check_reach(name: &'static str, keys: i32) -> Checked {
+    LaunchError::check_limit(name, keys.unsigned_abs().into(), FAR.unsigned_abs().into())
 }
 
 impl Mask {

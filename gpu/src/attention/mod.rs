@@ -3,10 +3,11 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
-//! | `forward` | the kernel of dense tensors, full or causal: tiles, copies |
+//! | `forward` | the kernel of forward attention on Hopper |
+//! | `problem` | its compile-time policies: what is computed, of which tensors |
+//! | `dense`, `packed`, `options` | the problems: dense tensors; packed sequences; windows, caps, sinks, largest logits |
+//! | `target`, `running` | where the result goes; the running result of a ring |
 //! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
-//! | `forward_packed` | the kernel of packed sequences, full or causal |
-//! | `forward_general` | the kernel of everything else: windows, sinks, merged results, of dense and packed tensors |
 //! | `team` | who computes a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
 //! | `limits` | what launches are held to, and the grids of the forward kernels |
@@ -17,6 +18,8 @@
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
 //! | `sequence` | where the sequences of a batch lie |
+//! | `shape` | how many of everything there are |
+//! | `scores` | the factor and the cap of scores |
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
@@ -49,21 +52,27 @@ mod backward_statistics;
 mod backward_walk;
 mod backward_workspace;
 mod combine;
+mod dense;
 mod epilogue;
 mod forward;
 mod forward_fp8;
-mod forward_general;
-mod forward_packed;
 mod forward_portable;
 mod forward_portable_general;
 mod forward_split;
 mod limits;
 mod mask;
+mod options;
+mod packed;
 mod panels;
+mod problem;
 mod rings;
+mod running;
 mod schedule;
+mod scores;
 mod sequence;
+mod shape;
 mod softmax;
+mod target;
 mod team;
 mod walk;
 mod workspace;
@@ -79,15 +88,21 @@ pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
 pub use backward_workspace::KEYS;
 pub use combine::*;
+pub use dense::*;
 pub use forward::*;
 pub use forward_fp8::*;
-pub use forward_general::*;
-pub use forward_packed::*;
 pub use forward_portable::*;
 pub use forward_portable_general::*;
 pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
+pub use options::*;
+pub use packed::*;
 pub use panels::{PORTABLE_PANEL, RESTING, portable_general_keys};
-pub use sequence::{MAP_ROWS, Sequence, Sequences, place};
+pub use problem::*;
+pub use running::*;
+pub use scores::Scores;
+pub use sequence::{MAP_ROWS, Sequence, Sequences, SequencesArgument, place};
+pub use shape::{Heads, Shape};
+pub use target::*;
 pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
 pub use workspace::Workspace;

@@ -17,16 +17,16 @@ use oxtile_tile::tensor_map::TensorMap;
 use super::team::{PART, Part, Team};
 use super::walk::Block;
 
-/// The memory of a block; `STAGING` is where results wait, of `WORDS` words is a tile's number.
+/// The memory of a block; `STAGING` is where results wait, `WORDS` where a tile's number is handed over.
 #[derive(SharedStorage)]
-pub struct Rings<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team, STAGING: SharedStorage, const WORDS: usize> {
+pub struct Rings<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team, STAGING: SharedStorage, WORDS: SharedStorage> {
     queries: Pipeline<G::Parts<Part<T, D>>, 1>,
     keys: Pipeline<Block<T, KEYS, D>, 2>,
     values: Pipeline<Block<T, KEYS, V>, 2>,
     /// Where the result waits.
     pub staging: STAGING,
     /// Which tile the queries are of; it comes and goes with them.
-    pub tile: SharedArray<u32, WORDS>,
+    pub tile: WORDS,
 }
 
 /// The filling sides. One thread holds them.
@@ -46,11 +46,12 @@ pub struct Consumers<T: Pod, const D: usize, const V: usize, const KEYS: usize, 
     pub values: Consumer<Block<T, KEYS, V>, 2>,
 }
 
-impl<T, const D: usize, const V: usize, const KEYS: usize, G, STAGING, const WORDS: usize> Rings<T, D, V, KEYS, G, STAGING, WORDS>
+impl<T, const D: usize, const V: usize, const KEYS: usize, G, STAGING, WORDS> Rings<T, D, V, KEYS, G, STAGING, WORDS>
 where
     T: RegisterElement,
     G: Team,
     STAGING: SharedStorage,
+    WORDS: SharedStorage,
 {
     /// The block's, ready for use. All threads call it.
     #[inline(always)]

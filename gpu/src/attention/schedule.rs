@@ -4,6 +4,7 @@ use oxtile_tile::num::opaque;
 use oxtile_tile::prelude::*;
 
 use super::sequence::{Sequence, Sequences};
+use super::shape::Heads;
 
 /// The order: heads in sections whose keys and values fit the L2 cache together; in a section the last rows of all heads
 /// first, as they see the most keys where a mask is causal.
@@ -130,19 +131,22 @@ pub struct Item {
     pub sequence: Sequence,
 }
 
-/// Words of an [`Item`].
+/// Words of an [`Item`] whose sequence is aligned bottom-right.
 pub const ITEM_WORDS: usize = 8;
+
+/// Words of one whose diagonal is [given](Sequences::diagonals).
+pub const DIAGONAL_ITEM_WORDS: usize = ITEM_WORDS + 1;
 
 impl Item {
     /// Writes it where another thread reads it; none says that there are no more.
     #[inline(always)]
     #[track_caller]
-    pub fn store<const WORDS: usize>(item: Option<Self>, words: SharedArray<u32, WORDS>, at: u32) {
+    pub fn store<const DIAGONAL: bool, const WORDS: usize>(item: Option<Self>, words: SharedArray<u32, WORDS>, at: u32) {
         let Some(Self { tile, sequence }) = item else { return words.store(at + 2, NOTHING) };
-        let Sequence { queries, rows, keys, query_offset, key_offset } = sequence;
-        let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset];
+        let Sequence { queries, rows, keys, query_offset, key_offset, diagonal } = sequence;
+        let values = [tile.row, tile.head, tile.batch, queries, rows, keys, query_offset, key_offset, diagonal.cast_unsigned()];
         let mut i = 0;
-        while i < ITEM_WORDS {
+        while i < if DIAGONAL { DIAGONAL_ITEM_WORDS } else { ITEM_WORDS } {
             words.store(at + i as u32, values[i]);
             i += 1;
         }
@@ -151,25 +155,29 @@ impl Item {
     /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
     #[inline(always)]
     #[track_caller]
-    pub fn load<const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Option<Self> {
+    pub fn load<const DIAGONAL: bool, const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Option<Self> {
         let batch = warp::shuffle(words.load(at + 2), 0);
-        if batch == NOTHING { None } else { Some(Self::of_batch(batch, words, at)) }
+        if batch == NOTHING { None } else { Some(Self::of_batch::<DIAGONAL, WORDS>(batch, words, at)) }
     }
 
     /// Reads one that is known to be there: registers need not hold it for long.
     #[inline(always)]
     #[track_caller]
-    pub fn reload<const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Self {
-        Self::of_batch(warp::shuffle(words.load(at + 2), 0), words, at)
+    pub fn reload<const DIAGONAL: bool, const WORDS: usize>(words: SharedArray<u32, WORDS>, at: u32) -> Self {
+        Self::of_batch::<DIAGONAL, WORDS>(warp::shuffle(words.load(at + 2), 0), words, at)
     }
 
     /// All words but the batch.
     #[inline(always)]
     #[track_caller]
-    fn of_batch<const WORDS: usize>(batch: u32, words: SharedArray<u32, WORDS>, at: u32) -> Self {
+    fn of_batch<const DIAGONAL: bool, const WORDS: usize>(batch: u32, words: SharedArray<u32, WORDS>, at: u32) -> Self {
         let [row, head, queries, rows, keys, query_offset, key_offset] =
             [0, 1, 3, 4, 5, 6, 7].map(|i| warp::shuffle(words.load(at + i), 0));
-        Self { tile: Tile { row, head, batch }, sequence: Sequence { queries, rows, keys, query_offset, key_offset } }
+        let diagonal = match DIAGONAL {
+            true => warp::shuffle(words.load(at + ITEM_WORDS as u32), 0).cast_signed(),
+            false => keys.cast_signed() - queries.cast_signed(),
+        };
+        Self { tile: Tile { row, head, batch }, sequence: Sequence { queries, rows, keys, query_offset, key_offset, diagonal } }
     }
 }
 
@@ -193,7 +201,7 @@ impl SequenceSchedule {
     /// At the first of the sequences, of which there is one.
     #[inline(always)]
     #[track_caller]
-    pub fn new(sequences: Sequences, tile_rows: u32, batches: u32, heads: u32, group: u32, section_keys: u32) -> Self {
+    pub fn new(sequences: Sequences, Heads { batches, heads, group, .. }: Heads, tile_rows: u32, section_keys: u32) -> Self {
         Self { sequences, tile_rows, batches, heads, group, section_keys, batch: 0, sequence: sequences.get(0), before: 0 }
     }
 

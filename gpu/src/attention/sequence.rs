@@ -14,8 +14,12 @@ use oxtile_tile::prelude::*;
 
 pub use oxtile_tile::tensor_map::MAP_ROWS;
 
-/// The sequences of a launch: four arrays of one more element than there are sequences.
-#[derive(Clone, Copy)]
+use super::mask::FAR;
+use super::shape::{Checked, check_rows};
+
+
+/// The sequences of a launch: arrays of one more element than there are sequences.
+#[derive(Clone, Copy, Parameter)]
 pub struct Sequences {
     /// Sums of the queries of the sequences before; how many queries a sequence has is the difference of neighbours.
     pub query_ends: Global<u32>,
@@ -25,9 +29,14 @@ pub struct Sequences {
     pub query_offsets: Global<u32>,
     /// Where the keys of each begin.
     pub key_offsets: Global<u32>,
-    /// Rows of the tensors of queries and of keys: what is beyond is cut, whatever the arrays say.
-    pub rows: [u32; 2],
-    /// Whether rows behind the queries of a sequence, up to the next offset, belong to it and are written as zeros.
+    /// The key that query 0 of each is aligned with, from which windows and bottom-right masks count, one for each sequence: where keys or queries
+    /// at an end of the sequence are not in these tensors. Without it the last query is aligned with the last key.
+    pub diagonals: Option<Global<i32>>,
+    /// Rows of the tensor of queries: what is beyond is cut, whatever the arrays say.
+    pub query_rows: u32,
+    /// The same for keys.
+    pub key_rows: u32,
+    /// Whether rows after the queries of a sequence, up to the next offset, belong to it and are written as zeros.
     pub padded: bool,
 }
 
@@ -44,39 +53,73 @@ pub struct Sequence {
     pub query_offset: u32,
     /// The row of the first key.
     pub key_offset: u32,
+    /// The key that query 0 is aligned with.
+    pub diagonal: i32,
+}
+
+impl Sequence {
+    /// A sequence alone in its tensors, whose last query is aligned with the last key.
+    #[inline(always)]
+    pub fn alone(queries: u32, keys: u32) -> Self {
+        let diagonal = keys.cast_signed() - queries.cast_signed();
+        Self { queries, rows: queries, keys, query_offset: 0, key_offset: 0, diagonal }
+    }
 }
 
 impl Sequences {
+    /// Queries alone: nothing is known of keys.
+    #[inline(always)]
+    pub fn of_queries(ends: Global<u32>, offsets: Global<u32>, rows: u32, padded: bool) -> Self {
+        let (query_ends, key_ends, query_offsets, key_offsets) = (ends, ends, offsets, offsets);
+        Self { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows: rows, key_rows: rows, padded }
+    }
+
     /// Sequence `batch`.
     #[inline(always)]
     #[track_caller]
     pub fn get(&self, batch: u32) -> Sequence {
         let batch = u64::from(batch);
         let length = |ends: &Global<u32>| ends.load(batch + 1).saturating_sub(ends.load(batch));
-        let query_offset = self.query_offsets.load(batch).min(self.rows[0]);
-        let key_offset = self.key_offsets.load(batch).min(self.rows[1]);
-        let queries = length(&self.query_ends).min(self.rows[0] - query_offset);
-        let next = if self.padded { self.query_offsets.load(batch + 1).min(self.rows[0]) } else { 0 };
-        Sequence {
-            queries,
-            rows: next.saturating_sub(query_offset).max(queries),
-            keys: length(&self.key_ends).min(self.rows[1] - key_offset),
-            query_offset,
-            key_offset,
-        }
+        let query_offset = self.query_offsets.load(batch).min(self.query_rows);
+        let key_offset = self.key_offsets.load(batch).min(self.key_rows);
+        let queries = length(&self.query_ends).min(self.query_rows - query_offset);
+        let keys = length(&self.key_ends).min(self.key_rows - key_offset);
+        let next = if self.padded { self.query_offsets.load(batch + 1).min(self.query_rows) } else { 0 };
+        let diagonal = match self.diagonals {
+            Some(diagonals) => diagonals.load(batch).clamp(1 - FAR, FAR - 1),
+            None => keys.cast_signed() - queries.cast_signed(),
+        };
+        Sequence { queries, rows: next.saturating_sub(query_offset).max(queries), keys, query_offset, key_offset, diagonal }
     }
 
     /// Rows of a sequence's keys, with the padding up to the next offset if it belongs to the sequence.
     #[inline(always)]
     #[track_caller]
     pub fn key_rows(&self, batch: u32, sequence: &Sequence) -> u32 {
-        let next = if self.padded { self.key_offsets.load(u64::from(batch) + 1).min(self.rows[1]) } else { 0 };
+        let next = if self.padded { self.key_offsets.load(u64::from(batch) + 1).min(self.key_rows) } else { 0 };
         next.saturating_sub(sequence.key_offset).max(sequence.keys)
     }
 }
 
+impl SequencesArgument<'_> {
+    /// One more element than `batches` in each array, one for each in `diagonals`.
+    pub(super) fn check(&self, batches: u32) -> Checked {
+        let arrays = [
+            ("sequences.query_ends", &self.query_ends),
+            ("sequences.key_ends", &self.key_ends),
+            ("sequences.query_offsets", &self.query_offsets),
+            ("sequences.key_offsets", &self.key_offsets),
+        ];
+        arrays.into_iter().try_for_each(|(name, array)| LaunchError::check_length(name, u64::from(batches) + 1, array.len()))?;
+        if let Some(diagonals) = &self.diagonals {
+            LaunchError::check_length("sequences.diagonals", batches.into(), diagonals.len())?;
+        }
+        check_rows([("sequences.query_rows", self.query_rows), ("sequences.key_rows", self.key_rows)])
+    }
+}
+
 /// Coordinates in a tensor map whose edge is moved to the end of a sequence: `row` of `count` rows from `offset` on, of `head`.
-/// What is behind the last of them is loaded as zero and not stored.
+/// What is after the last of them is loaded as zero and not stored.
 ///
 /// The map has the dimensions `[huge, huge, heads, MAP_ROWS, size]` with strides of `[2^34 - row, row, head, row, 1]` elements,
 /// if `row` is the tensor's stride of rows: the last of `count` rows has the last index that the map allows, the second coordinate takes

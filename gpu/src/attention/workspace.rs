@@ -41,12 +41,13 @@ impl Workspace {
     /// and clears the words.
     #[inline(always)]
     #[track_caller]
-    pub fn leave(&self, warps: u32, largest: &GlobalMut<f32>) {
+    pub fn leave(&self, warps: u32, largest: Option<GlobalMut<f32>>) {
         if thread::lane() != 0 || atomic::take_ticket(&self.words, 1) != block::count()[0] * warps - 1 {
             return;
         }
         self.words.store(0, 0);
         self.words.store(1, 0);
+        let Some(largest) = largest else { return };
         let mut head = 0;
         while head < largest.len() {
             largest.store(head, score_of(self.words.load(HEADS + head)) * LN_2);

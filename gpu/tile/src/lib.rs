@@ -46,13 +46,13 @@ pub mod warp;
 pub mod warp_matrix;
 pub mod warpgroup;
 
-pub use oxtile_macros::{SharedStorage, kernel};
+pub use oxtile_macros::{Parameter, SharedStorage, kernel};
 
 /// What a kernel file imports.
 pub mod prelude {
     pub use crate::global::{Global, GlobalMut, Vector};
-    pub use crate::launch::{DeviceLimits, DeviceView, DeviceViewMut, Grid, LaunchError};
+    pub use crate::launch::{DeviceLimits, DeviceView, DeviceViewMut, Grid, LaunchError, Parameter};
     pub use crate::num::{Element, Float, bf16, f16};
     pub use crate::shared::{SharedArray, SharedStorage};
-    pub use crate::{SharedStorage, atomic, block, flag, kernel, sync, thread, warp};
+    pub use crate::{Parameter, SharedStorage, atomic, block, flag, kernel, sync, thread, warp};
 }

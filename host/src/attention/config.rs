@@ -40,6 +40,8 @@ pub struct AttentionConfig {
     pub sink: Sink,
     /// Where the result goes.
     pub output: Output,
+    /// Whether packed sequences come with [diagonals](super::Sequences::diagonals) of their own.
+    pub diagonals: bool,
     /// Whether each head's largest scaled score is an output too.
     pub max_logit: bool,
     /// Which kernels may be taken.
@@ -132,8 +134,13 @@ pub enum Output {
     #[default]
     Rounded,
     /// Into a running result: an `f32` tensor and its log-sum-exp, which become those of the keys seen before and now
-    /// together. They begin as zeros and -inf. A step of a ring of ranks, of which exactly one has the [`Sink`], if there is one.
+    /// together. A row whose log-sum-exp is -inf counts as zeros, whatever is there. A step of a ring of ranks, of which exactly one has the
+    /// [`Sink`], if there is one.
     Merged,
+    /// The same as the first step: nothing of the running result is read, and all of it is written.
+    First,
+    /// The same as the last step: the running `f32` tensor is only read, and the result goes to a tensor of the inputs' type, rounded.
+    Last,
 }
 
 /// Rows, heads and sequences are below.
@@ -164,6 +171,7 @@ impl Default for AttentionConfig {
             soft_cap: None,
             sink: Sink::None,
             output: Output::Rounded,
+            diagonals: false,
             max_logit: false,
             kernels: Kernels::Fastest,
             key_parts: None,
@@ -208,6 +216,9 @@ impl AttentionConfig {
             if let Some(bound) = bound.filter(|bound| *bound >= LIMIT) {
                 return refuse(field, bound, format!("at most {}, or none for no bound", LIMIT - 1));
             }
+        }
+        if self.diagonals && self.layout != Layout::Packed {
+            return refuse("diagonals", true, "false unless the layout is Packed: dense tensors have no sequences");
         }
         if let Some(parts) = self.key_parts.filter(|parts| !(1..=u64::from(MOST_PARTS)).contains(parts)) {
             return refuse("key_parts", parts, format!("from 1 to {MOST_PARTS}, or none"));
@@ -287,6 +298,6 @@ impl AttentionConfig {
     /// What bounds each of the sequences of a dense layout.
     pub(super) fn bounds(&self) -> Bounds {
         let (queries, keys) = (self.queries as u32, self.keys as u32);
-        self.seen().of(&Sequence { queries, rows: queries, keys, query_offset: 0, key_offset: 0 })
+        self.seen().of(&Sequence::alone(queries, keys))
     }
 }

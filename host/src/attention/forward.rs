@@ -3,7 +3,8 @@
 use std::fmt;
 
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionForward, AttentionForwardGeneral, AttentionForwardPacked, AttentionForwardSplit, Narrow, Pair, Team, Wide,
+    AttentionCombine, AttentionForward, AttentionForwardSplit, Causal, Full, Narrow, Optioned, PackedCausal, PackedFull, PackedRingCausal,
+    PackedRingFull, Pair, RingCausal, RingFull, Team, Wide,
 };
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, f16};
@@ -12,6 +13,7 @@ use super::config::AttentionConfig;
 use super::plan::{Facts, Key, Kind};
 use super::portable::PortableElement;
 use super::tensors::{Inputs, Outputs};
+use super::{dense, options, packed};
 use crate::runtime::{Error, Result, Runtime, Stream};
 
 /// Attends with elements of `T`: `bf16` or `f16`.
@@ -117,57 +119,72 @@ pub struct Binding<'s, 'a, T> {
     pub(super) outputs: Outputs<'a, T>,
 }
 
-/// Each line: sizes of heads, kind, its kernel as a type of the element with the keys of a step, and what is launched behind it.
+/// A loaded kernel, and the function that binds tensors to it.
+struct Entry<K, B>(K, B);
+
+impl<T, K, B> Instance<T> for Entry<K, B>
+where
+    K: Send + Sync,
+    B: for<'a> Fn(&'a K, Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> + Send + Sync,
+{
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
+        (self.1)(&self.0, binding)
+    }
+}
+
+/// Each row: sizes of heads, keys of a step, and which warpgroups compute it. The kinds of a row, their policies, and what binds tensors to
+/// them are the same for all rows of a group.
 macro_rules! elements {
-    (@ load $runtime:ident, $kernel:ty) => { $runtime.load::<$kernel>()? };
-    (@ load $runtime:ident, $kernel:ty, $then:ty) => { ($runtime.load::<$kernel>()?, $runtime.load::<$then>()?) };
-    ($([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?> $(, $then:ident)?;)*) => {
-        elements!(@ bf16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?> $(, $then)?;)*);
-        elements!(@ f16 $([$d $v $kind] $kernel<$keys, $team $(, $causal)?> $(, $then)?;)*);
+    (@ $t:ident dense $([$d:tt $v:tt $keys:tt $team:ident])* packed $([$pd:tt $pv:tt $pkeys:tt $pteam:ident])* options $([$od:tt $ov:tt $okeys:tt $oteam:ident])*) => {
+        elements! { @@ $t
+            $([$d $v $keys $team] Full: Full by dense::bind;)*
+            $([$d $v $keys $team] Causal: Causal by dense::bind;)*
+            $([$d $v $keys $team] RingFull: RingFull by dense::bind;)*
+            $([$d $v $keys $team] RingCausal: RingCausal by dense::bind;)*
+            $([$pd $pv $pkeys $pteam] Packed: PackedFull by packed::bind;)*
+            $([$pd $pv $pkeys $pteam] PackedCausal: PackedCausal by packed::bind;)*
+            $([$pd $pv $pkeys $pteam] PackedRing: PackedRingFull by packed::bind;)*
+            $([$pd $pv $pkeys $pteam] PackedRingCausal: PackedRingCausal by packed::bind;)*
+            $([$od $ov $okeys $oteam] Options: Optioned by options::bind;)*
+            split $([$d $v $keys $team])*
+        }
     };
-    (@ $t:ident $([$d:literal $v:literal $kind:ident] $kernel:ident<$keys:literal, $team:ty $(, $causal:literal)?> $(, $then:ident)?;)*) => {
+    (@@ $t:ident $([$d:tt $v:tt $keys:tt $team:ident] $kind:ident: $policy:ident by $bind:path;)* split $([$sd:tt $sv:tt $skeys:tt $steam:ident])*) => {
         impl AttentionElement for $t {
             fn facts(key: Key) -> Option<Facts> {
+                let facts = |name, queries, keys| Some(Facts { name, step: [queries, keys] });
                 match (key.sizes, key.kind) {
-                    $(([$d, $v], Kind::$kind) => Some(Facts {
-                        name: <$kernel<$t, $d, $v, $keys, $team $(, $causal)?> as Kernel>::INFO.name,
-                        step: [<$team as Team>::QUERIES, $keys],
-                    }),)*
+                    $(([$d, $v], Kind::$kind) => {
+                        facts(<AttentionForward<$t, $d, $v, $keys, $team, $policy> as Kernel>::INFO.name, <$team as Team>::QUERIES, $keys)
+                    })*
+                    $(([$sd, $sv], Kind::Split) => {
+                        facts(<AttentionForwardSplit<$t, $sd, $sv, $skeys, $steam> as Kernel>::INFO.name, <$steam as Team>::QUERIES, $skeys)
+                    })*
                     _ => None,
                 }
             }
 
             fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
-                match (key.sizes, key.kind) {
-                    $(([$d, $v], Kind::$kind) => Ok(Box::new(elements!(@ load runtime, $kernel<$t, $d, $v, $keys, $team $(, $causal)?> $(, $then<$t>)?))),)*
-                    _ => Err(Error::Invalid { what: "Attention", why: format!("no kernel for {key:?}") }),
-                }
+                Ok(match (key.sizes, key.kind) {
+                    $(([$d, $v], Kind::$kind) => {
+                        Box::new(Entry(runtime.load::<AttentionForward<$t, $d, $v, $keys, $team, $policy>>()?, $bind))
+                    })*
+                    $(([$sd, $sv], Kind::Split) => {
+                        let attend = runtime.load::<AttentionForwardSplit<$t, $sd, $sv, $skeys, $steam>>()?;
+                        Box::new((attend, runtime.load::<AttentionCombine<$t>>()?))
+                    })*
+                    _ => return Err(Error::Invalid { what: "Attention", why: format!("no kernel for {key:?}") }),
+                })
             }
         }
     };
+    ($($rows:tt)*) => { elements! { @ bf16 $($rows)* } elements! { @ f16 $($rows)* } };
 }
 
 elements! {
-    [64 64 Full] AttentionForward<128, Narrow, false>;
-    [64 64 Causal] AttentionForward<128, Narrow, true>;
-    [64 64 Split] AttentionForwardSplit<128, Narrow>, AttentionCombine;
-    [64 64 Packed] AttentionForwardPacked<128, Narrow, false>;
-    [64 64 PackedCausal] AttentionForwardPacked<128, Narrow, true>;
-    [64 64 General] AttentionForwardGeneral<128, Pair>;
-    [128 128 Full] AttentionForward<128, Pair, false>;
-    [128 128 Causal] AttentionForward<128, Pair, true>;
-    [128 128 Split] AttentionForwardSplit<128, Pair>, AttentionCombine;
-    [128 128 Packed] AttentionForwardPacked<128, Pair, false>;
-    [128 128 PackedCausal] AttentionForwardPacked<128, Pair, true>;
-    [128 128 General] AttentionForwardGeneral<128, Wide>;
-    [192 128 Full] AttentionForward<128, Wide, false>;
-    [192 128 Causal] AttentionForward<128, Wide, true>;
-    [192 128 Split] AttentionForwardSplit<128, Wide>, AttentionCombine;
-    [192 128 General] AttentionForwardGeneral<128, Wide>;
-    [256 256 Full] AttentionForward<80, Wide, false>;
-    [256 256 Causal] AttentionForward<80, Wide, true>;
-    [256 256 Split] AttentionForwardSplit<80, Wide>, AttentionCombine;
-    [256 256 General] AttentionForwardGeneral<64, Wide>;
+    dense [64 64 128 Narrow] [128 128 128 Pair] [192 128 128 Wide] [256 256 80 Wide]
+    packed [64 64 128 Narrow] [128 128 128 Pair]
+    options [64 64 128 Pair] [128 128 128 Wide] [192 128 128 Wide] [256 256 64 Wide]
 }
 
 impl<T> fmt::Debug for Attention<T> {

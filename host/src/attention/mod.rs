@@ -10,7 +10,9 @@
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
 //! | `forward` | the forward pass |
-//! | `dense`, `packed`, `general` | tensors bound to its kernels |
+//! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem |
+//! | `sequences`, `sink` | where sequences lie and what the softmax counts beside keys, bound |
+//! | `general` | the same for the kernels that take no nouns yet |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //! | `backward_plan` | which kernels the backward pass takes, and why |
@@ -55,10 +57,13 @@ mod dense;
 mod forward;
 mod fp8;
 mod general;
+mod options;
 mod packed;
 mod plan;
 mod portable;
 mod portable_general;
+mod sequences;
+mod sink;
 mod split;
 mod tensors;
 

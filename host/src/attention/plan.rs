@@ -29,14 +29,22 @@ pub enum Kind {
     Full,
     /// Dense tensors, a causal mask.
     Causal,
+    /// A step of a ring of dense tensors, all keys.
+    RingFull,
+    /// The same with a causal mask.
+    RingCausal,
     /// Dense tensors, any of those masks, keys divided among blocks.
     Split,
     /// Packed sequences, all keys.
     Packed,
     /// Packed sequences, a causal mask.
     PackedCausal,
+    /// A step of a ring of packed sequences, all keys.
+    PackedRing,
+    /// The same with a causal mask.
+    PackedRingCausal,
     /// Everything.
-    General,
+    Options,
 }
 
 /// What is known of a kernel.
@@ -86,14 +94,23 @@ impl AttentionConfig {
             return Ok(Choice { kernel: "", why: "the output is empty".to_owned() });
         }
         self.check_counts(key.kind)?;
+        if key.kind == Kind::Options && [Output::First, Output::Last].contains(&self.output) {
+            let needs = self.needs().into_iter().filter(|need| *need != "output").collect::<Vec<_>>().join(", ");
+            let why = format!("Rounded or Merged with {needs}: fill the log-sum-exp with -inf, merge every step, and round the sum");
+            return refuse("output", format!("{:?}", self.output), why);
+        }
         let ([d, v], [size, value_size]) = (key.sizes, [self.head_size, self.value_size()]);
         let masked = match (key.kind, self.needs()) {
             (Kind::Full, _) => "all keys".to_owned(),
             (Kind::Causal, _) => "causal".to_owned(),
+            (Kind::RingFull, _) => "all keys, merged".to_owned(),
+            (Kind::RingCausal, _) => "causal, merged".to_owned(),
             (Kind::Split, _) => format!("keys in {} parts for as many blocks, which another kernel puts together", self.parts()),
             (Kind::Packed, _) => "packed, all keys".to_owned(),
             (Kind::PackedCausal, _) => "packed, causal".to_owned(),
-            (Kind::General, needs) => format!("general for {}", needs.join(", ")),
+            (Kind::PackedRing, _) => "packed, all keys, merged".to_owned(),
+            (Kind::PackedRingCausal, _) => "packed, causal, merged".to_owned(),
+            (Kind::Options, needs) => format!("with options for {}", needs.join(", ")),
         };
         let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
         let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
@@ -105,7 +122,7 @@ impl AttentionConfig {
     fn check_counts(&self, kind: Kind) -> Result<()> {
         let results = u128::from(self.batches) * u128::from(self.queries) * u128::from(self.heads);
         match kind {
-            Kind::General => self.check_rows(LIMIT - 1),
+            Kind::Options => self.check_rows(LIMIT - 1),
             Kind::Split if results > i32::MAX as u128 => {
                 refuse("key_parts", self.parts(), format!("1 where batches, queries and heads make more than {} rows", i32::MAX))
             }
@@ -117,20 +134,19 @@ impl AttentionConfig {
     pub(super) fn key(&self) -> Key {
         let fits = |[d, v]: &[u64; 2]| self.head_size <= *d && self.value_size() <= *v;
         let sizes = SIZES.into_iter().find(fits).unwrap_or(SIZES[3]);
-        let causal = self.mask != Mask::Full;
-        let kind = match self.mask {
-            _ if self.needs() == ["layout"] && PACKED_SIZES.contains(&sizes) => {
-                if causal {
-                    Kind::PackedCausal
-                } else {
-                    Kind::Packed
-                }
-            }
-            _ if self.needs_general() => Kind::General,
+        let (causal, ring) = (self.mask != Mask::Full && !self.folds(), self.output != Output::Rounded);
+        let packed = self.layout == Layout::Packed;
+        let kind = match (packed, ring, causal) {
+            _ if self.has_options() || packed && !PACKED_SIZES.contains(&sizes) => Kind::Options,
             _ if self.parts() > 1 => Kind::Split,
-            _ if self.folds() => Kind::Full,
-            Mask::Full => Kind::Full,
-            Mask::CausalTopLeft | Mask::CausalBottomRight => Kind::Causal,
+            (false, false, false) => Kind::Full,
+            (false, false, true) => Kind::Causal,
+            (false, true, false) => Kind::RingFull,
+            (false, true, true) => Kind::RingCausal,
+            (true, false, false) => Kind::Packed,
+            (true, false, true) => Kind::PackedCausal,
+            (true, true, false) => Kind::PackedRing,
+            (true, true, true) => Kind::PackedRingCausal,
         };
         Key { sizes, kind }
     }
@@ -144,8 +160,14 @@ impl AttentionConfig {
             ("sink", self.sink != Sink::None),
             ("output", self.output != Output::Rounded),
             ("max_logit", self.max_logit),
+            ("diagonals", self.diagonals),
         ];
         needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
+    }
+
+    /// Whether it takes more than layouts, masks and running results.
+    fn has_options(&self) -> bool {
+        self.needs().iter().any(|need| !["layout", "output"].contains(need))
     }
 
     /// Whether it takes more than the kernels of dense full and causal attention have.

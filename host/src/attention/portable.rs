@@ -57,6 +57,9 @@ impl AttentionConfig {
         if let Some(parts @ 2..) = self.key_parts {
             return refuse("key_parts", parts, "1 or none: the kernels for any GPU do not divide keys");
         }
+        if [Output::First, Output::Last].contains(&self.output) {
+            return refuse("output", format!("{:?}", self.output), "Rounded or Merged: the kernels for any GPU merge every step");
+        }
         let key = self.portable_key();
         let Some(kernel) = T::portable_name(key) else {
             return Err(Error::Invalid { what: "AttentionConfig", why: format!("no kernel for {key:?}") });

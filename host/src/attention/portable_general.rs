@@ -7,7 +7,7 @@ use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::register_tile::RegisterElement;
 
-use super::config::{AttentionConfig, Layout};
+use super::config::{AttentionConfig, Layout, refuse};
 use super::forward::{Binding, BoundAttention, Instance};
 use super::general::{Placement, lend, sink_of, softmax_of};
 use super::portable::check_aligned;
@@ -31,6 +31,7 @@ where
         let (mut out, mut running) = match out {
             Target::Rounded(out) => (Some(out), None),
             Target::Merged(running) => (None, Some(running)),
+            Target::Last { .. } => return refuse("output", "Last", "Rounded or Merged on a GPU without wgmma"),
         };
         let placement = Placement::new(stream, &config, sequences)?;
         let (own_sink, sink) = sink_of(stream, &config, sink)?;

@@ -33,6 +33,10 @@ pub struct Sequences<'a> {
     pub cu_seqlens_q_padded: Option<DeviceView<'a, u32>>,
     /// Where the keys of each sequence begin; `cu_seqlens_kv` if none.
     pub cu_seqlens_kv_padded: Option<DeviceView<'a, u32>>,
+    /// The key that query 0 of each sequence is aligned with, `batches` elements, from which windows and bottom-right masks count: for
+    /// sequences that are cut at an end, as those of a step of a ring. Without it the last query is aligned with the last key. Given if the
+    /// [configuration](AttentionConfig::diagonals) says so.
+    pub diagonals: Option<DeviceView<'a, i32>>,
     /// What becomes of rows between sequences.
     pub padding: Padding,
 }
@@ -63,8 +67,15 @@ pub struct Outputs<'a, T> {
 pub enum Target<'a, T> {
     /// As [`Output::Rounded`].
     Rounded(DeviceViewMut<'a, T>),
-    /// As [`Output::Merged`], with the log-sum-exp.
+    /// As [`Output::Merged`] or [`Output::First`], with the log-sum-exp.
     Merged(DeviceViewMut<'a, f32>),
+    /// As [`Output::Last`], with the log-sum-exp.
+    Last {
+        /// The running result of the steps before.
+        running: DeviceView<'a, f32>,
+        /// The result.
+        out: DeviceViewMut<'a, T>,
+    },
 }
 
 impl<'a, T> Target<'a, T> {
@@ -72,7 +83,9 @@ impl<'a, T> Target<'a, T> {
     pub(super) fn rounded(self) -> Result<DeviceViewMut<'a, T>> {
         match self {
             Self::Rounded(out) => Ok(out),
-            Self::Merged(_) => Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() }),
+            Self::Merged(_) | Self::Last { .. } => {
+                Err(Error::Invalid { what: "Attention, out", why: "this kernel rounds its result".to_owned() })
+            }
         }
     }
 }
@@ -98,14 +111,23 @@ impl<'a, T> Inputs<'a, T> {
         check_length("Attention, cu_seqlens_q", config.batches + 1, sequences.cu_seqlens_q.len())?;
         check_length("Attention, cu_seqlens_kv", config.batches + 1, sequences.cu_seqlens_kv.len())?;
         check_length("Attention, cu_seqlens_q_padded", config.batches + 1, sequences.query_offsets().len())?;
-        check_length("Attention, cu_seqlens_kv_padded", config.batches + 1, sequences.key_offsets().len())
+        check_length("Attention, cu_seqlens_kv_padded", config.batches + 1, sequences.key_offsets().len())?;
+        check_given("diagonals", config.diagonals, sequences.diagonals.is_some())?;
+        sequences.diagonals.map_or(Ok(()), |diagonals| check_length("Attention, diagonals", config.batches, diagonals.len()))
     }
 }
 
 impl<'a> Sequences<'a> {
     /// Sequences without padding: as many queries, and keys, as lie between their offsets.
     pub fn new(cu_seqlens_q: DeviceView<'a, u32>, cu_seqlens_kv: DeviceView<'a, u32>) -> Self {
-        Self { cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded: None, cu_seqlens_kv_padded: None, padding: Padding::Zeroed }
+        Self {
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            cu_seqlens_q_padded: None,
+            cu_seqlens_kv_padded: None,
+            diagonals: None,
+            padding: Padding::Zeroed,
+        }
     }
 
     /// Where the queries begin.
@@ -130,20 +152,29 @@ impl<'a, T> Outputs<'a, T> {
         Self { out: Target::Merged(out), log_sum_exp, max_logit: None }
     }
 
+    /// The last step of a ring: the running result of those before, where the result goes, and the running log-sum-exp, which
+    /// becomes the result's.
+    pub fn last(running: DeviceView<'a, f32>, out: DeviceViewMut<'a, T>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
+        Self { out: Target::Last { running, out }, log_sum_exp, max_logit: None }
+    }
+
     /// As [`Inputs::check`].
     pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
         let rows = config.rows()[0];
-        let (given, length) = match &self.out {
-            Target::Rounded(out) => (Output::Rounded, out.len()),
-            Target::Merged(out) => (Output::Merged, out.len()),
+        let (given, lengths) = match &self.out {
+            Target::Rounded(out) => ([Output::Rounded; 2], [out.len(); 2]),
+            Target::Merged(out) => ([Output::Merged, Output::First], [out.len(); 2]),
+            Target::Last { running, out } => ([Output::Last; 2], [running.len(), out.len()]),
         };
-        if given != config.output {
+        if !given.contains(&config.output) {
             return Err(Error::Invalid {
                 what: "Attention, out",
-                why: format!("the configuration's output is {:?}, the tensor given is {given:?}", config.output),
+                why: format!("the configuration's output is {:?}, the tensor given is {:?}", config.output, given[0]),
             });
         }
-        check_length("Attention, out", rows * config.heads * config.value_size(), length)?;
+        for length in lengths {
+            check_length("Attention, out", rows * config.heads * config.value_size(), length)?;
+        }
         check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
         check_given("max_logit", config.max_logit, self.max_logit.is_some())?;
         self.max_logit.as_ref().map_or(Ok(()), |max_logit| check_length("Attention, max_logit", config.heads, max_logit.len()))

@@ -7,13 +7,14 @@ use oxtile_tile::layout::{Linear, Swizzle};
 use oxtile_tile::num::Pod;
 use oxtile_tile::tensor_map::{self, MAP_ROWS};
 
+use super::uploads::{Uploaded, Uploads};
 use crate::runtime::backend::BoxMap;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Error, Result, Stream};
 
 /// Boxes of `ROWS` by `COLUMNS` of a tensor of `RANK` dimensions that kernels read, for tiles of swizzle `S`. Borrows the
 /// tensor.
 pub struct TensorMap<'a, T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
-    encoded: Buffer<u64>,
+    encoded: Uploaded,
     tensor: BufferAccess<'a>,
     element: PhantomData<fn() -> (T, S)>,
 }
@@ -79,6 +80,14 @@ pub struct SequenceRows {
     pub size: u64,
 }
 
+/// Makes a map, and copies it alone.
+fn copied<M>(stream: &Stream, encode: impl FnOnce(&mut Uploads) -> Result<M>) -> Result<M> {
+    let mut uploads = Uploads::default();
+    let map = encode(&mut uploads)?;
+    uploads.copy(stream)?;
+    Ok(map)
+}
+
 /// More than any index.
 const FAR: u64 = 0x7fff_0000;
 
@@ -98,7 +107,12 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`new`](Self::new).
     pub fn strided(stream: &Stream, tensor: DeviceView<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        Self::encode(stream, tensor.len(), layout, tensor.access("tensor"))
+        copied(stream, |uploads| Self::strided_in(uploads, stream, tensor, layout))
+    }
+
+    /// The same, copied with other uploads.
+    pub(crate) fn strided_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'a, T>, layout: Strided<RANK>) -> Result<Self> {
+        Self::encode(uploads, stream, tensor.len(), layout, tensor.access("tensor"))
     }
 
     /// The map of the sequences of a tensor, with an edge that the kernel moves to the end of each.
@@ -106,10 +120,15 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`new`](Self::new).
     pub fn sequences(stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self> {
-        Self::sequence_rows(stream, tensor.len(), rows, tensor.access("tensor"))
+        copied(stream, |uploads| Self::sequences_in(uploads, stream, tensor, rows))
     }
 
-    fn sequence_rows(stream: &Stream, len: u64, rows: SequenceRows, tensor: BufferAccess<'a>) -> Result<Self> {
+    /// The same, copied with other uploads.
+    pub(crate) fn sequences_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self> {
+        Self::sequence_rows(uploads, stream, tensor.len(), rows, tensor.access("tensor"))
+    }
+
+    fn sequence_rows(uploads: &mut Uploads, stream: &Stream, len: u64, rows: SequenceRows, tensor: BufferAccess<'a>) -> Result<Self> {
         const { assert!(RANK == 5, "such a map has two dimensions more than the tensor") };
         let whole = Strided { shape: [rows.heads, rows.rows, rows.size], strides: [rows.head, rows.row, 1] };
         whole.check(len)?;
@@ -117,7 +136,7 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
         let (mut shape, mut strides) = ([1; RANK], [1; RANK]);
         shape.copy_from_slice(&[FAR, FAR, rows.heads, u64::from(MAP_ROWS), rows.size]);
         strides.copy_from_slice(&[(1 << 34) - rows.row, rows.row, rows.head, rows.row, 1]);
-        Self::encode_unchecked(stream, Strided { shape, strides }, tensor)
+        Self::encode_unchecked(uploads, stream, Strided { shape, strides }, tensor)
     }
 
     fn dense(stream: &Stream, len: u64, shape: [u64; RANK], tensor: BufferAccess<'a>) -> Result<Self> {
@@ -125,15 +144,15 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
         if len != expected {
             return Err(Error::Length { what: "tensor map", expected, found: len });
         }
-        Self::encode(stream, len, Strided::dense(shape), tensor)
+        copied(stream, |uploads| Self::encode(uploads, stream, len, Strided::dense(shape), tensor))
     }
 
-    fn encode(stream: &Stream, len: u64, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
+    fn encode(uploads: &mut Uploads, stream: &Stream, len: u64, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         layout.check(len)?;
-        Self::encode_unchecked(stream, layout, tensor)
+        Self::encode_unchecked(uploads, stream, layout, tensor)
     }
 
-    fn encode_unchecked(stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
+    fn encode_unchecked(uploads: &mut Uploads, stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         let element_bytes = size_of::<T>() as u64;
         let strides: Vec<u64> = layout.strides.iter().rev().skip(1).map(|stride| stride.saturating_mul(element_bytes)).collect();
         if let Some(off) = [tensor.address].iter().chain(&strides).find(|bytes| !bytes.is_multiple_of(16)) {
@@ -155,7 +174,7 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
             swizzle: S::MODE,
         };
         let words = stream.0.runtime.backend.encode_tensor_map(stream.0.id.device, &map)?;
-        Ok(Self { encoded: Buffer::from_slice(stream, &words)?, tensor, element: PhantomData })
+        Ok(Self { encoded: uploads.add(&words), tensor, element: PhantomData })
     }
 
     /// Lends the map to a kernel.
@@ -190,7 +209,12 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`TensorMap::new`].
     pub fn strided(stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        Ok(Self(TensorMap::encode(stream, tensor.len(), layout, tensor.access("tensor"))?))
+        copied(stream, |uploads| Self::strided_in(uploads, stream, tensor, layout))
+    }
+
+    /// The same, copied with other uploads.
+    pub(crate) fn strided_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
+        Ok(Self(TensorMap::encode(uploads, stream, tensor.len(), layout, tensor.access("tensor"))?))
     }
 
     /// As [`TensorMap::sequences`], with the view taken as [`new`](Self::new) does.
@@ -198,7 +222,12 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`TensorMap::new`].
     pub fn sequences(stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self> {
-        Ok(Self(TensorMap::sequence_rows(stream, tensor.len(), rows, tensor.access("tensor"))?))
+        copied(stream, |uploads| Self::sequences_in(uploads, stream, tensor, rows))
+    }
+
+    /// The same, copied with other uploads.
+    pub(crate) fn sequences_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self> {
+        Ok(Self(TensorMap::sequence_rows(uploads, stream, tensor.len(), rows, tensor.access("tensor"))?))
     }
 
     /// Lends the map to a kernel.

@@ -3,7 +3,9 @@
 mod map;
 pub mod shape;
 mod table;
+mod uploads;
 
 pub use map::{SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;
+pub(crate) use uploads::{UploadedArray, Uploads};

@@ -4,14 +4,26 @@
 //! each with an opaque owner that it gets back through [`KernelArgs::accesses`].
 
 mod grid;
+mod optional;
 mod parameter;
+mod parameter_name;
 mod view;
+mod word_list;
 mod words;
 
 pub use grid::{DeviceLimits, Grid, LaunchError, Problem};
+pub use optional::OptionalParameter;
 pub use parameter::Parameter;
+pub use parameter_name::ParameterName;
 pub use view::{BufferAccess, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut, Owner};
+pub use word_list::WordList;
 pub use words::{ArgumentWords, WordReader};
+
+/// What a kernel takes, of any type parameters. Implemented by `#[kernel]`, so that `X<T>: Kernel` is bound enough.
+pub trait Signature {
+    /// The argument struct, one field a parameter.
+    type Args<'a>: KernelArgs;
+}
 
 /// A kernel instance: what to load, what to pass, how many blocks. Implemented by `#[kernel]`.
 ///
@@ -25,11 +37,9 @@ pub use words::{ArgumentWords, WordReader};
     message = "`{Self}` is not a compiled kernel instance",
     note = "add its type parameters to the #[instances] of the kernel"
 )]
-pub unsafe trait Kernel {
+pub unsafe trait Kernel: Signature {
     /// The compile-time facts of this instance.
     const INFO: KernelInfo;
-    /// The argument struct, one field a parameter.
-    type Args<'a>: KernelArgs;
 
     /// Checks the arguments against each other and derives the grid from them.
     ///
@@ -64,6 +74,8 @@ pub struct KernelInfo {
     pub requires: &'static str,
     /// The names of the parameters, in order.
     pub parameters: &'static [&'static str],
+    /// The words that they are packed into: the PTX parameters of the entry.
+    pub words: u32,
 }
 
 impl KernelInfo {
@@ -92,6 +104,10 @@ impl KernelInfo {
         assert!(
             self.min_blocks * (self.shared_bytes + 1024) <= SHARED_BYTES + 1024,
             "`min_blocks` times `shared`, and 1 KiB a block, must be at most 228 KiB: the shared memory of a multiprocessor"
+        );
+        assert!(
+            self.words as usize <= ArgumentWords::CAPACITY,
+            "the parameters must be at most 64 words: the most that an entry takes; a view is two, a number or a tensor map is one"
         );
         self
     }

@@ -3,6 +3,7 @@
 use core::any::Any;
 use core::marker::PhantomData;
 
+use super::parameter_name::ParameterName;
 use crate::layout::Linear;
 use crate::num::Pod;
 
@@ -13,7 +14,7 @@ pub type Owner<'a> = &'a (dyn Any + Send + Sync);
 #[derive(Clone, Copy)]
 pub struct BufferAccess<'a> {
     /// The parameter's name.
-    pub parameter: &'static str,
+    pub parameter: ParameterName,
     /// The runtime's cell for the buffer.
     pub owner: Owner<'a>,
     /// The first byte.
@@ -91,6 +92,10 @@ impl<'a, T> DeviceView<'a, T> {
 
     /// What a kernel that takes this view as `parameter` does with the memory.
     pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+        self.access_as(ParameterName::new(parameter))
+    }
+
+    pub(super) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
         BufferAccess { parameter, owner: self.owner, address: self.address, bytes: self.length * size_of::<T>() as u64, writes: false }
     }
 }
@@ -108,6 +113,11 @@ impl<'a, T> DeviceViewMut<'a, T> {
     /// The same memory for reading only, while this view rests.
     pub const fn as_view(&self) -> DeviceView<'_, T> {
         self.0
+    }
+
+    /// All elements, while this view rests.
+    pub const fn reborrow(&mut self) -> DeviceViewMut<'_, T> {
+        DeviceViewMut(self.0)
     }
 
     /// Elements `start..end`, while this view rests.
@@ -139,7 +149,11 @@ impl<'a, T> DeviceViewMut<'a, T> {
 
     /// What a kernel that takes this view as `parameter` does with the memory.
     pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
-        BufferAccess { writes: true, ..self.0.access(parameter) }
+        self.access_as(ParameterName::new(parameter))
+    }
+
+    pub(super) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
+        BufferAccess { writes: true, ..self.0.access_as(parameter) }
     }
 
     /// The device address of the first element.
@@ -179,8 +193,8 @@ impl<'a, T> DeviceTable<'a, T> {
         self.entries.address
     }
 
-    pub(super) fn accesses(&self, parameter: &'static str, visit: &mut dyn FnMut(BufferAccess<'a>)) {
-        visit(self.entries.access(parameter));
+    pub(super) fn accesses(&self, parameter: ParameterName, visit: &mut dyn FnMut(BufferAccess<'a>)) {
+        visit(self.entries.access_as(parameter));
         for member in self.members {
             visit(BufferAccess { parameter, ..*member });
         }
@@ -232,7 +246,7 @@ impl<'a, T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> Devic
         self.map.address
     }
 
-    pub(super) fn accesses(&self, parameter: &'static str, writes: bool, visit: &mut dyn FnMut(BufferAccess<'a>)) {
+    pub(super) fn accesses(&self, parameter: ParameterName, writes: bool, visit: &mut dyn FnMut(BufferAccess<'a>)) {
         visit(BufferAccess { parameter, writes: false, ..self.map });
         visit(BufferAccess { parameter, writes, ..self.matrix });
     }

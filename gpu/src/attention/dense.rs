@@ -1,0 +1,199 @@
+//! Dense tensors, full or causal: `Q` and the result are tensors of `[batches, heads, rows, size]`, `K` and `V` of `[batches, heads / group,
+//! keys, size]`, of any strides.
+
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::tensor_map::TensorMap;
+
+use super::mask::{FAR, Mask, check_reach};
+use super::problem::{Problem, ProblemTile, Seen, Staging, Tiles};
+use super::rings::Producers;
+use super::schedule::{Queue, Schedule, Ticket, Tile};
+use super::shape::{MOST_BLOCKS, Shape};
+use super::softmax::{Finished, Softmax};
+use super::target::{Spot, Target};
+use super::team::{PART, Team};
+use super::walk::Step;
+
+/// Attention of dense tensors to all keys or, if `CAUSAL`, to those up to a diagonal.
+#[derive(Parameter)]
+pub struct Dense<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, R: Target<T, V, 4>, const CAUSAL: bool>
+where
+    Columns<V>: MatrixColumns,
+{
+    /// Queries.
+    pub q: TensorMap<T, PART, D, Swizzle128, 4>,
+    /// Keys.
+    pub k: TensorMap<T, KEYS, D, Swizzle128, 4>,
+    /// Values.
+    pub v: TensorMap<T, KEYS, V, Swizzle128, 4>,
+    /// Where the result goes; its log-sum-exp is `[batches, heads, queries]`.
+    pub target: R,
+    /// The sizes.
+    pub shape: Shape,
+    /// One zero, which is zero again after the launch.
+    pub counter: GlobalMut<u32>,
+    /// The last key that query 0 sees, if `CAUSAL`.
+    pub diagonal: i32,
+    /// Heads that are computed together: their keys and values fit the L2 cache.
+    pub section: u32,
+    /// The factor of scores, with `log2(e)`.
+    pub scale: f32,
+}
+
+/// The walk of a block along the tiles of dense tensors.
+pub struct DenseTiles {
+    schedule: Schedule,
+    queue: Queue,
+    index: u32,
+    next: Option<Ticket>,
+}
+
+impl ProblemTile for Tile {
+    #[inline(always)]
+    fn row(&self) -> u32 {
+        self.row
+    }
+}
+
+impl Tiles<Tile> for DenseTiles {
+    #[inline(always)]
+    fn tile(&mut self) -> Option<Tile> {
+        self.schedule.tile(self.index)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn ask(&mut self) {
+        self.next = Some(self.queue.take());
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn advance(&mut self) {
+        if let Some(ticket) = self.next {
+            self.index = self.queue.index(ticket);
+        }
+    }
+
+    #[inline(always)]
+    fn leave(&mut self) {}
+}
+
+impl<T, const D: usize, const V: usize, const KEYS: usize, R, const CAUSAL: bool> Dense<T, D, V, KEYS, R, CAUSAL>
+where
+    T: RegisterElement,
+    R: Target<T, V, 4>,
+    Columns<V>: MatrixColumns,
+{
+    #[inline(always)]
+    fn schedule(&self, tile_rows: u32) -> Schedule {
+        let Shape { batches, heads, queries, .. } = self.shape;
+        Schedule { tile_rows, row_tiles: queries.div_ceil(tile_rows), heads, batches, section: self.section }
+    }
+}
+
+impl<T, const D: usize, const V: usize, const KEYS: usize, R, const CAUSAL: bool> Problem<T, D, V, KEYS> for Dense<T, D, V, KEYS, R, CAUSAL>
+where
+    T: RegisterElement + StoredElement,
+    R: Target<T, V, 4>,
+    Columns<V>: MatrixColumns,
+{
+    type Tile = Tile;
+    type Tiles = DenseTiles;
+    type Message = SharedArray<u32, 1>;
+    const TURN: u32 = 0;
+    const WINDOWED: bool = false;
+
+    #[inline(always)]
+    fn tiles(&self, tile_rows: u32) -> DenseTiles {
+        let schedule = self.schedule(tile_rows);
+        let queue = Queue { counter: self.counter, tiles: schedule.tiles() };
+        DenseTiles { schedule, queue, index: block::index()[0], next: None }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn tell(tiles: &DenseTiles, _: Option<Tile>, words: SharedArray<u32, 1>, _: u32) {
+        words.store(0, tiles.index);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn told(&self, tile_rows: u32, words: SharedArray<u32, 1>, _: u32) -> Option<Tile> {
+        self.schedule(tile_rows).tile(warp::shuffle(words.load(0), 0))
+    }
+
+    #[inline(always)]
+    fn told_again(&self, tile: Tile, _: SharedArray<u32, 1>, _: u32) -> Tile {
+        tile
+    }
+
+    #[inline(always)]
+    fn mask(&self, _: &Tile) -> Mask {
+        Mask { last: if CAUSAL { self.diagonal } else { FAR }, ..Mask::full(self.shape.queries, self.shape.keys) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, tell: impl FnOnce())
+    where
+        Columns<D>: MatrixColumns,
+    {
+        rings.load_queries(&self.q, tell, |part| [tile.batch, tile.head, tile.row + part * PART as u32, 0]);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load_block<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, block: u32)
+    where
+        Columns<D>: MatrixColumns,
+    {
+        rings.load_block(&self.k, &self.v, [tile.batch, tile.head / self.shape.group.max(1), block * KEYS as u32, 0]);
+    }
+
+    #[inline(always)]
+    fn softmax<G: Team>(&self, _: &Tile) -> Softmax {
+        if G::SPARING { Softmax::sparing(self.scale) } else { Softmax::raising(self.scale, CAUSAL) }
+    }
+
+    #[inline(always)]
+    fn edit(&self, scores: &mut RegisterTile<KEYS>, step: Step, seen: &Seen)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        if step.first || (CAUSAL && step.block >= seen.whole.end) {
+            seen.mask.hide_after::<KEYS>(scores, seen.row, step.block * KEYS as u32);
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store<G: Team>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+        let Shape { heads, queries, .. } = self.shape;
+        let statistics = u64::from(tile.batch * heads + tile.head) * u64::from(queries);
+        let spot =
+            Spot { at: [tile.batch, tile.head, row, 0], batch: tile.batch, head: tile.head, first: 0, row, rows: queries, statistics };
+        self.target.store::<G>(sum, finished, spot, staging);
+    }
+
+    #[inline(always)]
+    fn end<G: Team>(&self) {}
+
+    fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
+        let DenseArgument { target, shape, counter, diagonal, section, .. } = argument;
+        shape.check()?;
+        check_reach("diagonal", *diagonal)?;
+        let row_tiles = u64::from(shape.queries.div_ceil(tile_rows));
+        let tiles = shape.many_heads().saturating_mul(row_tiles);
+        LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
+        LaunchError::check_at_least("section", 1, (*section).into())?;
+        LaunchError::check_limit("section", row_tiles * u64::from(*section), MOST_BLOCKS)?;
+        LaunchError::check_length("counter", 1, counter.len())?;
+        let rows = shape.many_heads().saturating_mul(shape.queries.into());
+        R::check(target, rows, [shape.batches, shape.heads, shape.queries].map(u64::from))?;
+        Ok(tiles)
+    }
+}
