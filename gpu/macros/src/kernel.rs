@@ -284,7 +284,7 @@ impl Expansion {
         let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
         let (function, turbofish, gate) = (&self.function.sig.ident, turbofish(generics), self.gate());
         let launch = quote!(::oxtile_tile::launch);
-        let most: usize = self.parameters.iter().map(|p| most_words(&p.ty)).sum();
+        let most = self.parameters.iter().map(|p| most_words(&p.ty)).sum::<usize>().min(MOST_WORDS);
         // The words of each parameter and of those after it, the last first.
         let mut lists = vec![quote!(())];
         for parameter in self.parameters.iter().rev() {
@@ -391,15 +391,17 @@ fn binding_argument(binding: &Binding) -> TokenStream {
     }
 }
 
-/// As many words as the type has, or at most has if it is a struct.
+/// The most words that an entry takes: `ArgumentWords::CAPACITY`.
+const MOST_WORDS: usize = 64;
+
+/// As many words as the type has; as many as an entry takes if it is a struct, whose words are not known here.
 fn most_words(ty: &Type) -> usize {
-    const OF_STRUCT: usize = 24;
-    let Type::Path(path) = ty else { return OF_STRUCT };
+    let Type::Path(path) = ty else { return MOST_WORDS };
     let last = path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
     match last.as_str() {
         "u32" | "u64" | "i32" | "i64" | "f32" | "bool" | "TensorMap" | "TensorMapMut" => 1,
         "Global" | "GlobalMut" | "GlobalTable" => 2,
-        _ => OF_STRUCT,
+        _ => MOST_WORDS,
     }
 }
 

@@ -28,8 +28,7 @@
 //! Heads of queries that share keys may be split among several tiles, which leave parts of the result in device memory
 //! ([`AttentionBackwardReduce`]).
 //!
-//! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. `Q`, `dO` and `dQ` are tensors of
-//! `[batches, heads group, rows, D]`, the others of `[batches, heads, keys, D]`, of any strides.
+//! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored.
 //!
 //! Sources: Dao, "FlashAttention-2", 2023, algorithm 2; Shah et al., "FlashAttention-3", 2024.
 //!
@@ -37,76 +36,70 @@
 //! [`AttentionBackwardReduce`]: super::AttentionBackwardReduce
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
 use super::backward_reduce::{partial_elements, partial_start, store_fragments};
-use super::backward_schedule::{KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
+use super::backward_schedule::{KeyHeads, KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
+use super::backward_tensors::{BackwardTensors, KeyGradients, KeyOrder, QuerySums};
 use super::backward_walk::Walk;
-use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
+use super::backward_workspace::{ADDERS, KEYS, Keys, MOST_KEYS, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 use super::mask::Mask;
+use super::shape::MOST_BLOCKS;
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
 
-/// Computes `grad_k`, `grad_v` and the sums of `dQ / scale`.
+/// Dense tensors: `Q`, `dO` and `dQ` are `[batches, heads group, queries, D]`, the others `[batches, heads / splits, keys, D]`, of any strides.
+#[derive(Clone, Copy, Parameter)]
+pub struct DenseKeys<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
+    /// What is read; statistics are `[batches, heads group, blocks QUERIES]`.
+    pub tensors: BackwardTensors<T, D, QUERIES, 4>,
+    /// Sums of `dQ / scale`.
+    pub sums: QuerySums,
+    /// The gradients; none if tiles are [parts](Self::partials).
+    pub gradients: Option<KeyGradients<T, D, 4>>,
+    /// Room for [`partial_elements`] of each tile, `[batches, heads, blocks of keys]`: [`AttentionBackwardReduce`](super::AttentionBackwardReduce)
+    /// adds them up.
+    pub partials: Option<GlobalMut<f32>>,
+    /// Heads of tiles.
+    pub heads: KeyHeads,
+    /// If `MASKED`, which keys a query sees; else how many there are, of which it sees all.
+    pub mask: Mask,
+    /// The order of tiles.
+    pub order: KeyOrder,
+    /// The factor of scores, with `log2(e)`.
+    pub scale: f32,
+}
+
+/// Computes the gradients of keys and values, and sums of `dQ / scale`.
 ///
-/// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`. `offsets` and `deltas` are `[batches, heads
-/// group, blocks QUERIES]` ([`AttentionBackwardPrepare`](super::AttentionBackwardPrepare)), `sums` has as many rows of
-/// `D`; `turns` is a zero for each block of queries, and counts who has added to it; `counter` is one zero, and is zero again
-/// afterwards. If `MASKED`, query `i` sees keys `i + first` to `i + last`; else all. `section` heads are computed together.
-///
-/// `heads` are those of keys, `splits` times each: a tile has the next `group` heads of queries. Without `partials` there is one
-/// split; else they have room for [`partial_elements`] of each tile, `[batches, heads, blocks of keys]`, and `grad_k` and `grad_v` are
-/// not used.
+/// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], MASKED = [true])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(
-    q: TensorMap<T, QUERIES, D, Swizzle128, 4>,
-    grad_out: TensorMap<T, QUERIES, D, Swizzle128, 4>,
-    k: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    v: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    grad_k: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    grad_v: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    offsets: Global<f32>,
-    deltas: Global<f32>,
-    sums: GlobalMut<f32>,
-    turns: GlobalMut<u32>,
-    counter: GlobalMut<u32>,
-    partials: GlobalMut<f32>,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    splits: u32,
-    rows: u32,
-    keys: u32,
-    first: i32,
-    last: i32,
-    section: u32,
-    scale: f32,
-    ordered: u32,
+    problem: DenseKeys<T, D, QUERIES, MASKED>,
 ) where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
+    let DenseKeys { tensors, sums, gradients, partials, heads, mask, order, scale } = problem;
+    let BackwardTensors { q, grad_out, k, v, offsets, deltas } = tensors;
+    let (KeyHeads { batches, heads, group, splits, .. }, KeyOrder { counter, section, ordered }) = (heads, order);
     let shared = Shared::<T, D, QUERIES, SPAN>::claim();
     if thread::index() == 0 {
         shared.init();
     }
     block::sync();
-    let schedule = KeySchedule { key_blocks: keys.div_ceil(KEYS as u32), heads: heads * batches, section };
-    let mask = BlockMask::<QUERIES, MASKED>(Mask { queries: rows, keys, first, last });
-    let blocks = rows.div_ceil(QUERIES as u32);
+    let schedule = KeySchedule { key_blocks: mask.keys.div_ceil(KEYS as u32), heads: heads * batches, section };
+    let mask = BlockMask::<QUERIES, MASKED>(mask);
     // Where the blocks of queries of a head begin: that of keys, and which of those that share it.
-    let first_block = |tile: KeyTile, member: u32| ((tile.batch * heads + tile.head) * group + member) * blocks;
+    let first_block = |tile: KeyTile, member: u32| ((tile.batch * heads + tile.head) * group + member) * sums.blocks;
     match Team::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
@@ -129,7 +122,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                         let at = [tile.batch, tile.head / splits.max(1), tile.key(), 0];
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
-                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
+                        mask.order(KeyTile::load_alone(number()).block, ordered).visit(group, |member, block| {
                             // Known before the stage is empty: what waits for it then starts at once.
                             let tile = KeyTile::load_alone(number());
                             let cut = if mask.cuts(tile.block, block) { block } else { UNCUT };
@@ -167,15 +160,15 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
             }
             warp @ 1..=ADDERS => {
                 let mut tiles = shared.tiles.consumer();
-                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums, turns };
+                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums };
                 let mut step = 0;
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
+                        mask.order(KeyTile::load_alone(number()).block, ordered).visit(group, |member, block| {
                             let first = first_block(KeyTile::load_alone(number()), member);
                             let turn = || mask.earlier(KeyTile::load_alone(number()).block, block);
-                            adder.add(first + block, step, (ordered != 0).then_some(turn));
+                            adder.add(first + block, step, ordered.then_some(turn));
                             step += 1;
                         });
                     }
@@ -191,7 +184,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 // Read where they are needed: registers are full.
                 let number = || shared.number(ring.parity() ^ 1);
                 let Some(tile) = KeyTile::load(number()) else { break };
-                let mut sums = walk.multiply(
+                let mut found = walk.multiply(
                     held.memory(),
                     group * mask.blocks(tile.block).length(),
                     scale,
@@ -205,17 +198,13 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 let tile = KeyTile::load_alone(number());
                 // Behind this another tile's number may be there.
                 held.release();
-                sums.keys.map(|x| x * core::f32::consts::LN_2 * scale);
-                if partials.is_empty() {
-                    walk.store(&sums, |of_keys, of_values| {
-                        let at = [tile.batch, tile.head, tile.key() + part * PART as u32, 0];
-                        grad_v.store(at, of_values);
-                        grad_k.store(at, of_keys);
-                    });
-                } else {
+                found.keys.map(|x| x * core::f32::consts::LN_2 * scale);
+                if let Some(partials) = partials {
                     let place = (tile.batch * heads + tile.head) * schedule.key_blocks + tile.block;
-                    store_fragments(&sums.keys, &partials, partial_start::<D>(place, false, part));
-                    store_fragments(&sums.values, &partials, partial_start::<D>(place, true, part));
+                    store_fragments(&found.keys, &partials, partial_start::<D>(place, false, part));
+                    store_fragments(&found.values, &partials, partial_start::<D>(place, true, part));
+                } else if let Some(gradients) = &gradients {
+                    walk.store(&found, gradients, [tile.batch, tile.head, tile.key() + part * PART as u32, 0]);
                 }
             }
         }
@@ -232,19 +221,19 @@ where
     Columns<SPAN>: MatrixColumns,
 {
     const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
-    let blocks = u64::from(args.rows.div_ceil(QUERIES as u32)) * u64::from(args.heads) * u64::from(args.group) * u64::from(args.batches);
-    LaunchError::check_length("offsets", blocks * QUERIES as u64, args.offsets.len())?;
-    LaunchError::check_length("deltas", blocks * QUERIES as u64, args.deltas.len())?;
-    LaunchError::check_length("sums", blocks * (QUERIES * D) as u64, args.sums.len())?;
-    LaunchError::check_length("turns", blocks, args.turns.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    if !args.partials.is_empty() {
-        let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);
-        LaunchError::check_length("partials", tiles * partial_elements(D as u64), args.partials.len())?;
+    let DenseKeysArgument { tensors, sums, partials, heads, mask, order, .. } = &args.problem;
+    heads.check()?;
+    mask.check()?;
+    let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], heads.query_heads(), QUERIES * D)?;
+    LaunchError::check_limit("problem.mask.queries", mask.queries.into(), u64::from(sums.blocks) * QUERIES as u64)?;
+    LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
+    LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
+    LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
+    let tiles = heads.tile_heads().saturating_mul(mask.keys.div_ceil(KEYS as u32).into());
+    LaunchError::check_limit("problem.mask.keys", mask.keys.into(), MOST_KEYS)?;
+    LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
+    if let Some(partials) = partials {
+        LaunchError::check_length("problem.partials", tiles * partial_elements(D as u64), partials.len())?;
     }
-    LaunchError::check_limit("rows", blocks, (1 << 31) - 1)?;
-    LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - KEYS as u64)?;
-    let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);
-    LaunchError::check_limit("keys", tiles, (1 << 31) - 1)?;
     Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

@@ -9,52 +9,78 @@
 //! Rows of padding are keys that no query sees: their gradients become zeros.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{fma, log2, reciprocal};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElement, THREAD_ROWS};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
 use super::backward_mask::BlockMask;
-use super::backward_schedule::{KeyQueue, KeyTile, next_tile};
+use super::backward_schedule::{KeyHeads, KeyQueue, KeyTile, next_tile};
 use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
+use super::backward_tensors::{BackwardTensors, KeyGradients, KeyOrder, QuerySums};
 use super::backward_walk::Walk;
-use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
-use super::limits::check_sequences;
+use super::backward_workspace::{ADDERS, KEYS, Keys, MOST_KEYS, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 use super::mask::{Mask, Window};
+use super::scores::Scores;
 use super::sequence::{Sequences, place};
-use super::softmax::cap;
+use super::shape::MOST_BLOCKS;
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, SEQUENCE_TILE_WORDS>;
 
-/// Computes `grad_k`, `grad_v` and the sums of `dQ` but for its factor, of heads of up to `D` elements.
+/// Where the gradients of keys and values of sequences go.
+#[derive(Clone, Copy, Parameter)]
+pub struct KeyTarget<T: RegisterElement, const D: usize> {
+    /// Tensors of `[heads, rows, size]`, as [`place`] has them.
+    pub rounded: Option<KeyGradients<T, D, 5>>,
+    /// The tensors, in `f32`, that they are added to if there are no others.
+    pub added: Option<KeySums>,
+    /// The factor of scores, and so of their gradients.
+    pub scale: f32,
+}
+
+/// Tensors, in `f32`, that gradients of keys and values are added to.
+#[derive(Clone, Copy, Parameter)]
+#[parameter(optional)]
+pub struct KeySums {
+    /// Of the keys.
+    pub k: GlobalMut<f32>,
+    /// Of the values.
+    pub v: GlobalMut<f32>,
+    /// Elements of a row of a head of `K`: a multiple of 8.
+    pub size: u32,
+    /// The same of `V`.
+    pub value_size: u32,
+}
+
+/// Sequences, and options. Tensors are `[heads, rows, size]`, as [`place`] has them, of heads of up to `D` elements.
+#[derive(Clone, Copy, Parameter)]
+pub struct SequenceKeys<T: RegisterElement, const D: usize, const QUERIES: usize> {
+    /// What is read; statistics are `[heads group, blocks QUERIES]`, laid out as [`QueryBlocks`].
+    pub tensors: BackwardTensors<T, D, QUERIES, 5>,
+    /// Sums of `dQ` but for its factor.
+    pub sums: QuerySums,
+    /// Where the gradients go.
+    pub target: KeyTarget<T, D>,
+    /// The sequences; rows of padding become zeros.
+    pub sequences: Sequences,
+    /// Heads of tiles.
+    pub heads: KeyHeads,
+    /// Which keys a query sees.
+    pub window: Window,
+    /// How scores are made.
+    pub scores: Scores,
+    /// The order of tiles.
+    pub order: KeyOrder,
+}
+
+/// Computes the gradients of keys and values, and sums of `dQ` but for its factor. Scores are capped if `CAPPED`.
 ///
 /// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`.
-///
-/// | parameter | |
-/// |---|---|
-/// | `q` to `grad_v` | tensors of `[heads, rows, size]`, as [`place`] has them; `grad_k` and `grad_v` are not used if there are sums |
-/// | `grad_k_sum`, `grad_v_sum` | `f32` tensors that the gradients are added to, or empty |
-/// | `offsets`, `deltas` | of [`attention_backward_blocks`](fn@super::attention_backward_blocks) |
-/// | `sums`, `turns` | `[heads group, blocks]` blocks of `QUERIES` by `D`; a zero for each, which counts who has added to it |
-/// | `counter` | one zero, and zero again afterwards |
-/// | `query_ends` to `padded` | [`Sequences`]; rows of padding become zeros |
-/// | `heads`, `group` | heads of keys of a sequence, and heads of queries that share one |
-/// | `sequence_heads` | `heads` if each sequence has heads of its own in the tensors (sbhd), else 0 |
-/// | `blocks` | [`QueryBlocks`] |
-/// | `section_keys` | as many keys' heads are computed together |
-/// | `size`, `value_size` | of a row of a head: multiples of 8 |
-/// | `left`, `right`, `top_left` | [`Window`] |
-/// | `scale`, `cap_limit`, `cap_factor` | as [`attention_forward_general`](fn@super::attention_forward_general) has them, if `CAPPED` |
-/// | `grad_scale` | the factor of scores: that of the gradients of keys |
-/// | `ordered` | whether blocks of keys add to a block of queries one after the other |
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], CAPPED = [false])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48], CAPPED = [true])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], CAPPED = [false, true])]
-#[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
 pub fn attention_backward_general<
     T: RegisterElement + StoredElement,
     const D: usize,
@@ -62,59 +88,26 @@ pub fn attention_backward_general<
     const SPAN: usize,
     const CAPPED: bool,
 >(
-    q: TensorMap<T, QUERIES, D, Swizzle128, 5>,
-    grad_out: TensorMap<T, QUERIES, D, Swizzle128, 5>,
-    k: TensorMap<T, KEYS, D, Swizzle128, 5>,
-    v: TensorMap<T, KEYS, D, Swizzle128, 5>,
-    grad_k: TensorMapMut<T, PART, D, Swizzle128, 5>,
-    grad_v: TensorMapMut<T, PART, D, Swizzle128, 5>,
-    grad_k_sum: GlobalMut<f32>,
-    grad_v_sum: GlobalMut<f32>,
-    offsets: Global<f32>,
-    deltas: Global<f32>,
-    sums: GlobalMut<f32>,
-    turns: GlobalMut<u32>,
-    counter: GlobalMut<u32>,
-    query_ends: Global<u32>,
-    key_ends: Global<u32>,
-    query_offsets: Global<u32>,
-    key_offsets: Global<u32>,
-    query_rows: u32,
-    key_rows: u32,
-    padded: u32,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    sequence_heads: u32,
-    blocks: u32,
-    section_keys: u32,
-    size: u32,
-    value_size: u32,
-    left: i32,
-    right: i32,
-    top_left: u32,
-    scale: f32,
-    cap_limit: f32,
-    cap_factor: f32,
-    grad_scale: f32,
-    ordered: u32,
+    problem: SequenceKeys<T, D, QUERIES>,
 ) where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
+    let SequenceKeys { tensors, sums, target, sequences, heads, window, scores, order } = problem;
+    let BackwardTensors { q, grad_out, k, v, offsets, deltas } = tensors;
+    let (KeyHeads { batches, heads, group, step, .. }, KeyOrder { counter, section, ordered }) = (heads, order);
     let shared = Shared::<T, D, QUERIES, SPAN>::claim();
     if thread::index() == 0 {
         shared.init();
     }
     block::sync();
-    let window = Window { left, right, top_left: top_left != 0 };
     let mask_of = |mask: Mask| BlockMask::<QUERIES, true>(mask);
-    let query_blocks = QueryBlocks { query_ends, batches, size: QUERIES as u32, blocks };
-    // The tensors' head of keys.
-    let head_of = |tile: KeyTile| tile.head + tile.batch * sequence_heads;
+    let query_blocks = QueryBlocks { query_ends: sequences.query_ends, batches, size: QUERIES as u32, blocks: sums.blocks };
+    // The tensors' key head.
+    let head_of = |tile: KeyTile| tile.head + tile.batch * step;
     // Where the blocks of queries of a sequence's head begin.
-    let first_block = |item: &SequenceTile, member: u32| (item.tile.head * group + member) * blocks + item.first_block;
+    let first_block = |item: &SequenceTile, member: u32| (item.tile.head * group + member) * sums.blocks + item.first_block;
     match Team::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
@@ -138,7 +131,7 @@ pub fn attention_backward_general<
                         k.load(stage.keys, at, full);
                         v.load(stage.values, at, full);
                         let item = SequenceTile::load_alone(number());
-                        mask_of(item.mask).order(item.tile.block, ordered != 0).visit(group, |member, block| {
+                        mask_of(item.mask).order(item.tile.block, ordered).visit(group, |member, block| {
                             // Known before the stage is empty: what waits for it then starts at once.
                             let item = SequenceTile::load_alone(number());
                             let cut = if mask_of(item.mask).cuts(item.tile.block, block) { block } else { UNCUT };
@@ -160,17 +153,7 @@ pub fn attention_backward_general<
             }
             3 if thread::lane() == 0 => {
                 let mut tiles = shared.tiles.producer();
-                let sequences = Sequences {
-                    query_ends,
-                    key_ends,
-                    query_offsets,
-                    key_offsets,
-                    diagonals: None,
-                    query_rows,
-                    key_rows,
-                    padded: padded != 0,
-                };
-                let mut schedule = SequenceKeySchedule::new(sequences, window, query_blocks, heads, section_keys);
+                let mut schedule = SequenceKeySchedule::new(sequences, window, query_blocks, heads, section);
                 let queue = KeyQueue(counter);
                 let mut more = true;
                 while more {
@@ -188,19 +171,19 @@ pub fn attention_backward_general<
             }
             warp @ 1..=ADDERS => {
                 let mut tiles = shared.tiles.consumer();
-                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums, turns };
+                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums };
                 let mut step = 0;
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
                         let item = SequenceTile::load_alone(number());
-                        mask_of(item.mask).order(item.tile.block, ordered != 0).visit(group, |member, block| {
+                        mask_of(item.mask).order(item.tile.block, ordered).visit(group, |member, block| {
                             let first = first_block(&SequenceTile::load_alone(number()), member);
                             let turn = || {
                                 let item = SequenceTile::load_alone(number());
                                 mask_of(item.mask).earlier(item.tile.block, block)
                             };
-                            adder.add(first + block, step, (ordered != 0).then_some(turn));
+                            adder.add(first + block, step, ordered.then_some(turn));
                             step += 1;
                         });
                     }
@@ -220,39 +203,35 @@ pub fn attention_backward_general<
                 let mut found = walk.multiply(
                     held.memory(),
                     group * seen.length(),
-                    scale,
-                    |scores, cut| {
+                    scores.scale,
+                    |products, cut| {
                         if CAPPED {
-                            cap(scores, cap_factor, cap_limit);
+                            scores.cap(products);
                         }
                         if let Some(block) = cut {
                             let key = KeyTile::load_alone(number()).key() + part * PART as u32;
-                            mask_of(SequenceTile::load_mask(number())).hide(scores, key, block);
+                            mask_of(SequenceTile::load_mask(number())).hide(products, key, block);
                         }
                     },
                     |gradients, weights, offsets| {
                         if CAPPED {
-                            bend(gradients, weights, offsets, reciprocal(cap_limit));
+                            bend(gradients, weights, offsets, reciprocal(scores.cap_limit));
                         }
                     },
                 );
                 let SequenceTile { tile, mask, key_offset, key_rows, .. } = SequenceTile::load(number());
-                // Behind this another tile's number may be there.
+                // After this another tile's number may be there.
                 held.release();
-                found.keys.map(|x| x * grad_scale);
+                found.keys.map(|x| x * target.scale);
                 let (head, key) = (head_of(tile), tile.key() + part * PART as u32);
-                if grad_k_sum.is_empty() {
-                    walk.store(&found, |of_keys, of_values| {
-                        let at = place(key_offset, key_rows, head, key);
-                        grad_v.store(at, of_values);
-                        grad_k.store(at, of_keys);
-                    });
-                } else {
-                    let row_heads = heads * if sequence_heads == 0 { 1 } else { batches };
+                if let Some(gradients) = &target.rounded {
+                    walk.store(&found, gradients, place(key_offset, key_rows, head, key));
+                } else if let Some(KeySums { k, v, size, value_size }) = target.added {
+                    let row_heads = heads * if step == 0 { 1 } else { batches };
                     let first = u64::from(key_offset) * u64::from(row_heads) + u64::from(head);
                     let (stride, rows) = (u64::from(row_heads), [key, mask.keys]);
-                    add_rows(&found.keys, &grad_k_sum, first, stride, rows, size);
-                    add_rows(&found.values, &grad_v_sum, first, stride, rows, value_size);
+                    add_rows(&found.keys, &k, first, stride, rows, size);
+                    add_rows(&found.values, &v, first, stride, rows, value_size);
                     // Seen to meet again, a warp's numbers that all lanes share stay in registers of the warp.
                     warp::sync();
                 }
@@ -278,7 +257,7 @@ fn bend<const QUERIES: usize>(
         let (weights, offsets) = (weights.pair(half, pair), offsets.load_pair(register_tile::column(pair as u32)));
         [0, 1].map(|i| {
             let tangent = (log2(weights[i]) - offsets[i]) * slope;
-            // No weight, no gradient: its logarithm says nothing. A weight that is no number makes the gradient none.
+            // No weight, no gradient: its logarithm says nothing. A weight that is NaN makes the gradient NaN.
             if weights[i] == 0.0 { 0.0 } else { values[i] * fma(-tangent, tangent, 1.0) }
         })
     });
@@ -319,23 +298,28 @@ where
     Columns<SPAN>: MatrixColumns,
 {
     const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
-    let (batches, heads) = (u64::from(args.batches), u64::from(args.heads));
-    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
-    let blocks = u64::from(args.blocks) * heads * u64::from(args.group);
-    LaunchError::check_length("offsets", blocks * QUERIES as u64, args.offsets.len())?;
-    LaunchError::check_length("deltas", blocks * QUERIES as u64, args.deltas.len())?;
-    LaunchError::check_length("sums", blocks * (QUERIES * D) as u64, args.sums.len())?;
-    LaunchError::check_length("turns", blocks, args.turns.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    LaunchError::check_limit("blocks", blocks, (1 << 31) - 1)?;
-    LaunchError::check_limit("size", args.size.into(), D as u64)?;
-    LaunchError::check_limit("value_size", args.value_size.into(), D as u64)?;
-    LaunchError::check_alignment("grad_k_sum", 8, args.grad_k_sum.address())?;
-    LaunchError::check_alignment("grad_v_sum", 8, args.grad_v_sum.address())?;
-    LaunchError::check_limit("key_rows", args.key_rows.into(), (1 << 30) - KEYS as u64)?;
+    let SequenceKeysArgument { tensors, sums, target, sequences, heads, window, order, .. } = &args.problem;
+    heads.check()?;
+    sequences.check(heads.batches)?;
+    window.check()?;
+    let query_heads = u64::from(heads.heads) * u64::from(heads.group);
+    let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], query_heads, QUERIES * D)?;
+    LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
+    LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
+    LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
+    let key_rows = u64::from(sequences.key_rows);
+    LaunchError::check_limit("problem.sequences.key_rows", key_rows, MOST_KEYS)?;
+    if let Some(KeySumsArgument { k, v, size, value_size }) = &target.added {
+        let row_heads = if heads.step == 0 { heads.heads.into() } else { heads.tile_heads() };
+        for (name, sum, size) in [("problem.target.added.k", k, *size), ("problem.target.added.v", v, *value_size)] {
+            LaunchError::check_limit(name, size.into(), D as u64)?;
+            LaunchError::check_length(name, (key_rows * row_heads).saturating_mul(size.into()), sum.len())?;
+            LaunchError::check_alignment(name, 8, sum.address())?;
+        }
+    }
     // Each sequence may end in a tile of its own.
-    let row_tiles = u64::from(args.key_rows.div_ceil(KEYS as u32));
-    let tiles = heads * if args.sequence_heads == 0 { row_tiles + batches } else { row_tiles * batches };
-    LaunchError::check_limit("key_rows", tiles, (1 << 31) - 1)?;
+    let (row_tiles, batches) = (key_rows.div_ceil(KEYS as u64), u64::from(heads.batches));
+    let tiles = u64::from(heads.heads) * if heads.step == 0 { row_tiles + batches } else { row_tiles * batches };
+    LaunchError::check_limit("problem.sequences.key_rows", tiles, MOST_BLOCKS)?;
     Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
 }

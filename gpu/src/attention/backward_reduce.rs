@@ -1,8 +1,8 @@
 //! Gradients of keys and values whose tile was split among several: their parts, and the sum of those.
 //!
-//! Where there are fewer tiles of keys than multiprocessors, or a mask makes them uneven, a tile's heads of queries are split among
+//! Where there are fewer tiles of keys than multiprocessors, or a mask makes them uneven, a tile's query heads are split among
 //! several, which leave `f32` parts in memory, as their registers hold them (`oxtile_tile::fragment_tile`). One small kernel adds them up
-//! in the order of heads, so the bits do not depend on who was done first.
+//! in the order of heads, so the bits do not depend on which was done first.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
@@ -11,9 +11,9 @@ use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 use oxtile_tile::shared::{SharedTile, Tiles};
-use oxtile_tile::tensor_map::TensorMapMut;
 use oxtile_tile::warpgroup;
 
+use super::backward_tensors::KeyGradients;
 use super::backward_workspace::{KEYS, PART};
 
 const THREADS: u32 = 2 * warpgroup::THREADS;
@@ -30,7 +30,7 @@ pub(super) fn partial_start<const D: usize>(tile: u32, of_values: bool, part: u3
 }
 
 /// Writes a warpgroup's tile to `target` from `start` on, as [`RegisterTile::load_fragments`] reads it: the numbers of a pair of both
-/// rows together, those of all threads behind each other, the pairs one after the other.
+/// rows together, those of all threads one after the other, the pairs one after the other.
 #[inline(always)]
 #[track_caller]
 pub(super) fn store_fragments<const D: usize>(tile: &RegisterTile<D>, target: &GlobalMut<f32>, start: u64)
@@ -53,7 +53,7 @@ struct Shared<T: Pod, const D: usize> {
     parts: Tiles<SharedTile<T, PART, D, Swizzle128>, 2>,
 }
 
-/// `grad_k` and `grad_v` are the sums of `splits` parts each, which [`attention_backward`](fn@super::attention_backward) left in
+/// The gradients, of `[batches, heads]`, are the sums of `splits` parts each, which [`attention_backward`](fn@super::attention_backward) left in
 /// `partials`, of `[batches, heads splits, blocks of keys]` tiles.
 ///
 /// Floor: the parts are read once, 4 bytes an element. A CUDA block takes a block of keys of a head, of keys or of values.
@@ -61,8 +61,7 @@ struct Shared<T: Pod, const D: usize> {
 #[instances(T = [bf16, f16], D = [64, 128])]
 pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: usize>(
     partials: GlobalMut<f32>,
-    grad_k: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    grad_v: TensorMapMut<T, PART, D, Swizzle128, 4>,
+    gradients: KeyGradients<T, D, 4>,
     heads: u32,
     splits: u32,
     key_blocks: u32,
@@ -87,9 +86,9 @@ pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: us
         // The divisor is not zero, as there is a block; saying so keeps the check out.
         let at = [head / heads.max(1), head % heads.max(1), block * KEYS as u32 + part * PART as u32, 0];
         if which == 0 {
-            grad_k.store(at, rows)
+            gradients.k.store(at, rows)
         } else {
-            grad_v.store(at, rows)
+            gradients.v.store(at, rows)
         }
         pipeline::commit_stores();
         pipeline::wait_stores::<0>();

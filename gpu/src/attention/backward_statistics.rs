@@ -1,4 +1,4 @@
-//! What goes with the portable backward pass of attention: one statistic a query before it, the gradients of sinks behind it.
+//! What the backward pass keeps of queries, the kernel of it that needs no keys, and the gradients of sinks.
 
 use core::f32::consts::LOG2_E;
 
@@ -6,8 +6,53 @@ use oxtile_tile::num::{Pod, exp2, fma};
 use oxtile_tile::prelude::*;
 
 use super::sequence::Sequences;
+use super::shape::{Checked, MOST_BLOCKS};
 
 const THREADS: u32 = 256;
+
+/// What the backward pass keeps of each query of the result: `[heads, rows of all sequences]` if `rows` is 0, else `[batches, heads, rows]`.
+#[derive(Clone, Copy, Parameter)]
+pub struct QueryStatistics {
+    /// The natural logarithm of each row's sum of exponentials.
+    pub log_sum_exp: Global<f32>,
+    /// The row sums of `O dO`.
+    pub deltas: Global<f32>,
+    /// Queries of a sequence, if sequences have statistics of their own.
+    pub rows: u32,
+}
+
+impl QueryStatistics {
+    /// The place of query `row` of a head of sequence `batch`.
+    #[inline(always)]
+    pub(super) fn place(&self, [batch, head, heads]: [u32; 3], sequences: &Sequences, query_offset: u32, row: u32) -> u64 {
+        match self.rows {
+            0 => u64::from(head) * u64::from(sequences.query_rows) + u64::from(query_offset + row),
+            rows => u64::from(batch * heads + head) * u64::from(rows) + u64::from(row),
+        }
+    }
+
+    /// The offset and the delta at a place: what makes weights of scores to base 2, and gradients of scores of those of weights. A query that sees
+    /// nothing has no weights.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn load(&self, at: u64) -> [f32; 2] {
+        let log_sum = self.log_sum_exp.load(at);
+        [if log_sum == f32::NEG_INFINITY { log_sum } else { -LOG2_E * log_sum }, self.deltas.load(at)]
+    }
+}
+
+impl QueryStatisticsArgument<'_> {
+    /// Statistics for `heads` of each of `batches` sequences.
+    pub(super) fn check(&self, [batches, heads]: [u32; 2], query_rows: u32) -> Checked {
+        let rows = match self.rows {
+            0 => query_rows.into(),
+            rows => u64::from(batches) * u64::from(rows),
+        };
+        let all = u64::from(heads).saturating_mul(rows);
+        LaunchError::check_length("statistics.log_sum_exp", all, self.log_sum_exp.len())?;
+        LaunchError::check_length("statistics.deltas", all, self.deltas.len())
+    }
+}
 
 /// `deltas`, `[batches, heads, rows]`, are the sums of `O dO` over the rows of `[batches, rows, heads, size]`.
 ///
@@ -66,7 +111,7 @@ fn deltas_grid<T: Float + Pod>(args: &AttentionBackwardDeltasArgs<'_, T>, _: &De
     LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
     LaunchError::check_limit("lanes", u64::from(args.lanes), 32)?;
     LaunchError::check_limit("size", u64::from(args.size), u64::from(args.lanes) * Vector::<T>::LANES as u64)?;
-    LaunchError::check_limit("deltas", args.deltas.len(), (1 << 31) - 1)?;
+    LaunchError::check_limit("deltas", args.deltas.len(), MOST_BLOCKS)?;
     Grid::cover("deltas", args.deltas.len(), THREADS / args.lanes.max(1))
 }
 
@@ -78,39 +123,29 @@ struct Shared {
 /// `grad_sink` of each head is the sum of `-exp(sink - lse) delta` over the queries of all sequences: what the sink's weight, which
 /// has no value, takes from the result.
 ///
-/// One block a head adds in one order. `log_sum_exp`, `deltas` and the sequences are those of
-/// [`attention_backward_portable`](fn@super::attention_backward_portable).
+/// One block a head adds in one order.
 #[kernel(threads = THREADS, grid = sink_grid, shared = Shared)]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward_sink(
     sink: Global<f32>,
-    log_sum_exp: Global<f32>,
-    deltas: Global<f32>,
     grad_sink: GlobalMut<f32>,
-    query_ends: Global<u32>,
-    query_offsets: Global<u32>,
-    query_rows: u32,
+    statistics: QueryStatistics,
+    sequences: Sequences,
     batches: u32,
-    log_rows: u32,
 ) {
     let partial = Shared::claim().partial;
     let (head, heads) = (block::index()[0], block::count()[0]);
     let score = sink.load(head.into()) * LOG2_E;
-    let sequences = Sequences::of_queries(query_ends, query_offsets, query_rows, false);
     let mut sum = 0.0;
     for batch in 0..batches {
         let sequence = sequences.get(batch);
-        let first = match log_rows {
-            0 => u64::from(head) * u64::from(query_rows) + u64::from(sequence.query_offset),
-            rows => u64::from(batch * heads + head) * u64::from(rows),
-        };
+        let first = statistics.place([batch, head, heads], &sequences, sequence.query_offset, 0);
         let mut row = thread::index();
         while row < sequence.queries {
             let at = first + u64::from(row);
-            let log_sum = log_sum_exp.load(at);
+            let log_sum = statistics.log_sum_exp.load(at);
             // A log-sum-exp that counts the sink is finite.
             let weight = if log_sum == f32::NEG_INFINITY { 0.0 } else { exp2(fma(log_sum, -LOG2_E, score)) };
-            sum = fma(-weight, deltas.load(at), sum);
+            sum = fma(-weight, statistics.deltas.load(at), sum);
             row += THREADS;
         }
     }
@@ -131,9 +166,8 @@ pub fn attention_backward_sink(
 fn sink_grid(args: &AttentionBackwardSinkArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let heads = args.sink.len();
     LaunchError::check_length("grad_sink", heads, args.grad_sink.len())?;
-    LaunchError::check_length("deltas", args.log_sum_exp.len(), args.deltas.len())?;
-    LaunchError::check_length("query_ends", u64::from(args.batches) + 1, args.query_ends.len())?;
-    LaunchError::check_length("query_offsets", u64::from(args.batches) + 1, args.query_offsets.len())?;
-    LaunchError::check_limit("sink", heads, (1 << 31) - 1)?;
+    LaunchError::check_limit("sink", heads, MOST_BLOCKS)?;
+    args.sequences.check(args.batches)?;
+    args.statistics.check([args.batches, heads as u32], args.sequences.query_rows)?;
     Ok(Grid::x(heads as u32))
 }

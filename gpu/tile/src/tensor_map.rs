@@ -59,6 +59,12 @@ macro_rules! maps {
             pub const unsafe fn from_raw(address: u64) -> Self {
                 Self { address, element: PhantomData }
             }
+
+            /// The device address of the encoded map.
+            #[inline(always)]
+            pub const fn address(&self) -> u64 {
+                self.address
+            }
         }
     )* };
 }

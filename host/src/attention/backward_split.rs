@@ -1,4 +1,4 @@
-//! Among how many tiles the heads of queries that share keys are split in the pass backward.
+//! Among how many tiles the query heads that share keys are split in the backward pass.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +18,7 @@ const ENOUGH: u64 = 4;
 const EXTRA: u64 = 32;
 
 impl AttentionConfig {
-    /// Among how many tiles the heads of queries that share keys are split, a divisor of their number: as many as
+    /// Among how many tiles the query heads that share keys are split, a divisor of their number: as many as
     /// let the last multiprocessor end first, where a block of keys is multiplied by blocks of `queries`.
     pub(super) fn group_parts(&self, queries: u64) -> u64 {
         let (group, heads) = (self.group(), self.batches * self.key_heads);
@@ -45,7 +45,7 @@ impl AttentionConfig {
     }
 }
 
-/// When the last of `count` tiles of each of `lengths` ends, where whoever is done first takes the next.
+/// When the last of `count` tiles of each of `lengths` ends, where the multiprocessor that is done first takes the next.
 fn last_end(lengths: impl Iterator<Item = u64>, count: u64) -> u64 {
     let mut ends: BinaryHeap<_> = (0..MULTIPROCESSORS).map(|_| Reverse(0)).collect();
     let mut last = 0;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_done_first_takes_the_next() {
+    fn the_first_that_is_done_takes_the_next() {
         assert_eq!(last_end([3, 1].into_iter(), MULTIPROCESSORS), 4);
         assert_eq!(last_end([5, 3, 2].into_iter(), MULTIPROCESSORS / 2), 5);
         assert_eq!(last_end([].into_iter(), 1), 0);

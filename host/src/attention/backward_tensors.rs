@@ -1,4 +1,4 @@
-//! What the pass backward reads and writes.
+//! What the backward pass reads and writes.
 
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
@@ -9,11 +9,23 @@ use crate::runtime::{Error, Result};
 /// What the backward pass reads: `out` and its log-sum-exp may be those of more keys than these are, as in a step of a ring
 /// of ranks; the gradients of the steps then add up to those of all keys.
 pub struct BackwardInputs<'a, T> {
-    /// What the pass forward reads. Sequences do not share rows.
+    /// What the forward pass reads. Sequences do not share rows.
     pub forward: Inputs<'a, T>,
-    /// The result of the pass forward.
+    /// The result of the forward pass.
     pub out: DeviceView<'a, T>,
-    /// The log-sum-exp of the pass forward.
+    /// The log-sum-exp of the forward pass.
+    pub log_sum_exp: DeviceView<'a, f32>,
+    /// The gradient of the result.
+    pub grad_out: DeviceView<'a, T>,
+}
+
+/// What a [step](super::AttentionBackward::step) of the backward pass reads: as [`BackwardInputs`], with what was prepared of the result in its place.
+pub struct BackwardStep<'a, T> {
+    /// What the forward pass reads. Sequences do not share rows.
+    pub forward: Inputs<'a, T>,
+    /// The row sums of `O dO`, laid out as the log-sum-exp, as [`prepare`](super::AttentionBackward::prepare) writes them.
+    pub deltas: DeviceView<'a, f32>,
+    /// The log-sum-exp of the forward pass.
     pub log_sum_exp: DeviceView<'a, f32>,
     /// The gradient of the result.
     pub grad_out: DeviceView<'a, T>,
@@ -101,4 +113,23 @@ impl<T> BackwardInputs<'_, T> {
         check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
         check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
     }
+}
+
+impl<T> BackwardStep<'_, T> {
+    /// As [`BackwardInputs::check`].
+    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+        self.forward.check(config)?;
+        let rows = config.rows()[0] * config.heads;
+        check_length("AttentionBackward, deltas", rows, self.deltas.len())?;
+        check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
+        check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
+    }
+}
+
+/// A view that may not be there, for one launch.
+pub(super) fn reborrow<'s, T>(view: &'s mut Option<DeviceViewMut<'_, T>>) -> Option<DeviceViewMut<'s, T>> {
+    view.as_mut().map(|view| {
+        let length = view.len();
+        view.slice_mut(0, length)
+    })
 }

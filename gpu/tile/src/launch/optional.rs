@@ -5,7 +5,9 @@ use super::parameter_name::ParameterName;
 use super::view::{BufferAccess, DeviceView, DeviceViewMut};
 use super::words::{ArgumentWords, WordReader};
 use crate::global::{Global, GlobalMut};
+use crate::layout::Swizzle;
 use crate::num::Pod;
+use crate::tensor_map::{TensorMap, TensorMapMut};
 
 /// A parameter that has words for "absent", which no argument packs: a kernel takes it as `Option<Self>`, in as many words.
 ///
@@ -81,3 +83,28 @@ macro_rules! optional_view {
 
 optional_view!(Global, DeviceView);
 optional_view!(GlobalMut, DeviceViewMut);
+
+macro_rules! optional_map {
+    ($map:ident) => {
+        // SAFETY: one address, of which 0 is of no map.
+        unsafe impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> OptionalParameter
+            for $map<T, ROWS, COLUMNS, S, RANK>
+        {
+            fn pack_present(argument: &Self::Argument<'_>, words: &mut ArgumentWords) {
+                Self::pack(argument, words);
+            }
+
+            fn pack_absent(words: &mut ArgumentWords) {
+                words.push(0);
+            }
+
+            #[inline(always)]
+            fn is_absent(&self) -> bool {
+                self.address() == 0
+            }
+        }
+    };
+}
+
+optional_map!(TensorMap);
+optional_map!(TensorMapMut);
