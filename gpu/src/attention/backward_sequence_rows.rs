@@ -6,13 +6,14 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile};
 use oxtile_tile::shared::SharedTile;
 use oxtile_tile::tensor_map::TensorMapMut;
 use oxtile_tile::warpgroup;
 
 use super::backward_sequence::{QueryBlock, QueryBlocks};
 use super::backward_statistics::QueryStatistics;
+use super::backward_sums::add_transposed;
 use super::backward_tensors::{BlockStatistics, QuerySums};
 use super::sequence::{Sequences, place};
 use super::shape::Heads;
@@ -133,40 +134,6 @@ pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, co
         // After the queries there is padding.
         sum = RegisterTile::zero();
         row += QUERIES as u32;
-    }
-}
-
-/// Adds the transpose of a warpgroup's tile, whose first row is `row` of `rows` and first column `column` of `size`, to those of a tensor
-/// of rows of `stride` elements, of which those from `start` on are the head's.
-#[inline(always)]
-#[track_caller]
-fn add_transposed<const SPAN: usize>(
-    tile: &RegisterTile<SPAN>,
-    target: &GlobalMut<f32>,
-    start: u64,
-    stride: u64,
-    [row, rows]: [u32; 2],
-    [column, size]: [u32; 2],
-) where
-    Columns<SPAN>: MatrixColumns,
-{
-    let mut half = 0;
-    while half < THREAD_ROWS {
-        let column = column + register_tile::row(half as u32);
-        let mut pair = 0;
-        while pair < RegisterTile::<SPAN>::PAIRS {
-            let row = row + register_tile::column(pair as u32);
-            let mut i = 0;
-            while i < 2 {
-                if row + (i as u32) < rows && column < size {
-                    let at = start + u64::from(row + i as u32) * stride + u64::from(column);
-                    target.store(at, target.load(at) + tile.pair(half, pair)[i]);
-                }
-                i += 1;
-            }
-            pair += 1;
-        }
-        half += 1;
     }
 }
 

@@ -54,21 +54,30 @@ impl QueryStatisticsArgument<'_> {
     }
 }
 
-/// `deltas`, `[batches, heads, rows]`, are the sums of `O dO` over the rows of `[batches, rows, heads, size]`.
+/// A result and its gradient, `[batches, rows, heads, size]`.
+#[derive(Clone, Copy, Parameter)]
+pub struct ResultRows<T: Pod> {
+    /// The result.
+    pub out: Global<T>,
+    /// The gradient.
+    pub grad_out: Global<T>,
+    /// Rows of a batch.
+    pub rows: u32,
+    /// Heads of a row.
+    pub heads: u32,
+    /// Elements of a row of a head, a multiple of 8.
+    pub size: u32,
+    /// Lanes that share a row: a power of two up to 32, which times 8 elements is at least `size`.
+    pub lanes: u32,
+}
+
+/// `deltas`, `[batches, heads, rows]`, are the sums of `O dO` over rows.
 ///
-/// Floor: both tensors are read once. Lanes that hold 16 bytes each share a row: `lanes` of them, a power of two up to 32, times 8
-/// elements are at least `size`, a multiple of 8.
+/// Floor: both tensors are read once, by lanes that hold 16 bytes each.
 #[kernel(threads = THREADS, grid = deltas_grid)]
 #[instances(T = [bf16, f16])]
-pub fn attention_backward_deltas<T: Float + Pod>(
-    out: Global<T>,
-    grad_out: Global<T>,
-    deltas: GlobalMut<f32>,
-    rows: u32,
-    heads: u32,
-    size: u32,
-    lanes: u32,
-) {
+pub fn attention_backward_deltas<T: Float + Pod>(result: ResultRows<T>, deltas: GlobalMut<f32>) {
+    let ResultRows { out, grad_out, rows, heads, size, lanes } = result;
     // No divisor is zero, as there is a block; saying so keeps the check out.
     let (lanes, heads, rows) = (lanes.max(1), heads.max(1), rows.max(1));
     let (index, lane) = (block::index()[0] * (THREADS / lanes) + thread::index() / lanes, thread::index() % lanes);
@@ -103,16 +112,17 @@ pub(super) fn row_delta<T: Float + Pod>(out: &Global<T>, grad_out: &Global<T>, a
 }
 
 fn deltas_grid<T: Float + Pod>(args: &AttentionBackwardDeltasArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let elements = args.deltas.len() * u64::from(args.size);
-    LaunchError::check_length("out", elements, args.out.len())?;
-    LaunchError::check_length("grad_out", elements, args.grad_out.len())?;
-    LaunchError::check_multiple("deltas", u64::from(args.rows) * u64::from(args.heads), args.deltas.len())?;
-    LaunchError::check_alignment("out", 16, args.out.address())?;
-    LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
-    LaunchError::check_limit("lanes", u64::from(args.lanes), 32)?;
-    LaunchError::check_limit("size", u64::from(args.size), u64::from(args.lanes) * Vector::<T>::LANES as u64)?;
-    LaunchError::check_limit("deltas", args.deltas.len(), MOST_BLOCKS)?;
-    Grid::cover("deltas", args.deltas.len(), THREADS / args.lanes.max(1))
+    let (ResultRowsArgument { out, grad_out, rows, heads, size, lanes }, deltas) = (&args.result, args.deltas.len());
+    let elements = deltas.saturating_mul((*size).into());
+    for (name, view) in [("result.out", out), ("result.grad_out", grad_out)] {
+        LaunchError::check_length(name, elements, view.len())?;
+        LaunchError::check_alignment(name, 16, view.address())?;
+    }
+    LaunchError::check_multiple("deltas", u64::from(*rows) * u64::from(*heads), deltas)?;
+    LaunchError::check_limit("result.lanes", (*lanes).into(), 32)?;
+    LaunchError::check_limit("result.size", (*size).into(), u64::from(*lanes) * Vector::<T>::LANES as u64)?;
+    LaunchError::check_limit("deltas", deltas, MOST_BLOCKS)?;
+    Grid::cover("deltas", deltas, THREADS / (*lanes).max(1))
 }
 
 #[derive(SharedStorage)]

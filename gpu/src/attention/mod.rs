@@ -22,12 +22,15 @@
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
-//! | `backward` | the gradients of dense tensors, full or causal: roles, copies |
-//! | `backward_prepare`, `backward_convert` | what goes before and after it |
-//! | `backward_reduce` | the sum of its parts, where tiles are split |
-//! | `backward_general` | the gradients of everything else, of heads up to 128 |
-//! | `backward_sequence_rows` | what goes before and after that one |
+//! | `backward` | the kernel of the backward pass: roles, copies |
+//! | `backward_problem` | what it computes: tiles, tensors, masks, results |
+//! | `backward_dense` | dense tensors, full or causal |
+//! | `backward_general` | everything else, of heads up to 128 |
+//! | `backward_prepare`, `backward_convert` | what goes before and after it where tensors are dense |
+//! | `backward_reduce` | the sum of its parts, where tiles are split or gradients are added |
+//! | `backward_sequence_rows` | the same where they hold sequences |
 //! | `backward_tensors` | what these kernels share as parameters |
+//! | `backward_sums` | tensors in `f32` that gradients are added to |
 //! | `backward_walk` | a warpgroup's loop over blocks of queries |
 //! | `backward_adder` | the warps that have gradients of queries added up |
 //! | `backward_workspace` | what a block has in shared memory |
@@ -40,15 +43,18 @@
 mod backward;
 mod backward_adder;
 mod backward_convert;
+mod backward_dense;
 mod backward_general;
 mod backward_mask;
 mod backward_portable;
 mod backward_prepare;
+mod backward_problem;
 mod backward_reduce;
 mod backward_schedule;
 mod backward_sequence;
 mod backward_sequence_rows;
 mod backward_statistics;
+mod backward_sums;
 mod backward_tensors;
 mod backward_walk;
 mod backward_workspace;
@@ -76,6 +82,7 @@ mod workspace;
 
 pub use backward::*;
 pub use backward_convert::*;
+pub use backward_dense::*;
 pub use backward_general::*;
 pub use backward_portable::*;
 pub use backward_prepare::*;
@@ -84,6 +91,7 @@ pub use backward_schedule::KeyHeads;
 pub use backward_sequence::QueryBlocks;
 pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
+pub use backward_sums::*;
 pub use backward_tensors::*;
 pub use backward_workspace::KEYS;
 pub use combine::*;

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use oxtile_kernels::attention::{
-    AttentionBackward as Dense, AttentionBackwardConvert as Convert, AttentionBackwardConvertGeneral as ConvertGeneral,
-    AttentionBackwardDeltas as DeltasKernel, AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable,
-    AttentionBackwardPrepare as Prepare, AttentionBackwardReduce as Reduce,
+    AttentionBackward as Dense, AttentionBackwardAddKeys as AddKeys, AttentionBackwardAddQueries as AddQueries,
+    AttentionBackwardConvert as Convert, AttentionBackwardConvertGeneral as ConvertGeneral, AttentionBackwardDeltas as DeltasKernel,
+    AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, AttentionBackwardPrepare as Prepare,
+    AttentionBackwardReduce as Reduce,
 };
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16, f16};
@@ -63,8 +64,8 @@ impl<T: BackwardElement> AttentionBackward<T> {
     }
 
     /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
-    /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more. Waits for those
-    /// to be there.
+    /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more; where gradients
+    /// of dense tensors are added, one `f32` for each element of `K` and `V`. Waits for those to be there.
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
@@ -204,9 +205,9 @@ impl<'a, T> Binding<'_, 'a, T> {
 macro_rules! elements {
     ($($t:ident)*) => { $(
         elements! { @ $t
-            [Key::Dense { head_size: 64, .. }] [128, 128] backward_dense::Kernels<Prepare<$t, 64>, Dense<$t, 64, 128, 64, true>, Reduce<$t, 64>, Convert<$t, 64, 128, 64>>;
-            [Key::Dense { head_size: 128, masked: true }] [64, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 64, 64, true>, Reduce<$t, 128>, Convert<$t, 128, 64, 64>>;
-            [Key::Dense { head_size: 128, masked: false }] [80, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 80, 80, false>, Reduce<$t, 128>, Convert<$t, 128, 80, 80>>;
+            [Key::Dense { head_size: 64, .. }] [128, 128] backward_dense::Kernels<Prepare<$t, 64>, Dense<$t, 64, 128, 64, true>, Reduce<$t, 64>, Convert<$t, 64, 128, 64>, AddKeys<64>, AddQueries<64, 128, 64>>;
+            [Key::Dense { head_size: 128, masked: true }] [64, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 64, 64, true>, Reduce<$t, 128>, Convert<$t, 128, 64, 64>, AddKeys<128>, AddQueries<128, 64, 64>>;
+            [Key::Dense { head_size: 128, masked: false }] [80, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 80, 80, false>, Reduce<$t, 128>, Convert<$t, 128, 80, 80>, AddKeys<128>, AddQueries<128, 80, 80>>;
             [Key::General { size: 64, capped: false }] [128, 128] backward_general::Kernels<General<$t, 64, 128, 64, false>, ConvertGeneral<$t, 64, 128, 64>>;
             [Key::General { size: 64, capped: true }] [96, 128] backward_general::Kernels<General<$t, 64, 96, 48, true>, ConvertGeneral<$t, 64, 96, 48>>;
             [Key::General { size: 128, capped: false }] [64, 128] backward_general::Kernels<General<$t, 128, 64, 64, false>, ConvertGeneral<$t, 128, 64, 64>>;

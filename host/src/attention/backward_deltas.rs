@@ -1,6 +1,6 @@
 //! The row sums of `O dO`, of which no key is a part.
 
-use oxtile_kernels::attention::{AttentionBackwardDeltas, AttentionBackwardDeltasArgs};
+use oxtile_kernels::attention::{AttentionBackwardDeltas, AttentionBackwardDeltasArgs, ResultRowsArgument};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Float, Pod};
 
@@ -45,8 +45,8 @@ where
             return Ok(());
         }
         // Lanes that share a row, 8 elements each.
-        let lanes = (size / 8).next_power_of_two();
-        self.launch(stream, AttentionBackwardDeltasArgs { out, grad_out, deltas, rows, heads, size, lanes })
+        let result = ResultRowsArgument { out, grad_out, rows, heads, size, lanes: (size / 8).next_power_of_two() };
+        self.launch(stream, AttentionBackwardDeltasArgs { result, deltas })
     }
 }
 

@@ -1,11 +1,13 @@
 //! The kernels of dense tensors on Hopper, bound for the backward pass.
 
 use oxtile_kernels::attention::{
-    AttentionBackward as Main, AttentionBackwardArgs as MainArgs, AttentionBackwardBlocks as Blocks,
-    AttentionBackwardBlocksArgs as BlocksArgs, AttentionBackwardConvert as Convert, AttentionBackwardConvertArgs as ConvertArgs,
-    AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce,
-    AttentionBackwardReduceArgs as ReduceArgs, BackwardTensorsArgument, BlockStatisticsArgument, DenseKeysArgument, Heads, KEYS,
-    KeyGradientsArgument, KeyHeads, KeyOrderArgument, QueryStatisticsArgument, QuerySumsArgument, SequencesArgument, partial_elements,
+    AttentionBackward as Main, AttentionBackwardAddKeys as AddKeys, AttentionBackwardAddKeysArgs as AddKeysArgs,
+    AttentionBackwardAddQueries as AddQueries, AttentionBackwardAddQueriesArgs as AddQueriesArgs, AttentionBackwardArgs as MainArgs,
+    AttentionBackwardBlocks as Blocks, AttentionBackwardBlocksArgs as BlocksArgs, AttentionBackwardConvert as Convert,
+    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs,
+    AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, BackwardTensorsArgument, BlockStatisticsArgument,
+    DenseKeysArgument, DenseRows, Heads, KEYS, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument,
+    QueryStatisticsArgument, QuerySumsArgument, SequencesArgument, partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
@@ -15,24 +17,26 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::backward::{Binding, DeltaSource, Instance, Order};
 use super::backward_deltas::{OfResult, tensor_heads};
-use super::backward_tensors::{GradientTarget, Gradients};
-use super::config::AttentionConfig;
+use super::backward_tensors::reborrow;
+use super::config::{AttentionConfig, GradientOutput, Layout};
 use super::dense::by_head;
 use super::forward::BoundAttention;
 use super::tensors::Inputs;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 use crate::tensor::{TensorMap, TensorMapMut};
 
 /// The kernels, in their order.
-pub(super) struct Kernels<P: Kernel, M: Kernel, R: Kernel, C: Kernel> {
+pub(super) struct Kernels<P: Kernel, M: Kernel, R: Kernel, C: Kernel, K: Kernel, Q: Kernel> {
     prepare: Loaded<P>,
     blocks: Loaded<Blocks>,
     main: Loaded<M>,
     reduce: Loaded<R>,
     convert: Loaded<C>,
+    add_keys: Loaded<K>,
+    add_queries: Loaded<Q>,
 }
 
-impl<P: Kernel, M: Kernel, R: Kernel, C: Kernel> Kernels<P, M, R, C> {
+impl<P: Kernel, M: Kernel, R: Kernel, C: Kernel, K: Kernel, Q: Kernel> Kernels<P, M, R, C, K, Q> {
     pub(super) const NAME: &str = M::INFO.name;
 
     pub(super) fn load(runtime: &Runtime) -> Result<Self> {
@@ -42,8 +46,25 @@ impl<P: Kernel, M: Kernel, R: Kernel, C: Kernel> Kernels<P, M, R, C> {
             main: runtime.load()?,
             reduce: runtime.load()?,
             convert: runtime.load()?,
+            add_keys: runtime.load()?,
+            add_queries: runtime.load()?,
         })
     }
+}
+
+/// The tensor maps of the gradients of keys and values.
+type KeyMaps<'a, T, const D: usize> = [TensorMapMut<'a, T, 64, D, Swizzle128, 4>; 2];
+
+/// Lends them to a kernel.
+fn key_gradients<'s, T: RegisterElement, const D: usize>([k, v]: &'s mut KeyMaps<'_, T, D>) -> KeyGradientsArgument<'s, T, D, 4> {
+    KeyGradientsArgument { k: k.view_mut(), v: v.view_mut() }
+}
+
+/// Where the rows of a dense tensor's heads lie.
+fn dense_rows(layout: Layout, batches: u64, rows: u64, heads: u64) -> DenseRows {
+    let [batch_heads, row_heads] = if layout == Layout::Sbhd { [heads, batches * heads] } else { [rows * heads, heads] };
+    let [batches, heads, rows, batch_heads, row_heads] = [batches, heads, rows, batch_heads, row_heads].map(|size| size as u32);
+    DenseRows { batches, heads, rows, batch_heads, row_heads }
 }
 
 /// Launches of the kernel of statistics count so many heads.
@@ -105,7 +126,14 @@ enum Statistics<'a, T> {
 }
 
 impl<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> Instance<T>
-    for Kernels<Prepare<T, D>, Main<T, D, QUERIES, SPAN, MASKED>, Reduce<T, D>, Convert<T, D, QUERIES, SPAN>>
+    for Kernels<
+        Prepare<T, D>,
+        Main<T, D, QUERIES, SPAN, MASKED>,
+        Reduce<T, D>,
+        Convert<T, D, QUERIES, SPAN>,
+        AddKeys<D>,
+        AddQueries<D, QUERIES, SPAN>,
+    >
 where
     T: RegisterElement + StoredElement + Float,
     Columns<D>: MatrixColumns,
@@ -114,6 +142,8 @@ where
     Prepare<T, D>: for<'a> Kernel<Args<'a> = PrepareArgs<'a, T, D>>,
     Main<T, D, QUERIES, SPAN, MASKED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, MASKED>>,
     Reduce<T, D>: for<'a> Kernel<Args<'a> = ReduceArgs<'a, T, D>>,
+    AddKeys<D>: for<'a> Kernel<Args<'a> = AddKeysArgs<'a, D>>,
+    AddQueries<D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = AddQueriesArgs<'a, D, QUERIES, SPAN>>,
     Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
@@ -122,12 +152,10 @@ where
         let (mut of_queries, mut of_keys) =
             (by_head(layout, batches, queries, heads, head_size), by_head(layout, batches, keys, key_heads, head_size));
         let Inputs { mut q, mut k, mut v, .. } = inputs;
-        let Gradients {
-            q: GradientTarget::Rounded(grad_q), k: GradientTarget::Rounded(grad_k), v: GradientTarget::Rounded(grad_v), ..
-        } = gradients
-        else {
-            return Err(Error::Invalid { what: "AttentionBackward, gradients", why: "these kernels round them".to_owned() });
-        };
+        let [(grad_q, mut q_sum), (grad_k, mut k_sum), (grad_v, mut v_sum)] =
+            [gradients.q, gradients.k, gradients.v].map(|gradient| gradient.split());
+        let [rows_of_queries, rows_of_keys] =
+            [(queries, heads), (keys, key_heads)].map(|(rows, heads)| dense_rows(layout, batches, rows, heads));
         let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
         // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
         let mut grad_out = grad_out_rows;
@@ -142,9 +170,12 @@ where
         let k = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, k, of_keys)?;
         let v = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, v, of_keys)?;
         let keys_map = |view| TensorMapMut::<_, 64, D, Swizzle128, 4>::strided(stream, view, of_keys);
-        let mut of_keys = if has_keys { Some([keys_map(grad_k)?, keys_map(grad_v)?]) } else { None };
-        let queries_map = || TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::strided(stream, grad_q, of_queries);
-        let mut of_queries = if has_queries { Some(queries_map()?) } else { None };
+        let mut of_keys = match (grad_k, grad_v) {
+            (Some(grad_k), Some(grad_v)) if has_keys => Some([keys_map(grad_k)?, keys_map(grad_v)?]),
+            _ => None,
+        };
+        let queries_map = |view| TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::strided(stream, view, of_queries);
+        let mut of_queries = grad_q.filter(|_| has_queries).map(queries_map).transpose()?;
 
         let source = match deltas {
             DeltaSource::Of(out) => Statistics::Of(OfResult::new(&config, out, grad_out_rows)),
@@ -159,8 +190,10 @@ where
         let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
         let (splits, key_blocks) = (config.group_parts(QUERIES as u64), keys.div_ceil(KEYS as u64));
-        let split_tiles = if splits == 1 { 0 } else { batches * key_heads * splits * key_blocks };
-        let mut partials = Buffer::<f32>::uninitialised(stream, split_tiles * partial_elements(D as u64))?;
+        // Gradients that are added leave in parts, though there be one of each.
+        let in_parts = splits > 1 || config.gradients == GradientOutput::Added;
+        let part_tiles = if in_parts { batches * key_heads * splits * key_blocks } else { 0 };
+        let mut partials = Buffer::<f32>::uninitialised(stream, part_tiles * partial_elements(D as u64))?;
         let section = config.section_of_keys(size_of::<T>() as u64, ordered).saturating_mul(splits as u32);
         let (mask, scale, scale_log2, tensor_heads) =
             (config.bounds(), config.scale() as f32, config.scale_log2(), tensor_heads(&config) as u32);
@@ -177,9 +210,8 @@ where
                 }
                 Statistics::Given(given) => given.launch(stream, &self.blocks, statistics)?,
             }
-            if let Some([grad_k, grad_v]) = &mut of_keys {
-                let is_split = splits > 1;
-
+            if has_keys {
+                let gradients = of_keys.as_mut().filter(|_| !in_parts).map(key_gradients);
                 let problem = DenseKeysArgument {
                     tensors: BackwardTensorsArgument {
                         q: q.view(),
@@ -190,23 +222,30 @@ where
                         deltas: deltas.view(),
                     },
                     sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks },
-                    gradients: (!is_split).then(|| KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
-                    partials: is_split.then(|| partials.view_mut()),
+                    gradients,
+                    partials: in_parts.then(|| partials.view_mut()),
                     heads: tile_heads,
                     mask,
                     order: KeyOrderArgument { counter: counter.view_mut(), section, ordered },
                     scale: scale_log2,
                 };
                 self.main.launch(stream, MainArgs { problem })?;
-                if is_split {
-                    let gradients = KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() };
-                    let args = ReduceArgs { partials: partials.view_mut(), gradients, heads: key_heads, splits, key_blocks };
-                    self.reduce.launch(stream, args)?;
+                let parts = KeyPartsArgument { values: partials.view_mut(), splits, key_blocks };
+                if let (Some(k), Some(v)) = (reborrow(&mut k_sum), reborrow(&mut v_sum)) {
+                    let sums = KeySumsArgument { k, v, size: D as u32, value_size: D as u32 };
+                    self.add_keys.launch(stream, AddKeysArgs { parts, sums, rows: rows_of_keys })?;
+                } else if let Some(of_keys) = of_keys.as_mut().filter(|_| in_parts) {
+                    self.reduce.launch(stream, ReduceArgs { parts, gradients: key_gradients(of_keys), heads: key_heads })?;
                 }
             }
-            let Some(grad_q) = &mut of_queries else { return Ok(()) };
             let sums = QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks };
-            self.convert.launch(stream, ConvertArgs { sums, grad_q: grad_q.view_mut(), heads, scale })
+            match (&mut of_queries, reborrow(&mut q_sum)) {
+                (Some(grad_q), _) => self.convert.launch(stream, ConvertArgs { sums, grad_q: grad_q.view_mut(), heads, scale }),
+                (None, Some(grad_q)) if has_queries => {
+                    self.add_queries.launch(stream, AddQueriesArgs { sums, grad_q, rows: rows_of_queries, scale })
+                }
+                _ => Ok(()),
+            }
         }))
     }
 }

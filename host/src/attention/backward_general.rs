@@ -4,7 +4,7 @@ use oxtile_kernels::attention::{
     AttentionBackwardBlocks as Blocks, AttentionBackwardBlocksArgs as BlocksArgs, AttentionBackwardConvertGeneral as Convert,
     AttentionBackwardConvertGeneralArgs as ConvertArgs, AttentionBackwardGeneral as Main, AttentionBackwardGeneralArgs as MainArgs,
     AttentionBackwardSink as Sink, BackwardTensorsArgument, BlockStatisticsArgument, KEYS, KeyGradientsArgument, KeyHeads,
-    KeyOrderArgument, KeySumsArgument, KeyTargetArgument, QueryBlocks, QuerySumsArgument, QueryTargetArgument, SequenceKeysArgument,
+    KeyOrderArgument, KeySumsArgument, QueryBlocks, QuerySumsArgument, QueryTargetArgument, SequenceKeysArgument,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -86,7 +86,7 @@ where
                 BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: deltas.view_mut(), blocks, size: QUERIES as u32 };
             let (queries, sequences) = (arguments.statistics(row_sums), arguments.sequences());
             self.blocks.launch(stream, BlocksArgs { queries, statistics, sequences, heads })?;
-            let rounded = match (&mut grad_k, &mut grad_v) {
+            let gradients = match (&mut grad_k, &mut grad_v) {
                 (Some(k), Some(v)) => Some(KeyGradientsArgument { k: k.view_mut(), v: v.view_mut() }),
                 _ => None,
             };
@@ -104,7 +104,9 @@ where
                     deltas: deltas.view(),
                 },
                 sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks },
-                target: KeyTargetArgument { rounded, added, scale },
+                gradients,
+                added,
+                grad_scale: scale,
                 sequences: arguments.sequences(),
                 heads: tile_heads,
                 window: arguments.window,

@@ -3,7 +3,7 @@
 use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
 use super::backward::{BackwardElement, Facts};
-use super::config::{AttentionConfig, GradientOutput, LIMIT, Layout, Mask, Sink, Window, refuse};
+use super::config::{AttentionConfig, LIMIT, Layout, Mask, Sink, Window, refuse};
 use crate::gemm::Choice;
 use crate::runtime::{Device, Error, Result};
 
@@ -115,7 +115,6 @@ impl AttentionConfig {
             ("layout", self.layout == Layout::Packed),
             ("soft_cap", self.soft_cap.is_some()),
             ("sink", self.sink == Sink::Learnable),
-            ("gradients", self.gradients != GradientOutput::Rounded),
             ("value_size", self.value_size() != self.head_size),
             ("head_size", !matches!(self.head_size, 64 | 128)),
         ];

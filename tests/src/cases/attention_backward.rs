@@ -79,7 +79,7 @@ pub fn cases() -> Vec<Case> {
             }));
         }
     }
-    // Few tiles of keys, which are split by heads of queries.
+    // Few tiles of keys, which are split by query heads.
     for (head_size, mask, order) in [
         (64, Mask::CausalBottomRight, Order::Deterministic),
         (64, Mask::Full, Order::Fast),
@@ -226,7 +226,7 @@ fn compare<T: Differentiable>(expected: &oracle::Gradients, found: &Found) -> Ou
 /// Tiles that are split, as the choice says; in order, the bits are the same every time.
 fn split<T: Differentiable>(runtime: &Runtime, config: &AttentionConfig, order: Order) -> Outcome {
     let choice = text(config.choose_backward::<T>())?;
-    if !choice.why.contains("tiles split in 6 by heads of queries") {
+    if !choice.why.contains("tiles split in 6 by query heads") {
         return Err(format!("{choice:?}"));
     }
     let pass = Pass::<T>::new(config, config.keys);

@@ -2,9 +2,11 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
 use oxtile_kernels::attention::{
-    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
-    AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, BackwardTensorsArgument, BlockStatisticsArgument,
-    DenseKeysArgument, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument, Mask, QuerySumsArgument, partial_elements,
+    AttentionBackward, AttentionBackwardAddKeys, AttentionBackwardAddKeysArgs, AttentionBackwardAddQueries,
+    AttentionBackwardAddQueriesArgs, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs,
+    AttentionBackwardPrepare, AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, BackwardTensorsArgument,
+    BlockStatisticsArgument, DenseKeysArgument, DenseRows, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument,
+    KeySumsArgument, Mask, QuerySumsArgument, partial_elements,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
@@ -16,6 +18,7 @@ use super::{Job, is_at_line};
 pub const JOBS: &[Job] = &[
     Job { name: "attention_backward", run: attention_backward, equivalents: OF_THE_WALK },
     Job { name: "attention_backward_reduce", run: reduce, equivalents: &[] },
+    Job { name: "attention_backward_add_queries", run: add_queries, equivalents: &[] },
 ];
 
 /// What is equivalent in a warpgroup's walk over blocks of queries.
@@ -126,12 +129,33 @@ fn reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
             v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
         }
     };
-    device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs {
-        partials: partials.view_mut(),
-        gradients,
-        heads: 1,
-        splits: SPLITS,
-        key_blocks: key_blocks as u32,
+    let [mut k_sum, mut v_sum] =
+        ["k_sum", "v_sum"].map(|name| device.upload::<f32>(name, &vec![0.5_f32.to_bits(); (KEYS * SIZE) as usize]));
+    macro_rules! parts {
+        () => {
+            KeyPartsArgument { values: partials.view_mut(), splits: SPLITS, key_blocks: key_blocks as u32 }
+        };
+    }
+    device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs { parts: parts!(), gradients, heads: 1 })?;
+    device.launch::<AttentionBackwardAddKeys<64>>(AttentionBackwardAddKeysArgs {
+        parts: parts!(),
+        sums: KeySumsArgument { k: k_sum.view_mut(), v: v_sum.view_mut(), size: SIZE as u32, value_size: SIZE as u32 },
+        rows: DenseRows { batches: 1, heads: 1, rows: KEYS as u32, batch_heads: KEYS as u32, row_heads: 1 },
     })?;
-    Ok([device.download(&grad_k), device.download(&grad_v)].concat())
+    Ok([device.download(&grad_k), device.download(&grad_v), device.download(&k_sum), device.download(&v_sum)].concat())
+}
+
+/// Blocks of queries to which something was added, and one without; the last is not full.
+fn add_queries(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let blocks = QUERIES.div_ceil(BLOCK);
+    let values: Vec<u32> = (0..blocks * BLOCK * SIZE).map(|i| (i as f32 * 0.37).sin().to_bits()).collect();
+    let (mut values, mut turns) = (device.upload::<f32>("sums", &values), device.upload::<u32>("turns", &[2, 0, 1]));
+    let mut grad_q = device.upload::<f32>("grad_q", &vec![0.5_f32.to_bits(); (QUERIES * SIZE) as usize]);
+    device.launch::<AttentionBackwardAddQueries<64, 128, 64>>(AttentionBackwardAddQueriesArgs {
+        sums: QuerySumsArgument { values: values.view_mut(), turns: turns.view_mut(), blocks: blocks as u32 },
+        grad_q: grad_q.view_mut(),
+        rows: DenseRows { batches: 1, heads: 1, rows: QUERIES as u32, batch_heads: QUERIES as u32, row_heads: 1 },
+        scale: 0.125,
+    })?;
+    Ok([device.download(&grad_q), device.download(&turns)].concat())
 }

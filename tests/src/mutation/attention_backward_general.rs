@@ -4,8 +4,8 @@ use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionBackwardBlocks, AttentionBackwardBlocksArgs, AttentionBackwardConvertGeneral, AttentionBackwardConvertGeneralArgs,
     AttentionBackwardGeneral, AttentionBackwardGeneralArgs, BackwardTensorsArgument, BlockStatisticsArgument, FAR, Heads,
-    KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyTargetArgument, QueryBlocks, QueryStatisticsArgument, QuerySumsArgument,
-    QueryTargetArgument, Scores, SequenceKeysArgument, SequencesArgument, Window,
+    KeyGradientsArgument, KeyHeads, KeyOrderArgument, QueryBlocks, QueryStatisticsArgument, QuerySumsArgument, QueryTargetArgument, Scores,
+    SequenceKeysArgument, SequencesArgument, Window,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
@@ -13,7 +13,7 @@ use oxtile_tile::num::bf16;
 use super::Job;
 use super::attention_backward::OF_THE_WALK;
 use super::attention_general::map;
-use super::device::{Device, words};
+use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[Job { name: "attention_backward_general", run: backward, equivalents: OF_THE_WALK }];
 
@@ -22,6 +22,12 @@ const SIZE: u32 = 64;
 const BLOCK: u32 = 96;
 /// Rows of the tensors of queries and of keys.
 const ROWS: [u32; 2] = [330, 310];
+
+fn sequences(arrays: &[Elements<u32>; 4]) -> SequencesArgument<'_> {
+    let [query_ends, key_ends, query_offsets, key_offsets] = arrays.each_ref().map(Elements::view);
+    let [query_rows, key_rows] = ROWS;
+    SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: true }
+}
 
 fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     // Below 1, so that every weight counts.
@@ -37,21 +43,11 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [mut offsets, mut of_blocks] = ["offsets", "of_blocks"].map(|name| device.upload::<f32>(name, &vec![0; rows]));
     let mut sums = device.upload::<f32>("sums", &vec![f32::NAN.to_bits(); rows * SIZE as usize]);
     let (mut turns, mut counter) = (device.upload::<u32>("turns", &vec![0; blocks as usize]), device.upload::<u32>("counter", &[0]));
-    let sequences = || SequencesArgument {
-        query_ends: arrays[0].view(),
-        key_ends: arrays[1].view(),
-        query_offsets: arrays[2].view(),
-        key_offsets: arrays[3].view(),
-        diagonals: None,
-        query_rows: ROWS[0],
-        key_rows: ROWS[1],
-        padded: true,
-    };
     let heads = Heads { batches: 2, heads: 1, group: 1, step: 0 };
     device.launch::<AttentionBackwardBlocks>(AttentionBackwardBlocksArgs {
         queries: QueryStatisticsArgument { log_sum_exp: log_sum_exp.view(), deltas: deltas.view(), rows: 0 },
         statistics: BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: of_blocks.view_mut(), blocks, size: BLOCK },
-        sequences: sequences(),
+        sequences: sequences(&arrays),
         heads,
     })?;
     let size = u64::from(SIZE);
@@ -60,7 +56,7 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [q_map, grad_out_map, k_map, v_map, grad_k_map, grad_v_map, grad_q_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
     let problem = unsafe {
-        SequenceKeysArgument::<bf16, 64, 96> {
+        SequenceKeysArgument::<bf16, 64, 96, true> {
             tensors: BackwardTensorsArgument {
                 q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
                 grad_out: DeviceTensorMap::from_raw(grad_out_map, grad_out.view().access("tensor")),
@@ -70,15 +66,13 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
                 deltas: of_blocks.view(),
             },
             sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks },
-            target: KeyTargetArgument {
-                rounded: Some(KeyGradientsArgument {
-                    k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
-                    v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
-                }),
-                added: None,
-                scale: 0.125,
-            },
-            sequences: sequences(),
+            gradients: Some(KeyGradientsArgument {
+                k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
+                v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
+            }),
+            added: None,
+            grad_scale: 0.125,
+            sequences: sequences(&arrays),
             heads: KeyHeads { batches: 2, heads: 1, group: 1, splits: 1, step: 0 },
             window: Window { left: FAR, right: 0, top_left: false },
             // Scores are capped at 2.
@@ -96,7 +90,7 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
             size: SIZE,
             scale: 0.125,
         },
-        sequences: sequences(),
+        sequences: sequences(&arrays),
         heads,
     };
     device.launch::<AttentionBackwardConvertGeneral<bf16, 64, 96, 48>>(args)?;

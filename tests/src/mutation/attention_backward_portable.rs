@@ -3,8 +3,8 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionBackwardDeltas, AttentionBackwardDeltasArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, AttentionBackwardSink,
-    AttentionBackwardSinkArgs, FAR, Heads, PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, Scores,
-    SequencesArgument, Window,
+    AttentionBackwardSinkArgs, FAR, Heads, PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, ResultRowsArgument,
+    Scores, SequencesArgument, Window,
 };
 use oxtile_tile::num::bf16;
 
@@ -31,25 +31,28 @@ fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
     let mut grad_sink = device.upload::<f32>("grad_sink", &[0; HEADS as usize]);
     let [query_ends, key_ends] = [QUERIES, KEYS].map(|end| device.upload::<u32>("ends", &[0, end]));
     device.launch::<AttentionBackwardDeltas<bf16>>(AttentionBackwardDeltasArgs {
-        out: out.view(),
-        grad_out: grad_out.view(),
+        result: ResultRowsArgument { out: out.view(), grad_out: grad_out.view(), rows: QUERIES, heads: HEADS, size: SIZE, lanes: SIZE / 8 },
         deltas: deltas.view_mut(),
-        rows: QUERIES,
-        heads: HEADS,
-        size: SIZE,
-        lanes: SIZE / 8,
     })?;
-    let sequences = || SequencesArgument {
-        query_ends: query_ends.view(),
-        key_ends: key_ends.view(),
-        query_offsets: query_ends.view(),
-        key_offsets: key_ends.view(),
-        diagonals: None,
-        query_rows: QUERIES,
-        key_rows: KEYS,
-        padded: false,
-    };
-    let statistics = || QueryStatisticsArgument { log_sum_exp: log_sum_exp.view(), deltas: deltas.view(), rows: QUERIES };
+    macro_rules! sequences {
+        () => {
+            SequencesArgument {
+                query_ends: query_ends.view(),
+                key_ends: key_ends.view(),
+                query_offsets: query_ends.view(),
+                key_offsets: key_ends.view(),
+                diagonals: None,
+                query_rows: QUERIES,
+                key_rows: KEYS,
+                padded: false,
+            }
+        };
+    }
+    macro_rules! statistics {
+        () => {
+            QueryStatisticsArgument { log_sum_exp: log_sum_exp.view(), deltas: deltas.view(), rows: QUERIES }
+        };
+    }
     macro_rules! arguments {
         ($grad:expr, $grad_v:expr, $rows:expr) => {
             AttentionBackwardPortableArgs {
@@ -61,7 +64,7 @@ fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
                     size: SIZE,
                     value_size: SIZE,
                 },
-                statistics: statistics(),
+                statistics: statistics!(),
                 target: PortableTargetArgument {
                     grad: Some($grad.view_mut()),
                     grad_v: $grad_v,
@@ -70,7 +73,7 @@ fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
                     scale: 0.125,
                     row_tiles: u32::div_ceil($rows, 64),
                 },
-                sequences: sequences(),
+                sequences: sequences!(),
                 heads: Heads { batches: 1, heads: HEADS, group: HEADS, step: 0 },
                 window: Window { left: FAR, right: 0, top_left: false },
                 scores: Scores { scale: 0.18, cap_limit: 0.0, cap_factor: 0.0 },
@@ -82,8 +85,8 @@ fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
     device.launch::<AttentionBackwardSink>(AttentionBackwardSinkArgs {
         sink: sink.view(),
         grad_sink: grad_sink.view_mut(),
-        statistics: statistics(),
-        sequences: sequences(),
+        statistics: statistics!(),
+        sequences: sequences!(),
         batches: 1,
     })?;
     Ok([device.download(&grad_q), device.download(&grad_k), device.download(&grad_v), device.download(&grad_sink)].concat())
