@@ -2,8 +2,7 @@
 //! may be.
 
 use oxtile::attention::{
-    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Choice, GradientOutput, Gradients, Inputs, Kernels, Layout, Order,
-    Outputs, Sink, Window,
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Choice, Gradients, Inputs, Kernels, Layout, Order, Outputs, Sink, Window,
 };
 use oxtile::num::bf16;
 use oxtile::{Buffer, Device, Result, Runtime};
@@ -140,22 +139,22 @@ fn portable_kernels_are_taken_where_they_are_asked_for() {
 }
 
 #[test]
-fn what_only_the_pass_backward_does_not_count_is_refused_of_it() {
-    let added = AttentionConfig { queries: 1, keys: 1, head_size: 64, gradients: GradientOutput::Added, ..AttentionConfig::default() };
+fn what_only_the_backward_pass_does_not_count_is_refused_of_it() {
+    let capped = AttentionConfig { queries: 1, keys: 1, head_size: 64, soft_cap: Some(9.0), ..AttentionConfig::default() };
     let choose = |config: AttentionConfig| config.choose_backward::<bf16>();
-    refused(choose(AttentionConfig { heads: 65536, ..added }), "heads is 65536: at most 65535 with gradients");
-    refused(choose(AttentionConfig { batches: 1 << 24, ..added }), "batches is 16777216: at most 16");
+    refused(choose(AttentionConfig { heads: 65536, ..capped }), "heads is 65536: at most 65535 with soft_cap");
+    refused(choose(AttentionConfig { batches: 1 << 24, ..capped }), "batches is 16777216: at most 16");
     refused(
-        choose(AttentionConfig { queries: 1 << 21, heads: 1 << 10, ..added }),
+        choose(AttentionConfig { queries: 1 << 21, heads: 1 << 10, ..capped }),
         "queries is 2097152: with batches and heads at most 2147483647 rows",
     );
     let most_keys = (1 << 30) - 128;
-    for config in [added, AttentionConfig { gradients: GradientOutput::Rounded, ..added }] {
+    for config in [capped, AttentionConfig { soft_cap: None, ..capped }] {
         refused(choose(AttentionConfig { keys: most_keys + 1, ..config }), "keys is 1073741697: ");
         choose(AttentionConfig { keys: most_keys, ..config }).expect("as many are counted");
     }
     // What packed sequences have in common is counted once.
     let packed =
-        AttentionConfig { layout: Layout::Packed, batches: 4096, queries: 1 << 20, keys: 1 << 20, heads: 64, key_heads: 64, ..added };
+        AttentionConfig { layout: Layout::Packed, batches: 4096, queries: 1 << 20, keys: 1 << 20, heads: 64, key_heads: 64, ..capped };
     choose(packed).expect("16384 blocks of a head");
 }

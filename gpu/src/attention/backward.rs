@@ -18,7 +18,7 @@
 //! | `keys` | a tile's keys and values are there, and its number; both warpgroups have multiplied by them and know where the result goes |
 //! | `rows` | a stage of queries and their statistics is full; both warpgroups have multiplied by it |
 //! | `EXCHANGE` | gradients of scores of both warpgroups are written; both have stored their result |
-//! | `handoff` | both parts of `dQ'` are written; they were read; the adding warps know who comes first |
+//! | `handoff` | both parts of `dQ'` are written; they were read; the adding warps know which comes first |
 //! | warpgroup | its part of the result is written |
 //!
 //! Sums of `dQ` are `f32`, in fragments (`oxtile_tile::fragment_tile`), which [`AttentionBackwardConvert`] turns into rows. If
@@ -28,8 +28,9 @@
 //! Query heads that share keys may be split among several tiles, which leave parts of the result in device memory
 //! ([`AttentionBackwardReduce`]).
 //!
-//! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. `Q`, `dO` and `dQ` are tensors of
-//! `[batches, heads group, rows, D]`, the others of `[batches, heads, keys, D]`, of any strides.
+//! What is computed, of which tensors, and where the result goes is a compile-time [`KeyProblem`].
+//!
+//! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored.
 //!
 //! Sources: Dao, "FlashAttention-2", 2023, algorithm 2; Shah et al., "FlashAttention-3", 2024.
 //!
@@ -37,76 +38,56 @@
 //! [`AttentionBackwardReduce`]: super::AttentionBackwardReduce
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
-use super::backward_mask::BlockMask;
-use super::backward_reduce::{partial_elements, partial_start, store_fragments};
-use super::backward_schedule::{KeyQueue, KeySchedule, KeyTile, TILE_WORDS, next_tile};
+use super::backward_dense::DenseKeys;
+use super::backward_problem::{Common, KeyProblem, KeyTiles};
+use super::backward_schedule::{KeyQueue, KeyTile, TILE_WORDS, next_tile};
+use super::backward_tensors::KeyOrder;
 use super::backward_walk::Walk;
-use super::backward_workspace::{ADDERS, KEYS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
-use super::mask::Mask;
+use super::backward_workspace::{ADDERS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
 
-/// Computes `grad_k`, `grad_v` and the sums of `dQ / scale`.
+/// Computes the gradients of keys and values, and sums of `dQ / scale`.
 ///
-/// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`. `offsets` and `deltas` are `[batches, heads
-/// group, blocks QUERIES]` ([`AttentionBackwardPrepare`](super::AttentionBackwardPrepare)), `sums` has as many rows of
-/// `D`; `turns` is a zero for each block of queries, and counts who has added to it; `counter` is one zero, and is zero again
-/// afterwards. If `MASKED`, query `i` sees keys `i + first` to `i + last`; else all. `section` heads are computed together.
-///
-/// `heads` are those of keys, `splits` times each: a tile has the next `group` query heads. Without `partials` there is one
-/// split; else they have room for [`partial_elements`] of each tile, `[batches, heads, blocks of keys]`, and `grad_k` and `grad_v` are
-/// not used.
+/// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], MASKED = [true])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(
-    q: TensorMap<T, QUERIES, D, Swizzle128, 4>,
-    grad_out: TensorMap<T, QUERIES, D, Swizzle128, 4>,
-    k: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    v: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    grad_k: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    grad_v: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    offsets: Global<f32>,
-    deltas: Global<f32>,
-    sums: GlobalMut<f32>,
-    turns: GlobalMut<u32>,
-    counter: GlobalMut<u32>,
-    partials: GlobalMut<f32>,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    splits: u32,
-    rows: u32,
-    keys: u32,
-    first: i32,
-    last: i32,
-    section: u32,
-    scale: f32,
-    ordered: u32,
+    problem: DenseKeys<T, D, QUERIES, MASKED>,
 ) where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
-    let shared = Shared::<T, D, QUERIES, SPAN>::claim();
+    differentiate::<_, T, D, QUERIES, SPAN, TILE_WORDS, MASKED>(problem);
+}
+
+/// Computes the gradients of a problem's keys and values, and sums of `dQ`.
+#[inline(always)]
+#[track_caller]
+pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SPAN: usize, const WORDS: usize, const MASKED: bool>(
+    problem: P,
+) where
+    P: KeyProblem<T, D, QUERIES, WORDS, MASKED>,
+    T: RegisterElement + StoredElement,
+    Columns<D>: MatrixColumns,
+    Columns<QUERIES>: MatrixColumns,
+    Columns<SPAN>: MatrixColumns,
+{
+    const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
+    let shared = Workspace::<T, D, QUERIES, SPAN, WORDS>::claim();
     if thread::index() == 0 {
         shared.init();
     }
     block::sync();
-    let schedule = KeySchedule { key_blocks: keys.div_ceil(KEYS as u32), heads: heads * batches, section };
-    let mask = BlockMask::<QUERIES, MASKED>(Mask { queries: rows, keys, first, last });
-    let blocks = rows.div_ceil(QUERIES as u32);
-    // Where the blocks of queries of a head begin: that of keys, and which of those that share it.
-    let first_block = |tile: KeyTile, member: u32| ((tile.batch * heads + tile.head) * group + member) * blocks;
+    let Common { offsets, deltas, sums, order: KeyOrder { counter, ordered, .. }, group, scale } = problem.common();
     match Team::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
@@ -124,22 +105,19 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                         break;
                     };
                     if thread::lane() == 0 {
+                        let item = P::read_of(tile, number());
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        // The divisor is not zero; saying so keeps the check out.
-                        let at = [tile.batch, tile.head / splits.max(1), tile.key(), 0];
-                        k.load(stage.keys, at, full);
-                        v.load(stage.values, at, full);
-                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
+                        problem.load_keys(&item, stage, full);
+                        let item = P::read(number());
+                        problem.mask(&item).order(P::tile(&item).block, ordered).visit(group, |member, block| {
                             // Known before the stage is empty: what waits for it then starts at once.
-                            let tile = KeyTile::load_alone(number());
-                            let cut = if mask.cuts(tile.block, block) { block } else { UNCUT };
+                            let item = P::read(number());
+                            let cut = if problem.mask(&item).cuts(P::tile(&item).block, block) { block } else { UNCUT };
                             let statistics = shared.statistics.tile(ring.next_stage());
                             let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
                             let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
-                            let at = [tile.batch, tile.head * group + member, block * QUERIES as u32, 0];
-                            q.load(stage.queries, at, full);
-                            grad_out.load(stage.gradients, at, full);
-                            let row = u64::from(first_block(tile, member) + block) * QUERIES as u64;
+                            problem.load_rows(&item, member, block, stage, full);
+                            let row = u64::from(problem.first_block(&item, member) + block) * QUERIES as u64;
                             full.load(statistics.offsets, &offsets, row);
                             full.load(statistics.deltas, &deltas, row);
                         });
@@ -149,33 +127,36 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 }
             }
             3 if thread::lane() == 0 => {
-                let mut tiles = shared.tiles.producer();
-                let queue = KeyQueue(counter);
+                let (mut numbers, mut tiles, queue) = (shared.tiles.producer(), problem.tiles(), KeyQueue(counter));
                 let mut more = true;
                 while more {
-                    let parity = tiles.parity();
-                    tiles.acquire_with(0, |numbers| {
+                    let parity = numbers.parity();
+                    numbers.acquire_with(0, |numbers| {
                         let index = queue.take();
-                        let tile = schedule.tile(index).map(|tile| tile.in_batch(heads));
-                        more = tile.is_some();
+                        let item = tiles.tile(index);
+                        more = item.is_some();
                         if !more {
-                            queue.leave(index, schedule.tiles());
+                            queue.leave(index, tiles.tiles());
                         }
-                        KeyTile::store(tile, numbers.tile(parity));
+                        P::store_item(item, numbers.tile(parity));
                     });
                 }
             }
             warp @ 1..=ADDERS => {
                 let mut tiles = shared.tiles.consumer();
-                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums, turns };
+                let adder = Adder::<SPAN> { number: warp - 1, parts: shared.outgoing.first(), handoff: shared.handoff, sums };
                 let mut step = 0;
                 while next_tile(&mut tiles).is_some() {
                     if thread::lane() == 0 {
                         let number = || shared.number(tiles.parity() ^ 1);
-                        mask.order(KeyTile::load_alone(number()).block, ordered != 0).visit(group, |member, block| {
-                            let first = first_block(KeyTile::load_alone(number()), member);
-                            let turn = || mask.earlier(KeyTile::load_alone(number()).block, block);
-                            adder.add(first + block, step, (ordered != 0).then_some(turn));
+                        let item = P::read(number());
+                        problem.mask(&item).order(P::tile(&item).block, ordered).visit(group, |member, block| {
+                            let first = problem.first_block(&P::read(number()), member);
+                            let turn = || {
+                                let item = P::read(number());
+                                problem.mask(&item).earlier(P::tile(&item).block, block)
+                            };
+                            adder.add(first + block, step, ordered.then_some(turn));
                             step += 1;
                         });
                     }
@@ -191,32 +172,24 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
                 // Read where they are needed: registers are full.
                 let number = || shared.number(ring.parity() ^ 1);
                 let Some(tile) = KeyTile::load(number()) else { break };
-                let mut sums = walk.multiply(
+                let seen = problem.mask(&P::read_together(tile, number())).blocks(tile.block);
+                let found = walk.multiply(
                     held.memory(),
-                    group * mask.blocks(tile.block).length(),
+                    group * seen.length(),
                     scale,
-                    |scores, cut| {
+                    |products, cut| {
+                        problem.edit(products);
                         if let Some(block) = cut {
-                            mask.hide(scores, KeyTile::load_alone(number()).key() + part * PART as u32, block);
+                            let key = KeyTile::load_alone(number()).key() + part * PART as u32;
+                            problem.read_mask(number()).hide(products, key, block);
                         }
                     },
-                    |_, _, _| (),
+                    |gradients, weights, offsets| problem.bend(gradients, weights, offsets),
                 );
-                let tile = KeyTile::load_alone(number());
-                // Behind this another tile's number may be there.
+                let item = P::read_result(number());
+                // After this another tile's number may be there.
                 held.release();
-                sums.keys.map(|x| x * core::f32::consts::LN_2 * scale);
-                if partials.is_empty() {
-                    walk.store(&sums, |of_keys, of_values| {
-                        let at = [tile.batch, tile.head, tile.key() + part * PART as u32, 0];
-                        grad_v.store(at, of_values);
-                        grad_k.store(at, of_keys);
-                    });
-                } else {
-                    let place = (tile.batch * heads + tile.head) * schedule.key_blocks + tile.block;
-                    store_fragments(&sums.keys, &partials, partial_start::<D>(place, false, part));
-                    store_fragments(&sums.values, &partials, partial_start::<D>(place, true, part));
-                }
+                problem.store(&walk, found, item, part);
             }
         }
     }
@@ -231,20 +204,5 @@ where
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
-    const { assert!(QUERIES * D == 2 * SPAN * PANEL, "the warpgroups' parts make dQ") };
-    let blocks = u64::from(args.rows.div_ceil(QUERIES as u32)) * u64::from(args.heads) * u64::from(args.group) * u64::from(args.batches);
-    LaunchError::check_length("offsets", blocks * QUERIES as u64, args.offsets.len())?;
-    LaunchError::check_length("deltas", blocks * QUERIES as u64, args.deltas.len())?;
-    LaunchError::check_length("sums", blocks * (QUERIES * D) as u64, args.sums.len())?;
-    LaunchError::check_length("turns", blocks, args.turns.len())?;
-    LaunchError::check_length("counter", 1, args.counter.len())?;
-    if !args.partials.is_empty() {
-        let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);
-        LaunchError::check_length("partials", tiles * partial_elements(D as u64), args.partials.len())?;
-    }
-    LaunchError::check_limit("rows", blocks, (1 << 31) - 1)?;
-    LaunchError::check_limit("keys", u64::from(args.keys), (1 << 30) - KEYS as u64)?;
-    let tiles = u64::from(args.keys.div_ceil(KEYS as u32)) * u64::from(args.heads) * u64::from(args.batches);
-    LaunchError::check_limit("keys", tiles, (1 << 31) - 1)?;
-    Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
+    args.problem.grid(device)
 }

@@ -4,6 +4,7 @@ use oxtile_tile::fragment_tile::FragmentTile;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 
+use super::backward_tensors::QuerySums;
 use super::backward_workspace::{ADDERS, Handoff, Parts};
 
 /// Added to a block's turns when the first to add has stored.
@@ -15,8 +16,7 @@ pub(super) struct Adder<const SPAN: usize> {
     pub number: u32,
     pub parts: Parts<SPAN>,
     pub handoff: Handoff,
-    pub sums: GlobalMut<f32>,
-    pub turns: GlobalMut<u32>,
+    pub sums: QuerySums,
 }
 
 impl<const SPAN: usize> Adder<SPAN> {
@@ -43,20 +43,20 @@ impl<const SPAN: usize> Adder<SPAN> {
         };
         self.handoff.full.tile(self.number).wait(step / ADDERS % 2);
         if first {
-            self.parts.store_to(&self.sums, start)
+            self.parts.store_to(&self.sums.values, start)
         } else {
-            self.parts.add_to(&self.sums, start)
+            self.parts.add_to(&self.sums.values, start)
         }
         pipeline::commit_stores();
         pipeline::wait_stores_read::<0>();
         self.handoff.empty.arrive();
         if let Some(turn) = turn {
             pipeline::wait_stores::<0>();
-            atomic::store_release(&self.turns, block.into(), turn + 1);
+            atomic::store_release(&self.sums.turns, block.into(), turn + 1);
         } else if first {
             pipeline::wait_stores::<0>();
             sync::fence_device();
-            atomic::add_u32(&self.turns, block.into(), STORED);
+            atomic::add_u32(&self.sums.turns, block.into(), STORED);
         }
     }
 
@@ -64,7 +64,7 @@ impl<const SPAN: usize> Adder<SPAN> {
     #[inline(always)]
     #[track_caller]
     fn wait(&self, block: u32, turn: u32) -> bool {
-        while atomic::load_acquire(&self.turns, block.into()) != turn {}
+        while atomic::load_acquire(&self.sums.turns, block.into()) != turn {}
         turn == 0
     }
 
@@ -72,9 +72,9 @@ impl<const SPAN: usize> Adder<SPAN> {
     #[inline(always)]
     #[track_caller]
     fn claim(&self, block: u32) -> bool {
-        let others = atomic::take_ticket(&self.turns, block.into());
+        let others = atomic::take_ticket(&self.sums.turns, block.into());
         if others != 0 && others < STORED {
-            while atomic::load_acquire(&self.turns, block.into()) < STORED {}
+            while atomic::load_acquire(&self.sums.turns, block.into()) < STORED {}
         }
         others == 0
     }

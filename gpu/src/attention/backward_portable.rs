@@ -21,8 +21,6 @@
 //!
 //! Source: Dao, "FlashAttention-2", 2023, algorithm 2.
 
-use core::f32::consts::LOG2_E;
-
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::pipeline;
@@ -30,11 +28,12 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
 use oxtile_tile::shared::Tiles;
 
-use super::limits::check_sequences;
+use super::backward_statistics::QueryStatistics;
 use super::mask::{Span, Window};
 use super::panels::{PANEL, Place, RESTING, Rows, Side, THREADS, accumulate, copy_side, product};
-use super::sequence::Sequences;
-use super::softmax::cap;
+use super::scores::Scores;
+use super::sequence::{Sequences, SequencesArgument};
+use super::shape::{Heads, MOST_BLOCKS};
 
 /// What is known of each query of a side.
 #[derive(SharedStorage, Clone, Copy)]
@@ -52,60 +51,58 @@ struct Shared<T: Pod, const PANELS: usize, const STEP: usize> {
     statistics: Tiles<Statistics, 2>,
 }
 
-/// Computes `grad` and `grad_v`: the gradients of keys and of values if `OF_KEYS`, else `grad` is that of queries.
-///
-/// | parameter | |
-/// |---|---|
-/// | `grad_sum`, `grad_v_sum` | `f32` tensors that the gradients are added to; if they are empty, `grad` and `grad_v` are written |
-/// | `log_sum_exp`, `deltas` | `[heads, query_rows]` if `log_rows` is 0, else `[batches, heads, log_rows]`; natural, and the row sums of `O dO` |
-/// | `query_ends` to `padded` | [`Sequences`]; rows of padding become zeros |
-/// | `head_step` | 0, or so many query heads, and the key heads that they share, separate sequences that share rows (sbhd) |
-/// | `row_tiles` | blocks of 64 resting rows that the longest sequence may have |
-/// | `size`, `value_size` | of a row of a head: multiples of 8 |
-/// | `left`, `right`, `top_left` | [`Window`] |
-/// | `scale`, `cap_limit`, `cap_factor` | as `attention_forward_general` has them |
-/// | `grad_scale` | the factor of scores: that of the gradients of queries and keys |
+/// What is read, and the sizes of its heads: multiples of 8.
+#[derive(Clone, Copy, Parameter)]
+pub struct PortableTensors<T: Pod> {
+    /// Queries.
+    pub q: Global<T>,
+    /// Keys.
+    pub k: Global<T>,
+    /// Values.
+    pub v: Global<T>,
+    /// Gradients of the result.
+    pub grad_out: Global<T>,
+    /// Elements of a row of a head of `Q` and `K`.
+    pub size: u32,
+    /// The same of `V` and `dO`.
+    pub value_size: u32,
+}
+
+/// Where gradients go: of queries, or of keys and values.
+#[derive(Clone, Copy, Parameter)]
+pub struct PortableTarget<T: Pod> {
+    /// Of queries, or of keys.
+    pub grad: Option<GlobalMut<T>>,
+    /// Of values.
+    pub grad_v: Option<GlobalMut<T>>,
+    /// The tensor, in `f32`, that they are added to instead.
+    pub grad_sum: Option<GlobalMut<f32>>,
+    /// The same for those of values.
+    pub grad_v_sum: Option<GlobalMut<f32>>,
+    /// The factor of scores: that of the gradients of queries and keys.
+    pub scale: f32,
+    /// Blocks of 64 resting rows that the longest sequence may have.
+    pub row_tiles: u32,
+}
+
+/// Computes the gradients of keys and of values if `OF_KEYS`, else those of queries. Rows of padding become zeros, but those that are added to stay.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, PANELS, STEP>)]
 #[instances(T = [bf16, f16], PANELS = [1], STEP = [64], PARTS = [1], OF_KEYS = [false, true])]
 #[instances(T = [bf16, f16], PANELS = [2], STEP = [32], PARTS = [2], OF_KEYS = [false, true])]
 #[instances(T = [bf16, f16], PANELS = [4], STEP = [16], PARTS = [2], OF_KEYS = [false, true])]
-#[expect(clippy::too_many_arguments, reason = "tensors, sizes and options of attention")]
 pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, const STEP: usize, const PARTS: usize, const OF_KEYS: bool>(
-    q: Global<T>,
-    k: Global<T>,
-    v: Global<T>,
-    grad_out: Global<T>,
-    log_sum_exp: Global<f32>,
-    deltas: Global<f32>,
-    grad: GlobalMut<T>,
-    grad_v: GlobalMut<T>,
-    grad_sum: GlobalMut<f32>,
-    grad_v_sum: GlobalMut<f32>,
-    query_ends: Global<u32>,
-    key_ends: Global<u32>,
-    query_offsets: Global<u32>,
-    key_offsets: Global<u32>,
-    query_rows: u32,
-    key_rows: u32,
-    padded: u32,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    head_step: u32,
-    row_tiles: u32,
-    log_rows: u32,
-    size: u32,
-    value_size: u32,
-    left: i32,
-    right: i32,
-    top_left: u32,
-    scale: f32,
-    cap_limit: f32,
-    cap_factor: f32,
-    grad_scale: f32,
+    tensors: PortableTensors<T>,
+    statistics: QueryStatistics,
+    target: PortableTarget<T>,
+    sequences: Sequences,
+    heads: Heads,
+    window: Window,
+    scores: Scores,
 ) where
     Columns<STEP>: MatrixColumns,
 {
+    let (PortableTensors { q, k, v, grad_out, size, value_size }, row_tiles) = (tensors, target.row_tiles);
+    let Heads { batches, heads, group, step: head_step } = heads;
     let shared = Shared::<T, PANELS, STEP>::claim();
     // No divisor is zero, as there is a block; saying so keeps the check out.
     let group = group.max(1);
@@ -116,14 +113,12 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let tile = if OF_KEYS { index / all_heads } else { row_tiles - 1 - index / all_heads };
     let row = tile * RESTING as u32;
 
-    let sequences =
-        Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
     let sequence = sequences.get(batch);
     let written = if OF_KEYS { sequences.key_rows(batch, &sequence) } else { sequence.rows };
     if row >= written {
         return;
     }
-    let mask = Window { left, right, top_left: top_left != 0 }.of(&sequence);
+    let mask = window.of(&sequence);
     // Rows of the other side that see any of these, or that any of these sees.
     let seen = |rows: Span| if OF_KEYS { mask.rows(rows) } else { mask.blocks::<1>(rows) };
 
@@ -133,24 +128,17 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let (resting, resting_tensors, passing, passing_tensors) =
         if OF_KEYS { (keys, [k, v], queries, [q, grad_out]) } else { (queries, [q, grad_out], keys, [k, v]) };
     let sizes = [size, value_size];
-    let copy_statistics = |target: Statistics, head: u32, first: u32, count: usize| {
+    let copy_statistics = |copies: Statistics, head: u32, first: u32, count: usize| {
         let (at, row) = (thread::index(), first + thread::index());
         if at >= count as u32 {
             return;
         }
-        let (mut offset, mut delta) = (f32::NEG_INFINITY, 0.0);
+        let [mut offset, mut delta] = [f32::NEG_INFINITY, 0.0];
         if row < queries.count {
-            let from = match log_rows {
-                0 => u64::from(head) * u64::from(query_rows) + u64::from(queries.first + row),
-                rows => u64::from(batch * heads + head) * u64::from(rows) + u64::from(row),
-            };
-            let log_sum = log_sum_exp.load(from);
-            // A query that sees nothing has no weights.
-            offset = if log_sum == f32::NEG_INFINITY { log_sum } else { -LOG2_E * log_sum };
-            delta = deltas.load(from);
+            [offset, delta] = statistics.load(statistics.place([batch, head, heads], &sequences, queries.first, row));
         }
-        target.offsets.store(at, offset);
-        target.deltas.store(at, delta);
+        copies.offsets.store(at, offset);
+        copies.deltas.store(at, delta);
     };
 
     let columns = seen(Span { begin: row, end: row + RESTING as u32 });
@@ -182,22 +170,22 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
                 let row = row + register_tile::row(half);
                 seen(Span { begin: row, end: row + 1 })
             }),
-            scale,
-            slope: if cap_limit == 0.0 { 0.0 } else { reciprocal(cap_limit) },
+            scale: scores.scale,
+            slope: if scores.are_capped() { reciprocal(scores.cap_limit) } else { 0.0 },
         };
         for step in 0..steps {
             if step + 1 < steps {
                 start_copies(step + 1);
             }
             let side = shared.passing.tile(step % 2);
-            let mut scores = product(shared.resting.scored, side.scored, size);
+            let mut products = product(shared.resting.scored, side.scored, size);
             let mut gradients = product(shared.resting.valued, side.valued, value_size);
-            if cap_limit != 0.0 {
-                cap(&mut scores, cap_factor, cap_limit);
+            if scores.are_capped() {
+                scores.cap(&mut products);
             }
-            let statistics = shared.statistics.tile(if OF_KEYS { step % 2 } else { 0 });
-            weights.apply::<STEP, OF_KEYS>(&mut scores, &mut gradients, column_of(step), statistics);
-            let (of_scores, of_weights) = (gradients.to_operand::<T>(), scores.to_operand::<T>());
+            let copies = shared.statistics.tile(if OF_KEYS { step % 2 } else { 0 });
+            weights.apply::<STEP, OF_KEYS>(&mut products, &mut gradients, column_of(step), copies);
+            let (of_scores, of_weights) = (gradients.to_operand::<T>(), products.to_operand::<T>());
             let mut part = 0;
             while part < PARTS {
                 let panel = first_panel + part as u32;
@@ -213,11 +201,13 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
             block::sync();
         }
     }
+    let [grad, grad_v] = [target.grad, target.grad_v].map(|grad| grad.unwrap_or(GlobalMut::empty()));
+    let [grad_sum, grad_v_sum] = [target.grad_sum, target.grad_v_sum].map(|sum| sum.unwrap_or(GlobalMut::empty()));
     let mut part = 0;
     while part < PARTS {
         let panel = first_panel + part as u32;
         let place = Place { rows: resting, head, row, written, panel };
-        place.store(&sums[part], grad_scale, size, &grad, &grad_sum);
+        place.store(&sums[part], target.scale, size, &grad, &grad_sum);
         if OF_KEYS {
             place.store(&value_sums[part], 1.0, value_size, &grad_v, &grad_v_sum);
         }
@@ -286,22 +276,45 @@ where
     Columns<STEP>: MatrixColumns,
 {
     const { assert!(STEP <= RESTING && PARTS <= PANELS, "statistics and panels have room") };
-    check_sequences(args.batches, &args.query_ends, &args.key_ends, &args.query_offsets, &args.key_offsets)?;
-    LaunchError::check_limit("group", u64::from(args.group), u64::from(args.heads))?;
-    LaunchError::check_limit("size", u64::from(args.size), (PANELS * PANEL) as u64)?;
-    LaunchError::check_limit("value_size", u64::from(args.value_size), (PANELS * PANEL) as u64)?;
-    for (name, address) in
-        [("q", args.q.address()), ("k", args.k.address()), ("v", args.v.address()), ("grad_out", args.grad_out.address())]
-    {
-        LaunchError::check_alignment(name, 16, address)?;
+    let Heads { batches, heads, group, .. } = args.heads;
+    args.heads.check()?;
+    args.sequences.check(batches)?;
+    args.window.check()?;
+    let PortableTensorsArgument { q, k, v, grad_out, size, value_size } = &args.tensors;
+    let [size, value_size] = [*size, *value_size].map(u64::from);
+    for (name, size) in [("tensors.size", size), ("tensors.value_size", value_size)] {
+        LaunchError::check_multiple(name, 8, size)?;
+        LaunchError::check_limit(name, size, (PANELS * PANEL) as u64)?;
     }
-    LaunchError::check_alignment("grad", 4, args.grad.address())?;
-    LaunchError::check_alignment("grad_v", 4, args.grad_v.address())?;
-    LaunchError::check_alignment("grad_sum", 8, args.grad_sum.address())?;
-    LaunchError::check_alignment("grad_v_sum", 8, args.grad_v_sum.address())?;
-    let heads = if OF_KEYS { args.heads / args.group.max(1) } else { args.heads };
-    let blocks = u64::from(heads).saturating_mul(u64::from(args.batches)).saturating_mul(u64::from(args.row_tiles));
-    LaunchError::check_limit("row_tiles", blocks, (1 << 31) - 1)?;
-    let widest = if OF_KEYS { args.size.max(args.value_size) } else { args.size };
-    Ok(Grid::xy(blocks as u32, widest.div_ceil((PARTS * PANEL) as u32).max(1)))
+    let SequencesArgument { query_rows, key_rows, .. } = args.sequences;
+    args.statistics.check([batches, heads], query_rows)?;
+    let row_heads = args.heads.of_row()?;
+    let (queries, key_heads) = (u64::from(query_rows).saturating_mul(row_heads), row_heads / u64::from(group).max(1));
+    let keys = u64::from(key_rows).saturating_mul(key_heads);
+    for (name, view, rows, size) in [
+        ("tensors.q", q, queries, size),
+        ("tensors.k", k, keys, size),
+        ("tensors.v", v, keys, value_size),
+        ("tensors.grad_out", grad_out, queries, value_size),
+    ] {
+        LaunchError::check_length(name, rows.saturating_mul(size), view.len())?;
+        LaunchError::check_alignment(name, 16, view.address())?;
+    }
+    let PortableTargetArgument { grad, grad_v, grad_sum, grad_v_sum, row_tiles, .. } = &args.target;
+    let rows = if OF_KEYS { keys } else { queries };
+    for (name, grad, size) in [("target.grad", grad, size), ("target.grad_v", grad_v, value_size)] {
+        let Some(grad) = grad else { continue };
+        LaunchError::check_length(name, rows.saturating_mul(size), grad.len())?;
+        LaunchError::check_alignment(name, 4, grad.address())?;
+    }
+    for (name, sum, size) in [("target.grad_sum", grad_sum, size), ("target.grad_v_sum", grad_v_sum, value_size)] {
+        let Some(sum) = sum else { continue };
+        LaunchError::check_length(name, rows.saturating_mul(size), sum.len())?;
+        LaunchError::check_alignment(name, 8, sum.address())?;
+    }
+    let tile_heads = if OF_KEYS { heads / group.max(1) } else { heads };
+    let blocks = u64::from(tile_heads).saturating_mul(batches.into()).saturating_mul((*row_tiles).into());
+    LaunchError::check_limit("target.row_tiles", blocks, MOST_BLOCKS)?;
+    let widest = if OF_KEYS { size.max(value_size) } else { size };
+    Ok(Grid::xy(blocks as u32, widest.div_ceil((PARTS * PANEL) as u64).max(1) as u32))
 }

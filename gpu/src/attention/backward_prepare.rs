@@ -6,28 +6,28 @@ use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 
 use super::backward_statistics::row_delta;
+use super::backward_tensors::BlockStatistics;
+use super::shape::MOST_BLOCKS;
 
 const THREADS: u32 = 256;
 /// Rows of a block.
 const ROWS: u32 = 64;
 
-/// For each query of `[batches, heads, padded]`: `offsets` is `-log2(e) log_sum_exp`, `deltas` the sum of `O dO`, over a
-/// row; -inf and 0 behind `rows` and for queries that see nothing, so that their weights are 0.
+/// The statistics of each block of queries of `[batches, heads]`.
 ///
 /// `out` and `grad_out` are `[batches, rows, heads, D]`, `log_sum_exp` is `[batches, heads, rows]`.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(T = [bf16, f16], D = [64, 128])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     out: Global<T>,
     grad_out: Global<T>,
     log_sum_exp: Global<f32>,
-    offsets: GlobalMut<f32>,
-    deltas: GlobalMut<f32>,
+    statistics: BlockStatistics,
     heads: u32,
     rows: u32,
-    padded: u32,
 ) {
+    let BlockStatistics { offsets, deltas, blocks, size } = statistics;
+    let padded = blocks * size;
     let lanes = const { (D / Vector::<T>::LANES) as u32 };
     let block = block::index()[0];
     // No divisor is zero, as there is a block; saying so keeps the check out.
@@ -55,17 +55,16 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
 fn grid<T: Float + Pod, const D: usize>(args: &AttentionBackwardPrepareArgs<'_, T, D>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let rows = args.log_sum_exp.len();
     let heads = if args.rows == 0 { 0 } else { rows / u64::from(args.rows) };
-    let padded = heads * u64::from(args.padded);
     LaunchError::check_length("log_sum_exp", heads * u64::from(args.rows), rows)?;
     LaunchError::check_multiple("log_sum_exp", u64::from(args.heads) * u64::from(args.rows), rows)?;
     LaunchError::check_length("out", rows * D as u64, args.out.len())?;
     LaunchError::check_length("grad_out", rows * D as u64, args.grad_out.len())?;
     LaunchError::check_alignment("out", 16, args.out.address())?;
     LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
-    LaunchError::check_length("offsets", padded, args.offsets.len())?;
-    LaunchError::check_length("deltas", padded, args.deltas.len())?;
-    LaunchError::check_limit("rows", u64::from(args.rows), args.padded.into())?;
-    let blocks = u64::from(args.padded.div_ceil(ROWS)) * heads;
-    LaunchError::check_limit("padded", blocks, (1 << 31) - 1)?;
+    args.statistics.check(heads)?;
+    let padded = u64::from(args.statistics.blocks) * u64::from(args.statistics.size);
+    LaunchError::check_limit("rows", u64::from(args.rows), padded)?;
+    let blocks = padded.div_ceil(ROWS.into()) * heads;
+    LaunchError::check_limit("statistics.blocks", blocks, MOST_BLOCKS)?;
     Ok(Grid::x(blocks as u32))
 }

@@ -1,8 +1,8 @@
-//! Gradients of keys and values whose tile was split among several: their parts, and the sum of those.
+//! Gradients of keys and values whose tile was split among several, or that are added to others: their parts, and the sum of those.
 //!
 //! Where there are fewer tiles of keys than multiprocessors, or a mask makes them uneven, a tile's query heads are split among
 //! several, which leave `f32` parts in memory, as their registers hold them (`oxtile_tile::fragment_tile`). One small kernel adds them up
-//! in the order of heads, so the bits do not depend on who was done first.
+//! in the order of heads, so the bits do not depend on which was done first.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
@@ -11,10 +11,12 @@ use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 use oxtile_tile::shared::{SharedTile, Tiles};
-use oxtile_tile::tensor_map::TensorMapMut;
 use oxtile_tile::warpgroup;
 
+use super::backward_sums::{DenseRows, KeySums, add_rows};
+use super::backward_tensors::KeyGradients;
 use super::backward_workspace::{KEYS, PART};
+use super::shape::MOST_BLOCKS;
 
 const THREADS: u32 = 2 * warpgroup::THREADS;
 
@@ -30,7 +32,7 @@ pub(super) fn partial_start<const D: usize>(tile: u32, of_values: bool, part: u3
 }
 
 /// Writes a warpgroup's tile to `target` from `start` on, as [`RegisterTile::load_fragments`] reads it: the numbers of a pair of both
-/// rows together, those of all threads one after another, the pairs one after the other.
+/// rows together, those of all threads one after the other, the pairs one after the other.
 #[inline(always)]
 #[track_caller]
 pub(super) fn store_fragments<const D: usize>(tile: &RegisterTile<D>, target: &GlobalMut<f32>, start: u64)
@@ -53,33 +55,63 @@ struct Shared<T: Pod, const D: usize> {
     parts: Tiles<SharedTile<T, PART, D, Swizzle128>, 2>,
 }
 
-/// `grad_k` and `grad_v` are the sums of `splits` parts each, which [`attention_backward`](fn@super::attention_backward) left in
-/// `partials`, of `[batches, heads splits, blocks of keys]` tiles.
+/// Parts of gradients of keys and values, of `[batches, heads, splits, blocks of keys]` tiles.
+#[derive(Clone, Copy, Parameter)]
+pub struct KeyParts {
+    /// [`partial_elements`] of each tile.
+    pub values: GlobalMut<f32>,
+    /// Parts of a tile.
+    pub splits: u32,
+    /// Blocks of keys of a head.
+    pub key_blocks: u32,
+}
+
+impl KeyParts {
+    /// The sum of the parts of a warpgroup's keys, or of its values, of a block of a head of all batches: in the order of parts.
+    #[inline(always)]
+    #[track_caller]
+    fn sum<const D: usize>(&self, head: u32, block: u32, of_values: bool, part: u32) -> RegisterTile<D>
+    where
+        Columns<D>: MatrixColumns,
+    {
+        let Self { values, splits, key_blocks } = *self;
+        let first = head * splits * key_blocks + block;
+        let mut sum = RegisterTile::<D>::load_fragments(&values, partial_start::<D>(first, of_values, part));
+        for split in 1..splits {
+            let other = RegisterTile::<D>::load_fragments(&values, partial_start::<D>(first + split * key_blocks, of_values, part));
+            sum.map_pairs(|half, pair, values| {
+                let other = other.pair(half, pair);
+                [0, 1].map(|i| values[i] + other[i])
+            });
+        }
+        sum
+    }
+}
+
+impl KeyPartsArgument<'_> {
+    /// How many heads of all batches there are, with heads of `size`.
+    fn heads(&self, size: u64) -> Result<u64, LaunchError> {
+        let of_head = u64::from(self.splits) * u64::from(self.key_blocks) * partial_elements(size);
+        LaunchError::check_multiple("parts.values", of_head, self.values.len())?;
+        Ok(self.values.len() / of_head.max(1))
+    }
+}
+
+/// The gradients, of `[batches, heads]`, are the sums of the parts that [`attention_backward`](fn@super::attention_backward) left.
 ///
 /// Floor: the parts are read once, 4 bytes an element. A CUDA block takes a block of keys of a head, of keys or of values.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, D>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64, 128])]
 pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: usize>(
-    partials: GlobalMut<f32>,
-    grad_k: TensorMapMut<T, PART, D, Swizzle128, 4>,
-    grad_v: TensorMapMut<T, PART, D, Swizzle128, 4>,
+    parts: KeyParts,
+    gradients: KeyGradients<T, D, 4>,
     heads: u32,
-    splits: u32,
-    key_blocks: u32,
 ) where
     Columns<D>: MatrixColumns,
 {
     let rows = Shared::<T, D>::claim().parts.tile(warpgroup::index());
     let ([block, head, which], part) = (block::index(), warpgroup::index());
-    let first = head * splits * key_blocks + block;
-    let mut sum = RegisterTile::<D>::load_fragments(&partials, partial_start::<D>(first, which != 0, part));
-    for split in 1..splits {
-        let other = RegisterTile::<D>::load_fragments(&partials, partial_start::<D>(first + split * key_blocks, which != 0, part));
-        sum.map_pairs(|half, pair, values| {
-            let other = other.pair(half, pair);
-            [0, 1].map(|i| values[i] + other[i])
-        });
-    }
+    let sum = parts.sum::<D>(head, block, which != 0, part);
     sum.store_columns(0, rows);
     sync::fence_proxy_async();
     warpgroup::sync(part);
@@ -87,9 +119,9 @@ pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: us
         // The divisor is not zero, as there is a block; saying so keeps the check out.
         let at = [head / heads.max(1), head % heads.max(1), block * KEYS as u32 + part * PART as u32, 0];
         if which == 0 {
-            grad_k.store(at, rows)
+            gradients.k.store(at, rows)
         } else {
-            grad_v.store(at, rows)
+            gradients.v.store(at, rows)
         }
         pipeline::commit_stores();
         pipeline::wait_stores::<0>();
@@ -103,9 +135,42 @@ fn grid<T: RegisterElement + StoredElement, const D: usize>(
 where
     Columns<D>: MatrixColumns,
 {
-    let of_head = u64::from(args.splits) * u64::from(args.key_blocks) * partial_elements(D as u64);
-    LaunchError::check_multiple("partials", of_head * u64::from(args.heads), args.partials.len())?;
-    let heads = args.partials.len() / of_head.max(1);
+    let heads = args.parts.heads(D as u64)?;
+    LaunchError::check_multiple("heads", args.heads.into(), heads)?;
     LaunchError::check_limit("heads", heads, 65535)?;
-    Ok(Grid { x: args.key_blocks, y: heads as u32, z: 2 })
+    Ok(Grid { x: args.parts.key_blocks, y: heads as u32, z: 2 })
+}
+
+/// The same sums, added to `f32` tensors.
+///
+/// Floor: 12 bytes an element and 4 more for each further part.
+#[kernel(threads = THREADS, grid = add_grid, requires = sm_90a)]
+#[instances(D = [64, 128])]
+pub fn attention_backward_add_keys<const D: usize>(parts: KeyParts, sums: KeySums, rows: DenseRows)
+where
+    Columns<D>: MatrixColumns,
+{
+    let ([at, _, which], part) = (block::index(), warpgroup::index());
+    // The divisor is not zero, as there is a block; saying so keeps the check out.
+    let (head, block) = (at / parts.key_blocks.max(1), at % parts.key_blocks.max(1));
+    let sum = parts.sum::<D>(head, block, which != 0, part);
+    let key = block * KEYS as u32 + part * PART as u32;
+    let target = if which == 0 { sums.k } else { sums.v };
+    add_rows(&sum, &target, rows.first(head), rows.row_heads.into(), [key, rows.rows], D as u32);
+}
+
+fn add_grid<const D: usize>(args: &AttentionBackwardAddKeysArgs<'_, D>, _: &DeviceLimits) -> Result<Grid, LaunchError>
+where
+    Columns<D>: MatrixColumns,
+{
+    let (heads, size) = (args.parts.heads(D as u64)?, D as u64);
+    LaunchError::check_length("parts.values", args.rows.all_heads(), heads)?;
+    LaunchError::check_limit("rows.rows", args.rows.rows.into(), u64::from(args.parts.key_blocks) * KEYS as u64)?;
+    for (name, sum) in [("sums.k", &args.sums.k), ("sums.v", &args.sums.v)] {
+        args.rows.check(name, size, sum.len())?;
+        LaunchError::check_alignment(name, 8, sum.address())?;
+    }
+    let blocks = heads * u64::from(args.parts.key_blocks);
+    LaunchError::check_limit("parts.key_blocks", blocks, MOST_BLOCKS)?;
+    Ok(Grid { x: blocks as u32, y: 1, z: 2 })
 }

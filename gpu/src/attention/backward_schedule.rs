@@ -5,6 +5,7 @@ use oxtile_tile::prelude::*;
 
 use super::backward_workspace::{KEYS, Numbers};
 use super::mask::Span;
+use super::shape::{Checked, MOST_BLOCKS};
 
 /// The order: key heads in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
 /// first, as most queries see them where a mask is causal.
@@ -19,6 +20,41 @@ pub struct KeySchedule {
     pub heads: u32,
     /// Key heads of a section.
     pub section: u32,
+}
+
+/// Heads of tiles.
+#[derive(Clone, Copy, Parameter)]
+pub struct KeyHeads {
+    /// Batches, or sequences.
+    pub batches: u32,
+    /// Key heads of a batch, each `splits` times.
+    pub heads: u32,
+    /// Query heads of a tile: the next ones.
+    pub group: u32,
+    /// Tiles among which the query heads of a key head are split; a divisor of `heads`.
+    pub splits: u32,
+    /// The key heads from one sequence to the next if sequences share rows (sbhd); 0 if they share heads (bshd, thd), and for tensor maps that have
+    /// batches.
+    pub step: u32,
+}
+
+impl KeyHeads {
+    /// Heads of tiles of all batches.
+    pub(super) fn tile_heads(&self) -> u64 {
+        u64::from(self.batches) * u64::from(self.heads)
+    }
+
+    /// Query heads of all batches.
+    pub(super) fn query_heads(&self) -> u64 {
+        self.tile_heads().saturating_mul(self.group.into())
+    }
+
+    pub(super) fn check(&self) -> Checked {
+        LaunchError::check_limit("heads.splits", self.splits.into(), self.heads.into())?;
+        LaunchError::check_multiple("heads.heads", self.splits.into(), self.heads.into())?;
+        LaunchError::check_limit("heads.step", self.step.into(), self.heads.into())?;
+        LaunchError::check_limit("heads.heads", self.query_heads(), MOST_BLOCKS)
+    }
 }
 
 /// `KEYS` keys of one head of one batch.

@@ -9,7 +9,8 @@ use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElem
 use oxtile_tile::shared::Tiles;
 use oxtile_tile::warpgroup;
 
-use super::backward_workspace::{EXCHANGE, Finished, Handoff, Keys, Outgoing, PANEL, PART, Rows, Scores, Shared, Statistics, UNCUT};
+use super::backward_tensors::KeyGradients;
+use super::backward_workspace::{EXCHANGE, Handoff, Keys, Outgoing, PANEL, PART, Rows, Scores, Shared, Statistics, UNCUT};
 
 /// One of the two warpgroups that multiply.
 pub(super) struct Walk<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize> {
@@ -107,11 +108,10 @@ where
         self.handoff.empty.wait(turn ^ 1);
     }
 
-    /// Writes a tile's gradients to shared memory, from where the warpgroup's first thread has them stored: `store` starts that, of
-    /// keys and of values, in its bulk group. Both warpgroups call it.
+    /// Writes a tile's gradients to shared memory, from where the warpgroup's first thread has them stored at `at`. Both warpgroups call it.
     #[inline(always)]
     #[track_caller]
-    pub fn store(&self, sums: &Sums<D>, store: impl FnOnce(Finished<T, D>, Finished<T, D>)) {
+    pub fn store<const RANK: usize>(&self, sums: &Sums<D>, gradients: &KeyGradients<T, D, RANK>, at: [u32; RANK]) {
         self.wait_for_adders(self.rows.next_stage());
         let (of_keys, of_values) = (self.scores.tile(self.part).second(), self.outgoing.second().tile(self.part));
         sums.values.store_columns(0, of_values);
@@ -119,7 +119,8 @@ where
         sync::fence_proxy_async();
         warpgroup::sync(self.part);
         if warpgroup::is_leader() {
-            store(of_keys, of_values);
+            gradients.v.store(at, of_values);
+            gradients.k.store(at, of_keys);
             pipeline::commit_stores();
             pipeline::wait_stores_read::<0>();
         }

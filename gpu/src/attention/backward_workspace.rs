@@ -13,6 +13,8 @@ use oxtile_tile::warpgroup::Roles;
 
 /// Keys of a tile.
 pub const KEYS: usize = 2 * PART;
+/// Keys of a sequence, at most: the last tile may end after them.
+pub(super) const MOST_KEYS: u64 = (1 << 30) - KEYS as u64;
 /// Keys of a warpgroup.
 pub(super) const PART: usize = 64;
 /// Columns of a panel: one of `dQ'` belongs to a warpgroup.

@@ -5,7 +5,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile};
 
 use super::sequence::Sequence;
-use super::shape::Checked;
+use super::shape::{Checked, check_rows};
 
 /// No bound: further than any sequence is long.
 pub const FAR: i32 = 1 << 30;
@@ -22,7 +22,7 @@ pub struct Window {
 }
 
 /// Query `i` of a sequence sees keys `i + first` to `i + last`, of the keys there are.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Parameter)]
 pub struct Mask {
     /// Queries there are.
     pub queries: u32,
@@ -79,6 +79,12 @@ pub(super) fn check_reach(name: &'static str, keys: i32) -> Checked {
 }
 
 impl Mask {
+    pub(super) fn check(&self) -> Checked {
+        check_rows([("mask.queries", self.queries), ("mask.keys", self.keys)])?;
+        check_reach("mask.first", self.first)?;
+        check_reach("mask.last", self.last)
+    }
+
     /// All of the keys.
     #[inline(always)]
     pub fn full(queries: u32, keys: u32) -> Self {

@@ -23,32 +23,40 @@
 //! | `epilogue` | the end of a tile |
 //! | `workspace` | what blocks share |
 //! | `schedule` | which tile a block computes next |
-//! | `backward` | the gradients of dense tensors, full or causal: roles, copies |
-//! | `backward_prepare`, `backward_convert` | what goes before and behind it |
-//! | `backward_reduce` | the sum of its parts, where tiles are split |
-//! | `backward_general` | the gradients of everything else, of heads up to 128 |
-//! | `backward_sequence_rows` | what goes before and behind that one |
+//! | `backward` | the kernel of the backward pass: roles, copies |
+//! | `backward_problem` | what it computes: tiles, tensors, masks, results |
+//! | `backward_dense` | dense tensors, full or causal |
+//! | `backward_general` | everything else, of heads up to 128 |
+//! | `backward_prepare`, `backward_convert` | what goes before and after it where tensors are dense |
+//! | `backward_reduce` | the sum of its parts, where tiles are split or gradients are added |
+//! | `backward_sequence_rows` | the same where they hold sequences |
+//! | `backward_tensors` | what these kernels share as parameters |
+//! | `backward_sums` | tensors in `f32` that gradients are added to |
 //! | `backward_walk` | a warpgroup's loop over blocks of queries |
-//! | `backward_adder` | who has their gradients added up |
+//! | `backward_adder` | the warps that have gradients of queries added up |
 //! | `backward_workspace` | what a block has in shared memory |
 //! | `backward_mask`, `backward_schedule`, `backward_sequence` | mask, schedule and sequences from the keys' side |
 //! | `backward_portable` | the gradients of everything, on any GPU from sm_80 on |
-//! | `backward_statistics` | the sums of `O dO`, and the gradients of sinks |
+//! | `backward_statistics` | what is kept of queries: the sums of `O dO`; the gradients of sinks |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
 mod backward;
 mod backward_adder;
 mod backward_convert;
+mod backward_dense;
 mod backward_general;
 mod backward_mask;
 mod backward_portable;
 mod backward_prepare;
+mod backward_problem;
 mod backward_reduce;
 mod backward_schedule;
 mod backward_sequence;
 mod backward_sequence_rows;
 mod backward_statistics;
+mod backward_sums;
+mod backward_tensors;
 mod backward_walk;
 mod backward_workspace;
 mod combine;
@@ -79,13 +87,17 @@ mod workspace;
 
 pub use backward::*;
 pub use backward_convert::*;
+pub use backward_dense::*;
 pub use backward_general::*;
 pub use backward_portable::*;
 pub use backward_prepare::*;
 pub use backward_reduce::*;
+pub use backward_schedule::KeyHeads;
 pub use backward_sequence::QueryBlocks;
 pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
+pub use backward_sums::*;
+pub use backward_tensors::*;
 pub use backward_workspace::KEYS;
 pub use combine::*;
 pub use dense::*;

@@ -17,7 +17,6 @@ pub use oxtile_tile::tensor_map::MAP_ROWS;
 use super::mask::FAR;
 use super::shape::{Checked, check_rows};
 
-
 /// The sequences of a launch: arrays of one more element than there are sequences.
 #[derive(Clone, Copy, Parameter)]
 pub struct Sequences {
@@ -67,13 +66,6 @@ impl Sequence {
 }
 
 impl Sequences {
-    /// Queries alone: nothing is known of keys.
-    #[inline(always)]
-    pub fn of_queries(ends: Global<u32>, offsets: Global<u32>, rows: u32, padded: bool) -> Self {
-        let (query_ends, key_ends, query_offsets, key_offsets) = (ends, ends, offsets, offsets);
-        Self { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows: rows, key_rows: rows, padded }
-    }
-
     /// Sequence `batch`.
     #[inline(always)]
     #[track_caller]

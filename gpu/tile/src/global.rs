@@ -244,6 +244,13 @@ impl<T: Pod> GlobalTable<T> {
 }
 
 impl<T: Pod> GlobalMut<T> {
+    /// A view of nothing.
+    #[inline(always)]
+    pub const fn empty() -> Self {
+        // SAFETY: there is no element that could be used.
+        unsafe { Self::from_raw_parts(0, 0) }
+    }
+
     /// A view of `length` elements at `address`.
     ///
     /// # Safety

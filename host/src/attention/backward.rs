@@ -3,27 +3,22 @@
 use std::fmt;
 
 use oxtile_kernels::attention::{
-    AttentionBackward as Main, AttentionBackwardArgs as MainArgs, AttentionBackwardConvert as Convert,
-    AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardConvertGeneral as ConvertGeneral, AttentionBackwardDeltas as Deltas,
+    AttentionBackward as Dense, AttentionBackwardAddKeys as AddKeys, AttentionBackwardAddQueries as AddQueries,
+    AttentionBackwardConvert as Convert, AttentionBackwardConvertGeneral as ConvertGeneral, AttentionBackwardDeltas as DeltasKernel,
     AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, AttentionBackwardPrepare as Prepare,
-    AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, KEYS,
-    Mask as Bounds, partial_elements,
+    AttentionBackwardReduce as Reduce,
 };
-use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::launch::Kernel;
-use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{Float, Pod, bf16, f16};
-use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Pod, bf16, f16};
 
+use super::backward_deltas::{DeltaKernel, Deltas, OfResult};
 use super::backward_plan::Key;
-use super::backward_tensors::{BackwardInputs, GradientTarget, Gradients};
+use super::backward_tensors::{BackwardInputs, BackwardStep, Gradients};
 use super::config::{AttentionConfig, Layout};
-use super::dense::by_head;
 use super::forward::BoundAttention;
-use super::tensors::Inputs;
-use super::{backward_general, backward_portable};
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::{TensorMap, TensorMapMut};
+use super::tensors::{Inputs, check_length};
+use super::{backward_dense, backward_general, backward_portable};
+use crate::runtime::{Buffer, Error, Result, Runtime, Stream};
 
 /// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels are always deterministic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,12 +31,22 @@ pub enum Order {
     Fast,
 }
 
-/// The backward pass of attention with elements of `T`: `bf16` or `f16`. From the forward pass it needs the inputs, `out` and `log_sum_exp`,
+/// The backward pass of attention with elements of `T`: `bf16` or `f16`. Of the forward pass it wants the inputs, `out` and `log_sum_exp`,
 /// nothing else; gradients go to the caller's buffers, so that a [run](BoundAttention::run) allocates nothing.
+///
+/// The pass has two parts. [`prepare`](Self::prepare) needs no keys: it computes the row sums of `O dO` of a result. A
+/// [`step`](Self::step) computes gradients, given those sums. [`bind`](Self::bind) does both; a ring of ranks prepares once, and steps with
+/// the keys of each rank, whose gradients are [added](super::GradientOutput::Added).
 pub struct AttentionBackward<T> {
     config: AttentionConfig,
     order: Order,
-    instance: Option<Box<dyn Instance<T>>>,
+    loaded: Option<Loaded<T>>,
+}
+
+/// The kernels of both parts.
+struct Loaded<T> {
+    deltas: Box<dyn DeltaKernel<T>>,
+    instance: Box<dyn Instance<T>>,
 }
 
 impl<T: BackwardElement> AttentionBackward<T> {
@@ -51,24 +56,75 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// As [`AttentionConfig::choose_backward_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig, order: Order) -> Result<Self> {
         let (key, _) = config.backward_kernel::<T>(config.is_portable_on(&runtime.device(0)?))?;
-        Ok(Self { config, order, instance: key.map(|key| T::load(runtime, key)).transpose()? })
+        let loaded = match key {
+            Some(key) => Some(Loaded { deltas: T::load_deltas(runtime)?, instance: T::load(runtime, key)? }),
+            None => None,
+        };
+        Ok(Self { config, order, loaded })
     }
 
     /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
-    /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more. Waits for those
-    /// to be there.
+    /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more; where gradients
+    /// of dense tensors are added, one `f32` for each element of `K` and `V`. Waits for those to be there.
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
-    /// [`TensorMap::strided`].
+    /// [`TensorMap::strided`](crate::tensor::TensorMap::strided).
     pub fn bind<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<BoundAttention<'a>> {
         inputs.check(&self.config)?;
+        let BackwardInputs { forward, out, log_sum_exp, grad_out } = inputs;
+        self.bind_of(stream, forward, DeltaSource::Of(out), log_sum_exp, grad_out, gradients)
+    }
+
+    /// Binds the part of the pass that needs no keys: a run writes `deltas`, the row sums of `O dO`, which are `f32` and laid out as the log-sum-exp:
+    /// `[batches, heads, queries]`, or `[heads, queries]` if packed. `out` and `grad_out`, its gradient, are of the result's shape. Allocates
+    /// nothing.
+    ///
+    /// The sums serve steps of any configuration with as many queries and heads, and the same layout and size of `V`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if a view does not have the configuration's size.
+    pub fn prepare<'a>(
+        &'a self,
+        out: DeviceView<'a, T>,
+        grad_out: DeviceView<'a, T>,
+        mut deltas: DeviceViewMut<'a, f32>,
+    ) -> Result<BoundAttention<'a>> {
+        let rows = self.config.rows()[0] * self.config.heads;
+        check_length("AttentionBackward, out", rows * self.config.value_size(), out.len())?;
+        check_length("AttentionBackward, grad_out", rows * self.config.value_size(), grad_out.len())?;
+        check_length("AttentionBackward, deltas", rows, deltas.len())?;
+        let Some(Loaded { deltas: kernel, .. }) = &self.loaded else { return Ok(BoundAttention::nothing()) };
+        let result = OfResult::new(&self.config, out, grad_out);
+        Ok(BoundAttention::new(move |stream| kernel.launch(stream, &result, deltas.slice_mut(0, rows))))
+    }
+
+    /// Binds a step: as [`bind`](Self::bind), of a result that was [prepared](Self::prepare) before.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn step<'a>(&'a self, stream: &Stream, step: BackwardStep<'a, T>, gradients: Gradients<'a, T>) -> Result<BoundAttention<'a>> {
+        step.check(&self.config)?;
+        let BackwardStep { forward, deltas, log_sum_exp, grad_out } = step;
+        self.bind_of(stream, forward, DeltaSource::Given(deltas), log_sum_exp, grad_out, gradients)
+    }
+
+    fn bind_of<'a>(
+        &'a self,
+        stream: &Stream,
+        inputs: Inputs<'a, T>,
+        deltas: DeltaSource<'a, T>,
+        log_sum_exp: DeviceView<'a, f32>,
+        grad_out: DeviceView<'a, T>,
+        gradients: Gradients<'a, T>,
+    ) -> Result<BoundAttention<'a>> {
         gradients.check(&self.config)?;
-        let Some(instance) = &self.instance else { return Ok(BoundAttention::nothing()) };
+        let Some(Loaded { deltas: delta_kernel, instance }) = &self.loaded else { return Ok(BoundAttention::nothing()) };
         let is_dense = self.config.layout != Layout::Packed;
         // Sequences without rows are none, however many there are.
         let config = if is_dense && self.config.is_empty() { AttentionConfig { batches: 0, ..self.config } } else { self.config };
-        instance.bind(stream, config, self.order, inputs, gradients)
+        let delta_kernel = &**delta_kernel;
+        instance.bind(Binding { stream, config, order: self.order, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients })
     }
 
     /// Binds tensors and computes their gradients once.
@@ -82,195 +138,109 @@ impl<T: BackwardElement> AttentionBackward<T> {
 
 /// An element of the tensors of the backward pass.
 pub trait BackwardElement: Pod {
-    /// The entry that computes the gradients of keys.
+    /// What is known of an entry.
     #[doc(hidden)]
-    fn name(key: Key) -> &'static str;
+    fn facts(key: Key) -> Option<Facts>;
 
     /// Loads it and what goes with it.
     #[doc(hidden)]
     fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>>;
+
+    /// Loads the kernel that needs no keys.
+    #[doc(hidden)]
+    fn load_deltas(runtime: &Runtime) -> Result<Box<dyn DeltaKernel<Self>>>;
 }
 
-/// The loaded kernels of a head size.
+/// What is known of the entry that computes the gradients of keys.
+#[doc(hidden)]
+pub struct Facts {
+    pub(super) name: &'static str,
+    /// Queries and keys of a step.
+    pub(super) step: [u64; 2],
+}
+
+/// The loaded kernels of a key.
 #[doc(hidden)]
 pub trait Instance<T>: Send + Sync {
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        order: Order,
-        inputs: BackwardInputs<'a, T>,
-        gradients: Gradients<'a, T>,
-    ) -> Result<BoundAttention<'a>>;
+    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>>;
 }
 
-/// The kernels of a pass, in their order.
-struct Kernels<P: Kernel, M: Kernel, R: Kernel, C: Kernel> {
-    prepare: Loaded<P>,
-    main: Loaded<M>,
-    reduce: Loaded<R>,
-    convert: Loaded<C>,
+/// Tensors to be bound, of the lengths that the configuration says.
+#[doc(hidden)]
+pub struct Binding<'s, 'a, T> {
+    pub(super) stream: &'s Stream,
+    pub(super) config: AttentionConfig,
+    pub(super) order: Order,
+    pub(super) inputs: Inputs<'a, T>,
+    delta_kernel: &'a dyn DeltaKernel<T>,
+    pub(super) deltas: DeltaSource<'a, T>,
+    pub(super) log_sum_exp: DeviceView<'a, f32>,
+    pub(super) grad_out: DeviceView<'a, T>,
+    pub(super) gradients: Gradients<'a, T>,
 }
 
-impl<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> Instance<T>
-    for Kernels<Prepare<T, D>, Main<T, D, QUERIES, SPAN, MASKED>, Reduce<T, D>, Convert<T, D, QUERIES, SPAN>>
-where
-    T: RegisterElement + StoredElement + Float,
-    Columns<D>: MatrixColumns,
-    Columns<QUERIES>: MatrixColumns,
-    Columns<SPAN>: MatrixColumns,
-    Prepare<T, D>: for<'a> Kernel<Args<'a> = PrepareArgs<'a, T, D>>,
-    Main<T, D, QUERIES, SPAN, MASKED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, MASKED>>,
-    Reduce<T, D>: for<'a> Kernel<Args<'a> = ReduceArgs<'a, T, D>>,
-    Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
-{
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: AttentionConfig,
-        order: Order,
-        inputs: BackwardInputs<'a, T>,
-        gradients: Gradients<'a, T>,
-    ) -> Result<BoundAttention<'a>> {
-        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = config;
-        let (mut of_queries, mut of_keys) =
-            (by_head(layout, batches, queries, heads, head_size), by_head(layout, batches, keys, key_heads, head_size));
-        let BackwardInputs { forward: Inputs { mut q, mut k, mut v, .. }, out, log_sum_exp, grad_out: grad_out_rows } = inputs;
-        let Gradients {
-            q: GradientTarget::Rounded(grad_q), k: GradientTarget::Rounded(grad_k), v: GradientTarget::Rounded(grad_v), ..
-        } = gradients
-        else {
-            return Err(Error::Invalid { what: "AttentionBackward, gradients", why: "these kernels round them".to_owned() });
-        };
-        let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
-        // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
-        let mut grad_out = grad_out_rows;
-        if !has_queries {
-            (q, grad_out, of_queries) = (k, k, of_keys);
-        }
-        if !has_keys {
-            (k, v, of_keys) = (q, q, of_queries);
-        }
-        let q = TensorMap::<_, QUERIES, D, Swizzle128, 4>::strided(stream, q, of_queries)?;
-        let grad_out = TensorMap::<_, QUERIES, D, Swizzle128, 4>::strided(stream, grad_out, of_queries)?;
-        let k = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, k, of_keys)?;
-        let v = TensorMap::<_, KEYS, D, Swizzle128, 4>::strided(stream, v, of_keys)?;
-        let keys_map = |view| TensorMapMut::<_, 64, D, Swizzle128, 4>::strided(stream, view, of_keys);
-        let mut of_keys = if has_keys { Some([keys_map(grad_k)?, keys_map(grad_v)?]) } else { None };
-        let queries_map = || TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::strided(stream, grad_q, of_queries);
-        let mut of_queries = if has_queries { Some(queries_map()?) } else { None };
+/// Where the row sums of `O dO` come from.
+pub(super) enum DeltaSource<'a, T> {
+    /// They are computed in each run, of this result.
+    Of(DeviceView<'a, T>),
+    /// They were computed before.
+    Given(DeviceView<'a, f32>),
+}
 
-        let blocks = queries.div_ceil(QUERIES as u64);
-        let padded_rows = batches * heads * blocks * QUERIES as u64;
-        let ordered = order == Order::Deterministic;
-        let mut offsets = Buffer::<f32>::uninitialised(stream, padded_rows)?;
-        let mut deltas = Buffer::<f32>::uninitialised(stream, padded_rows)?;
-        let mut sums = Buffer::<f32>::uninitialised(stream, padded_rows * D as u64)?;
-        let mut turns = Buffer::<u32>::zeros(stream, batches * heads * blocks)?;
-        let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let (splits, key_blocks) = (config.group_parts(QUERIES as u64), keys.div_ceil(KEYS as u64));
-        let split_tiles = if splits == 1 { 0 } else { batches * key_heads * splits * key_blocks };
-        let mut partials = Buffer::<f32>::uninitialised(stream, split_tiles * partial_elements(D as u64))?;
-        let Bounds { first, last, .. } = config.bounds();
-        let section = config.section_of_keys(size_of::<T>() as u64, ordered).saturating_mul(splits as u32);
-        let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
-        // Row by row, the heads of all sequences of sbhd are those of one.
-        let tensor_heads = if layout == Layout::Sbhd { heads * batches } else { heads } as u32;
-        let [batches, rows, keys, heads, key_heads] = [batches, queries, keys, heads, key_heads].map(|size| size as u32);
-        let [blocks, splits, key_blocks] = [blocks, splits, key_blocks].map(|size| size as u32);
-        Ok(BoundAttention::new(move |stream| {
-            let args = PrepareArgs {
-                out,
-                grad_out: grad_out_rows,
-                log_sum_exp,
-                offsets: offsets.view_mut(),
-                deltas: deltas.view_mut(),
-                heads: tensor_heads,
-                rows,
-                padded: blocks * QUERIES as u32,
-            };
-            self.prepare.launch(stream, args)?;
-            if let Some([grad_k, grad_v]) = &mut of_keys {
-                let args = MainArgs {
-                    q: q.view(),
-                    grad_out: grad_out.view(),
-                    k: k.view(),
-                    v: v.view(),
-                    grad_k: grad_k.view_mut(),
-                    grad_v: grad_v.view_mut(),
-                    offsets: offsets.view(),
-                    deltas: deltas.view(),
-                    sums: sums.view_mut(),
-                    turns: turns.view_mut(),
-                    counter: counter.view_mut(),
-                    partials: partials.view_mut(),
-                    batches,
-                    heads: key_heads * splits,
-                    group: heads / key_heads / splits,
-                    splits,
-                    rows,
-                    keys,
-                    first,
-                    last,
-                    section,
-                    scale: scale_log2,
-                    ordered: ordered.into(),
-                };
-                self.main.launch(stream, args)?;
-                if splits > 1 {
-                    let (partials, grad_k, grad_v) = (partials.view_mut(), grad_k.view_mut(), grad_v.view_mut());
-                    let args = ReduceArgs { partials, grad_k, grad_v, heads: key_heads, splits, key_blocks };
-                    self.reduce.launch(stream, args)?;
-                }
-            }
-            let Some(grad_q) = &mut of_queries else { return Ok(()) };
-            let args = ConvertArgs { sums: sums.view_mut(), turns: turns.view_mut(), grad_q: grad_q.view_mut(), heads, blocks, scale };
-            self.convert.launch(stream, args)
-        }))
+impl<'a, T> Binding<'_, 'a, T> {
+    /// The row sums of `O dO`, laid out as the log-sum-exp.
+    pub(super) fn deltas(&self) -> Result<Deltas<'a, T>> {
+        Ok(match self.deltas {
+            DeltaSource::Given(deltas) => Deltas::Given(deltas),
+            DeltaSource::Of(out) => Deltas::Computed {
+                kernel: self.delta_kernel,
+                result: OfResult::new(&self.config, out, self.grad_out),
+                sums: Buffer::uninitialised(self.stream, self.log_sum_exp.len())?,
+            },
+        })
     }
 }
 
+/// Each line: its key, the queries and keys of a step, and its kernels as a type of the element.
 macro_rules! elements {
-    ($($t:ident: $([$d:literal $queries:literal $span:literal $masked:literal])* / $([$size:literal $rows:literal $part:literal $capped:literal])* / $([$panels:literal $step:literal $parts:literal])*;)*) => { $(
+    ($($t:ident)*) => { $(
+        elements! { @ $t
+            [Key::Dense { head_size: 64, .. }] [128, 128] backward_dense::Kernels<Prepare<$t, 64>, Dense<$t, 64, 128, 64, true>, Reduce<$t, 64>, Convert<$t, 64, 128, 64>, AddKeys<64>, AddQueries<64, 128, 64>>;
+            [Key::Dense { head_size: 128, masked: true }] [64, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 64, 64, true>, Reduce<$t, 128>, Convert<$t, 128, 64, 64>, AddKeys<128>, AddQueries<128, 64, 64>>;
+            [Key::Dense { head_size: 128, masked: false }] [80, 128] backward_dense::Kernels<Prepare<$t, 128>, Dense<$t, 128, 80, 80, false>, Reduce<$t, 128>, Convert<$t, 128, 80, 80>, AddKeys<128>, AddQueries<128, 80, 80>>;
+            [Key::General { size: 64, capped: false }] [128, 128] backward_general::Kernels<General<$t, 64, 128, 64, false>, ConvertGeneral<$t, 64, 128, 64>>;
+            [Key::General { size: 64, capped: true }] [96, 128] backward_general::Kernels<General<$t, 64, 96, 48, true>, ConvertGeneral<$t, 64, 96, 48>>;
+            [Key::General { size: 128, capped: false }] [64, 128] backward_general::Kernels<General<$t, 128, 64, 64, false>, ConvertGeneral<$t, 128, 64, 64>>;
+            [Key::General { size: 128, capped: true }] [64, 128] backward_general::Kernels<General<$t, 128, 64, 64, true>, ConvertGeneral<$t, 128, 64, 64>>;
+            [Key::Portable { panels: 1 }] [64, 64] backward_portable::Kernels<Portable<$t, 1, 64, 1, true>, Portable<$t, 1, 64, 1, false>>;
+            [Key::Portable { panels: 2 }] [64, 64] backward_portable::Kernels<Portable<$t, 2, 32, 2, true>, Portable<$t, 2, 32, 2, false>>;
+            [Key::Portable { panels: 4 }] [64, 64] backward_portable::Kernels<Portable<$t, 4, 16, 2, true>, Portable<$t, 4, 16, 2, false>>;
+        }
+    )* };
+    (@ $t:ident $([$key:pat] $step:tt $kernels:ty;)*) => {
         impl BackwardElement for $t {
-            fn name(key: Key) -> &'static str {
+            fn facts(key: Key) -> Option<Facts> {
                 match key {
-                    $(Key::Dense { head_size: $d, queries: $queries } => <Main<$t, $d, $queries, $span, $masked> as Kernel>::INFO.name,)*
-                    $(Key::General { size: $size, capped: $capped } => <General<$t, $size, $rows, $part, $capped> as Kernel>::INFO.name,)*
-                    $(Key::Portable { panels: $panels } => <Portable<$t, $panels, $step, $parts, true> as Kernel>::INFO.name,)*
-                    _ => "",
+                    $($key => Some(Facts { name: <$kernels>::NAME, step: $step }),)*
+                    _ => None,
                 }
             }
 
             fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
                 match key {
-                    $(Key::Dense { head_size: $d, queries: $queries } => Ok(Box::new(Kernels {
-                        prepare: runtime.load::<Prepare<$t, $d>>()?,
-                        main: runtime.load::<Main<$t, $d, $queries, $span, $masked>>()?,
-                        reduce: runtime.load::<Reduce<$t, $d>>()?,
-                        convert: runtime.load::<Convert<$t, $d, $queries, $span>>()?,
-                    })),)*
-                    $(Key::General { size: $size, capped: $capped } => Ok(Box::new(backward_general::Kernels::<
-                        Deltas<$t>,
-                        General<$t, $size, $rows, $part, $capped>,
-                        ConvertGeneral<$t, $size, $rows, $part>,
-                    >::load(runtime)?)),)*
-                    $(Key::Portable { panels: $panels } => Ok(Box::new(backward_portable::Kernels::<
-                        Deltas<$t>,
-                        Portable<$t, $panels, $step, $parts, true>,
-                        Portable<$t, $panels, $step, $parts, false>,
-                    >::load(runtime)?)),)*
+                    $($key => Ok(Box::new(<$kernels>::load(runtime)?)),)*
                     _ => Err(Error::Invalid { what: "AttentionBackward", why: format!("no kernel for {key:?}") }),
                 }
             }
+
+            fn load_deltas(runtime: &Runtime) -> Result<Box<dyn DeltaKernel<Self>>> {
+                Ok(Box::new(runtime.load::<DeltasKernel<$t>>()?))
+            }
         }
-    )* };
+    };
 }
 
-elements! {
-    bf16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 128 64 false] [64 96 48 true] [128 64 64 false] [128 64 64 true] / [1 64 1] [2 32 2] [4 16 2];
-    f16: [64 128 64 true] [128 64 64 true] [128 80 80 false] / [64 128 64 false] [64 96 48 true] [128 64 64 false] [128 64 64 true] / [1 64 1] [2 32 2] [4 16 2];
-}
+elements! { bf16 f16 }
 
 impl<T> fmt::Debug for AttentionBackward<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

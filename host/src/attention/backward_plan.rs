@@ -2,10 +2,10 @@
 
 use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
 
-use super::backward::BackwardElement;
-use super::config::{AttentionConfig, GradientOutput, LIMIT, Layout, Mask, Sink, Window, refuse};
+use super::backward::{BackwardElement, Facts};
+use super::config::{AttentionConfig, LIMIT, Layout, Mask, Sink, Window, refuse};
 use crate::choice::Choice;
-use crate::runtime::{Device, Result};
+use crate::runtime::{Device, Error, Result};
 
 impl AttentionConfig {
     /// The main kernel of the backward pass for elements of `T` on Hopper.
@@ -27,51 +27,54 @@ impl AttentionConfig {
     /// The kernels, and why them; none where nothing is launched.
     pub(super) fn backward_kernel<T: BackwardElement>(&self, portable: bool) -> Result<(Option<Key>, Choice)> {
         self.validate()?;
-        // The gradient of a sink is written though nobody sees it.
+        // The gradient of a sink is written though nothing sees it.
         if self.is_empty() && self.sink != Sink::Learnable {
             return Ok((None, Choice { kernel: "", why: "all tensors are empty".to_owned() }));
         }
         let Self { batches, queries, keys, heads, key_heads, head_size, .. } = *self;
         let mut needs = self.backward_needs();
         let largest = head_size.max(self.value_size());
-        let (key, [query_block, key_block]) = if portable {
+        let key = if portable {
             needs.push("kernels");
-            (Key::portable(largest), [RESTING as u64; 2])
+            Key::portable(largest)
         } else if needs.is_empty() {
-            (Key::Dense { head_size, queries: self.backward_queries() }, [self.backward_queries(), KEYS as u64])
+            let masked = self.mask != Mask::Full || self.window != Window::default();
+            Key::Dense { head_size, masked }
         } else if largest <= LARGEST_GENERAL && ![batches, queries, keys, heads].contains(&0) {
-            let (size, capped) = (if largest <= 64 { 64 } else { LARGEST_GENERAL }, self.soft_cap.is_some());
-            (Key::General { size, capped }, [general_queries(size, capped), KEYS as u64])
+            Key::General { size: if largest <= 64 { 64 } else { LARGEST_GENERAL }, capped: self.soft_cap.is_some() }
         } else {
             needs = vec![if largest > LARGEST_GENERAL { "head sizes above 128" } else { "empty tensors" }];
-            (Key::portable(largest), [RESTING as u64; 2])
+            Key::portable(largest)
+        };
+        let Some(Facts { name, step: [query_block, key_block] }) = T::facts(key) else {
+            return Err(Error::Invalid { what: "AttentionConfig", why: format!("no kernel for {key:?}") });
         };
         self.check_backward_counts(key, [("queries", queries, heads, query_block), ("keys", keys, key_heads, key_block)])?;
         let value_size = self.value_size();
         let why = match key {
-            Key::Dense { queries, .. } => {
-                let split = match self.group_parts(queries) {
+            Key::Dense { .. } => {
+                let split = match self.group_parts(query_block) {
                     1 => String::new(),
                     parts => format!(", tiles split in {parts} by query heads, as they are few"),
                 };
-                format!("{KEYS} keys by {queries} queries on wgmma, head_size {head_size}{split}")
+                format!("{KEYS} keys by {query_block} queries on wgmma, head_size {head_size}{split}")
             }
-            Key::General { size, capped } => {
-                let (queries, needs) = (general_queries(size, capped), needs.join(", "));
+            Key::General { size, .. } => {
+                let needs = needs.join(", ");
                 let padded = if [head_size, value_size] == [size; 2] { String::new() } else { format!(" padded to {size}") };
-                format!("{KEYS} keys by {queries} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
+                format!("{KEYS} keys by {query_block} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
             }
             Key::Portable { panels } => {
                 let (padded, needs) = (panels as usize * PORTABLE_PANEL, needs.join(", "));
                 format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
             }
         };
-        Ok((Some(key), Choice { kernel: T::name(key), why }))
+        Ok((Some(key), Choice { kernel: name, why }))
     }
 
     /// Refuses what kernels would not count, of queries and of keys: rows, heads, blocks of so many rows.
     fn check_backward_counts(&self, key: Key, sides: [(&'static str, u64, u64, u64); 2]) -> Result<()> {
-        // A block of keys may end behind the last.
+        // A block of keys may end after the last.
         let most_keys = LIMIT - KEYS as u64;
         match key {
             Key::Dense { .. } if self.keys > most_keys => return refuse("keys", self.keys, format!("at most {most_keys}")),
@@ -112,20 +115,10 @@ impl AttentionConfig {
             ("layout", self.layout == Layout::Packed),
             ("soft_cap", self.soft_cap.is_some()),
             ("sink", self.sink == Sink::Learnable),
-            ("gradients", self.gradients != GradientOutput::Rounded),
             ("value_size", self.value_size() != self.head_size),
             ("head_size", !matches!(self.head_size, 64 | 128)),
         ];
         needs.into_iter().filter(|(_, needed)| *needed).map(|(field, _)| field).collect()
-    }
-
-    /// Queries of a block: as many as registers hold; fewer where a mask leaves much of a larger block empty.
-    fn backward_queries(&self) -> u64 {
-        match self.head_size {
-            128 if self.mask == Mask::Full && self.window == Window::default() => 80,
-            128 => 64,
-            _ => 128,
-        }
     }
 }
 
@@ -133,8 +126,8 @@ impl AttentionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Key {
-    /// Those on wgmma, of a head size and blocks of so many queries.
-    Dense { head_size: u64, queries: u64 },
+    /// Those on wgmma, of a head size; without a mask blocks may be larger, as none of them is left mostly empty.
+    Dense { head_size: u64, masked: bool },
     /// Those of everything else on wgmma, of heads of up to so many elements, whose scores may be capped. No tensor is empty: their maps
     /// must be of something.
     General { size: u64, capped: bool },
@@ -147,15 +140,6 @@ const LARGEST_GENERAL: u64 = 128;
 
 /// Heads that they count.
 const MOST_HEADS: u64 = 65535;
-
-/// Queries of their blocks: as many as registers hold.
-fn general_queries(size: u64, capped: bool) -> u64 {
-    match (size, capped) {
-        (64, false) => 128,
-        (64, true) => 96,
-        _ => 64,
-    }
-}
 
 impl Key {
     /// Heads of 3 panels have room in 4, of which one is left out.

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_done_first_takes_the_next() {
+    fn the_first_that_is_done_takes_the_next() {
         assert_eq!(last_end([3, 1].into_iter(), MULTIPROCESSORS), 4);
         assert_eq!(last_end([5, 3, 2].into_iter(), MULTIPROCESSORS / 2), 5);
         assert_eq!(last_end([].into_iter(), 1), 0);

@@ -19,6 +19,18 @@ pub struct BackwardInputs<'a, T> {
     pub grad_out: DeviceView<'a, T>,
 }
 
+/// What a [step](super::AttentionBackward::step) of the backward pass reads: as [`BackwardInputs`], with what was prepared of the result in its place.
+pub struct BackwardStep<'a, T> {
+    /// What the forward pass reads. Sequences do not share rows.
+    pub forward: Inputs<'a, T>,
+    /// The row sums of `O dO`, laid out as the log-sum-exp, as [`prepare`](super::AttentionBackward::prepare) writes them.
+    pub deltas: DeviceView<'a, f32>,
+    /// The log-sum-exp of the forward pass.
+    pub log_sum_exp: DeviceView<'a, f32>,
+    /// The gradient of the result.
+    pub grad_out: DeviceView<'a, T>,
+}
+
 /// What it writes, each of its tensor's shape.
 ///
 /// Rows between sequences become zeros if their [`Padding`](super::Padding) is zeroed; sums are left as they are there.
@@ -101,4 +113,23 @@ impl<T> BackwardInputs<'_, T> {
         check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
         check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
     }
+}
+
+impl<T> BackwardStep<'_, T> {
+    /// As [`BackwardInputs::check`].
+    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+        self.forward.check(config)?;
+        let rows = config.rows()[0] * config.heads;
+        check_length("AttentionBackward, deltas", rows, self.deltas.len())?;
+        check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
+        check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
+    }
+}
+
+/// A view that may not be there, for one launch.
+pub(super) fn reborrow<'s, T>(view: &'s mut Option<DeviceViewMut<'_, T>>) -> Option<DeviceViewMut<'s, T>> {
+    view.as_mut().map(|view| {
+        let length = view.len();
+        view.slice_mut(0, length)
+    })
 }

@@ -15,12 +15,15 @@
 //! | `general` | the same for the kernels that take no nouns yet |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
-//! | `backward_plan` | which kernels the backward pass takes, and why |
-//! | `backward_split` | among how many tiles its heads are split |
-//! | `backward` | the backward pass, by the kernels of dense tensors |
+//! | `backward` | the backward pass, in one call or in two, and the table of its kernels |
+//! | `backward_plan` | which of them a configuration takes, and why |
+//! | `backward_split` | among how many tiles query heads that share keys are split |
 //! | `backward_tensors` | what it reads and writes |
-//! | `backward_general` | its kernels of everything else |
-//! | `backward_portable` | its kernels for GPUs other than Hopper and for large heads |
+//! | `backward_deltas` | the row sums of `O dO`, which it needs first |
+//! | `backward_dense` | tensors bound to the kernels of dense tensors |
+//! | `backward_general` | tensors bound to its kernels of everything else |
+//! | `backward_portable` | tensors bound to its kernels for GPUs other than Hopper and for large heads |
+//! | `backward_sequences` | what these two have in common |
 //! | `portable`, `portable_general` | the kernels for GPUs other than Hopper |
 //!
 //! ```
@@ -47,9 +50,12 @@
 //! ```
 
 mod backward;
+mod backward_deltas;
+mod backward_dense;
 mod backward_general;
 mod backward_plan;
 mod backward_portable;
+mod backward_sequences;
 mod backward_split;
 mod backward_tensors;
 mod config;
@@ -68,7 +74,7 @@ mod split;
 mod tensors;
 
 pub use backward::{AttentionBackward, BackwardElement, Order};
-pub use backward_tensors::{BackwardInputs, GradientTarget, Gradients};
+pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};
 pub use config::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement, BoundAttention};
 pub use fp8::{AttentionFp8, Scales};

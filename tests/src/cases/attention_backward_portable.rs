@@ -116,10 +116,10 @@ pub(super) type Found = ([Vec<f64>; 3], Vec<f32>);
 pub(super) struct Pass<T> {
     pub problem: Problem,
     /// `Q`, `K`, `V` and `dO`.
-    inputs: [Vec<f32>; 4],
+    pub inputs: [Vec<f32>; 4],
     sink: Vec<f32>,
-    out: Vec<f32>,
-    log_sum_exp: Vec<f32>,
+    pub out: Vec<f32>,
+    pub log_sum_exp: Vec<f32>,
     element: std::marker::PhantomData<T>,
 }
 
@@ -251,7 +251,7 @@ impl<T: Differentiable> Pass<T> {
     }
 
     /// Every element within what rounding allows, each sequence's part of each tensor within less, and the rest as it was.
-    fn compare(&self, (found, grad_sink): &Found) -> Outcome {
+    pub fn compare(&self, (found, grad_sink): &Found) -> Outcome {
         let config = self.problem.config;
         let added = config.gradients == GradientOutput::Added;
         let start = if added { f64::from(BEFORE) } else { 0.0 };
@@ -377,7 +377,8 @@ fn refused(runtime: &Runtime) -> Outcome {
     choose(AttentionConfig { head_size: 192, value_size: Some(128), ..good }, &["panels4", "padded to 256", "for head sizes above 128"])?;
     choose(AttentionConfig { layout: Layout::Packed, keys: 0, ..good }, &["panels1", "for empty tensors"])?;
     let added = AttentionConfig { gradients: GradientOutput::Added, head_size: 96, ..good };
-    choose(added, &["attention_backward_general__f16__d128", "padded to 128", "for gradients, head_size"])?;
+    choose(added, &["attention_backward_general__f16__d128", "padded to 128", "for head_size"])?;
+    choose(AttentionConfig { head_size: 64, ..added }, &["attention_backward__f16__d64", "wgmma"])?;
     let stream = stream(runtime)?;
     let zeros = |length: u64| text(Buffer::<f16>::zeros(&stream, length));
     let (q, mut gradients) = (zeros(512)?, [zeros(512)?, zeros(512)?, zeros(512)?]);

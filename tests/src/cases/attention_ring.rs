@@ -1,6 +1,9 @@
-//! Steps of a ring: keys that come in parts, merged in place, give the result of all keys at once. One row may be NaN.
+//! Steps of a ring: keys that come in parts, merged in place, are as keys at once, of which a row may be NaN; gradients of parts add up.
 
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Kernels, Layout, Output, Outputs, Sequences, Sink};
+use oxtile::attention::{
+    Attention, AttentionBackward, AttentionConfig, BackwardStep, GradientOutput, Gradients, Inputs, Kernels, Layout, Mask, Order, Output,
+    Outputs, Sequences, Sink,
+};
 use oxtile::{Buffer, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention_head::Head;
@@ -8,8 +11,9 @@ use oxtile_tests::oracle::formats::BF16;
 use oxtile_tile::num::bf16;
 
 use super::attention::Operand;
+use super::attention_backward_portable::Pass;
 use super::attention_general::encode;
-use super::attention_problem::Row;
+use super::attention_problem::{Problem, Row};
 use crate::case::{Case, Outcome, Size, agrees, stream, text};
 
 pub fn cases() -> Vec<Case> {
@@ -25,7 +29,56 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::new(name, Size::Large, move |runtime| ring(runtime, kernels, None, Some(step))));
         }
     }
+    // The kernels of each head size, layout and option: a step that sees all of its keys, and one that is causal.
+    for (name, config) in [
+        ("d64", AttentionConfig { head_size: 64, ..AttentionConfig::default() }),
+        ("d128", AttentionConfig { head_size: 128, heads: 4, key_heads: 2, ..AttentionConfig::default() }),
+        ("sbhd", AttentionConfig { head_size: 64, layout: Layout::Sbhd, batches: 2, heads: 2, ..AttentionConfig::default() }),
+        ("cap", AttentionConfig { head_size: 64, soft_cap: Some(20.0), ..AttentionConfig::default() }),
+        ("portable", AttentionConfig { head_size: 64, kernels: Kernels::Portable, ..AttentionConfig::default() }),
+    ] {
+        let gradients = GradientOutput::Added;
+        let whole = AttentionConfig { queries: 70, keys: 120, mask: Mask::CausalBottomRight, gradients, ..config };
+        cases.push(Case::new(format!("attention_ring::backward::{name}"), Size::Small, move |runtime| backward(runtime, whole)));
+    }
     cases
+}
+
+/// What is prepared once serves the steps of both parts of the keys, whose gradients add up to those of all. The last as many keys as there are
+/// queries are seen up to the diagonal, those before them by all.
+fn backward(runtime: &Runtime, config: AttentionConfig) -> Outcome {
+    let (stream, pass) = (stream(runtime)?, Pass::<bf16>::new(Problem::dense(config)));
+    let upload = |values: &[f32]| {
+        let values: Vec<_> = values.iter().map(|&x| bf16::from_bits(BF16.encode(x.into()) as u16)).collect();
+        text(Buffer::from_slice(&stream, &values))
+    };
+    let [q, k, v, grad_out] = &pass.inputs;
+    let (q, k, v, grad_out, out) = (upload(q)?, upload(k)?, upload(v)?, upload(grad_out)?, upload(&pass.out)?);
+    let log_sum_exp = text(Buffer::from_slice(&stream, &pass.log_sum_exp))?;
+    let [mut grad_q, mut grad_k, mut grad_v] = pass.before().map(|sums| Buffer::from_slice(&stream, &sums));
+    let [grad_q, grad_k, grad_v] = [&mut grad_q, &mut grad_k, &mut grad_v].map(|sums| sums.as_mut().expect("memory"));
+    let mut deltas = text(Buffer::from_slice(&stream, &vec![f32::NAN; pass.log_sum_exp.len()]))?;
+    let row = config.key_heads * config.head_size * if config.layout == Layout::Sbhd { config.batches } else { 1 };
+    for (begin, end, mask) in [(0, 50, Mask::Full), (50, 120, Mask::CausalBottomRight)] {
+        let backward = AttentionBackward::<bf16>::new(runtime, AttentionConfig { keys: end - begin, mask, ..config }, Order::Deterministic);
+        let backward = text(backward)?;
+        if begin == 0 {
+            let mut prepare = text(backward.prepare(out.view(), grad_out.view(), deltas.view_mut()))?;
+            text(prepare.run(&stream))?;
+        }
+        let inputs = BackwardStep {
+            forward: Inputs::new(q.view(), k.view().slice(begin * row, end * row), v.view().slice(begin * row, end * row)),
+            deltas: deltas.view(),
+            log_sum_exp: log_sum_exp.view(),
+            grad_out: grad_out.view(),
+        };
+        let (mut of_k, mut of_v) = (grad_k.view_mut(), grad_v.view_mut());
+        let gradients = Gradients::added(grad_q.view_mut(), of_k.slice_mut(begin * row, end * row), of_v.slice_mut(begin * row, end * row));
+        text(text(backward.step(&stream, inputs, gradients))?.run(&stream))?;
+    }
+    let found = [grad_q, grad_k, grad_v].map(|sums| text(sums.to_vec(&stream)));
+    let [q, k, v] = found.map(|sums| sums.map(|sums| sums.into_iter().map(f64::from).collect::<Vec<_>>()));
+    pass.compare(&([q?, k?, v?], Vec::new()))
 }
 
 /// One step has the sink, if any.

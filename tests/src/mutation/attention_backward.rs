@@ -2,8 +2,11 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
 use oxtile_kernels::attention::{
-    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardPrepare,
-    AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, FAR, partial_elements,
+    AttentionBackward, AttentionBackwardAddKeys, AttentionBackwardAddKeysArgs, AttentionBackwardAddQueries,
+    AttentionBackwardAddQueriesArgs, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs,
+    AttentionBackwardPrepare, AttentionBackwardPrepareArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, BackwardTensorsArgument,
+    BlockStatisticsArgument, DenseKeysArgument, DenseRows, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument,
+    KeySumsArgument, Mask, QuerySumsArgument, partial_elements,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
@@ -15,6 +18,7 @@ use super::{Job, is_at_line};
 pub const JOBS: &[Job] = &[
     Job { name: "attention_backward", run: attention_backward, equivalents: OF_THE_WALK },
     Job { name: "attention_backward_reduce", run: reduce, equivalents: &[] },
+    Job { name: "attention_backward_add_queries", run: add_queries, equivalents: &[] },
 ];
 
 /// What is equivalent in a warpgroup's walk over blocks of queries.
@@ -53,17 +57,19 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [mut offsets, mut deltas] = ["offsets", "deltas"].map(|name| device.upload::<f32>(name, &vec![0; rows as usize]));
     let mut sums = device.upload::<f32>("sums", &vec![f32::NAN.to_bits(); (rows * SIZE) as usize]);
     let (mut turns, mut counter) = (device.upload::<u32>("turns", &vec![0; blocks as usize]), device.upload::<u32>("counter", &[0]));
-    let mut no_partials = device.upload::<f32>("partials", &[]);
     let log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![3_f32.to_bits(); QUERIES as usize]);
     device.launch::<AttentionBackwardPrepare<bf16, 64>>(AttentionBackwardPrepareArgs {
         out: out.view(),
         grad_out: grad_out.view(),
         log_sum_exp: log_sum_exp.view(),
-        offsets: offsets.view_mut(),
-        deltas: deltas.view_mut(),
+        statistics: BlockStatisticsArgument {
+            offsets: offsets.view_mut(),
+            deltas: deltas.view_mut(),
+            blocks: blocks as u32,
+            size: BLOCK as u32,
+        },
         heads: 1,
         rows: QUERIES as u32,
-        padded: rows as u32,
     })?;
     let maps =
         [map(device, &q, QUERIES, 128), map(device, &grad_out, QUERIES, 128), map(device, &k, KEYS, 128), map(device, &v, KEYS, 128)];
@@ -71,41 +77,34 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let maps = [map(device, &grad_k, KEYS, 64), map(device, &grad_v, KEYS, 64), map(device, &grad_q, QUERIES, 128)];
     let [grad_k_map, grad_v_map, grad_q_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
-    let args = unsafe {
-        AttentionBackwardArgs::<bf16, 64, 128, 64, true> {
-            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
-            grad_out: DeviceTensorMap::from_raw(grad_out_map, grad_out.view().access("tensor")),
-            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
-            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
-            grad_k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
-            grad_v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
-            offsets: offsets.view(),
-            deltas: deltas.view(),
-            sums: sums.view_mut(),
-            turns: turns.view_mut(),
-            counter: counter.view_mut(),
-            partials: no_partials.view_mut(),
-            batches: 1,
-            heads: 1,
-            group: 1,
-            splits: 1,
-            rows: QUERIES as u32,
-            keys: KEYS as u32,
-            first: -FAR,
-            last: -20,
-            section: 1,
+    let problem = unsafe {
+        DenseKeysArgument::<bf16, 64, 128, true> {
+            tensors: BackwardTensorsArgument {
+                q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
+                grad_out: DeviceTensorMap::from_raw(grad_out_map, grad_out.view().access("tensor")),
+                k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
+                v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
+                offsets: offsets.view(),
+                deltas: deltas.view(),
+            },
+            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: blocks as u32 },
+            gradients: Some(KeyGradientsArgument {
+                k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
+                v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
+            }),
+            partials: None,
+            heads: KeyHeads { batches: 1, heads: 1, group: 1, splits: 1, step: 0 },
+            mask: Mask { queries: QUERIES as u32, keys: KEYS as u32, first: -FAR, last: -20 },
+            order: KeyOrderArgument { counter: counter.view_mut(), section: 1, ordered: true },
             scale: 0.18,
-            ordered: 1,
         }
     };
-    device.launch::<AttentionBackward<bf16, 64, 128, 64, true>>(args)?;
+    device.launch::<AttentionBackward<bf16, 64, 128, 64, true>>(AttentionBackwardArgs { problem })?;
     let args = AttentionBackwardConvertArgs::<bf16, 64, 128, 64> {
-        sums: sums.view_mut(),
-        turns: turns.view_mut(),
+        sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: blocks as u32 },
         // SAFETY: as above.
         grad_q: unsafe { DeviceTensorMapMut::from_raw(grad_q_map, grad_q.view().access("tensor")) },
         heads: 1,
-        blocks: blocks as u32,
         scale: 0.125,
     };
     device.launch::<AttentionBackwardConvert<bf16, 64, 128, 64>>(args)?;
@@ -124,19 +123,39 @@ fn reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
     let maps = [map(device, &grad_k, KEYS, 64), map(device, &grad_v, KEYS, 64)];
     let [grad_k_map, grad_v_map] = maps.each_ref().map(|map| map.view().access("map"));
     // SAFETY: the maps were encoded for these tensors and boxes.
-    let [k, v] = unsafe {
-        [
-            DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
-            DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
-        ]
+    let gradients = unsafe {
+        KeyGradientsArgument {
+            k: DeviceTensorMapMut::from_raw(grad_k_map, grad_k.view().access("tensor")),
+            v: DeviceTensorMapMut::from_raw(grad_v_map, grad_v.view().access("tensor")),
+        }
     };
-    device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs {
-        partials: partials.view_mut(),
-        grad_k: k,
-        grad_v: v,
-        heads: 1,
-        splits: SPLITS,
-        key_blocks: key_blocks as u32,
+    let [mut k_sum, mut v_sum] =
+        ["k_sum", "v_sum"].map(|name| device.upload::<f32>(name, &vec![0.5_f32.to_bits(); (KEYS * SIZE) as usize]));
+    macro_rules! parts {
+        () => {
+            KeyPartsArgument { values: partials.view_mut(), splits: SPLITS, key_blocks: key_blocks as u32 }
+        };
+    }
+    device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs { parts: parts!(), gradients, heads: 1 })?;
+    device.launch::<AttentionBackwardAddKeys<64>>(AttentionBackwardAddKeysArgs {
+        parts: parts!(),
+        sums: KeySumsArgument { k: k_sum.view_mut(), v: v_sum.view_mut(), size: SIZE as u32, value_size: SIZE as u32 },
+        rows: DenseRows { batches: 1, heads: 1, rows: KEYS as u32, batch_heads: KEYS as u32, row_heads: 1 },
     })?;
-    Ok([device.download(&grad_k), device.download(&grad_v)].concat())
+    Ok([device.download(&grad_k), device.download(&grad_v), device.download(&k_sum), device.download(&v_sum)].concat())
+}
+
+/// Blocks of queries to which something was added, and one without; the last is not full.
+fn add_queries(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let blocks = QUERIES.div_ceil(BLOCK);
+    let values: Vec<u32> = (0..blocks * BLOCK * SIZE).map(|i| (i as f32 * 0.37).sin().to_bits()).collect();
+    let (mut values, mut turns) = (device.upload::<f32>("sums", &values), device.upload::<u32>("turns", &[2, 0, 1]));
+    let mut grad_q = device.upload::<f32>("grad_q", &vec![0.5_f32.to_bits(); (QUERIES * SIZE) as usize]);
+    device.launch::<AttentionBackwardAddQueries<64, 128, 64>>(AttentionBackwardAddQueriesArgs {
+        sums: QuerySumsArgument { values: values.view_mut(), turns: turns.view_mut(), blocks: blocks as u32 },
+        grad_q: grad_q.view_mut(),
+        rows: DenseRows { batches: 1, heads: 1, rows: QUERIES as u32, batch_heads: QUERIES as u32, row_heads: 1 },
+        scale: 0.125,
+    })?;
+    Ok([device.download(&grad_q), device.download(&turns)].concat())
 }

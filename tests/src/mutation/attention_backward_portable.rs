@@ -3,7 +3,8 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionBackwardDeltas, AttentionBackwardDeltasArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, AttentionBackwardSink,
-    AttentionBackwardSinkArgs, FAR,
+    AttentionBackwardSinkArgs, FAR, Heads, PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, ResultRowsArgument,
+    Scores, SequencesArgument, Window,
 };
 use oxtile_tile::num::bf16;
 
@@ -29,68 +30,64 @@ fn attention_backward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
     let sink = device.upload::<f32>("sink", &[4_f32.to_bits(); HEADS as usize]);
     let mut grad_sink = device.upload::<f32>("grad_sink", &[0; HEADS as usize]);
     let [query_ends, key_ends] = [QUERIES, KEYS].map(|end| device.upload::<u32>("ends", &[0, end]));
-    let mut nothing = device.upload::<bf16>("nothing", &[]);
-    let mut no_sums = [device.upload::<f32>("nothing", &[]), device.upload::<f32>("nothing", &[])];
     device.launch::<AttentionBackwardDeltas<bf16>>(AttentionBackwardDeltasArgs {
-        out: out.view(),
-        grad_out: grad_out.view(),
+        result: ResultRowsArgument { out: out.view(), grad_out: grad_out.view(), rows: QUERIES, heads: HEADS, size: SIZE, lanes: SIZE / 8 },
         deltas: deltas.view_mut(),
-        rows: QUERIES,
-        heads: HEADS,
-        size: SIZE,
-        lanes: SIZE / 8,
     })?;
-    let [no_sum, no_sum_of_v] = &mut no_sums;
-    macro_rules! arguments {
-        ($grad:expr, $grad_v:expr, $rows:expr) => {
-            AttentionBackwardPortableArgs {
-                q: q.view(),
-                k: k.view(),
-                v: v.view(),
-                grad_out: grad_out.view(),
-                log_sum_exp: log_sum_exp.view(),
-                deltas: deltas.view(),
-                grad: $grad.view_mut(),
-                grad_v: $grad_v.view_mut(),
-                grad_sum: no_sum.view_mut(),
-                grad_v_sum: no_sum_of_v.view_mut(),
+    macro_rules! sequences {
+        () => {
+            SequencesArgument {
                 query_ends: query_ends.view(),
                 key_ends: key_ends.view(),
                 query_offsets: query_ends.view(),
                 key_offsets: key_ends.view(),
+                diagonals: None,
                 query_rows: QUERIES,
                 key_rows: KEYS,
-                padded: 0,
-                batches: 1,
-                heads: HEADS,
-                group: HEADS,
-                head_step: 0,
-                row_tiles: u32::div_ceil($rows, 64),
-                log_rows: QUERIES,
-                size: SIZE,
-                value_size: SIZE,
-                left: FAR,
-                right: 0,
-                top_left: 0,
-                scale: 0.18,
-                cap_limit: 0.0,
-                cap_factor: 0.0,
-                grad_scale: 0.125,
+                padded: false,
             }
         };
     }
-    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, true>>(arguments!(grad_k, grad_v, KEYS))?;
-    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, false>>(arguments!(grad_q, nothing, QUERIES))?;
+    macro_rules! statistics {
+        () => {
+            QueryStatisticsArgument { log_sum_exp: log_sum_exp.view(), deltas: deltas.view(), rows: QUERIES }
+        };
+    }
+    macro_rules! arguments {
+        ($grad:expr, $grad_v:expr, $rows:expr) => {
+            AttentionBackwardPortableArgs {
+                tensors: PortableTensorsArgument {
+                    q: q.view(),
+                    k: k.view(),
+                    v: v.view(),
+                    grad_out: grad_out.view(),
+                    size: SIZE,
+                    value_size: SIZE,
+                },
+                statistics: statistics!(),
+                target: PortableTargetArgument {
+                    grad: Some($grad.view_mut()),
+                    grad_v: $grad_v,
+                    grad_sum: None,
+                    grad_v_sum: None,
+                    scale: 0.125,
+                    row_tiles: u32::div_ceil($rows, 64),
+                },
+                sequences: sequences!(),
+                heads: Heads { batches: 1, heads: HEADS, group: HEADS, step: 0 },
+                window: Window { left: FAR, right: 0, top_left: false },
+                scores: Scores { scale: 0.18, cap_limit: 0.0, cap_factor: 0.0 },
+            }
+        };
+    }
+    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, true>>(arguments!(grad_k, Some(grad_v.view_mut()), KEYS))?;
+    device.launch::<AttentionBackwardPortable<bf16, 1, 64, 1, false>>(arguments!(grad_q, None, QUERIES))?;
     device.launch::<AttentionBackwardSink>(AttentionBackwardSinkArgs {
         sink: sink.view(),
-        log_sum_exp: log_sum_exp.view(),
-        deltas: deltas.view(),
         grad_sink: grad_sink.view_mut(),
-        query_ends: query_ends.view(),
-        query_offsets: query_ends.view(),
-        query_rows: QUERIES,
+        statistics: statistics!(),
+        sequences: sequences!(),
         batches: 1,
-        log_rows: QUERIES,
     })?;
     Ok([device.download(&grad_q), device.download(&grad_k), device.download(&grad_v), device.download(&grad_sink)].concat())
 }
