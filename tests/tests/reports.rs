@@ -159,6 +159,10 @@ fn an_element_too_far_names_the_field_of_a_struct() {
     }
 }
 
+fn from_the_first(ends: &Buffer<u32>) -> EndsArgument<'_> {
+    EndsArgument { query_ends: ends.view(), offset: 0 }
+}
+
 #[test]
 fn errors_name_the_field_of_a_struct() {
     let text = fields(101, 0, false);
@@ -168,10 +172,9 @@ fn errors_name_the_field_of_a_struct() {
         let other = Runtime::emulated(1)?;
         let foreign = Buffer::from_slice(&other.device(0)?.stream()?, &[0_u32; 3])?;
         let (ends, mut output) = (Buffer::from_slice(stream, &[0_u32, 2, 4])?, Buffer::<u32>::zeros(stream, 1)?);
-        let of = |buffer: &Buffer<u32>| EndsArgument { query_ends: buffer.view(), offset: 0 };
         let args = BeyondAFieldArgs {
-            sequences: of(&ends),
-            batch: BatchArgument { sequences: of(&foreign), weights: None },
+            sequences: from_the_first(&ends),
+            batch: BatchArgument { sequences: from_the_first(&foreign), weights: None },
             output: output.view_mut(),
         };
         runtime.load::<BeyondAField>()?.launch(stream, args)

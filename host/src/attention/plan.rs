@@ -95,7 +95,8 @@ impl AttentionConfig {
         }
         self.check_counts(key.kind)?;
         if key.kind == Kind::Options && [Output::First, Output::Last].contains(&self.output) {
-            let needs = self.needs().into_iter().filter(|need| *need != "output").collect::<Vec<_>>().join(", ");
+            let needs: Vec<_> = self.needs().into_iter().filter(|need| !["layout", "output"].contains(need)).collect();
+            let needs = if needs.is_empty() { "packed heads of more than 128 elements".to_owned() } else { needs.join(", ") };
             let why = format!("Rounded or Merged with {needs}: fill the log-sum-exp with -inf, merge every step, and round the sum");
             return refuse("output", format!("{:?}", self.output), why);
         }

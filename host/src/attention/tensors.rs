@@ -161,19 +161,25 @@ impl<'a, T> Outputs<'a, T> {
     /// As [`Inputs::check`].
     pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
         let rows = config.rows()[0];
-        let (given, lengths) = match &self.out {
-            Target::Rounded(out) => ([Output::Rounded; 2], [out.len(); 2]),
-            Target::Merged(out) => ([Output::Merged, Output::First], [out.len(); 2]),
-            Target::Last { running, out } => ([Output::Last; 2], [running.len(), out.len()]),
+        let constructor = match (config.output, &self.out) {
+            (Output::Rounded, Target::Rounded(_)) | (Output::Merged | Output::First, Target::Merged(_)) => None,
+            (Output::Last, Target::Last { .. }) => None,
+            (Output::Rounded, _) => Some("new"),
+            (Output::Merged | Output::First, _) => Some("merged"),
+            (Output::Last, _) => Some("last"),
         };
-        if !given.contains(&config.output) {
-            return Err(Error::Invalid {
-                what: "Attention, out",
-                why: format!("the configuration's output is {:?}, the tensor given is {:?}", config.output, given[0]),
-            });
+        if let Some(constructor) = constructor {
+            let why = format!("the configuration's output is {:?}: give `Outputs::{constructor}`", config.output);
+            return Err(Error::Invalid { what: "Attention, out", why });
         }
-        for length in lengths {
-            check_length("Attention, out", rows * config.heads * config.value_size(), length)?;
+        let elements = rows * config.heads * config.value_size();
+        match &self.out {
+            Target::Rounded(out) => check_length("Attention, out", elements, out.len())?,
+            Target::Merged(running) => check_length("Attention, out", elements, running.len())?,
+            Target::Last { running, out } => {
+                check_length("Attention, running", elements, running.len())?;
+                check_length("Attention, out", elements, out.len())?;
+            }
         }
         check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
         check_given("max_logit", config.max_logit, self.max_logit.is_some())?;

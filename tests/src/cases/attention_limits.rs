@@ -1,12 +1,16 @@
 //! What the forward kernels refuse to be launched with: each argument by which they would leave their memory, by its name.
 
+use std::marker::PhantomData;
+
 use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
-    AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, AttentionForwardGeneral,
-    AttentionForwardGeneralArgs, AttentionForwardPacked, AttentionForwardPackedArgs, AttentionForwardPortable,
-    AttentionForwardPortableArgs, FAR, FP8_KEYS, Narrow, PART, Pair, Workspace,
+    AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, AttentionForwardPortable,
+    AttentionForwardPortableArgs, Causal, ChosenArgument, DenseArgument, FAR, FP8_KEYS, Heads, Narrow, Optioned, OptionsArgument, PART,
+    PackedArgument, PackedCausal, Pair, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
+    Window, Workspace,
 };
+use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::{Swizzle64, Swizzle128};
 use oxtile_tile::num::{bf16, e4m3};
 
@@ -18,6 +22,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("attention_fp8::refused::arguments", Size::Small, eight_bits),
         Case::new("attention_general::refused::arguments", Size::Small, general),
         Case::new("attention_packed::refused::arguments", Size::Small, packed),
+        Case::new("attention_ring::refused::arguments", Size::Small, ring),
         Case::new("attention_portable::refused::arguments", Size::Small, portable),
     ]
 }
@@ -29,55 +34,107 @@ pub(super) fn refuses(argument: &str, refused: oxtile::Result<()>) -> Outcome {
     }
 }
 
+/// Dense tensors: two batches of two heads of three queries and keys.
+const ROWS: Strided<4> = Strided { shape: [2, 2, 3, 64], strides: [384, 192, 64, 1] };
+const SHAPE: Shape = Shape { batches: 2, heads: 2, group: 1, queries: 3, keys: 3 };
+
+/// Packed ones: two sequences of two queries and two keys, two heads of 16 elements.
+const SEQUENCES: SequenceRows = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
+const HEADS: Heads = Heads { batches: 2, heads: 2, group: 1, step: 0 };
+
 fn dense(runtime: &Runtime) -> Outcome {
-    type Attend = AttentionForward<bf16, 64, 64, 128, Narrow, true>;
-    type Args<'a> = AttentionForwardArgs<'a, bf16, 64, 64, 128, Narrow, true>;
+    type Problem<'a> = DenseArgument<'a, bf16, 64, 64, 128, Rounded<bf16, 64, 4>, true>;
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<Attend>())?;
-    // Two batches of two heads of three queries.
-    let rows = Strided { shape: [2, 2, 3, 64], strides: [384, 192, 64, 1] };
+    let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, Causal>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
-    let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), rows))?;
+    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), ROWS))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 12))?, text(Buffer::<u32>::zeros(&stream, 2))?);
-    let (mut log_sum_exp, mut counter) = (log_sum_exp.view_mut(), counter.view_mut());
-    let mut launch = |counters: u64, change: &dyn Fn(&mut Args<'_>)| {
-        let mut args = Args {
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let mut counter = counter.view_mut();
+        let mut problem = Problem {
             q: q.view(),
             k: k.view(),
             v: k.view(),
-            out: out.view_mut(),
-            log_sum_exp: log_sum_exp.slice_mut(0, 12),
+            target: RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
+            shape: SHAPE,
             counter: counter.slice_mut(0, counters),
-            batches: 2,
-            heads: 2,
-            group: 1,
-            rows: 3,
-            keys: 3,
             diagonal: 0,
             section: 1,
             scale: 1.0,
-            marker: std::marker::PhantomData,
         };
-        change(&mut args);
-        kernel.launch(&stream, args)
+        change(&mut problem);
+        kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
     text(launch(1, &|_| {}))?;
     refuses("counter", launch(2, &|_| {}))?;
     for (name, change) in [
-        ("group", (|args| args.group = 3) as fn(&mut Args<'_>)),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("rows", |args| args.rows = 1 << 30),
-        ("rows", |args| (args.batches, args.heads) = (1 << 31, 1)),
-        ("keys", |args| args.keys = 1 << 30),
-        ("diagonal", |args| args.diagonal = FAR + 1),
-        ("diagonal", |args| args.diagonal = i32::MIN),
-        ("section", |args| args.section = 1 << 31),
-        ("log_sum_exp", |args| args.rows = 4),
-        ("log_sum_exp", |args| args.batches = 3),
+        ("shape.group", (|problem| problem.shape.group = 3) as fn(&mut Problem<'_>)),
+        ("shape.heads", |problem| (problem.shape.heads, problem.shape.group) = (3, 2)),
+        ("shape.queries", |problem| problem.shape.queries = 1 << 30),
+        ("shape.queries", |problem| (problem.shape.batches, problem.shape.heads) = (1 << 31, 1)),
+        ("shape.keys", |problem| problem.shape.keys = 1 << 30),
+        ("diagonal", |problem| problem.diagonal = FAR + 1),
+        ("diagonal", |problem| problem.diagonal = i32::MIN),
+        ("section", |problem| problem.section = 0),
+        ("section", |problem| problem.section = 1 << 31),
+        ("target.log_sum_exp", |problem| problem.shape.queries = 4),
+        ("target.log_sum_exp", |problem| problem.shape.batches = 3),
     ] {
         refuses(name, launch(1, &change))?;
+    }
+    Ok(())
+}
+
+/// A step of a ring: what its running result may be.
+fn ring(runtime: &Runtime) -> Outcome {
+    type Target<'a> = RunningArgument<'a, bf16, true>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, RingCausal>>())?;
+    let (tensor, mut rounded) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768 + 1))?);
+    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let (mut sums, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 768 + 1))?, text(Buffer::<f32>::zeros(&stream, 12))?);
+    let mut counter = text(Buffer::<u32>::zeros(&stream, 1))?;
+    let mut launch = |[begin, end]: [u64; 2], rounds: Option<[u64; 2]>, change: &dyn Fn(&mut Target<'_>)| {
+        let (mut sums, mut rounded) = (sums.view_mut(), rounded.view_mut());
+        let mut target = Target {
+            sums: sums.slice_mut(begin, end),
+            log_sum_exp: log_sum_exp.view_mut(),
+            rounded: rounds.map(|[begin, end]| rounded.slice_mut(begin, end)),
+            begins: false,
+            size: 64,
+            batch_stride: 384,
+            head_stride: 192,
+            row_stride: 64,
+        };
+        change(&mut target);
+        let counter = counter.view_mut();
+        let problem: DenseArgument<'_, _, 64, 64, 128, Running<bf16, true>, true> =
+            DenseArgument { q: q.view(), k: k.view(), v: k.view(), target, shape: SHAPE, counter, diagonal: 0, section: 1, scale: 1.0 };
+        kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
+    };
+    let whole = [0, 768];
+    text(launch(whole, None, &|target| target.begins = true))?;
+    text(launch(whole, Some(whole), &|_| {}))?;
+    refuses("target.sums", launch([1, 769], None, &|_| {}))?;
+    refuses("target.rounded", launch(whole, Some([1, 769]), &|_| {}))?;
+    refuses("target.rounded", launch(whole, Some([0, 767]), &|_| {}))?;
+    refuses("target.batch_stride", launch([0, 766], None, &|_| {}))?;
+    refuses("target.size", launch([0, 0], None, &|_| {}))?;
+    for (name, change) in [
+        ("target.size", (|target| target.size = 63) as fn(&mut Target<'_>)),
+        ("target.size", |target| target.size = 66),
+        ("target.row_stride", |target| target.row_stride = 65),
+        ("target.head_stride", |target| target.head_stride = 193),
+        ("target.batch_stride", |target| target.batch_stride = 385),
+        ("target.row_stride", |target| target.row_stride = 354),
+        ("target.head_stride", |target| target.head_stride = 578),
+        ("target.batch_stride", |target| target.batch_stride = 386),
+        ("target.row_stride", |target| target.row_stride = u64::MAX - 1),
+    ] {
+        refuses(name, launch(whole, None, &change))?;
     }
     Ok(())
 }
@@ -136,151 +193,154 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
     Ok(())
 }
 
+/// The sequences of a launch, whose arrays are this one.
+fn sequences(ends: DeviceView<'_, u32>) -> SequencesArgument<'_> {
+    SequencesArgument {
+        query_ends: ends,
+        key_ends: ends,
+        query_offsets: ends,
+        key_offsets: ends,
+        diagonals: None,
+        query_rows: 4,
+        key_rows: 4,
+        padded: false,
+    }
+}
+
+/// The running result of a launch that has one.
+fn of<'p, 'a>(problem: &'p mut OptionsArgument<'a, bf16, 64, 64, 128>) -> &'p mut RunningArgument<'a, bf16, false> {
+    problem.target.running.as_mut().expect("a running result")
+}
+
 fn general(runtime: &Runtime) -> Outcome {
-    type Attend = AttentionForwardGeneral<bf16, 64, 64, 128, Pair>;
-    type Args<'a> = AttentionForwardGeneralArgs<'a, bf16, 64, 64, 128, Pair>;
+    type Problem<'a> = OptionsArgument<'a, bf16, 64, 64, 128>;
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<Attend>())?;
-    // Two sequences of two queries and two keys, two heads of 16 elements.
-    let of_heads = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
+    let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Pair, Optioned>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
-    let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), of_heads))?;
-    let (mut running, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 128 + 1))?, text(Buffer::<f32>::zeros(&stream, 8))?);
+    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
+    let (mut sums, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 128 + 1))?, text(Buffer::<f32>::zeros(&stream, 8))?);
     let (mut max_logit, sink) = (text(Buffer::<f32>::zeros(&stream, 2))?, text(Buffer::<f32>::zeros(&stream, 3))?);
     let mut workspace = text(Buffer::<u32>::zeros(&stream, Workspace::words(2)))?;
-    let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
-    let (mut running, mut max_logit, mut workspace) = (running.view_mut(), max_logit.view_mut(), workspace.view_mut());
-    let right = [2, 2, Workspace::words(2)];
-    let mut launch = |[begin, end]: [u64; 2], [sinks, logits, words]: [u64; 3], change: &dyn Fn(&mut Args<'_>)| {
-        let mut args = Args {
+    let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 3]))?);
+    let right = [2, 2, Workspace::words(2), 2];
+    let mut launch = |merged: Option<[u64; 2]>, [sinks, logits, words, of_diagonals]: [u64; 4], change: &dyn Fn(&mut Problem<'_>)| {
+        let (mut sums, mut log_sum_exp) = (sums.view_mut(), log_sum_exp.view_mut());
+        let (mut max_logit, mut workspace) = (max_logit.view_mut(), workspace.view_mut());
+        let (running, rounded) = match merged {
+            Some([begin, end]) => {
+                let (sums, log_sum_exp, rounded) = (sums.slice_mut(begin, end), log_sum_exp.reborrow(), None);
+                let [batch_stride, head_stride, row_stride] = [0, 16, 32];
+                (Some(RunningArgument { sums, log_sum_exp, rounded, begins: false, size: 16, batch_stride, head_stride, row_stride }), None)
+            }
+            None => (None, Some(RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.reborrow() })),
+        };
+        let mut problem = Problem {
             q: q.view(),
             k: k.view(),
             v: k.view(),
-            out: out.view_mut(),
-            running: running.slice_mut(begin, end),
-            log_sum_exp: log_sum_exp.view_mut(),
-            max_logit: max_logit.slice_mut(0, logits),
-            sink: sink.view().slice(0, sinks),
-            query_ends: ends.view(),
-            key_ends: ends.view(),
-            query_offsets: ends.view(),
-            key_offsets: ends.view(),
+            target: ChosenArgument { running, rounded },
+            sequences: SequencesArgument { diagonals: Some(diagonals.view().slice(0, of_diagonals)), ..sequences(ends.view()) },
+            heads: HEADS,
+            log_rows: 0,
+            window: Window { left: FAR, right: FAR, top_left: false },
+            scores: Scores { scale: 1.0, cap_limit: 0.0, cap_factor: 0.0 },
+            sink: Some(sink.view().slice(0, sinks)),
+            max_logit: Some(max_logit.slice_mut(0, logits)),
             workspace: workspace.slice_mut(0, words),
-            batches: 2,
-            heads: 2,
-            group: 1,
-            sequence_heads: 0,
-            query_rows: 4,
-            key_rows: 4,
             section_keys: 2,
-            row_stride: 32,
-            value_size: 16,
-            statistics_batch: 0,
-            statistics_head: 4,
-            packed: 1,
-            padded: 0,
-            left: FAR,
-            right: FAR,
-            top_left: 0,
-            scale: 1.0,
-            cap_limit: 0.0,
-            cap_factor: 0.0,
-            marker: std::marker::PhantomData,
         };
-        change(&mut args);
-        kernel.launch(&stream, args)
+        change(&mut problem);
+        kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
-    let (rounded, merged) = ([0, 0], [0, 128]);
-    text(launch(rounded, right, &|_| {}))?;
+    let merged = Some([0, 128]);
+    text(launch(None, right, &|_| {}))?;
     text(launch(merged, right, &|_| {}))?;
-    text(launch(rounded, right, &|args| (args.packed, args.statistics_batch, args.statistics_head) = (0, 4, 2)))?;
-    refuses("running", launch([1, 129], right, &|_| {}))?;
+    text(launch(None, right, &|problem| problem.log_rows = 2))?;
+    text(launch(None, right, &|problem| (problem.sink, problem.max_logit, problem.sequences.diagonals) = (None, None, None)))?;
+    refuses("target.sums", launch(Some([1, 129]), right, &|_| {}))?;
+    refuses("target.rounded", launch(merged, right, &|problem| problem.target.running = None))?;
     for (name, change) in [
-        ("query_ends", (|args| args.batches = 1) as fn(&mut Args<'_>)),
-        ("group", |args| args.group = 3),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("query_rows", |args| args.query_rows = 1 << 30),
-        ("key_rows", |args| args.key_rows = 1 << 30),
-        ("left", |args| args.left = FAR + 1),
-        ("right", |args| args.right = -FAR - 1),
-        ("sequence_heads", |args| args.sequence_heads = 1),
-        ("sequence_heads", |args| args.sequence_heads = 4),
-        ("query_rows", |args| args.query_rows = 5),
-        ("statistics_batch", |args| args.statistics_batch = 4),
-        ("log_sum_exp", |args| args.statistics_head = 5),
-        ("statistics_head", |args| args.packed = 0),
-        ("log_sum_exp", |args| (args.packed, args.statistics_batch, args.statistics_head) = (0, 5, 2)),
-        ("value_size", |args| args.value_size = 15),
-        ("value_size", |args| args.value_size = 66),
-        ("value_size", |args| args.value_size = 18),
-        ("value_size", |args| args.sequence_heads = 2),
-        ("row_stride", |args| args.row_stride = 33),
-        ("running", |args| args.row_stride = 34),
+        ("sequences.query_ends", (|problem| problem.heads.batches = 1) as fn(&mut Problem<'_>)),
+        ("heads.group", |problem| problem.heads.group = 3),
+        ("heads.heads", |problem| (problem.heads.heads, problem.heads.group) = (3, 2)),
+        ("sequences.query_rows", |problem| problem.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |problem| problem.sequences.key_rows = 1 << 30),
+        ("window.left", |problem| problem.window.left = FAR + 1),
+        ("window.right", |problem| problem.window.right = -FAR - 1),
+        ("heads.step", |problem| problem.heads.step = 1),
+        ("heads.step", |problem| problem.heads.step = 4),
+        ("target.log_sum_exp", |problem| problem.sequences.query_rows = 5),
+        ("target.log_sum_exp", |problem| problem.log_rows = 3),
+        ("target.size", |problem| of(problem).size = 15),
+        ("target.size", |problem| of(problem).size = 66),
+        ("target.head_stride", |problem| of(problem).size = 18),
+        ("target.head_stride", |problem| problem.heads.step = 2),
+        ("target.row_stride", |problem| of(problem).row_stride = 33),
+        ("target.head_stride", |problem| of(problem).row_stride = 34),
+        ("target.row_stride", |problem| of(problem).row_stride = 38),
     ] {
         refuses(name, launch(merged, right, &change))?;
     }
-    for (name, lengths) in [("sink", [3, 2, right[2]]), ("max_logit", [2, 1, right[2]]), ("workspace", [2, 2, right[2] - 1])] {
-        refuses(name, launch(rounded, lengths, &|_| {}))?;
+    let words = right[2];
+    for (name, lengths) in [
+        ("sink", [3, 2, words, 2]),
+        ("max_logit", [2, 1, words, 2]),
+        ("workspace", [2, 2, words - 1, 2]),
+        ("sequences.diagonals", [2, 2, words, 3]),
+    ] {
+        refuses(name, launch(None, lengths, &|_| {}))?;
     }
     Ok(())
 }
 
 fn packed(runtime: &Runtime) -> Outcome {
-    type Args<'a> = AttentionForwardPackedArgs<'a, bf16, 64, 64, 128, Narrow, true>;
+    type Problem<'a> = PackedArgument<'a, bf16, 64, 64, 128, Rounded<bf16, 64, 5>, true>;
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<AttentionForwardPacked<bf16, 64, 64, 128, Narrow, true>>())?;
-    // Two sequences of two queries and two keys, two heads of 16 elements.
-    let of_heads = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
+    let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, PackedCausal>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
-    let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), of_heads))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), of_heads))?;
+    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 8))?, text(Buffer::<u32>::zeros(&stream, 2))?);
-    let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
-    let (mut log_sum_exp, mut counter) = (log_sum_exp.view_mut(), counter.view_mut());
-    let mut launch = |lengths: [u64; 4], counters: u64, change: &dyn Fn(&mut Args<'_>)| {
+    let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 2]))?);
+    let mut launch = |lengths: [u64; 4], counters: u64, with_diagonals: bool, change: &dyn Fn(&mut Problem<'_>)| {
         let [query_ends, key_ends, query_offsets, key_offsets] = lengths.map(|length| ends.view().slice(0, length));
-        let mut args = Args {
+        let diagonals = with_diagonals.then(|| diagonals.view());
+        let mut counter = counter.view_mut();
+        let mut problem = Problem {
             q: q.view(),
             k: k.view(),
             v: k.view(),
-            out: out.view_mut(),
-            log_sum_exp: log_sum_exp.slice_mut(0, 8),
-            query_ends,
-            key_ends,
-            query_offsets,
-            key_offsets,
+            target: RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
+            sequences: SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals, ..sequences(ends.view()) },
+            heads: HEADS,
             counter: counter.slice_mut(0, counters),
-            batches: 2,
-            heads: 2,
-            group: 1,
-            query_rows: 4,
-            key_rows: 4,
             section_keys: 2,
-            padded: 0,
-            top_left: 0,
+            top_left: false,
             scale: 1.0,
-            marker: std::marker::PhantomData,
         };
-        change(&mut args);
-        kernel.launch(&stream, args)
+        change(&mut problem);
+        kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
-    text(launch([3; 4], 1, &|_| {}))?;
-    refuses("counter", launch([3; 4], 2, &|_| {}))?;
-    for (i, name) in ["query_ends", "key_ends", "query_offsets", "key_offsets"].into_iter().enumerate() {
-        refuses(name, launch(std::array::from_fn(|j| if i == j { 2 } else { 3 }), 1, &|_| {}))?;
+    text(launch([3; 4], 1, false, &|_| {}))?;
+    refuses("counter", launch([3; 4], 2, false, &|_| {}))?;
+    refuses("sequences.diagonals", launch([3; 4], 1, true, &|_| {}))?;
+    let arrays = ["sequences.query_ends", "sequences.key_ends", "sequences.query_offsets", "sequences.key_offsets"];
+    for (i, name) in arrays.into_iter().enumerate() {
+        refuses(name, launch(std::array::from_fn(|j| if i == j { 2 } else { 3 }), 1, false, &|_| {}))?;
     }
     for (name, change) in [
-        ("group", (|args| args.group = 3) as fn(&mut Args<'_>)),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("query_rows", |args| args.query_rows = 1 << 30),
-        ("key_rows", |args| args.key_rows = 1 << 30),
-        ("log_sum_exp", |args| args.query_rows = 5),
-        ("log_sum_exp", |args| args.heads = 3),
+        ("heads.group", (|problem| problem.heads.group = 3) as fn(&mut Problem<'_>)),
+        ("heads.heads", |problem| (problem.heads.heads, problem.heads.group) = (3, 2)),
+        ("heads.step", |problem| problem.heads.step = 2),
+        ("sequences.query_rows", |problem| problem.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |problem| problem.sequences.key_rows = 1 << 30),
+        ("target.log_sum_exp", |problem| problem.sequences.query_rows = 5),
+        ("target.log_sum_exp", |problem| problem.heads.heads = 3),
     ] {
-        refuses(name, launch([3; 4], 1, &change))?;
+        refuses(name, launch([3; 4], 1, false, &change))?;
     }
     Ok(())
 }

@@ -211,13 +211,16 @@ fn team_roles(runtime: &Runtime, stream: &Stream) -> Bytes {
     run.bytes(&output)
 }
 
+fn table(values: &Buffer<u32>, turned: bool, numbers: Numbers) -> TableArgument<'_> {
+    TableArgument { values: values.view(), turned, numbers }
+}
+
 /// Everything given, nothing that may be left out, and in between; the bytes of all.
 fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
     let run = Run { runtime, stream };
     let (values, others, none) = (run.input(&words(THREADS))?, run.input(&words(2 * THREADS)[THREADS as usize..])?, run.input::<u32>(&[])?);
     let numbers = Numbers { small: 3, large: 7 << 40 | 5, negative: false, signed: -11, long: i64::MIN + 13, real: -0.5 };
-    let table = |turned| TableArgument { values: values.view(), turned, numbers };
-    let other = || TableArgument { values: others.view(), turned: true, numbers: Numbers { negative: true, ..numbers } };
+    let other = Numbers { negative: true, ..numbers };
     let mut written = Vec::new();
     for (second, view, given, summed, sums) in [
         (true, Some(others.view()), true, true, true),
@@ -228,9 +231,9 @@ fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
         let (mut output, mut totals) = (run.output(NESTED_WORDS * THREADS)?, run.output(THREADS)?);
         run.launch::<Nested>(NestedArgs {
             before: 17,
-            tables: TablesArgument { first: table(!given), second: second.then(other), summed },
+            tables: TablesArgument { first: table(&values, !given, numbers), second: second.then(|| table(&others, true, other)), summed },
             view,
-            table: given.then(|| table(true)),
+            table: given.then(|| table(&values, true, numbers)),
             sums: sums.then(|| totals.view_mut()),
             after: !second,
             output: output.view_mut(),

@@ -14,6 +14,7 @@ mod attention_portable;
 mod attention_problem;
 mod attention_ring;
 mod attention_split;
+mod attention_steps;
 mod conformance;
 mod copy;
 mod element;
@@ -75,6 +76,7 @@ pub fn all() -> Vec<Case> {
         attention_ring::cases(),
         attention_limits::cases(),
         attention_split::cases(),
+        attention_steps::cases(),
         conformance::cases(),
     ]
     .into_iter()

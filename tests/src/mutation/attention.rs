@@ -1,15 +1,23 @@
 //! Mutants of attention.
 
+use std::marker::PhantomData;
+
 use oxtile_emulator::mutation::{Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::attention::{AttentionForward, AttentionForwardArgs, Narrow};
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+use oxtile_kernels::attention::{
+    AttentionForward, AttentionForwardArgs, Causal, DenseArgument, Narrow, RingCausal, Rounded, RoundedArgument, Running, RunningArgument,
+    Shape, Target,
+};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut};
 use oxtile_tile::num::bf16;
 
 use super::Job;
 use super::device::{Device, Elements, words};
 
-pub const JOBS: &[Job] = &[Job { name: "attention_forward", run: attention_forward, equivalents: EQUIVALENTS }];
+pub const JOBS: &[Job] = &[
+    Job { name: "attention_forward", run: attention_forward, equivalents: EQUIVALENTS },
+    Job { name: "attention_forward, ring", run: ring, equivalents: EQUIVALENTS },
+];
 
 pub const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     matches: |mutation| mutation.site.operation == "fence_mbarrier_init",
@@ -36,6 +44,8 @@ pub(super) fn map(device: &Device, tensor: &Elements<bf16>, rows: u64, box_rows:
     device.upload("map", &words)
 }
 
+type Attend<P> = AttentionForward<bf16, 64, 64, 128, Narrow, P>;
+
 fn attention_forward(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok([attend(device, SHAPES[0])?, attend(device, SHAPES[1])?].concat())
 }
@@ -45,32 +55,76 @@ pub(super) fn small(rows: u64) -> Vec<u32> {
     words((rows * SIZE) as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect()
 }
 
-fn attend(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome> {
-    let [q, out] = ["q", "out"].map(|name| device.upload::<bf16>(name, &small(queries)));
-    let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(keys)));
-    let (mut log_sum_exp, mut counter) = (device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]), device.upload("counter", &[0]));
-    let maps = [map(device, &q, queries, 64), map(device, &k, keys, 128), map(device, &v, keys, 128), map(device, &out, queries, 64)];
-    let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
-    // SAFETY: the maps were encoded for these tensors and boxes.
-    let args = unsafe {
-        AttentionForwardArgs::<bf16, 64, 64, 128, Narrow, true> {
-            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
-            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
-            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
-            out: DeviceTensorMapMut::from_raw(out_map, out.view().access("tensor")),
-            log_sum_exp: log_sum_exp.view_mut(),
-            counter: counter.view_mut(),
-            batches: 1,
-            heads: 1,
-            group: 1,
-            rows: queries as u32,
-            keys: keys as u32,
-            diagonal: keys as i32 - queries as i32,
-            section: 1,
-            scale: 0.18,
-            marker: std::marker::PhantomData,
-        }
-    };
-    device.launch::<AttentionForward<bf16, 64, 64, 128, Narrow, true>>(args)?;
-    Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
+fn attend(device: &Device, shape: [u64; 2]) -> Result<Vec<u32>, Outcome> {
+    let [queries, _] = shape;
+    let out = device.upload::<bf16>("out", &small(queries));
+    let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]);
+    let out_map = map(device, &out, queries, 64);
+    // SAFETY: the map was encoded for this tensor and this box.
+    let out_view = unsafe { DeviceTensorMapMut::from_raw(out_map.view().access("map"), out.view().access("tensor")) };
+    let target = RoundedArgument { out: out_view, log_sum_exp: log_sum_exp.view_mut() };
+    let mut tensors = Tensors::new(device, shape);
+    let problem = tensors.problem::<Rounded<bf16, 64, 4>>(target);
+    device.launch::<Attend<Causal>>(AttentionForwardArgs { problem, marker: PhantomData })?;
+    Ok([device.download(&out), device.download(&log_sum_exp), device.download(&tensors.counter)].concat())
+}
+
+/// The first step of a ring, one in the middle of which half of the queries see keys, and the last.
+fn ring(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let queries = 136;
+    let mut sums = device.upload::<f32>("sums", &words((queries * SIZE) as usize));
+    let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &words(queries as usize));
+    let mut out = device.upload::<bf16>("out", &small(queries));
+    let mut written = Vec::new();
+    for (keys, begins, ends) in [(300, true, false), (70, false, false), (200, false, true)] {
+        let rounded = ends.then(|| out.view_mut());
+        let target = running::<true>(sums.view_mut(), log_sum_exp.view_mut(), rounded, begins, [queries * SIZE, queries * SIZE, SIZE]);
+        let mut tensors = Tensors::new(device, [queries, keys]);
+        let problem = tensors.problem::<Running<bf16, true>>(target);
+        device.launch::<Attend<RingCausal>>(AttentionForwardArgs { problem, marker: PhantomData })?;
+        written.extend([device.download(&sums), device.download(&log_sum_exp), device.download(&tensors.counter)].concat());
+    }
+    written.extend(device.download(&out));
+    Ok(written)
+}
+
+/// A running result of heads of [`SIZE`] elements.
+pub(super) fn running<'a, const STEPS: bool>(
+    sums: DeviceViewMut<'a, f32>,
+    log_sum_exp: DeviceViewMut<'a, f32>,
+    rounded: Option<DeviceViewMut<'a, bf16>>,
+    begins: bool,
+    [batch_stride, head_stride, row_stride]: [u64; 3],
+) -> RunningArgument<'a, bf16, STEPS> {
+    RunningArgument { sums, log_sum_exp, rounded, begins, size: SIZE as u32, batch_stride, head_stride, row_stride }
+}
+
+/// Queries, keys and values, their maps, and the counter.
+struct Tensors {
+    shape: Shape,
+    elements: [Elements<bf16>; 3],
+    maps: [Elements<u64>; 3],
+    counter: Elements<u32>,
+}
+
+impl Tensors {
+    fn new(device: &Device, [queries, keys]: [u64; 2]) -> Self {
+        let elements = [("q", queries), ("k", keys), ("v", keys)].map(|(name, rows)| device.upload::<bf16>(name, &small(rows)));
+        let [q, k, v] = &elements;
+        let maps = [map(device, q, queries, 64), map(device, k, keys, 128), map(device, v, keys, 128)];
+        let shape = Shape { batches: 1, heads: 1, group: 1, queries: queries as u32, keys: keys as u32 };
+        Self { shape, elements, maps, counter: device.upload("counter", &[0]) }
+    }
+
+    /// A launch whose last query is aligned with the last key.
+    fn problem<'a, R: Target<bf16, 64, 4>>(&'a mut self, target: R::Argument<'a>) -> DenseArgument<'a, bf16, 64, 64, 128, R, true> {
+        let Self { shape, elements, maps, counter } = self;
+        let [q, k, v] = elements.each_ref().map(|tensor| tensor.view().access("tensor"));
+        let [q_map, k_map, v_map] = maps.each_ref().map(|map| map.view().access("map"));
+        // SAFETY: the maps were encoded for these tensors and boxes.
+        let (q, k, v) =
+            unsafe { (DeviceTensorMap::from_raw(q_map, q), DeviceTensorMap::from_raw(k_map, k), DeviceTensorMap::from_raw(v_map, v)) };
+        let diagonal = shape.keys as i32 - shape.queries as i32;
+        DenseArgument { q, k, v, target, shape: *shape, counter: counter.view_mut(), diagonal, section: 1, scale: 0.18 }
+    }
 }

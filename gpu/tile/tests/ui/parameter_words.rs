@@ -12,14 +12,19 @@ struct Twelve {
 }
 
 #[derive(Clone, Copy, Parameter)]
-struct TwentyFive {
+struct SixtyFive {
     a: Twelve,
     b: Twelve,
-    c: u32,
+    c: Twelve,
+    d: Twelve,
+    e: Twelve,
+    f: Global<u32>,
+    g: Global<u32>,
+    h: bool,
 }
 
 #[kernel(threads = 32, grid = grid)]
-pub fn too_many_in_a_struct(all: TwentyFive) {}
+pub fn too_many_in_a_struct(all: SixtyFive) {}
 
 #[kernel(threads = 32, grid = grid)]
 pub fn too_many(a: Twelve, b: Twelve, c: Twelve, d: Twelve, e: Twelve, f: Global<u32>, g: Global<u32>, h: bool) {}
