@@ -143,8 +143,8 @@ pub fn restore(
     let failed = |error| JobError::Device { tensor: matrix.output.name.clone(), error };
     let amax = matrix.amax(checkpoint)?;
     let scales = matrix.compact_scales(checkpoint, device)?;
-    let ([lines, length], [scale_lines, _]) = (side.lines(), side.compact_scales());
-    let (code_bytes, scale_bytes) = (side.format.code_bytes(length), scales.len() as u64 / scale_lines);
+    let ([lines, length], [_, code_bytes], [scale_lines, _]) = (side.lines(), side.codes(), side.compact_scales());
+    let scale_bytes = scales.len() as u64 / scale_lines;
     let (step, element_bytes) = (piece_lines(&side), dtype.bits() / 8);
     for line in (0..lines).step_by(step as usize) {
         let count = step.min(lines - line);
@@ -192,17 +192,17 @@ fn piece_lines(side: &Side) -> u64 {
     let [_, length] = side.lines();
     let lines = |elements: u64| (elements / length).max(1);
     match side.direction {
-        Direction::Row => lines(PIECE_ELEMENTS),
-        Direction::Column if side.is_transposed() => lines(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
-        Direction::Column => lines(PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
+        Direction::Rows => lines(PIECE_ELEMENTS),
+        Direction::Columns if side.is_transposed() => lines(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
+        Direction::Columns => lines(PIECE_ELEMENTS).next_multiple_of(BLOCK_LINES),
     }
 }
 
 /// The line of compact scales where those of a line of codes begin, or end; one scale for the tensor is that of every line.
 fn scale_line(side: &Side, line: u64) -> u64 {
-    match (side.format.block(), side.direction) {
+    match (side.format.shapes().block, side.direction) {
         (None, _) => line.min(1),
-        (Some(block), Direction::Column) if !side.is_transposed() => line.div_ceil(block),
+        (Some(block), Direction::Columns) if !side.is_transposed() => line.div_ceil(block),
         (Some(_), _) => line,
     }
 }

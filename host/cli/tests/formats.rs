@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::{file, names, run, stderr};
 use half::{bf16, f16};
 use oxtile_cli::{
-    quantize::{Codes, Direction, Directions, Format, Names, Recipe, Side},
+    quantize::{Codes, Direction, Directions, Format, Names, Recipe, Side, direction_name},
     safetensors::{Checkpoint, Dtype},
 };
 
@@ -103,7 +103,7 @@ fn expected(recipe: &Recipe, quantized: &Checkpoint, name: &str, direction: Dire
     let scales = tensor(quantized, &names.scales);
     let codes = Codes { data: tensor(quantized, &names.codes), scales: if side.interleave { compact(&side, &scales) } else { scales } };
     let amax = f32::from_le_bytes(tensor(quantized, &names.amax).try_into().expect("four bytes"));
-    let hadamard = recipe.hadamard && direction == Direction::Column;
+    let hadamard = recipe.hadamard && direction == Direction::Columns;
     let values = common::restore(&side, hadamard, &codes, amax).into_iter();
     match dtype {
         Dtype::F32 => values.flat_map(f32::to_le_bytes).collect(),
@@ -129,7 +129,7 @@ fn every_recipe_agrees_with_the_oracle_there_and_back() {
             outcome.tensors.iter().filter(|t| !matches!(t.result, oxtile_cli::quantize::job::TensorResult::PassedThrough(_))).collect();
         assert!(!taken.is_empty() && taken.len() < before.tensors().len(), "{recipe:?}");
         for &direction in recipe.directions.each() {
-            convert("dequantize", &quantized, &restored, &["--direction".into(), direction.name().into()]);
+            convert("dequantize", &quantized, &restored, &["--direction".into(), direction_name(direction).into()]);
             let (codes, after) = (Checkpoint::open(&quantized).expect("valid"), Checkpoint::open(&restored).expect("valid"));
             let described = |checkpoint: &Checkpoint| {
                 let mut tensors: Vec<_> = checkpoint.tensors().iter().map(|t| (t.name.clone(), t.dtype, t.shape.clone())).collect();

@@ -29,15 +29,15 @@ impl Marking {
             true => (0..columns).flat_map(|column| (0..rows).map(move |row| input[row * columns + column] as u32)).collect(),
             false => input.iter().map(|&x| x as u32).collect(),
         };
-        let codes = side.format.code_bytes(turned.len() as u64) as usize;
+        let codes = turned.len() / side.format.shapes().elements as usize;
         let data = turned.iter().step_by(turned.len() / codes).map(|&place| mark(place, 251)).collect();
         let [_, length] = side.lines().map(|n| n as usize);
         let first_of_blocks = |block: usize| turned.chunks(length).flat_map(move |line| line.iter().step_by(block).copied());
         let scales = match (side.format, side.direction) {
-            (Format::Mxfp8, Direction::Column) => {
+            (Format::Mxfp8, Direction::Columns) => {
                 turned.chunks(32 * length).flat_map(|lines| lines[..length].iter().map(|&x| mark(x, 241))).collect()
             }
-            (Format::Mxfp8, Direction::Row) => first_of_blocks(32).map(|place| mark(place / 32, 241)).collect(),
+            (Format::Mxfp8, Direction::Rows) => first_of_blocks(32).map(|place| mark(place / 32, 241)).collect(),
             (Format::Nvfp4, _) => first_of_blocks(16).map(|place| mark(place / 16, 241)).collect(),
             _ => first_of_blocks(128).flat_map(|place| (place as f32).to_le_bytes()).collect(),
         };

@@ -7,7 +7,10 @@ use super::{
     help::DEQUANTIZE_HELP,
     words::{Word, Words},
 };
-use crate::{quantize::Direction, safetensors::Dtype};
+use crate::{
+    quantize::{Direction, direction_name},
+    safetensors::Dtype,
+};
 
 /// `oxtile dequantize`.
 #[derive(Debug, PartialEq)]
@@ -37,7 +40,7 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                 "output" => output = Some(words.path("--output")?),
                 "dtype" => dtype = Some(words.choice("--dtype", &WIDE)?),
                 "direction" => {
-                    let choices = Direction::ALL.map(|direction| (direction.name(), direction));
+                    let choices = [Direction::Rows, Direction::Columns].map(|direction| (direction_name(direction), direction));
                     direction = Some(words.choice("--direction", &choices)?);
                 }
                 "device" => device = words.choice("--device", &Device::CHOICES)?,

@@ -21,7 +21,7 @@ fn every_option_reaches_its_command() {
         input: "a".into(),
         output: "b".into(),
         dtype: Some(Dtype::Bf16),
-        direction: Some(Direction::Column),
+        direction: Some(Direction::Columns),
         device: Device::Cuda,
         json: true,
     };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
     quantize::{
-        Direction, Names, Recipe, Side,
+        Direction, Names, Recipe, Side, direction_name,
         metadata::{self, MetadataError},
     },
     safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
@@ -52,7 +52,7 @@ pub enum PlanError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
     /// It has not the direction asked for.
-    #[error("it holds no codes by {asked}s, but by {has}: name another --direction", asked = .asked.name())]
+    #[error("it holds no codes by {asked}s, but by {has}: name another --direction", asked = direction_name(*.asked))]
     Direction {
         /// What was asked for.
         asked: Direction,
@@ -168,7 +168,7 @@ impl<'a> Matrix<'a> {
         }
         let granule = side.format.granule();
         let [rows, columns] = side.shape;
-        let (by_rows, by_columns) = (side.direction == Direction::Row || side.is_transposed(), side.direction == Direction::Column);
+        let (by_rows, by_columns) = (side.direction == Direction::Rows || side.is_transposed(), side.direction == Direction::Columns);
         if by_rows && columns % granule != 0 || by_columns && rows % granule != 0 {
             return Err(PlanError::Shape { name: matrix.clone(), found: shape(&original.shape) });
         }

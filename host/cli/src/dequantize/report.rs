@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Outcome;
 use crate::{
     arguments::Dequantize,
-    quantize::report::DeviceChoice,
+    quantize::{direction_name, report::DeviceChoice},
     safetensors::TensorSpec,
     text::{Align, Table, bytes, count, printable, seconds, shape},
 };
@@ -48,7 +48,7 @@ impl Report {
             input: request.input.display().to_string(),
             output: request.output.display().to_string(),
             format: outcome.recipe.format.name(),
-            direction: outcome.direction.name(),
+            direction: direction_name(outcome.direction),
             device,
             restored: outcome.restored.into_iter().map(restored).collect(),
             copied_tensors: outcome.copied,

@@ -58,7 +58,7 @@ impl Fidelity {
     fn add_lines(&mut self, side: &Side, input: &[f32], codes: &Codes, amax: f32) {
         let [_, length] = side.lines().map(|n| n as usize);
         let scales = Scales::new(side, &codes.scales, amax);
-        let code_bytes = |elements: usize| side.format.code_bytes(elements as u64) as usize;
+        let code_bytes = |elements: usize| elements / side.format.shapes().elements as usize;
         assert_eq!(codes.data.len(), code_bytes(input.len()), "a code an element");
         let lines = input.chunks(length).zip(codes.data.chunks(code_bytes(length)));
         for (line, (input, data)) in lines.enumerate() {
@@ -112,9 +112,9 @@ impl<'a> Scales<'a> {
         let [_, length] = side.lines().map(|n| n as usize);
         let [scale_lines, stride] = side.compact_scales().map(|n| n as usize);
         assert_eq!(codes.len(), scale_lines * stride * side.scale_bytes() as usize, "a scale a block");
-        let block = side.format.block().map(|block| block as usize);
+        let block = side.format.shapes().block.map(|block| block as usize);
         let (lines, block) = match (side.format, side.direction) {
-            (Format::Mxfp8, Direction::Column) => (32, 1),
+            (Format::Mxfp8, Direction::Columns) => (32, 1),
             (Format::Fp8, _) => (usize::MAX, length),
             _ => (1, block.unwrap_or(length)),
         };
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     fn fidelity(format: Format, input: &[f32], data: &[u8], scales: &[u8], amax: f32) -> Fidelity {
-        let side = Side { format, direction: Direction::Row, interleave: false, shape: [1, input.len() as u64] };
+        let side = Side { format, direction: Direction::Rows, interleave: false, shape: [1, input.len() as u64] };
         let mut fidelity = Fidelity::default();
         fidelity.add(&side, false, input, &Codes { data: data.into(), scales: scales.into() }, amax);
         fidelity
@@ -238,13 +238,13 @@ mod tests {
     fn columns_take_their_own_scales() {
         // 64 rows of 2: ones under 2^0 and 2^1 in the first column, halves under 2^-1 and 2^0 in the second.
         let input: Vec<f32> = (0..64).flat_map(|_| [1.0, 0.5]).collect();
-        let side = Side { format: Format::Mxfp8, direction: Direction::Column, interleave: false, shape: [64, 2] };
+        let side = Side { format: Format::Mxfp8, direction: Direction::Columns, interleave: false, shape: [64, 2] };
         let data: Vec<u8> = (0..64).flat_map(|row| if row < 32 { [0x38, 0x38] } else { [0x30, 0x30] }).collect();
         let mut fidelity = Fidelity::default();
         fidelity.add(&side, false, &input, &Codes { data, scales: vec![127, 126, 128, 127] }, 0.0);
         assert_eq!((fidelity.noise, fidelity.elements), (0.0, 128));
         // The transpose of 2x4 by one scale: codes in the order of the transpose.
-        let side = Side { format: Format::Fp8, direction: Direction::Column, interleave: false, shape: [2, 4] };
+        let side = Side { format: Format::Fp8, direction: Direction::Columns, interleave: false, shape: [2, 4] };
         let codes = Codes { data: vec![0x38, 0xb8, 0x40, 0xc0, 0, 0, 0x38, 0x38], scales: 1f32.to_le_bytes().into() };
         let mut fidelity = Fidelity::default();
         fidelity.add(&side, false, &[1.0, 2.0, 0.0, 1.0, -1.0, -2.0, 0.0, 1.0], &codes, 2.0);

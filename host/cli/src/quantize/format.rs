@@ -1,6 +1,8 @@
 //! The formats that a checkpoint can be quantized to.
 
-use super::Direction;
+use oxtile::num::e4m3;
+use oxtile::quantize::{Format as _, Fp8BlockFormat, Fp8Format, Mxfp8Format, Nvfp4Format, Shapes};
+
 use crate::safetensors::Dtype;
 
 /// A format.
@@ -58,42 +60,27 @@ impl Format {
         }
     }
 
-    /// Neighbours that share one scale; none where the tensor has one.
-    pub const fn block(self) -> Option<u64> {
+    /// What the shapes of its codes and scales follow from.
+    pub const fn shapes(self) -> Shapes {
         match self {
-            Self::Mxfp8 => Some(32),
-            Self::Nvfp4 => Some(16),
-            Self::Fp8 => None,
-            Self::Fp8Block => Some(128),
+            Self::Mxfp8 => Mxfp8Format::<e4m3>::SHAPES,
+            Self::Nvfp4 => Nvfp4Format::SHAPES,
+            Self::Fp8 => Fp8Format::<e4m3>::SHAPES,
+            Self::Fp8Block => Fp8BlockFormat::<e4m3>::SHAPES,
         }
     }
 
     /// What rows (and columns, where those are quantized) are a multiple of: whole blocks, or the vectors of the kernels.
     pub const fn granule(self) -> u64 {
         match self {
-            Self::Mxfp8 => 32,
-            Self::Nvfp4 => 16,
-            Self::Fp8 => 1,
             Self::Fp8Block => 8,
-        }
-    }
-
-    /// Bytes of the codes of so many elements.
-    pub const fn code_bytes(self, elements: u64) -> u64 {
-        match self {
-            Self::Nvfp4 => elements / 2,
-            _ => elements,
+            _ => self.shapes().alignment(),
         }
     }
 
     /// Whether its scales follow from the largest magnitude of the whole tensor.
     pub const fn has_tensor_amax(self) -> bool {
         matches!(self, Self::Nvfp4 | Self::Fp8)
-    }
-
-    /// Whether what is quantized by columns is written as the transpose.
-    pub const fn is_transposed(self, direction: Direction) -> bool {
-        matches!((self, direction), (Self::Nvfp4 | Self::Fp8 | Self::Fp8Block, Direction::Column))
     }
 
     /// The format with this name.

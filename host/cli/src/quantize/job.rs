@@ -12,6 +12,7 @@ use oxtile::quantize::nvfp4::encode_scale;
 use super::{
     DeviceError, Fidelity, Names, Piece, Plan, PlanError, QuantizeDevice, Quantized, Recipe, Side,
     device::AlignedElements,
+    direction_name,
     plan::{Action, Reason},
 };
 use crate::{
@@ -258,14 +259,14 @@ impl<'a> Source<'a> {
         let output = self.device.quantize(&self.recipe, piece, elements(tensor, window).elements());
         let output = output.map_err(|error| self.failed(tensor, error))?;
         for side in Side::each(&self.recipe, piece.shape) {
-            let ([rows, columns], direction) = (piece.shape, side.direction.name());
+            let ([rows, columns], direction) = (piece.shape, direction_name(side.direction));
             let Some(codes) = &output.sides[side.direction as usize] else {
                 return Err(
                     self.failed(tensor, DeviceError::new(format!("returned nothing by {direction}s for {rows}x{columns} elements")))
                 );
             };
             let sizes = (codes.data.len() as u64, codes.scales.len() as u64 / side.scale_bytes());
-            if sizes != (side.format.code_bytes(rows * columns), side.compact_scales().iter().product()) {
+            if sizes != (side.codes().iter().product(), side.compact_scales().iter().product()) {
                 let text = format!("returned {} bytes of codes and {} scales for {rows}x{columns} elements", sizes.0, sizes.1);
                 return Err(self.failed(tensor, DeviceError::new(text)));
             }
@@ -286,9 +287,9 @@ impl<'a> Source<'a> {
 fn piece_rows(recipe: &Recipe, columns: u64) -> u64 {
     let mut directions = recipe.directions.each().iter();
     let rows = |elements: u64| (elements / columns).max(1);
-    if directions.clone().any(|&direction| recipe.format.is_transposed(direction)) {
+    if directions.clone().any(|&direction| recipe.format.shapes().is_transposed(direction)) {
         rows(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
-    } else if directions.any(|&direction| direction == super::Direction::Column) {
+    } else if directions.any(|&direction| direction == super::Direction::Columns) {
         rows(PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
     } else {
         rows(PIECE_ELEMENTS)
@@ -352,7 +353,7 @@ impl Sink {
             let names = Names::of(&tensor.name, side.format, side.direction);
             self.writer.write_runs(&names.codes, side.code_runs(row, count), &codes.data)?;
             // One scale for the tensor comes with every piece, the same.
-            let is_new = side.format.block().is_some() || row == 0;
+            let is_new = side.format.shapes().block.is_some() || row == 0;
             if is_new && !side.interleave {
                 self.writer.write_runs(&names.scales, side.scale_runs(row, count), &codes.scales)?;
             }

@@ -16,10 +16,12 @@ pub mod report;
 pub mod runtime;
 pub mod side;
 
+pub use oxtile::quantize::Direction;
+
 pub use device::{Codes, DeviceError, Elements, Piece, QuantizeDevice, Quantized};
 pub use fidelity::Fidelity;
 pub use format::Format;
 pub use job::{Outcome, run};
 pub use plan::{Plan, PlanError};
-pub use recipe::{Direction, Directions, Recipe};
+pub use recipe::{Directions, Recipe, direction_name};
 pub use side::{Names, Side};

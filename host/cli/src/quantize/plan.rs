@@ -114,9 +114,9 @@ impl Action {
     /// The action for a tensor of this type and shape.
     fn of(tensor: &Tensor, recipe: &Recipe) -> Self {
         let granule = recipe.format.granule();
-        let by_columns = recipe.directions.contains(Direction::Column);
+        let by_columns = recipe.directions.contains(Direction::Columns);
         // The transposed codes and scales of a column are whole blocks, and so are the rows that the kernels read for it.
-        let by_rows = recipe.directions.contains(Direction::Row) || recipe.format.is_transposed(Direction::Column);
+        let by_rows = recipe.directions.contains(Direction::Rows) || recipe.format.shapes().is_transposed(Direction::Columns);
         let option = [(recipe.hadamard, "--hadamard"), (recipe.seed.is_some(), "--stochastic")].into_iter().find(|option| option.0);
         let reason = match (tensor.dtype, tensor.shape.as_slice()) {
             (dtype @ (Dtype::F32 | Dtype::F16 | Dtype::Bf16), [outer @ .., columns]) if !outer.is_empty() => match tensor.elements() {
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(action(Dtype::F32, &[7, 48], Recipe::of(Format::Nvfp4)), Action::Quantize([7, 48]));
         assert_eq!(action(Dtype::F32, &[7, 3], by(Format::Fp8, Directions::Both)), Action::Quantize([7, 3]));
         assert_eq!(action(Dtype::F32, &[7, 136], Recipe::of(Format::Fp8Block)), Action::Quantize([7, 136]));
-        assert_eq!(action(Dtype::F32, &[64, 3], by(Format::Mxfp8, Directions::Column)), Action::Quantize([64, 3]));
+        assert_eq!(action(Dtype::F32, &[64, 3], by(Format::Mxfp8, Directions::Columns)), Action::Quantize([64, 3]));
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(reason(Dtype::F8E4M3, &[32, 32], rows), "F8_E4M3 is not F32, F16 or BF16");
         let both = by(Format::Mxfp8, Directions::Both);
         assert_eq!(reason(Dtype::F32, &[2, 24, 64], both), "48 rows (all dimensions but the last) are not a multiple of 32");
-        assert_eq!(reason(Dtype::F32, &[32, 24], by(Format::Nvfp4, Directions::Column)), "last dimension 24 is not a multiple of 16");
+        assert_eq!(reason(Dtype::F32, &[32, 24], by(Format::Nvfp4, Directions::Columns)), "last dimension 24 is not a multiple of 16");
         assert_eq!(reason(Dtype::F32, &[3, 12], Recipe::of(Format::Fp8Block)), "last dimension 12 is not a multiple of 8");
         let hadamard = Recipe { hadamard: true, ..by(Format::Nvfp4, Directions::Both) };
         assert_eq!(

@@ -1,24 +1,17 @@
 //! What tensors are quantized to, and how.
 
-use super::Format;
+use oxtile::quantize::Direction;
 
-/// Along which dimension elements share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// Neighbours in a row.
-    Row,
-    /// Neighbours in a column.
-    Column,
-}
+use super::Format;
 
 /// One direction or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Directions {
     /// By rows.
     #[default]
-    Row,
+    Rows,
     /// By columns.
-    Column,
+    Columns,
     /// By rows and by columns.
     Both,
 }
@@ -38,28 +31,23 @@ pub struct Recipe {
     pub seed: Option<u64>,
 }
 
-impl Direction {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Row, Self::Column];
-
-    /// Its name on the command line and in a file's metadata.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Row => "row",
-            Self::Column => "column",
-        }
+/// The name of a direction on the command line and in a file's metadata.
+pub const fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Rows => "row",
+        Direction::Columns => "column",
     }
 }
 
 impl Directions {
     /// Every choice.
-    pub const ALL: [Self; 3] = [Self::Row, Self::Column, Self::Both];
+    pub const ALL: [Self; 3] = [Self::Rows, Self::Columns, Self::Both];
 
     /// Its name on the command line and in a file's metadata.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Row => "row",
-            Self::Column => "column",
+            Self::Rows => direction_name(Direction::Rows),
+            Self::Columns => direction_name(Direction::Columns),
             Self::Both => "both",
         }
     }
@@ -67,9 +55,9 @@ impl Directions {
     /// The directions.
     pub const fn each(self) -> &'static [Direction] {
         match self {
-            Self::Row => &[Direction::Row],
-            Self::Column => &[Direction::Column],
-            Self::Both => &Direction::ALL,
+            Self::Rows => &[Direction::Rows],
+            Self::Columns => &[Direction::Columns],
+            Self::Both => &[Direction::Rows, Direction::Columns],
         }
     }
 
@@ -97,7 +85,7 @@ impl Recipe {
             }
             Self { hadamard: true, format, .. } if *format != Format::Nvfp4 => Err(has("--hadamard goes with --format nvfp4")),
             Self { seed: Some(_), format, .. } if *format != Format::Nvfp4 => Err(has("--stochastic goes with --format nvfp4")),
-            Self { hadamard: true, directions: Directions::Row, .. } => {
+            Self { hadamard: true, directions: Directions::Rows, .. } => {
                 Err("--hadamard transforms columns: it goes with --direction column or both, not with row".into())
             }
             _ => Ok(()),
@@ -113,8 +101,8 @@ impl Recipe {
     pub fn description(&self) -> String {
         let mut words = self.format.description().to_owned();
         match self.directions {
-            Directions::Row => {}
-            Directions::Column => words.push_str("; by columns"),
+            Directions::Rows => {}
+            Directions::Columns => words.push_str("; by columns"),
             Directions::Both => words.push_str("; by rows and by columns"),
         }
         if self.interleave {

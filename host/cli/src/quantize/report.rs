@@ -4,7 +4,7 @@ use std::{fmt, path::Path};
 
 use serde::Serialize;
 
-use super::{Fidelity, Outcome, Recipe, Side, job::TensorResult};
+use super::{Fidelity, Outcome, Recipe, Side, direction_name, job::TensorResult};
 use crate::{
     safetensors::Tensor,
     text::{Align, Table, bytes, count, percent, printable, seconds, shape, value},
@@ -141,7 +141,7 @@ impl ResultReport {
             TensorResult::PassedThrough(reason) => Self::PassedThrough { bytes: tensor.bytes(), reason: reason.to_string() },
             TensorResult::Quantized { sides, elapsed } => {
                 let side = |(side, amax, fidelity): &(Side, f32, Fidelity)| SideReport {
-                    direction: side.direction.name(),
+                    direction: direction_name(side.direction),
                     amax: *amax,
                     snr_db: finite_snr(fidelity),
                     exact: fidelity.noise == 0.0,

@@ -25,41 +25,34 @@ impl Side {
 
     /// Whether codes and scales are those of the transpose.
     pub const fn is_transposed(&self) -> bool {
-        self.format.is_transposed(self.direction)
+        self.format.shapes().is_transposed(self.direction)
     }
 
-    /// Rows and columns of the codes.
+    /// Rows and columns of the matrix as the codes have them.
     pub const fn lines(&self) -> [u64; 2] {
-        let [rows, columns] = self.shape;
-        if self.is_transposed() { [columns, rows] } else { [rows, columns] }
+        self.format.shapes().lines(self.shape, self.direction)
+    }
+
+    /// Rows and columns of the bytes of codes.
+    pub const fn codes(&self) -> [u64; 2] {
+        self.format.shapes().codes(self.shape, self.direction)
     }
 
     /// Rows or columns that have scales of their own, and the blocks of each; a tensor of one scale is one of one.
     pub const fn extents(&self) -> [u64; 2] {
-        let [rows, columns] = self.shape;
-        let [outer, inner] = match self.direction {
-            Direction::Row => [rows, columns],
-            Direction::Column => [columns, rows],
-        };
-        match self.format.block() {
-            Some(block) => [outer, inner.div_ceil(block)],
-            None => [1, 1],
-        }
+        self.format.shapes().extents(self.shape, self.direction)
     }
 
     /// Dimensions of the compact scales.
     pub const fn compact_scales(&self) -> [u64; 2] {
-        let [outer, blocks] = self.extents();
-        // The codes of MXFP8 stay where they are, and so do their scales.
-        if matches!((self.format, self.direction), (Format::Mxfp8, Direction::Column)) { [blocks, outer] } else { [outer, blocks] }
+        self.format.shapes().scales(self.shape, self.direction)
     }
 
     /// Dimensions of the scales in the file.
     pub fn scale_shape(&self) -> Vec<u64> {
-        let [outer, blocks] = self.extents();
         match self.format {
             Format::Fp8 => vec![1],
-            _ if self.interleave => vec![outer.next_multiple_of(128), blocks.next_multiple_of(4)],
+            _ if self.interleave => self.format.shapes().interleaved_scales(self.shape, self.direction).into(),
             _ => self.compact_scales().into(),
         }
     }
@@ -72,7 +65,7 @@ impl Side {
     /// Where the codes of rows from `row` on go, `count` of them.
     pub fn code_runs(&self, row: u64, count: u64) -> Runs {
         let [rows, columns] = self.shape;
-        let bytes = |elements| self.format.code_bytes(elements);
+        let bytes = |elements| elements / self.format.shapes().elements;
         if self.is_transposed() {
             Runs { offset: bytes(row), bytes: bytes(count), stride: bytes(rows) }
         } else {
@@ -84,13 +77,13 @@ impl Side {
     pub fn scale_runs(&self, row: u64, count: u64) -> Runs {
         let [lines, length] = self.compact_scales();
         let bytes = self.scale_bytes();
-        let Some(block) = self.format.block() else { return Runs { offset: 0, bytes, stride: 0 } };
+        let Some(block) = self.format.shapes().block else { return Runs { offset: 0, bytes, stride: 0 } };
         match self.direction {
-            Direction::Row => Runs { offset: row * length * bytes, bytes: count * length * bytes, stride: 0 },
-            Direction::Column if self.is_transposed() => {
+            Direction::Rows => Runs { offset: row * length * bytes, bytes: count * length * bytes, stride: 0 },
+            Direction::Columns if self.is_transposed() => {
                 Runs { offset: row / block * bytes, bytes: count.div_ceil(block) * bytes, stride: length * bytes }
             }
-            Direction::Column => {
+            Direction::Columns => {
                 debug_assert!(lines * block >= row + count);
                 Runs { offset: row / block * length * bytes, bytes: count.div_ceil(block) * length * bytes, stride: 0 }
             }
@@ -101,12 +94,9 @@ impl Side {
     pub fn tensors(&self, name: &str, shape: &[u64]) -> Vec<(TensorSpec, &'static str)> {
         let names = Names::of(name, self.format, self.direction);
         let spec = |name: &str, dtype, shape| TensorSpec { name: name.into(), dtype, shape };
-        let [lines, length] = self.lines();
-        let codes = match (self.format, self.is_transposed()) {
-            (Format::Nvfp4, _) => vec![lines, length / 2],
-            (_, true) => vec![lines, length],
-            (_, false) => shape.into(),
-        };
+        // A byte an element, in their order, has the shape that the tensor had.
+        let keeps_shape = self.format.shapes().elements == 1 && !self.is_transposed();
+        let codes = if keeps_shape { shape.into() } else { self.codes().into() };
         let mut tensors = vec![
             (spec(&names.codes, self.format.code_dtype(), codes), "the codes"),
             (spec(&names.scales, self.format.scale_dtype(), self.scale_shape()), "the scales"),
@@ -136,8 +126,8 @@ impl Names {
     /// The names for `name`.
     pub fn of(name: &str, format: Format, direction: Direction) -> Self {
         let base = match direction {
-            Direction::Row => name.to_owned(),
-            Direction::Column => format!("{name}_columnwise"),
+            Direction::Rows => name.to_owned(),
+            Direction::Columns => format!("{name}_columnwise"),
         };
         Self {
             codes: if format == Format::Nvfp4 { format!("{base}_packed") } else { base.clone() },
@@ -161,29 +151,29 @@ mod tests {
     fn tensors_of_each_format_and_direction() {
         use {Direction::*, Format::*};
         let found = |format, direction| tensors(format, direction, false, [64, 96]);
-        assert_eq!(found(Mxfp8, Row), ["t F8_E4M3 [64, 96]", "t_scale F8_E8M0 [64, 3]", "t_amax F32 [1]"]);
+        assert_eq!(found(Mxfp8, Rows), ["t F8_E4M3 [64, 96]", "t_scale F8_E8M0 [64, 3]", "t_amax F32 [1]"]);
         let expected = ["t_columnwise F8_E4M3 [64, 96]", "t_columnwise_scale F8_E8M0 [2, 96]", "t_columnwise_amax F32 [1]"];
-        assert_eq!(found(Mxfp8, Column), expected);
+        assert_eq!(found(Mxfp8, Columns), expected);
         let expected = ["t_packed U8 [64, 48]", "t_scale F8_E4M3 [64, 6]", "t_global_scale F32 [1]", "t_amax F32 [1]"];
-        assert_eq!(found(Nvfp4, Row), expected);
-        assert_eq!(found(Nvfp4, Column)[..2], ["t_columnwise_packed U8 [96, 32]", "t_columnwise_scale F8_E4M3 [96, 4]"]);
-        assert_eq!(found(Fp8, Row), ["t F8_E4M3 [64, 96]", "t_scale F32 [1]", "t_amax F32 [1]"]);
-        assert_eq!(found(Fp8, Column)[0], "t_columnwise F8_E4M3 [96, 64]");
-        assert_eq!(tensors(Fp8Block, Row, false, [64, 136])[1], "t_scale F32 [64, 2]");
-        assert_eq!(tensors(Fp8Block, Column, false, [264, 96])[1], "t_columnwise_scale F32 [96, 3]");
-        assert_eq!(tensors(Mxfp8, Row, true, [64, 96])[1], "t_scale F8_E8M0 [128, 4]");
-        assert_eq!(tensors(Nvfp4, Column, true, [96, 160])[1], "t_columnwise_scale F8_E4M3 [256, 8]");
+        assert_eq!(found(Nvfp4, Rows), expected);
+        assert_eq!(found(Nvfp4, Columns)[..2], ["t_columnwise_packed U8 [96, 32]", "t_columnwise_scale F8_E4M3 [96, 4]"]);
+        assert_eq!(found(Fp8, Rows), ["t F8_E4M3 [64, 96]", "t_scale F32 [1]", "t_amax F32 [1]"]);
+        assert_eq!(found(Fp8, Columns)[0], "t_columnwise F8_E4M3 [96, 64]");
+        assert_eq!(tensors(Fp8Block, Rows, false, [64, 136])[1], "t_scale F32 [64, 2]");
+        assert_eq!(tensors(Fp8Block, Columns, false, [264, 96])[1], "t_columnwise_scale F32 [96, 3]");
+        assert_eq!(tensors(Mxfp8, Rows, true, [64, 96])[1], "t_scale F8_E8M0 [128, 4]");
+        assert_eq!(tensors(Nvfp4, Columns, true, [96, 160])[1], "t_columnwise_scale F8_E4M3 [256, 8]");
     }
 
     #[test]
     fn rows_go_to_their_places() {
         let side = |format, direction| Side { format, direction, interleave: false, shape: [256, 64] };
-        let nvfp4 = side(Format::Nvfp4, Direction::Column);
+        let nvfp4 = side(Format::Nvfp4, Direction::Columns);
         assert_eq!(nvfp4.code_runs(128, 32), Runs { offset: 64, bytes: 16, stride: 128 });
         assert_eq!(nvfp4.scale_runs(128, 32), Runs { offset: 8, bytes: 2, stride: 16 });
-        let mxfp8 = side(Format::Mxfp8, Direction::Column);
+        let mxfp8 = side(Format::Mxfp8, Direction::Columns);
         assert_eq!(mxfp8.code_runs(128, 32), Runs { offset: 128 * 64, bytes: 32 * 64, stride: 0 });
         assert_eq!(mxfp8.scale_runs(128, 32), Runs { offset: 4 * 64, bytes: 64, stride: 0 });
-        assert_eq!(side(Format::Fp8Block, Direction::Row).scale_runs(3, 2), Runs { offset: 12, bytes: 8, stride: 0 });
+        assert_eq!(side(Format::Fp8Block, Direction::Rows).scale_runs(3, 2), Runs { offset: 12, bytes: 8, stride: 0 });
     }
 }

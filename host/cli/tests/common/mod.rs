@@ -164,7 +164,7 @@ impl QuantizeDevice for Scalar {
 
     fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
         let [outer, blocks] = side.extents().map(|n| n as usize);
-        let is_turned = (side.format, side.direction) == (Format::Mxfp8, Direction::Column);
+        let is_turned = (side.format, side.direction) == (Format::Mxfp8, Direction::Columns);
         let scale = |i: usize, j: usize| compact[if is_turned { j * outer + i } else { i * blocks + j }];
         Ok(oracle::interleave::interleave(outer, blocks, scale))
     }
@@ -179,17 +179,17 @@ fn by_columns(hadamard: bool, values: &[f32], columns: u64) -> Vec<f32> {
 fn cast(recipe: &Recipe, direction: Direction, piece: &Piece, values: &[f32], largest: f32) -> Codes {
     let [rows, columns] = piece.shape.map(|n| n as usize);
     let (turned, [lines, length]) = match direction {
-        Direction::Row => (values.to_vec(), [rows, columns]),
-        Direction::Column => (by_columns(recipe.hadamard, values, piece.shape[1]), [columns, rows]),
+        Direction::Rows => (values.to_vec(), [rows, columns]),
+        Direction::Columns => (by_columns(recipe.hadamard, values, piece.shape[1]), [columns, rows]),
     };
     let tensor_amax = piece.amax[direction as usize];
     let rule = |largest| oracle::fp8::Rule { epsilon: 0.0, power_of_two: false, largest };
     match (recipe.format, direction) {
-        (Format::Mxfp8, Direction::Row) => {
+        (Format::Mxfp8, Direction::Rows) => {
             let oracle::mxfp8::Quantized { data, scales } = oracle::mxfp8::quantize(values, rows, columns, &E4M3);
             Codes { data, scales }
         }
-        (Format::Mxfp8, Direction::Column) => {
+        (Format::Mxfp8, Direction::Columns) => {
             let oracle::mxfp8::Quantized { data, scales } = oracle::mxfp8::quantize_columns(values, rows, columns, &E4M3);
             Codes { data, scales }
         }
@@ -197,7 +197,7 @@ fn cast(recipe: &Recipe, direction: Direction, piece: &Piece, values: &[f32], la
             let cast = match recipe.seed {
                 None => oracle::nvfp4::quantize(&turned, tensor_amax),
                 Some(seed) => {
-                    let generator = Generator { seed, offset: piece.sequence, bits: 16, columns: direction == Direction::Column };
+                    let generator = Generator { seed, offset: piece.sequence, bits: 16, columns: direction == Direction::Columns };
                     oracle::nvfp4::quantize_by(&turned, tensor_amax, |i, x| round(x, generator.number(i)))
                 }
             };
@@ -220,8 +220,8 @@ pub fn restore(side: &Side, hadamard: bool, codes: &Codes, amax: f32) -> Vec<f32
     let Codes { data, scales } = codes.clone();
     let inverses = || scales.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>();
     let values = match (side.format, side.direction) {
-        (Format::Mxfp8, Direction::Row) => oracle::mxfp8::dequantize(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3),
-        (Format::Mxfp8, Direction::Column) => {
+        (Format::Mxfp8, Direction::Rows) => oracle::mxfp8::dequantize(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3),
+        (Format::Mxfp8, Direction::Columns) => {
             oracle::mxfp8::dequantize_columns(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3)
         }
         (Format::Nvfp4, _) => oracle::nvfp4::dequantize(&oracle::nvfp4::Quantized { data, scales, amax }),

@@ -7,11 +7,7 @@ use oxtile::{
     quantize::{Amax, BlockScaling, CurrentScaling, Fp8BlockTensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
 };
 
-use super::{
-    bytes, loaded,
-    number::Number,
-    nvfp4::{Nvfp4Casts, library},
-};
+use super::{bytes, loaded, number::Number, nvfp4::Nvfp4Casts};
 use crate::quantize::{Codes, Direction, Directions, Format, Piece, Quantized, Recipe, matrix};
 
 /// The kernels for one number type, each loaded when it is first needed.
@@ -85,10 +81,10 @@ impl<T: Number> Kernels<T> {
             let (data, scales) = (bytes(stream, &tensor.data, e4m3::to_bits)?, bytes(stream, &tensor.scales, ue8m0::to_bits)?);
             Ok(Some(Codes { data, scales }))
         };
-        let one = |direction| codes(&casts.quantize(stream, input.view(), piece.shape, library(direction))?);
+        let one = |direction| codes(&casts.quantize(stream, input.view(), piece.shape, direction)?);
         Ok(match directions {
-            Directions::Row => [one(Direction::Row)?, None],
-            Directions::Column => [None, one(Direction::Column)?],
+            Directions::Rows => [one(Direction::Rows)?, None],
+            Directions::Columns => [None, one(Direction::Columns)?],
             Directions::Both => {
                 let pair = casts.quantize_both(stream, input.view(), piece.shape)?;
                 [codes(&pair.rows)?, codes(&pair.columns)?]
@@ -99,17 +95,17 @@ impl<T: Number> Kernels<T> {
     fn fp8(&mut self, runtime: &Runtime, stream: &Stream, directions: Directions, piece: &Piece, input: &Buffer<T>) -> Result<Quantized> {
         let casts = loaded(&mut self.fp8, || CurrentScaling::new(runtime, ScaleOptions::default()))?;
         // Codes by columns are those by rows, transposed.
-        let amax = Buffer::from_slice(stream, &[piece.amax[Direction::Row as usize]])?;
+        let amax = Buffer::from_slice(stream, &[piece.amax[Direction::Rows as usize]])?;
         let (mut data, mut inverse) = (Buffer::uninitialised(stream, input.len())?, Buffer::uninitialised(stream, 1)?);
         casts.cast(stream, input.view(), amax.view(), data.view_mut(), inverse.view_mut())?;
         let scales = f32_bytes(&inverse.to_vec(stream)?);
         let codes =
             |data: &Buffer<e4m3>| -> Result<Codes> { Ok(Codes { data: bytes(stream, data, e4m3::to_bits)?, scales: scales.clone() }) };
         let mut output = Quantized::default();
-        if directions.contains(Direction::Row) {
+        if directions.contains(Direction::Rows) {
             output.sides[0] = Some(codes(&data)?);
         }
-        if directions.contains(Direction::Column) {
+        if directions.contains(Direction::Columns) {
             let mut transposed = Buffer::uninitialised(stream, input.len())?;
             casts.transpose(stream, data.view(), piece.shape, transposed.view_mut())?;
             output.sides[1] = Some(codes(&transposed)?);
@@ -130,7 +126,7 @@ impl<T: Number> Kernels<T> {
             let scales = file_scales(&tensor.scales.to_vec(stream)?, tensor.shape[0]);
             Ok(Some(Codes { data: bytes(stream, &tensor.data, e4m3::to_bits)?, scales }))
         };
-        if directions == Directions::Row {
+        if directions == Directions::Rows {
             return Ok([codes(&casts.quantize(stream, input.view(), piece.shape, ScaleBlock::Row)?)?, None]);
         }
         let [rows, columns] = casts.quantize_both(stream, input.view(), piece.shape, ScaleBlock::Row)?;

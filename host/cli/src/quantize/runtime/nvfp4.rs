@@ -9,7 +9,7 @@ use oxtile::{
     },
     num::{bf16, e2m1x2, e4m3},
     quantize::{
-        self, Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
+        Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
         nvfp4::Nvfp4Number,
         nvfp4_columns::{Rounding, Stochastic16},
     },
@@ -83,24 +83,24 @@ impl<T: Nvfp4Number> Nvfp4Casts<T> {
             None => RandomState::none(stream)?,
         };
         let tensor = |direction: Direction| {
-            let mut tensor = Nvfp4Tensor::uninitialised(stream, piece.shape, library(direction))?;
+            let mut tensor = Nvfp4Tensor::uninitialised(stream, piece.shape, direction)?;
             tensor.amax.copy_from_slice(stream, &[piece.amax[direction as usize]])?;
             Ok::<_, Error>(tensor)
         };
         let mut output = Quantized::default();
         match recipe.directions {
-            Directions::Row => {
-                let mut rows = tensor(Direction::Row)?;
+            Directions::Rows => {
+                let mut rows = tensor(Direction::Rows)?;
                 self.rows.cast(stream, input, &random, &mut rows)?;
                 output.sides[0] = Some(codes(stream, &rows)?);
             }
-            Directions::Column => {
-                let mut columns = tensor(Direction::Column)?;
+            Directions::Columns => {
+                let mut columns = tensor(Direction::Columns)?;
                 self.columns.columns(stream, input, &random, &mut columns)?;
                 output.sides[1] = Some(codes(stream, &columns)?);
             }
             Directions::Both => {
-                let mut pair = Nvfp4Pair { rows: tensor(Direction::Row)?, columns: tensor(Direction::Column)? };
+                let mut pair = Nvfp4Pair { rows: tensor(Direction::Rows)?, columns: tensor(Direction::Columns)? };
                 self.columns.both(stream, input, &random, &mut pair)?;
                 output.sides = [Some(codes(stream, &pair.rows)?), Some(codes(stream, &pair.columns)?)];
             }
@@ -116,20 +116,12 @@ pub fn upload(stream: &Stream, piece: &QuantizedPiece<'_>) -> Result<Nvfp4Tensor
         scales: from_bytes(stream, piece.scales, e4m3::from_bits)?,
         amax: Buffer::from_slice(stream, &[piece.amax])?,
         shape: piece.side.shape,
-        direction: library(piece.side.direction),
+        direction: piece.side.direction,
     })
 }
 
 fn codes(stream: &Stream, tensor: &Nvfp4Tensor) -> Result<Codes> {
     Ok(Codes { data: bytes(stream, &tensor.data, e2m1x2::to_bits)?, scales: bytes(stream, &tensor.scales, e4m3::to_bits)? })
-}
-
-/// The direction, as the library calls it.
-pub fn library(direction: Direction) -> quantize::Direction {
-    match direction {
-        Direction::Row => quantize::Direction::Rows,
-        Direction::Column => quantize::Direction::Columns,
-    }
 }
 
 impl<T> fmt::Debug for Nvfp4Casts<T> {

@@ -3,14 +3,14 @@
 use oxtile::{
     Buffer, HostElement, Result, Runtime, Stream,
     num::{e4m3, ue8m0},
-    quantize::{self, BlockScaling, CurrentScaling, Fp8BlockTensor, Fp8Tensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
+    quantize::{BlockScaling, CurrentScaling, Fp8BlockTensor, Fp8Tensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
 };
 
 use super::{
     casts::{Kernels, device_scales},
     from_bytes, loaded,
     number::Number,
-    nvfp4::{library, upload},
+    nvfp4::upload,
 };
 use crate::{
     quantize::{Direction, Format, Recipe, Side, matrix},
@@ -51,18 +51,18 @@ impl<T: Number> Kernels<T> {
             Format::Mxfp8 => {
                 let data = from_bytes(stream, piece.codes, e4m3::from_bits)?;
                 let scales = from_bytes(stream, piece.scales, ue8m0::from_bits)?;
-                let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, amax: (), shape, direction: library(side.direction) };
+                let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, amax: (), shape, direction: side.direction };
                 loaded(&mut self.mxfp8, || Mxfp8::new(runtime))?.dequantize(stream, &tensor, wide.view_mut())?;
             }
             Format::Nvfp4 => {
                 let tensor = upload(stream, piece)?;
                 match side.direction {
-                    Direction::Row => {
+                    Direction::Rows => {
                         let casts = loaded(&mut self.nvfp4_rows, || Nvfp4::new(runtime))?;
                         casts.dequantize(stream, &tensor, wide.view_mut())?;
                     }
                     // The way back is the same for every recipe.
-                    Direction::Column => {
+                    Direction::Columns => {
                         let casts = loaded(&mut self.nvfp4, || T::nvfp4(runtime, &Recipe::of(Format::Nvfp4)))?;
                         casts.columns.dequantize(stream, &tensor, &mut wide)?;
                     }
@@ -75,7 +75,7 @@ impl<T: Number> Kernels<T> {
                     scales: Buffer::from_slice(stream, &[inverse])?,
                     amax: (),
                     shape,
-                    direction: quantize::Direction::Rows,
+                    direction: Direction::Rows,
                 };
                 let casts = loaded(&mut self.fp8, || CurrentScaling::new(runtime, ScaleOptions::default()))?;
                 casts.dequantize(stream, &tensor, wide.view_mut())?;

@@ -6,7 +6,7 @@ use oxtile::{
     quantize::{Interleave, InterleaveMxfp8, InterleavedScales, Layout, Mxfp8Tensor},
 };
 
-use super::{bytes, from_bytes, loaded, nvfp4::library};
+use super::{bytes, from_bytes, loaded};
 use crate::quantize::{Format, Side};
 
 /// The kernels of either format.
@@ -60,7 +60,7 @@ impl Interleaving {
 
 /// A tensor whose codes stay where they are, on the host.
 fn scales_alone<L: Layout>(stream: &Stream, side: &Side, scales: L::Scales<ue8m0>) -> Result<Mxfp8Tensor<e4m3, L>> {
-    Ok(Mxfp8Tensor { data: Buffer::uninitialised(stream, 0)?, scales, amax: (), shape: side.shape, direction: library(side.direction) })
+    Ok(Mxfp8Tensor { data: Buffer::uninitialised(stream, 0)?, scales, amax: (), shape: side.shape, direction: side.direction })
 }
 
 fn not_interleaved(side: &Side) -> Error {
