@@ -33,6 +33,9 @@ pub struct Meta {
     /// The parameters, as `#[kernel]` describes them.
     #[serde(default)]
     pub params: serde_json::Value,
+    /// The words of the parameters: the PTX parameters of the entry.
+    #[serde(default)]
+    pub words: u32,
 }
 
 fn one() -> u32 {
@@ -281,7 +284,7 @@ mod tests {
 .target sm_90a, debug
 .address_size 64
 
-// oxtile.kernel {"name":"first","family":"f","threads":[128,1,1],"min_blocks":2,"cluster":2,"shared":64,"requires":"","params":[]}
+// oxtile.kernel {"name":"first","family":"f","threads":[128,1,1],"min_blocks":2,"cluster":2,"shared":64,"requires":"","params":[],"words":0}
 // oxtile.kernel {"name":"second","family":"f","threads":[32,2,1]}
 .extern .shared .align 16 .b8 arena[];
 .global .align 4 .b8 table[8] = {1, 2, 3, 4, 5, 6, 7, 8};

@@ -249,6 +249,7 @@ impl Expansion {
         let shared = self.options.shared.as_ref().map_or(quote!(0), |ty| quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::SIZE));
         let requires = self.options.requires.as_ref().map(Ident::to_string).unwrap_or_default();
         let names = self.parameters.iter().map(|p| p.name.to_string());
+        let types = self.parameters.iter().map(|p| &p.ty);
         quote! {
             ::oxtile_tile::launch::KernelInfo {
                 name: #name,
@@ -261,6 +262,7 @@ impl Expansion {
                 shared_bytes: #shared,
                 requires: #requires,
                 parameters: &[#(#names),*],
+                words: (0 #(+ <#types as ::oxtile_tile::launch::Parameter>::WORDS)*) as u32,
             }
             .checked()
         }
@@ -337,7 +339,7 @@ impl Expansion {
         let parameters = self.parameters.iter().map(|p| format!("\"{}\"", p.name)).collect::<Vec<_>>().join(",");
         let line = format!(
             "// oxtile.kernel {{{{\"name\":\"{name}\",\"family\":\"{family}\",\"threads\":[{{}},1,1],\"min_blocks\":{{}},\
-             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}]}}}}"
+             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}],\"words\":{{}}}}}}"
         );
         let (gate, info) = (self.gate(), self.info_of(instance));
         let module = format_ident!("__metadata_of_{name}");
@@ -348,7 +350,7 @@ impl Expansion {
 
                 #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
                 #gate
-                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes);
+                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words);
             }
         }
     }
@@ -391,15 +393,17 @@ fn binding_argument(binding: &Binding) -> TokenStream {
     }
 }
 
+/// The words of a struct are at most: the macro sees its name alone.
+pub const MOST_WORDS_OF_STRUCT: usize = 24;
+
 /// As many words as the type has, or at most has if it is a struct.
 fn most_words(ty: &Type) -> usize {
-    const OF_STRUCT: usize = 24;
-    let Type::Path(path) = ty else { return OF_STRUCT };
+    let Type::Path(path) = ty else { return MOST_WORDS_OF_STRUCT };
     let last = path.path.segments.last().map(|segment| segment.ident.to_string()).unwrap_or_default();
     match last.as_str() {
         "u32" | "u64" | "i32" | "i64" | "f32" | "bool" | "TensorMap" | "TensorMapMut" => 1,
         "Global" | "GlobalMut" | "GlobalTable" => 2,
-        _ => OF_STRUCT,
+        _ => MOST_WORDS_OF_STRUCT,
     }
 }
 

@@ -4,6 +4,8 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{ToTokens, format_ident, quote};
 use syn::{Data, DeriveInput, Error, Field, Fields, GenericParam, Result, Type};
 
+use crate::kernel::{MOST_WORDS_OF_STRUCT, identifiers};
+
 pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     let Data::Struct(data) = &item.data else {
         return Err(Error::new_spanned(&item.ident, "Parameter is derived for structs: one field a kernel parameter"));
@@ -26,6 +28,8 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     }
     let words = lists.pop().expect("one at least");
     lists.reverse();
+    let most = MOST_WORDS_OF_STRUCT;
+    let too_many = format!("`{name}` must be at most {most} words: take it apart into two parameters; a view is two words, a number is one");
     let optional = optional.then(|| optional_item(&item, &names, &types));
     Ok(quote! {
         #argument_item
@@ -34,7 +38,11 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
         unsafe impl #impl_generics #launch::Parameter for #name #type_generics #clause {
             type Argument<'a> = #argument;
             type Words<Rest: #launch::WordList> = #words;
-            const WORDS: usize = 0 #(+ <#types as #launch::Parameter>::WORDS)*;
+            const WORDS: usize = {
+                let words = 0 #(+ <#types as #launch::Parameter>::WORDS)*;
+                assert!(words <= #most, #too_many);
+                words
+            };
 
             fn pack(argument: &Self::Argument<'_>, words: &mut #launch::ArgumentWords) {
                 #(<#types as #launch::Parameter>::pack(&argument.#names, words);)*
@@ -153,5 +161,5 @@ fn is_number(ty: &Type) -> bool {
 }
 
 fn names_it(ty: &Type, ident: &Ident) -> bool {
-    crate::kernel::identifiers(ty.to_token_stream()).contains(ident)
+    identifiers(ty.to_token_stream()).contains(ident)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use oxtile_emulator::Fault;
-use oxtile_tile::launch::LaunchError;
+use oxtile_tile::launch::{LaunchError, ParameterName};
 
 use super::emulated::StreamRace;
 use crate::comm::Rank;
@@ -71,8 +71,8 @@ pub enum Error {
     ForeignMemory {
         /// The kernel's entry.
         kernel: &'static str,
-        /// The parameter.
-        parameter: &'static str,
+        /// The parameter, or a field of one.
+        parameter: ParameterName,
     },
     /// Memory of one device was used on a stream of another.
     #[error(
@@ -210,7 +210,7 @@ pub enum Error {
         kernel: &'static str,
         /// The manifest.
         manifest: PathBuf,
-        /// Which fact: threads, cluster, shared bytes or parameters.
+        /// Which fact: threads, cluster, shared bytes, parameters or their words.
         what: &'static str,
         /// The program's.
         expected: String,

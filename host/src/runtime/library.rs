@@ -47,6 +47,9 @@ struct Entry {
     shared_bytes: u32,
     #[serde(rename = "params")]
     parameters: Vec<String>,
+    /// 0 in a manifest of an older build, which is stale.
+    #[serde(default)]
+    words: u32,
     architectures: BTreeMap<String, Files>,
 }
 
@@ -135,10 +138,11 @@ impl Entry {
             ("threads", info.threads, self.threads[0]),
             ("cluster", info.cluster, self.cluster),
             ("shared", info.shared_bytes, self.shared_bytes),
+            ("words", info.words, self.words),
         ];
         let numbers = numbers.map(|(what, expected, found)| (what, expected.to_string(), found.to_string()));
         let parameters = ("parameters", info.parameters.join(", "), self.parameters.join(", "));
-        match numbers.into_iter().chain([parameters]).find(|(_, expected, found)| expected != found) {
+        match [parameters].into_iter().chain(numbers).find(|(_, expected, found)| expected != found) {
             None => Ok(()),
             Some((what, expected, found)) => {
                 Err(Error::KernelMismatch { kernel: info.name, manifest: manifest.to_owned(), what, expected, found })

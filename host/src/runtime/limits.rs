@@ -44,6 +44,7 @@ mod tests {
         shared_bytes: 100 << 10,
         requires: "",
         parameters: &[],
+        words: 0,
     };
     const LIMITS: DeviceLimits = DeviceLimits { multiprocessors: 132, shared_bytes_per_block: 227 << 10 };
 

@@ -23,8 +23,8 @@ fn library(folder: &Path, source_hash: &str, kernel: &str, architectures: &[&str
 fn library_of(folder: &Path, source_hash: &str, kernel: &str, architectures: &[&str], facts: &KernelInfo) -> KernelLibrary {
     let files: Vec<_> = architectures.iter().map(|a| format!(r#""{a}": {{"ptx": "{a}.ptx", "cubin": "{a}.cubin"}}"#)).collect();
     let launch = format!(
-        r#""threads": [{}, 1, 1], "cluster": {}, "shared": {}, "params": {:?}"#,
-        facts.threads, facts.cluster, facts.shared_bytes, facts.parameters
+        r#""threads": [{}, 1, 1], "cluster": {}, "shared": {}, "params": {:?}, "words": {}"#,
+        facts.threads, facts.cluster, facts.shared_bytes, facts.parameters, facts.words
     );
     let manifest = format!(
         r#"{{"package": "some-kernels", "source_hash": "{source_hash}", "kernels": {{"{kernel}": {{{launch}, "architectures": {{{}}}}}}}}}"#,
@@ -87,6 +87,7 @@ fn other_launch_facts_are_an_error() {
         ("cluster", KernelInfo { cluster: 2, ..CopyWords::INFO }),
         ("shared", KernelInfo { shared_bytes: 1234, ..CopyWords::INFO }),
         ("parameters", KernelInfo { parameters: &["target", "source"], ..CopyWords::INFO }),
+        ("words", KernelInfo { words: 5, ..CopyWords::INFO }),
     ];
     for (name, facts) in facts {
         let folder = tempfile::tempdir().unwrap();

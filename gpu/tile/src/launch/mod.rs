@@ -74,6 +74,8 @@ pub struct KernelInfo {
     pub requires: &'static str,
     /// The names of the parameters, in order.
     pub parameters: &'static [&'static str],
+    /// The words that they are packed into: the PTX parameters of the entry.
+    pub words: u32,
 }
 
 impl KernelInfo {
@@ -102,6 +104,10 @@ impl KernelInfo {
         assert!(
             self.min_blocks * (self.shared_bytes + 1024) <= SHARED_BYTES + 1024,
             "`min_blocks` times `shared`, and 1 KiB a block, must be at most 228 KiB: the shared memory of a multiprocessor"
+        );
+        assert!(
+            self.words as usize <= ArgumentWords::CAPACITY,
+            "the parameters must be at most 64 words: the most that an entry takes; a view is two, a number or a tensor map is one"
         );
         self
     }

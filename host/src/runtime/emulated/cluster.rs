@@ -326,7 +326,7 @@ fn tensor_names(launch: &KernelLaunch<'_>) -> Vec<TensorName> {
     let mut names = Vec::new();
     launch.args.accesses(&mut |access| {
         let buffer = memory_of(&access).map_or("", |memory| memory.name.as_str());
-        let name = if matches!(buffer, "" | "buffer") { access.parameter.to_owned() } else { format!("{} ({buffer})", access.parameter) };
+        let name = if matches!(buffer, "" | "buffer") { access.parameter.to_string() } else { format!("{} ({buffer})", access.parameter) };
         let pieces = pieces_of(&access).into_iter();
         names.extend(pieces.map(|(address, bytes)| TensorName { name: name.clone(), address, bytes }));
     });

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
 use oxtile_tile::flag::POISON;
+use oxtile_tile::launch::ParameterName;
 
 use super::clock::Clock;
 use super::collective::Part;
@@ -30,7 +31,7 @@ pub(super) struct Entry {
 pub(super) struct Launched {
     pub launch: Launch,
     /// Address, bytes, whether it is written, and the parameter.
-    pub uses: Vec<(u64, u64, bool, &'static str)>,
+    pub uses: Vec<(u64, u64, bool, ParameterName)>,
 }
 
 /// What there is to do.
@@ -194,7 +195,7 @@ impl Operation {
 
 impl Launched {
     fn accesses(&self) -> Vec<Access> {
-        let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, &'static str)| {
+        let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, ParameterName)| {
             let (kind, verb) = if writes { (Kind::Write, "writes") } else { (Kind::Read, "reads") };
             Access { address, bytes, kind, on_host: false, what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into() }
         };
