@@ -45,6 +45,32 @@ fn shared_block(_: &BeyondSharedArgs<'_>, _: &DeviceLimits) -> Result<Grid, Laun
     Ok(Grid::x(1))
 }
 
+#[derive(Clone, Copy, Parameter)]
+pub struct Ends {
+    pub query_ends: Global<u32>,
+    pub offset: u32,
+}
+
+#[derive(Clone, Copy, Parameter)]
+pub struct Batch {
+    pub sequences: Ends,
+    pub weights: Option<Global<u32>>,
+}
+
+#[kernel(threads = 32, grid = field_block)]
+pub fn beyond_a_field(sequences: Ends, batch: Batch, output: GlobalMut<u32>) {
+    let i = u64::from(thread::index());
+    if i == 0 {
+        let sum = sequences.query_ends.load(u64::from(sequences.offset)) + batch.sequences.query_ends.load(u64::from(batch.sequences.offset));
+        output.store(i, sum + batch.weights.map_or(0, |weights| weights.load(3)));
+    }
+}
+
+fn field_block(args: &BeyondAFieldArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_limit("sequences.offset", args.sequences.offset.into(), 100)?;
+    Ok(Grid::x(1))
+}
+
 /// The line of `what` in this file.
 fn line_of(what: &str) -> String {
     let line = include_str!("reports.rs").lines().position(|line| line.contains(what)).expect("the line is here") + 1;
@@ -102,4 +128,48 @@ fn shared_arrays_are_bounded() {
     for part in ["index 64 of the shared array at byte 0, which has length 64", &line_of("cells.store(64, 0.0)")] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
+}
+
+/// Launches [`beyond_a_field`](fn@beyond_a_field) on views of three elements, read at these places.
+fn fields(first: u32, second: u32, weighted: bool) -> String {
+    report(|runtime, stream| {
+        let (ends, mut output) = (Buffer::from_slice(stream, &[0_u32, 2, 4])?, Buffer::<u32>::zeros(stream, 1)?);
+        let of = |offset| EndsArgument { query_ends: ends.view(), offset };
+        runtime.load::<BeyondAField>()?.launch(
+            stream,
+            BeyondAFieldArgs {
+                sequences: of(first),
+                batch: BatchArgument { sequences: of(second), weights: weighted.then(|| ends.view()) },
+                output: output.view_mut(),
+            },
+        )
+    })
+}
+
+#[test]
+fn an_element_too_far_names_the_field_of_a_struct() {
+    for (text, field) in [
+        (fields(3, 0, false), "sequences.query_ends"),
+        (fields(0, 3, false), "batch.sequences.query_ends"),
+        (fields(0, 0, true), "batch.weights"),
+    ] {
+        let expected = format!("index 3 of `{field}`, which has length 3");
+        assert!(text.contains(&expected), "no {expected:?} in:\n{text}");
+    }
+}
+
+#[test]
+fn errors_name_the_field_of_a_struct() {
+    let text = fields(101, 0, false);
+    assert!(text.contains("`sequences.offset` counts 101"), "{text}");
+    // A view that another runtime lent.
+    let text = report(|runtime, stream| {
+        let other = Runtime::emulated(1)?;
+        let foreign = Buffer::from_slice(&other.device(0)?.stream()?, &[0_u32; 3])?;
+        let (ends, mut output) = (Buffer::from_slice(stream, &[0_u32, 2, 4])?, Buffer::<u32>::zeros(stream, 1)?);
+        let of = |buffer: &Buffer<u32>| EndsArgument { query_ends: buffer.view(), offset: 0 };
+        let args = BeyondAFieldArgs { sequences: of(&ends), batch: BatchArgument { sequences: of(&foreign), weights: None }, output: output.view_mut() };
+        runtime.load::<BeyondAField>()?.launch(stream, args)
+    });
+    assert!(text.contains("`batch.sequences.query_ends` was not lent by the runtime of the stream"), "{text}");
 }

@@ -18,6 +18,7 @@ pub mod fragments;
 pub mod matrix;
 pub mod memory;
 pub mod order;
+pub mod parameters;
 pub mod roles;
 pub mod turned;
 pub mod views;
@@ -63,6 +64,7 @@ pub const KERNELS: &[KernelFamily] = &[
     order::WARP_ROUND,
     order::CLOCK,
     order::MBARRIER_PHASES,
+    parameters::NESTED,
     roles::TEAM_ROLES,
     turned::TURNED_PRODUCTS,
     views::ODD_VIEW,

@@ -3,8 +3,8 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, roles::*, turned::*,
-    views::*, warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*, roles::*,
+    turned::*, views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::flag::POISON;
@@ -20,7 +20,7 @@ type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 44] = [
+    let kernels: [(&str, Written); 45] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -65,6 +65,7 @@ pub fn cases() -> Vec<Case> {
         ("warp_products_8", warp_products_8),
         ("turned_products", turned_products),
         ("fragment_sums", fragment_sums),
+        ("nested", nested),
     ];
     golden::announce(kernels.map(|(name, _)| name).as_slice());
     kernels.map(|(name, bytes)| Case::new(format!("conformance::{name}"), Size::Small, move |r| compare(r, name, bytes))).into()
@@ -208,6 +209,35 @@ fn team_roles(runtime: &Runtime, stream: &Stream) -> Bytes {
     let mut output = run.output(ROLES_OUTPUT)?;
     run.launch::<TeamRoles>(TeamRolesArgs { output: output.view_mut() })?;
     run.bytes(&output)
+}
+
+/// Everything given, nothing that may be left out, and in between; the bytes of all.
+fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let (values, others, none) = (run.input(&words(THREADS))?, run.input(&words(2 * THREADS)[THREADS as usize..])?, run.input::<u32>(&[])?);
+    let numbers = Numbers { small: 3, large: 7 << 40 | 5, negative: false, signed: -11, long: i64::MIN + 13, real: -0.5 };
+    let table = |turned| TableArgument { values: values.view(), turned, numbers };
+    let other = || TableArgument { values: others.view(), turned: true, numbers: Numbers { negative: true, ..numbers } };
+    let mut written = Vec::new();
+    for (second, view, given, summed, sums) in [
+        (true, Some(others.view()), true, true, true),
+        (false, None, true, true, false),
+        (true, Some(none.view()), false, false, true),
+        (false, None, false, false, false),
+    ] {
+        let (mut output, mut totals) = (run.output(NESTED_WORDS * THREADS)?, run.output(THREADS)?);
+        run.launch::<Nested>(NestedArgs {
+            before: 17,
+            tables: TablesArgument { first: table(!given), second: second.then(other), summed },
+            view,
+            table: given.then(|| table(true)),
+            sums: sums.then(|| totals.view_mut()),
+            after: !second,
+            output: output.view_mut(),
+        })?;
+        written.extend([run.bytes(&output)?, run.bytes(&totals)?].concat());
+    }
+    Ok(written)
 }
 
 fn identity(runtime: &Runtime, stream: &Stream) -> Bytes {

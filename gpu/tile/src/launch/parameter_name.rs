@@ -42,3 +42,27 @@ impl fmt::Debug for ParameterName {
         fmt::Display::fmt(self, f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn fields_follow_the_parameter() {
+        let name = ParameterName::new("batch");
+        assert_eq!(name.to_string(), "batch");
+        assert_eq!(name.field("sequences").to_string(), "batch.sequences");
+        let of_field = name.field("sequences").field("query_ends");
+        assert_eq!(of_field.to_string(), "batch.sequences.query_ends");
+        assert_ne!(of_field, name.field("sequences").field("key_ends"));
+    }
+
+    #[test]
+    #[should_panic(expected = "parameters are nested at most three deep")]
+    fn a_field_of_a_field_of_a_field_has_no_room() {
+        let _ = ["a", "b", "c"].into_iter().fold(ParameterName::new("batch"), ParameterName::field);
+    }
+}

@@ -1,7 +1,7 @@
 //! A type parameter that no argument names, and a kernel without arguments.
 use core::marker::PhantomData;
 
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::prelude::*;
 
 #[kernel(threads = 32, grid = limits_grid)]
@@ -21,7 +21,7 @@ fn nothing_grid(_: &NothingArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchErr
     Ok(Grid::x(1))
 }
 
-fn arguments(output: DeviceViewMut<'_, f32>) -> <Limits<bf16, f32, 2> as Kernel>::Args<'_> {
+fn arguments(output: DeviceViewMut<'_, f32>) -> <Limits<bf16, f32, 2> as Signature>::Args<'_> {
     LimitsArgs { output, marker: PhantomData }
 }
 
