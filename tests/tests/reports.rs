@@ -61,7 +61,8 @@ pub struct Batch {
 pub fn beyond_a_field(sequences: Ends, batch: Batch, output: GlobalMut<u32>) {
     let i = u64::from(thread::index());
     if i == 0 {
-        let sum = sequences.query_ends.load(u64::from(sequences.offset)) + batch.sequences.query_ends.load(u64::from(batch.sequences.offset));
+        let sum =
+            sequences.query_ends.load(u64::from(sequences.offset)) + batch.sequences.query_ends.load(u64::from(batch.sequences.offset));
         output.store(i, sum + batch.weights.map_or(0, |weights| weights.load(3)));
     }
 }
@@ -167,8 +168,14 @@ fn errors_name_the_field_of_a_struct() {
         let other = Runtime::emulated(1)?;
         let foreign = Buffer::from_slice(&other.device(0)?.stream()?, &[0_u32; 3])?;
         let (ends, mut output) = (Buffer::from_slice(stream, &[0_u32, 2, 4])?, Buffer::<u32>::zeros(stream, 1)?);
-        let of = |buffer: &Buffer<u32>| EndsArgument { query_ends: buffer.view(), offset: 0 };
-        let args = BeyondAFieldArgs { sequences: of(&ends), batch: BatchArgument { sequences: of(&foreign), weights: None }, output: output.view_mut() };
+        fn of(buffer: &Buffer<u32>) -> EndsArgument<'_> {
+            EndsArgument { query_ends: buffer.view(), offset: 0 }
+        }
+        let args = BeyondAFieldArgs {
+            sequences: of(&ends),
+            batch: BatchArgument { sequences: of(&foreign), weights: None },
+            output: output.view_mut(),
+        };
         runtime.load::<BeyondAField>()?.launch(stream, args)
     });
     assert!(text.contains("`batch.sequences.query_ends` was not lent by the runtime of the stream"), "{text}");

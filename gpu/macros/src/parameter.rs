@@ -29,7 +29,8 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     let words = lists.pop().expect("one at least");
     lists.reverse();
     let most = MOST_WORDS_OF_STRUCT;
-    let too_many = format!("`{name}` must be at most {most} words: take it apart into two parameters; a view is two words, a number is one");
+    let too_many =
+        format!("`{name}` must be at most {most} words: take it apart into two parameters; a view is two words, a number is one");
     let optional = optional.then(|| optional_item(&item, &names, &types));
     Ok(quote! {
         #argument_item

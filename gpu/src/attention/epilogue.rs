@@ -101,12 +101,24 @@ pub struct Head {
     pub rows: u32,
 }
 
-/// For each of a thread's rows, the factors of what was there and of the sum, if there is a row that sees anything.
-type Shares = [Option<[f32; 2]>; THREAD_ROWS];
+/// What a row becomes.
+#[derive(Clone, Copy)]
+pub struct Share {
+    /// Whether it saw anything before; if not, what is there counts for nothing, NaN too.
+    seen: bool,
+    /// The factor of what was there.
+    keep: f32,
+    /// The factor of the sum.
+    add: f32,
+}
+
+/// The share of each of a thread's rows, if there is a row that sees anything.
+type Shares = [Option<Share>; THREAD_ROWS];
 
 impl Running {
     /// Merges a warpgroup's sum of values, of the rows from `row` on: `out` and `log_sum_exp` become what they are over the keys
-    /// seen before and those seen now. A row that sees nothing stays as it is.
+    /// seen before and those seen now. A row that sees nothing stays as it is. What `out` holds of a row whose `log_sum_exp` is -inf counts for
+    /// nothing, NaN too.
     #[inline(always)]
     #[track_caller]
     pub fn merge<const V: usize>(&self, sum: &RegisterTile<V>, finished: &Finished, head: Head, row: u32)
@@ -137,11 +149,12 @@ impl Running {
             let column = first + register_tile::column(pair as u32);
             let mut half = 0;
             while half < THREAD_ROWS {
-                if let Some([keep, add]) = shares[half]
+                if let Some(Share { seen, keep, add }) = shares[half]
                     && column < self.value_size
                 {
                     let at = starts[half] + u64::from(column);
-                    let (old, new) = (self.out.load_pair(at).map(f32::from_bits), sum.pair(half, pair));
+                    let old = if seen { self.out.load_pair(at).map(f32::from_bits) } else { [0.0; 2] };
+                    let new = sum.pair(half, pair);
                     self.out.store_pair(at, [0, 1].map(|i| (old[i] * keep + new[i] * add).to_bits()));
                 }
                 half += 1;
@@ -150,10 +163,10 @@ impl Running {
         }
     }
 
-    /// Merges a row's log-sum-exp. Gives the factors of what was there and of the sum, if there is a row that sees anything.
+    /// Merges a row's log-sum-exp. Gives the shares of the result, if there is a row that sees anything.
     #[inline(always)]
     #[track_caller]
-    fn merge_statistics(&self, finished: &Finished, half: usize, head: Head, row: u32) -> Option<[f32; 2]> {
+    fn merge_statistics(&self, finished: &Finished, half: usize, head: Head, row: u32) -> Option<Share> {
         let (inside, at) = (row < head.rows, head.statistics + u64::from(row));
         let old = if inside { self.log_sum_exp.load(at) * LOG2_E } else { f32::NEG_INFINITY };
         let new = finished.log_sum[half];
@@ -162,7 +175,7 @@ impl Running {
         if !inside || new == f32::NEG_INFINITY {
             return None;
         }
-        // The largest leaves out one that is not a number, which its own factor brings back.
+        // The largest leaves out one that is NaN, which its own factor brings back.
         let largest = max(old, new);
         let (keep, add) = (exp2(old - largest), exp2(new - largest));
         let total = keep + add;
@@ -170,6 +183,6 @@ impl Running {
             self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
         }
         let one = reciprocal(total);
-        Some([keep * one, add * one * finished.factor[half]])
+        Some(Share { seen: old != f32::NEG_INFINITY, keep: keep * one, add: add * one * finished.factor[half] })
     }
 }

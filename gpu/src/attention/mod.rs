@@ -4,15 +4,16 @@
 //! |---|---|
 //! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
 //! | `forward` | the kernel of dense tensors, full or causal: tiles, copies |
-//! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
+//! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks, its parts put together, and what goes between them |
 //! | `forward_packed` | the kernel of packed sequences, full or causal |
 //! | `forward_general` | the kernel of everything else: windows, sinks, merged results, of dense and packed tensors |
-//! | `team` | who computes a tile |
+//! | `team` | which warps compute a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
-//! | `limits` | what launches are held to, and the grids of the forward kernels |
+//! | `limits` | what launches are held to, and the grids of `forward`, `forward_packed` and `forward_general` |
 //! | `walk` | a warpgroup's loop over blocks of keys |
 //! | `forward_portable` | dense and packed tensors, masks and windows, on any GPU from sm_80 on |
 //! | `forward_portable_general` | the same with sinks, caps, merged results, and heads of any size |
+//! | `portable` | what these two take |
 //! | `panels` | heads of any size in portable kernels: rows, copies, products, results |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
@@ -62,6 +63,8 @@ mod forward_split;
 mod limits;
 mod mask;
 mod panels;
+mod parts;
+mod portable;
 mod rings;
 mod schedule;
 mod scores;
@@ -92,6 +95,8 @@ pub use forward_portable_general::*;
 pub use forward_split::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use panels::{PORTABLE_PANEL, RESTING, portable_general_keys};
+pub use parts::{MOST_PARTS, Parts, PartsArgument, PartsMut, PartsMutArgument};
+pub use portable::{Inputs, InputsArgument, LogSumExp, LogSumExpArgument, SizedInputs, SizedInputsArgument};
 pub use scores::Scores;
 pub use sequence::{MAP_ROWS, Sequence, Sequences, SequencesArgument, place};
 pub use shape::{Heads, Shape};

@@ -10,7 +10,7 @@ use oxtile_tile::num::bf16;
 use super::attention::Operand;
 use super::attention_general::encode;
 use super::attention_problem::Row;
-use crate::case::{Case, Outcome, Size, agrees, stream, text};
+use crate::case::{Case, Outcome, Size, agrees, equal, stream, text};
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -20,12 +20,52 @@ pub fn cases() -> Vec<Case> {
             let size = if kernels == Kernels::Fastest && nan.is_none() { Size::Small } else { Size::Large };
             cases.push(Case::new(format!("attention_ring::{kernels:?}::{name}"), size, move |runtime| ring(runtime, kernels, nan, None)));
         }
+        let name = format!("attention_ring::{kernels:?}::memory that is not zeroed");
+        cases.push(Case::new(name, Size::Small, move |runtime| merge_into_nan(runtime, kernels)));
         for step in [0, 2] {
             let name = format!("attention_ring::{kernels:?}::sink of step {step}");
             cases.push(Case::new(name, Size::Large, move |runtime| ring(runtime, kernels, None, Some(step))));
         }
     }
     cases
+}
+
+/// What the memory holds counts for nothing where its log-sum-exp is -inf, and stays NaN where that is a number, or NaN.
+fn merge_into_nan(runtime: &Runtime, kernels: Kernels) -> Outcome {
+    let stream = stream(runtime)?;
+    let (rows, keys, size) = (3_usize, 9_usize, 72_usize);
+    let config = AttentionConfig {
+        queries: rows as u64,
+        keys: keys as u64,
+        head_size: size as u64,
+        output: Output::Merged,
+        kernels,
+        ..AttentionConfig::default()
+    };
+    let mut random = Random::new(5);
+    let mut tensor = |count: usize| {
+        let values = (0..count).map(|_| bf16::from_bits(encode(&BF16, random.normal() as f32))).collect::<Vec<_>>();
+        text(Buffer::from_slice(&stream, &values))
+    };
+    let (q, k, v) = (tensor(rows * size)?, tensor(keys * size)?, tensor(keys * size)?);
+    let attend = |before: f32, sums: [f32; 3]| {
+        let mut out = text(Buffer::from_slice(&stream, &vec![before; rows * size]))?;
+        let mut log_sum_exp = text(Buffer::from_slice(&stream, &sums))?;
+        let attention = text(Attention::<bf16>::new(runtime, config))?;
+        let inputs = Inputs::new(q.view(), k.view(), v.view());
+        text(attention.forward(&stream, inputs, Outputs::merged(out.view_mut(), log_sum_exp.view_mut())))?;
+        Ok::<_, String>((text(out.to_vec(&stream))?, text(log_sum_exp.to_vec(&stream))?))
+    };
+    let (zeroed, sums) = attend(0.0, [f32::NEG_INFINITY; 3])?;
+    let (found, found_sums) = attend(f32::NAN, [f32::NEG_INFINITY, 0.5, f32::NAN])?;
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    equal("the row of which nothing was seen", &bits(&found[..size]), &bits(&zeroed[..size]))?;
+    equal("its log-sum-exp", &bits(&found_sums[..1]), &bits(&sums[..1]))?;
+    match found[size..].iter().position(|x| !x.is_nan()) {
+        Some(at) => Err(format!("element {at} of the rows that were NaN is {}", found[size + at])),
+        None if found_sums[1].is_finite() && found_sums[2].is_nan() => Ok(()),
+        None => Err(format!("their log-sum-exp is {:?}", &found_sums[1..])),
+    }
 }
 
 /// One step has the sink, if any.

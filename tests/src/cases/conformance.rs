@@ -3,8 +3,8 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*, roles::*,
-    turned::*, views::*, warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*,
+    roles::*, turned::*, views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::flag::POISON;
@@ -216,8 +216,6 @@ fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
     let run = Run { runtime, stream };
     let (values, others, none) = (run.input(&words(THREADS))?, run.input(&words(2 * THREADS)[THREADS as usize..])?, run.input::<u32>(&[])?);
     let numbers = Numbers { small: 3, large: 7 << 40 | 5, negative: false, signed: -11, long: i64::MIN + 13, real: -0.5 };
-    let table = |turned| TableArgument { values: values.view(), turned, numbers };
-    let other = || TableArgument { values: others.view(), turned: true, numbers: Numbers { negative: true, ..numbers } };
     let mut written = Vec::new();
     for (second, view, given, summed, sums) in [
         (true, Some(others.view()), true, true, true),
@@ -225,6 +223,8 @@ fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
         (true, Some(none.view()), false, false, true),
         (false, None, false, false, false),
     ] {
+        let table = |turned| TableArgument { values: values.view(), turned, numbers };
+        let other = || TableArgument { values: others.view(), turned: true, numbers: Numbers { negative: true, ..numbers } };
         let (mut output, mut totals) = (run.output(NESTED_WORDS * THREADS)?, run.output(THREADS)?);
         run.launch::<Nested>(NestedArgs {
             before: 17,

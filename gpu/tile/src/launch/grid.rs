@@ -100,6 +100,13 @@ pub enum Problem {
         /// The limit.
         limit: u64,
     },
+    /// A count is below what the kernel needs.
+    TooSmall {
+        /// The count.
+        found: u64,
+        /// What it must be at least.
+        least: u64,
+    },
     /// The address is not aligned.
     Alignment {
         /// The alignment in bytes.
@@ -134,6 +141,14 @@ impl LaunchError {
         if found <= limit { Ok(()) } else { Err(Self { argument, problem: Problem::TooLarge { found, limit } }) }
     }
 
+    /// Fails if `found` is below `least`.
+    ///
+    /// # Errors
+    /// [`Problem::TooSmall`] for `argument`.
+    pub fn check_at_least(argument: &'static str, least: u64, found: u64) -> Result<(), Self> {
+        if found >= least { Ok(()) } else { Err(Self { argument, problem: Problem::TooSmall { found, least } }) }
+    }
+
     /// Fails unless `address` is a multiple of `bytes`.
     ///
     /// # Errors
@@ -150,6 +165,7 @@ impl fmt::Display for LaunchError {
             Problem::Length { expected, found } => write!(f, "`{name}` has {found} elements; the other arguments ask for {expected}"),
             Problem::Multiple { of, found } => write!(f, "`{name}` counts {found}, which is not a multiple of {of}: pad it"),
             Problem::TooLarge { found, limit } => write!(f, "`{name}` counts {found}; this kernel takes at most {limit}: split the call"),
+            Problem::TooSmall { found, least } => write!(f, "`{name}` counts {found}; this kernel needs at least {least}"),
             Problem::Alignment { bytes, address } => {
                 write!(f, "`{name}` starts at {address:#x}, which is not {bytes}-byte aligned: start the view at an aligned element")
             }
@@ -174,6 +190,14 @@ mod tests {
             let (blocks, found) = (items.div_ceil(8), u64::from(y) * u64::from(z));
             assert!((blocks..blocks + u64::from(z)).contains(&found) && y <= 65_535 && z <= 65_535, "{items}: {y} by {z}");
         }
+    }
+
+    #[test]
+    fn a_count_that_is_too_small_says_what_is_needed() {
+        extern crate std;
+        assert_eq!(LaunchError::check_at_least("section", 1, 1), Ok(()));
+        let error = LaunchError::check_at_least("section", 1, 0).unwrap_err();
+        assert_eq!(std::string::ToString::to_string(&error), "`section` counts 0; this kernel needs at least 1");
     }
 
     #[test]
