@@ -1,17 +1,13 @@
 //! The end of a tile: its result and statistics go to device memory.
 
-use core::f32::consts::{LN_2, LOG2_E};
-
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{exp2, log2, max, reciprocal};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile, Rows, StoredElement, THREAD_ROWS};
 use oxtile_tile::tensor_map::TensorMapMut;
 use oxtile_tile::warpgroup;
 
-use super::softmax::Finished;
 use super::team::{PART, Part, Team};
 
 /// Stores a warpgroup's part of the result through its staging tile, and leaves the store in flight. Results in place find the store
@@ -74,102 +70,5 @@ where
             pair += 1;
         }
         half += 1;
-    }
-}
-
-/// A running result in `f32` and its log-sum-exp.
-#[derive(Clone, Copy)]
-pub struct Running {
-    /// The result; rows of heads of `value_size` elements.
-    pub out: GlobalMut<f32>,
-    /// Its log-sum-exp.
-    pub log_sum_exp: GlobalMut<f32>,
-    /// From one row of `out` to the next.
-    pub row_stride: u64,
-    /// Elements of a row of a head.
-    pub value_size: u32,
-}
-
-/// Where a head of a sequence lies in a running result.
-#[derive(Clone, Copy)]
-pub struct Head {
-    /// The first element of row 0 in `out`.
-    pub out: u64,
-    /// Row 0 in `log_sum_exp`.
-    pub statistics: u64,
-    /// Rows there are.
-    pub rows: u32,
-}
-
-/// For each of a thread's rows, the factors of what was there and of the sum, if there is a row that sees anything.
-type Shares = [Option<[f32; 2]>; THREAD_ROWS];
-
-impl Running {
-    /// Merges a warpgroup's sum of values, of the rows from `row` on: `out` and `log_sum_exp` become what they are over the keys
-    /// seen before and those seen now. A row that sees nothing stays as it is.
-    #[inline(always)]
-    #[track_caller]
-    pub fn merge<const V: usize>(&self, sum: &RegisterTile<V>, finished: &Finished, head: Head, row: u32)
-    where
-        Columns<V>: MatrixColumns,
-    {
-        let shares = self.merge_logs(finished, head, row);
-        self.merge_columns(sum, shares, head, row, 0);
-    }
-
-    /// The first half of [`merge`](Self::merge): of `log_sum_exp`.
-    #[inline(always)]
-    #[track_caller]
-    pub fn merge_logs(&self, finished: &Finished, head: Head, row: u32) -> Shares {
-        [0, 1].map(|half| self.merge_statistics(finished, half, head, row + register_tile::row(half as u32)))
-    }
-
-    /// The other half: of the columns of `out` from `first` on.
-    #[inline(always)]
-    #[track_caller]
-    pub fn merge_columns<const V: usize>(&self, sum: &RegisterTile<V>, shares: Shares, head: Head, row: u32, first: u32)
-    where
-        Columns<V>: MatrixColumns,
-    {
-        let starts = [0, 1].map(|half| head.out + u64::from(row + register_tile::row(half)) * self.row_stride);
-        let mut pair = 0;
-        while pair < RegisterTile::<V>::PAIRS {
-            let column = first + register_tile::column(pair as u32);
-            let mut half = 0;
-            while half < THREAD_ROWS {
-                if let Some([keep, add]) = shares[half]
-                    && column < self.value_size
-                {
-                    let at = starts[half] + u64::from(column);
-                    let (old, new) = (self.out.load_pair(at).map(f32::from_bits), sum.pair(half, pair));
-                    self.out.store_pair(at, [0, 1].map(|i| (old[i] * keep + new[i] * add).to_bits()));
-                }
-                half += 1;
-            }
-            pair += 1;
-        }
-    }
-
-    /// Merges a row's log-sum-exp. Gives the factors of what was there and of the sum, if there is a row that sees anything.
-    #[inline(always)]
-    #[track_caller]
-    fn merge_statistics(&self, finished: &Finished, half: usize, head: Head, row: u32) -> Option<[f32; 2]> {
-        let (inside, at) = (row < head.rows, head.statistics + u64::from(row));
-        let old = if inside { self.log_sum_exp.load(at) * LOG2_E } else { f32::NEG_INFINITY };
-        let new = finished.log_sum[half];
-        // All lanes of a row have read before one writes.
-        warp::sync();
-        if !inside || new == f32::NEG_INFINITY {
-            return None;
-        }
-        // The largest leaves out one that is not a number, which its own factor brings back.
-        let largest = max(old, new);
-        let (keep, add) = (exp2(old - largest), exp2(new - largest));
-        let total = keep + add;
-        if thread::lane().is_multiple_of(4) {
-            self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
-        }
-        let one = reciprocal(total);
-        Some([keep * one, add * one * finished.factor[half]])
     }
 }

@@ -32,9 +32,9 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
 use super::epilogue::{store, store_rows};
-use super::limits;
-use super::mask::{FAR, Mask, Span};
+use super::mask::{FAR, Mask, Span, check_reach};
 use super::schedule::{Queue, Schedule, TILE_WORDS, Tile};
+use super::shape::{Checked, MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
 use super::team::{PART, Pair};
 
@@ -71,7 +71,7 @@ struct Queries<const D: usize, S: Swizzle> {
     tile: SharedArray<u32, TILE_WORDS>,
 }
 
-/// A block of values on its way to be transposed, or none behind the last.
+/// A block of values on its way to be transposed, or none after the last.
 #[derive(SharedStorage, Clone, Copy)]
 struct Values<const D: usize, S: Swizzle> {
     block: Key<D, S>,
@@ -88,33 +88,55 @@ struct Shared<const D: usize, S: Swizzle> {
     staging: Tiles<SharedTile<bf16, PART, D, Swizzle128>, PARTS>,
 }
 
-/// Attends, as [`attention_forward`](fn@super::attention_forward) does; `S` is the swizzle of rows of `D` bytes.
-#[kernel(threads = Team::THREADS, grid = limits::forward_fp8, shared = Shared<D, S>, requires = sm_90a)]
+/// Queries, keys and values as [`attention_forward`](fn@super::attention_forward) has them; `S` is the swizzle of rows of `D` bytes.
+#[derive(Clone, Copy, Parameter)]
+pub struct Fp8Inputs<const D: usize, S: Swizzle> {
+    /// Queries.
+    pub q: TensorMap<e4m3, PART, D, S, 4>,
+    /// Keys.
+    pub k: TensorMap<e4m3, KEYS, D, S, 4>,
+    /// Values.
+    pub v: TensorMap<e4m3, KEYS, D, S, 4>,
+}
+
+/// What an element of each input is worth: one number for the tensor, or one for each of its heads.
+#[derive(Clone, Copy, Parameter)]
+pub struct Fp8Scales {
+    /// Of queries.
+    pub q: Global<f32>,
+    /// Of keys.
+    pub k: Global<f32>,
+    /// Of values.
+    pub v: Global<f32>,
+}
+
+/// The result and its log-sum-exp, `[batches, heads, queries]`.
+#[derive(Clone, Copy, Parameter)]
+pub struct Fp8Results<const D: usize> {
+    /// The result.
+    pub out: TensorMapMut<bf16, PART, D, Swizzle128, 4>,
+    /// The natural logarithm of each row's sum of exponentials.
+    pub log_sum_exp: GlobalMut<f32>,
+}
+
+/// Attends. `counter` is one zero, and is zero again after the launch; `diagonal` is the last key that query 0 sees, if `CAUSAL`; `section`
+/// heads are computed together; `scale` is the factor of scores, with `log2(e)`.
+#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
 #[instances(D = [64], S = [Swizzle64], CAUSAL = [false, true])]
 #[instances(D = [128], S = [Swizzle128], CAUSAL = [false, true])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
-    q: TensorMap<e4m3, PART, D, S, 4>,
-    k: TensorMap<e4m3, KEYS, D, S, 4>,
-    v: TensorMap<e4m3, KEYS, D, S, 4>,
-    q_scale: Global<f32>,
-    k_scale: Global<f32>,
-    v_scale: Global<f32>,
-    out: TensorMapMut<bf16, PART, D, Swizzle128, 4>,
-    log_sum_exp: GlobalMut<f32>,
+    inputs: Fp8Inputs<D, S>,
+    scales: Fp8Scales,
+    results: Fp8Results<D>,
     counter: GlobalMut<u32>,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    rows: u32,
-    keys: u32,
+    shape: Shape,
     diagonal: i32,
     section: u32,
     scale: f32,
 ) where
     Columns<D>: MatrixColumns,
 {
-    const { assert!(thorough(true) as usize * KEYS >= QUERIES + KEYS, "behind these blocks every row sees all keys") };
+    const { assert!(thorough(true) as usize * KEYS >= QUERIES + KEYS, "after these blocks every row sees all keys") };
     let shared = Shared::<D, S>::claim();
     if thread::index() == 0 {
         shared.queries.init(Team::CONSUMER_WARPS);
@@ -123,6 +145,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
         shared.turned.init_between(TURNERS, Team::CONSUMER_WARPS);
     }
     block::sync();
+    let Shape { batches, heads, group, queries: rows, keys } = shape;
     let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section };
     let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
     let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
@@ -140,14 +163,14 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     let (stage, full) =
                         queries.acquire_with(PARTS as u32 * Query::<D, S>::SIZE, |stage| Tile::store(Some(tile), stage.tile));
                     for part in 0..PARTS as u32 {
-                        q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * PART as u32, 0], full);
+                        inputs.q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * PART as u32, 0], full);
                     }
                     let head = tile.head / group.max(1);
                     for block in (0..blocks_of(tile)).rev() {
                         let (stage, full) = key_ring.acquire(Key::<D, S>::SIZE);
-                        k.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
+                        inputs.k.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
                         let (stage, full) = value_ring.acquire_with(Key::<D, S>::SIZE, |stage| stage.ended.store(0, 0));
-                        v.load(stage.block, [tile.batch, head, block * KEYS as u32, 0], full);
+                        inputs.v.load(stage.block, [tile.batch, head, block * KEYS as u32, 0], full);
                     }
                     index = queue.index(ticket);
                 }
@@ -189,7 +212,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let seen = Span { begin: row, end: row + PART as u32 };
                 let whole = mask.whole_blocks::<KEYS>(seen).end;
                 let key_head = tile.head / group.max(1);
-                let worth = of_head(&q_scale, tile.head) * of_head(&k_scale, key_head);
+                let worth = of_head(&scales.q, tile.head) * of_head(&scales.k, key_head);
                 let (mut softmax, mut sum) = (Softmax::lifted(scale * worth, LIFT).with_zero(zero), RegisterTile::<D>::zero());
                 if blocks > 0 {
                     let mut walk = Walk { query, keys: &mut key_ring, values: &mut value_ring };
@@ -233,16 +256,51 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 stage.release();
                 let row = tile.row + part * PART as u32;
                 let finished = softmax.finish();
-                let worth = of_head(&v_scale, tile.head / group.max(1));
+                let worth = of_head(&scales.v, tile.head / group.max(1));
                 sum.scale_rows(finished.factor.map(|factor| factor * worth));
-                store::<Pair, _, _, _>(&out, &sum, shared.staging.tile(part), part, [tile.batch, tile.head, row, 0]);
+                store::<Pair, _, _, _>(&results.out, &sum, shared.staging.tile(part), part, [tile.batch, tile.head, row, 0]);
                 let head = u64::from(tile.batch * heads + tile.head) * u64::from(rows);
-                store_rows(&log_sum_exp, head, row, rows, finished.log_sum_exp());
+                store_rows(&results.log_sum_exp, head, row, rows, finished.log_sum_exp());
             }
             if warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
             }
         }
+    }
+}
+
+/// A block for each multiprocessor, which takes tiles by a counter.
+fn grid<const D: usize, S: Swizzle, const CAUSAL: bool>(
+    args: &AttentionForwardFp8Args<'_, D, S, CAUSAL>,
+    device: &DeviceLimits,
+) -> Result<Grid, LaunchError>
+where
+    Columns<D>: MatrixColumns,
+{
+    let AttentionForwardFp8Args { scales, results, counter, shape, diagonal, section, .. } = args;
+    shape.check()?;
+    scales.check(shape)?;
+    check_reach("diagonal", *diagonal)?;
+    let row_tiles = u64::from(shape.queries.div_ceil(QUERIES as u32));
+    let tiles = shape.many_heads().saturating_mul(row_tiles);
+    LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
+    LaunchError::check_at_least("section", 1, (*section).into())?;
+    LaunchError::check_limit("section", row_tiles * u64::from(*section), MOST_BLOCKS)?;
+    LaunchError::check_length("results.log_sum_exp", shape.many_heads().saturating_mul(shape.queries.into()), results.log_sum_exp.len())?;
+    LaunchError::check_length("counter", 1, counter.len())?;
+    Ok(Grid::x(tiles.min(device.multiprocessors.into()) as u32))
+}
+
+impl Fp8ScalesArgument<'_> {
+    /// One, or one for each head; the sizes were checked.
+    fn check(&self, shape: &Shape) -> Checked {
+        let key_heads = shape.heads.checked_div(shape.group).unwrap_or_default();
+        for (name, scales, heads) in [("scales.q", self.q, shape.heads), ("scales.k", self.k, key_heads), ("scales.v", self.v, key_heads)] {
+            if scales.len() != 1 {
+                LaunchError::check_length(name, heads.into(), scales.len())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -308,7 +366,7 @@ impl<const D: usize> Product<D>
 where
     Columns<D>: MatrixColumns,
 {
-    /// The sum, behind all multiplications of the warpgroup; the values go back.
+    /// The sum, after all multiplications of the warpgroup; the values go back.
     #[inline(always)]
     #[track_caller]
     fn wait(self) -> RegisterTile<D> {

@@ -4,7 +4,7 @@
 //! copied while the other is multiplied. Queries, scores and the result stay in registers, in the same fragments as a
 //! warpgroup's, so that masks and softmax are those of [`attention_forward`](fn@super::attention_forward).
 //!
-//! One barrier a step: behind it the next stage is there for all warps, and all have read this one, which is filled again.
+//! One barrier a step: after it the next stage is there for all warps, and all have read this one, which is filled again.
 //!
 //! `Q` and the result are rows of `[heads, D]`, sequences of which lie as [`Sequences`] says; so do `K` and `V`. Rows start at
 //! multiples of 16 bytes. Results are as [`attention_forward`](fn@super::attention_forward) has them, to rounding.
@@ -18,9 +18,10 @@ use oxtile_tile::register_tile::{self, OperandTile, RegisterElement, RegisterTil
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
 
-use super::limits;
 use super::mask::{Span, Window};
+use super::portable::{self, HeadRows, Inputs, LogSumExp, tile_of_block};
 use super::sequence::Sequences;
+use super::shape::Heads;
 use super::softmax::Softmax;
 
 const THREADS: u32 = 128;
@@ -38,66 +39,51 @@ struct Shared<T: Pod, const D: usize> {
     values: Tiles<SharedTile<T, KEYS, D, Swizzle128>, 2>,
 }
 
-/// Attends. The first six numbers after the offsets say where the sequences lie; `head_step` query heads, and the key heads that
-/// share them, separate sequences that share rows. `log_rows` is 0 where the log-sum-exp is `[heads, query_rows]`, else it is
-/// `[batches, heads, log_rows]`. `scale` has the factor `log2(e)`.
-#[kernel(threads = THREADS, grid = limits::forward_portable, shared = Shared<T, D>)]
+/// The result, rows of heads as the queries are, and its log-sum-exp.
+#[derive(Clone, Copy, Parameter)]
+pub struct PortableResults<T: Pod> {
+    /// The result.
+    pub out: GlobalMut<T>,
+    /// Its log-sum-exp.
+    pub log_sum_exp: LogSumExp,
+}
+
+/// Attends. `row_tiles` blocks of 64 queries are as many as the longest sequence may have; `scale` is the factor of scores, with `log2(e)`.
+#[kernel(threads = THREADS, grid = grid, shared = Shared<T, D>)]
 #[instances(T = [bf16, f16], D = [64, 128])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
-    q: Global<T>,
-    k: Global<T>,
-    v: Global<T>,
-    out: GlobalMut<T>,
-    log_sum_exp: GlobalMut<f32>,
-    query_ends: Global<u32>,
-    key_ends: Global<u32>,
-    query_offsets: Global<u32>,
-    key_offsets: Global<u32>,
-    query_rows: u32,
-    key_rows: u32,
-    padded: u32,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    head_step: u32,
+    inputs: Inputs<T>,
+    results: PortableResults<T>,
+    sequences: Sequences,
+    heads: Heads,
     row_tiles: u32,
-    log_rows: u32,
-    left: i32,
-    right: i32,
-    top_left: u32,
+    window: Window,
     scale: f32,
 ) where
     Columns<D>: MatrixColumns,
 {
     let Shared { queries, keys, values } = Shared::<T, D>::claim();
-    // No divisor is zero, as there is a block; saying so keeps the check out. The last rows come first: they see the most keys.
-    let (index, all_heads) = (block::index()[0], (heads * batches).max(1));
-    let (head, batch) = (index % all_heads % heads.max(1), index % all_heads / heads.max(1));
-    let row = (row_tiles - 1 - index / all_heads) * ROWS as u32;
-    let sequences =
-        Sequences { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: padded != 0 };
-    let sequence = sequences.get(batch);
+    let tile = tile_of_block(&heads, row_tiles, ROWS);
+    let (row, sequence) = (tile.row, sequences.get(tile.batch));
     if row >= sequence.rows {
         return;
     }
-    let mask = Window { left, right, top_left: top_left != 0 }.of(&sequence);
-    let tile = Span { begin: row, end: row + ROWS as u32 };
-    let (blocks, whole) = (mask.blocks::<KEYS>(tile), mask.whole_blocks::<KEYS>(tile));
+    let mask = window.of(&sequence);
+    let rows = Span { begin: row, end: row + ROWS as u32 };
+    let (blocks, whole) = (mask.blocks::<KEYS>(rows), mask.whole_blocks::<KEYS>(rows));
 
-    let step = if head_step == 0 { heads } else { head_step * batches };
-    let (query_head, query_stride) = (batch * head_step + head, u64::from(step));
-    let (key_head, key_stride) = (query_head / group.max(1), u64::from(step / group.max(1)));
+    let (query_head, row_heads, group) = (heads.of(tile.batch, tile.head), heads.in_row(), heads.group.max(1));
+    let (query_stride, key_head, key_stride) = (u64::from(row_heads), query_head / group, u64::from(row_heads / group));
     let copy_keys = |block: u32, stage: u32| {
         let (first, left) = (block * KEYS as u32, sequence.keys - block * KEYS as u32);
         let origin = u64::from(sequence.key_offset + first) * key_stride + u64::from(key_head);
-        copy_rows(keys.tile(stage), &k, origin, key_stride, left);
-        copy_rows(values.tile(stage), &v, origin, key_stride, left);
+        copy_rows(keys.tile(stage), &inputs.k, origin, key_stride, left);
+        copy_rows(values.tile(stage), &inputs.v, origin, key_stride, left);
     };
     let origin = u64::from(sequence.query_offset + row) * query_stride + u64::from(query_head);
     let (mut softmax, mut sum) = (Softmax::new(scale), [RegisterTile::<D>::zero()]);
     if blocks.begin < blocks.end {
-        copy_rows(queries, &q, origin, query_stride, sequence.queries - row);
+        copy_rows(queries, &inputs.q, origin, query_stride, sequence.queries - row);
         copy_keys(blocks.end - 1, 0);
         pipeline::commit_copies();
         pipeline::wait_copies::<0>();
@@ -129,7 +115,7 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
     }
     let finished = softmax.finish().of_rows(|half| row + register_tile::row(half) < sequence.queries);
     finished.divide::<D>(&mut sum[0]);
-    let log_sum_exp_of = finished.log_sum_exp();
+    let (log_sum_exp, statistics) = (finished.log_sum_exp(), results.log_sum_exp.start(&tile, &heads, &sequence, sequences.query_rows));
     #[expect(clippy::needless_range_loop, reason = "an index that is known at compile time keeps the sums in registers")]
     for half in 0..2 {
         let row = row + register_tile::row(half as u32);
@@ -138,16 +124,27 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
         }
         let first = (u64::from(sequence.query_offset + row) * query_stride + u64::from(query_head)) * D as u64;
         for pair in 0..RegisterTile::<D>::PAIRS {
-            out.store_word(first + u64::from(register_tile::column(pair as u32)), T::pack(sum[0].pair(half, pair)));
+            results.out.store_word(first + u64::from(register_tile::column(pair as u32)), T::pack(sum[0].pair(half, pair)));
         }
         if thread::lane().is_multiple_of(4) {
-            let at = match log_rows {
-                0 => u64::from(head) * u64::from(query_rows) + u64::from(sequence.query_offset + row),
-                rows => u64::from(batch * heads + head) * u64::from(rows) + u64::from(row),
-            };
-            log_sum_exp.store(at, log_sum_exp_of[half]);
+            results.log_sum_exp.values.store(statistics + u64::from(row), log_sum_exp[half]);
         }
     }
+}
+
+fn grid<T: RegisterElement, const D: usize>(args: &AttentionForwardPortableArgs<'_, T, D>, _: &DeviceLimits) -> Result<Grid, LaunchError>
+where
+    Columns<D>: MatrixColumns,
+{
+    let AttentionForwardPortableArgs { inputs, results, sequences, heads, row_tiles, window, .. } = args;
+    let grid = portable::grid(sequences, heads, *row_tiles, ROWS)?;
+    window.check()?;
+    let rows = HeadRows::of(sequences, heads)?;
+    inputs.check(rows, D)?;
+    LaunchError::check_length("results.out", rows.queries.saturating_mul(D as u64), results.out.len())?;
+    LaunchError::check_alignment("results.out", 4, results.out.address())?;
+    results.log_sum_exp.check(heads, sequences.query_rows)?;
+    Ok(grid)
 }
 
 /// Starts to copy a tile of which the first row is the head `first`, and the next one `stride` heads further; rows from `count` on are

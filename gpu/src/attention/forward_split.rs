@@ -15,40 +15,40 @@ use oxtile_tile::register_tile::RegisterElement;
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::epilogue::{store_rows, store_sums};
-use super::limits;
-use super::mask::{Mask, Span};
+use super::mask::{Mask, Span, check_reach};
+use super::parts::PartsMut;
 use super::rings::Rings;
 use super::schedule::Schedule;
+use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
 use super::team::{Narrow, Nothing, PART, Pair, Role, Team, Wide};
 use super::walk::walk;
 
 type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, Nothing, Nothing>;
 
-/// Attends, each block to a part of the keys of a tile of queries. `sums` becomes the results of the parts, `[parts, batches,
-/// heads, rows, value_size]`, and `logs` the logarithms to base 2 of their sums of exponentials, `[parts, batches, heads, rows]`;
-/// a part in which a row sees no key gives it 0 and -inf. `diagonal` is the last key that query 0 sees,
-/// [`FAR`](super::FAR) if all see all; the rest is as [`attention_forward`](fn@super::attention_forward) has it.
-#[kernel(threads = G::THREADS, grid = limits::forward_split, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
+/// Queries, keys and values as [`attention_forward`](fn@super::attention_forward) has them.
+#[derive(Clone, Copy, Parameter)]
+pub struct SplitInputs<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize> {
+    /// Queries.
+    pub q: TensorMap<T, PART, D, Swizzle128, 4>,
+    /// Keys.
+    pub k: TensorMap<T, KEYS, D, Swizzle128, 4>,
+    /// Values.
+    pub v: TensorMap<T, KEYS, V, Swizzle128, 4>,
+}
+
+/// Attends, each block to a part of the keys of a tile of queries. A part in which a row sees no key gives it 0 and -inf. `diagonal` is the
+/// last key that query 0 sees, [`FAR`](super::FAR) if all see all; `scale` is the factor of scores, with `log2(e)`.
+#[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide])]
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide])]
-#[expect(clippy::too_many_arguments, reason = "tensors and sizes of attention")]
 pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: usize, G>(
-    q: TensorMap<T, PART, D, Swizzle128, 4>,
-    k: TensorMap<T, KEYS, D, Swizzle128, 4>,
-    v: TensorMap<T, KEYS, V, Swizzle128, 4>,
-    sums: GlobalMut<f32>,
-    logs: GlobalMut<f32>,
-    batches: u32,
-    heads: u32,
-    group: u32,
-    rows: u32,
-    keys: u32,
+    inputs: SplitInputs<T, D, V, KEYS>,
+    parts: PartsMut,
+    shape: Shape,
     diagonal: i32,
-    parts: u32,
-    value_size: u32,
     scale: f32,
 ) where
     T: RegisterElement,
@@ -58,22 +58,23 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
     Columns<KEYS>: MatrixColumns,
 {
     let shared = Shared::<T, D, V, KEYS, G>::begin();
+    let Shape { batches, heads, group, queries: rows, keys } = shape;
     // No divisor is zero, as there is a block; saying so keeps the check out.
-    let (index, of_keys) = (block::index()[0] / parts.max(1), block::index()[0] % parts.max(1));
-    let (row_tiles, all_heads) = (rows.div_ceil(G::QUERIES), heads * batches);
+    let (index, of_keys) = (block::index()[0] / parts.count.max(1), block::index()[0] % parts.count.max(1));
+    let (row_tiles, all_heads) = (rows.div_ceil(G::QUERIES), shape.all_heads());
     let schedule = Schedule { tile_rows: G::QUERIES, row_tiles, heads, batches, section: all_heads };
     let Some(tile) = schedule.tile(index) else { return };
     let mask = Mask { last: diagonal, ..Mask::full(rows, keys) };
-    let blocks = mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + G::QUERIES }).part(of_keys, parts);
+    let blocks = mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + G::QUERIES }).part(of_keys, parts.count);
     match G::role() {
         Role::Copies(role) => {
             if !G::begin_copies(role) {
                 return;
             }
             let mut rings = shared.producers();
-            rings.load_queries(&q, || (), |part| [tile.batch, tile.head, tile.row + part * PART as u32, 0]);
+            rings.load_queries(&inputs.q, || (), |part| [tile.batch, tile.head, tile.row + part * PART as u32, 0]);
             for block in (blocks.begin..blocks.end).rev() {
-                rings.load_block(&k, &v, [tile.batch, tile.head / group.max(1), block * KEYS as u32, 0]);
+                rings.load_block(&inputs.k, &inputs.v, [tile.batch, tile.head / group.max(1), block * KEYS as u32, 0]);
             }
         }
         Role::Multiplies(role) => {
@@ -92,8 +93,32 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
             let finished = softmax.finish();
             sum.scale_rows(finished.factor);
             let head = u64::from(of_keys * all_heads + tile.batch * heads + tile.head) * u64::from(rows);
-            store_sums(&sums, head, row, rows, value_size, &sum);
-            store_rows(&logs, head, row, rows, finished.log_sum);
+            store_sums(&parts.sums, head, row, rows, parts.size, &sum);
+            store_rows(&parts.logs, head, row, rows, finished.log_sum);
         }
     }
+}
+
+/// A block for each part of each tile.
+fn grid<T, const D: usize, const V: usize, const KEYS: usize, G>(
+    args: &AttentionForwardSplitArgs<'_, T, D, V, KEYS, G>,
+    _: &DeviceLimits,
+) -> Result<Grid, LaunchError>
+where
+    T: RegisterElement,
+    G: Team,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+{
+    let AttentionForwardSplitArgs { parts, shape, diagonal, .. } = args;
+    shape.check()?;
+    check_reach("diagonal", *diagonal)?;
+    LaunchError::check_limit("parts.size", parts.size.into(), V as u64)?;
+    let part_heads = shape.many_heads().saturating_mul(parts.count.into());
+    LaunchError::check_limit("parts.count * shape.heads * shape.batches", part_heads, MOST_BLOCKS)?;
+    parts.check(shape.many_heads().saturating_mul(shape.queries.into()))?;
+    let blocks = part_heads * u64::from(shape.queries.div_ceil(G::QUERIES));
+    LaunchError::check_limit("shape.queries", blocks, MOST_BLOCKS)?;
+    Ok(Grid::x(blocks as u32))
 }

@@ -7,13 +7,13 @@
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
 //! | `dense`, `packed`, `options` | the problems: dense tensors; packed sequences; windows, caps, sinks, largest logits |
 //! | `target`, `running` | where the result goes; the running result of a ring |
-//! | `forward_split`, `combine` | dense attention whose keys are divided among blocks, and its parts put together |
-//! | `team` | who computes a tile |
+//! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks, its parts put together, and what goes between them |
+//! | `team` | which warps compute a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
-//! | `limits` | what launches are held to, and the grids of the forward kernels |
 //! | `walk` | a warpgroup's loop over blocks of keys |
 //! | `forward_portable` | dense and packed tensors, masks and windows, on any GPU from sm_80 on |
 //! | `forward_portable_general` | the same with sinks, caps, merged results, and heads of any size |
+//! | `portable` | what these two take |
 //! | `panels` | heads of any size in portable kernels: rows, copies, products, results |
 //! | `softmax` | the softmax of rows whose scores come block by block |
 //! | `mask` | which keys a query sees |
@@ -67,11 +67,12 @@ mod forward_fp8;
 mod forward_portable;
 mod forward_portable_general;
 mod forward_split;
-mod limits;
 mod mask;
 mod options;
 mod packed;
 mod panels;
+mod parts;
+mod portable;
 mod problem;
 mod rings;
 mod running;
@@ -110,6 +111,8 @@ pub use mask::{FAR, Mask, Span, Window};
 pub use options::*;
 pub use packed::*;
 pub use panels::{PORTABLE_PANEL, RESTING, portable_general_keys};
+pub use parts::{MOST_PARTS, Parts, PartsArgument, PartsMut, PartsMutArgument};
+pub use portable::{Inputs, InputsArgument, LogSumExp, LogSumExpArgument, SizedInputs, SizedInputsArgument};
 pub use problem::*;
 pub use running::*;
 pub use scores::Scores;

@@ -69,7 +69,7 @@ pub(super) fn copy_side<T: Pod, const N: usize, const PANELS: usize>(
     copy_panels(side.valued, valued, rows, head, first, value_size);
 }
 
-/// Starts to copy rows of a head from row `first` on; what is behind the last row, or hangs over the head, is zero.
+/// Starts to copy rows of a head from row `first` on; what is after the last row, or hangs over the head, is zero.
 #[inline(always)]
 #[track_caller]
 pub(super) fn copy_panels<T: Pod, const N: usize, const PANELS: usize>(
@@ -139,6 +139,13 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Stores it rounded.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_rounded<T: RegisterElement>(&self, tile: &RegisterTile<PANEL>, size: u32, target: &GlobalMut<T>) {
+        self.each_pair(tile, 1.0, size, |at, values| target.store_word(at, T::pack(values)));
+    }
+
     /// Stores it times `scale`, or adds it to sums if there are any.
     #[inline(always)]
     #[track_caller]
@@ -150,6 +157,20 @@ impl Place {
         target: &GlobalMut<T>,
         sums: &GlobalMut<f32>,
     ) {
+        self.each_pair(tile, scale, size, |at, values| {
+            if sums.is_empty() {
+                target.store_word(at, T::pack(values));
+            } else {
+                let [a, b] = sums.load_pair(at).map(f32::from_bits);
+                sums.store_pair(at, [a + values[0], b + values[1]].map(f32::to_bits));
+            }
+        });
+    }
+
+    /// Gives `write` each pair of the thread's elements that are written, times `scale`, with its place.
+    #[inline(always)]
+    #[track_caller]
+    fn each_pair(&self, tile: &RegisterTile<PANEL>, scale: f32, size: u32, write: impl Fn(u64, [f32; 2])) {
         let mut half = 0;
         while half < THREAD_ROWS {
             let row = self.row + register_tile::row(half as u32);
@@ -159,13 +180,7 @@ impl Place {
                 let column = self.panel * PANEL as u32 + register_tile::column(pair as u32);
                 let values = tile.pair(half, pair).map(|x| if row < self.rows.count { x * scale } else { 0.0 });
                 if row < self.written && column < size {
-                    let at = start + u64::from(column);
-                    if sums.is_empty() {
-                        target.store_word(at, T::pack(values));
-                    } else {
-                        let [a, b] = sums.load_pair(at).map(f32::from_bits);
-                        sums.store_pair(at, [a + values[0], b + values[1]].map(f32::to_bits));
-                    }
+                    write(start + u64::from(column), values);
                 }
                 pair += 1;
             }

@@ -47,6 +47,8 @@ pub struct Place {
 /// What becomes of one row: the factors of what was there and of the new sum.
 #[derive(Clone, Copy)]
 pub struct Share {
+    /// Whether it saw anything before; if not, what is there counts for nothing, NaN too.
+    seen: bool,
     keep: f32,
     add: f32,
     /// Whether the row is stored: it is one, and changes.
@@ -58,6 +60,12 @@ const BATCH: usize = 8;
 
 impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     const BATCH: usize = if STEPS { BATCH } else { 1 };
+
+    /// Of a step in the middle, whose places are given by their first elements.
+    #[inline(always)]
+    pub fn in_the_middle(sums: GlobalMut<f32>, log_sum_exp: GlobalMut<f32>, row_stride: u64, size: u32) -> Self {
+        Self { sums, log_sum_exp, rounded: None, begins: false, size, batch_stride: 0, head_stride: 0, row_stride }
+    }
 
     /// The place of a head.
     #[inline(always)]
@@ -95,8 +103,8 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     {
         let mut half = 0;
         while half < THREAD_ROWS {
-            let Share { keep, add, stored } = shares[half];
-            let (reads, adds) = (stored && keep != 0.0, !STEPS || add != 0.0);
+            let Share { seen, keep, add, stored } = shares[half];
+            let (reads, adds) = (stored && seen, !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
             let at = |pair: usize| first + register_tile::column(pair as u32);
             let mut batch = 0;
@@ -146,8 +154,12 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             if begins && inside && thread::lane().is_multiple_of(4) {
                 self.log_sum_exp.store(at, new);
             }
-            let keep = if old == f32::NEG_INFINITY { 0.0 } else { 1.0 };
-            return Share { keep, add: 0.0, stored: inside && STEPS && (begins || self.rounded.is_some()) };
+            return Share {
+                seen: old != f32::NEG_INFINITY,
+                keep: 1.0,
+                add: 0.0,
+                stored: inside && STEPS && (begins || self.rounded.is_some()),
+            };
         }
         // The largest leaves out one that is NaN, which its own factor brings back.
         let largest = max(old, new);
@@ -157,7 +169,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
         }
         let one = reciprocal(total);
-        Share { keep: keep * one, add: add * one * finished.factor[half], stored: inside }
+        Share { seen: old != f32::NEG_INFINITY, keep: keep * one, add: add * one * finished.factor[half], stored: inside }
     }
 }
 

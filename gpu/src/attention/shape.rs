@@ -62,6 +62,17 @@ impl Heads {
         head + batch * self.step
     }
 
+    /// The query heads of a row of the tensors.
+    #[inline(always)]
+    pub(super) fn in_row(&self) -> u32 {
+        if self.step == 0 { self.heads } else { self.step * self.batches }
+    }
+
+    /// Query heads of all sequences, which may be many.
+    pub(super) fn many(&self) -> u64 {
+        u64::from(self.batches) * u64::from(self.heads)
+    }
+
     pub(super) fn check(&self) -> Checked {
         check_heads("heads.heads", "heads.group", self.heads, self.group)
     }
@@ -71,14 +82,14 @@ impl Heads {
         u64::from(self.heads).saturating_mul(u64::from(self.batches).saturating_mul(rows.div_ceil(tile_rows.into()) + 1))
     }
 
-    /// Query heads of a row of the tensors; refuses heads that the rows do not have.
+    /// As [`in_row`](Self::in_row); refuses heads that the rows do not have.
     pub(super) fn of_row(&self) -> Result<u64, LaunchError> {
         if self.step == 0 {
             return Ok(self.heads.into());
         }
         LaunchError::check_limit("heads.step", self.step.into(), self.heads.into())?;
         LaunchError::check_multiple("heads.step", self.heads.into(), self.step.into())?;
-        Ok(u64::from(self.heads) * u64::from(self.batches))
+        Ok(self.many())
     }
 }
 

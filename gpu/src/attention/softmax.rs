@@ -329,13 +329,3 @@ pub fn warp_max(mut value: f32, alike: u32) -> f32 {
     }
     value
 }
-
-/// `cap * tanh(x)` for scores of which `factor` makes `2 log2(e) x`.
-#[inline(always)]
-pub fn cap<const KEYS: usize>(scores: &mut RegisterTile<KEYS>, factor: f32, cap: f32)
-where
-    Columns<KEYS>: MatrixColumns,
-{
-    // tanh(x) = 1 - 2 / (1 + e^2x); an exponential of inf gives 1, one of 0 gives -1.
-    scores.map(|score| fma(-2.0 * cap, reciprocal(1.0 + exp2(score * factor)), cap));
-}

@@ -6,7 +6,7 @@ use oxtile_kernels::attention::{
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::config::{AttentionConfig, Layout};
-use super::general::{Placement, softmax_of};
+use super::sequences::Placement;
 use super::tensors::Sequences;
 use crate::runtime::{Loaded, Result, Stream};
 
@@ -30,25 +30,21 @@ impl<'a> SequenceArguments<'a> {
         sequences: Option<Sequences<'a>>,
         log_sum_exp: DeviceView<'a, f32>,
     ) -> Result<Self> {
-        let AttentionConfig { layout, batches, queries, keys, heads, .. } = *config;
+        let AttentionConfig { layout, queries, keys, .. } = *config;
         let rows = if layout == Layout::Sbhd { [queries, keys] } else { config.rows() };
-        let (batches, heads, group) = (batches as u32, heads as u32, config.group() as u32);
-        let [scale, cap_limit, cap_factor] = softmax_of(config);
         Ok(Self {
-            placement: Placement::new(stream, config, sequences)?,
+            placement: Placement::copied(stream, config, sequences)?,
             rows: rows.map(|rows| rows as u32),
-            heads: Heads { batches, heads, group, step: if layout == Layout::Sbhd { heads } else { 0 } },
+            heads: config.kernel_heads(),
             window: config.seen(),
-            scores: Scores { scale, cap_limit, cap_factor },
+            scores: config.kernel_scores(),
             log_sum_exp,
             statistics_rows: if layout == Layout::Packed { 0 } else { queries as u32 },
         })
     }
 
     pub(super) fn sequences(&self) -> SequencesArgument<'_> {
-        let ([query_ends, key_ends, query_offsets, key_offsets], [query_rows, key_rows]) = (self.placement.arrays(), self.rows);
-        let padded = self.placement.padded();
-        SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded }
+        self.placement.argument(self.rows)
     }
 
     /// The log-sum-exp, beside the row sums of `O dO`.

@@ -59,7 +59,7 @@ impl<T: AttentionElement> Attention<T> {
         outputs.check(&self.config)?;
         match &self.instance {
             Some(instance) => instance.bind(Binding { stream, config: self.config, inputs, outputs }),
-            None => Ok(BoundAttention(Box::new(|_| Ok(())))),
+            None => outputs.of_nothing(stream),
         }
     }
 

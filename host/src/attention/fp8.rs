@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, FP8_QUERIES};
+use oxtile_kernels::attention::{
+    AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, FP8_QUERIES, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Shape,
+};
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::layout::{Swizzle, Swizzle64, Swizzle128};
@@ -179,25 +181,17 @@ where
         let v = TensorMap::<_, FP8_KEYS, D, S, 4>::strided(stream, v, of_keys)?;
         let mut out = TensorMapMut::<_, 64, D, Swizzle128, 4>::strided(stream, out, of_queries)?;
         let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-        let [batches, rows, keys, group] = [batches, queries, keys, heads / key_heads].map(|size| size as u32);
+        let [batches, heads, group, queries, keys] = [batches, heads, heads / key_heads, queries, keys].map(|size| size as u32);
+        let shape = Shape { batches, heads, group, queries, keys };
         let log_sum_exp_length = log_sum_exp.len();
         let (diagonal, section, scale) = (config.diagonal(), config.section(1), config.scale_log2());
         Ok(BoundAttention::new(move |stream| {
             let args = AttentionForwardFp8Args {
-                q: q.view(),
-                k: k.view(),
-                v: v.view(),
-                q_scale: scales.q,
-                k_scale: scales.k,
-                v_scale: scales.v,
-                out: out.view_mut(),
-                log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
+                inputs: Fp8InputsArgument { q: q.view(), k: k.view(), v: v.view() },
+                scales: Fp8ScalesArgument { q: scales.q, k: scales.k, v: scales.v },
+                results: Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length) },
                 counter: counter.view_mut(),
-                batches,
-                heads: heads as u32,
-                group,
-                rows,
-                keys,
+                shape,
                 diagonal,
                 section,
                 scale,

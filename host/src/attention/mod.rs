@@ -12,7 +12,6 @@
 //! | `forward` | the forward pass |
 //! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem |
 //! | `sequences`, `sink` | where sequences lie and what the softmax counts beside keys, bound |
-//! | `general` | the same for the kernels that take no nouns yet |
 //! | `split` | few queries of many keys, which are divided among blocks |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //! | `backward` | the backward pass, in one call or in two, and the table of its kernels |
@@ -62,7 +61,6 @@ mod config;
 mod dense;
 mod forward;
 mod fp8;
-mod general;
 mod options;
 mod packed;
 mod plan;

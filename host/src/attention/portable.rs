@@ -1,17 +1,17 @@
 //! The kernels for GPUs other than Hopper: which configurations they take, and the arguments of the plain one.
 
 use oxtile_kernels::attention::{
-    AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, PORTABLE_KEYS, PORTABLE_PANEL,
-    PORTABLE_QUERIES, Window as Seen, portable_general_keys,
+    AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, Heads, InputsArgument, LogSumExpArgument,
+    PORTABLE_KEYS, PORTABLE_PANEL, PORTABLE_QUERIES, PortableResultsArgument, SequencesArgument, portable_general_keys,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Pod, bf16, f16};
 use oxtile_tile::register_tile::RegisterElement;
 
 use super::config::{AttentionConfig, Kernels, LIMIT, Layout, Output, Sink, refuse};
 use super::forward::{AttentionElement, Binding, BoundAttention, Instance};
-use super::general::Placement;
+use super::sequences::Placement;
 use crate::choice::Choice;
 use crate::runtime::{Device, Error, Loaded, Result, Runtime};
 
@@ -119,6 +119,41 @@ pub(super) fn check_aligned<T: Pod>(what: &'static str, view: DeviceView<'_, T>)
     Err(Error::Invalid { what, why: format!("it starts at {address:#x}, no multiple of 16 bytes: slice it elsewhere, or copy it") })
 }
 
+/// What both portable kernels take of a configuration.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub heads: Heads,
+    /// Rows of the tensors of queries and of keys.
+    rows: [u32; 2],
+    /// Blocks of queries that the longest sequence may have.
+    pub row_tiles: u32,
+    /// Rows of the log-sum-exp of each sequence; 0 if they are those of the tensor.
+    log_rows: u32,
+}
+
+impl Sizes {
+    pub fn of(config: &AttentionConfig) -> Self {
+        let AttentionConfig { layout, batches, queries, keys, heads, .. } = *config;
+        let sbhd = layout == Layout::Sbhd;
+        let step = if sbhd { heads } else { 0 };
+        let [batches, heads, group, step] = [batches, heads, config.group(), step].map(|count| count as u32);
+        Self {
+            heads: Heads { batches, heads, group, step },
+            rows: if sbhd { [queries, keys] } else { config.rows() }.map(|rows| rows as u32),
+            row_tiles: queries.div_ceil(PORTABLE_QUERIES as u64) as u32,
+            log_rows: if layout == Layout::Packed { 0 } else { queries as u32 },
+        }
+    }
+
+    pub fn sequences<'s>(&self, placement: &'s Placement<'_>) -> SequencesArgument<'s> {
+        placement.argument(self.rows)
+    }
+
+    pub fn log_sum_exp<'s>(&self, values: &'s mut DeviceViewMut<'_, f32>) -> LogSumExpArgument<'s> {
+        LogSumExpArgument { values: values.slice_mut(0, values.len()), rows: self.log_rows }
+    }
+}
+
 impl<T, const D: usize> Instance<T> for Loaded<AttentionForwardPortable<T, D>>
 where
     T: RegisterElement,
@@ -127,42 +162,21 @@ where
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;
-        let AttentionConfig { layout, batches, queries, keys, heads, .. } = config;
         let (q, k, v) = (inputs.q, inputs.k, inputs.v);
         let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
         check_aligned("Attention, q", q)?;
         check_aligned("Attention, k", k)?;
         check_aligned("Attention, v", v)?;
-        let placement = Placement::new(stream, &config, inputs.sequences)?;
-        let (out_length, log_sum_exp_length) = (out.len(), log_sum_exp.len());
-        let (packed, sbhd) = (layout == Layout::Packed, layout == Layout::Sbhd);
-        let [query_rows, key_rows] = if sbhd { [queries, keys] } else { config.rows() };
-        let Seen { left, right, top_left } = config.seen();
-        let scale = config.scale_log2();
+        let placement = Placement::copied(stream, &config, inputs.sequences)?;
+        let (sizes, window, scale) = (Sizes::of(&config), config.seen(), config.scale_log2());
         Ok(BoundAttention::new(move |stream| {
-            let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();
             let args = AttentionForwardPortableArgs {
-                q,
-                k,
-                v,
-                out: out.slice_mut(0, out_length),
-                log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
-                query_ends,
-                key_ends,
-                query_offsets,
-                key_offsets,
-                query_rows: query_rows as u32,
-                key_rows: key_rows as u32,
-                padded: u32::from(placement.padded()),
-                batches: batches as u32,
-                heads: heads as u32,
-                group: config.group() as u32,
-                head_step: if sbhd { heads as u32 } else { 0 },
-                row_tiles: queries.div_ceil(PORTABLE_QUERIES as u64) as u32,
-                log_rows: if packed { 0 } else { queries as u32 },
-                left,
-                right,
-                top_left: u32::from(top_left),
+                inputs: InputsArgument { q, k, v },
+                results: PortableResultsArgument { out: out.slice_mut(0, out.len()), log_sum_exp: sizes.log_sum_exp(&mut log_sum_exp) },
+                sequences: sizes.sequences(&placement),
+                heads: sizes.heads,
+                row_tiles: sizes.row_tiles,
+                window,
                 scale,
             };
             self.launch(stream, args)

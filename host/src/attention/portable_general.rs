@@ -1,18 +1,20 @@
 //! The general kernel for GPUs other than Hopper: its arguments.
 
 use oxtile_kernels::attention::{
-    AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, PORTABLE_QUERIES, Window as Seen, Workspace,
+    AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, MaxLogitArgument, PortableGeneralResultsArgument,
+    SizedInputsArgument, Workspace,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::register_tile::RegisterElement;
 
-use super::config::{AttentionConfig, Layout, refuse};
 use super::forward::{Binding, BoundAttention, Instance};
-use super::general::{Placement, lend, sink_of, softmax_of};
-use super::portable::check_aligned;
+use super::portable::{Sizes, check_aligned};
+use super::sequences::Placement;
+use super::sink::BoundSink;
 use super::tensors::{Inputs, Outputs, Target};
-use crate::runtime::{Buffer, Loaded, Result};
+use crate::runtime::{Buffer, Error, Loaded, Result, nothing_mut};
+use crate::tensor::Uploads;
 
 impl<T, const PANELS: usize, const KEYS: usize> Instance<T> for Loaded<AttentionForwardPortableGeneral<T, PANELS, KEYS>>
 where
@@ -22,7 +24,6 @@ where
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;
-        let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = config;
         let Inputs { q, k, v, sequences, sink } = inputs;
         let Outputs { out, mut log_sum_exp, mut max_logit } = outputs;
         check_aligned("Attention, q", q)?;
@@ -31,53 +32,32 @@ where
         let (mut out, mut running) = match out {
             Target::Rounded(out) => (Some(out), None),
             Target::Merged(running) => (None, Some(running)),
-            Target::Last { .. } => return refuse("output", "Last", "Rounded or Merged on a GPU without wgmma"),
+            Target::Last { .. } => return Err(Error::Invalid { what: "Attention, out", why: "this kernel merges every step".to_owned() }),
         };
-        let placement = Placement::new(stream, &config, sequences)?;
-        let (own_sink, sink) = sink_of(stream, &config, sink)?;
-        let words = if config.max_logit { Workspace::words(heads) } else { 0 };
+        let mut uploads = Uploads::default();
+        let (placement, sink) = (Placement::new(&mut uploads, &config, sequences), BoundSink::new(&mut uploads, &config, sink));
+        uploads.copy(stream)?;
+        let words = if config.max_logit { Workspace::words(config.heads) } else { 0 };
         let mut workspace = Buffer::<u32>::zeros(stream, words)?;
-        let mut no_out = Buffer::<T>::zeros(stream, 0)?;
-        let mut nothing = [Buffer::<f32>::zeros(stream, 0)?, Buffer::<f32>::zeros(stream, 0)?];
-        let log_sum_exp_length = log_sum_exp.len();
-        let (packed, sbhd) = (layout == Layout::Packed, layout == Layout::Sbhd);
-        let [query_rows, key_rows] = if sbhd { [queries, keys] } else { config.rows() };
-        let Seen { left, right, top_left } = config.seen();
-        let [scale, cap_limit, cap_factor] = softmax_of(&config);
+        let (sizes, window) = (Sizes::of(&config), config.seen());
+        let [size, value_size] = [config.head_size, config.value_size()].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
-            let [query_ends, key_ends, query_offsets, key_offsets] = placement.arrays();
-            let [no_running, no_logit] = &mut nothing;
             let args = AttentionForwardPortableGeneralArgs {
-                q,
-                k,
-                v,
-                out: lend(&mut out, &mut no_out),
-                running: lend(&mut running, no_running),
-                log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
-                max_logit: lend(&mut max_logit, no_logit),
-                sink: sink.unwrap_or(own_sink.view()),
-                query_ends,
-                key_ends,
-                query_offsets,
-                key_offsets,
-                workspace: workspace.view_mut(),
-                query_rows: query_rows as u32,
-                key_rows: key_rows as u32,
-                padded: u32::from(placement.padded()),
-                batches: batches as u32,
-                heads: heads as u32,
-                group: config.group() as u32,
-                head_step: if sbhd { heads as u32 } else { 0 },
-                row_tiles: queries.div_ceil(PORTABLE_QUERIES as u64) as u32,
-                log_rows: if packed { 0 } else { queries as u32 },
-                size: head_size as u32,
-                value_size: config.value_size() as u32,
-                left,
-                right,
-                top_left: u32::from(top_left),
-                scale,
-                cap_limit,
-                cap_factor,
+                inputs: SizedInputsArgument { q, k, v, size, value_size },
+                results: PortableGeneralResultsArgument {
+                    out: out.as_mut().map_or_else(nothing_mut, |out| out.slice_mut(0, out.len())),
+                    running: running.as_mut().map(|running| running.slice_mut(0, running.len())),
+                    log_sum_exp: sizes.log_sum_exp(&mut log_sum_exp),
+                },
+                max_logit: max_logit
+                    .as_mut()
+                    .map(|values| MaxLogitArgument { values: values.slice_mut(0, values.len()), workspace: workspace.view_mut() }),
+                sink: sink.argument(),
+                sequences: sizes.sequences(&placement),
+                heads: sizes.heads,
+                row_tiles: sizes.row_tiles,
+                window,
+                scores: config.kernel_scores(),
             };
             self.launch(stream, args)
         }))

@@ -62,6 +62,14 @@ impl<'a> Placement<'a> {
         Self::Dense([config.queries, config.keys].map(|rows| [array(rows), array(offsets(rows))]))
     }
 
+    /// The same, copied alone.
+    pub(super) fn copied(stream: &Stream, config: &AttentionConfig, given: Option<Sequences<'a>>) -> Result<Self> {
+        let mut uploads = Uploads::default();
+        let placement = Self::new(&mut uploads, config, given);
+        uploads.copy(stream)?;
+        Ok(placement)
+    }
+
     /// The argument of a launch on tensors with so many rows of queries and of keys.
     pub(super) fn argument(&self, [query_rows, key_rows]: [u32; 2]) -> SequencesArgument<'_> {
         match self {

@@ -1,7 +1,8 @@
 //! Few queries and many keys: how many parts the keys are divided into, and the arguments of the two kernels.
 
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, FAR, MOST_PARTS, PART, Team,
+    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, MOST_PARTS, PART,
+    PartsArgument, PartsMutArgument, Shape, SplitInputsArgument, Team,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -96,40 +97,31 @@ where
         let mut sums = Buffer::<f32>::uninitialised(stream, part_rows * size)?;
         let mut logs = Buffer::<f32>::uninitialised(stream, part_rows)?;
         let group = (heads / config.key_heads) as u32;
-        let [batches, heads, rows, keys, parts, size] = [batches, heads, rows, config.keys, config.parts(), size].map(|size| size as u32);
+        let [batches, heads, rows, keys, count, size] = [batches, heads, rows, config.keys, config.parts(), size].map(|size| size as u32);
+        let shape = Shape { batches, heads, group, queries: rows, keys };
         let diagonal = if config.mask == Mask::Full || config.folds() { FAR } else { config.diagonal() };
         let (scale, out_length, log_sum_exp_length) = (config.scale_log2(), out.len(), log_sum_exp.len());
         Ok(BoundAttention::new(move |stream| {
             let args = AttentionForwardSplitArgs {
-                q: q.view(),
-                k: k.view(),
-                v: v.view(),
-                sums: sums.view_mut(),
-                logs: logs.view_mut(),
-                batches,
-                heads,
-                group,
-                rows,
-                keys,
+                inputs: SplitInputsArgument { q: q.view(), k: k.view(), v: v.view() },
+                parts: PartsMutArgument { sums: sums.view_mut(), logs: logs.view_mut(), count, size },
+                shape,
                 diagonal,
-                parts,
-                value_size: size,
                 scale,
                 marker: std::marker::PhantomData,
             };
             attend.launch(stream, args)?;
             let args = AttentionCombineArgs {
-                sums: sums.view(),
-                logs: logs.view(),
-                out: out.slice_mut(0, out_length),
-                log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
-                heads,
-                rows,
-                parts,
-                size,
-                batch_stride,
-                head_stride,
-                row_stride,
+                parts: PartsArgument { sums: sums.view(), logs: logs.view(), count, size },
+                result: CombinedArgument {
+                    out: out.slice_mut(0, out_length),
+                    log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length),
+                    heads,
+                    rows,
+                    batch_stride,
+                    head_stride,
+                    row_stride,
+                },
             };
             combine.launch(stream, args)
         }))

@@ -3,7 +3,8 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::config::{AttentionConfig, Layout, Output, Sink};
-use crate::runtime::{Error, Result};
+use super::forward::BoundAttention;
+use crate::runtime::{Buffer, Error, Result, Stream};
 
 /// What attention reads.
 pub struct Inputs<'a, T> {
@@ -184,6 +185,13 @@ impl<'a, T> Outputs<'a, T> {
         check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
         check_given("max_logit", config.max_logit, self.max_logit.is_some())?;
         self.max_logit.as_ref().map_or(Ok(()), |max_logit| check_length("Attention, max_logit", config.heads, max_logit.len()))
+    }
+
+    /// What there is to do where the output is empty: nothing is seen, so each head's largest score becomes -inf.
+    pub(super) fn of_nothing(self, stream: &Stream) -> Result<BoundAttention<'a>> {
+        let Some(mut max_logit) = self.max_logit else { return Ok(BoundAttention::nothing()) };
+        let none = Buffer::from_slice(stream, &vec![f32::NEG_INFINITY; max_logit.len() as usize])?;
+        Ok(BoundAttention::new(move |stream| none.copy_to_view(stream, &mut max_logit, "Attention", "max_logit")))
     }
 }
 

@@ -14,6 +14,7 @@ use super::device::Device;
 use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
 use super::memory::{self, Memory, Owner, copy};
+use super::module::enqueue;
 use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
@@ -308,6 +309,27 @@ impl<T: Pod> Buffer<T> {
             Some(&self.memory),
             Some(&source.memory),
         )
+    }
+
+    /// Copies all elements to a view of as many, the parameter `name` of `what`; that there are so many, the caller knows.
+    #[track_caller]
+    pub(crate) fn copy_to_view(
+        &self,
+        stream: &Stream,
+        target: &mut DeviceViewMut<'_, T>,
+        what: &'static str,
+        name: &'static str,
+    ) -> Result<()> {
+        debug_assert!(self.len == target.len(), "the view has another length");
+        let (source, target) = (self.view().access("source"), target.access(name));
+        let copy = Copy {
+            direction: Direction::DeviceToDevice,
+            target: target.address,
+            source: source.address,
+            bytes: source.bytes,
+            caller: Location::caller(),
+        };
+        enqueue(stream, what, &[source, target], |id| if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })
     }
 
     /// Copies between the buffer and pageable host memory, and waits.

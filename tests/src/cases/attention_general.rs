@@ -58,6 +58,8 @@ fn cases_of(kernels: Kernels) -> Vec<Case> {
     dense(&mut cases, "sink::nothing seen", AttentionConfig { sink: Sink::Learnable, keys: 0, ..shape });
     dense(&mut cases, "max_logit", AttentionConfig { max_logit: true, heads: 4, key_heads: 2, batches: 2, ..shape });
     dense(&mut cases, "max_logit::none", AttentionConfig { max_logit: true, keys: 0, ..shape });
+    dense(&mut cases, "max_logit::empty", AttentionConfig { max_logit: true, queries: 0, ..shape });
+    dense(&mut cases, "max_logit::empty::merged", AttentionConfig { max_logit: true, queries: 0, output: Output::Merged, ..shape });
     for layout in [Layout::Bshd, Layout::Sbhd] {
         let config = AttentionConfig { layout, batches: 3, heads: 4, key_heads: 2, queries: 40, keys: 70, max_logit: true, ..base };
         dense(&mut cases, &format!("{layout:?}"), config);
@@ -197,7 +199,7 @@ fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
         Kernels::Fastest if large => Size::Large,
         Kernels::Fastest => Size::Small,
         // Each kernel once, of which one merges and looks for the largest score.
-        Kernels::Portable if ["Sbhd::merged", "sizes::128x128", "sizes::256x256"].contains(&name) => Size::Small,
+        Kernels::Portable if ["Sbhd::merged", "sizes::128x128", "sizes::256x256", "max_logit::empty"].contains(&name) => Size::Small,
         Kernels::Portable => Size::Large,
     };
     cases.push(Case::new(format!("{}::{name}", family(kernels)), size, move |runtime| problem.check::<bf16>(runtime)));

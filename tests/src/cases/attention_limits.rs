@@ -6,8 +6,9 @@ use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, AttentionForwardPortable,
-    AttentionForwardPortableArgs, Causal, ChosenArgument, DenseArgument, FAR, FP8_KEYS, Heads, Narrow, Optioned, OptionsArgument, PART,
-    PackedArgument, PackedCausal, Pair, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
+    AttentionForwardPortableArgs, Causal, ChosenArgument, DenseArgument, FAR, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument,
+    Fp8ScalesArgument, Heads, InputsArgument, LogSumExpArgument, Narrow, Optioned, OptionsArgument, PART, PackedArgument, PackedCausal,
+    Pair, PortableResultsArgument, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
     Window, Workspace,
 };
 use oxtile_tile::launch::DeviceView;
@@ -149,24 +150,16 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
     let q = text(TensorMap::<_, PART, 64, Swizzle64, 4>::strided(&stream, tensor.view(), rows))?;
     let k = text(TensorMap::<_, FP8_KEYS, 64, Swizzle64, 4>::strided(&stream, tensor.view(), rows))?;
     let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), rows))?;
-    let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 6))?, text(Buffer::<u32>::zeros(&stream, 1))?);
+    let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 6))?, text(Buffer::<u32>::zeros(&stream, 2))?);
+    let mut counter = counter.view_mut();
     let scales = text(Buffer::from_slice(&stream, &[1_f32; 3]))?;
-    let mut launch = |[of_q, of_k, of_v]: [u64; 3], change: &dyn Fn(&mut Args<'_>)| {
+    let mut launch = |[of_q, of_k, of_v]: [u64; 3], counters: u64, change: &dyn Fn(&mut Args<'_>)| {
         let mut args = Args {
-            q: q.view(),
-            k: k.view(),
-            v: k.view(),
-            q_scale: scales.view().slice(0, of_q),
-            k_scale: scales.view().slice(0, of_k),
-            v_scale: scales.view().slice(0, of_v),
-            out: out.view_mut(),
-            log_sum_exp: log_sum_exp.view_mut(),
-            counter: counter.view_mut(),
-            batches: 1,
-            heads: 2,
-            group: 1,
-            rows: 3,
-            keys: 3,
+            inputs: Fp8InputsArgument { q: q.view(), k: k.view(), v: k.view() },
+            scales: Fp8ScalesArgument { q: scales.view().slice(0, of_q), k: scales.view().slice(0, of_k), v: scales.view().slice(0, of_v) },
+            results: Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
+            counter: counter.slice_mut(0, counters),
+            shape: Shape { batches: 1, heads: 2, group: 1, queries: 3, keys: 3 },
             diagonal: 0,
             section: 1,
             scale: 1.0,
@@ -175,20 +168,23 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
         kernel.launch(&stream, args)
     };
     let right = [2, 1, 2];
-    text(launch(right, &|_| {}))?;
-    for (name, scales) in [("q_scale", [3, 1, 1]), ("k_scale", [1, 3, 1]), ("v_scale", [1, 1, 3])] {
-        refuses(name, launch(scales, &|_| {}))?;
+    text(launch(right, 1, &|_| {}))?;
+    refuses("counter", launch(right, 2, &|_| {}))?;
+    for (name, scales) in [("scales.q", [3, 1, 1]), ("scales.k", [1, 3, 1]), ("scales.v", [1, 1, 3])] {
+        refuses(name, launch(scales, 1, &|_| {}))?;
     }
     for (name, change) in [
-        ("group", (|args| args.group = 3) as fn(&mut Args<'_>)),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("rows", |args| args.rows = 1 << 30),
-        ("keys", |args| args.keys = 1 << 30),
+        ("shape.group", (|args| args.shape.group = 3) as fn(&mut Args<'_>)),
+        ("shape.heads", |args| (args.shape.heads, args.shape.group) = (3, 2)),
+        ("shape.queries", |args| args.shape.queries = 1 << 30),
+        ("shape.queries", |args| (args.shape.batches, args.shape.heads) = (1 << 31, 1)),
+        ("shape.keys", |args| args.shape.keys = 1 << 30),
         ("diagonal", |args| args.diagonal = FAR + 1),
         ("section", |args| args.section = 1 << 31),
-        ("log_sum_exp", |args| args.rows = 4),
+        ("section", |args| args.section = 0),
+        ("results.log_sum_exp", |args| args.shape.queries = 4),
     ] {
-        refuses(name, launch([1; 3], &change))?;
+        refuses(name, launch([1; 3], 1, &change))?;
     }
     Ok(())
 }
@@ -356,27 +352,28 @@ fn portable(runtime: &Runtime) -> Outcome {
     let (queries, keys, mut out) = (queries?, keys?, out.view_mut());
     let mut launch = |[of_q, of_k, of_v, of_out]: [u64; 4], change: &dyn Fn(&mut Args<'_>)| {
         let mut args = Args {
-            q: of_queries.view().slice(of_q, of_q + 1024),
-            k: of_keys.view().slice(of_k, of_k + 256),
-            v: of_keys.view().slice(of_v, of_v + 256),
-            out: out.slice_mut(of_out, of_out + 1024),
-            log_sum_exp: log_sum_exp.view_mut(),
-            query_ends: queries.view(),
-            key_ends: keys.view(),
-            query_offsets: queries.view(),
-            key_offsets: keys.view(),
-            query_rows: 8,
-            key_rows: 4,
-            padded: 0,
-            batches: 2,
-            heads: 2,
-            group: 2,
-            head_step: 0,
+            inputs: InputsArgument {
+                q: of_queries.view().slice(of_q, of_q + 1024),
+                k: of_keys.view().slice(of_k, of_k + 256),
+                v: of_keys.view().slice(of_v, of_v + 256),
+            },
+            results: PortableResultsArgument {
+                out: out.slice_mut(of_out, of_out + 1024),
+                log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 4 },
+            },
+            sequences: SequencesArgument {
+                query_ends: queries.view(),
+                key_ends: keys.view(),
+                query_offsets: queries.view(),
+                key_offsets: keys.view(),
+                diagonals: None,
+                query_rows: 8,
+                key_rows: 4,
+                padded: false,
+            },
+            heads: Heads { batches: 2, heads: 2, group: 2, step: 0 },
             row_tiles: 1,
-            log_rows: 4,
-            left: FAR,
-            right: FAR,
-            top_left: 0,
+            window: Window { left: FAR, right: FAR, top_left: false },
             scale: 1.0,
         };
         change(&mut args);
@@ -384,25 +381,30 @@ fn portable(runtime: &Runtime) -> Outcome {
     };
     let starts = [0; 4];
     text(launch(starts, &|_| {}))?;
-    text(launch(starts, &|args| args.log_rows = 0))?;
-    for (name, starts) in [("q", [1, 0, 0, 0]), ("k", [0, 1, 0, 0]), ("v", [0, 0, 1, 0]), ("out", [0, 0, 0, 1])] {
+    text(launch(starts, &|args| args.results.log_sum_exp.rows = 0))?;
+    for (name, starts) in
+        [("inputs.q", [1, 0, 0, 0]), ("inputs.k", [0, 1, 0, 0]), ("inputs.v", [0, 0, 1, 0]), ("results.out", [0, 0, 0, 1])]
+    {
         refuses(name, launch(starts, &|_| {}))?;
     }
     for (name, change) in [
-        ("query_ends", (|args| args.batches = 1) as fn(&mut Args<'_>)),
-        ("group", |args| args.group = 3),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("query_rows", |args| args.query_rows = 1 << 30),
-        ("key_rows", |args| args.key_rows = 1 << 30),
-        ("left", |args| args.left = FAR + 1),
-        ("right", |args| args.right = i32::MIN),
+        ("sequences.query_ends", (|args| args.heads.batches = 1) as fn(&mut Args<'_>)),
+        ("heads.group", |args| args.heads.group = 3),
+        ("heads.heads", |args| (args.heads.heads, args.heads.group) = (3, 2)),
+        ("sequences.query_rows", |args| args.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |args| args.sequences.key_rows = 1 << 30),
+        ("window.left", |args| args.window.left = FAR + 1),
+        ("window.right", |args| args.window.right = i32::MIN),
         ("row_tiles", |args| args.row_tiles = 2),
-        ("head_step", |args| args.head_step = 1),
-        ("head_step", |args| args.head_step = 4),
-        ("q", |args| args.query_rows = 9),
-        ("k", |args| args.key_rows = 5),
-        ("k", |args| args.group = 1),
-        ("log_sum_exp", |args| args.log_rows = 5),
+        ("heads.step", |args| args.heads.step = 1),
+        ("heads.step", |args| args.heads.step = 4),
+        ("inputs.q", |args| args.sequences.query_rows = 9),
+        ("inputs.k", |args| args.sequences.key_rows = 5),
+        ("inputs.k", |args| args.heads.group = 1),
+        ("results.log_sum_exp.values", |args| args.results.log_sum_exp.rows = 5),
+        ("sequences.key_ends", |args| args.sequences.key_ends = args.sequences.key_ends.slice(0, 2)),
+        ("sequences.query_offsets", |args| args.sequences.query_offsets = args.sequences.query_offsets.slice(0, 2)),
+        ("sequences.key_offsets", |args| args.sequences.key_offsets = args.sequences.key_offsets.slice(0, 2)),
     ] {
         refuses(name, launch(starts, &change))?;
     }

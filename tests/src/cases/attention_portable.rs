@@ -2,7 +2,10 @@
 
 use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Output, Padding, Sink, Window};
 use oxtile::{Buffer, Error, Runtime};
-use oxtile_kernels::attention::{AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR, Workspace};
+use oxtile_kernels::attention::{
+    AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR, Heads, LogSumExpArgument, MaxLogitArgument,
+    PortableGeneralResultsArgument, Scores, SequencesArgument, SizedInputsArgument, Window as Seen, Workspace,
+};
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, attend, check, checked, visible};
@@ -151,69 +154,73 @@ fn arguments(runtime: &Runtime) -> Outcome {
     let mut launch =
         |[of_q, of_out, of_running]: [u64; 3], merged: bool, [sinks, logits, words]: [u64; 3], change: &dyn Fn(&mut Args<'_>)| {
             let mut args = Args {
-                q: of_queries.view().slice(of_q, of_q + 256),
-                k: of_keys.view(),
-                v: of_keys.view().slice(0, 32),
-                out: out.slice_mut(of_out, of_out + 128),
-                running: running.slice_mut(of_running, of_running + if merged { 128 } else { 0 }),
-                log_sum_exp: log_sum_exp.view_mut(),
-                max_logit: max_logit.slice_mut(0, logits),
-                sink: sink.view().slice(0, sinks),
-                query_ends: queries.view(),
-                key_ends: keys.view(),
-                query_offsets: queries.view(),
-                key_offsets: keys.view(),
-                workspace: workspace.slice_mut(0, words),
-                query_rows: 8,
-                key_rows: 4,
-                padded: 0,
-                batches: 2,
-                heads: 2,
-                group: 2,
-                head_step: 0,
+                inputs: SizedInputsArgument {
+                    q: of_queries.view().slice(of_q, of_q + 256),
+                    k: of_keys.view(),
+                    v: of_keys.view().slice(0, 32),
+                    size: 16,
+                    value_size: 8,
+                },
+                results: PortableGeneralResultsArgument {
+                    out: out.slice_mut(of_out, of_out + 128),
+                    running: merged.then(|| running.slice_mut(of_running, of_running + 128)),
+                    log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 4 },
+                },
+                max_logit: Some(MaxLogitArgument { values: max_logit.slice_mut(0, logits), workspace: workspace.slice_mut(0, words) }),
+                sink: Some(sink.view().slice(0, sinks)),
+                sequences: SequencesArgument {
+                    query_ends: queries.view(),
+                    key_ends: keys.view(),
+                    query_offsets: queries.view(),
+                    key_offsets: keys.view(),
+                    diagonals: None,
+                    query_rows: 8,
+                    key_rows: 4,
+                    padded: false,
+                },
+                heads: Heads { batches: 2, heads: 2, group: 2, step: 0 },
                 row_tiles: 1,
-                log_rows: 4,
-                size: 16,
-                value_size: 8,
-                left: FAR,
-                right: FAR,
-                top_left: 0,
-                scale: 1.0,
-                cap_limit: 0.0,
-                cap_factor: 0.0,
+                window: Seen { left: FAR, right: FAR, top_left: false },
+                scores: Scores { scale: 1.0, cap_limit: 0.0, cap_factor: 0.0 },
             };
             change(&mut args);
             kernel.launch(&stream, args)
         };
     text(launch([0, 0, 0], false, right, &|_| {}))?;
     text(launch([0, 0, 0], true, right, &|_| {}))?;
-    refuses("q", launch([1, 0, 0], false, right, &|_| {}))?;
-    refuses("out", launch([0, 1, 0], false, right, &|_| {}))?;
-    refuses("running", launch([0, 0, 1], true, right, &|_| {}))?;
+    text(launch([0, 0, 0], false, right, &|args| (args.max_logit, args.sink) = (None, None)))?;
+    refuses("inputs.q", launch([1, 0, 0], false, right, &|_| {}))?;
+    refuses("results.out", launch([0, 1, 0], false, right, &|_| {}))?;
+    refuses("results.running", launch([0, 0, 1], true, right, &|_| {}))?;
     for (name, change) in [
-        ("query_ends", (|args| args.batches = 1) as fn(&mut Args<'_>)),
-        ("group", |args| args.group = 3),
-        ("heads", |args| (args.heads, args.group) = (3, 2)),
-        ("query_rows", |args| args.query_rows = 1 << 30),
-        ("key_rows", |args| args.key_rows = 1 << 30),
-        ("left", |args| args.left = FAR + 1),
-        ("right", |args| args.right = i32::MIN),
+        ("sequences.query_ends", (|args| args.heads.batches = 1) as fn(&mut Args<'_>)),
+        ("heads.group", |args| args.heads.group = 3),
+        ("heads.heads", |args| (args.heads.heads, args.heads.group) = (3, 2)),
+        ("sequences.query_rows", |args| args.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |args| args.sequences.key_rows = 1 << 30),
+        ("window.left", |args| args.window.left = FAR + 1),
+        ("window.right", |args| args.window.right = i32::MIN),
         ("row_tiles", |args| args.row_tiles = 2),
-        ("size", |args| args.size = 12),
-        ("size", |args| args.size = 72),
-        ("value_size", |args| args.value_size = 4),
-        ("value_size", |args| args.value_size = 72),
-        ("head_step", |args| args.head_step = 1),
-        ("head_step", |args| args.head_step = 4),
-        ("q", |args| args.query_rows = 9),
-        ("k", |args| args.key_rows = 5),
-        ("k", |args| args.group = 1),
-        ("v", |args| args.value_size = 16),
-        ("log_sum_exp", |args| args.log_rows = 5),
+        ("inputs.size", |args| args.inputs.size = 12),
+        ("inputs.size", |args| args.inputs.size = 72),
+        ("inputs.value_size", |args| args.inputs.value_size = 4),
+        ("inputs.value_size", |args| args.inputs.value_size = 72),
+        ("heads.step", |args| args.heads.step = 1),
+        ("heads.step", |args| args.heads.step = 4),
+        ("inputs.q", |args| args.sequences.query_rows = 9),
+        ("inputs.k", |args| args.sequences.key_rows = 5),
+        ("inputs.k", |args| args.heads.group = 1),
+        ("inputs.v", |args| args.inputs.value_size = 16),
+        ("results.log_sum_exp.values", |args| args.results.log_sum_exp.rows = 5),
     ] {
         refuses(name, launch([0, 0, 0], false, right, &change))?;
     }
-    for (name, lengths) in [("sink", [3, 2, right[2]]), ("max_logit", [2, 1, right[2]]), ("workspace", [2, 2, right[2] - 1])] {
+    for (name, lengths) in [
+        ("sink", [3, 2, right[2]]),
+        ("sink", [0, 2, right[2]]),
+        ("max_logit.values", [2, 1, right[2]]),
+        ("max_logit.workspace", [2, 2, right[2] - 1]),
+    ] {
         refuses(name, launch([0, 0, 0], false, lengths, &|_| {}))?;
     }
     Ok(())

@@ -4,7 +4,8 @@ use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Sink}
 use oxtile::tensor::{Strided, TensorMap};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, FAR, Narrow, PART,
+    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, Narrow, PART,
+    PartsArgument, PartsMutArgument, Shape, SplitInputsArgument,
 };
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{bf16, f16};
@@ -103,19 +104,10 @@ fn parts_refused(runtime: &Runtime) -> Outcome {
     let mut sums = sums.view_mut();
     let mut launch = |start: u64, change: &dyn Fn(&mut Args<'_>)| {
         let mut args = Args {
-            q: q.view(),
-            k: k.view(),
-            v: k.view(),
-            sums: sums.slice_mut(start, start + parts * 64),
-            logs: logs.view_mut(),
-            batches: 2,
-            heads: 2,
-            group: 1,
-            rows: 3,
-            keys: 3,
+            inputs: SplitInputsArgument { q: q.view(), k: k.view(), v: k.view() },
+            parts: PartsMutArgument { sums: sums.slice_mut(start, start + parts * 64), logs: logs.view_mut(), count: 2, size: 64 },
+            shape: Shape { batches: 2, heads: 2, group: 1, queries: 3, keys: 3 },
             diagonal: FAR,
-            parts: 2,
-            value_size: 64,
             scale: 1.0,
             marker: std::marker::PhantomData,
         };
@@ -123,20 +115,20 @@ fn parts_refused(runtime: &Runtime) -> Outcome {
         kernel.launch(&stream, args)
     };
     text(launch(0, &|_| {}))?;
-    refuses("sums", launch(1, &|_| {}))?;
-    refuses("parts", launch(0, &|args| args.parts = 33))?;
-    refuses("logs", launch(0, &|args| args.parts = 3))?;
-    refuses("logs", launch(0, &|args| args.rows = 4))?;
-    refuses("logs", launch(0, &|args| args.batches = 1))?;
-    refuses("group", launch(0, &|args| args.group = 3))?;
-    refuses("heads", launch(0, &|args| (args.heads, args.group) = (3, 2)))?;
-    refuses("keys", launch(0, &|args| args.keys = 1 << 30))?;
-    refuses("rows", launch(0, &|args| args.rows = 1 << 30))?;
+    refuses("parts.sums", launch(1, &|_| {}))?;
+    refuses("parts.count", launch(0, &|args| args.parts.count = 33))?;
+    refuses("parts.logs", launch(0, &|args| args.parts.count = 3))?;
+    refuses("parts.logs", launch(0, &|args| args.shape.queries = 4))?;
+    refuses("parts.logs", launch(0, &|args| args.shape.batches = 1))?;
+    refuses("shape.group", launch(0, &|args| args.shape.group = 3))?;
+    refuses("shape.heads", launch(0, &|args| (args.shape.heads, args.shape.group) = (3, 2)))?;
+    refuses("shape.keys", launch(0, &|args| args.shape.keys = 1 << 30))?;
+    refuses("shape.queries", launch(0, &|args| args.shape.queries = 1 << 30))?;
     refuses("diagonal", launch(0, &|args| args.diagonal = -FAR - 1))?;
-    refuses("value_size", launch(0, &|args| args.value_size = 63))?;
-    refuses("value_size", launch(0, &|args| args.value_size = 66))?;
-    refuses("sums", launch(0, &|args| args.value_size = 62))?;
-    refuses("parts * heads * batches", launch(0, &|args| args.batches = 1 << 31))
+    refuses("parts.size", launch(0, &|args| args.parts.size = 63))?;
+    refuses("parts.size", launch(0, &|args| args.parts.size = 66))?;
+    refuses("parts.sums", launch(0, &|args| args.parts.size = 62))?;
+    refuses("parts.count * shape.heads * shape.batches", launch(0, &|args| args.shape.batches = 1 << 31))
 }
 
 /// The same of what puts parts together.
@@ -150,39 +142,38 @@ fn combine_refused(runtime: &Runtime) -> Outcome {
     let mut out = out.view_mut();
     let mut launch = |[of_sums, of_out]: [u64; 2], change: &dyn Fn(&mut AttentionCombineArgs<'_, bf16>)| {
         let mut args = AttentionCombineArgs {
-            sums: sums.view().slice(of_sums, of_sums + 2 * 12 * 8),
-            logs: logs.view(),
-            out: out.slice_mut(of_out, of_out + 12 * 8),
-            log_sum_exp: log_sum_exp.view_mut(),
-            heads: 2,
-            rows: 3,
-            parts: 2,
-            size: 8,
-            batch_stride: 48,
-            head_stride: 8,
-            row_stride: 16,
+            parts: PartsArgument { sums: sums.view().slice(of_sums, of_sums + 2 * 12 * 8), logs: logs.view(), count: 2, size: 8 },
+            result: CombinedArgument {
+                out: out.slice_mut(of_out, of_out + 12 * 8),
+                log_sum_exp: log_sum_exp.view_mut(),
+                heads: 2,
+                rows: 3,
+                batch_stride: 48,
+                head_stride: 8,
+                row_stride: 16,
+            },
         };
         change(&mut args);
         kernel.launch(&stream, args)
     };
     text(launch([0, 0], &|_| {}))?;
-    refuses("sums", launch([1, 0], &|_| {}))?;
-    refuses("out", launch([0, 1], &|_| {}))?;
-    refuses("parts", launch([0, 0], &|args| args.parts = 33))?;
-    refuses("logs", launch([0, 0], &|args| args.parts = 3))?;
-    refuses("size", launch([0, 0], &|args| args.size = 7))?;
-    refuses("sums", launch([0, 0], &|args| args.size = 10))?;
-    refuses("log_sum_exp", launch([0, 0], &|args| args.rows = 5))?;
-    refuses("log_sum_exp", launch([0, 0], &|args| args.heads = 0))?;
+    refuses("parts.sums", launch([1, 0], &|_| {}))?;
+    refuses("result.out", launch([0, 1], &|_| {}))?;
+    refuses("parts.count", launch([0, 0], &|args| args.parts.count = 33))?;
+    refuses("parts.logs", launch([0, 0], &|args| args.parts.count = 3))?;
+    refuses("parts.size", launch([0, 0], &|args| args.parts.size = 7))?;
+    refuses("parts.sums", launch([0, 0], &|args| args.parts.size = 10))?;
+    refuses("result.log_sum_exp", launch([0, 0], &|args| args.result.rows = 5))?;
+    refuses("result.log_sum_exp", launch([0, 0], &|args| args.result.heads = 0))?;
     for (name, change) in [
-        ("batch_stride", (|args| args.batch_stride = 50) as fn(&mut AttentionCombineArgs<'_, bf16>)),
-        ("batch_stride", |args| args.batch_stride = 47),
-        ("batch_stride", |args| args.batch_stride = u64::MAX - 1),
-        ("batch_stride", |args| args.head_stride = 10),
-        ("head_stride", |args| args.head_stride = 96),
-        ("head_stride", |args| args.head_stride = 7),
-        ("row_stride", |args| args.row_stride = 46),
-        ("row_stride", |args| args.row_stride = 15),
+        ("result.batch_stride", (|args| args.result.batch_stride = 50) as fn(&mut AttentionCombineArgs<'_, bf16>)),
+        ("result.batch_stride", |args| args.result.batch_stride = 47),
+        ("result.batch_stride", |args| args.result.batch_stride = u64::MAX - 1),
+        ("result.batch_stride", |args| args.result.head_stride = 10),
+        ("result.head_stride", |args| args.result.head_stride = 96),
+        ("result.head_stride", |args| args.result.head_stride = 7),
+        ("result.row_stride", |args| args.result.row_stride = 46),
+        ("result.row_stride", |args| args.result.row_stride = 15),
     ] {
         refuses(name, launch([0, 0], &change))?;
     }

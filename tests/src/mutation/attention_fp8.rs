@@ -2,7 +2,9 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::attention::{AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS};
+use oxtile_kernels::attention::{
+    AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Shape,
+};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, Kernel};
 use oxtile_tile::layout::Swizzle64;
 use oxtile_tile::num::{Pod, bf16, e4m3};
@@ -73,20 +75,18 @@ where
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
         AttentionForwardFp8Args::<64, Swizzle64, CAUSAL> {
-            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
-            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
-            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
-            q_scale: scale.view(),
-            k_scale: scale.view(),
-            v_scale: scale.view(),
-            out: DeviceTensorMapMut::from_raw(out_map, out.view().access("tensor")),
-            log_sum_exp: log_sum_exp.view_mut(),
+            inputs: Fp8InputsArgument {
+                q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
+                k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
+                v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
+            },
+            scales: Fp8ScalesArgument { q: scale.view(), k: scale.view(), v: scale.view() },
+            results: Fp8ResultsArgument {
+                out: DeviceTensorMapMut::from_raw(out_map, out.view().access("tensor")),
+                log_sum_exp: log_sum_exp.view_mut(),
+            },
             counter: counter.view_mut(),
-            batches: 1,
-            heads: 1,
-            group: 1,
-            rows: queries as u32,
-            keys: keys as u32,
+            shape: Shape { batches: 1, heads: 1, group: 1, queries: queries as u32, keys: keys as u32 },
             diagonal: keys as i32 - queries as i32,
             section: 1,
             scale: 0.18,

@@ -3,12 +3,13 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
     AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR,
-    Workspace,
+    Heads, InputsArgument, LogSumExpArgument, MaxLogitArgument, PortableGeneralResultsArgument, PortableResultsArgument, Scores,
+    SequencesArgument, SizedInputsArgument, Window, Workspace,
 };
 use oxtile_tile::num::bf16;
 
 use super::Job;
-use super::device::{Device, words};
+use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "attention_forward_portable", run: attention_forward_portable, equivalents: &[] },
@@ -18,6 +19,16 @@ pub const JOBS: &[Job] = &[
 /// Queries and keys of two sequences: three steps, and a mask that cuts some.
 const LENGTHS: [[u32; 2]; 2] = [[5, 140], [9, 60]];
 const SIZE: u32 = 64;
+const ONE_HEAD: Heads = Heads { batches: 2, heads: 1, group: 1, step: 0 };
+const CAUSAL: Window = Window { left: FAR, right: 0, top_left: false };
+
+/// The sequences of [`LENGTHS`], one after the other.
+fn sequences<'a>(query_ends: &'a Elements<u32>, key_ends: &'a Elements<u32>) -> SequencesArgument<'a> {
+    let [query_rows, key_rows] = [0, 1].map(|i| LENGTHS[0][i] + LENGTHS[1][i]);
+    let (query_ends, key_ends) = (query_ends.view(), key_ends.view());
+    let (query_offsets, key_offsets) = (query_ends, key_ends);
+    SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: false }
+}
 
 fn attention_forward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [queries, keys] = [0, 1].map(|i| LENGTHS[0][i] + LENGTHS[1][i]);
@@ -28,27 +39,15 @@ fn attention_forward_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
     let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![0; queries as usize]);
     let [query_ends, key_ends] = [0, 1].map(|i| device.upload::<u32>("ends", &[0, LENGTHS[0][i], LENGTHS[0][i] + LENGTHS[1][i]]));
     device.launch::<AttentionForwardPortable<bf16, 64>>(AttentionForwardPortableArgs {
-        q: q.view(),
-        k: k.view(),
-        v: v.view(),
-        out: out.view_mut(),
-        log_sum_exp: log_sum_exp.view_mut(),
-        query_ends: query_ends.view(),
-        key_ends: key_ends.view(),
-        query_offsets: query_ends.view(),
-        key_offsets: key_ends.view(),
-        query_rows: queries,
-        key_rows: keys,
-        padded: 0,
-        batches: 2,
-        heads: 1,
-        group: 1,
-        head_step: 0,
+        inputs: InputsArgument { q: q.view(), k: k.view(), v: v.view() },
+        results: PortableResultsArgument {
+            out: out.view_mut(),
+            log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 0 },
+        },
+        sequences: sequences(&query_ends, &key_ends),
+        heads: ONE_HEAD,
         row_tiles: 1,
-        log_rows: 0,
-        left: FAR,
-        right: 0,
-        top_left: 0,
+        window: CAUSAL,
         scale: 0.18,
     })?;
     Ok([device.download(&out), device.download(&log_sum_exp)].concat())
@@ -71,36 +70,19 @@ fn attend(device: &Device, merged: bool) -> Result<Vec<u32>, Outcome> {
     let mut workspace = device.upload::<u32>("workspace", &vec![0; Workspace::words(1) as usize]);
     let [query_ends, key_ends] = [0, 1].map(|i| device.upload::<u32>("ends", &[0, LENGTHS[0][i], LENGTHS[0][i] + LENGTHS[1][i]]));
     device.launch::<AttentionForwardPortableGeneral<bf16, 2, 64>>(AttentionForwardPortableGeneralArgs {
-        q: q.view(),
-        k: k.view(),
-        v: v.view(),
-        out: out.view_mut(),
-        running: running.view_mut(),
-        log_sum_exp: log_sum_exp.view_mut(),
-        max_logit: max_logit.view_mut(),
-        sink: sink.view(),
-        query_ends: query_ends.view(),
-        key_ends: key_ends.view(),
-        query_offsets: query_ends.view(),
-        key_offsets: key_ends.view(),
-        workspace: workspace.view_mut(),
-        query_rows: queries,
-        key_rows: keys,
-        padded: 0,
-        batches: 2,
-        heads: 1,
-        group: 1,
-        head_step: 0,
+        inputs: SizedInputsArgument { q: q.view(), k: k.view(), v: v.view(), size: SIZE, value_size: SIZE },
+        results: PortableGeneralResultsArgument {
+            out: out.view_mut(),
+            running: merged.then(|| running.view_mut()),
+            log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 0 },
+        },
+        max_logit: Some(MaxLogitArgument { values: max_logit.view_mut(), workspace: workspace.view_mut() }),
+        sink: Some(sink.view()),
+        sequences: sequences(&query_ends, &key_ends),
+        heads: ONE_HEAD,
         row_tiles: 1,
-        log_rows: 0,
-        size: SIZE,
-        value_size: SIZE,
-        left: FAR,
-        right: 0,
-        top_left: 0,
-        scale: 0.18,
-        cap_limit: 0.0,
-        cap_factor: 0.0,
+        window: CAUSAL,
+        scores: Scores { scale: 0.18, cap_limit: 0.0, cap_factor: 0.0 },
     })?;
     let statistics = [device.download(&log_sum_exp), device.download(&max_logit), device.download(&workspace)].concat();
     Ok([device.download(&out), device.download(&running), statistics].concat())

@@ -1,7 +1,10 @@
 //! Mutants of attention whose keys are divided among blocks.
 
 use oxtile_emulator::mutation::{Change, Equivalent, Mutation, Outcome};
-use oxtile_kernels::attention::{AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, FAR, Narrow};
+use oxtile_kernels::attention::{
+    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, Narrow, PartsArgument,
+    PartsMutArgument, Shape, SplitInputsArgument,
+};
 use oxtile_tile::launch::DeviceTensorMap;
 use oxtile_tile::num::bf16;
 
@@ -40,36 +43,30 @@ fn attend(device: &Device) -> Result<Vec<u32>, Outcome> {
     // SAFETY: the maps were encoded for these tensors and boxes.
     let args = unsafe {
         AttentionForwardSplitArgs::<bf16, 64, 64, 128, Narrow> {
-            q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
-            k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
-            v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
-            sums: sums.view_mut(),
-            logs: logs.view_mut(),
-            batches: 1,
-            heads: 1,
-            group: 1,
-            rows: QUERIES as u32,
-            keys: KEYS as u32,
+            inputs: SplitInputsArgument {
+                q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
+                k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
+                v: DeviceTensorMap::from_raw(v_map, v.view().access("tensor")),
+            },
+            parts: PartsMutArgument { sums: sums.view_mut(), logs: logs.view_mut(), count: PARTS as u32, size: SIZE as u32 },
+            shape: Shape { batches: 1, heads: 1, group: 1, queries: QUERIES as u32, keys: KEYS as u32 },
             diagonal: FAR,
-            parts: PARTS as u32,
-            value_size: SIZE as u32,
             scale: 0.18,
             marker: std::marker::PhantomData,
         }
     };
     device.launch::<AttentionForwardSplit<bf16, 64, 64, 128, Narrow>>(args)?;
     let args = AttentionCombineArgs {
-        sums: sums.view(),
-        logs: logs.view(),
-        out: out.view_mut(),
-        log_sum_exp: log_sum_exp.view_mut(),
-        heads: 1,
-        rows: QUERIES as u32,
-        parts: PARTS as u32,
-        size: SIZE as u32,
-        batch_stride: 0,
-        head_stride: 0,
-        row_stride: SIZE,
+        parts: PartsArgument { sums: sums.view(), logs: logs.view(), count: PARTS as u32, size: SIZE as u32 },
+        result: CombinedArgument {
+            out: out.view_mut(),
+            log_sum_exp: log_sum_exp.view_mut(),
+            heads: 1,
+            rows: QUERIES as u32,
+            batch_stride: 0,
+            head_stride: 0,
+            row_stride: SIZE,
+        },
     };
     device.launch::<AttentionCombine<bf16>>(args)?;
     Ok([device.download(&out), device.download(&log_sum_exp)].concat())

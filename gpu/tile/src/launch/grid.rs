@@ -193,6 +193,14 @@ mod tests {
     }
 
     #[test]
+    fn a_count_that_is_too_small_says_what_is_needed() {
+        extern crate std;
+        assert_eq!(LaunchError::check_at_least("section", 1, 1), Ok(()));
+        let error = LaunchError::check_at_least("section", 1, 0).unwrap_err();
+        assert_eq!(std::string::ToString::to_string(&error), "`section` counts 0; this kernel needs at least 1");
+    }
+
+    #[test]
     fn a_limit_counts_what_it_names() {
         let error = Grid::down(1, "rows", 65_535 * 65_535 * 8 + 1, 8).unwrap_err();
         assert_eq!(error, LaunchError { argument: "rows", problem: Problem::TooLarge { found: 34_358_689_801, limit: 34_358_689_800 } });
