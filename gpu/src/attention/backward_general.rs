@@ -47,7 +47,7 @@ type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Worksp
 /// | `section_keys` | as many keys' heads are computed together |
 /// | `size`, `value_size` | of a row of a head: multiples of 8 |
 /// | `left`, `right`, `top_left` | [`Window`] |
-/// | `scale`, `cap_limit`, `cap_factor` | as [`attention_forward_general`](fn@super::attention_forward_general) has them, if `CAPPED` |
+/// | `scale`, `cap_limit`, `cap_factor` | as [`Scores`](super::Scores) has them, if `CAPPED` |
 /// | `grad_scale` | the factor of scores: that of the gradients of keys |
 /// | `ordered` | whether blocks of keys add to a block of queries one after the other |
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]

@@ -63,7 +63,7 @@ struct Shared<T: Pod, const PANELS: usize, const STEP: usize> {
 /// | `row_tiles` | blocks of 64 resting rows that the longest sequence may have |
 /// | `size`, `value_size` | of a row of a head: multiples of 8 |
 /// | `left`, `right`, `top_left` | [`Window`] |
-/// | `scale`, `cap_limit`, `cap_factor` | as `attention_forward_general` has them |
+/// | `scale`, `cap_limit`, `cap_factor` | as [`Scores`](super::Scores) has them |
 /// | `grad_scale` | the factor of scores: that of the gradients of queries and keys |
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, PANELS, STEP>)]
 #[instances(T = [bf16, f16], PANELS = [1], STEP = [64], PARTS = [1], OF_KEYS = [false, true])]

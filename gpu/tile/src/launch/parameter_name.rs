@@ -10,22 +10,22 @@ pub struct ParameterName {
 }
 
 impl ParameterName {
-    /// A parameter, a field of it, a field of that.
-    const DEPTH: usize = 3;
+    /// A parameter, a field of it, a field of that, and one of that: `problem.target.running.sums`.
+    const DEPTH: usize = 4;
 
     /// A parameter of a kernel.
     pub const fn new(name: &'static str) -> Self {
-        Self { path: [name, "", ""] }
+        Self { path: [name, "", "", ""] }
     }
 
     /// A field of this parameter.
     ///
     /// # Panics
-    /// Where structs are nested deeper than a field of a field.
+    /// Where structs are nested deeper than that.
     #[must_use]
     pub fn field(mut self, name: &'static str) -> Self {
         let free = self.path.iter_mut().find(|part| part.is_empty());
-        *free.expect("parameters are nested at most three deep: kernel, struct, struct") = name;
+        *free.expect("parameters are nested at most four deep: kernel and three structs") = name;
         self
     }
 }
@@ -61,8 +61,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "parameters are nested at most three deep")]
-    fn a_field_of_a_field_of_a_field_has_no_room() {
-        let _ = ["a", "b", "c"].into_iter().fold(ParameterName::new("batch"), ParameterName::field);
+    #[should_panic(expected = "parameters are nested at most four deep")]
+    fn a_fifth_name_has_no_room() {
+        let _ = ["a", "b", "c", "d"].into_iter().fold(ParameterName::new("batch"), ParameterName::field);
     }
 }
