@@ -3,7 +3,7 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{AttentionForwardGeneral, AttentionForwardGeneralArgs, MAP_ROWS, Pair, Wide, Workspace};
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, Kernel};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, Signature};
 use oxtile_tile::num::bf16;
 
 use super::Job;
@@ -52,7 +52,7 @@ macro_rules! attend {
         let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
         type Attend = AttentionForwardGeneral<bf16, $size, $size, 128, $team>;
         // SAFETY: the maps were encoded for these tensors and boxes.
-        let args: <Attend as Kernel>::Args<'_> = unsafe {
+        let args: <Attend as Signature>::Args<'_> = unsafe {
             AttentionForwardGeneralArgs {
                 q: DeviceTensorMap::from_raw(q_map, q.view().access("tensor")),
                 k: DeviceTensorMap::from_raw(k_map, k.view().access("tensor")),
