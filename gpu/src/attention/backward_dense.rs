@@ -55,15 +55,26 @@ impl KeyTiles<KeyTile> for DenseTiles {
     }
 }
 
-impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> DenseKeys<T, D, QUERIES, MASKED> {
+/// The tensors, and what all roles compute of their sizes.
+#[derive(Clone, Copy)]
+pub(super) struct Dense<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
+    keys: DenseKeys<T, D, QUERIES, MASKED>,
+    /// Blocks of queries of a head.
+    blocks: u32,
+    schedule: KeySchedule,
+}
+
+impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> Dense<T, D, QUERIES, MASKED> {
     #[inline(always)]
-    fn key_blocks(&self) -> u32 {
-        self.mask.keys.div_ceil(KEYS as u32)
+    pub fn new(keys: DenseKeys<T, D, QUERIES, MASKED>) -> Self {
+        let (key_blocks, heads) = (keys.mask.keys.div_ceil(KEYS as u32), keys.heads.heads * keys.heads.batches);
+        let schedule = KeySchedule { key_blocks, heads, section: keys.order.section };
+        Self { keys, blocks: keys.mask.queries.div_ceil(QUERIES as u32), schedule }
     }
 }
 
 impl<T, const D: usize, const QUERIES: usize, const MASKED: bool> KeyProblem<T, D, QUERIES, TILE_WORDS, MASKED>
-    for DenseKeys<T, D, QUERIES, MASKED>
+    for Dense<T, D, QUERIES, MASKED>
 where
     T: RegisterElement + StoredElement,
     Columns<D>: MatrixColumns,
@@ -74,24 +85,22 @@ where
 
     #[inline(always)]
     fn common(&self) -> Common {
-        let BackwardTensors { offsets, deltas, .. } = self.tensors;
-        Common { offsets, deltas, sums: self.sums, order: self.order, group: self.heads.group, scale: self.scale }
+        let BackwardTensors { offsets, deltas, .. } = self.keys.tensors;
+        let Self { keys, .. } = self;
+        Common { offsets, deltas, sums: keys.sums, order: keys.order, group: keys.heads.group, scale: keys.scale }
     }
 
     #[inline(always)]
     fn tiles(&self) -> DenseTiles {
-        let KeyHeads { batches, heads, .. } = self.heads;
-        DenseTiles { schedule: KeySchedule { key_blocks: self.key_blocks(), heads: heads * batches, section: self.order.section }, heads }
+        DenseTiles { schedule: self.schedule, heads: self.keys.heads.heads }
     }
 
     #[inline(always)]
-    #[track_caller]
     fn store_item(item: Option<KeyTile>, number: Number<TILE_WORDS>) {
         KeyTile::store(item, number);
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read(number: Number<TILE_WORDS>) -> KeyTile {
         KeyTile::load_alone(number)
     }
@@ -108,11 +117,10 @@ where
 
     #[inline(always)]
     fn read_mask(&self, _: Number<TILE_WORDS>) -> BlockMask<QUERIES, MASKED> {
-        BlockMask(self.mask)
+        BlockMask(self.keys.mask)
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read_result(number: Number<TILE_WORDS>) -> KeyTile {
         KeyTile::load_alone(number)
     }
@@ -124,29 +132,27 @@ where
 
     #[inline(always)]
     fn mask(&self, _: &KeyTile) -> BlockMask<QUERIES, MASKED> {
-        BlockMask(self.mask)
+        BlockMask(self.keys.mask)
     }
 
     #[inline(always)]
     fn first_block(&self, tile: &KeyTile, member: u32) -> u32 {
-        ((tile.batch * self.heads.heads + tile.head) * self.heads.group + member) * self.sums.blocks
+        ((tile.batch * self.keys.heads.heads + tile.head) * self.keys.heads.group + member) * self.blocks
     }
 
     #[inline(always)]
-    #[track_caller]
     fn load_keys(&self, tile: &KeyTile, stage: Keys<T, D>, full: Mbarrier) {
         // The divisor is not zero; saying so keeps the check out.
-        let at = [tile.batch, tile.head / self.heads.splits.max(1), tile.key(), 0];
-        self.tensors.k.load(stage.keys, at, full);
-        self.tensors.v.load(stage.values, at, full);
+        let at = [tile.batch, tile.head / self.keys.heads.splits.max(1), tile.key(), 0];
+        self.keys.tensors.k.load(stage.keys, at, full);
+        self.keys.tensors.v.load(stage.values, at, full);
     }
 
     #[inline(always)]
-    #[track_caller]
     fn load_rows(&self, tile: &KeyTile, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier) {
-        let at = [tile.batch, tile.head * self.heads.group + member, block * QUERIES as u32, 0];
-        self.tensors.q.load(stage.queries, at, full);
-        self.tensors.grad_out.load(stage.gradients, at, full);
+        let at = [tile.batch, tile.head * self.keys.heads.group + member, block * QUERIES as u32, 0];
+        self.keys.tensors.q.load(stage.queries, at, full);
+        self.keys.tensors.grad_out.load(stage.gradients, at, full);
     }
 
     #[inline(always)]
@@ -156,39 +162,38 @@ where
     fn bend(&self, _: &mut RegisterTile<QUERIES>, _: &RegisterTile<QUERIES>, _: SharedArray<f32, QUERIES>) {}
 
     #[inline(always)]
-    #[track_caller]
     fn store<const SPAN: usize>(&self, walk: &Walk<T, D, QUERIES, SPAN>, mut sums: Sums<D>, tile: KeyTile, part: u32)
     where
         Columns<SPAN>: MatrixColumns,
     {
-        sums.keys.map(|x| x * core::f32::consts::LN_2 * self.scale);
-        if let Some(partials) = &self.partials {
-            let place = (tile.batch * self.heads.heads + tile.head) * self.key_blocks() + tile.block;
+        sums.keys.map(|x| x * core::f32::consts::LN_2 * self.keys.scale);
+        let Some(gradients) = &self.keys.gradients else {
+            let partials = &self.keys.partials.unwrap_or(GlobalMut::empty());
+            let place = (tile.batch * self.keys.heads.heads + tile.head) * self.schedule.key_blocks + tile.block;
             store_fragments(&sums.keys, partials, partial_start::<D>(place, false, part));
             store_fragments(&sums.values, partials, partial_start::<D>(place, true, part));
-        } else if let Some(gradients) = &self.gradients {
-            walk.store(&sums, gradients, [tile.batch, tile.head, tile.key() + part * PART as u32, 0]);
-        }
+            return;
+        };
+        walk.store(&sums, gradients, [tile.batch, tile.head, tile.key() + part * PART as u32, 0]);
     }
 }
 
 impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> DenseKeysArgument<'_, T, D, QUERIES, MASKED> {
     /// A block for each multiprocessor, or for each tile.
     pub(super) fn grid(&self, device: &DeviceLimits) -> Result<Grid, LaunchError> {
-        let Self { tensors, sums, partials, heads, mask, order, .. } = self;
+        let Self { tensors, sums, gradients, partials, heads, mask, order, .. } = self;
         heads.check()?;
         mask.check()?;
         let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], heads.query_heads(), QUERIES * D)?;
-        LaunchError::check_limit("problem.mask.queries", mask.queries.into(), u64::from(sums.blocks) * QUERIES as u64)?;
+        LaunchError::check_length("problem.sums.blocks", mask.queries.div_ceil(QUERIES as u32).into(), sums.blocks.into())?;
         LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
         LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
         LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
         let tiles = heads.tile_heads().saturating_mul(mask.keys.div_ceil(KEYS as u32).into());
         LaunchError::check_limit("problem.mask.keys", mask.keys.into(), MOST_KEYS)?;
         LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
-        if let Some(partials) = partials {
-            LaunchError::check_length("problem.partials", tiles * partial_elements(D as u64), partials.len())?;
-        }
+        let in_parts = if gradients.is_some() { 0 } else { tiles * partial_elements(D as u64) };
+        LaunchError::check_length("problem.partials", in_parts, partials.as_ref().map_or(0, |partials| partials.len()))?;
         Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
     }
 }

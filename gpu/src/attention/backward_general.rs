@@ -38,7 +38,7 @@ pub struct SequenceKeys<T: RegisterElement, const D: usize, const QUERIES: usize
     pub sums: QuerySums,
     /// The gradients.
     pub gradients: Option<KeyGradients<T, D, 5>>,
-    /// The tensors that the gradients are added to, if there are no others.
+    /// The tensors that the gradients are added to instead.
     pub added: Option<KeySums>,
     /// The factor of scores, and so of their gradients.
     pub grad_scale: f32,
@@ -115,7 +115,6 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn tiles(&self) -> SequenceKeySchedule {
         let KeyHeads { batches, heads, .. } = self.heads;
         let blocks = QueryBlocks { query_ends: self.sequences.query_ends, batches, size: QUERIES as u32, blocks: self.sums.blocks };
@@ -123,37 +122,31 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn store_item(item: Option<SequenceTile>, number: Number<SEQUENCE_TILE_WORDS>) {
         SequenceTile::store(item, number);
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read(number: Number<SEQUENCE_TILE_WORDS>) -> SequenceTile {
         SequenceTile::load_alone(number)
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read_of(tile: KeyTile, number: Number<SEQUENCE_TILE_WORDS>) -> SequenceTile {
         SequenceTile { tile, ..SequenceTile::load_alone(number) }
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read_together(tile: KeyTile, number: Number<SEQUENCE_TILE_WORDS>) -> SequenceTile {
         SequenceTile { tile, ..SequenceTile::load(number) }
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read_mask(&self, number: Number<SEQUENCE_TILE_WORDS>) -> BlockMask<QUERIES, true> {
         BlockMask(SequenceTile::load_mask(number))
     }
 
     #[inline(always)]
-    #[track_caller]
     fn read_result(number: Number<SEQUENCE_TILE_WORDS>) -> SequenceTile {
         SequenceTile::load(number)
     }
@@ -174,7 +167,6 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn load_keys(&self, item: &SequenceTile, stage: Keys<T, D>, full: Mbarrier) {
         let at = place(item.key_offset, item.mask.keys, self.head_of(item.tile), item.tile.key());
         self.tensors.k.load(stage.keys, at, full);
@@ -182,7 +174,6 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn load_rows(&self, item: &SequenceTile, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier) {
         let head = self.head_of(item.tile) * self.heads.group + member;
         let at = place(item.query_offset, item.mask.queries, head, block * QUERIES as u32);
@@ -198,7 +189,6 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn bend(&self, gradients: &mut RegisterTile<QUERIES>, weights: &RegisterTile<QUERIES>, offsets: SharedArray<f32, QUERIES>) {
         if CAPPED {
             bend(gradients, weights, offsets, reciprocal(self.scores.cap_limit));
@@ -206,16 +196,13 @@ where
     }
 
     #[inline(always)]
-    #[track_caller]
     fn store<const SPAN: usize>(&self, walk: &Walk<T, D, QUERIES, SPAN>, mut sums: Sums<D>, item: SequenceTile, part: u32)
     where
         Columns<SPAN>: MatrixColumns,
     {
         sums.keys.map(|x| x * self.grad_scale);
         let (head, key) = (self.head_of(item.tile), item.tile.key() + part * PART as u32);
-        if let Some(gradients) = &self.gradients {
-            walk.store(&sums, gradients, place(item.key_offset, item.key_rows, head, key));
-        } else if let Some(KeySums { k, v, size, value_size }) = self.added {
+        if let Some(KeySums { k, v, size, value_size }) = self.added {
             let row_heads = self.heads.heads * if self.heads.step == 0 { 1 } else { self.heads.batches };
             let first = u64::from(item.key_offset) * u64::from(row_heads) + u64::from(head);
             let (stride, rows) = (u64::from(row_heads), [key, item.mask.keys]);
@@ -223,6 +210,8 @@ where
             add_rows(&sums.values, &v, first, stride, rows, value_size);
             // Seen to meet again, a warp's numbers that all lanes share stay in registers of the warp.
             warp::sync();
+        } else if let Some(gradients) = &self.gradients {
+            walk.store(&sums, gradients, place(item.key_offset, item.key_rows, head, key));
         }
     }
 }

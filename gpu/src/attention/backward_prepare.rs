@@ -26,8 +26,7 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     heads: u32,
     rows: u32,
 ) {
-    let BlockStatistics { offsets, deltas, blocks, size } = statistics;
-    let padded = blocks * size;
+    let BlockStatistics { offsets, deltas, rows: padded, .. } = statistics;
     let lanes = const { (D / Vector::<T>::LANES) as u32 };
     let block = block::index()[0];
     // No divisor is zero, as there is a block; saying so keeps the check out.
@@ -62,7 +61,7 @@ fn grid<T: Float + Pod, const D: usize>(args: &AttentionBackwardPrepareArgs<'_, 
     LaunchError::check_alignment("out", 16, args.out.address())?;
     LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
     args.statistics.check(heads)?;
-    let padded = u64::from(args.statistics.blocks) * u64::from(args.statistics.size);
+    let padded = u64::from(args.statistics.rows);
     LaunchError::check_limit("rows", u64::from(args.rows), padded)?;
     let blocks = padded.div_ceil(ROWS.into()) * heads;
     LaunchError::check_limit("statistics.blocks", blocks, MOST_BLOCKS)?;

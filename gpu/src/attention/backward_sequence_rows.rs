@@ -27,7 +27,7 @@ const PANEL: usize = 64;
 /// The statistics of each block of queries, laid out as [`QueryBlocks`], of those of each query.
 #[kernel(threads = THREADS, grid = blocks_grid)]
 pub fn attention_backward_blocks(queries: QueryStatistics, statistics: BlockStatistics, sequences: Sequences, heads: Heads) {
-    let BlockStatistics { offsets, deltas, blocks, size } = statistics;
+    let BlockStatistics { offsets, deltas, blocks, size, .. } = statistics;
     let (at, head) = (block::index()[0] * THREADS + thread::index(), block::index()[1]);
     if at >= blocks * size {
         return;
@@ -36,7 +36,7 @@ pub fn attention_backward_blocks(queries: QueryStatistics, statistics: BlockStat
     let [mut offset, mut delta] = [f32::NEG_INFINITY, 0.0];
     // The divisor is not zero, as there is an element; saying so keeps the check out.
     if let Some(QueryBlock { batch, index, .. }) = query_blocks.get(at / size.max(1)) {
-        let sequence = query_blocks.limit(batch, sequences.get(batch));
+        let sequence = query_blocks.limit(batch, sequences.without_diagonals().get(batch));
         let row = index * size + at % size.max(1);
         if row < sequence.queries {
             [offset, delta] = queries.load(queries.place([batch, head, heads.heads], &sequences, sequence.query_offset, row));
@@ -53,7 +53,7 @@ fn blocks_grid(args: &AttentionBackwardBlocksArgs<'_>, _: &DeviceLimits) -> Resu
     args.queries.check([batches, heads], args.sequences.query_rows)?;
     args.statistics.check(heads.into())?;
     LaunchError::check_limit("heads.heads", heads.into(), MOST_HEADS)?;
-    let of_head = args.statistics.blocks * args.statistics.size;
+    let of_head = args.statistics.rows;
     Ok(Grid::xy(of_head.div_ceil(THREADS), heads))
 }
 
@@ -68,7 +68,7 @@ struct Shared<T: Pod, const D: usize, const QUERIES: usize> {
 pub struct QueryTarget<T: RegisterElement, const D: usize, const QUERIES: usize> {
     /// A tensor of `[heads, rows, size]`, as [`place`] has it.
     pub rounded: Option<TensorMapMut<T, QUERIES, D, Swizzle128, 5>>,
-    /// The tensor, in `f32`, that they are added to if there is no other.
+    /// The tensor, in `f32`, that they are added to instead.
     pub added: Option<GlobalMut<f32>>,
     /// Elements of a row of a head: a multiple of 8.
     pub size: u32,
@@ -80,7 +80,7 @@ pub struct QueryTarget<T: RegisterElement, const D: usize, const QUERIES: usize>
 /// nothing was added count as zero; the turns are zero afterwards. Rows of padding become zeros, but those that are added to stay.
 ///
 /// A CUDA block takes a block of queries; the last of a sequence takes its padding too.
-#[kernel(threads = THREADS, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
+#[kernel(threads = THREADS, min_blocks = 3, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
@@ -97,7 +97,7 @@ pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, co
     let ([block, head, _], part) = (block::index(), warpgroup::index());
     let query_blocks = QueryBlocks { query_ends: sequences.query_ends, batches: heads.batches, size: QUERIES as u32, blocks };
     let Some(QueryBlock { batch, index, is_last }) = query_blocks.get(block) else { return };
-    let sequence = query_blocks.limit(batch, sequences.get(batch));
+    let sequence = query_blocks.limit(batch, sequences.without_diagonals().get(batch));
     let at = u64::from(head) * u64::from(blocks) + u64::from(block);
     let mut sum = if turns.load(at) != 0 {
         RegisterTile::<SPAN>::load_fragments(&values, (2 * at + u64::from(part)) * (SPAN * PANEL) as u64)
@@ -111,14 +111,14 @@ pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, co
     }
     let (panel, span) = (part % (D / PANEL) as u32 * PANEL as u32, part / (D / PANEL) as u32 * SPAN as u32);
     let (head, first) = (heads.of(batch, head), index * QUERIES as u32);
-    let Some(grad_q) = target.rounded else {
-        let Some(added) = target.added else { return };
+    if let Some(added) = target.added {
         let size = target.size;
         let row = u64::from(if heads.step == 0 { heads.heads } else { heads.heads * heads.batches }) * u64::from(size);
         let start = u64::from(sequence.query_offset) * row + u64::from(head) * u64::from(size);
         add_transposed(&sum, &added, start, row, [first + span, sequence.queries], [panel, size]);
         return;
-    };
+    }
+    let Some(grad_q) = target.rounded else { return };
     let end = if is_last { sequence.rows } else { sequence.rows.min(first + QUERIES as u32) };
     let mut row = first;
     while row < end {

@@ -47,6 +47,8 @@ pub struct BlockStatistics {
     pub blocks: u32,
     /// Queries of a block.
     pub size: u32,
+    /// Queries of all blocks of a head.
+    pub rows: u32,
 }
 
 /// Sums of `dQ` in fragments (`oxtile_tile::fragment_tile`), for each block of queries of each head. The first to add stores, so that nothing need be
@@ -86,9 +88,9 @@ impl QuerySumsArgument<'_> {
 impl BlockStatisticsArgument<'_> {
     /// Statistics for `heads` query heads of all batches.
     pub(super) fn check(&self, heads: u64) -> Checked {
-        let rows = u64::from(self.blocks) * u64::from(self.size);
-        LaunchError::check_limit("statistics.blocks", rows, MOST_BLOCKS)?;
-        LaunchError::check_length("statistics.offsets", heads * rows, self.offsets.len())?;
-        LaunchError::check_length("statistics.deltas", heads * rows, self.deltas.len())
+        LaunchError::check_length("statistics.rows", u64::from(self.blocks) * u64::from(self.size), self.rows.into())?;
+        LaunchError::check_limit("statistics.rows", self.rows.into(), MOST_BLOCKS)?;
+        LaunchError::check_length("statistics.offsets", heads * u64::from(self.rows), self.offsets.len())?;
+        LaunchError::check_length("statistics.deltas", heads * u64::from(self.rows), self.deltas.len())
     }
 }

@@ -66,6 +66,13 @@ impl Sequence {
 }
 
 impl Sequences {
+    /// The same where nothing is asked of what queries see.
+    #[inline(always)]
+    #[must_use]
+    pub fn without_diagonals(self) -> Self {
+        Self { diagonals: None, ..self }
+    }
+
     /// Sequence `batch`.
     #[inline(always)]
     #[track_caller]

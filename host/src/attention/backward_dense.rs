@@ -88,8 +88,8 @@ impl<'a> GivenStatistics<'a> {
     }
 
     fn launch(&self, stream: &Stream, kernel: &Loaded<Blocks>, mut statistics: BlockStatisticsArgument<'_>) -> Result<()> {
-        let BlockStatisticsArgument { blocks, size, .. } = statistics;
-        let padded = u64::from(blocks) * u64::from(size);
+        let BlockStatisticsArgument { blocks, size, rows, .. } = statistics;
+        let padded = u64::from(rows);
         for first in (0..self.heads).step_by(MOST_HEADS as usize) {
             let end = (first + MOST_HEADS).min(self.heads);
             let (heads, of_queries) = ((end - first) as u32, |view: DeviceView<'a, f32>| view.slice(first * self.rows, end * self.rows));
@@ -100,6 +100,7 @@ impl<'a> GivenStatistics<'a> {
                     deltas: statistics.deltas.slice_mut(first * padded, end * padded),
                     blocks,
                     size,
+                    rows,
                 },
                 sequences: SequencesArgument {
                     query_ends: self.ends.view(),
@@ -201,8 +202,13 @@ where
         let [blocks, splits, key_blocks] = [blocks, splits, key_blocks].map(|size| size as u32);
         let tile_heads = KeyHeads { batches, heads: key_heads * splits, group: heads / key_heads / splits, splits, step: 0 };
         Ok(BoundAttention::new(move |stream| {
-            let statistics =
-                BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: deltas.view_mut(), blocks, size: QUERIES as u32 };
+            let statistics = BlockStatisticsArgument {
+                offsets: offsets.view_mut(),
+                deltas: deltas.view_mut(),
+                blocks,
+                size: QUERIES as u32,
+                rows: blocks * QUERIES as u32,
+            };
             match &source {
                 Statistics::Of(OfResult { out, grad_out, .. }) => {
                     let args = PrepareArgs { out: *out, grad_out: *grad_out, log_sum_exp, statistics, heads: tensor_heads, rows };

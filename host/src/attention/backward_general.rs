@@ -82,8 +82,13 @@ where
         let tile_heads = KeyHeads { batches: heads.batches, heads: key_heads, group: heads.group, splits: 1, step };
         Ok(BoundAttention::new(move |stream| {
             let row_sums = row_sums.run(stream)?;
-            let statistics =
-                BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: deltas.view_mut(), blocks, size: QUERIES as u32 };
+            let statistics = BlockStatisticsArgument {
+                offsets: offsets.view_mut(),
+                deltas: deltas.view_mut(),
+                blocks,
+                size: QUERIES as u32,
+                rows: blocks * QUERIES as u32,
+            };
             let (queries, sequences) = (arguments.statistics(row_sums), arguments.sequences());
             self.blocks.launch(stream, BlocksArgs { queries, statistics, sequences, heads })?;
             let gradients = match (&mut grad_k, &mut grad_v) {

@@ -67,6 +67,7 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
             deltas: deltas.view_mut(),
             blocks: blocks as u32,
             size: BLOCK as u32,
+            rows: rows as u32,
         },
         heads: 1,
         rows: QUERIES as u32,

@@ -46,7 +46,13 @@ fn backward(device: &Device) -> Result<Vec<u32>, Outcome> {
     let heads = Heads { batches: 2, heads: 1, group: 1, step: 0 };
     device.launch::<AttentionBackwardBlocks>(AttentionBackwardBlocksArgs {
         queries: QueryStatisticsArgument { log_sum_exp: log_sum_exp.view(), deltas: deltas.view(), rows: 0 },
-        statistics: BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: of_blocks.view_mut(), blocks, size: BLOCK },
+        statistics: BlockStatisticsArgument {
+            offsets: offsets.view_mut(),
+            deltas: of_blocks.view_mut(),
+            blocks,
+            size: BLOCK,
+            rows: blocks * BLOCK,
+        },
         sequences: sequences(&arrays),
         heads,
     })?;
