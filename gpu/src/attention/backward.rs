@@ -43,7 +43,7 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use oxtile_tile::warpgroup::Role;
 
 use super::backward_adder::Adder;
-use super::backward_dense::{Dense, DenseKeys};
+use super::backward_dense::{DenseKeys, DenseProblem};
 use super::backward_problem::{Common, KeyProblem, KeyTiles};
 use super::backward_schedule::{KeyQueue, KeyTile, TILE_WORDS, next_tile};
 use super::backward_tensors::KeyOrder;
@@ -66,7 +66,7 @@ pub fn attention_backward<T: RegisterElement + StoredElement, const D: usize, co
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
-    differentiate::<_, T, D, QUERIES, SPAN, TILE_WORDS, MASKED>(Dense::new(problem));
+    differentiate::<_, T, D, QUERIES, SPAN, TILE_WORDS, MASKED>(DenseProblem::new(problem));
 }
 
 /// Computes the gradients of a problem's keys and values, and sums of `dQ`.

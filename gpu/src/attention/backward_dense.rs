@@ -38,12 +38,12 @@ pub struct DenseKeys<T: RegisterElement, const D: usize, const QUERIES: usize, c
 }
 
 /// The tiles, whose heads the schedule counts over all batches.
-pub(super) struct DenseTiles {
+pub(super) struct DenseKeyTiles {
     schedule: KeySchedule,
     heads: u32,
 }
 
-impl KeyTiles<KeyTile> for DenseTiles {
+impl KeyTiles<KeyTile> for DenseKeyTiles {
     #[inline(always)]
     fn tile(&mut self, index: u32) -> Option<KeyTile> {
         self.schedule.tile(index).map(|tile| tile.in_batch(self.heads))
@@ -57,14 +57,14 @@ impl KeyTiles<KeyTile> for DenseTiles {
 
 /// The tensors, and what all roles compute of their sizes.
 #[derive(Clone, Copy)]
-pub(super) struct Dense<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
+pub(super) struct DenseProblem<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
     keys: DenseKeys<T, D, QUERIES, MASKED>,
     /// Blocks of queries of a head.
     blocks: u32,
     schedule: KeySchedule,
 }
 
-impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> Dense<T, D, QUERIES, MASKED> {
+impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> DenseProblem<T, D, QUERIES, MASKED> {
     #[inline(always)]
     pub fn new(keys: DenseKeys<T, D, QUERIES, MASKED>) -> Self {
         let (key_blocks, heads) = (keys.mask.keys.div_ceil(KEYS as u32), keys.heads.heads * keys.heads.batches);
@@ -74,14 +74,14 @@ impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: boo
 }
 
 impl<T, const D: usize, const QUERIES: usize, const MASKED: bool> KeyProblem<T, D, QUERIES, TILE_WORDS, MASKED>
-    for Dense<T, D, QUERIES, MASKED>
+    for DenseProblem<T, D, QUERIES, MASKED>
 where
     T: RegisterElement + StoredElement,
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
 {
     type Item = KeyTile;
-    type Tiles = DenseTiles;
+    type Tiles = DenseKeyTiles;
 
     #[inline(always)]
     fn common(&self) -> Common {
@@ -91,8 +91,8 @@ where
     }
 
     #[inline(always)]
-    fn tiles(&self) -> DenseTiles {
-        DenseTiles { schedule: self.schedule, heads: self.keys.heads.heads }
+    fn tiles(&self) -> DenseKeyTiles {
+        DenseKeyTiles { schedule: self.schedule, heads: self.keys.heads.heads }
     }
 
     #[inline(always)]
