@@ -105,6 +105,7 @@ where
     type Tiles = DenseTiles;
     type Message = SharedArray<u32, 1>;
     const TURN: u32 = 0;
+    const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
 
     #[inline(always)]

@@ -52,7 +52,7 @@ where
     Columns<KEYS>: MatrixColumns,
 {
     let shared = Shared::<T, D, V, KEYS, G, P>::begin();
-    let turn_words = Of::<T, D, V, KEYS, P>::TURN;
+    let (turn_words, stores_by_tma) = (Of::<T, D, V, KEYS, P>::TURN, Of::<T, D, V, KEYS, P>::STORES_BY_TMA);
     match G::role() {
         Role::Copies(role) => {
             if !G::begin_copies(role) {
@@ -95,13 +95,13 @@ where
                 let staging = (G::staging(query_part, shared.staging, part), part);
                 problem.store::<G>(&tile, tile.row() + part * PART as u32, sum, softmax.finish(), staging);
                 if let Some(stage) = stage {
-                    if warpgroup::is_leader() {
+                    if stores_by_tma && warpgroup::is_leader() {
                         pipeline::wait_stores_read::<0>();
                     }
                     stage.release_after_wait();
                 }
             }
-            if !G::IN_PLACE && warpgroup::is_leader() {
+            if stores_by_tma && !G::IN_PLACE && warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
             }
             problem.end::<G>();

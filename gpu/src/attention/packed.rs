@@ -102,6 +102,7 @@ where
     type Tiles = PackedTiles;
     type Message = SharedArray<u32, { 2 * ITEM_WORDS }>;
     const TURN: u32 = ITEM_WORDS as u32;
+    const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
 
     #[inline(always)]

@@ -67,6 +67,8 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     type Message: SharedStorage + Copy;
     /// Words from one tile's place to the next one's, which take turns; 0 where there is one place.
     const TURN: u32;
+    /// Whether results are stored by TMA.
+    const STORES_BY_TMA: bool = true;
     /// Whether some queries see no key of the first blocks.
     const WINDOWED: bool;
 

@@ -42,6 +42,9 @@ pub trait Target<T: RegisterElement, const V: usize, const RANK: usize>: Paramet
 where
     Columns<V>: MatrixColumns,
 {
+    /// Whether results are stored by TMA, whose reads of shared memory must be waited for.
+    const BY_TMA: bool = true;
+
     /// Stores a warpgroup's sum of values, before it is divided by the sum of weights, and its log-sum-exp. All its threads call it.
     fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, staging: Staging<T, V>);
 
@@ -98,6 +101,8 @@ impl<T: RegisterElement, const V: usize, const RANK: usize> Target<T, V, RANK> f
 where
     Columns<V>: MatrixColumns,
 {
+    const BY_TMA: bool = false;
+
     #[inline(always)]
     #[track_caller]
     fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, _: Staging<T, V>) {

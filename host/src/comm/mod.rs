@@ -12,7 +12,7 @@
 //! | `single_rank` | a world of one rank |
 //! | `emulated`, `virtual_rank` | ranks of a virtual cluster |
 //! | `nccl` | ranks on GPUs |
-//! | `group` | calls that are made as one |
+//! | `group`, `operand` | calls that are made as one, and the memory that a call reads or writes |
 //! | `team`, `team_board` | some ranks of a world, and their part of its board |
 //! | `host_rank` | ranks of one host that reach each other's memory |
 //! | `meeting` | where the ranks of an arena meet |

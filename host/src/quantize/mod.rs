@@ -4,7 +4,9 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `split_phase` | largest magnitudes, of one tensor, of many, and of all ranks' shards |
+//! | `format`, `tensor` | formats as types, and quantized tensors of any of them |
+//! | `random` | random numbers of stochastic rounding |
+//! | `amax`, `multi_amax`, `split_phase` | largest magnitudes, of one tensor, of many, and of all ranks' shards |
 //! | `fp8` | FP8 with one scale a tensor or a block |
 //! | `mxfp8` | MXFP8 |
 //! | `nvfp4` | NVFP4 by rows, to the nearest value |

@@ -3,7 +3,7 @@
 /// Who started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `oxtile launch`, torchrun, or whoever sets the same variables.
+    /// `oxtile launch`, torchrun, or another launcher that sets the same variables.
     Torchrun,
     /// mpirun of Open MPI.
     OpenMpi,

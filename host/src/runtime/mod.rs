@@ -18,6 +18,7 @@
 //! | `memory` | who used a buffer last, and what must wait for that use |
 //! | `instances` | one range of every rank's memory as one view |
 //! | `library`, `module`, `limits` | where compiled kernels are found, how they are loaded and launched, what a launch may ask for |
+//! | `bound` | an operation on given memory, ready to be enqueued |
 //! | `error` | what can go wrong |
 //! | `patience`, `watch` | how a host waits, and what may end its wait |
 //! | `recorder`, `trace` | work timed between events, and the file of `OXTILE_TRACE` |

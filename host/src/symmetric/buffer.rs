@@ -125,7 +125,7 @@ impl<T: Pod> SymmetricBuffer<T> {
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
-    /// Copies pieces of several ranks to `target`, one behind the other from its beginning on, in stream order and by the copy engine: of each the
+    /// Copies pieces of several ranks to `target`, one after another from its beginning on, in stream order and by the copy engine: of each the
     /// rank and the elements of its buffer. Wait for the ranks' signals on the stream first. One ticket has the target.
     ///
     /// # Errors

@@ -13,7 +13,7 @@
 //! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
 //! | `batch` | operations that are enqueued together |
 //! | `ticket` | results that other ranks take part in |
-//! | `gather`, `push` | all-gathers: shards are fetched, or sent |
+//! | `gather` | all-gathers in chunks: fetched, sent, or by a communicator |
 //! | `exchange` | all-gather and all-to-all of few bytes, by one kernel |
 //! | `backend` | the trait of memory that other ranks reach, and the virtual cluster's |
 //! | `vmm`, `nccl`, `nvshmem` | that memory by the CUDA driver, by NCCL and by NVSHMEM |

@@ -71,9 +71,9 @@ fn chosen(runtime: &Runtime) -> Outcome {
     // One tile, whatever the device: four heads that are rows of one.
     expect(AttentionConfig { key_heads: 1, ..few }, split, "4 heads that share keys as rows of one")?;
     expect(AttentionConfig { key_heads: 1, ..few }, split, "keys in")?;
-    expect(AttentionConfig { keys: 300, ..few }, whole, "all keys")?;
-    expect(AttentionConfig { key_parts: Some(1), ..few }, whole, "all keys")?;
-    expect(AttentionConfig { batches: 1 << 10, ..few }, whole, "all keys")?;
+    expect(AttentionConfig { keys: 300, ..few }, &format!("{whole}__full"), "all keys")?;
+    expect(AttentionConfig { key_parts: Some(1), ..few }, &format!("{whole}__full"), "all keys")?;
+    expect(AttentionConfig { batches: 1 << 10, ..few }, &format!("{whole}__full"), "all keys")?;
     expect(AttentionConfig { key_parts: Some(7), keys: 300, ..few }, split, "keys in 7 parts")?;
     // A query that sees its first key alone has nothing to divide.
     expect(AttentionConfig { mask: Mask::CausalTopLeft, ..few }, &format!("{whole}__causal"), "causal")?;

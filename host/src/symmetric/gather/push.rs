@@ -269,7 +269,7 @@ impl<T: Pod> ChunkedGather<T> for PushGather<T> {
         self.check_released(WHAT)?;
         self.arena.0.use_on(stream)?;
         self.read.iter().try_for_each(|read| stream.wait(read))?;
-        // Behind the copies to the others, which read it. Whoever else writes it comes behind this stream, and so does what is put.
+        // After the copies to the others, which read it. What else writes it comes after this stream, and so does what is put.
         order(&stream.0, |wait_for| self.own.iter().for_each(|own| own.memory().add_use(&stream.0, true, wait_for)))?;
         self.read.clear();
         self.there = None;
