@@ -80,7 +80,7 @@ pub struct QueryTarget<T: RegisterElement, const D: usize, const QUERIES: usize>
 /// nothing was added count as zero; the turns are zero afterwards. Rows of padding become zeros, but those that are added to stay.
 ///
 /// A CUDA block takes a block of queries; the last of a sequence takes its padding too.
-#[kernel(threads = THREADS, min_blocks = 3, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
+#[kernel(threads = THREADS, grid = convert_grid, shared = Shared<T, D, QUERIES>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64])]
