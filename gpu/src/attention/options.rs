@@ -96,8 +96,8 @@ where
 {
     type Tile = Item;
     type Tiles = OptionTiles;
-    type Message = SharedArray<u32, DIAGONAL_ITEM_WORDS>;
-    const TURN: u32 = 0;
+    type Message = SharedArray<u32, { 2 * DIAGONAL_ITEM_WORDS }>;
+    const TURN: u32 = DIAGONAL_ITEM_WORDS as u32;
     const WINDOWED: bool = true;
 
     #[inline(always)]
@@ -109,19 +109,20 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn tell(_: &OptionTiles, tile: Option<Item>, words: Self::Message, _: u32) {
-        Item::store::<true, _>(tile, words, 0);
+    fn tell(_: &OptionTiles, tile: Option<Item>, words: Self::Message, turn: u32) {
+        Item::store::<true, _>(tile, words, turn);
     }
 
     #[inline(always)]
     #[track_caller]
-    fn told(&self, _: u32, words: Self::Message, _: u32) -> Option<Item> {
-        Item::load::<true, _>(words, 0)
+    fn told(&self, _: u32, words: Self::Message, turn: u32) -> Option<Item> {
+        Item::load::<true, _>(words, turn)
     }
 
     #[inline(always)]
-    fn told_again(&self, item: Item, _: Self::Message, _: u32) -> Item {
-        item
+    #[track_caller]
+    fn told_again(&self, _: Item, words: Self::Message, turn: u32) -> Item {
+        Item::reload::<true, _>(words, turn)
     }
 
     #[inline(always)]

@@ -47,13 +47,15 @@ pub struct Place {
 /// What becomes of one row: the factors of what was there and of the new sum.
 #[derive(Clone, Copy)]
 pub struct Share {
-    /// Whether it saw anything before; if not, what is there counts for nothing, NaN too.
-    seen: bool,
+    /// [`UNSEEN`] if the row saw nothing before.
     keep: f32,
     add: f32,
     /// Whether the row is stored: it is one, and changes.
     stored: bool,
 }
+
+/// In the place of a factor: what is there counts for nothing, NaN too. A flag of its own would take a register more, which spills.
+const UNSEEN: f32 = -1.0;
 
 /// Pairs of columns at most that are loaded before the first of them is stored: a load takes its time.
 const BATCH: usize = 8;
@@ -103,8 +105,9 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     {
         let mut half = 0;
         while half < THREAD_ROWS {
-            let Share { seen, keep, add, stored } = shares[half];
-            let (reads, adds) = (stored && seen, !STEPS || add != 0.0);
+            let Share { keep, add, stored } = shares[half];
+            // A factor that is NaN is of a row that has seen something.
+            let (reads, adds) = (stored && !(keep < 0.0), !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
             let at = |pair: usize| first + register_tile::column(pair as u32);
             let mut batch = 0;
@@ -154,12 +157,8 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             if begins && inside && thread::lane().is_multiple_of(4) {
                 self.log_sum_exp.store(at, new);
             }
-            return Share {
-                seen: old != f32::NEG_INFINITY,
-                keep: 1.0,
-                add: 0.0,
-                stored: inside && STEPS && (begins || self.rounded.is_some()),
-            };
+            let keep = if old == f32::NEG_INFINITY { UNSEEN } else { 1.0 };
+            return Share { keep, add: 0.0, stored: inside && STEPS && (begins || self.rounded.is_some()) };
         }
         // The largest leaves out one that is NaN, which its own factor brings back.
         let largest = max(old, new);
@@ -169,7 +168,8 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
         }
         let one = reciprocal(total);
-        Share { seen: old != f32::NEG_INFINITY, keep: keep * one, add: add * one * finished.factor[half], stored: inside }
+        let keep = if old == f32::NEG_INFINITY { UNSEEN } else { keep * one };
+        Share { keep, add: add * one * finished.factor[half], stored: inside }
     }
 }
 
