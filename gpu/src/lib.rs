@@ -26,6 +26,8 @@ pub const KERNELS: &[KernelFamily] = &[
     amax::MULTI_AMAX,
     column_sums::COLUMN_SUMS,
     attention::ATTENTION_BACKWARD,
+    attention::ATTENTION_BACKWARD_ADD_KEYS,
+    attention::ATTENTION_BACKWARD_ADD_QUERIES,
     attention::ATTENTION_BACKWARD_BLOCKS,
     attention::ATTENTION_BACKWARD_CONVERT,
     attention::ATTENTION_BACKWARD_CONVERT_GENERAL,

@@ -143,7 +143,7 @@ fn what_only_the_backward_pass_does_not_count_is_refused_of_it() {
     let capped = AttentionConfig { queries: 1, keys: 1, head_size: 64, soft_cap: Some(9.0), ..AttentionConfig::default() };
     let choose = |config: AttentionConfig| config.choose_backward::<bf16>();
     refused(choose(AttentionConfig { heads: 65536, ..capped }), "heads is 65536: at most 65535 with soft_cap");
-    refused(choose(AttentionConfig { batches: 1 << 24, ..capped }), "batches is 16777216: at most 16");
+    refused(choose(AttentionConfig { batches: 1 << 25, ..capped }), "batches is 33554432: at most 22");
     refused(
         choose(AttentionConfig { queries: 1 << 21, heads: 1 << 10, ..capped }),
         "queries is 2097152: with batches and heads at most 2147483647 rows",

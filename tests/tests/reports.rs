@@ -134,13 +134,17 @@ fn shared_arrays_are_bounded() {
 /// Launches [`beyond_a_field`](fn@beyond_a_field) on views of three elements, read at these places.
 fn fields(first: u32, second: u32, weighted: bool) -> String {
     report(|runtime, stream| {
-        let (ends, mut output) = (Buffer::from_slice(stream, &[0_u32, 2, 4])?, Buffer::<u32>::zeros(stream, 1)?);
-        let of = |offset| EndsArgument { query_ends: ends.view(), offset };
+        // Each of its own: reports know a field by its memory.
+        let array = || Buffer::from_slice(stream, &[0_u32, 2, 4]);
+        let ([ends, others, weights], mut output) = ([array()?, array()?, array()?], Buffer::<u32>::zeros(stream, 1)?);
         runtime.load::<BeyondAField>()?.launch(
             stream,
             BeyondAFieldArgs {
-                sequences: of(first),
-                batch: BatchArgument { sequences: of(second), weights: weighted.then(|| ends.view()) },
+                sequences: EndsArgument { query_ends: ends.view(), offset: first },
+                batch: BatchArgument {
+                    sequences: EndsArgument { query_ends: others.view(), offset: second },
+                    weights: weighted.then(|| weights.view()),
+                },
                 output: output.view_mut(),
             },
         )

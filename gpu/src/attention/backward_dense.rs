@@ -168,7 +168,7 @@ where
     {
         sums.keys.map(|x| x * core::f32::consts::LN_2 * self.keys.scale);
         let Some(gradients) = &self.keys.gradients else {
-            let partials = &self.keys.partials.unwrap_or(GlobalMut::empty());
+            let partials = &self.keys.partials.unwrap_or_default();
             let place = (tile.batch * self.keys.heads.heads + tile.head) * self.schedule.key_blocks + tile.block;
             store_fragments(&sums.keys, partials, partial_start::<D>(place, false, part));
             store_fragments(&sums.values, partials, partial_start::<D>(place, true, part));

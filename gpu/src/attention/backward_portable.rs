@@ -201,8 +201,8 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
             block::sync();
         }
     }
-    let [grad, grad_v] = [target.grad, target.grad_v].map(|grad| grad.unwrap_or(GlobalMut::empty()));
-    let [grad_sum, grad_v_sum] = [target.grad_sum, target.grad_v_sum].map(|sum| sum.unwrap_or(GlobalMut::empty()));
+    let [grad, grad_v] = [target.grad, target.grad_v].map(|grad| grad.unwrap_or_default());
+    let [grad_sum, grad_v_sum] = [target.grad_sum, target.grad_v_sum].map(|sum| sum.unwrap_or_default());
     let mut part = 0;
     while part < PARTS {
         let panel = first_panel + part as u32;

@@ -243,14 +243,16 @@ impl<T: Pod> GlobalTable<T> {
     }
 }
 
-impl<T: Pod> GlobalMut<T> {
-    /// A view of nothing.
+/// A view of nothing.
+impl<T: Pod> Default for GlobalMut<T> {
     #[inline(always)]
-    pub const fn empty() -> Self {
+    fn default() -> Self {
         // SAFETY: there is no element that could be used.
         unsafe { Self::from_raw_parts(0, 0) }
     }
+}
 
+impl<T: Pod> GlobalMut<T> {
     /// A view of `length` elements at `address`.
     ///
     /// # Safety

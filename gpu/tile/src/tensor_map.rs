@@ -65,7 +65,7 @@ macro_rules! maps {
 
             /// The device address of the encoded map.
             #[inline(always)]
-            pub const fn address(&self) -> u64 {
+            pub(crate) const fn address(&self) -> u64 {
                 self.address
             }
         }

@@ -165,7 +165,7 @@ impl fmt::Display for LaunchError {
             Problem::Length { expected, found } => write!(f, "`{name}` has {found} elements; the other arguments ask for {expected}"),
             Problem::Multiple { of, found } => write!(f, "`{name}` counts {found}, which is not a multiple of {of}: pad it"),
             Problem::TooLarge { found, limit } => write!(f, "`{name}` counts {found}; this kernel takes at most {limit}: split the call"),
-            Problem::TooSmall { found, least } => write!(f, "`{name}` is {found}; this kernel takes at least {least}"),
+            Problem::TooSmall { found, least } => write!(f, "`{name}` counts {found}; this kernel needs at least {least}"),
             Problem::Alignment { bytes, address } => {
                 write!(f, "`{name}` starts at {address:#x}, which is not {bytes}-byte aligned: start the view at an aligned element")
             }
