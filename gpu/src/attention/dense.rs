@@ -10,7 +10,7 @@ use oxtile_tile::tensor_map::TensorMap;
 use super::mask::{FAR, Mask, check_reach};
 use super::problem::{Problem, ProblemTile, Seen, Staging, Tiles};
 use super::rings::Producers;
-use super::schedule::{Queue, Schedule, Ticket, Tile};
+use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder};
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
@@ -33,12 +33,10 @@ where
     pub target: R,
     /// The sizes.
     pub shape: Shape,
-    /// One zero, which is zero again after the launch.
-    pub counter: GlobalMut<u32>,
     /// The last key that query 0 sees, if `CAUSAL`.
     pub diagonal: i32,
-    /// Heads that are computed together: their keys and values fit the L2 cache.
-    pub section: u32,
+    /// The order of tiles.
+    pub order: TileOrder,
     /// The factor of scores, with `log2(e)`.
     pub scale: f32,
 }
@@ -91,7 +89,7 @@ where
     #[inline(always)]
     fn schedule(&self, tile_rows: u32) -> Schedule {
         let Shape { batches, heads, queries, .. } = self.shape;
-        Schedule { tile_rows, row_tiles: queries.div_ceil(tile_rows), heads, batches, section: self.section }
+        Schedule { tile_rows, row_tiles: queries.div_ceil(tile_rows), heads, batches, section: self.order.section }
     }
 }
 
@@ -111,7 +109,7 @@ where
     #[inline(always)]
     fn tiles(&self, tile_rows: u32) -> DenseTiles {
         let schedule = self.schedule(tile_rows);
-        let queue = Queue { counter: self.counter, tiles: schedule.tiles() };
+        let queue = Queue { counter: self.order.counter, tiles: schedule.tiles() };
         DenseTiles { schedule, queue, index: block::index()[0], next: None }
     }
 
@@ -184,15 +182,13 @@ where
     fn end<G: Team>(&self) {}
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
-        let DenseArgument { target, shape, counter, diagonal, section, .. } = argument;
+        let DenseArgument { target, shape, diagonal, order, .. } = argument;
         shape.check()?;
         check_reach("diagonal", *diagonal)?;
         let row_tiles = u64::from(shape.queries.div_ceil(tile_rows));
         let tiles = shape.many_heads().saturating_mul(row_tiles);
         LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
-        LaunchError::check_at_least("section", 1, (*section).into())?;
-        LaunchError::check_limit("section", row_tiles * u64::from(*section), MOST_BLOCKS)?;
-        LaunchError::check_length("counter", 1, counter.len())?;
+        order.check(row_tiles)?;
         let rows = shape.many_heads().saturating_mul(shape.queries.into());
         R::check(target, rows, [shape.batches, shape.heads, shape.queries].map(u64::from))?;
         Ok(tiles)

@@ -33,7 +33,7 @@ use oxtile_tile::warpgroup::{self, Role, Roles};
 
 use super::epilogue::{store, store_rows};
 use super::mask::{FAR, Mask, Span, check_reach};
-use super::schedule::{Queue, Schedule, TILE_WORDS, Tile};
+use super::schedule::{Queue, Schedule, TILE_WORDS, Tile, TileOrder};
 use super::shape::{Checked, MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
 use super::team::{PART, Pair};
@@ -119,8 +119,7 @@ pub struct Fp8Results<const D: usize> {
     pub log_sum_exp: GlobalMut<f32>,
 }
 
-/// Attends. `counter` is one zero, and is zero again after the launch; `diagonal` is the last key that query 0 sees, if `CAUSAL`; `section`
-/// heads are computed together; `scale` is the factor of scores, with `log2(e)`.
+/// Attends. `diagonal` is the last key that query 0 sees, if `CAUSAL`; `scale` is the factor of scores, with `log2(e)`.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
 #[instances(D = [64], S = [Swizzle64], CAUSAL = [false, true])]
 #[instances(D = [128], S = [Swizzle128], CAUSAL = [false, true])]
@@ -128,10 +127,9 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     inputs: Fp8Inputs<D, S>,
     scales: Fp8Scales,
     results: Fp8Results<D>,
-    counter: GlobalMut<u32>,
     shape: Shape,
+    order: TileOrder,
     diagonal: i32,
-    section: u32,
     scale: f32,
 ) where
     Columns<D>: MatrixColumns,
@@ -146,7 +144,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     }
     block::sync();
     let Shape { batches, heads, group, queries: rows, keys } = shape;
-    let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section };
+    let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section: order.section };
     let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
     let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
     match Team::role() {
@@ -156,7 +154,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
             if copies {
                 let (mut queries, mut key_ring, mut value_ring) =
                     (shared.queries.producer(), shared.keys.producer(), shared.values.producer());
-                let queue = Queue { counter, tiles: schedule.tiles() };
+                let queue = Queue { counter: order.counter, tiles: schedule.tiles() };
                 let mut index = block::index()[0];
                 while let Some(tile) = schedule.tile(index) {
                     let ticket = queue.take();
@@ -277,17 +275,15 @@ fn grid<const D: usize, S: Swizzle, const CAUSAL: bool>(
 where
     Columns<D>: MatrixColumns,
 {
-    let AttentionForwardFp8Args { scales, results, counter, shape, diagonal, section, .. } = args;
+    let AttentionForwardFp8Args { scales, results, shape, order, diagonal, .. } = args;
     shape.check()?;
     scales.check(shape)?;
     check_reach("diagonal", *diagonal)?;
     let row_tiles = u64::from(shape.queries.div_ceil(QUERIES as u32));
     let tiles = shape.many_heads().saturating_mul(row_tiles);
     LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
-    LaunchError::check_at_least("section", 1, (*section).into())?;
-    LaunchError::check_limit("section", row_tiles * u64::from(*section), MOST_BLOCKS)?;
+    order.check(row_tiles)?;
     LaunchError::check_length("results.log_sum_exp", shape.many_heads().saturating_mul(shape.queries.into()), results.log_sum_exp.len())?;
-    LaunchError::check_length("counter", 1, counter.len())?;
     Ok(Grid::x(tiles.min(device.multiprocessors.into()) as u32))
 }
 

@@ -47,6 +47,8 @@ pub struct PortableGeneralResults<T: Pod> {
     pub running: Option<GlobalMut<f32>>,
     /// The log-sum-exp, running too if there is a running result.
     pub log_sum_exp: LogSumExp,
+    /// Each head's largest scaled score.
+    pub max_logit: Option<MaxLogit>,
 }
 
 /// Each head's largest scaled score.
@@ -59,16 +61,13 @@ pub struct MaxLogit {
     pub workspace: GlobalMut<u32>,
 }
 
-/// Attends, with heads of up to `64 * PANELS` elements. The sink is a score for each head, or one for all; `row_tiles` blocks of 64 queries are
-/// as many as the longest sequence may have. Rows of padding become zeros.
+/// Attends, with heads of up to `64 * PANELS` elements. `row_tiles` blocks of 64 queries are as many as the longest sequence may have. Rows of padding become zeros.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, PANELS, KEYS>)]
 #[instances(T = [bf16, f16], PANELS = [1, 2], KEYS = [64])]
 #[instances(T = [bf16, f16], PANELS = [4], KEYS = [32])]
 pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usize, const KEYS: usize>(
     inputs: SizedInputs<T>,
     results: PortableGeneralResults<T>,
-    max_logit: Option<MaxLogit>,
-    sink: Option<Global<f32>>,
     sequences: Sequences,
     heads: Heads,
     row_tiles: u32,
@@ -98,7 +97,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
             copy_side(stages.tile(stage), &[inputs.k, inputs.v], of_keys, head / group, block * KEYS as u32, [size, value_size]);
             pipeline::commit_copies();
         };
-        let sunk = match sink {
+        let sunk = match inputs.sink {
             Some(sink) => sink.load(if sink.len() > 1 { u64::from(head) } else { 0 }) * LOG2_E,
             None => f32::NEG_INFINITY,
         };
@@ -167,11 +166,11 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
             }
             store_rows(&log_sum_exp, statistics, row, sequence.rows, finished.log_sum_exp());
         }
-        if let Some(MaxLogit { workspace, .. }) = max_logit {
+        if let Some(MaxLogit { workspace, .. }) = results.max_logit {
             Workspace { words: workspace }.raise(head, finished.largest_of_warp());
         }
     }
-    if let Some(MaxLogit { values, workspace }) = max_logit {
+    if let Some(MaxLogit { values, workspace }) = results.max_logit {
         Workspace { words: workspace }.leave(WARPS, Some(values));
     }
 }
@@ -183,18 +182,15 @@ fn grid<T: RegisterElement, const PANELS: usize, const KEYS: usize>(
 where
     Columns<KEYS>: MatrixColumns,
 {
-    let AttentionForwardPortableGeneralArgs { inputs, results, max_logit, sink, sequences, heads, row_tiles, window, .. } = args;
+    let AttentionForwardPortableGeneralArgs { inputs, results, sequences, heads, row_tiles, window, .. } = args;
     let grid = portable::grid(sequences, heads, *row_tiles, RESTING)?;
     window.check()?;
     let rows = HeadRows::of(sequences, heads)?;
-    inputs.check(rows, PANELS * PANEL)?;
+    inputs.check(rows, PANELS * PANEL, heads.heads)?;
     results.check(rows.queries.saturating_mul(inputs.value_size.into()))?;
     results.log_sum_exp.check(heads, sequences.query_rows)?;
-    if let Some(max_logit) = max_logit {
+    if let Some(max_logit) = &results.max_logit {
         max_logit.check(heads)?;
-    }
-    if let Some(sink) = sink.filter(|sink| sink.len() != 1) {
-        LaunchError::check_length("sink", heads.heads.into(), sink.len())?;
     }
     Ok(grid)
 }
@@ -213,7 +209,7 @@ impl<T: Pod> PortableGeneralResultsArgument<'_, T> {
 
 impl MaxLogitArgument<'_> {
     fn check(&self, heads: &Heads) -> Checked {
-        LaunchError::check_length("max_logit.values", heads.heads.into(), self.values.len())?;
-        LaunchError::check_length("max_logit.workspace", Workspace::words(heads.heads.into()), self.workspace.len())
+        LaunchError::check_length("results.max_logit.values", heads.heads.into(), self.values.len())?;
+        LaunchError::check_length("results.max_logit.workspace", Workspace::words(heads.heads.into()), self.workspace.len())
     }
 }

@@ -115,6 +115,7 @@ pub use parts::{MOST_PARTS, Parts, PartsArgument, PartsMut, PartsMutArgument};
 pub use portable::{Inputs, InputsArgument, LogSumExp, LogSumExpArgument, SizedInputs, SizedInputsArgument};
 pub use problem::*;
 pub use running::*;
+pub use schedule::{TileOrder, TileOrderArgument};
 pub use scores::Scores;
 pub use sequence::{MAP_ROWS, Sequence, Sequences, SequencesArgument, place};
 pub use shape::{Heads, Shape};

@@ -33,6 +33,8 @@ pub struct SizedInputs<T: Pod> {
     pub size: u32,
     /// Elements of a head of values and of results: a multiple of 8.
     pub value_size: u32,
+    /// A score beside those of the keys: one for each head, or one for all.
+    pub sink: Option<Global<f32>>,
 }
 
 /// The natural logarithm of each row's sum of exponentials.
@@ -92,12 +94,15 @@ impl<T: Pod> InputsArgument<'_, T> {
 }
 
 impl<T: Pod> SizedInputsArgument<'_, T> {
-    /// Heads of up to `most` elements.
-    pub(super) fn check(&self, rows: HeadRows, most: usize) -> Checked {
+    /// `heads` heads of up to `most` elements.
+    pub(super) fn check(&self, rows: HeadRows, most: usize, heads: u32) -> Checked {
         let sizes = [self.size, self.value_size].map(u64::from);
         for (name, size) in ["inputs.size", "inputs.value_size"].into_iter().zip(sizes) {
             LaunchError::check_multiple(name, 8, size)?;
             LaunchError::check_limit(name, size, most as u64)?;
+        }
+        if let Some(sink) = self.sink.filter(|sink| sink.len() != 1) {
+            LaunchError::check_length("inputs.sink", heads.into(), sink.len())?;
         }
         check_inputs([self.q, self.k, self.v], rows, sizes)
     }

@@ -107,7 +107,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         while half < THREAD_ROWS {
             let Share { keep, add, stored } = shares[half];
             // A factor that is NaN is of a row that has seen something.
-            let (reads, adds) = (stored && !(keep < 0.0), !STEPS || add != 0.0);
+            let (reads, adds) = (stored && (keep >= 0.0 || keep.is_nan()), !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
             let at = |pair: usize| first + register_tile::column(pair as u32);
             let mut batch = 0;

@@ -4,7 +4,7 @@ use oxtile_tile::num::opaque;
 use oxtile_tile::prelude::*;
 
 use super::sequence::{Sequence, Sequences};
-use super::shape::Heads;
+use super::shape::{Checked, Heads, MOST_BLOCKS};
 
 /// The order: heads in sections whose keys and values fit the L2 cache together; in a section the last rows of all heads
 /// first, as they see the most keys where a mask is causal.
@@ -87,6 +87,24 @@ impl Schedule {
         let width = (self.heads * self.batches - first_head).min(self.section).max(1);
         let (head, heads) = (first_head + inside % width, self.heads.max(1));
         Some(Tile { row: (self.row_tiles - 1 - inside / width) * self.tile_rows, head: head % heads, batch: head / heads })
+    }
+}
+
+/// The order in which tiles of dense tensors are taken.
+#[derive(Clone, Copy, Parameter)]
+pub struct TileOrder {
+    /// One zero, which is zero again after the launch.
+    pub counter: GlobalMut<u32>,
+    /// Heads that are computed together: their keys and values fit the L2 cache.
+    pub section: u32,
+}
+
+impl TileOrderArgument<'_> {
+    /// Of heads of so many tiles.
+    pub(super) fn check(&self, row_tiles: u64) -> Checked {
+        LaunchError::check_at_least("order.section", 1, self.section.into())?;
+        LaunchError::check_limit("order.section", row_tiles * u64::from(self.section), MOST_BLOCKS)?;
+        LaunchError::check_length("order.counter", 1, self.counter.len())
     }
 }
 

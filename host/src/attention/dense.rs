@@ -2,7 +2,7 @@
 
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, Dense, DenseArgument, PART, Policy, Rounded, RoundedArgument, Running, RunningArgument, Shape,
-    Target as KernelTarget, Team,
+    Target as KernelTarget, Team, TileOrderArgument,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceViewMut, Kernel};
@@ -107,10 +107,11 @@ impl<'a, T> BoundRunning<'a, T> {
     pub(super) fn new(config: &AttentionConfig, outputs: Outputs<'a, T>, strides: [u64; 3]) -> Result<Self> {
         let (sums, rounded) = match outputs.out {
             Target::Merged(sums) => (sums, None),
-            // SAFETY: the kernel only reads the running result of a step that rounds; the view borrows it as long.
             Target::Last { running, out } => {
                 let access = running.access("running");
-                (unsafe { DeviceViewMut::from_raw(access.address, running.len(), access.owner) }, Some(out))
+                // SAFETY: the kernel only reads the running result of a step that rounds; the view borrows it as long.
+                let sums = unsafe { DeviceViewMut::from_raw(access.address, running.len(), access.owner) };
+                (sums, Some(out))
             }
             Target::Rounded(_) => {
                 return Err(Error::Invalid { what: "Attention, out", why: "this kernel merges its result".to_owned() });
@@ -186,9 +187,8 @@ where
             v: v.view(),
             target: R::argument(&mut target),
             shape,
-            counter: counter.view_mut(),
             diagonal,
-            section,
+            order: TileOrderArgument { counter: counter.view_mut(), section },
             scale,
         };
         kernel.launch(stream, AttentionForwardArgs { problem, marker: std::marker::PhantomData })

@@ -4,6 +4,7 @@ use std::fmt;
 
 use oxtile_kernels::attention::{
     AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, FP8_QUERIES, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Shape,
+    TileOrderArgument,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
@@ -190,10 +191,9 @@ where
                 inputs: Fp8InputsArgument { q: q.view(), k: k.view(), v: v.view() },
                 scales: Fp8ScalesArgument { q: scales.q, k: scales.k, v: scales.v },
                 results: Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.slice_mut(0, log_sum_exp_length) },
-                counter: counter.view_mut(),
                 shape,
+                order: TileOrderArgument { counter: counter.view_mut(), section },
                 diagonal,
-                section,
                 scale,
             };
             self.launch(stream, args)

@@ -43,16 +43,15 @@ where
         let [size, value_size] = [config.head_size, config.value_size()].map(|size| size as u32);
         Ok(BoundAttention::new(move |stream| {
             let args = AttentionForwardPortableGeneralArgs {
-                inputs: SizedInputsArgument { q, k, v, size, value_size },
+                inputs: SizedInputsArgument { q, k, v, size, value_size, sink: sink.argument() },
                 results: PortableGeneralResultsArgument {
                     out: out.as_mut().map_or_else(nothing_mut, |out| out.slice_mut(0, out.len())),
                     running: running.as_mut().map(|running| running.slice_mut(0, running.len())),
                     log_sum_exp: sizes.log_sum_exp(&mut log_sum_exp),
+                    max_logit: max_logit
+                        .as_mut()
+                        .map(|values| MaxLogitArgument { values: values.slice_mut(0, values.len()), workspace: workspace.view_mut() }),
                 },
-                max_logit: max_logit
-                    .as_mut()
-                    .map(|values| MaxLogitArgument { values: values.slice_mut(0, values.len()), workspace: workspace.view_mut() }),
-                sink: sink.argument(),
                 sequences: sizes.sequences(&placement),
                 heads: sizes.heads,
                 row_tiles: sizes.row_tiles,

@@ -12,7 +12,7 @@ use super::split_phase::LocalAmax;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{DeviceTable, upload};
 
-/// The largest magnitudes of any number of tensors by one launch. Rules as for [`Amax`].
+/// The largest magnitudes of any number of tensors by one launch. Rules as for [`Amax`](super::Amax).
 pub struct MultiAmax<T: AmaxNumber>(Loaded<T::MultiAmax>);
 
 /// Tensors and where their amaxes go, in device memory: made once, run any number of times.

@@ -74,7 +74,7 @@ where
     /// Casts a matrix of the tensor's shape with the tensor's amax; with `HADAMARD` that of [`HadamardAmax`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the tensor is a rowwise one; [`Error::Length`] if `input` does not have its shape; as
+    /// [`Error::Invalid`](crate::runtime::Error::Invalid) if the tensor is a rowwise one; [`Error::Length`](crate::runtime::Error::Length) if `input` does not have its shape; as
     /// [`Loaded::launch`], also where a dimension is not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast_columns(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
         tensor.check("Nvfp4Columns::cast_columns", Direction::Columns, input.len())?;
@@ -124,7 +124,7 @@ where
     /// these rows.
     ///
     /// # Errors
-    /// [`Error::Length`] unless there is one amax, or with `HADAMARD` those of before and after; as [`cast_columns`](Self::cast_columns).
+    /// [`Error::Length`](crate::runtime::Error::Length) unless there is one amax, or with `HADAMARD` those of before and after; as [`cast_columns`](Self::cast_columns).
     pub fn cast_columns_shard(
         &self,
         stream: &Stream,

@@ -7,7 +7,9 @@ use super::stream::Stream;
 
 /// An operation on given memory, such as a multiplication of given matrices: ready to be enqueued any number of times, in a graph's capture
 /// too.
-pub struct Bound<'a>(Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>);
+pub struct Bound<'a>(Box<Operation<'a>>);
+
+type Operation<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl<'a> Bound<'a> {
     /// What `run` enqueues.

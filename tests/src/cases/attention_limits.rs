@@ -9,7 +9,7 @@ use oxtile_kernels::attention::{
     AttentionForwardPortableArgs, Causal, ChosenArgument, DenseArgument, FAR, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument,
     Fp8ScalesArgument, Heads, InputsArgument, LogSumExpArgument, Narrow, Optioned, OptionsArgument, PART, PackedArgument, PackedCausal,
     Pair, PortableResultsArgument, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
-    Window, Workspace,
+    TileOrderArgument, Window, Workspace,
 };
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::{Swizzle64, Swizzle128};
@@ -60,16 +60,15 @@ fn dense(runtime: &Runtime) -> Outcome {
             v: k.view(),
             target: RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
             shape: SHAPE,
-            counter: counter.slice_mut(0, counters),
+            order: TileOrderArgument { counter: counter.slice_mut(0, counters), section: 1 },
             diagonal: 0,
-            section: 1,
             scale: 1.0,
         };
         change(&mut problem);
         kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
     text(launch(1, &|_| {}))?;
-    refuses("counter", launch(2, &|_| {}))?;
+    refuses("order.counter", launch(2, &|_| {}))?;
     for (name, change) in [
         ("shape.group", (|problem| problem.shape.group = 3) as fn(&mut Problem<'_>)),
         ("shape.heads", |problem| (problem.shape.heads, problem.shape.group) = (3, 2)),
@@ -78,8 +77,8 @@ fn dense(runtime: &Runtime) -> Outcome {
         ("shape.keys", |problem| problem.shape.keys = 1 << 30),
         ("diagonal", |problem| problem.diagonal = FAR + 1),
         ("diagonal", |problem| problem.diagonal = i32::MIN),
-        ("section", |problem| problem.section = 0),
-        ("section", |problem| problem.section = 1 << 31),
+        ("order.section", |problem| problem.order.section = 0),
+        ("order.section", |problem| problem.order.section = 1 << 31),
         ("target.log_sum_exp", |problem| problem.shape.queries = 4),
         ("target.log_sum_exp", |problem| problem.shape.batches = 3),
     ] {
@@ -111,9 +110,9 @@ fn ring(runtime: &Runtime) -> Outcome {
             row_stride: 64,
         };
         change(&mut target);
-        let counter = counter.view_mut();
+        let order = TileOrderArgument { counter: counter.view_mut(), section: 1 };
         let problem: DenseArgument<'_, _, 64, 64, 128, Running<bf16, true>, true> =
-            DenseArgument { q: q.view(), k: k.view(), v: k.view(), target, shape: SHAPE, counter, diagonal: 0, section: 1, scale: 1.0 };
+            DenseArgument { q: q.view(), k: k.view(), v: k.view(), target, shape: SHAPE, order, diagonal: 0, scale: 1.0 };
         kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
     let whole = [0, 768];
@@ -158,10 +157,9 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
             inputs: Fp8InputsArgument { q: q.view(), k: k.view(), v: k.view() },
             scales: Fp8ScalesArgument { q: scales.view().slice(0, of_q), k: scales.view().slice(0, of_k), v: scales.view().slice(0, of_v) },
             results: Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
-            counter: counter.slice_mut(0, counters),
             shape: Shape { batches: 1, heads: 2, group: 1, queries: 3, keys: 3 },
+            order: TileOrderArgument { counter: counter.slice_mut(0, counters), section: 1 },
             diagonal: 0,
-            section: 1,
             scale: 1.0,
         };
         change(&mut args);
@@ -169,7 +167,7 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
     };
     let right = [2, 1, 2];
     text(launch(right, 1, &|_| {}))?;
-    refuses("counter", launch(right, 2, &|_| {}))?;
+    refuses("order.counter", launch(right, 2, &|_| {}))?;
     for (name, scales) in [("scales.q", [3, 1, 1]), ("scales.k", [1, 3, 1]), ("scales.v", [1, 1, 3])] {
         refuses(name, launch(scales, 1, &|_| {}))?;
     }
@@ -180,8 +178,8 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
         ("shape.queries", |args| (args.shape.batches, args.shape.heads) = (1 << 31, 1)),
         ("shape.keys", |args| args.shape.keys = 1 << 30),
         ("diagonal", |args| args.diagonal = FAR + 1),
-        ("section", |args| args.section = 1 << 31),
-        ("section", |args| args.section = 0),
+        ("order.section", |args| args.order.section = 1 << 31),
+        ("order.section", |args| args.order.section = 0),
         ("results.log_sum_exp", |args| args.shape.queries = 4),
     ] {
         refuses(name, launch([1; 3], 1, &change))?;

@@ -160,14 +160,14 @@ fn arguments(runtime: &Runtime) -> Outcome {
                     v: of_keys.view().slice(0, 32),
                     size: 16,
                     value_size: 8,
+                    sink: Some(sink.view().slice(0, sinks)),
                 },
                 results: PortableGeneralResultsArgument {
                     out: out.slice_mut(of_out, of_out + 128),
                     running: merged.then(|| running.slice_mut(of_running, of_running + 128)),
                     log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 4 },
+                    max_logit: Some(MaxLogitArgument { values: max_logit.slice_mut(0, logits), workspace: workspace.slice_mut(0, words) }),
                 },
-                max_logit: Some(MaxLogitArgument { values: max_logit.slice_mut(0, logits), workspace: workspace.slice_mut(0, words) }),
-                sink: Some(sink.view().slice(0, sinks)),
                 sequences: SequencesArgument {
                     query_ends: queries.view(),
                     key_ends: keys.view(),
@@ -188,7 +188,7 @@ fn arguments(runtime: &Runtime) -> Outcome {
         };
     text(launch([0, 0, 0], false, right, &|_| {}))?;
     text(launch([0, 0, 0], true, right, &|_| {}))?;
-    text(launch([0, 0, 0], false, right, &|args| (args.max_logit, args.sink) = (None, None)))?;
+    text(launch([0, 0, 0], false, right, &|args| (args.results.max_logit, args.inputs.sink) = (None, None)))?;
     refuses("inputs.q", launch([1, 0, 0], false, right, &|_| {}))?;
     refuses("results.out", launch([0, 1, 0], false, right, &|_| {}))?;
     refuses("results.running", launch([0, 0, 1], true, right, &|_| {}))?;
@@ -216,10 +216,10 @@ fn arguments(runtime: &Runtime) -> Outcome {
         refuses(name, launch([0, 0, 0], false, right, &change))?;
     }
     for (name, lengths) in [
-        ("sink", [3, 2, right[2]]),
-        ("sink", [0, 2, right[2]]),
-        ("max_logit.values", [2, 1, right[2]]),
-        ("max_logit.workspace", [2, 2, right[2] - 1]),
+        ("inputs.sink", [3, 2, right[2]]),
+        ("inputs.sink", [0, 2, right[2]]),
+        ("results.max_logit.values", [2, 1, right[2]]),
+        ("results.max_logit.workspace", [2, 2, right[2] - 1]),
     ] {
         refuses(name, launch([0, 0, 0], false, lengths, &|_| {}))?;
     }

@@ -6,7 +6,7 @@ use oxtile_emulator::mutation::{Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, Causal, DenseArgument, Narrow, RingCausal, Rounded, RoundedArgument, Running, RunningArgument,
-    Shape, Target,
+    Shape, Target, TileOrderArgument,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut};
 use oxtile_tile::num::bf16;
@@ -125,6 +125,15 @@ impl Tensors {
         let (q, k, v) =
             unsafe { (DeviceTensorMap::from_raw(q_map, q), DeviceTensorMap::from_raw(k_map, k), DeviceTensorMap::from_raw(v_map, v)) };
         let diagonal = shape.keys as i32 - shape.queries as i32;
-        DenseArgument { q, k, v, target, shape: *shape, counter: counter.view_mut(), diagonal, section: 1, scale: 0.18 }
+        DenseArgument {
+            q,
+            k,
+            v,
+            target,
+            shape: *shape,
+            order: TileOrderArgument { counter: counter.view_mut(), section: 1 },
+            diagonal,
+            scale: 0.18,
+        }
     }
 }

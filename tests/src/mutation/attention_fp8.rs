@@ -4,6 +4,7 @@ use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{
     AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Shape,
+    TileOrderArgument,
 };
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, Kernel};
 use oxtile_tile::layout::Swizzle64;
@@ -85,10 +86,9 @@ where
                 out: DeviceTensorMapMut::from_raw(out_map, out.view().access("tensor")),
                 log_sum_exp: log_sum_exp.view_mut(),
             },
-            counter: counter.view_mut(),
             shape: Shape { batches: 1, heads: 1, group: 1, queries: queries as u32, keys: keys as u32 },
+            order: TileOrderArgument { counter: counter.view_mut(), section: 1 },
             diagonal: keys as i32 - queries as i32,
-            section: 1,
             scale: 0.18,
         }
     };

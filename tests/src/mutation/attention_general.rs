@@ -39,20 +39,25 @@ pub(super) fn map(device: &Device, tensor: &Elements<bf16>, size: u64, box_rows:
     device.upload("map", &words)
 }
 
+/// So many words of one value.
+fn words_of(value: u32, count: u64) -> Vec<u32> {
+    vec![value; count as usize]
+}
+
 macro_rules! attend {
     ($device:ident, $size:literal, $team:ty, $merged:literal) => {{
         let device = $device;
         let small = |rows: u64| words((rows * $size) as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect::<Vec<_>>();
         let [q, out] = ["q", "out"].map(|name| device.upload::<bf16>(name, &small(ROWS[0])));
         let [k, v] = ["k", "v"].map(|name| device.upload::<bf16>(name, &small(ROWS[1])));
-        let mut sums = device.upload::<f32>("sums", &vec![0; if $merged { (ROWS[0] * $size) as usize } else { 0 }]);
-        let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &vec![0xff80_0000; ROWS[0] as usize]);
+        let mut sums = device.upload::<f32>("sums", &words_of(0, if $merged { ROWS[0] * $size } else { 0 }));
+        let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &words_of(0xff80_0000, ROWS[0]));
         let mut max_logit = device.upload::<f32>("max_logit", &[0]);
         let sink = device.upload::<f32>("sink", &[0]);
         // Two sequences, of which the first has more blocks of keys than there are stages, and padding after each.
         let arrays = [[0, 140, 150], [0, 290, 296], [0, 141, 200], [0, 292, 300]].map(|array| device.upload::<u32>("sequences", &array));
         let [query_ends, key_ends, query_offsets, key_offsets] = arrays.each_ref().map(Elements::view);
-        let mut workspace = device.upload::<u32>("workspace", &vec![0; Workspace::words(1) as usize]);
+        let mut workspace = device.upload::<u32>("workspace", &words_of(0, Workspace::words(1)));
         let maps = [(&q, 64), (&k, 128), (&v, 128), (&out, 64)].map(|(tensor, rows)| map(device, tensor, $size, rows));
         let [q_map, k_map, v_map, out_map] = maps.each_ref().map(|map| map.view().access("map"));
         // SAFETY: the maps were encoded for these tensors and boxes.

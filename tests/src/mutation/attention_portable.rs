@@ -70,14 +70,13 @@ fn attend(device: &Device, merged: bool) -> Result<Vec<u32>, Outcome> {
     let mut workspace = device.upload::<u32>("workspace", &vec![0; Workspace::words(1) as usize]);
     let [query_ends, key_ends] = [0, 1].map(|i| device.upload::<u32>("ends", &[0, LENGTHS[0][i], LENGTHS[0][i] + LENGTHS[1][i]]));
     device.launch::<AttentionForwardPortableGeneral<bf16, 2, 64>>(AttentionForwardPortableGeneralArgs {
-        inputs: SizedInputsArgument { q: q.view(), k: k.view(), v: v.view(), size: SIZE, value_size: SIZE },
+        inputs: SizedInputsArgument { q: q.view(), k: k.view(), v: v.view(), size: SIZE, value_size: SIZE, sink: Some(sink.view()) },
         results: PortableGeneralResultsArgument {
             out: out.view_mut(),
             running: merged.then(|| running.view_mut()),
             log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 0 },
+            max_logit: Some(MaxLogitArgument { values: max_logit.view_mut(), workspace: workspace.view_mut() }),
         },
-        max_logit: Some(MaxLogitArgument { values: max_logit.view_mut(), workspace: workspace.view_mut() }),
-        sink: Some(sink.view()),
         sequences: sequences(&query_ends, &key_ends),
         heads: ONE_HEAD,
         row_tiles: 1,
