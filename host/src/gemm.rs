@@ -276,7 +276,7 @@ impl<T, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_
 where
     T: MatrixElement,
     O: StoredElement,
-    gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: for<'a> Kernel<Args<'a> = GemmArgs<'a, T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>>,
+    gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, alpha, beta, activation, .. } = config;
@@ -302,7 +302,7 @@ where
 
 impl<T: Float + Pod, O: Float + Pod> Instance<T, O> for Loaded<GemmAny<T, O>>
 where
-    GemmAny<T, O>: for<'a> Kernel<Args<'a> = GemmAnyArgs<'a, T, O>>,
+    GemmAny<T, O>: Kernel,
 {
     fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { alpha, beta, activation, .. } = config;

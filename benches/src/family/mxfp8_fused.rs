@@ -76,9 +76,9 @@ pub fn benches(size: Size) -> Vec<Bench> {
 
 fn bench<O: Operation>(size: Size, shape: Shape, kernel: &'static str, peers: &'static [&'static str], wanted: Wanted) -> Bench
 where
-    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFused<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: Kernel,
 {
     let (rows, columns, sets) = shape;
     let casts = u64::from(wanted.rows) + u64::from(wanted.columns);
@@ -133,9 +133,9 @@ fn set<O: Operation>(gpu: &Gpu, (rows, columns, sets): Shape, wanted: Wanted, nu
 
 fn prepare<O: Operation>(gpu: &Gpu, shape: Shape, wanted: Wanted) -> Result<Prepared>
 where
-    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
+    Mxfp8CastFused<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: Kernel,
 {
     let (rows, columns, sets) = shape;
     let mut sets = (0..sets).map(|number| set::<O>(gpu, shape, wanted, number)).collect::<Result<Vec<_>>>()?;

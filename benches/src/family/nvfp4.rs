@@ -253,8 +253,7 @@ fn columns_all<const HADAMARD: bool>(
     offset: &Buffer<u64>,
 ) -> oxtile::runtime::Result<()>
 where
-    Nvfp4CastColumns<bf16, Nearest, HADAMARD>:
-        for<'a> oxtile_tile::launch::Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, bf16, Nearest, HADAMARD>>,
+    Nvfp4CastColumns<bf16, Nearest, HADAMARD>: oxtile_tile::launch::Kernel,
 {
     let kernel = gpu.runtime.load::<Nvfp4CastColumns<bf16, Nearest, HADAMARD>>()?;
     tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
@@ -266,8 +265,7 @@ where
 
 fn prepare_columns<const HADAMARD: bool>(gpu: &Gpu, shape: Shape) -> Result<Prepared>
 where
-    Nvfp4CastColumns<bf16, Nearest, HADAMARD>:
-        for<'a> oxtile_tile::launch::Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, bf16, Nearest, HADAMARD>>,
+    Nvfp4CastColumns<bf16, Nearest, HADAMARD>: oxtile_tile::launch::Kernel,
 {
     let (mut tensors, offset) = (tensors(gpu, shape)?, Buffer::uninitialised(&gpu.stream, 0)?);
     if HADAMARD {

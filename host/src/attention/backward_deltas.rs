@@ -37,7 +37,7 @@ pub trait DeltaKernel<T>: Send + Sync {
 
 impl<T: Float + Pod> DeltaKernel<T> for Loaded<AttentionBackwardDeltas<T>>
 where
-    AttentionBackwardDeltas<T>: for<'a> Kernel<Args<'a> = AttentionBackwardDeltasArgs<'a, T>>,
+    AttentionBackwardDeltas<T>: Kernel,
 {
     fn launch(&self, stream: &Stream, result: &OfResult<'_, T>, deltas: DeviceViewMut<'_, f32>) -> Result<()> {
         let OfResult { out, grad_out, rows, heads, size } = *result;

@@ -140,12 +140,12 @@ where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
-    Prepare<T, D>: for<'a> Kernel<Args<'a> = PrepareArgs<'a, T, D>>,
-    Main<T, D, QUERIES, SPAN, MASKED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, MASKED>>,
-    Reduce<T, D>: for<'a> Kernel<Args<'a> = ReduceArgs<'a, T, D>>,
-    AddKeys<D>: for<'a> Kernel<Args<'a> = AddKeysArgs<'a, D>>,
-    AddQueries<D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = AddQueriesArgs<'a, D, QUERIES, SPAN>>,
-    Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
+    Prepare<T, D>: Kernel,
+    Main<T, D, QUERIES, SPAN, MASKED>: Kernel,
+    Reduce<T, D>: Kernel,
+    AddKeys<D>: Kernel,
+    AddQueries<D, QUERIES, SPAN>: Kernel,
+    Convert<T, D, QUERIES, SPAN>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, order, inputs, deltas, log_sum_exp, grad_out: grad_out_rows, gradients, .. } = binding;

@@ -45,8 +45,8 @@ where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
-    Main<T, D, QUERIES, SPAN, CAPPED>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, D, QUERIES, SPAN, CAPPED>>,
-    Convert<T, D, QUERIES, SPAN>: for<'a> Kernel<Args<'a> = ConvertArgs<'a, T, D, QUERIES, SPAN>>,
+    Main<T, D, QUERIES, SPAN, CAPPED>: Kernel,
+    Convert<T, D, QUERIES, SPAN>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let mut row_sums = binding.deltas()?;

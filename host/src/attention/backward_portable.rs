@@ -36,8 +36,8 @@ impl<T, const PANELS: usize, const STEP: usize, const PARTS: usize> Instance<T>
 where
     T: RegisterElement,
     Columns<STEP>: MatrixColumns,
-    Main<T, PANELS, STEP, PARTS, true>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, PANELS, STEP, PARTS, true>>,
-    Main<T, PANELS, STEP, PARTS, false>: for<'a> Kernel<Args<'a> = MainArgs<'a, T, PANELS, STEP, PARTS, false>>,
+    Main<T, PANELS, STEP, PARTS, true>: Kernel,
+    Main<T, PANELS, STEP, PARTS, false>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let mut deltas = binding.deltas()?;

@@ -169,7 +169,7 @@ where
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
-    AttentionForward<T, D, V, KEYS, G, P>: for<'k> Kernel<Args<'k> = AttentionForwardArgs<'k, T, D, V, KEYS, G, P>>,
+    AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let Binding { stream, config, inputs, outputs } = binding;
     let mut uploads = Uploads::default();

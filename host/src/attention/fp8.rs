@@ -160,7 +160,7 @@ trait Instance: Send + Sync {
 impl<const D: usize, S: Swizzle, const CAUSAL: bool> Instance for Loaded<AttentionForwardFp8<D, S, CAUSAL>>
 where
     Columns<D>: MatrixColumns,
-    AttentionForwardFp8<D, S, CAUSAL>: for<'a> Kernel<Args<'a> = AttentionForwardFp8Args<'a, D, S, CAUSAL>>,
+    AttentionForwardFp8<D, S, CAUSAL>: Kernel,
 {
     fn bind<'a>(
         &'a self,

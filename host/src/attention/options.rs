@@ -34,7 +34,7 @@ where
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
-    AttentionForward<T, D, V, KEYS, G, Optioned>: for<'k> Kernel<Args<'k> = AttentionForwardArgs<'k, T, D, V, KEYS, G, Optioned>>,
+    AttentionForward<T, D, V, KEYS, G, Optioned>: Kernel,
 {
     let Binding { stream, config, inputs, outputs } = binding;
     let mut uploads = Uploads::default();

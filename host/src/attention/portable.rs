@@ -158,7 +158,7 @@ impl<T, const D: usize> Instance<T> for Loaded<AttentionForwardPortable<T, D>>
 where
     T: RegisterElement,
     Columns<D>: MatrixColumns,
-    AttentionForwardPortable<T, D>: for<'a> Kernel<Args<'a> = AttentionForwardPortableArgs<'a, T, D>>,
+    AttentionForwardPortable<T, D>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;

@@ -20,7 +20,7 @@ impl<T, const PANELS: usize, const KEYS: usize> Instance<T> for Loaded<Attention
 where
     T: RegisterElement,
     Columns<KEYS>: MatrixColumns,
-    AttentionForwardPortableGeneral<T, PANELS, KEYS>: for<'a> Kernel<Args<'a> = AttentionForwardPortableGeneralArgs<'a, T, PANELS, KEYS>>,
+    AttentionForwardPortableGeneral<T, PANELS, KEYS>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;

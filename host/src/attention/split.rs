@@ -81,8 +81,8 @@ where
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
-    AttentionForwardSplit<T, D, V, KEYS, G>: for<'a> Kernel<Args<'a> = AttentionForwardSplitArgs<'a, T, D, V, KEYS, G>>,
-    AttentionCombine<T>: for<'a> Kernel<Args<'a> = AttentionCombineArgs<'a, T>>,
+    AttentionForwardSplit<T, D, V, KEYS, G>: Kernel,
+    AttentionCombine<T>: Kernel,
 {
     fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
         let Binding { stream, config, inputs, outputs } = binding;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use oxtile_kernels::amax::{self as kernel, AmaxArgs, MultiAmaxArgs};
 use oxtile_kernels::magnitude::Magnitude;
-use oxtile_tile::launch::{DeviceView, Kernel};
+use oxtile_tile::launch::{DeviceView, Kernel, Signature};
 use oxtile_tile::num::{bf16, f16};
 
 use super::split_phase::LocalAmax;
@@ -13,9 +13,9 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 /// A number type whose largest magnitudes are found: `bf16`, `f16` and `f32`.
 pub trait AmaxNumber: Magnitude {
     /// That of a tensor.
-    type Amax: for<'a> Kernel<Args<'a> = AmaxArgs<'a, Self>>;
+    type Amax: Kernel + for<'a> Signature<Args<'a> = AmaxArgs<'a, Self>>;
     /// Those of many.
-    type MultiAmax: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, Self>>;
+    type MultiAmax: Kernel + for<'a> Signature<Args<'a> = MultiAmaxArgs<'a, Self>>;
 }
 
 macro_rules! numbers {

@@ -20,8 +20,8 @@ pub struct Interleave<S: ScaleCode> {
 
 impl<S: ScaleCode> Interleave<S>
 where
-    InterleaveRows<S>: for<'a> Kernel<Args<'a> = InterleaveRowsArgs<'a, S>>,
-    DeinterleaveRows<S>: for<'a> Kernel<Args<'a> = DeinterleaveRowsArgs<'a, S>>,
+    InterleaveRows<S>: Kernel,
+    DeinterleaveRows<S>: Kernel,
 {
     /// Loads the kernels.
     ///

@@ -25,9 +25,9 @@ pub struct InterleavedMxfp8<T: Magnitude + Wide, Q: Fp8 = e4m3> {
 
 impl<T: Magnitude + Wide, Q: Fp8> InterleavedMxfp8<T, Q>
 where
-    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
-    Mxfp8DequantizeRowsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsInterleavedArgs<'a, Q, T>>,
-    Mxfp8DequantizeColumnsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsInterleavedArgs<'a, Q, T>>,
+    Mxfp8CastRowsInterleaved<T, Q>: Kernel,
+    Mxfp8DequantizeRowsInterleaved<Q, T>: Kernel,
+    Mxfp8DequantizeColumnsInterleaved<Q, T>: Kernel,
 {
     /// Loads the kernels.
     ///
@@ -84,8 +84,8 @@ pub struct InterleavedNvfp4<T: Wide> {
 
 impl<T: Wide> InterleavedNvfp4<T>
 where
-    Nvfp4DequantizeRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsInterleavedArgs<'a, T>>,
-    Nvfp4DequantizeColumnsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsInterleavedArgs<'a, T>>,
+    Nvfp4DequantizeRowsInterleaved<T>: Kernel,
+    Nvfp4DequantizeColumnsInterleaved<T>: Kernel,
 {
     /// Loads the kernels.
     ///

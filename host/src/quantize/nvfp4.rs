@@ -30,7 +30,7 @@ use std::fmt;
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_kernels::nvfp4::*;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, f16};
 
 use super::amax::{Amax, AmaxNumber};
@@ -46,21 +46,21 @@ pub use oxtile_kernels::nvfp4::encode_scale;
 /// A number type that is cast to and from NVFP4: `bf16`, `f16` and `f32`.
 pub trait Nvfp4Number: AmaxNumber + Wide {
     /// The cast.
-    type Cast: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
+    type Cast: Kernel + for<'a> Signature<Args<'a> = Nvfp4CastRowsArgs<'a, Self>>;
     /// The cast with interleaved scales.
-    type CastInterleaved: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, Self>>;
+    type CastInterleaved: Kernel + for<'a> Signature<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, Self>>;
     /// Its inverse.
-    type Dequantize: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
+    type Dequantize: Kernel + for<'a> Signature<Args<'a> = Nvfp4DequantizeRowsArgs<'a, Self>>;
     /// The rowwise cast, for groups.
-    type GroupCastRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
+    type GroupCastRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Nvfp4CastRowsGroupedArgs<'a, Self>>;
     /// The columnwise cast, for groups.
-    type GroupCastColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
+    type GroupCastColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Nvfp4CastColumnsGroupedArgs<'a, Self>>;
     /// The cast in both directions, for groups.
-    type GroupCastBoth: Grouped + for<'a> Kernel<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
+    type GroupCastBoth: Grouped + Kernel + for<'a> Signature<Args<'a> = Nvfp4CastBothGroupedArgs<'a, Self>>;
     /// The inverse of the rowwise cast, for groups.
-    type GroupDequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
+    type GroupDequantizeRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Nvfp4DequantizeRowsGroupedArgs<'a, Self>>;
     /// The inverse of the columnwise cast, for groups.
-    type GroupDequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
+    type GroupDequantizeColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Nvfp4DequantizeColumnsGroupedArgs<'a, Self>>;
 }
 
 macro_rules! numbers {

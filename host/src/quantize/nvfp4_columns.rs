@@ -59,9 +59,9 @@ pub struct HadamardAmax(Loaded<Nvfp4HadamardAmax>);
 
 impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> Nvfp4Columns<T, R, HADAMARD>
 where
-    Nvfp4CastColumns<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, R, HADAMARD>>,
-    Nvfp4CastBoth<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, R, HADAMARD>>,
-    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
+    Nvfp4DequantizeColumns<T>: Kernel,
 {
     /// Loads the kernels.
     ///

@@ -50,7 +50,7 @@ impl<M: Mapping> Nvfp4MappedTensor<M> {
         output: DeviceViewMut<'_, T>,
     ) -> Result<()>
     where
-        Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+        Nvfp4DequantizeScaledRows<T>: Kernel,
     {
         let [rows, columns] = Nvfp4MappedFormat::<M>::SHAPES.lines(self.shape, self.direction);
         let (data, scales, amaxes) = (self.data.view(), self.scales.view(), self.amax.view());
@@ -75,9 +75,9 @@ where
 
 impl<T: Nvfp4Number, M: Mapping> Nvfp4FourOverSix<T, M>
 where
-    Nvfp4CastRows4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, M>>,
-    Nvfp4CastColumns4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastColumns4over6Args<'a, T, M>>,
-    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+    Nvfp4CastRows4over6<T, M>: Kernel,
+    Nvfp4CastColumns4over6<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
 {
     /// Loads the kernels.
     ///
@@ -159,8 +159,8 @@ where
 
 impl<T: Nvfp4Number, M: Mapping> Nvfp4ScaledRows<T, M>
 where
-    Nvfp4CastScaledRows<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastScaledRowsArgs<'a, T, M>>,
-    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+    Nvfp4CastScaledRows<T, M>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
 {
     /// Loads the kernels.
     ///

@@ -45,7 +45,7 @@ where
 
 impl<T: Nvfp4Number> Nvfp4Squares<T>
 where
-    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+    Nvfp4CastSquares<T>: Kernel,
 {
     /// Loads the kernels.
     ///

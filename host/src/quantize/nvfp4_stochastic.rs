@@ -45,7 +45,7 @@ where
 
 impl<T: Nvfp4Number, R: Rounding> Nvfp4StochasticRows<T, R>
 where
-    Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
+    Nvfp4CastRowsStochastic<T, R>: Kernel,
 {
     /// Loads the kernels.
     ///

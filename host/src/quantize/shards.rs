@@ -12,7 +12,7 @@ pub struct JoinShards<T: Byte>(Loaded<Joining<T>>);
 
 impl<T: Byte> JoinShards<T>
 where
-    Joining<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+    Joining<T>: Kernel,
 {
     /// Loads the kernel.
     ///

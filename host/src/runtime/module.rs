@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo};
+use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo, Signature};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::error::{Error, Result};
@@ -38,7 +38,10 @@ impl<K: Kernel> Loaded<K> {
     /// loading the kernel on a new device may give; then driver errors. A fault in the kernel itself is
     /// reported by [`Stream::synchronize`].
     #[track_caller]
-    pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
+    pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()>
+    where
+        K: Signature,
+    {
         let grid = self.check(&stream.0, &args)?;
         self.launch_checked(&stream.0, grid, &args)
     }
@@ -46,7 +49,10 @@ impl<K: Kernel> Loaded<K> {
     /// As [`launch`](Self::launch), after zeros in `raised`, memory of the arguments that the kernel raises to a maximum. What is refused before
     /// anything is enqueued leaves them as they were.
     #[track_caller]
-    pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()> {
+    pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()>
+    where
+        K: Signature,
+    {
         let grid = self.check(&stream.0, &args)?;
         let caller = Location::caller();
         for access in raised.iter().filter(|access| access.bytes != 0) {
@@ -57,7 +63,10 @@ impl<K: Kernel> Loaded<K> {
     }
 
     /// What can be refused before anything is enqueued.
-    fn check(&self, stream: &Arc<StreamInner>, args: &K::Args<'_>) -> Result<Grid> {
+    fn check(&self, stream: &Arc<StreamInner>, args: &K::Args<'_>) -> Result<Grid>
+    where
+        K: Signature,
+    {
         if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
             return Err(Error::ForeignRuntime { what: "Loaded::launch" });
         }
@@ -72,7 +81,10 @@ impl<K: Kernel> Loaded<K> {
     }
 
     #[track_caller]
-    fn launch_checked(&self, stream: &Arc<StreamInner>, grid: Grid, args: &K::Args<'_>) -> Result<()> {
+    fn launch_checked(&self, stream: &Arc<StreamInner>, grid: Grid, args: &K::Args<'_>) -> Result<()>
+    where
+        K: Signature,
+    {
         if grid.blocks() == 0 {
             return Ok(());
         }
@@ -98,7 +110,10 @@ impl<K: Kernel> Loaded<K> {
         Ok(*slot.get_or_init(|| function))
     }
 
-    fn check_memory(&self, stream: &StreamInner, args: &K::Args<'_>) -> Result<()> {
+    fn check_memory(&self, stream: &StreamInner, args: &K::Args<'_>) -> Result<()>
+    where
+        K: Signature,
+    {
         let mut result = Ok(());
         args.accesses(&mut |access| {
             if result.is_ok() {

@@ -4,9 +4,7 @@ use std::marker::PhantomData;
 
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::activation::*;
-use oxtile_kernels::mxfp8::{
-    Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs, Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs,
-};
+use oxtile_kernels::mxfp8::{Mxfp8CastFused, Mxfp8CastFusedColumns, Mxfp8CastFusedRows};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::activation::Activation as Formula;
 use oxtile_tile::launch::Kernel;
@@ -75,7 +73,7 @@ fn slopes_at_infinity(runtime: &Runtime) -> Outcome {
 
 fn slopes<A: Activation>(runtime: &Runtime, expected: [f32; 2]) -> Outcome
 where
-    Activate<Backward<A>, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, Backward<A>, bf16>>,
+    Activate<Backward<A>, bf16>: Kernel,
 {
     let stream = stream(runtime)?;
     let x = [f32::NEG_INFINITY, f32::INFINITY, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
@@ -90,10 +88,10 @@ where
 
 fn of_operation<O: Reference>(name: &str, formula: Formula) -> Vec<Case>
 where
-    Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
-    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
+    Activate<O, bf16>: Kernel,
+    Mxfp8CastFused<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: Kernel,
 {
     let case = |what: String, size, scenario, shape| {
         let name = format!("activation::{name}::{formula:?}::{what}");
@@ -113,10 +111,10 @@ where
 
 fn run<O: Reference>(runtime: &Runtime, formula: Formula, scenario: Scenario, [rows, columns]: [usize; 2]) -> Outcome
 where
-    Activate<O, bf16>: for<'a> Kernel<Args<'a> = ActivateArgs<'a, O, bf16>>,
-    Mxfp8CastFused<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedRows<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, bf16, e4m3>>,
-    Mxfp8CastFusedColumns<O, bf16, e4m3>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, bf16, e4m3>>,
+    Activate<O, bf16>: Kernel,
+    Mxfp8CastFused<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedRows<O, bf16, e4m3>: Kernel,
+    Mxfp8CastFusedColumns<O, bf16, e4m3>: Kernel,
 {
     let stream = stream(runtime)?;
     let input_columns = O::input_columns(columns as u64) as usize;

@@ -16,8 +16,8 @@ pub fn cases() -> Vec<Case> {
 
 fn of_type<T: TestElement>() -> Vec<Case>
 where
-    Amax<T>: for<'a> Kernel<Args<'a> = AmaxArgs<'a, T>>,
-    MultiAmax<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
+    Amax<T>: Kernel,
+    MultiAmax<T>: Kernel,
 {
     let name = T::DTYPE.name();
     let scenarios = Scenario::ALL.map(|s| Case::new(format!("amax::{name}::{s:?}"), Size::Small, move |r| single::<T>(r, s, 5000, 0)));
@@ -35,7 +35,7 @@ where
 
 fn single<T: TestElement>(runtime: &Runtime, scenario: Scenario, length: usize, start: usize) -> Outcome
 where
-    Amax<T>: for<'a> Kernel<Args<'a> = AmaxArgs<'a, T>>,
+    Amax<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let values = scenario.generate(T::DTYPE, start + length, 17);
@@ -51,7 +51,7 @@ where
 /// Tensors of random lengths, some empty, some off the boundary, some sharing a slot or without a second one.
 fn many<T: TestElement>(runtime: &Runtime, tensors: usize, longest: u64) -> Outcome
 where
-    MultiAmax<T>: for<'a> Kernel<Args<'a> = MultiAmaxArgs<'a, T>>,
+    MultiAmax<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let mut random = Random::new(tensors as u64);

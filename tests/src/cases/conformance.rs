@@ -8,7 +8,7 @@ use oxtile_conformance::{
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::flag::POISON;
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::num::Pod;
 
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -101,7 +101,7 @@ impl Run<'_> {
         self.input(&vec![0xa5a5_a5a5; words as usize])
     }
 
-    fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Outcome {
+    fn launch<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Outcome {
         text(text(self.runtime.load::<K>())?.launch(self.stream, args))
     }
 

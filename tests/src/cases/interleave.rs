@@ -36,8 +36,8 @@ impl<S: ScaleCode + HostElement<Device = S>> Code for S {}
 
 fn rows<S: Code>(runtime: &Runtime, outer: usize, blocks: usize) -> Outcome
 where
-    InterleaveRows<S>: for<'a> Kernel<Args<'a> = InterleaveRowsArgs<'a, S>>,
-    DeinterleaveRows<S>: for<'a> Kernel<Args<'a> = DeinterleaveRowsArgs<'a, S>>,
+    InterleaveRows<S>: Kernel,
+    DeinterleaveRows<S>: Kernel,
 {
     let (stream, codes) = (stream(runtime)?, codes(outer * blocks));
     let expected = interleave(outer, blocks, |i, j| codes[i * blocks + j]);

@@ -37,9 +37,9 @@ pub fn cases() -> Vec<Case> {
 
 fn of_mxfp8<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
-    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
-    Mxfp8DequantizeRowsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsInterleavedArgs<'a, Q, T>>,
-    Mxfp8DequantizeColumnsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsInterleavedArgs<'a, Q, T>>,
+    Mxfp8CastRowsInterleaved<T, Q>: Kernel,
+    Mxfp8DequantizeRowsInterleaved<Q, T>: Kernel,
+    Mxfp8DequantizeColumnsInterleaved<Q, T>: Kernel,
 {
     let name = format!("mxfp8::interleaved::{}::{}", T::DTYPE.name(), Q::NAME);
     let on_both = matches!((T::DTYPE, Q::NAME), (Dtype::Bf16, "e4m3") | (Dtype::F16, "e5m2") | (Dtype::F32, "e4m3"));
@@ -60,9 +60,9 @@ where
 /// Rowwise: cast and back; columnwise: back.
 fn mxfp8<T: TestElement, Q: TestFp8>(r: &Runtime, [rows, columns]: [usize; 2], scenario: Scenario, direction: Direction) -> Outcome
 where
-    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
-    Mxfp8DequantizeRowsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsInterleavedArgs<'a, Q, T>>,
-    Mxfp8DequantizeColumnsInterleaved<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsInterleavedArgs<'a, Q, T>>,
+    Mxfp8CastRowsInterleaved<T, Q>: Kernel,
+    Mxfp8DequantizeRowsInterleaved<Q, T>: Kernel,
+    Mxfp8DequantizeColumnsInterleaved<Q, T>: Kernel,
 {
     let (stream, casts) = (stream(r)?, text(InterleavedMxfp8::<T, Q>::new(r))?);
     let values = scenario.generate(T::DTYPE, rows * columns, 3);
@@ -92,8 +92,8 @@ where
 
 fn of_nvfp4<T: TestElement>() -> Vec<Case>
 where
-    Nvfp4DequantizeRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsInterleavedArgs<'a, T>>,
-    Nvfp4DequantizeColumnsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsInterleavedArgs<'a, T>>,
+    Nvfp4DequantizeRowsInterleaved<T>: Kernel,
+    Nvfp4DequantizeColumnsInterleaved<T>: Kernel,
 {
     let shapes =
         [([16, 16], Size::Small), ([48, 80], Size::Small), ([144, 32], Size::Small), ([0, 32], Size::Small), ([992, 1040], Size::Large)];
@@ -107,8 +107,8 @@ where
 
 fn nvfp4<T: TestElement>(r: &Runtime, [rows, columns]: [usize; 2], direction: Direction) -> Outcome
 where
-    Nvfp4DequantizeRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsInterleavedArgs<'a, T>>,
-    Nvfp4DequantizeColumnsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsInterleavedArgs<'a, T>>,
+    Nvfp4DequantizeRowsInterleaved<T>: Kernel,
+    Nvfp4DequantizeColumnsInterleaved<T>: Kernel,
 {
     let (stream, mut random, count, amax) = (stream(r)?, Random::new(5), rows * columns / 16, 3.7);
     let data = (0..count).flat_map(|_| shuffled_codes(&mut random)).collect();

@@ -87,10 +87,10 @@ pub fn cases() -> Vec<Case> {
 
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
-    Mxfp8CastRows<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, T, Q>>,
-    Mxfp8CastRaggedRows<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsArgs<'a, T, Q>>,
-    Mxfp8DequantizeRows<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsArgs<'a, Q, T>>,
-    Mxfp8DequantizeRaggedRows<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsArgs<'a, Q, T>>,
+    Mxfp8CastRows<T, Q>: Kernel,
+    Mxfp8CastRaggedRows<T, Q>: Kernel,
+    Mxfp8DequantizeRows<Q, T>: Kernel,
+    Mxfp8DequantizeRaggedRows<Q, T>: Kernel,
 {
     let name = format!("{}::{}", T::DTYPE.name(), Q::NAME);
     let mut cases = Vec::new();
@@ -107,8 +107,8 @@ where
 
 fn cast<T: TestElement, Q: TestFp8>(runtime: &Runtime, scenario: Scenario, rows: usize, columns: usize) -> Outcome
 where
-    Mxfp8CastRows<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, T, Q>>,
-    Mxfp8CastRaggedRows<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsArgs<'a, T, Q>>,
+    Mxfp8CastRows<T, Q>: Kernel,
+    Mxfp8CastRaggedRows<T, Q>: Kernel,
 {
     let stream = stream(runtime)?;
     let values = scenario.generate(T::DTYPE, rows * columns, 3);
@@ -133,8 +133,8 @@ where
 
 fn back<T: TestElement, Q: TestFp8>(runtime: &Runtime, rows: usize, columns: usize) -> Outcome
 where
-    Mxfp8DequantizeRows<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsArgs<'a, Q, T>>,
-    Mxfp8DequantizeRaggedRows<Q, T>: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsArgs<'a, Q, T>>,
+    Mxfp8DequantizeRows<Q, T>: Kernel,
+    Mxfp8DequantizeRaggedRows<Q, T>: Kernel,
 {
     let stream = stream(runtime)?;
     let mut random = Random::new(5);

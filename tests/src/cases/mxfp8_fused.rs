@@ -95,9 +95,9 @@ fn refused(runtime: &Runtime) -> Outcome {
 
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
 where
-    Mxfp8CastFused<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, Identity, T, Q>>,
-    Mxfp8CastFusedRows<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, Identity, T, Q>>,
-    Mxfp8CastFusedColumns<Identity, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, Identity, T, Q>>,
+    Mxfp8CastFused<Identity, T, Q>: Kernel,
+    Mxfp8CastFusedRows<Identity, T, Q>: Kernel,
+    Mxfp8CastFusedColumns<Identity, T, Q>: Kernel,
 {
     let name = format!("mxfp8::cast_fused::{}::{}", T::DTYPE.name(), Q::NAME);
     let case = |what: String, size, scenario, wanted: Wanted| {
@@ -141,9 +141,9 @@ pub fn check<O: Operation, T: TestElement, Q: TestFp8>(
     wanted: Wanted,
 ) -> Outcome
 where
-    Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
-    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
-    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
+    Mxfp8CastFused<O, T, Q>: Kernel,
+    Mxfp8CastFusedRows<O, T, Q>: Kernel,
+    Mxfp8CastFusedColumns<O, T, Q>: Kernel,
 {
     let expected = Expected::of::<Q>(values, wanted);
     let given = Given { runtime, input, gradient, wanted, expected };
@@ -170,7 +170,7 @@ struct Given<'a, T> {
 /// Gives the sums.
 fn cast<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, options: u32) -> Result<Vec<f32>, String>
 where
-    Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
+    Mxfp8CastFused<O, T, Q>: Kernel,
 {
     let Given { runtime, input, gradient, wanted, expected } = given;
     let stream = stream(runtime)?;
@@ -205,7 +205,7 @@ where
 /// The kernel for columns alone writes the same, sums to the bit.
 fn columns_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, same_sums: &[f32]) -> Outcome
 where
-    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedColumns<O, T, Q>: Kernel,
 {
     let Given { runtime, input, gradient, wanted, expected } = given;
     let stream = stream(runtime)?;
@@ -237,7 +237,7 @@ where
 /// The kernel for rows alone writes the same.
 fn rows_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>) -> Outcome
 where
-    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
+    Mxfp8CastFusedRows<O, T, Q>: Kernel,
 {
     let Given { runtime, input, gradient, wanted, expected } = given;
     let stream = stream(runtime)?;

@@ -32,9 +32,9 @@ pub fn cases() -> Vec<Case> {
 
 fn of_type<T: TestElement>() -> Vec<Case>
 where
-    Nvfp4CastRows<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, T>>,
-    Nvfp4CastRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, T>>,
-    Nvfp4DequantizeRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, T>>,
+    Nvfp4CastRows<T>: Kernel,
+    Nvfp4CastRowsInterleaved<T>: Kernel,
+    Nvfp4DequantizeRows<T>: Kernel,
 {
     let name = T::DTYPE.name();
     let mut cases = Vec::new();
@@ -81,7 +81,7 @@ pub(super) fn shapes_of_transformer_engine() -> impl Iterator<Item = (usize, usi
 
 fn cast<T: TestElement>(runtime: &Runtime, values: &[f32], amax: f32) -> Outcome
 where
-    Nvfp4CastRows<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsArgs<'a, T>>,
+    Nvfp4CastRows<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let expected = quantize(values, amax);
@@ -99,7 +99,7 @@ where
 
 fn interleaved<T: TestElement>(runtime: &Runtime, rows: usize, columns: usize) -> Outcome
 where
-    Nvfp4CastRowsInterleaved<T>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsInterleavedArgs<'a, T>>,
+    Nvfp4CastRowsInterleaved<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let values = Scenario::Outlier.generate(T::DTYPE, rows * columns, 3);
@@ -125,7 +125,7 @@ where
 
 fn back<T: TestElement>(runtime: &Runtime, elements: usize, amax: f32) -> Outcome
 where
-    Nvfp4DequantizeRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeRowsArgs<'a, T>>,
+    Nvfp4DequantizeRows<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let mut random = Random::new(5);

@@ -96,8 +96,8 @@ fn inputs(is_first: bool) -> Vec<(String, Size, Input)> {
 
 fn of_tile<T: TestElement, R: TestRounding, const HADAMARD: bool>() -> Vec<Case>
 where
-    Nvfp4CastColumns<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, R, HADAMARD>>,
-    Nvfp4CastBoth<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, R, HADAMARD>>,
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
 {
     let kind = format!("{}::{}{}", T::DTYPE.name(), R::NAME, if HADAMARD { "::hadamard" } else { "" });
     let case = |kernel: &str, name: &str, size, input, run: fn(&Runtime, Input) -> Outcome| {
@@ -112,7 +112,7 @@ where
 
 fn of_rows<T: TestElement + Nvfp4Number, R: TestRounding>() -> Vec<Case>
 where
-    Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
+    Nvfp4CastRowsStochastic<T, R>: Kernel,
 {
     let case = |(name, size, input): (String, Size, Input)| {
         Case::new(format!("nvfp4::cast_rows::{}::{}::{name}", T::DTYPE.name(), R::NAME), size, move |r| cast_rows::<T, R>(r, input))
@@ -169,7 +169,7 @@ impl<T: TestElement> Trial<T> {
 
 fn cast_columns<T: TestElement, R: TestRounding, const HADAMARD: bool>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastColumns<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, R, HADAMARD>>,
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
 {
     let stream = stream(r)?;
     let trial = Trial::<T>::new::<R>(&stream, input, HADAMARD)?;
@@ -191,7 +191,7 @@ where
 
 fn cast_both<T: TestElement, R: TestRounding, const HADAMARD: bool>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastBoth<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, R, HADAMARD>>,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
 {
     let stream = stream(r)?;
     let trial = Trial::<T>::new::<R>(&stream, input, HADAMARD)?;
@@ -218,7 +218,7 @@ where
 
 fn cast_rows<T: TestElement + Nvfp4Number, R: TestRounding>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastRowsStochastic<T, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, T, R>>,
+    Nvfp4CastRowsStochastic<T, R>: Kernel,
 {
     let stream = stream(r)?;
     let trial = Trial::<T>::new::<R>(&stream, input, false)?;
@@ -232,7 +232,7 @@ where
 
 fn squares_of<T: TestElement>() -> Vec<Case>
 where
-    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+    Nvfp4CastSquares<T>: Kernel,
 {
     let case = |(name, size, input): (String, Size, Input)| {
         Case::new(format!("nvfp4::cast_squares::{}::{name}", T::DTYPE.name()), size, move |r| cast_squares::<T>(r, input))
@@ -243,7 +243,7 @@ where
 /// The columnwise cast is the transpose of the rowwise one but for its packing: both by the oracle.
 fn cast_squares<T: TestElement>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
+    Nvfp4CastSquares<T>: Kernel,
 {
     let stream = stream(r)?;
     let values = input.scenario.generate(T::DTYPE, input.rows * input.columns, 3);
@@ -296,7 +296,7 @@ fn hadamard_amaxes() -> Vec<Case> {
 
 fn back_of<T: TestElement>() -> Vec<Case>
 where
-    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+    Nvfp4DequantizeColumns<T>: Kernel,
 {
     let case = |name: String, size, rows, columns, given| {
         Case::new(format!("nvfp4::dequantize_columns::{}::{name}", T::DTYPE.name()), size, move |r| back::<T>(r, rows, columns, given))
@@ -308,7 +308,7 @@ where
 
 fn back<T: TestElement>(r: &Runtime, rows: usize, columns: usize, amax: f32) -> Outcome
 where
-    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+    Nvfp4DequantizeColumns<T>: Kernel,
 {
     let stream = stream(r)?;
     let mut random = Random::new(5);

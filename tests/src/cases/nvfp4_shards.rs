@@ -7,7 +7,7 @@ use oxtile::quantize::{
     Nvfp4Squares, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
 };
 use oxtile::{Buffer, HostElement, Runtime, Stream};
-use oxtile_kernels::shards::{Byte, JoinShardsArgs};
+use oxtile_kernels::shards::Byte;
 use oxtile_tests::inputs::{Dtype, Scenario};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::formats::E2M1;
@@ -195,7 +195,7 @@ fn whole<T: Byte + HostElement<Device = T>>(
     tensor: &Nvfp4Tensor,
 ) -> Result<Buffer<T>, String>
 where
-    oxtile_kernels::shards::JoinShards<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+    oxtile_kernels::shards::JoinShards<T>: Kernel,
 {
     let world = ranks.world().get();
     let mut gathered = text(Buffer::<T>::uninitialised(stream, shard.len() * u64::from(world)))?;

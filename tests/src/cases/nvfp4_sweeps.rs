@@ -61,7 +61,7 @@ fn sweep(r: &Runtime) -> Outcome {
 /// and its error is the `bias` that was enumerated, at most, and what chance allows.
 fn mean_of_draws<R: Rounding + 'static>(r: &Runtime, bias: f64) -> Outcome
 where
-    Nvfp4CastRowsStochastic<bf16, R>: for<'a> Kernel<Args<'a> = Nvfp4CastRowsStochasticArgs<'a, bf16, R>>,
+    Nvfp4CastRowsStochastic<bf16, R>: Kernel,
 {
     let values = Scenario::Normal.generate(Dtype::Bf16, 64 * 64, 3);
     let scaled = RefCell::new(vec![0.0_f32; values.len()]);

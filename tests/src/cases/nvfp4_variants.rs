@@ -106,8 +106,8 @@ impl<const N: usize> ConcatCases for [Vec<Case>; N] {
 
 fn four_over_six<T: TestElement, M: TestMapping>() -> Vec<Case>
 where
-    Nvfp4CastRows4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, M>>,
-    Nvfp4CastColumns4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastColumns4over6Args<'a, T, M>>,
+    Nvfp4CastRows4over6<T, M>: Kernel,
+    Nvfp4CastColumns4over6<T, M>: Kernel,
 {
     let both = |(name, size, input): (String, Size, Input)| {
         let kind = format!("{}::{}::{name}", T::DTYPE.name(), M::NAME);
@@ -121,7 +121,7 @@ where
 
 fn cast_rows<T: TestElement, M: TestMapping>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastRows4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, M>>,
+    Nvfp4CastRows4over6<T, M>: Kernel,
 {
     let stream = stream(r)?;
     let values = input.scenario.generate(T::DTYPE, input.rows * input.columns, 3);
@@ -136,7 +136,7 @@ where
 
 fn cast_columns<T: TestElement, M: TestMapping>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastColumns4over6<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastColumns4over6Args<'a, T, M>>,
+    Nvfp4CastColumns4over6<T, M>: Kernel,
 {
     let stream = stream(r)?;
     let values = input.scenario.generate(T::DTYPE, input.rows * input.columns, 3);
@@ -158,7 +158,7 @@ where
 
 fn scaled_rows<T: TestElement, M: TestMapping>() -> Vec<Case>
 where
-    Nvfp4CastScaledRows<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastScaledRowsArgs<'a, T, M>>,
+    Nvfp4CastScaledRows<T, M>: Kernel,
 {
     let case = |(name, size, input): (String, Size, Input)| {
         let name = format!("nvfp4::cast_scaled_rows::{}::{}::{name}", T::DTYPE.name(), M::NAME);
@@ -169,7 +169,7 @@ where
 
 fn cast_scaled_rows<T: TestElement, M: TestMapping>(r: &Runtime, input: Input) -> Outcome
 where
-    Nvfp4CastScaledRows<T, M>: for<'a> Kernel<Args<'a> = Nvfp4CastScaledRowsArgs<'a, T, M>>,
+    Nvfp4CastScaledRows<T, M>: Kernel,
 {
     let stream = stream(r)?;
     let values = input.scenario.generate(T::DTYPE, input.rows * input.columns, 3);
@@ -193,7 +193,7 @@ where
 
 fn back_of<T: TestElement>() -> Vec<Case>
 where
-    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
 {
     let case = |name: String, size, shape, per_row, largest| {
         let name = format!("nvfp4::dequantize_scaled_rows::{}::{name}", T::DTYPE.name());
@@ -206,7 +206,7 @@ where
 
 fn back<T: TestElement>(r: &Runtime, (rows, columns): (usize, usize), per_row: bool, largest: f32) -> Outcome
 where
-    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
 {
     let stream = stream(r)?;
     let mut random = Random::new(5);
@@ -238,14 +238,14 @@ where
 /// The host's types together: each decodes what another writes, or refuses it.
 fn host_of<T: TestElement + oxtile::quantize::nvfp4::Nvfp4Number>() -> Case
 where
-    Nvfp4CastRows4over6<T, FourOverSix>: for<'a> Kernel<Args<'a> = Nvfp4CastRows4over6Args<'a, T, FourOverSix>>,
-    Nvfp4CastColumns4over6<T, FourOverSix>: for<'a> Kernel<Args<'a> = Nvfp4CastColumns4over6Args<'a, T, FourOverSix>>,
-    Nvfp4CastScaledRows<T, ToSix>: for<'a> Kernel<Args<'a> = Nvfp4CastScaledRowsArgs<'a, T, ToSix>>,
-    Nvfp4DequantizeScaledRows<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeScaledRowsArgs<'a, T>>,
-    Nvfp4CastSquares<T>: for<'a> Kernel<Args<'a> = Nvfp4CastSquaresArgs<'a, T>>,
-    Nvfp4CastColumns<T, Nearest, false>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, Nearest, false>>,
-    Nvfp4CastBoth<T, Nearest, false>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, Nearest, false>>,
-    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+    Nvfp4CastRows4over6<T, FourOverSix>: Kernel,
+    Nvfp4CastColumns4over6<T, FourOverSix>: Kernel,
+    Nvfp4CastScaledRows<T, ToSix>: Kernel,
+    Nvfp4DequantizeScaledRows<T>: Kernel,
+    Nvfp4CastSquares<T>: Kernel,
+    Nvfp4CastColumns<T, Nearest, false>: Kernel,
+    Nvfp4CastBoth<T, Nearest, false>: Kernel,
+    Nvfp4DequantizeColumns<T>: Kernel,
 {
     Case::new(format!("nvfp4::host::{}", T::DTYPE.name()), Size::Small, |r| {
         let (stream, shape) = (stream(r)?, [32_u64, 48]);

@@ -2,7 +2,7 @@
 
 use oxtile::quantize::{Direction, JoinShards, Mxfp8};
 use oxtile::{Buffer, HostElement, Runtime};
-use oxtile_kernels::shards::{Byte, JoinShards as Joining, JoinShardsArgs};
+use oxtile_kernels::shards::{Byte, JoinShards as Joining};
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3, e5m2, ue8m0};
@@ -42,7 +42,7 @@ fn of_code<T: Byte + HostElement<Device = T>>(
     to_bits: fn(T) -> u8,
 ) -> Case
 where
-    Joining<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+    Joining<T>: Kernel,
 {
     let name = format!("shards::join::{prefix}{shards}x{rows}x{width}_to_{stride}");
     Case::new(name, size, move |runtime| join(runtime, [shards, rows, width, stride], from_bits, to_bits))
@@ -55,7 +55,7 @@ fn join<T: Byte + HostElement<Device = T>>(
     to_bits: fn(T) -> u8,
 ) -> Outcome
 where
-    Joining<T>: for<'a> Kernel<Args<'a> = JoinShardsArgs<'a, T>>,
+    Joining<T>: Kernel,
 {
     let stream = stream(runtime)?;
     let mut random = Random::new(6);

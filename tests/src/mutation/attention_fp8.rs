@@ -57,7 +57,7 @@ fn attention_forward_fp8(device: &Device) -> Result<Vec<u32>, Outcome> {
 
 fn attend<const CAUSAL: bool>(device: &Device, [queries, keys]: [u64; 2]) -> Result<Vec<u32>, Outcome>
 where
-    AttentionForwardFp8<64, Swizzle64, CAUSAL>: for<'a> Kernel<Args<'a> = AttentionForwardFp8Args<'a, 64, Swizzle64, CAUSAL>>,
+    AttentionForwardFp8<64, Swizzle64, CAUSAL>: Kernel,
 {
     // At most 2, so that every weight counts.
     let small = |rows: u64| words((rows * SIZE) as usize / 4).into_iter().map(|word| word & 0xbfbf_bfbf).collect::<Vec<_>>();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_emulator::{GridRun, Launch, Memory, Options, Report};
-use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceView, DeviceViewMut, Kernel, KernelArgs};
+use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceView, DeviceViewMut, Kernel, KernelArgs, Signature};
 use oxtile_tile::num::Pod;
 
 pub static OWNER: () = ();
@@ -66,7 +66,7 @@ impl Device {
         bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
-    pub fn launch<K: Kernel>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
+    pub fn launch<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
         self.launched.borrow_mut().insert(K::INFO.name);
         let mut grid = K::grid(&args, &LIMITS).expect("arguments that fit");
         if self.folds && grid.blocks() != 0 {

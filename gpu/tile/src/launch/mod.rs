@@ -19,7 +19,8 @@ pub use view::{BufferAccess, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, D
 pub use word_list::WordList;
 pub use words::{ArgumentWords, WordReader};
 
-/// What a kernel takes, of any type parameters. Implemented by `#[kernel]`, so that `X<T>: Kernel` is bound enough.
+/// What a kernel takes, of any type parameters. Implemented by `#[kernel]` for instances and all others, so that generic code which launches
+/// `X<T>` states `X<T>: Kernel` and no more.
 pub trait Signature {
     /// The argument struct, one field a parameter.
     type Args<'a>: KernelArgs;
@@ -37,7 +38,7 @@ pub trait Signature {
     message = "`{Self}` is not a compiled kernel instance",
     note = "add its type parameters to the #[instances] of the kernel"
 )]
-pub unsafe trait Kernel: Signature {
+pub unsafe trait Kernel {
     /// The compile-time facts of this instance.
     const INFO: KernelInfo;
 
@@ -45,7 +46,9 @@ pub unsafe trait Kernel: Signature {
     ///
     /// # Errors
     /// The first argument that does not fit, with what was expected.
-    fn grid(args: &Self::Args<'_>, device: &DeviceLimits) -> Result<Grid, LaunchError>;
+    fn grid(args: &<Self as Signature>::Args<'_>, device: &DeviceLimits) -> Result<Grid, LaunchError>
+    where
+        Self: Signature;
 
     /// Runs one emulated thread on packed arguments. Called by the emulator's launcher alone.
     fn emulate(words: &[u64]);

@@ -23,7 +23,7 @@ pub use shard::{Shard, ShardCasts};
 use oxtile_kernels::fp8::*;
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::mxfp8::Wide;
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
 
 use crate::quantize::amax::AmaxNumber;
@@ -31,33 +31,33 @@ use crate::quantize::amax::AmaxNumber;
 /// A number type that is cast to and from FP8 elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
 pub trait Fp8Number<Q: Fp8>: AmaxNumber + Wide {
     /// The cast with a scale made of an amax.
-    type Cast: for<'a> Kernel<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
+    type Cast: Kernel + for<'a> Signature<Args<'a> = Fp8CastArgs<'a, Self, Q>>;
     /// The cast with a given scale.
-    type CastDelayed: for<'a> Kernel<Args<'a> = Fp8CastDelayedArgs<'a, Self, Q>>;
+    type CastDelayed: Kernel + for<'a> Signature<Args<'a> = Fp8CastDelayedArgs<'a, Self, Q>>;
     /// The cast with a scale made of an amax, as it is and transposed, of rows of whole vectors.
-    type CastTranspose: for<'a> Kernel<Args<'a> = Fp8CastTransposeArgs<'a, Self, Q>>;
+    type CastTranspose: Kernel + for<'a> Signature<Args<'a> = Fp8CastTransposeArgs<'a, Self, Q>>;
     /// The cast with a given scale, as it is and transposed, of rows of whole vectors.
-    type CastTransposeDelayed: for<'a> Kernel<Args<'a> = Fp8CastTransposeDelayedArgs<'a, Self, Q>>;
+    type CastTransposeDelayed: Kernel + for<'a> Signature<Args<'a> = Fp8CastTransposeDelayedArgs<'a, Self, Q>>;
     /// The transpose of codes.
-    type Transpose: for<'a> Kernel<Args<'a> = Fp8TransposeArgs<'a, Q>>;
+    type Transpose: Kernel + for<'a> Signature<Args<'a> = Fp8TransposeArgs<'a, Q>>;
     /// The cast with one scale for 128 neighbours of a row, of the matrix alone.
-    type CastRowBlocksAlone: for<'a> Kernel<Args<'a> = Fp8CastRowBlocksAloneArgs<'a, Self, Q>>;
+    type CastRowBlocksAlone: Kernel + for<'a> Signature<Args<'a> = Fp8CastRowBlocksAloneArgs<'a, Self, Q>>;
     /// The same of its transpose, or of both.
-    type CastRowBlocks: for<'a> Kernel<Args<'a> = Fp8CastRowBlocksArgs<'a, Self, Q>>;
+    type CastRowBlocks: Kernel + for<'a> Signature<Args<'a> = Fp8CastRowBlocksArgs<'a, Self, Q>>;
     /// The cast with one scale for a 128x128 square.
-    type CastSquares: for<'a> Kernel<Args<'a> = Fp8CastSquaresArgs<'a, Self, Q>>;
+    type CastSquares: Kernel + for<'a> Signature<Args<'a> = Fp8CastSquaresArgs<'a, Self, Q>>;
     /// The inverse of both.
-    type DequantizeBlocks: for<'a> Kernel<Args<'a> = Fp8DequantizeBlocksArgs<'a, Q, Self>>;
+    type DequantizeBlocks: Kernel + for<'a> Signature<Args<'a> = Fp8DequantizeBlocksArgs<'a, Q, Self>>;
     /// The amaxes of squares in a shard.
-    type PartialAmax: for<'a> Kernel<Args<'a> = Fp8PartialAmaxArgs<'a, Self>>;
+    type PartialAmax: Kernel + for<'a> Signature<Args<'a> = Fp8PartialAmaxArgs<'a, Self>>;
     /// The cast of a shard.
-    type PartialCast: for<'a> Kernel<Args<'a> = Fp8PartialCastArgs<'a, Self, Q>>;
+    type PartialCast: Kernel + for<'a> Signature<Args<'a> = Fp8PartialCastArgs<'a, Self, Q>>;
     /// The inverse of the casts with one scale.
-    type Dequantize: for<'a> Kernel<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
+    type Dequantize: Kernel + for<'a> Signature<Args<'a> = Fp8DequantizeArgs<'a, Q, Self>>;
     /// The cast, for groups.
-    type GroupCast: Grouped + for<'a> Kernel<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
+    type GroupCast: Grouped + Kernel + for<'a> Signature<Args<'a> = Fp8CastGroupedArgs<'a, Self, Q>>;
     /// Its inverse, for groups.
-    type GroupDequantize: Grouped + for<'a> Kernel<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
+    type GroupDequantize: Grouped + Kernel + for<'a> Signature<Args<'a> = Fp8DequantizeGroupedArgs<'a, Q, Self>>;
 }
 
 macro_rules! numbers {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::shards::{Byte, JoinShardsGroupedArgs};
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 
 use super::format::GroupFormat;
 use super::quantized::{Quantized, SCALE_UNIT, scale_starts};
@@ -243,7 +243,7 @@ impl<T: Byte> JoinScratch<T> {
         kernel: &Loaded<K>,
     ) -> Result<()>
     where
-        K: Grouped + for<'a> Kernel<Args<'a> = JoinShardsGroupedArgs<'a, T>>,
+        K: Grouped + Kernel + for<'a> Signature<Args<'a> = JoinShardsGroupedArgs<'a, T>>,
     {
         match &mut self.padded {
             None => communicator.all_gather(stream, shards, &mut self.gathered)?,

@@ -95,11 +95,11 @@ impl<T, Q: Fp8, L: Layout> Default for FusedOutput<'_, T, Q, L> {
 
 impl<O: Operation, T: Magnitude + Wide, Q: Fp8> FusedMxfp8<O, T, Q>
 where
-    Mxfp8CastFused<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedArgs<'a, O, T, Q>>,
-    Mxfp8CastFusedRows<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedRowsArgs<'a, O, T, Q>>,
-    Mxfp8CastFusedColumns<O, T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastFusedColumnsArgs<'a, O, T, Q>>,
-    Mxfp8CastRowsInterleaved<T, Q>: for<'a> Kernel<Args<'a> = Mxfp8CastRowsInterleavedArgs<'a, T, Q>>,
-    ColumnSums<T>: for<'a> Kernel<Args<'a> = ColumnSumsArgs<'a, T>>,
+    Mxfp8CastFused<O, T, Q>: Kernel,
+    Mxfp8CastFusedRows<O, T, Q>: Kernel,
+    Mxfp8CastFusedColumns<O, T, Q>: Kernel,
+    Mxfp8CastRowsInterleaved<T, Q>: Kernel,
+    ColumnSums<T>: Kernel,
 {
     /// Loads the kernels.
     ///

@@ -3,47 +3,47 @@
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::num::{Fp8, bf16, e4m3, e5m2, f16};
 
 /// A number type that is cast to and from MXFP8 with elements `Q`: `bf16`, `f16` and `f32`, to `e4m3` and `e5m2`.
 pub trait Mxfp8Number<Q: Fp8>: Magnitude + Wide {
     /// The rowwise cast of whole blocks.
-    type CastRows: for<'a> Kernel<Args<'a> = Mxfp8CastRowsArgs<'a, Self, Q>>;
+    type CastRows: Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRowsArgs<'a, Self, Q>>;
     /// The rowwise cast of any shape.
-    type CastRaggedRows: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsArgs<'a, Self, Q>>;
+    type CastRaggedRows: Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRaggedRowsArgs<'a, Self, Q>>;
     /// The columnwise cast of rows of whole vectors.
-    type CastColumns: for<'a> Kernel<Args<'a> = Mxfp8CastColumnsArgs<'a, Self, Q>>;
+    type CastColumns: Kernel + for<'a> Signature<Args<'a> = Mxfp8CastColumnsArgs<'a, Self, Q>>;
     /// The columnwise cast of any shape.
-    type CastRaggedColumns: for<'a> Kernel<Args<'a> = Mxfp8CastRaggedColumnsArgs<'a, Self, Q>>;
+    type CastRaggedColumns: Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRaggedColumnsArgs<'a, Self, Q>>;
     /// The cast in both directions of rows of whole vectors.
-    type CastBoth: for<'a> Kernel<Args<'a> = Mxfp8CastBothArgs<'a, Self, Q>>;
+    type CastBoth: Kernel + for<'a> Signature<Args<'a> = Mxfp8CastBothArgs<'a, Self, Q>>;
     /// The inverse of the rowwise cast for whole blocks.
-    type DequantizeRows: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsArgs<'a, Q, Self>>;
+    type DequantizeRows: Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRowsArgs<'a, Q, Self>>;
     /// The inverse of the rowwise cast for any shape.
-    type DequantizeRaggedRows: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsArgs<'a, Q, Self>>;
+    type DequantizeRaggedRows: Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRaggedRowsArgs<'a, Q, Self>>;
     /// The inverse of the columnwise cast for rows of whole vectors.
-    type DequantizeColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsArgs<'a, Q, Self>>;
+    type DequantizeColumns: Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeColumnsArgs<'a, Q, Self>>;
     /// The inverse of the columnwise cast for any shape.
-    type DequantizeRaggedColumns: for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsArgs<'a, Q, Self>>;
+    type DequantizeRaggedColumns: Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRaggedColumnsArgs<'a, Q, Self>>;
     /// The rowwise cast of whole blocks, for groups.
-    type GroupCastRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRowsGroupedArgs<'a, Self, Q>>;
+    type GroupCastRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRowsGroupedArgs<'a, Self, Q>>;
     /// The rowwise cast of any shape, for groups.
-    type GroupCastRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedRowsGroupedArgs<'a, Self, Q>>;
+    type GroupCastRaggedRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRaggedRowsGroupedArgs<'a, Self, Q>>;
     /// The columnwise cast of rows of whole vectors, for groups.
-    type GroupCastColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastColumnsGroupedArgs<'a, Self, Q>>;
+    type GroupCastColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8CastColumnsGroupedArgs<'a, Self, Q>>;
     /// The columnwise cast of any shape, for groups.
-    type GroupCastRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastRaggedColumnsGroupedArgs<'a, Self, Q>>;
+    type GroupCastRaggedColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8CastRaggedColumnsGroupedArgs<'a, Self, Q>>;
     /// The cast in both directions of rows of whole vectors, for groups.
-    type GroupCastBoth: Grouped + for<'a> Kernel<Args<'a> = Mxfp8CastBothGroupedArgs<'a, Self, Q>>;
+    type GroupCastBoth: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8CastBothGroupedArgs<'a, Self, Q>>;
     /// The inverse of the rowwise cast for whole blocks, for groups.
-    type GroupDequantizeRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRowsGroupedArgs<'a, Q, Self>>;
+    type GroupDequantizeRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRowsGroupedArgs<'a, Q, Self>>;
     /// The inverse of the rowwise cast for any shape, for groups.
-    type GroupDequantizeRaggedRows: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedRowsGroupedArgs<'a, Q, Self>>;
+    type GroupDequantizeRaggedRows: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRaggedRowsGroupedArgs<'a, Q, Self>>;
     /// The inverse of the columnwise cast for rows of whole vectors, for groups.
-    type GroupDequantizeColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeColumnsGroupedArgs<'a, Q, Self>>;
+    type GroupDequantizeColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeColumnsGroupedArgs<'a, Q, Self>>;
     /// The inverse of the columnwise cast for any shape, for groups.
-    type GroupDequantizeRaggedColumns: Grouped + for<'a> Kernel<Args<'a> = Mxfp8DequantizeRaggedColumnsGroupedArgs<'a, Q, Self>>;
+    type GroupDequantizeRaggedColumns: Grouped + Kernel + for<'a> Signature<Args<'a> = Mxfp8DequantizeRaggedColumnsGroupedArgs<'a, Q, Self>>;
 }
 
 macro_rules! numbers {

@@ -1,4 +1,4 @@
-//! A type parameter that no argument names, and a kernel without arguments.
+//! A type parameter that no argument names, a kernel without arguments, and generic code that launches.
 use core::marker::PhantomData;
 
 use oxtile_tile::launch::{Kernel, Signature};
@@ -25,7 +25,17 @@ fn arguments(output: DeviceViewMut<'_, f32>) -> <Limits<bf16, f32, 2> as Signatu
     LimitsArgs { output, marker: PhantomData }
 }
 
+/// `X<T>: Kernel` is all that generic code states.
+fn blocks<T: Float>(output: DeviceViewMut<'_, f32>) -> Result<u64, LaunchError>
+where
+    Limits<T, f32, 1>: Kernel,
+{
+    let args: <Limits<T, f32, 1> as Signature>::Args<'_> = LimitsArgs { output, marker: PhantomData };
+    Ok(Limits::<T, f32, 1>::grid(&args, &DeviceLimits { multiprocessors: 1, shared_bytes_per_block: 0 })?.blocks())
+}
+
 fn main() {
+    let _ = blocks::<bf16>;
     let _ = (arguments as fn(DeviceViewMut<'static, f32>) -> _, NothingArgs { marker: PhantomData });
     assert_eq!(Limits::<bf16, f32, 2>::INFO.name, "limits__bf16__f32__n2");
 }

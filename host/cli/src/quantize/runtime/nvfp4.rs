@@ -4,9 +4,7 @@ use std::fmt;
 
 use oxtile::{
     Buffer, Error, Result, Stream,
-    kernels::nvfp4::{
-        Nvfp4CastBoth, Nvfp4CastBothArgs, Nvfp4CastColumns, Nvfp4CastColumnsArgs, Nvfp4DequantizeColumns, Nvfp4DequantizeColumnsArgs,
-    },
+    kernels::nvfp4::{Nvfp4CastBoth, Nvfp4CastColumns, Nvfp4DequantizeColumns},
     num::{bf16, e2m1x2, e4m3},
     quantize::{
         Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
@@ -58,9 +56,9 @@ impl RowCast<bf16> for Nvfp4StochasticRows<bf16, Stochastic16> {
 
 impl<T: Nvfp4Number, R: Rounding, const HADAMARD: bool> ColumnCast<T> for Nvfp4Columns<T, R, HADAMARD>
 where
-    Nvfp4CastColumns<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastColumnsArgs<'a, T, R, HADAMARD>>,
-    Nvfp4CastBoth<T, R, HADAMARD>: for<'a> Kernel<Args<'a> = Nvfp4CastBothArgs<'a, T, R, HADAMARD>>,
-    Nvfp4DequantizeColumns<T>: for<'a> Kernel<Args<'a> = Nvfp4DequantizeColumnsArgs<'a, T>>,
+    Nvfp4CastColumns<T, R, HADAMARD>: Kernel,
+    Nvfp4CastBoth<T, R, HADAMARD>: Kernel,
+    Nvfp4DequantizeColumns<T>: Kernel,
 {
     fn columns(&self, stream: &Stream, input: &Buffer<T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
         self.cast_columns(stream, input.view(), random, tensor)
