@@ -91,6 +91,14 @@ where
         let Shape { batches, heads, queries, .. } = self.shape;
         Schedule { tile_rows, row_tiles: queries.div_ceil(tile_rows), heads, batches, section: self.order.section }
     }
+
+    /// The place of a warpgroup's rows.
+    #[inline(always)]
+    fn spot(&self, tile: &Tile, row: u32) -> Spot<4> {
+        let (Tile { batch, head, .. }, Shape { heads, queries, .. }) = (*tile, self.shape);
+        let statistics = u64::from(batch * heads + head) * u64::from(queries);
+        Spot { at: [batch, head, row, 0], batch, head, first: 0, row, rows: queries, statistics }
+    }
 }
 
 impl<T, const D: usize, const V: usize, const KEYS: usize, R, const CAUSAL: bool> Problem<T, D, V, KEYS> for Dense<T, D, V, KEYS, R, CAUSAL>
@@ -154,6 +162,12 @@ where
     }
 
     #[inline(always)]
+    #[track_caller]
+    fn fetch(&self, tile: &Tile, row: u32) {
+        self.target.fetch(&self.spot(tile, row));
+    }
+
+    #[inline(always)]
     fn softmax<G: Team>(&self, _: &Tile) -> Softmax {
         if G::SPARING { Softmax::sparing(self.scale) } else { Softmax::raising(self.scale, CAUSAL) }
     }
@@ -171,11 +185,7 @@ where
     #[inline(always)]
     #[track_caller]
     fn store<G: Team>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
-        let Shape { heads, queries, .. } = self.shape;
-        let statistics = u64::from(tile.batch * heads + tile.head) * u64::from(queries);
-        let spot =
-            Spot { at: [tile.batch, tile.head, row, 0], batch: tile.batch, head: tile.head, first: 0, row, rows: queries, statistics };
-        self.target.store::<G>(sum, finished, spot, staging);
+        self.target.store::<G>(sum, finished, self.spot(tile, row), staging);
     }
 
     #[inline(always)]

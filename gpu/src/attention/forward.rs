@@ -86,6 +86,9 @@ where
                 let (mask, row) = (problem.mask(&tile), tile.row() + part * PART as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }) };
+                if !stores_by_tma {
+                    problem.fetch(&tile, row);
+                }
                 let mut softmax = problem.softmax::<G>(&tile);
                 let sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
                     problem.edit(scores, step, &seen);

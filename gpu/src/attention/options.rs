@@ -131,6 +131,9 @@ where
     }
 
     #[inline(always)]
+    fn fetch(&self, _: &Item, _: u32) {}
+
+    #[inline(always)]
     #[track_caller]
     fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, tell: impl FnOnce())
     where

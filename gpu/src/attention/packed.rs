@@ -91,6 +91,21 @@ impl Tiles<Item> for PackedTiles {
     }
 }
 
+impl<T, const D: usize, const V: usize, const KEYS: usize, R, const CAUSAL: bool> Packed<T, D, V, KEYS, R, CAUSAL>
+where
+    T: RegisterElement,
+    R: Target<T, V, 5>,
+    Columns<V>: MatrixColumns,
+{
+    /// The place of a warpgroup's rows.
+    #[inline(always)]
+    fn spot(&self, item: &Item, row: u32) -> Spot<5> {
+        let (head, Sequence { rows, query_offset: first, .. }) = (item.tile.head, item.sequence);
+        let statistics = u64::from(head) * u64::from(self.sequences.query_rows) + u64::from(first);
+        Spot { at: place(first, rows, head, row), batch: 0, head, first, row, rows, statistics }
+    }
+}
+
 impl<T, const D: usize, const V: usize, const KEYS: usize, R, const CAUSAL: bool> Problem<T, D, V, KEYS>
     for Packed<T, D, V, KEYS, R, CAUSAL>
 where
@@ -159,6 +174,12 @@ where
     }
 
     #[inline(always)]
+    #[track_caller]
+    fn fetch(&self, item: &Item, row: u32) {
+        self.target.fetch(&self.spot(item, row));
+    }
+
+    #[inline(always)]
     fn softmax<G: Team>(&self, _: &Item) -> Softmax {
         if G::SPARING { Softmax::sparing(self.scale) } else { Softmax::raising(self.scale, CAUSAL) }
     }
@@ -176,12 +197,8 @@ where
     #[inline(always)]
     #[track_caller]
     fn store<G: Team>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
-        let Item { tile, sequence: Sequence { queries, rows, query_offset, .. } } = *item;
-        let finished = finished.of_rows(|half| row + register_tile::row(half) < queries);
-        let at = place(query_offset, rows, tile.head, row);
-        let statistics = u64::from(tile.head) * u64::from(self.sequences.query_rows) + u64::from(query_offset);
-        let spot = Spot { at, batch: 0, head: tile.head, first: query_offset, row, rows, statistics };
-        self.target.store::<G>(sum, finished, spot, staging);
+        let finished = finished.of_rows(|half| row + register_tile::row(half) < item.sequence.queries);
+        self.target.store::<G>(sum, finished, self.spot(item, row), staging);
     }
 
     #[inline(always)]

@@ -92,6 +92,8 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     where
         Columns<D>: MatrixColumns;
 
+    /// Fetches what the result of a warpgroup whose first query is `row` is merged into, early. All its threads call it.
+    fn fetch(&self, tile: &Self::Tile, row: u32);
     /// The softmax of a tile's rows before any key.
     fn softmax<G: Team>(&self, tile: &Self::Tile) -> Softmax;
     /// Changes the scores of a warpgroup's queries before they count.

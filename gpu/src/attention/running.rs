@@ -4,6 +4,7 @@ use core::f32::consts::{LN_2, LOG2_E};
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{exp2, log2, max, reciprocal};
+use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
 
@@ -54,11 +55,26 @@ pub struct Share {
     stored: bool,
 }
 
+impl Share {
+    /// Whether what is there counts.
+    #[inline(always)]
+    fn counts(&self) -> bool {
+        self.keep.to_bits() != UNSEEN.to_bits()
+    }
+}
+
 /// In the place of a factor: what is there counts for nothing, NaN too. A flag of its own would take a register more, which spills.
 const UNSEEN: f32 = -1.0;
 
 /// Pairs of columns at most that are loaded before the first of them is stored: a load takes its time.
 const BATCH: usize = 8;
+
+/// The same of pairs without questions: all of results of up to 128 columns; more spill.
+const PLAIN: usize = 32;
+
+const fn batch_of(columns: usize) -> usize {
+    if columns <= 128 { PLAIN } else { PLAIN / 2 }
+}
 
 impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     const BATCH: usize = if STEPS { BATCH } else { 1 };
@@ -77,6 +93,19 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         Place { start, statistics: spot.statistics, rows: spot.rows }
     }
 
+    /// Brings what is there of a warpgroup's rows from `row` on into the L2 cache, for [`merge`](Self::merge) after the walk over keys.
+    #[inline(always)]
+    #[track_caller]
+    pub fn fetch_rows(&self, place: Place, row: u32) {
+        let (lane, first) = (thread::lane(), row + thread::warp() % 4 * 16);
+        if lane < 16 && first + lane < place.rows && !self.begins {
+            pipeline::prefetch(&self.sums, place.start + u64::from(first + lane) * self.row_stride, self.size);
+            if lane == 0 {
+                pipeline::prefetch(&self.log_sum_exp, place.statistics + u64::from(first), (place.rows - first).min(16));
+            }
+        }
+    }
+
     /// Merges a warpgroup's sum of values, of the rows from `row` on: result and `log_sum_exp` become what they are over the keys
     /// seen before and those seen now. A row that sees nothing stays as it is. A row whose log-sum-exp is -inf counts as zeros, whatever is there.
     #[inline(always)]
@@ -86,7 +115,56 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         Columns<V>: MatrixColumns,
     {
         let shares = self.merge_logs(finished, place, row);
-        self.merge_columns(sum, shares, place, row, 0);
+        let plain = shares.iter().all(|share| share.stored && share.counts() && share.add != 0.0) && self.size == V as u32;
+        if STEPS && warp::all(plain) {
+            self.merge_plain(sum, shares.map(|Share { keep, add, .. }| [keep, add]), place, row);
+        } else {
+            self.merge_columns(sum, shares, place, row, 0);
+        }
+    }
+
+    /// The other half where every row of the warp has seen keys before and now: no question is asked of an element.
+    #[inline(always)]
+    #[track_caller]
+    fn merge_plain<const V: usize>(&self, sum: &RegisterTile<V>, shares: [[f32; 2]; THREAD_ROWS], place: Place, row: u32)
+    where
+        Columns<V>: MatrixColumns,
+    {
+        let starts = [0, 1].map(|half| {
+            let row = u64::from(row + register_tile::row(half));
+            place.start + row * self.row_stride + u64::from(register_tile::column(0))
+        });
+        let at = |pair: usize| (pair / RegisterTile::<V>::PAIRS, pair % RegisterTile::<V>::PAIRS);
+        let mut batch = 0;
+        while batch < THREAD_ROWS * RegisterTile::<V>::PAIRS {
+            let place = |i: usize| {
+                let (half, pair) = at(batch + i);
+                (half, pair, starts[half] + 8 * pair as u64)
+            };
+            let is_one = |i: usize| i < batch_of(V) && batch + i < THREAD_ROWS * RegisterTile::<V>::PAIRS;
+            let mut values: [[f32; 2]; PLAIN] =
+                core::array::from_fn(|i| if is_one(i) { self.sums.load_pair(place(i).2).map(f32::from_bits) } else { [0.0; 2] });
+            let mut i = 0;
+            while is_one(i) {
+                let (half, pair, _) = place(i);
+                let ([keep, add], new) = (shares[half], sum.pair(half, pair));
+                values[i] = [0, 1].map(|j| values[i][j] * keep + new[j] * add);
+                i += 1;
+            }
+            i = 0;
+            if let Some(rounded) = self.rounded {
+                while is_one(i) {
+                    rounded.store_word(place(i).2, T::pack(values[i]));
+                    i += 1;
+                }
+            } else {
+                while is_one(i) {
+                    self.sums.store_pair(place(i).2, values[i].map(f32::to_bits));
+                    i += 1;
+                }
+            }
+            batch += batch_of(V);
+        }
     }
 
     /// The first half of [`merge`](Self::merge): of `log_sum_exp`.
@@ -106,8 +184,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         let mut half = 0;
         while half < THREAD_ROWS {
             let Share { keep, add, stored } = shares[half];
-            // A factor that is NaN is of a row that has seen something.
-            let (reads, adds) = (stored && (keep >= 0.0 || keep.is_nan()), !STEPS || add != 0.0);
+            let (reads, adds) = (stored && shares[half].counts(), !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
             let at = |pair: usize| first + register_tile::column(pair as u32);
             let mut batch = 0;

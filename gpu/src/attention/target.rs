@@ -45,6 +45,10 @@ where
     /// Whether results are stored by TMA, whose reads of shared memory must be waited for.
     const BY_TMA: bool = true;
 
+    /// Fetches what is there, early. All threads of the warpgroup call it.
+    #[inline(always)]
+    fn fetch(&self, _: &Spot<RANK>) {}
+
     /// Stores a warpgroup's sum of values, before it is divided by the sum of weights, and its log-sum-exp. All its threads call it.
     fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, staging: Staging<T, V>);
 
@@ -102,6 +106,12 @@ where
     Columns<V>: MatrixColumns,
 {
     const BY_TMA: bool = false;
+
+    #[inline(always)]
+    #[track_caller]
+    fn fetch(&self, spot: &Spot<RANK>) {
+        self.fetch_rows(self.place(spot), spot.row);
+    }
 
     #[inline(always)]
     #[track_caller]

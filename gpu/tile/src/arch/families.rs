@@ -274,6 +274,11 @@ pub trait BulkCopy {
     /// # Safety
     /// As [`store`](Self::store).
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32);
+    /// `cp.async.bulk.prefetch.L2.global`: brings the bytes into the L2 cache. A hint. PTX ISA 9.7.9.25.4.4.
+    ///
+    /// # Safety
+    /// Address and `bytes` are multiples of 16, the range is there.
+    unsafe fn prefetch(global: u64, bytes: u32);
     /// `cp.async.bulk.tensor.{2,3,4,5}d.shared::cluster.global.mbarrier::complete_tx::bytes`: one box of the
     /// tensor that the map at `map` describes, from `coordinates` (innermost first).
     ///

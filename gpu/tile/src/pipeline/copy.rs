@@ -88,6 +88,18 @@ pub fn store_bulk<T: Pod, const N: usize>(target: &GlobalMut<T>, start: u64, sou
     unsafe { <Target as BulkCopy>::store(global, shared, count * size_of::<T>() as u32) };
 }
 
+/// Brings `count` elements from `start` on into the L2 cache, by one thread which does not wait: a hint. Nothing is brought unless the first
+/// lies at a multiple of 16 bytes and they are such a number of bytes.
+#[inline(always)]
+#[track_caller]
+pub fn prefetch<T: Pod>(source: &GlobalMut<T>, start: u64, count: u32) {
+    let (global, bytes) = (source.range(start, count.into()), count * size_of::<T>() as u32);
+    if (global as u32 | bytes).is_multiple_of(16) {
+        // SAFETY: `range` checked the memory where this build checks, and the maker of the view vouched for it.
+        unsafe { <Target as BulkCopy>::prefetch(global, bytes) };
+    }
+}
+
 /// Closes a group of this thread's [`store_bulk`].
 #[inline(always)]
 #[track_caller]

@@ -56,6 +56,10 @@ impl BulkCopy for Emulated {
         device::bulk_store(global, shared, bytes);
     }
 
+    /// The emulator has no cache.
+    #[inline(always)]
+    unsafe fn prefetch(_: u64, _: u32) {}
+
     #[inline(always)]
     #[track_caller]
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {

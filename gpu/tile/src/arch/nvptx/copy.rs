@@ -86,6 +86,12 @@ impl BulkCopy for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(global: u64, bytes: u32) {
+        // SAFETY: see above.
+        unsafe { asm!("cp.async.bulk.prefetch.L2.global [{0}], {1};", in(reg64) global, in(reg32) bytes, options(nostack)) };
+    }
+
+    #[inline(always)]
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {
         // SAFETY: see above.
         unsafe {
