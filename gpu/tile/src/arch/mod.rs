@@ -7,6 +7,15 @@
 //! Encoding rule for the device side (docs/style.md): whatever must be executed by several threads
 //! together is an `llvm.nvvm.*` intrinsic, because `asm!` is not convergent and LLVM may copy it
 //! into the arms of a branch; single-thread and pure instructions are `asm!`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `families` | the traits of what all kernels use: identity, memory, atomics, barriers, warps, mbarriers, copies, fences |
+//! | `matrix` | those of matrix kernels: multiplication by warpgroups and by warps, moves of matrices, registers |
+//! | `cluster` | that of clusters |
+//! | `convert`, `approximate` | those of number formats, and of functions that hardware approximates |
+//! | `nvptx` | the device side |
+//! | `emulated` | the emulator's side, with files of the same names |
 
 mod approximate;
 mod cluster;
