@@ -7,8 +7,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
-//! | `closing`, `failure` | the end of an arena, in order and out of order |
-//! | `awaited`, `watcher` | what streams wait for: which rank a deadline names, and what ends a host's wait |
+//! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
+//! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
 //! | `buffer`, `contiguous` | buffers that every rank has, by peer and as one range of addresses |
 //! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
 //! | `batch` | operations that are enqueued together |

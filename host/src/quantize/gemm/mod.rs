@@ -15,7 +15,7 @@
 //! | `choice` | which path a product takes, and why |
 //! | `matrix` | operands, and what is done to them first |
 //! | `call` | what cuBLASLt is asked for |
-//! | `scratch` | memory beside the operands |
+//! | `scratch` | memory beside the operands: workspaces |
 //!
 //! ```
 //! use oxtile::num::bf16;
