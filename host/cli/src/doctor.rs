@@ -126,7 +126,7 @@ fn launch(environment: Result<Environment, BootstrapError>) -> Finding {
             let Environment { rank, world, local_rank, launcher, .. } = &environment;
             let spares = match environment.spare_ports {
                 0 => String::new(),
-                spares => format!(" or one of {spares} ports behind"),
+                spares => format!(" or one of the {spares} ports after it"),
             };
             let job = environment.job.as_ref().map_or("a job without a name".to_owned(), |job| format!("{job:?}"));
             let launcher = match launcher {

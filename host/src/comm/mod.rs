@@ -1,6 +1,6 @@
 //! Ranks and the collectives among them.
 //!
-//! A program of one rank uses [`SingleRank`] and is then the same program as that of many; [`EmulatedCommunicator`] gives
+//! A program of one rank uses [`SingleRank`], so that the same program runs with many; [`EmulatedCommunicator`] gives
 //! the ranks of a virtual cluster, [`NcclCommunicator`] those of worlds on GPUs, [`HostRank`] those of one host that reach each other's
 //! memory. Every collective is
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
