@@ -170,7 +170,7 @@ fn elsewhere(error: BootstrapError) -> BootstrapError {
     match error {
         BootstrapError::Connect { address, timeout, error, .. } => BootstrapError::Elsewhere { address, timeout, found: error.to_string() },
         BootstrapError::Occupied { addresses, timeout, .. } => {
-            BootstrapError::Elsewhere { address: addresses.join(", "), timeout, found: "another program answers there, not a rank 0".into() }
+            BootstrapError::Elsewhere { address: addresses.join(", "), timeout, found: "another program answers there".into() }
         }
         other => other,
     }
