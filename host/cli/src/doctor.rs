@@ -1,4 +1,4 @@
-//! `oxtile doctor`: what this machine and environment have of what Oxtile uses, and how to mend what is missing.
+//! `oxtile doctor`: lists what this machine and environment have of what Oxtile uses, and how to mend what is missing.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use oxtile_doctor::{Driver, Finding, Status};
 use serde::{Deserialize, Serialize};
 
 const BUILD: &str = "`cargo xtask build-ptx` in a checkout, or name a folder of compiled kernels in OXTILE_KERNELS";
-/// What kernels are looked up for where there is no GPU.
+/// The compute capability for which kernels are looked up where there is no GPU.
 const HOPPER: (u32, u32) = (9, 0);
 
 /// All that was found, for people and for programs.
@@ -66,7 +66,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The part of `manifest.json` that says what kernels are compiled for.
+/// The part of `manifest.json` that names the architectures that kernels are compiled for.
 #[derive(Deserialize)]
 struct Manifest {
     kernels: BTreeMap<String, Entry>,
