@@ -1,8 +1,8 @@
-//! The GPU kernels of Oxtile. One family a file; each compiles to PTX and runs on the emulator.
+//! The GPU kernels of Oxtile. One family a file or folder; each compiles to PTX and runs on the emulator.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `magnitude` | largest magnitudes: of one tensor and of many; what finds them in other kernels too |
+//! | `amax`, `magnitude` | largest magnitudes: of one tensor and of many; the running maximum that other kernels use too |
 //! | `mxfp8`, `nvfp4`, `fp8` | casts and their inverses, by format |
 //! | `interleave` | scales in the order of block-scaled products, and back |
 //! | `group` | groups of matrices (experts) that one launch works on |

@@ -1,7 +1,7 @@
 //! The instruction layer: one trait an instruction family, two sides.
 //!
-//! [`Target`] is `Nvptx` when this crate is compiled for `nvptx64`, `Emulated` otherwise. What is
-//! above calls `<Target as Barrier>::sync(..)` and does not know which. `asm!`, `link_name` and
+//! [`Target`] is `Nvptx` when this crate is compiled for `nvptx64`, `Emulated` otherwise. The code
+//! above calls `<Target as Barrier>::sync(..)`, the same for both. `asm!`, `link_name` and
 //! `cfg(target_arch)` live here alone.
 //!
 //! Encoding rule for the device side (docs/style.md): whatever must be executed by several threads
