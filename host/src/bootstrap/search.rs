@@ -86,7 +86,7 @@ impl<'a> Search<'a> {
     ///
     /// # Errors
     /// [`OtherJob`](BootstrapError::OtherJob) as soon as other jobs have all addresses; at the deadline that, where one has any,
-    /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where nobody listens.
+    /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where no program listens.
     pub fn run(mut self, rank: Rank) -> Result<TcpStream, BootstrapError> {
         loop {
             for candidate in &mut self.candidates {

@@ -100,7 +100,7 @@ fn a_kernel_and_a_copy_read_all_ranks() {
 }
 
 /// Every rank writes an element of its own on all ranks, at the same time: where it takes a view of that element alone. With a view of all of them two
-/// ranks' kernels may write the same, as far as anybody knows.
+/// ranks' kernels may write the same, as far as is known.
 #[test]
 fn ranks_that_write_elements_of_their_own_do_not_race() {
     let program = |size: u32, seed: u64, alone: bool| -> Result<()> {

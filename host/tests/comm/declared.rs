@@ -1,4 +1,4 @@
-//! Gathers that differ between ranks are named where a ticket is waited for, and nobody waits for that.
+//! Gathers that differ between ranks are named where a ticket is waited for, and no rank waits for that.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use oxtile::{Buffer, Error, Result};
 
 use crate::arenas::{Arenas, options};
 
-/// A deadline that nobody waits for.
+/// A deadline that no rank waits for.
 const LONG: Duration = Duration::from_secs(30);
 /// One that a rank waits for in vain, long enough that the other keeps it.
 const SHORT: Duration = Duration::from_secs(1);

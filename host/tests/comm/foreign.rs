@@ -115,7 +115,7 @@ fn streams_of_another_device_are_refused() {
         let is_typed = matches!(&error, Error::Invalid { .. } | Error::WrongDevice { .. });
         assert!(is_typed && error.to_string().contains("use a stream of device 0"), "{what}: {error}");
     }
-    // Nothing of it was enqueued: neither the wait nor who is missing.
+    // Nothing of it was enqueued: neither the wait nor the note of the missing rank.
     all.world.streams.iter().try_for_each(|stream| stream.synchronize()).unwrap();
     all.arenas[0].ticket(all.stream(0)).unwrap().wait().unwrap();
 }
