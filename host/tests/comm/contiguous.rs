@@ -47,7 +47,7 @@ fn load<K: oxtile_tile::launch::Kernel>(all: &Arenas) -> oxtile::Loaded<K> {
     all.world.runtime.load().unwrap()
 }
 
-/// Every rank's numbers are there, and it says so to all; every rank waits for all others' word but that of `but`.
+/// Every rank writes its numbers and signals all; every rank waits for all others' word but that of `but`.
 fn published(all: &Arenas, buffers: &mut [oxtile::symmetric::SymmetricBuffer<u32>], but: Option<u32>) {
     let ready = all.channels();
     for (i, buffer) in buffers.iter_mut().enumerate() {
@@ -289,7 +289,7 @@ fn teams_and_later_arenas_have_ranges_of_their_own() {
     assert_eq!(addresses.len(), 3);
 }
 
-/// Ranks that meet over sockets cannot know that they are of one process: their memory lies apart, and the query says so.
+/// Ranks that meet over sockets cannot know that they are of one process: their memory lies apart, which the query returns.
 #[test]
 fn memory_that_lies_apart_has_no_such_view() {
     let (runtime, world) = (Runtime::emulated(2).unwrap(), WorldSize::new(2).unwrap());

@@ -16,7 +16,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// A gather that is to start.
 type Start<'a> = Box<dyn FnOnce() -> Result<Ready<u32>> + 'a>;
 
-/// What waits for two ranks' epochs give, the first rank's first. Both have taken their memory before either runs. Where calls are compared nobody waits
+/// What waits for two ranks' epochs give, the first rank's first. Both have taken their memory before either runs. Where calls are compared no rank waits
 /// for the deadline, so it is one that a busy machine keeps.
 fn outcome(compare_calls: bool, seed: u64, start: impl for<'a> Fn(&'a Arenas, usize) -> Start<'a>) -> [Result<()>; 2] {
     let deadline = if compare_calls { LONG } else { SHORT };

@@ -20,7 +20,7 @@ enum Bug {
     NoAcquire,
     /// The consumer reads what may not be there yet.
     NoAccept,
-    /// The consumer says so before it has read.
+    /// The consumer signals before it has read.
     ReleasedEarly,
 }
 

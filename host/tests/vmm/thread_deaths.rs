@@ -23,7 +23,7 @@ const WORLD: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(2);
 /// In which the process can be no more.
 const LIMIT: Duration = Duration::from_secs(40);
-/// A patience of the cluster that no deadline comes behind.
+/// A patience of the cluster that is longer than any deadline.
 const LONG: Duration = Duration::from_secs(60);
 
 pub fn trials() -> Vec<Trial> {
