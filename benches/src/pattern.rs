@@ -1,4 +1,4 @@
-//! The input data, the same on both sides: one run of normal values, repeated from a place of its own in each buffer.
+//! The input data, the same on both sides: one run of normal values, which each buffer repeats from another start.
 
 use std::{
     fs,

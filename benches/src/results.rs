@@ -81,7 +81,7 @@ pub struct SideRecord {
 }
 
 impl SideRecord {
-    /// A side that has not been timed, of as much work as the record says.
+    /// A side that has not been timed, of the record's amount of work.
     pub fn new(label: impl Into<String>) -> Self {
         Self { label: label.into(), milliseconds: Vec::new(), check: None, flops: None }
     }

@@ -23,7 +23,7 @@ pub trait Side {
     /// Runs the work of one round and returns the milliseconds it took.
     ///
     /// # Errors
-    /// Whatever stops the work.
+    /// The error that stops the work.
     fn round(&mut self) -> Result<f64>;
 }
 

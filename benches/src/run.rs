@@ -21,7 +21,7 @@ use crate::{
     rounds::{self, Plan, Rounds, Side},
 };
 
-/// How few rounds still say something.
+/// The least number of rounds that has quartiles.
 pub const LEAST_ROUNDS: usize = 30;
 
 /// Long enough for the clocks of an idle GPU to rise.
@@ -59,7 +59,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// What a run leaves.
+/// The outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// What was measured.
@@ -231,7 +231,7 @@ impl Runner {
     }
 }
 
-/// A record without times, of a shape that a sweep does not come to.
+/// A record without times, of a shape for which a sweep has no time left.
 fn left_out(bench: &Bench) -> Record {
     let why = format!("the {} s of a sweep are spent", SWEEP_BUDGET.as_secs());
     record(bench, 0, Vec::new(), bench.peers.iter().map(|&peer| Missing { peer: peer.to_owned(), why: why.clone() }).collect())

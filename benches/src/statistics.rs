@@ -1,6 +1,6 @@
 //! Order statistics of rounds.
 
-/// The middle of a sample and how far it spreads.
+/// The median of a sample and its quartiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quartiles {
     /// A quarter of the sample is below.

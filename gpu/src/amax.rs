@@ -27,10 +27,10 @@ const UNROLL: u32 = 8;
 pub const TILE_BYTES: u64 = (THREADS * UNROLL * 16) as u64;
 /// Blocks that fill a multiprocessor.
 const RESIDENT: u32 = 4;
-/// An output slot that is not there.
+/// The number of no output slot.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// What a block reduces through.
+/// The shared memory of a block's reduction.
 #[derive(SharedStorage)]
 struct Shared {
     reduce: ReduceStorage,

@@ -10,7 +10,7 @@
 //! Flags are [epochs](oxtile_tile::flag) that go on from launch to launch, and each is waited for in the memory of the device that waits. Every lane does every
 //! round, even with an empty piece, so that all flags stay equal. All blocks must be resident together on every rank, which `grid` ensures.
 //!
-//! A wait that is not answered ends its block, which writes to `verdict` the rank that did not answer: nothing that may be unfinished is read.
+//! A wait that is not answered ends its block, which writes the rank that did not answer to `verdict`: nothing that may be unfinished is read.
 //!
 //! Bound by latency: a round is two crossings of the link. Large messages are for copy engines.
 
@@ -22,7 +22,7 @@ const THREADS: u32 = 256;
 const RESIDENT: u32 = 4;
 /// Words of 64 bits from a flag to the next: a line of 128 bytes.
 const LINE: u64 = 16;
-/// What `verdict` is when a notice or a flag was poisoned.
+/// The value of `verdict` after a notice or a flag was poisoned.
 pub const ENDED: u32 = u32::MAX;
 
 #[derive(SharedStorage)]

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 0 | the member's number in the caller's order |
 //! | 1, 2 | rows and columns |
-//! | 3, 4, 5 | where it starts in the buffers that the members share; what, the kernel says |
+//! | 3, 4, 5 | where it starts in the buffers that the members share; the kernel tells which buffers |
 //!
 //! A kernel of a group finds its member and then runs the code of the kernel of a single matrix.
 //!
@@ -58,7 +58,7 @@ impl<'a> MemberTable<'a> {
     /// Lends a table whose members take so many CUDA blocks together.
     ///
     /// # Safety
-    /// The code that makes it answers for each launch that it is given to: `words` is a table as the [module](self) says, made by the
+    /// The caller vouches for each launch that takes the table: `words` is a table as the [module](self) says, made by the
     /// [`Grouped::blocks`] of that kernel, whose sum is `blocks`; each member's number has an input, and an amax where the kernel takes
     /// some; and the launch's buffers hold each member from where it starts, whole.
     pub const unsafe fn from_raw(words: DeviceView<'a, u64>, blocks: u64) -> Self {

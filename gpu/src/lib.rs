@@ -1,4 +1,17 @@
-//! The GPU kernels of Oxtile. One family a file; each compiles to PTX and runs on the emulator.
+//! The GPU kernels of Oxtile. One family a file or folder; each compiles to PTX and runs on the emulator.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `amax`, `magnitude` | largest magnitudes: of one tensor and of many; the running maximum that other kernels use too |
+//! | `mxfp8`, `nvfp4`, `fp8` | casts and their inverses, by format |
+//! | `interleave` | scales in the order of block-scaled products, and back |
+//! | `group` | groups of matrices (experts) that one launch works on |
+//! | `shards` | gathered shards of a transposed tensor joined |
+//! | `activation`, `column_sums` | activations with their derivatives; bias gradients |
+//! | `gemm` | matrix multiplication |
+//! | `attention` | attention, forward and backward |
+//! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
+//! | `copy` | the smallest kernel, and the ceiling of the memory-bound ones |
 #![no_std]
 #![deny(missing_docs)]
 

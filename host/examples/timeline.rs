@@ -38,7 +38,7 @@ pub fn recorded(runtime: &Runtime) -> Result<Recording> {
 
     let timeline = Timeline::start(runtime)?;
     let epoch = Epoch::ZERO.next();
-    // Rank 1 writes its shard and says so.
+    // Rank 1 writes its shard and signals.
     shards[1].local_mut().copy_from(&compute_1, &weights_1)?;
     arenas[1].signal(&compute_1, ready[1], zero, epoch)?;
     // Rank 0 fetches it on a stream of its own, and computes meanwhile.

@@ -123,7 +123,7 @@ impl GemmConfig {
             ("n", "the result's rows", self.n, size_of::<O>() as u64),
         ];
         if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
-            return any(format!("{field} is {size}, no multiple of {} with {of}: the copy engine wants rows of 16 bytes", 16 / bytes));
+            return any(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
         }
         match T::name(m_major, n_major) {
             Some(kernel) => Ok(Choice { kernel, why: format!("128 by 256 tiles on wgmma, {}", Self::layout(m_major, n_major)) }),

@@ -23,7 +23,7 @@
 //! | noun | module |
 //! |---|---|
 //! | devices, streams, buffers, graphs | [`runtime`] |
-//! | shapes, tables of tensors | [`tensor`] |
+//! | shapes, tensor maps, tables of tensors | [`tensor`] |
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |

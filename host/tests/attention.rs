@@ -101,7 +101,7 @@ fn nothing_is_launched_for_empty_tensors() {
             assert_eq!(choice.expect("a choice"), Choice { kernel: "", why: why.to_owned() });
         }
     }
-    // Gradients of keys that nobody sees are zeros.
+    // Gradients of keys that no query sees are zeros.
     let unseen = AttentionConfig { batches: 1, keys: 4, ..empty };
     assert_ne!(unseen.choose_backward::<bf16>().expect("a choice").kernel, "");
 }

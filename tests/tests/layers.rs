@@ -1,5 +1,5 @@
-//! The order of `host/src`: a module imports what is below it alone, and a large folder says what its files hold (docs/architecture.md,
-//! "The host library").
+//! The order of `host/src`: a module imports what is below it alone (docs/architecture.md, "The host library"). A large folder of the library,
+//! the kernels, the DSL and the emulator says what its files hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -189,9 +189,9 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Every file of `host/src`, by its path from there.
-fn host() -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").join("host/src");
+/// Every file of a folder of the workspace, by its path from there.
+fn files_of(folder: &str) -> BTreeMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").join(folder);
     let mut files = Vec::new();
     sources(&folder, &mut files);
     let name = |path: &Path| path.strip_prefix(&folder).expect("below it").to_string_lossy().into_owned();
@@ -206,16 +206,18 @@ fn listed(source: &str) -> BTreeSet<&str> {
 
 #[test]
 fn large_folders_list_their_files() {
-    let files = host();
     let mut problems = Vec::new();
-    for (name, source) in files.iter().filter(|(name, _)| name.ends_with("/mod.rs")) {
-        let folder = name.trim_end_matches("mod.rs");
-        let inside = files.keys().filter_map(|file| file.strip_prefix(folder)).filter(|file| *file != "mod.rs");
-        let inside: BTreeSet<_> = inside.filter_map(|file| file.split(['/', '.']).next()).collect();
-        let listed = listed(source);
-        if (inside.len() > 4 || !listed.is_empty()) && inside != listed {
-            let differ: Vec<_> = inside.symmetric_difference(&listed).collect();
-            problems.push(format!("host/src/{name}: the table of files and the folder differ in {differ:?}"));
+    for root in ["host/src", "gpu/src", "gpu/tile/src", "gpu/emulator/src"] {
+        let files = files_of(root);
+        for (name, source) in files.iter().filter(|(name, _)| name.ends_with("/mod.rs")) {
+            let folder = name.trim_end_matches("mod.rs");
+            let inside = files.keys().filter_map(|file| file.strip_prefix(folder)).filter(|file| *file != "mod.rs");
+            let inside: BTreeSet<_> = inside.filter_map(|file| file.split(['/', '.']).next()).collect();
+            let listed = listed(source);
+            if (inside.len() > 4 || !listed.is_empty()) && inside != listed {
+                let differ: Vec<_> = inside.symmetric_difference(&listed).collect();
+                problems.push(format!("{root}/{name}: the table of files and the folder differ in {differ:?}"));
+            }
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
@@ -223,7 +225,7 @@ fn large_folders_list_their_files() {
 
 #[test]
 fn arrows_point_down() {
-    let files = host();
+    let files = files_of("host/src");
     let root = names_of_root(&files["lib.rs"]);
     let (mut seen, mut problems) = ([false; LAYERS.len()], Vec::new());
     for (name, source) in files.iter().filter(|(name, _)| *name != "lib.rs") {

@@ -4,12 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A phrase that is not written, and what says the same.
-const BANNED: [(&str, &str); 18] = [
+const BANNED: [(&str, &str); 33] = [
     ("whoever", "the one that, the rank that; of people: anyone who"),
     ("for who", "for code that, for a caller that"),
+    ("whom", "the one that, the rank that"),
+    ("somebody", "a thread, a rank, a program"),
+    ("anybody", "any thread, any rank"),
+    ("everybody", "all threads, all ranks"),
     ("nobody's", "no thread's, no rank's, none"),
-    ("wait for nobody", "do not wait"),
-    ("waits for nobody", "does not wait"),
+    ("nobody waits", "nothing waits, no rank waits"),
+    ("nobody uses", "nothing uses, is not used"),
+    ("nobody listens", "no program listens"),
+    ("for nobody", "does not wait; for no rank"),
     ("holds nobody", "delays nothing, keeps no rank waiting"),
     ("is no number", "is NaN"),
     ("are no numbers", "are NaN"),
@@ -23,6 +29,15 @@ const BANNED: [(&str, &str); 18] = [
     ("one behind another", "one after another"),
     ("one behind the other", "one after another"),
     ("behind each other", "one after another"),
+    ("comes behind", "comes after"),
+    ("come behind", "come after"),
+    ("before it or behind it", "before it or after it"),
+    ("rounding by chance", "stochastic rounding"),
+    ("rounded by chance", "with stochastic rounding"),
+    ("say so", "state it, report it, signal"),
+    ("for want of", "without"),
+    ("in its stead", "in its place"),
+    ("while this view rests", "this view cannot be used meanwhile"),
 ];
 
 /// The list, and the page that explains it.

@@ -34,7 +34,7 @@ impl Packed {
         Self { lengths: vec![dense.queries; dense.batches as usize], rows: Shape { batches: 1, queries: rows, keys: rows, ..dense } }
     }
 
-    /// Those of the benchmarks: 32768 rows of each set of heads in 12 sequences, under both masks.
+    /// The sequences of the benchmarks: 32768 rows of each set of heads in 12 sequences, under both masks.
     pub fn random(size: Size) -> Vec<(Self, Mask)> {
         let [rows, sequences] = size.pick([32768, 12], [70, 3]);
         let heads = size.pick(&[[16, 16, 128], [16, 4, 128], [32, 32, 64]][..], &[[1, 1, 128], [2, 1, 128], [1, 1, 64]]);
@@ -68,7 +68,7 @@ impl Packed {
         [0].into_iter().chain(ends).collect()
     }
 
-    /// Each sequence for itself.
+    /// Each sequence as a shape of its own.
     fn sequences(&self) -> impl Iterator<Item = Shape> {
         self.lengths.iter().map(|&length| Shape { queries: length, keys: length, ..self.rows })
     }

@@ -63,7 +63,7 @@ fn bench(size: Size, shape: Shape, is_group: bool, (kernel, [quarters, scale], g
     }
 }
 
-/// The members of each set: parts of one buffer, as those of one matrix are.
+/// The members of each set, which are parts of one buffer.
 fn wide(gpu: &Gpu, [members, rows, columns]: Shape) -> Result<Vec<Buffer<bf16>>> {
     (0..SETS).map(|set| Ok(Buffer::from_slice(&gpu.stream, &gpu.pattern.fill(set, members * rows * columns))?)).collect()
 }

@@ -1,5 +1,5 @@
-//! NVFP4 with given amaxes: the cast along rows, along columns and along both in one pass, after the Hadamard transform, by
-//! chance, and back.
+//! NVFP4 with given amaxes: the cast along rows, along columns and along both in one pass, after the Hadamard transform, with
+//! stochastic rounding, and back.
 
 use std::marker::PhantomData;
 

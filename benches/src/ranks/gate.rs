@@ -1,4 +1,4 @@
-//! A barrier with a bound: a rank that has failed does not come.
+//! A barrier with a time limit, since a rank that has failed does not come.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

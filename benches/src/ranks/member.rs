@@ -20,7 +20,7 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 pub struct Member {
     rank: Rank,
-    /// That of its device.
+    /// The runtime of its device.
     runtime: Runtime,
     /// None on virtual GPUs.
     comm: Option<NcclCommunicator>,
@@ -82,7 +82,7 @@ impl Member {
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
     }
 
-    /// What a round's calls send and receive is not what the first one did.
+    /// The calls of a round send and receive other data than the first one.
     fn renew(&mut self, work: Work) -> Result<()> {
         match (work, &mut self.messages) {
             (Work::Exchange(_), Some(messages)) => {
@@ -196,7 +196,7 @@ impl Product {
     fn new(runtime: &Runtime, stream: &Stream) -> Result<Self> {
         let n = PRODUCT;
         let config = GemmConfig { m: n, n, k: n, transpose_b: true, ..GemmConfig::default() };
-        // Random signs and sizes: what a product's power, and so its clock, depends on.
+        // Random signs and sizes, on which the power of a product, and so its clock, depends.
         let mut state = 1_u64;
         let mut value = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

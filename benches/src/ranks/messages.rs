@@ -15,7 +15,7 @@ pub struct Messages {
     exchanges: Vec<Exchange>,
     shard: Buffer<u32>,
     whole: Buffer<u32>,
-    /// The first word of the whole: it counts on from there, and each time from another.
+    /// The first word of the whole, which counts on from there; another one each time.
     first: u32,
     arena: Option<Arena>,
 }
@@ -43,7 +43,7 @@ impl Messages {
         self.renew(rank, stream)
     }
 
-    /// Words of the shard that no message had before, and nothing in the whole. All ranks do it the same number of times, each before the gather.
+    /// Writes words to the shard that no message had before, and clears the whole. All ranks do it the same number of times, each before the gather.
     pub fn renew(&mut self, rank: &HostRank, stream: &Stream) -> Result<()> {
         self.first = self.first.wrapping_add(self.whole.len() as u32 + 1);
         let shard = self.shard.len() as u32;
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn what_did_not_arrive_is_found() {
         assert_eq!(first_wrong(&[7, 8, 9, 10], 7), None);
-        // Nothing, the words before, and two ranks' in each other's place.
+        // Nothing, the words of the message before, and two ranks' words in each other's place.
         assert_eq!(first_wrong(&[7, 8, 0, 0], 7), Some((2, 0)));
         assert_eq!(first_wrong(&[7, 8, 4, 5], 7), Some((2, 4)));
         assert_eq!(first_wrong(&[9, 10, 7, 8], 7), Some((0, 9)));

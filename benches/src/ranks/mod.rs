@@ -187,7 +187,7 @@ fn compare(
 /// The threads of our ranks.
 struct Ranks(Vec<Worker>);
 
-/// The thread of one rank, and how it is asked.
+/// The thread of one rank, and the channel of its requests.
 struct Worker {
     requests: SyncSender<Request>,
     results: Receiver<Result<Times>>,

@@ -1,4 +1,4 @@
-//! What is compared with what.
+//! The comparisons among ranks.
 
 use super::{Request, Times, Work};
 use crate::bench::Size;
@@ -53,11 +53,11 @@ const BUFFERS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 <
 const SHARDS: [u64; 8] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 /// Shards of messages.
 const MESSAGES: [u64; 5] = [256, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// From where on a gather in chunks is measured too.
+/// The size from which on a gather in chunks is measured too.
 const CHUNKED: u64 = 16 << 20;
 const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
 
-/// All of the chosen families, all families without any.
+/// The comparisons of the chosen families, or of all families if none is chosen.
 pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Comparison> {
     let is_chosen = |family: &str| families.is_empty() || families.iter().any(|chosen| chosen == family);
     let mut all = Vec::new();
@@ -82,7 +82,7 @@ pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Compariso
     all
 }
 
-/// As many that a round takes some milliseconds, whatever the size.
+/// The number of calls with which a round takes some milliseconds, whatever the size.
 fn calls(bytes: u64) -> u64 {
     ((4 << 30) / bytes).clamp(4, 200)
 }
@@ -101,7 +101,7 @@ fn collective(work: Work, bytes: u64) -> Comparison {
     }
 }
 
-/// The rate of `bytes` is that of the bus: what others have, over the time.
+/// The rate of `bytes` is that of the bus: the bytes from other ranks, over the time.
 fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
     let whole = shard * u64::from(world);
     let request = |work| Request { work, bytes: whole, calls: if has_nccl { calls(whole) } else { 3 } };

@@ -29,9 +29,9 @@ struct Open {
     /// One for each of the [`WAYS`].
     push: Vec<PushGather<bf16>>,
     pull: Vec<PullGather<bf16>>,
-    /// What is put, and pushed.
+    /// The buffer that is put, and pushed.
     shard: Buffer<bf16>,
-    /// What is got; `None` while a call has it.
+    /// The target of gets; `None` while a call has it.
     output: Option<Buffer<bf16>>,
     target: SymmetricBuffer<bf16>,
     pings: Channel,
@@ -57,7 +57,7 @@ impl Symmetric {
         &self.copies
     }
 
-    /// Waits for both streams, within the deadline. On virtual GPUs a wait of the driver would take for the end that another rank has not
+    /// Waits for both streams, within the deadline. On virtual GPUs a wait of the driver would end with an error where another rank has not
     /// come so far.
     pub fn settle(&self) -> Result<()> {
         let begin = Instant::now();
@@ -78,7 +78,7 @@ impl Symmetric {
         self.close()?;
         let (world, len) = (self.world(), shard_bytes / 2);
         let backend = self.backend;
-        // What is gathered and the shard that is pulled, of both kinds, and the target of puts, each rounded up.
+        // The places of gathers and the shard that is pulled, of both kinds, and the target of puts, each rounded up.
         let ways = WAYS.len() as u64;
         let bytes = shard_bytes * (ways * (u64::from(world.get()) + 1) + 1) + 4096;
         let arena = Arena::open(&self.rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;

@@ -201,7 +201,7 @@ fn poll_again(thread: &Thread, address: u64, site: Site) {
     }
 }
 
-/// Check mode: lets others run now and then, before an access that they might meet.
+/// Check mode: lets other threads run now and then, before an access that they might conflict with.
 fn preempt(thread: &Thread, strong: bool, site: Site) {
     if thread.worker().random.once_in(if strong { 2 } else { 16 }) {
         thread.give_way(if strong { Waiting::Turn } else { Waiting::Nothing }, site);

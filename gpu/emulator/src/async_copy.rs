@@ -297,7 +297,7 @@ pub(crate) fn advance(block: &Block, choice: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a copy of the thread in flight holds up a group wait.
+/// Whether a group wait of the thread still waits for a copy in flight.
 pub(crate) fn is_held(thread: &Thread, waiting: Waiting) -> bool {
     thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
 }

@@ -41,7 +41,7 @@ impl Initialisation {
         })
     }
 
-    /// The range was copied from `source`: a byte is as written as its original.
+    /// The range was copied from `source`: a byte counts as written if its original does.
     pub fn copy(&self, offset: u64, source: &Self, source_offset: u64, bytes: u64) {
         if source.assumed.load(Ordering::Relaxed) {
             return self.set(offset, bytes);

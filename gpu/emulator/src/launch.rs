@@ -116,7 +116,7 @@ pub enum Mode {
     Fast,
 }
 
-/// Who runs first when several warps could ([`Mode::Check`]).
+/// Which warp runs first when several could ([`Mode::Check`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// One of the four below, by the seed.
@@ -138,7 +138,7 @@ pub struct Options {
     pub mode: Mode,
     /// The interleaving's seed: the same seed gives the same run and the same report.
     pub seed: u64,
-    /// Who runs first.
+    /// Which warp runs first.
     pub policy: Policy,
     /// OS threads of [`Mode::Fast`] in [`GridRun::run`](crate::GridRun::run); 0 takes one a core.
     pub workers: usize,

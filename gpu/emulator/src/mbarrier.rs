@@ -64,7 +64,7 @@ impl Mbarrier {
         }
     }
 
-    /// A test by a thread: acquires if the phase is complete, and finds the thread that was lapped.
+    /// A test by a thread: acquires if the phase is complete, and reports a thread that was lapped.
     fn observe(&mut self, thread: &Thread, detector: &Detector, parity: u32, site: Site) {
         let mut state = detector.thread(thread.number).borrow_mut();
         let known = u64::from(state.view.knowledge.generic.time(detector.block, self.slot));

@@ -76,7 +76,7 @@ pub(crate) enum Conflict {
     ReadOnlyWritten,
 }
 
-/// What the shadow must know of blocks to judge strong accesses.
+/// What the shadow asks of blocks to judge strong accesses.
 pub(crate) trait Scopes {
     /// Whether a scope around one block takes in another.
     fn includes(&self, scope: Scope, a: u32, b: u32) -> bool;

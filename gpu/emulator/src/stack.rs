@@ -51,7 +51,7 @@ pub(crate) struct StackPool {
 }
 
 impl StackPool {
-    /// A pool with what earlier runs left.
+    /// A pool with the stacks of earlier runs.
     pub fn new(bytes: usize) -> Self {
         let left = IDLE.with_borrow_mut(|idle| idle.iter().position(|pool| pool.bytes == bytes).map(|at| idle.swap_remove(at)));
         left.unwrap_or(Self { bytes, made: 0, free: Vec::new() })
@@ -60,7 +60,7 @@ impl StackPool {
     /// Leaves the stacks to later runs.
     pub fn keep(&mut self) {
         let pool = Self { bytes: self.bytes, made: self.made, free: std::mem::take(&mut self.free) };
-        // A run that is dropped while its OS thread ends leaves them to no other.
+        // A run that is dropped while its OS thread ends leaves no stacks.
         let _ = IDLE.try_with(|idle| {
             let mut idle = idle.borrow_mut();
             match idle.iter_mut().find(|other| other.bytes == pool.bytes) {

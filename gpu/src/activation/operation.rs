@@ -13,7 +13,7 @@ pub trait Operation: 'static {
     const RESULTS: usize;
     /// Vectors of the operands that a vector of each result takes: `RESULTS`, or one more.
     const OPERANDS: usize;
-    /// Whether the result is another than the input.
+    /// Whether the result differs from the input.
     const COMPUTES: bool = true;
     /// One `S` a result.
     type Each<S: SharedStorage + Copy>: SharedStorage + AsRef<[S]>;
@@ -38,9 +38,9 @@ pub trait Operation: 'static {
     }
 }
 
-/// What an operation reads.
+/// The operands of an operation.
 pub struct Operands<T> {
-    /// The tensor that the activation is, or was, applied to.
+    /// The input of the activation.
     pub input: Global<T>,
     /// The gradient of the result, empty in the forward operations.
     pub gradient: Global<T>,

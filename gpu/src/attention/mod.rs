@@ -2,12 +2,12 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `forward_fp8` | the same of 8-bit elements, whose values are transposed on the way |
 //! | `forward` | the kernel of forward attention on Hopper |
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
-//! | `dense`, `packed`, `options` | the problems: dense tensors; packed sequences; windows, caps, sinks, largest logits |
-//! | `target`, `running` | where the result goes; the running result of a ring |
-//! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks, its parts put together, and what goes between them |
+//! | `dense`, `packed`, `options` | the problems: dense tensors; packed (varlen) sequences; windows, caps, sinks, largest logits |
+//! | `target`, `running` | where the result goes; the running result of ring attention, into which each step merges its own |
+//! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
+//! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
 //! | `team` | which warps compute a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
 //! | `walk` | a warpgroup's loop over blocks of keys |
@@ -15,8 +15,8 @@
 //! | `forward_portable_general` | the same with sinks, caps, merged results, and heads of any size |
 //! | `portable` | what these two take |
 //! | `panels` | heads of any size in portable kernels: rows, copies, products, results |
-//! | `softmax` | the softmax of rows whose scores come block by block |
-//! | `mask` | which keys a query sees |
+//! | `softmax` | the online softmax: of rows whose scores come block by block |
+//! | `mask` | which keys a query sees: causal masks, sliding windows |
 //! | `sequence` | where the sequences of a batch lie |
 //! | `shape` | how many of everything there are |
 //! | `scores` | the factor and the cap of scores |

@@ -14,6 +14,19 @@
 //!
 //! A NaN element does not reach `amax` and becomes a NaN code; beside an Inf the scale is 1 and the Inf becomes the
 //! largest code.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `cast`, `cast_transpose` | one scale for the tensor, by current or delayed scaling: as it is, and with the transpose |
+//! | `update_scales` | delayed scaling: new scales from histories of amaxes |
+//! | `cast_row_blocks`, `cast_row_blocks_alone` | one scale for 128 neighbours of a row: of the transpose, or of both; of the matrix alone |
+//! | `cast_squares` | one scale for a 128x128 square |
+//! | `shard` | the same where a rank holds a part of the matrix: partial amax, partial cast |
+//! | `dequantize`, `dequantize_blocks` | back to wide numbers |
+//! | `transpose` | the transpose of codes |
+//! | `grouped` | groups of tensors by one launch |
+//! | `tile`, `stage` | the tile of 128x128 elements, and the buffer in which its transpose is built |
+//! | `run` | the elements of a CUDA block of an elementwise kernel |
 
 mod cast;
 mod cast_row_blocks;

@@ -1,5 +1,5 @@
-//! The cast to FP8 with one scale for each 128x128 square of a matrix of which a rank holds a shard: a run of its elements, from any
-//! to any. First the amax of its elements in each square; then, when the ranks have agreed on the maxima, the cast of the shard.
+//! The cast to FP8 with one scale for each 128x128 square of a matrix of which a rank holds a shard: any run of its
+//! elements. First the amax of its elements in each square; then, when the ranks have agreed on the maxima, the cast of the shard.
 //!
 //! Rules: TransformerEngine `common/recipe/fp8_block_scaling.cu`, except that only the codes of the shard are written.
 //!

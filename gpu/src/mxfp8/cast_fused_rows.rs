@@ -198,7 +198,7 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     if elements == 0 {
         return Ok(Grid::x(0));
     }
-    // Interleaved scales have padding, which somebody writes.
+    // Interleaved scales have padding, which the grid covers too.
     let (rows, padding) = match interleaved {
         true => (rows.next_multiple_of(TILE_OUTER), columns.next_multiple_of(TILE_OUTER) - columns),
         false => (rows, 0),

@@ -14,7 +14,7 @@ const BATCH: usize = ROWS_A_LANE / 2;
 /// Rows of a lane whose operands are under way at a time where they are [streamed](stream).
 const AHEAD: usize = ROWS_A_LANE / 2;
 
-/// Vectors that each lane of a CUDA block has, step by step: those of a result, if nothing else is said.
+/// Vectors that each lane of a CUDA block has, step by step: those of a result by default.
 #[derive(SharedStorage, Clone, Copy)]
 pub(super) struct Vectors<const WORDS: usize = { words(ROWS_A_LANE) }> {
     words: SharedArray<u32, WORDS>,
@@ -45,7 +45,7 @@ impl<const WORDS: usize> Vectors<WORDS> {
     }
 }
 
-/// What a lane's rows of a tile come to, for each result.
+/// The outcome of a lane's rows of a tile, for each result.
 pub(super) struct Computed {
     /// The running maxima of its columns.
     pub running: [[u32; 4]; 2],

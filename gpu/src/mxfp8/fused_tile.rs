@@ -217,7 +217,7 @@ impl<T: Magnitude> ResultTile<'_, T> {
     }
 }
 
-/// What a launch is of, for the checks that both kernels make.
+/// The operands of a launch, for the checks of both kernels.
 pub(super) struct Shape {
     pub rows: u64,
     pub columns: u64,
@@ -262,7 +262,7 @@ impl Shape {
         LaunchError::check_alignment(scales_name, 8, scales.address())
     }
 
-    /// The grid over the results of `O`. Interleaved scales have padding beyond the last row block and column, which somebody writes.
+    /// The grid over the results of `O`. Interleaved scales have padding beyond the last row block and column, which the grid covers too.
     pub fn grid<O: Operation, T>(&self) -> Result<Grid, LaunchError> {
         let row_blocks = self.rows.div_ceil(BLOCK);
         let (covered, padding) = match self.interleaved {

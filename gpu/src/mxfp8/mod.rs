@@ -8,6 +8,18 @@
 //! `scale = 2^e`, `e = ceil(log2(amax * fp32(1 / max)))` saturated to [-127, 127], and
 //! `code = rn_satfinite(x * 2^-e)`, all in `f32`, nothing contracted or flushed. A NaN element does not
 //! reach its block's amax and becomes a NaN code; an Inf gives the scale 2^127 and the largest code.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `cast_rows`, `cast_columns`, `cast_both` | the casts by rows, by columns, and in both directions in one pass |
+//! | `ragged_rows`, `ragged_columns` | cast and back of rows that end within a block, or lie at any address |
+//! | `cast_rows_interleaved` | the cast by rows that writes interleaved scales |
+//! | `cast_fused`, `cast_fused_rows`, `cast_fused_columns` | the casts fused with an activation, sums of columns and the amax: in both directions, by rows, by columns |
+//! | `dequantize_rows`, `dequantize_columns`, `dequantize_interleaved` | back to wide numbers |
+//! | `cast_grouped`, `dequantize_grouped` | the same for a group of matrices by one launch |
+//! | `column_tile`, `fused_tile`, `computed` | the tile of the casts along columns, what the fused ones add to it, and the first half of their work |
+//! | `row_scales` | where the row scales of a CUDA block meet |
+//! | `wide` | the wide numbers that codes decode to |
 
 mod cast_both;
 mod cast_columns;

@@ -42,7 +42,7 @@ pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: 
     cast(&input, amax.load(0), &data, &scales, Nearest, 1, u64::from(block::index()[0]));
 }
 
-/// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), rounded by chance, from `seed` and `offset[0]`.
+/// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), with stochastic rounding from `seed` and `offset[0]`.
 #[kernel(threads = THREADS, grid = stochastic_grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 3 } else { 4 })]
 #[instances(T = [bf16, f32], R = [Stochastic8, Stochastic16])]
 pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(

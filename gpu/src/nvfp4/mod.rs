@@ -19,6 +19,20 @@
 //!
 //! A NaN element reaches neither amax. A block whose scale rounds to 0 has the multiplier MAX: what is
 //! not nearly zero becomes +-6, and all of it decodes to 0.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `cast_rows`, `cast_columns`, `cast_both` | the casts by rows (to the nearest value, or by stochastic rounding), by columns, and in both directions in one pass |
+//! | `cast_rows_interleaved` | the cast by rows that writes interleaved scales |
+//! | `cast_rows_4over6`, `cast_columns_4over6`, `mapping` | four over six: the casts, and its rule |
+//! | `cast_scaled_rows` | an amax for each row |
+//! | `cast_squares` | one scale for 16 by 16 elements |
+//! | `cast_tile`, `cast_block` | the tile of the casts along columns, and the cast of its blocks in either direction |
+//! | `rounding`, `philox` | rounding to nearest and stochastic rounding, and its random bits |
+//! | `multipliers` | a table of what elements are multiplied by |
+//! | `hadamard`, `hadamard_amax` | the random Hadamard transform of columns, and the amax after it |
+//! | `dequantize_rows`, `dequantize_columns`, `dequantize_interleaved`, `dequantize_scaled_rows` | back to wide numbers |
+//! | `grouped` | groups of matrices by one launch |
 
 mod cast_block;
 mod cast_both;

@@ -1,4 +1,4 @@
-//! How a magnitude comes onto E2M1's grid: to the nearest value, or up or down by chance.
+//! How a magnitude is rounded to E2M1's grid: to the nearest value, or up or down at random (stochastic rounding).
 //!
 //! Stochastic rounding, TransformerEngine `common/util/ptx.cuh`: with `a = |x * multiplier|`, `step(a)` the distance of
 //! the grid's values at `a` (0.5 below 2, 1 below 4, else 2) and `u` a random number in [0, 1),
@@ -6,7 +6,7 @@
 //!
 //! | | `u` of an element | calls of Philox a block |
 //! |---|---|---|
-//! | [`Stochastic8`] | `r / 2^8`, as TransformerEngine: low by half a draw, and by chance of 1/512 at most | 1 |
+//! | [`Stochastic8`] | `r / 2^8`, as TransformerEngine: biased low, by half a draw: 1/512 of a step at most | 1 |
 //! | [`Stochastic16`] | `(r + 1/2) / 2^16`, without that bias | 2 |
 //!
 //! With `n = 128 / bits` draws a call of [Philox](super::philox), the draw of element `i` of a direction is number `i % n` of
@@ -30,7 +30,7 @@ pub trait Rounding: Copy {
     /// Whether it draws: the length of the kernels' `offset`.
     const DRAWS: u64;
 
-    /// A factor of the magnitudes besides their multiplier: a power of two.
+    /// A factor of the magnitudes beside their multiplier: a power of two.
     const SCALE: f32;
 
     /// The rule with a kernel's arguments.

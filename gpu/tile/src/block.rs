@@ -34,7 +34,7 @@ pub fn sync() {
     Target::sync(0, threads());
 }
 
-/// One word a warp: what a block reduction goes through.
+/// The shared memory of a block reduction: one word a warp.
 #[derive(Clone, Copy)]
 pub struct ReduceStorage {
     partial: SharedArray<u32, 32>,

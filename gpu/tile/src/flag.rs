@@ -14,7 +14,7 @@ use crate::{block, thread};
 /// No epoch comes up to this: a word with it tells every thread that waits that the team has ended. `oxtile`'s arenas write it as poison.
 pub const POISON: u64 = 1 << 62;
 
-/// How many polls follow each other before the notice and the clock are looked at.
+/// The number of polls before the notice and the clock are looked at.
 const POLLS: u32 = 8;
 /// The first pause between polls, in nanoseconds; each is twice the one before it.
 const FIRST_PAUSE: u32 = 16;
@@ -40,7 +40,7 @@ pub struct Patience {
     nanoseconds: u64,
 }
 
-/// What a block shares the outcome of a wait through.
+/// The shared memory by which a block learns the outcome of a wait.
 #[derive(Clone, Copy)]
 pub struct FlagStorage {
     outcome: SharedArray<u32, 1>,

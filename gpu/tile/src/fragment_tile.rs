@@ -1,5 +1,5 @@
-//! Register tiles in memory, as the registers hold them: what goes out to be added up elsewhere, or comes back, without a
-//! thought for rows and columns.
+//! Register tiles in memory, as the registers hold them: for sums that are added up elsewhere and come back,
+//! in no order of rows and columns.
 //!
 //! The 4 numbers of a thread's pair `j` of both its rows lie together; the 128 threads' lie one after the other; the
 //! pairs follow. So every access is one of 16 bytes, free of bank conflicts, and the tile is one contiguous piece.

@@ -15,7 +15,7 @@ pub struct Global<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// The same memory by loads whose lines outlive others in the L2 cache, of 4, 8 or 16 bytes: see [`Global::lasting`].
+/// The same memory by loads of 4, 8 or 16 bytes whose lines stay longest in the L2 cache: see [`Global::lasting`].
 pub struct Lasting<T>(Global<T>);
 
 /// Device memory that the kernel writes. A copy of the handle writes the same memory: that no two
@@ -109,8 +109,8 @@ impl<T: Pod> Global<T> {
         unsafe { Target::load_read_only(self.range(index, elements_of::<T>(4).into())) }
     }
 
-    /// The view for loads whose lines are the last to leave the L2 cache (`evict_last`). For a kernel that writes as much as it reads or more: what
-    /// leaves the cache first is then what it wrote, in longer runs. It gives the same values.
+    /// The view for loads whose lines are the last to leave the L2 cache (`evict_last`). For a kernel that writes no less than it reads: what
+    /// it wrote then leaves the cache first, in longer runs. It gives the same values.
     #[inline(always)]
     pub const fn lasting(self) -> Lasting<T> {
         Lasting(self)

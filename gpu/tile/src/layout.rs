@@ -278,7 +278,7 @@ mod tests {
         ((mixed ^ mixed >> 31) % u64::from(end)) as u32
     }
 
-    /// What other parts take for granted, of layouts and places by chance.
+    /// What other parts take for granted, for random layouts and places.
     #[test]
     fn properties_of_layouts() {
         let mut state = 7;

@@ -5,12 +5,19 @@
 //!
 //! | noun | module |
 //! |---|---|
-//! | which thread, block, warp | [`thread`], [`block`], [`warp`] |
+//! | which thread, warp, warpgroup, block, cluster | [`thread`], [`warp`], [`warpgroup`] (with its roles), [`block`], [`cluster`] |
 //! | device memory | [`global`]: [`Global`](global::Global), [`GlobalMut`](global::GlobalMut) |
-//! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), `#[derive(SharedStorage)]` |
-//! | asynchronous copies | [`pipeline`], [`tensor_map`] |
+//! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), [`SharedTile`](shared::SharedTile), `#[derive(SharedStorage)]` |
+//! | copies, mbarriers, rings of stages | [`pipeline`] |
+//! | TMA's descriptors (tensor maps) | [`tensor_map`] |
+//! | swizzles, descriptors of matrix operands | [`layout`] |
+//! | matrix multiplication | [`matrix`] (`wgmma`), [`warp_matrix`] (`mma.sync`) |
+//! | tiles in registers, and in memory as registers hold them | [`register_tile`], [`fragment_tile`] |
+//! | how a result leaves, which tile is next | [`epilogue`], [`scheduler`] |
+//! | barriers, fences, atomics, flags between devices | [`sync`], [`atomic`], [`flag`] |
 //! | number formats | [`num`] |
 //! | what the host must know | [`launch`] |
+//! | instructions, on the device and on the emulator | [`arch`] |
 //!
 //! Loads and stores are bounds-checked on the emulator. On the device they are unchecked unless the
 //! kernels are built with `--checked` (docs/adr/0005-device-bounds.md).

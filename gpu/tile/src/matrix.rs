@@ -11,7 +11,7 @@
 //!
 //! What is in flight owns its registers, so reading them early does not compile. Tiles in shared memory were written by
 //! TMA and waited for, or by threads before a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a
-//! barrier. They rest until a wait.
+//! barrier. They are not written until a wait.
 //!
 //! Products are exact and accumulated in `f32` with the tensor core's own rounding, which is not specified: the
 //! emulator sums the products of an instruction in `f64` and rounds once, so the last bits differ between the two.

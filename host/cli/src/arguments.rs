@@ -47,7 +47,7 @@ pub enum Request {
     Dequantize(Dequantize),
     /// Show what is in a file.
     Inspect(Inspect),
-    /// Say how far apart two files are.
+    /// Measure how far apart two files are.
     Compare(Compare),
     /// Attend.
     Attention(Attention),
@@ -55,7 +55,7 @@ pub enum Request {
     Launch(Launch),
     /// Draw recordings.
     Timeline(Timeline),
-    /// Say what the machine has.
+    /// List what the machine has.
     Doctor(Doctor),
     /// Compile kernels.
     Build(Build),
@@ -103,7 +103,7 @@ pub struct UsageError {
 /// Parses a command line without the program's name.
 ///
 /// # Errors
-/// A [`UsageError`] that says what is wrong with it.
+/// A [`UsageError`] with the reason.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Request, UsageError> {
     let mut parser = Parser::from_args(arguments);
     let mut words = Words { parser: &mut parser, command: None };

@@ -18,7 +18,7 @@ use crate::{
     timeline,
 };
 
-/// Carries out a request; results go to `out`, progress to standard error.
+/// Carries out a request. Results go to `out`, progress to standard error.
 ///
 /// # Errors
 /// Whatever the command reports.

@@ -1,6 +1,6 @@
 //! `oxtile dequantize`: a file of `oxtile quantize` in, plain numbers out.
 //!
-//! Which tensors belong together, the file's [`metadata`](crate::quantize::metadata) and the header say; the codes go through the
+//! The file's [`metadata`](crate::quantize::metadata) and its header tell which tensors belong together. The codes go through the
 //! device by pieces of whole rows, or of whole columns where they are transposed, so that memory stays small whatever the
 //! tensor's size. The scales of one tensor are read as a whole.
 
@@ -25,7 +25,7 @@ use crate::{
 
 /// Elements that a device gets at a time.
 const PIECE_ELEMENTS: u64 = 1 << 20;
-/// The same where codes are transposed: long enough that what is written in one go is hundreds of bytes.
+/// The same where codes are transposed: long enough that each write has hundreds of bytes.
 const TRANSPOSED_PIECE_ELEMENTS: u64 = 1 << 22;
 /// Columns of a piece of transposed codes, and rows of one of codes by columns: whole blocks of every format.
 const BLOCK_LINES: u64 = 128;

@@ -1,4 +1,4 @@
-//! `oxtile doctor`: what this machine and environment have of what Oxtile uses, and how to mend what is missing.
+//! `oxtile doctor`: lists what this machine and environment have of what Oxtile uses, and how to mend what is missing.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use oxtile_doctor::{Driver, Finding, Status};
 use serde::{Deserialize, Serialize};
 
 const BUILD: &str = "`cargo xtask build-ptx` in a checkout, or name a folder of compiled kernels in OXTILE_KERNELS";
-/// What kernels are looked up for where there is no GPU.
+/// The compute capability for which kernels are looked up where there is no GPU.
 const HOPPER: (u32, u32) = (9, 0);
 
 /// All that was found, for people and for programs.
@@ -66,7 +66,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The part of `manifest.json` that says what kernels are compiled for.
+/// The part of `manifest.json` that names the architectures that kernels are compiled for.
 #[derive(Deserialize)]
 struct Manifest {
     kernels: BTreeMap<String, Entry>,
@@ -126,7 +126,7 @@ fn launch(environment: Result<Environment, BootstrapError>) -> Finding {
             let Environment { rank, world, local_rank, launcher, .. } = &environment;
             let spares = match environment.spare_ports {
                 0 => String::new(),
-                spares => format!(" or one of {spares} ports behind"),
+                spares => format!(" or one of the {spares} ports after it"),
             };
             let job = environment.job.as_ref().map_or("a job without a name".to_owned(), |job| format!("{job:?}"));
             let launcher = match launcher {

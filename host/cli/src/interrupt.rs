@@ -21,16 +21,16 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 type Forward = Box<dyn Fn(i32) + Send>;
 
-/// What is told of signals instead.
+/// The channel that is told of signals instead.
 static FORWARD: Mutex<Option<Forward>> = Mutex::new(None);
 
 /// What the thread of [`install`] listens to.
 static SIGNALS: OnceLock<Handle> = OnceLock::new();
 
-/// Has signals told to `to` while this lives, instead of ending the process; those of [`JOB_CONTROL`] too, and none of these is then as it is by
-/// itself: who is told of SIGTSTP has the process [`stop`].
+/// Sends signals to `to` while this lives, instead of ending the process; those of [`JOB_CONTROL`] too, which then lose their usual effect: the receiver
+/// of SIGTSTP has to [`stop`] the process.
 pub(crate) fn forward(to: impl Fn(i32) + Send + 'static) -> Forwarding {
-    // A signal that the system does not let us have stays as it is.
+    // A signal that the system does not let a process catch stays as it is.
     let heard = SIGNALS.get().into_iter().flat_map(|signals| JOB_CONTROL.iter().map(move |signal| (signals, *signal)));
     heard.filter(|(_, signal)| !is_ignored(*signal)).for_each(|(signals, signal)| _ = signals.add_signal(signal));
     *FORWARD.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(to));
@@ -46,16 +46,16 @@ impl Drop for Forwarding {
     }
 }
 
-/// Stops the process as SIGTSTP by itself does, until SIGCONT comes; for how long that was.
+/// Stops the process as SIGTSTP by itself does, until SIGCONT comes. Returns how long that was.
 pub(crate) fn stop() -> Duration {
     let begin = Instant::now();
     let _ = emulate_default_handler(SIGTSTP);
     begin.elapsed()
 }
 
-/// What asks a process to end, or would end it unasked.
+/// The signals that ask a process to end, or would end it unasked.
 const ENDS: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
-/// What a terminal, and a shell with jobs, tell a process that goes on.
+/// The signals of a terminal, and of a shell with jobs, to a process that goes on.
 const JOB_CONTROL: [i32; 3] = [SIGTSTP, SIGCONT, SIGWINCH];
 
 /// Starts the thread that, on a signal of `ENDS`, removes the unfinished files and ends the process as the signal would have. SIGHUP stays
@@ -85,7 +85,7 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether who started the process had a signal ignored.
+/// Whether the parent of the process had a signal ignored.
 fn is_ignored(signal: i32) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null pointer changes nothing; the other is to a value of the type that sigaction(2) writes, for which all bytes 0 are a value.

@@ -31,24 +31,24 @@ pub use rank::Ended;
 use rank::RankProcess;
 use subreaper::{Subreaper, Survivor};
 
-/// How long after the first failure others are named too.
+/// For how long after the first failure other failures are named too.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// How often the system's table is rid of processes that ranks left behind and that have ended.
 const TIDY: Duration = Duration::from_secs(60);
-/// How long what was sent SIGKILL may take to end: a driver that gives back much memory needs seconds.
+/// How long a process may take to end after SIGKILL: a driver that gives back much memory needs seconds.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long what ranks said is waited for at least: that their streams have ended is seen only then.
+/// How long the output of ranks is waited for at least, since the end of their streams is seen only then.
 const MOMENT: Duration = Duration::from_millis(100);
-/// How often it is looked whether somebody reads.
+/// How often the launcher checks whether its output is read.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What the launcher waits for.
 enum Event {
     /// A rank's process has ended.
     Ended(u32),
-    /// The last of what a rank said on one of its streams has been passed on.
+    /// The last output of a rank on one of its streams has been passed on.
     Silent,
-    /// Somebody signalled the launcher.
+    /// A signal to the launcher.
     Signal(i32),
 }
 
@@ -95,7 +95,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     result
 }
 
-/// Kills ranks and what they left behind; what is there after that.
+/// Kills ranks and what they left behind. Returns what is there after that.
 fn kill(mut ranks: Vec<RankProcess>, subreaper: &Subreaper) -> Vec<Left> {
     ranks.iter().for_each(|rank| rank.signal(SIGKILL));
     let (limit, deadline) = (KILL_TIMEOUT, Instant::now() + KILL_TIMEOUT);
@@ -108,7 +108,7 @@ fn kill(mut ranks: Vec<RankProcess>, subreaper: &Subreaper) -> Vec<Left> {
     left
 }
 
-/// A port that nobody listens at now. Rank 0 takes it a moment later; should another program be faster, rank 0 says so.
+/// A port at which no program listens now. Rank 0 takes it a moment later; if another program is faster, rank 0 reports it.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
@@ -119,7 +119,7 @@ struct Job<'a> {
     request: &'a Launch,
     lines: &'a Lines,
     subreaper: &'a Subreaper,
-    /// How many of their streams may still say something.
+    /// How many of their streams may still have output.
     streams: usize,
     /// The first that failed, and those that failed with it.
     failed: Vec<Failed>,
@@ -127,7 +127,7 @@ struct Job<'a> {
     others: usize,
     /// When those are asked to end.
     end_at: Option<Instant>,
-    /// Whether the others were asked to end: what they do then is no failure.
+    /// Whether the others were asked to end: how they end then is not a failure.
     asked: bool,
     /// When what still runs is killed.
     kill_at: Option<Instant>,
@@ -163,8 +163,8 @@ impl<'a> Job<'a> {
         LaunchError::with_left(outcome, left)
     }
 
-    /// Waits until all that ranks said is passed on, however slowly it is read, but for no longer than the time to drain while nothing is read;
-    /// for the grace alone if the launcher is to end, and for a moment after a signal that comes now. Readers get that moment in any case.
+    /// Waits until the output of ranks is passed on, however slowly it is read, but while nothing is read at most for the time to drain;
+    /// only for the grace if the launcher is to end, and for a moment after a signal that comes now. Readers get that moment in any case.
     fn hear_out(&mut self, inbox: &Receiver<Event>) -> Option<Left> {
         let (mut limit, patience) = match self.signal {
             Some(_) => (Limit::Grace, self.request.grace.max(MOMENT)),
@@ -173,7 +173,7 @@ impl<'a> Job<'a> {
         let (mut since, mut passed_on) = (Instant::now(), self.lines.passed_on());
         let mut end = since + patience;
         while self.streams > 0 {
-            // What has come counts before the time does: at the end it is not waited for, and yet taken.
+            // Events that have come are taken before the time is checked, also when it is over.
             let event = inbox.recv_timeout(end.saturating_duration_since(Instant::now()).min(LOOK));
             if limit == Limit::Drain && self.lines.passed_on() != passed_on {
                 (since, passed_on) = (Instant::now(), self.lines.passed_on());
@@ -242,7 +242,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Whether a signal tells ranks something, and ends nobody by the launcher's will: batch systems announce the end of a job so, shells that it goes
+/// Whether a signal is only passed on to ranks, and ends none of them by the launcher's will: batch systems announce the end of a job so, shells that it goes
 /// on, terminals their size.
 const fn is_message(signal: i32) -> bool {
     matches!(signal, SIGUSR1 | SIGUSR2 | SIGTSTP | SIGCONT | SIGWINCH)

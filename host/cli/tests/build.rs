@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use common::{run, stderr};
 
-const KERNEL: &str = r#"//! A kernel crate of somebody else.
+const KERNEL: &str = r#"//! A kernel crate of another author.
 #![no_std]
 
 pub mod negate {

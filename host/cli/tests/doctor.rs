@@ -107,7 +107,7 @@ fn variables_of_a_launcher_are_read_as_a_program_reads_them() {
     assert_eq!(found[0]["found"], "rank 1 of 4, 1 on its host, by oxtile launch or torchrun; rank 0 at h:7; JobId(job...)");
     let agent = [&whole[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
     let (_, found) = findings(&agent, "launch");
-    assert!(found[0]["found"].as_str().is_some_and(|text| text.contains("rank 0 at h:8 or one of 3 ports behind")), "{found:?}");
+    assert!(found[0]["found"].as_str().is_some_and(|text| text.contains("rank 0 at h:8 or one of the 3 ports after it")), "{found:?}");
     let (status, found) = findings(&[("RANK", "1")], "launch");
     assert_eq!((status, &found[0]["status"]), (Some(1), &"broken".into()));
     assert!(found[0]["found"].as_str().is_some_and(|text| text.starts_with("WORLD_SIZE is not set, though RANK is")), "{found:?}");

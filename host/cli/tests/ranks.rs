@@ -75,7 +75,7 @@ fn a_rank_that_dies_is_named_by_all() {
     assert!(matches!(done.status.code(), Some(9 | 3)), "{:?}: {said}", done.status);
     let last = said.lines().last().unwrap_or_default();
     assert!(last.starts_with("oxtile: rank ") && last.contains("rank 1 (process ") && last.contains(") exited with status 9"), "{said}");
-    // Who was not ended before it could say so says the same.
+    // A rank that was not ended before it could report it reports the same.
     assert!(
         said.lines()
             .all(|line| line.starts_with("oxtile: ")

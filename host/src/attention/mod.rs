@@ -1,4 +1,4 @@
-//! Attention: `softmax(scale Q K^T + mask) V`, forward.
+//! Attention: `softmax(scale Q K^T + mask) V`, forward and backward.
 //!
 //! `Q` and the output are `[batches, queries, heads, head_size]`, `K` and `V` are `[batches, keys, key_heads, head_size]`, or in
 //! another [`Layout`]; query head `h` sees key head `h / (heads / key_heads)`. The log-sum-exp is natural, of the scaled scores. A
@@ -6,13 +6,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `config` | what is computed, checked as a whole |
+//! | `config` | what is computed, checked as a whole: sizes, causal masks, sliding windows, sinks, results merged into those of a ring |
 //! | `plan` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
 //! | `forward` | the forward pass |
-//! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem |
+//! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem: dense, packed (varlen), with options |
 //! | `sequences`, `sink` | where sequences lie and what the softmax counts beside keys, bound |
-//! | `split` | few queries of many keys, which are divided among blocks |
+//! | `split` | few queries of many keys, which are divided among blocks (flash-decoding) |
 //! | `fp8` | the same of 8-bit tensors with scales |
 //! | `backward` | the backward pass, in one call or in two, and the table of its kernels |
 //! | `backward_plan` | which of them a configuration takes, and why |

@@ -1,4 +1,4 @@
-//! Threads that other processes need: the end of this one waits for them.
+//! Threads that other processes need: the end of this process waits for them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once};
@@ -7,10 +7,10 @@ use std::thread::JoinHandle;
 use crate::runtime::lock;
 
 static THREADS: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
-/// The process whose threads they are: a child that it forks inherits the list, and the handler, but no thread.
+/// The process that has the threads: a child that it forks inherits the list and the handler, but no thread.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The end of the process, in order, waits for this thread, which has a bound of its own.
+/// Makes the orderly end of the process wait for this thread, which has a time limit of its own.
 pub fn join(thread: JoinHandle<()>) {
     static REGISTERED: Once = Once::new();
     let mut threads = lock(&THREADS);

@@ -33,27 +33,27 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`] after `patience`; [`SymmetricError::Aborted`] as soon as the rank has given up or is gone.
     fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>>;
 
-    /// Tells everybody that a rank will pin nothing more whose key begins with `scope`: a rank that waits for it gets `why`.
+    /// Tells all ranks that a rank will pin no more notes with keys that begin with `scope`: a rank that waits for one gets `why`.
     fn give_up(&self, rank: Rank, scope: &str, why: &str);
 
     /// Drops all ranks' notes of a key, as far as this process holds them: every rank has read them.
     fn forget(&self, _key: &str) {}
 
-    /// Drops all ranks' notes whose key begins with `scope`, which this rank does not read any more, where nobody else reads this copy.
+    /// Drops all ranks' notes with keys that begin with `scope`, which this rank does not read any more, if no other rank reads this copy.
     fn leave(&self, _scope: &str) {}
 
-    /// A name that all ranks' boards share and no other has had in this process, where the ranks are in one.
+    /// A name that all ranks' boards share and that no other board of this process has had; none where ranks are processes.
     fn name(&self) -> Option<String> {
         None
     }
 }
 
-/// Every rank's note of a key, in the order of ranks; all who are missing are named.
+/// Every rank's note of a key, in the order of ranks. The error names all ranks that are missing.
 pub(crate) fn gather(board: &dyn Board, world: WorldSize, key: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
     gather_of(board, &world.ranks().collect::<Vec<_>>(), key, patience)
 }
 
-/// The same of some ranks, in the order named.
+/// The notes of some ranks, in the order named.
 pub(crate) fn gather_of(board: &dyn Board, ranks: &[Rank], key: &str, patience: Duration) -> Result<Vec<Vec<u8>>> {
     let start = Instant::now();
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -88,9 +88,9 @@ impl Default for LocalBoard {
 #[derive(Debug, Default)]
 struct Notes {
     pinned: BTreeMap<(Rank, String), Vec<u8>>,
-    /// Scope and reason.
+    /// By rank, the scopes that it gave up, with the reasons.
     gave_up: BTreeMap<Rank, Vec<(String, String)>>,
-    /// Nothing more comes from anybody: whose fault that is, and why.
+    /// Set when no rank pins any more: the rank that caused it, and why.
     ended: Option<(Rank, String)>,
 }
 
@@ -104,7 +104,7 @@ impl Notes {
 }
 
 impl LocalBoard {
-    /// Drops all notes whose key begins so.
+    /// Drops all notes with keys that begin with `scope`.
     pub fn forget_scope(&self, scope: &str) {
         lock(&self.notes).pinned.retain(|(_, pinned), _| !pinned.starts_with(scope));
     }
@@ -115,7 +115,7 @@ impl LocalBoard {
         lock(&self.notes).pinned.len()
     }
 
-    /// Nothing more comes from anybody.
+    /// Ends the board: no rank pins any more.
     pub fn end(&self, rank: Rank, why: &str) {
         lock(&self.notes).ended.get_or_insert((rank, why.to_owned()));
         self.changed.notify_all();

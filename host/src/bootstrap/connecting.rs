@@ -18,7 +18,7 @@ use rustix::{
 
 /// The longest that one address may take.
 pub const TRY: Duration = Duration::from_secs(1);
-/// How long one is awaited alone: RFC 8305 takes 250 ms, and 100 for the least.
+/// How long one address is awaited alone: RFC 8305 recommends 250 ms, and at least 100.
 const ALONE: Duration = Duration::from_millis(100);
 
 /// Addresses that are being connected to.
@@ -27,7 +27,7 @@ pub struct Connecting {
     left: vec::IntoIter<SocketAddr>,
     /// When the next of them is due.
     next_at: Instant,
-    /// Of the last that failed.
+    /// The error of the last address that failed.
     error: io::Error,
 }
 
@@ -43,10 +43,10 @@ impl Connecting {
         Self { tried: Vec::new(), left: addresses.into_iter(), next_at: Instant::now(), error }
     }
 
-    /// The connection, once there is one; does not wait. It does not block.
+    /// The connection, once there is one; does not wait. The connection is non-blocking.
     ///
     /// # Errors
-    /// What the last address said, when none is left.
+    /// The error of the last address, when none is left.
     pub fn advance(&mut self) -> io::Result<Option<TcpStream>> {
         loop {
             let now = Instant::now();
@@ -76,7 +76,7 @@ impl Connecting {
         }
     }
 
-    /// What becomes writable when an address has answered.
+    /// The sockets that become writable when an address has answered.
     pub fn streams(&self) -> impl Iterator<Item = &TcpStream> {
         self.tried.iter().map(|one| &one.stream)
     }
@@ -106,12 +106,12 @@ impl Try {
         if let Some(error) = self.stream.take_error()? {
             return Err(error);
         }
-        // While nobody listens at a port that the system also gives out, a connection can meet itself.
+        // While no program listens at a port that the system also gives out, a connection can meet itself.
         if self.stream.local_addr()? == self.stream.peer_addr()? { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(true) }
     }
 }
 
-/// Whether a poll found something. A signal that came first says nothing about the connection.
+/// Whether a poll found something. After an interruption by a signal nothing is known of the connection.
 fn has_event(polled: rustix::io::Result<usize>) -> io::Result<bool> {
     match polled {
         Ok(events) => Ok(events > 0),
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// An address that takes no connection and refuses none, while what comes with it is there.
+    /// An address that neither takes nor refuses a connection, while the second value is alive.
     fn full() -> (SocketAddr, TcpListener, Vec<TcpStream>) {
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
@@ -167,7 +167,7 @@ mod tests {
         let [first, second] = [&one, &other].map(|listener| listener.local_addr().unwrap());
         assert_eq!(run(&[first, second]).0.unwrap().peer_addr().unwrap(), first);
         other.set_nonblocking(true).unwrap();
-        assert!(other.accept().is_err(), "nobody comes to the second");
+        assert!(other.accept().is_err(), "no connection comes to the second");
         drop(one);
         assert_eq!(run(&[first, second]).0.unwrap().peer_addr().unwrap(), second);
         drop(other);

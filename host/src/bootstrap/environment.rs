@@ -8,12 +8,12 @@
 //! | srun | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` | the same, or the first host of `SLURM_STEP_NODELIST` and a port made of `SLURM_JOB_ID` | `SLURM_JOB_ID` and `SLURM_STEP_ID` |
 //!
 //! The first launcher of this order whose rank is set counts: srun starts mpirun, and mpirun torchrun, not the other way round. srun itself sets
-//! `PMI_RANK` too (`--mpi=pmi2`): where that is `SLURM_PROCID`, and nobody has set `MPI_LOCALRANKID`, it is srun.
+//! `PMI_RANK` too (`--mpi=pmi2`): where that equals `SLURM_PROCID`, and `MPI_LOCALRANKID` is not set, the launcher is srun.
 //!
-//! A port that somebody named is the one: `OXTILE_MASTER_PORT` before all, else `MASTER_PORT`. A port that Oxtile derives may be another
-//! program's: rank 0 then takes the first that is free of four, and the others ask at all four for their job. That is so under srun without
-//! `MASTER_PORT`, and under torchrun, whose agent listens at `MASTER_PORT` itself where it sets `TORCHELASTIC_USE_AGENT_STORE`: the four are
-//! those behind.
+//! A port that is named is the only one: `OXTILE_MASTER_PORT`, else `MASTER_PORT`. A port that Oxtile derives may be another
+//! program's: rank 0 then takes the first free one of four, and the others ask at all four for their job. Oxtile derives it under srun without
+//! `MASTER_PORT`, and under torchrun, whose agent listens at `MASTER_PORT` itself where it sets `TORCHELASTIC_USE_AGENT_STORE`: then the four are
+//! the next ones.
 //!
 //! Sources: torchrun's documentation, "Environment Variables", and pytorch #192113 on its agent; Open MPI's, "Environment variables that Open MPI sets"; srun(1),
 //! "OUTPUT ENVIRONMENT VARIABLES"; MPICH `src/pm/hydra`; Slurm's `src/plugins/mpi/pmi2`.
@@ -30,7 +30,7 @@ pub const MOST_RANKS: u32 = 4096;
 /// What a process knows of its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// Who said so.
+    /// The launcher.
     pub launcher: Launcher,
     /// This process's rank.
     pub rank: Rank,
@@ -40,21 +40,21 @@ pub struct Environment {
     pub local_rank: u32,
     /// Name or address of rank 0's host.
     pub master_host: String,
-    /// The port that rank 0 listens at if it is free. It tells jobs of one name apart, too.
+    /// The port that rank 0 listens at if it is free. It also tells jobs of one name apart.
     pub master_port: u16,
-    /// How many ports behind that one rank 0 may take instead.
+    /// How many of the next ports rank 0 may take instead.
     pub spare_ports: u16,
     /// The job, where the launcher names it.
     pub job: Option<JobId>,
 }
 
-/// The name that counts before every launcher's own.
+/// The variable that counts before every launcher's own.
 const JOB: &str = "OXTILE_JOB_ID";
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
-/// How many spare ports there are where the port was named by nobody.
+/// How many spare ports there are if no port is named.
 const SPARE_PORTS: u16 = 3;
-/// The port of rank 0, whatever the launcher says of its own.
+/// The variable of rank 0's port, which counts before the launcher's own.
 const OWN_PORT: &str = "OXTILE_MASTER_PORT";
 /// `True` where torchrun's agent listens at `MASTER_PORT`.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
@@ -70,7 +70,7 @@ impl Environment {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// Reads variables from wherever; an empty one counts as not set.
+    /// Reads variables by `get`; an empty one counts as not set.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -116,7 +116,7 @@ impl Environment {
     }
 }
 
-/// So many ports behind, or before where there are none.
+/// The port `behind` ports later, or earlier where there is none.
 fn behind_port(port: u16, behind: u16) -> u16 {
     port.checked_add(behind).unwrap_or(port - behind)
 }

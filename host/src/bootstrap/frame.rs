@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Writes a frame. How long it may take, the stream's write timeout says.
+/// Writes a frame, within the stream's write timeout.
 pub fn write_frame(mut stream: &TcpStream, body: &[u8]) -> io::Result<()> {
     let length = u32::try_from(body.len()).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a frame of 4 GiB or more"))?;
     // One write: what comes between two would cost a round trip.
@@ -24,7 +24,7 @@ pub fn read_frame(stream: &TcpStream, most: u32, deadline: Option<Instant>) -> i
     if length > most {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes, where {most} are the most")));
     }
-    // As it comes: the length is not to be trusted with an allocation.
+    // Read as it comes: the length is not trusted with an allocation.
     let mut body = Vec::new();
     while (body.len() as u32) < length {
         let begin = body.len();

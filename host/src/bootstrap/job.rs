@@ -31,14 +31,14 @@ impl JobId {
     }
 }
 
-/// Its beginning only.
+/// Shows its beginning only.
 impl fmt::Debug for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "JobId({}...)", beginning(&self.0))
     }
 }
 
-/// What others, and logs, get of a job's name, since anyone who knows it whole can join: six characters, and no more than half.
+/// The part of a job's name for other programs and logs: six characters, and no more than half, since anyone who knows all of it can join.
 pub fn beginning(name: &str) -> String {
     name.chars().take((name.chars().count() / 2).min(6)).collect()
 }

@@ -1,5 +1,5 @@
-//! The addresses of a name, within a deadline. The system's resolver knows none: it runs on a thread of its own, which is left to itself when the
-//! time is over, and ends when the name service has answered or been given up.
+//! The addresses of a name, within a deadline. The system's resolver has none: it runs on a thread of its own, which is abandoned when the
+//! time is over, and ends when the name service has answered or the resolver gives up.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ pub fn system(address: &str) -> io::Result<Vec<SocketAddr>> {
 pub struct Lookup(Receiver<io::Result<Vec<SocketAddr>>>);
 
 impl Lookup {
-    /// Of `host:port`; one that is an address needs no resolver.
+    /// Looks `host:port` up; an address needs no resolver.
     ///
     /// # Errors
     /// If the system has no thread.
@@ -36,7 +36,7 @@ impl Lookup {
         Ok(Self(lookup))
     }
 
-    /// What was found, once; does not wait.
+    /// The result, once; does not wait.
     pub fn poll(&self) -> Option<io::Result<Vec<SocketAddr>>> {
         match self.0.try_recv() {
             Ok(found) => Some(found),
@@ -45,16 +45,16 @@ impl Lookup {
         }
     }
 
-    /// What was found by then.
+    /// The result, at most after the deadline.
     ///
     /// # Errors
-    /// Of the resolver; [`TimedOut`](io::ErrorKind::TimedOut).
+    /// The resolver's; [`TimedOut`](io::ErrorKind::TimedOut).
     pub fn wait(self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         self.0.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| Err(no_answer()))
     }
 }
 
-/// While the name service is silent.
+/// The error while the name service is silent.
 pub fn no_answer() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the name service has not answered")
 }

@@ -1,11 +1,11 @@
 //! How the ranks of a job find one another, before there is a communicator.
 //!
-//! A launcher (`oxtile launch`, torchrun, srun, mpirun) tells each process who it is by variables, which [`Environment`] reads.
+//! A launcher (`oxtile launch`, torchrun, srun, mpirun) tells each process its rank by variables, which [`Environment`] reads.
 //! [`Store::connect`] is the rendezvous: rank 0 listens, all connect, and all return when the last has come. The [`Store`] then
 //! carries what must be agreed on before GPUs can talk: it gathers bytes of all ranks, broadcasts those of one, waits for all.
 //!
 //! Every wait has a deadline. A rank that ends, or does not come in time, is an error on every other rank that names it
-//! ([`BootstrapError`]); after an error the store is of no more use, and a new rendezvous makes a new one. Ranks may be threads
+//! ([`BootstrapError`]); after an error the store cannot be used any more, and a new rendezvous makes a new one. Ranks may be threads
 //! of one process: [`threads`].
 //!
 //! | file | what it holds |
@@ -37,7 +37,7 @@
 //! # Ok::<(), bootstrap::BootstrapError>(())
 //! ```
 //!
-//! What it is not: a way to move data. One process holds every byte that is exchanged.
+//! It is not a way to move data: one process holds every byte that is exchanged.
 
 mod at_exit;
 pub(crate) mod board;

@@ -1,4 +1,4 @@
-//! How ranks come together: rank 0 listens, all connect, and nobody returns before the last has come.
+//! How ranks come together: rank 0 listens, all connect, and no rank returns before the last has come.
 
 use std::{
     io,
@@ -18,15 +18,15 @@ use super::{
 };
 use crate::rank::{Rank, WorldSize};
 
-/// Between two tries to listen.
+/// The time between two tries to listen.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long rank 0 tries to get its port: another rank's try to connect can hold it for a moment.
 const BIND_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longer than anybody waits: a clock cannot count to [`Duration::MAX`].
+/// Longer than any rank waits: a clock cannot count to [`Duration::MAX`].
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86400);
 
 impl Store {
-    /// Waits until all ranks of the job have come, and connects them. `timeout` is that of this and of every later wait of this
+    /// Waits until all ranks of the job have come, and connects them. `timeout` is the limit of this and of every later wait of this
     /// rank.
     ///
     /// Rank 0 listens at the first of [`Environment::master_ports`] that is free; the others ask at all of them for their job.
@@ -96,7 +96,7 @@ fn check_size(rank: Rank, world: WorldSize) -> Result<(), BootstrapError> {
 }
 
 fn identity(port: u16, world: WorldSize, job: Option<&JobId>) -> Identity {
-    // The owner of its entry is whom a process runs as.
+    // The owner of a process's entry is the user that it runs as.
     let uid = std::fs::metadata("/proc/self").map_or(u32::MAX, |entry| entry.uid());
     Identity { job: job.map_or("", JobId::as_str).to_owned(), port: port.into(), world: world.get(), uid }
 }
@@ -136,7 +136,7 @@ fn listen(environment: &Environment, identity: &Identity, deadline: Instant, res
     }
 }
 
-/// At rank 0's own address alone where that is one of this host and other hosts know it by the name, else (behind a translated address) at all.
+/// Listens at rank 0's own address alone, if that is one of this host and other hosts know it by the name, else (where addresses are translated) at all.
 fn bind(host: &str, named: &[SocketAddr], port: u16) -> io::Result<TcpListener> {
     let everywhere = || TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     if is_known_otherwise(host, named) {
@@ -149,8 +149,8 @@ fn bind(host: &str, named: &[SocketAddr], port: u16) -> io::Result<TcpListener> 
     })
 }
 
-/// Why rank 0 cannot listen: where its ports are taken it asks who is there, as a rank that is of no world, whom rank 0 of this job welcomes, being of
-/// this job, and then refuses.
+/// Why rank 0 cannot listen. Where its ports are taken it connects to them as a rank of no world: a rank 0 of this job answers that it is of this job,
+/// and then refuses the rank.
 fn why_not_here(environment: &Environment, identity: &Identity, deadline: Instant, resolve: Resolver, error: io::Error) -> BootstrapError {
     let until = deadline.max(Instant::now() + PAUSE).min(Instant::now() + BIND_TIMEOUT);
     let nobody = Hello { rank: u32::MAX, ..identity.hello(Rank::ZERO, BIND_TIMEOUT) };
@@ -165,12 +165,12 @@ fn why_not_here(environment: &Environment, identity: &Identity, deadline: Instan
     listen_error(&addresses(environment).join(", "), error)
 }
 
-/// What rank 0 is told that listens and does not find itself.
+/// The error of a rank 0 that listens and does not reach itself.
 fn elsewhere(error: BootstrapError) -> BootstrapError {
     match error {
         BootstrapError::Connect { address, timeout, error, .. } => BootstrapError::Elsewhere { address, timeout, found: error.to_string() },
         BootstrapError::Occupied { addresses, timeout, .. } => {
-            BootstrapError::Elsewhere { address: addresses.join(", "), timeout, found: "who is there does not answer as a rank 0".into() }
+            BootstrapError::Elsewhere { address: addresses.join(", "), timeout, found: "another program answers there".into() }
         }
         other => other,
     }
@@ -192,7 +192,7 @@ mod tests {
         stores[0].barrier().unwrap();
     }
 
-    /// The deadline is that of all that a rank waits for, the resolver too.
+    /// The deadline covers every wait of a rank, that for the resolver too.
     #[test]
     fn a_silent_name_service_is_not_waited_for() {
         const TIMEOUT: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
-//! Which of the ports at which rank 0 may listen it has taken: the program that answers there as rank 0 of this job is it.
+//! Finds the port that rank 0 has taken, of those at which it may listen: the one where a program answers as rank 0 of this job.
 //!
-//! All candidates are connected to and their answers awaited together: one that is silent, or does not even take the connection, holds nothing
-//! up. All are asked again until the deadline: rank 0 may come later, and take one that another program holds now.
+//! All candidates are connected to and their answers awaited together: one that is silent, or does not even take the connection, delays
+//! nothing. All are asked again until the deadline: rank 0 may come later, and take one that another program holds now.
 
 use std::{
     io::{self, Read},
@@ -23,13 +23,13 @@ use super::{
 };
 use crate::rank::Rank;
 
-/// Between two looks whether a name's addresses are known.
+/// The time between two checks whether a name's addresses are known.
 const LOOK: Duration = Duration::from_millis(2);
-/// Before the next try where nobody listens.
+/// The time before the next try where no program listens.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Before the next try where somebody else does.
+/// The time before the next try where another program does.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
-/// Before the next try where another job's rank 0 does, which is asked by all ranks of this one and has its own to see to.
+/// The time before the next try where another job's rank 0 listens, which all ranks of this job ask beside its own ranks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest first answer in bytes.
 const LONGEST: usize = 1024;
@@ -49,7 +49,7 @@ struct Candidate {
 }
 
 enum State {
-    /// To be asked, or asked again, then.
+    /// To be asked, or asked again, at this time.
     Resting(Instant),
     Resolving(Lookup),
     Connecting(Connecting),
@@ -58,24 +58,24 @@ enum State {
 
 /// What was found at an address the last time.
 enum Found {
-    /// Nobody.
+    /// No program.
     Nobody(io::Error),
-    /// Who does not answer as a rank 0 does.
+    /// A program that does not answer as a rank 0 does.
     Stranger,
     /// Rank 0 of another job.
     OtherJob(String),
 }
 
-/// A connection on which the hello has been said.
+/// A connection on which the hello has been sent.
 struct Attempt {
     stream: TcpStream,
-    /// What has come of the answer.
+    /// The bytes of the answer so far.
     bytes: Vec<u8>,
 }
 
 impl<'a> Search<'a> {
-    /// Of a rank that says so, at addresses of which there is at least one. The hello's timeout is how long the rank waits in all: it says what
-    /// is left of that when it has found somebody.
+    /// A search of the rank that says `hello`, at one address or more. The hello's timeout is how long the rank waits in all: it sends what
+    /// is left of that when it has found a program.
     pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>, deadline: Instant, resolve: Resolver) -> Self {
         let new =
             |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Nobody(io::ErrorKind::TimedOut.into()) };
@@ -86,7 +86,7 @@ impl<'a> Search<'a> {
     ///
     /// # Errors
     /// [`OtherJob`](BootstrapError::OtherJob) as soon as other jobs have all addresses; at the deadline that, where one has any,
-    /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where nobody listens.
+    /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where no program listens.
     pub fn run(mut self, rank: Rank) -> Result<TcpStream, BootstrapError> {
         loop {
             for candidate in &mut self.candidates {
@@ -103,7 +103,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Until an answer comes, or another try is due.
+    /// Waits until an answer comes, or another try is due.
     fn wait(&self) {
         let (mut due, mut answers) = (vec![self.deadline], Vec::new());
         for candidate in &self.candidates {

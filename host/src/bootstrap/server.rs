@@ -1,4 +1,4 @@
-//! What rank 0 runs for all: it lets the ranks in, waits for each operation until all have come, and tells everyone what went wrong.
+//! What rank 0 runs for all: it lets the ranks in, waits for each operation until all have come, and tells all of a failure.
 
 use std::{
     collections::BTreeMap,
@@ -17,9 +17,9 @@ use super::frame::{read_frame, write_frame};
 use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name};
 use crate::runtime::patience::after;
 
-/// Between two looks for new connections, while ranks are missing.
+/// The time between two checks for new connections, while ranks are missing.
 const POLL: Duration = Duration::from_millis(2);
-/// How long a connection may take to say who it is.
+/// How long a connection may take to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may take to be sent: a rank that does not read it is as good as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ struct Waiter {
 struct State {
     identity: Identity,
     events: Sender<Event>,
-    /// By their numbers; those of ranks, and those that may yet be.
+    /// By their numbers: those of ranks, and those that may yet become some.
     connections: BTreeMap<usize, Connection>,
     /// How many there have been.
     accepted: usize,
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// Until something must be looked at.
+    /// Waits until something is to be done.
     fn patience(&self) -> Duration {
         if self.listener.is_some() {
             return POLL;
@@ -162,7 +162,7 @@ impl State {
         next.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether nobody needs the board of a rank 0 that has left.
+    /// Whether no rank needs the board of a rank 0 that has left.
     fn is_left(&self) -> bool {
         let is_silent = |(_, deadline): (Duration, Instant)| deadline <= Instant::now();
         self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.values().all(|connection| connection.rank.is_none()))
@@ -213,7 +213,7 @@ impl State {
         }
         self.waiting.insert(hello.rank, Waiter { connection: number, deadline: after(hello.timeout), call: None });
         if self.waiting.len() == *world as usize {
-            // Who came too late, with a rank that is there, is told so.
+            // Refuses the connections that came too late, with a rank that is taken.
             self.accept();
             self.listener = None;
             self.finish(&Answer::Done(Vec::new()));
@@ -223,7 +223,7 @@ impl State {
     fn call(&mut self, number: usize, Call { operation, timeout, payload }: Call) {
         let Some(rank) = self.rank(number) else { return };
         if self.failure.is_some() {
-            // It has been told.
+            // The rank has been told.
             return;
         }
         let first = self.waiting.values().find_map(|waiter| waiter.call.as_ref()).map(|(operation, _)| *operation);
@@ -247,7 +247,7 @@ impl State {
         self.finish(&Answer::Done(result));
     }
 
-    /// Every rank that it is for gets it, and the one that posted it too: what a rank has back, the others have got.
+    /// Sends a note to every rank that it is for, and to the one that posted it: when a rank has it back, it was sent to the others.
     fn post(&mut self, number: usize, post: Post) {
         let (Some(rank), true) = (self.rank(number), self.is_board) else { return };
         if let Some((limit, deadline)) = &mut self.outlives {
@@ -269,13 +269,13 @@ impl State {
         told.for_each(|(&number, _)| self.answer(number, answer));
     }
 
-    /// A connection has ended. That of a rank stays, so that its number is taken; a board's does not, and of strangers there may come any number.
+    /// A connection has ended. That of a rank stays, so that its number is taken. A board's does not, nor a stranger's, of which there may be any number.
     fn gone(&mut self, number: usize) {
         let rank = self.rank(number);
         if (rank.is_none() || self.is_board)
             && let Some(connection) = self.connections.remove(&number)
         {
-            // That it is gone was its last word.
+            // Its end was the last that its reader reported.
             let _ = connection.reader.join();
         }
         match rank {
@@ -293,14 +293,14 @@ impl State {
         }
     }
 
-    /// Everyone who waits gets the answer, and waits no more.
+    /// Answers all ranks that wait; they wait no more.
     fn finish(&mut self, answer: &Answer) {
         for waiter in std::mem::take(&mut self.waiting).into_values() {
             self.answer(waiter.connection, answer);
         }
     }
 
-    /// Every rank is told, those that wait and those that come later.
+    /// Tells every rank of the failure, those that wait and those that come later.
     fn fail(&mut self, failure: Answer) {
         self.waiting.clear();
         self.tell_all(&failure);
@@ -309,26 +309,26 @@ impl State {
 
     fn answer(&self, number: usize, answer: &Answer) {
         let Some(connection) = self.connections.get(&number) else { return };
-        // One that does not take it is gone, and its reader says so.
+        // A connection that does not take it is gone, which its reader reports.
         if write_frame(&connection.stream, &answer.to_body()).is_err() {
             self.hang_up(number);
         }
     }
 
-    /// Ends a connection; its reader says when it is gone.
+    /// Ends a connection; its reader reports when it is gone.
     fn hang_up(&self, number: usize) {
         if let Some(connection) = self.connections.get(&number) {
             let _ = connection.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Whose connection it is, if a rank's.
+    /// The rank of a connection, if it has one.
     fn rank(&self, number: usize) -> Option<u32> {
         self.connections.get(&number)?.rank
     }
 }
 
-/// Reads what a connection says until it ends, or says what nobody understands.
+/// Reads a connection until it ends, or sends bytes without a meaning.
 fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
     let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
     if let Some(hello) = hello.ok().and_then(|body| Hello::from_body(&body)) {

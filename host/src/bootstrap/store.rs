@@ -15,7 +15,7 @@ use super::{
 };
 use crate::rank::{Rank, WorldSize};
 
-/// What the rendezvous is called in errors.
+/// The name of the rendezvous in errors.
 const JOINING: &str = "the rendezvous";
 /// How much longer than a deadline rank 0 has to report it: where it does not, it is rank 0 that is missing.
 const GRACE: Duration = Duration::from_millis(500);
@@ -26,13 +26,13 @@ const GRACE: Duration = Duration::from_millis(500);
 /// timeout of the rendezvous. After an error every call gives that error again. A store that is dropped without
 /// [`close`](Self::close) is a lost rank to the others.
 pub struct Store {
-    // Before the server, hence closed before it: rank 0's leaving is seen, and told.
+    // Declared before the server, so closed before it: the server sees that rank 0 leaves, and tells the others.
     stream: TcpStream,
     rank: Rank,
     world: WorldSize,
     timeout: Duration,
     failure: Option<BootstrapError>,
-    /// Of rank 0.
+    /// Rank 0's server.
     _server: Option<Server>,
 }
 
@@ -100,7 +100,7 @@ impl Store {
         self.call(Operation::Close, &[]).map(drop)
     }
 
-    /// The ranks' board, in the place of the store. Every rank calls it as it does an operation.
+    /// Turns the store into the ranks' board. Every rank calls it, as an operation.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather); [`Io`](BootstrapError::Io) if the system has no thread.
@@ -111,7 +111,7 @@ impl Store {
         StoreBoard::over(stream, rank, world, timeout, server).map_err(failed)
     }
 
-    /// Until all have joined, or the deadline of the rendezvous is over.
+    /// Waits until all have joined, at most for the deadline of the rendezvous.
     pub(super) fn wait_for_all(&mut self, deadline: Instant) -> Result<(), BootstrapError> {
         self.wait(JOINING, deadline).map(drop)
     }
@@ -125,7 +125,7 @@ impl Store {
             return Err(BootstrapError::Refused { rank: self.rank, reason });
         }
         let call = Call { operation, timeout: self.timeout, payload: bytes.into() };
-        // Where rank 0 has failed before, the reason may lie here, though nothing can be sent any more.
+        // If rank 0 has failed before, its reason may have arrived already, though nothing can be sent any more.
         let sent = self.stream.set_write_timeout(Some(self.timeout)).and_then(|()| write_frame(&self.stream, &call.to_body()));
         let answer = self.wait(&operation.to_string(), Instant::now() + self.timeout);
         match (sent, answer) {
@@ -148,7 +148,7 @@ impl Store {
             Ok(Answer::Mismatch { rank: found_by, found, expected }) => {
                 BootstrapError::Mismatch { rank: rank(found_by), found: found.to_string(), expected: expected.to_string() }
             }
-            // Nobody posts before all have called for the board, and this rank then listens elsewhere; it has been greeted.
+            // No rank posts before all have called for the board; this rank has been greeted.
             Ok(Answer::News { .. } | Answer::Welcome | Answer::OtherJob(_)) => {
                 BootstrapError::Protocol { operation: operation.into(), reason: "out of turn".into() }
             }
@@ -157,7 +157,7 @@ impl Store {
         Err(self.fail(failure))
     }
 
-    /// Remembers why nothing works any more.
+    /// Remembers the failure, which every later call returns.
     fn fail(&mut self, failure: BootstrapError) -> BootstrapError {
         self.failure = Some(failure.clone());
         failure

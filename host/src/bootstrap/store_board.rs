@@ -18,17 +18,17 @@ use crate::rank::{Rank, SymmetricError, WorldSize};
 use crate::runtime::Result;
 use crate::runtime::runtime::lock;
 
-/// What a rank pins when it needs the board no more.
+/// The key of the note that a rank needs the board no more.
 const CLOSED: &str = "board closed";
-/// What rank 0 pins when it leaves.
+/// The key of the note that rank 0 leaves.
 const LAST: &str = "board left";
-/// How long that may take.
+/// How long its last notes may take to be sent.
 const FLUSH: Duration = Duration::from_millis(500);
 
 /// A [`Board`] over the connections of a [`Store`](super::Store), made by [`Store::into_board`](super::Store::into_board).
 ///
-/// Every rank holds a copy of all notes. What is posted goes to rank 0 and from there to all, in one order; to read is to wait for one's own
-/// copy. A rank whose process ends is seen at once by all who wait for it. When rank 0 ends, all that is not there yet fails.
+/// Every rank holds a copy of all notes. What is posted goes to rank 0 and from there to all, in one order; a read waits for the rank's own
+/// copy. When a process ends, all ranks that wait for its rank see that at once. When rank 0 ends, every read of a note that has not come yet fails.
 pub struct StoreBoard {
     rank: Rank,
     world: WorldSize,
@@ -38,7 +38,7 @@ pub struct StoreBoard {
     /// One post at a time.
     writing: Mutex<()>,
     reader: Option<JoinHandle<()>>,
-    /// Of rank 0.
+    /// Rank 0's server.
     server: Option<Server>,
     /// For how long it serves the others without rank 0.
     outlives: Option<Duration>,
@@ -63,18 +63,18 @@ impl StoreBoard {
         self.world
     }
 
-    /// Waits until no rank needs the board any more, for the timeout of the store at most. A rank that ends before is a lost one to the
-    /// others.
+    /// Waits until no rank needs the board any more, for the timeout of the store at most. To the others a rank that ends before is
+    /// lost.
     ///
     /// # Errors
-    /// [`SymmetricError`]: who did not come, or is gone.
+    /// [`SymmetricError`] with the ranks that did not come, or are gone.
     pub fn close(&self) -> Result<()> {
         self.publish(self.rank, CLOSED, Vec::new())?;
         gather(self, self.world, CLOSED, self.timeout).map(drop)
     }
 
     /// A board that the others keep when rank 0 drops it: until they have dropped theirs, or have pinned nothing for `limit`. Rank 0's process
-    /// serves them meanwhile and, when it ends in order, waits for that; what waits for a note of rank 0 fails at once.
+    /// serves them meanwhile and, when it ends in order, waits for that. A wait for a note of rank 0 fails at once.
     #[must_use]
     pub fn outliving_rank_0(mut self, limit: Duration) -> Self {
         self.outlives = Some(limit);
@@ -97,7 +97,7 @@ impl StoreBoard {
 }
 
 impl Board for StoreBoard {
-    /// In this rank's name: `from` is this rank.
+    /// Gives up in this rank's name: `from` is this rank.
     fn publish(&self, _from: Rank, key: &str, note: Vec<u8>) -> Result<()> {
         self.post(&Post::Note { key: key.to_owned(), note, readers: Vec::new() })
     }
@@ -114,7 +114,7 @@ impl Board for StoreBoard {
 
     fn give_up(&self, rank: Rank, scope: &str, why: &str) {
         self.notes.give_up(rank, scope, why);
-        // Where rank 0 is gone, the others know by that.
+        // If rank 0 is gone, the others know by that.
         let _ = self.post(&Post::GaveUp { scope: scope.to_owned(), why: why.to_owned() });
     }
 

@@ -10,14 +10,14 @@ use super::{frame::read_frame, job::beginning};
 
 /// The first bytes of every connection: name and version of the protocol.
 const MAGIC: [u8; 8] = *b"oxtile\x00\x04";
-/// The longest frame: what 4096 ranks of the longest contribution make.
+/// The longest frame: the longest contributions of 4096 ranks.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The longest frame that a client sends.
 pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
 
-/// What a rank says first.
+/// A rank's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub job: String,
@@ -25,7 +25,7 @@ pub struct Hello {
     pub port: u32,
     pub rank: u32,
     pub world: u32,
-    /// Who runs it, by its own word: a port that two users share is noticed, not defended.
+    /// The user that runs it, as it states itself: a port that two users share is noticed, not defended.
     pub uid: u32,
     /// How long it waits for the others.
     pub timeout: Duration,
@@ -34,13 +34,13 @@ pub struct Hello {
 /// What all ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Everyone gets what everyone brings.
+    /// Every rank gets the contributions of all.
     AllGather,
-    /// Everyone gets what one rank brings.
+    /// Every rank gets the contribution of one.
     Broadcast(u32),
-    /// Everyone waits for everyone.
+    /// Every rank waits for all.
     Barrier,
-    /// The same, for the last time.
+    /// The same, as the last operation.
     Close,
     /// The same; from here on ranks post notes.
     Board,
@@ -54,12 +54,12 @@ pub struct Call {
     pub payload: Vec<u8>,
 }
 
-/// What a rank tells all others, once they have a board.
+/// A rank's message to all others, once they have a board.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Post {
     /// A note and its key, for some ranks, or for all where none is named.
     Note { key: String, note: Vec<u8>, readers: Vec<u32> },
-    /// Nothing more will come whose key begins so.
+    /// No more notes with keys that begin so.
     GaveUp { scope: String, why: String },
 }
 
@@ -73,11 +73,11 @@ pub enum Request {
 /// What rank 0 answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// First of all: this is the rank's job.
+    /// The first answer: this is the rank's job.
     Welcome,
-    /// Or it is not: whose it is, in words.
+    /// The first answer, where it is another job: that job in words.
     OtherJob(String),
-    /// The operation is done: what it gives.
+    /// The operation is done, with its result.
     Done(Vec<Vec<u8>>),
     /// The rank is not taken.
     Refused(String),
@@ -87,7 +87,7 @@ pub enum Answer {
     Missing(Vec<u32>),
     /// A rank called another operation than the first.
     Mismatch { rank: u32, found: Operation, expected: Operation },
-    /// What another rank posted.
+    /// Another rank's post.
     News { rank: u32, post: Post },
 }
 
@@ -220,7 +220,7 @@ impl Call {
 }
 
 impl Post {
-    /// What no operation has for a code.
+    /// A code that no operation has.
     const NOTE: u32 = 16;
     const GAVE_UP: u32 = 17;
 
@@ -302,7 +302,7 @@ impl Answer {
 /// Reads an answer.
 ///
 /// # Errors
-/// As [`read_frame`]; [`InvalidData`](io::ErrorKind::InvalidData) for what is none.
+/// As [`read_frame`]; [`InvalidData`](io::ErrorKind::InvalidData) for other bytes.
 pub fn read_answer(stream: &TcpStream, deadline: Instant) -> io::Result<Answer> {
     let body = read_frame(stream, MAX_FRAME, Some(deadline))?;
     Answer::from_body(&body).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an unknown frame"))

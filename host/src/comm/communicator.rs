@@ -7,8 +7,8 @@ use super::team::Team;
 use crate::rank::{DType, Rank, ReduceOp, WorldSize};
 use crate::runtime::{Buffer, Error, Result, Stream};
 
-/// An element that can be reduced: the number types that NCCL knows. Sums of integers wrap, those of [`e4m3`] and [`e5m2`] saturate at the largest finite
-/// value; NCCL reduces these two from 2.24 on, and on devices of compute capability 9.0 or newer.
+/// An element that can be reduced: the number types that NCCL knows. Sums of integers wrap, sums of [`e4m3`] and [`e5m2`] saturate at the largest finite
+/// value; NCCL reduces these two types from 2.24 on, and on devices of compute capability 9.0 or newer.
 pub trait Reducible: Pod {
     /// Which type it is.
     const DTYPE: DType;
@@ -21,8 +21,8 @@ reducible!(u8: U8 u32: U32 u64: U64 i8: I8 i32: I32 i64: I64 f32: F32 f64: F64 b
 
 /// The ranks of one world, or of one team of it, seen from one of them.
 ///
-/// Lengths count elements; a length of zero is legal. A call enqueues and returns; it fails only for what this rank
-/// alone can see to be wrong, and then nothing is enqueued. What the other ranks do wrong shows when the stream is
+/// Lengths count elements; a length of zero is legal. A call enqueues and returns. It fails only for mistakes that this rank
+/// can see by itself, and then nothing is enqueued. Mistakes of other ranks show when the stream is
 /// waited for. Calls of one rank come one after another, on whatever streams.
 ///
 /// What a call reads and writes are views: `&buffer` and `&mut buffer` stand for all of a buffer, `buffer.view().slice(start, end)` for a part.
@@ -74,10 +74,10 @@ pub trait Communicator {
     #[track_caller]
     fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()>;
 
-    /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both are as many parts of one length as there are ranks.
+    /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both consist of one part a rank, all of one length.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), and [`Length`](crate::Error::Length), also for a length that is not so many parts.
+    /// As [`all_reduce`](Self::all_reduce), and [`Length`](crate::Error::Length), also for a length that the number of ranks does not divide.
     #[track_caller]
     fn all_to_all<'a, T: Pod>(
         &self,
@@ -86,7 +86,7 @@ pub trait Communicator {
         output: impl Into<DeviceViewMut<'a, T>>,
     ) -> Result<()>;
 
-    /// Sends and receives views, all at once: the messages wait for each other's ends, never for each other, so that a
+    /// Sends and receives views, all at once: each message waits only for its other end, so that a
     /// ring is one exchange a rank. Between two ranks messages are taken in the order in which they are sent. Ranks that
     /// neither send nor receive do not call.
     ///
@@ -119,7 +119,7 @@ pub trait Communicator {
     }
 
     /// The calls of `body` as one, made when it ends: none of them waits for another, so that sends and receives may come in any order, and all data go
-    /// together. Nothing is enqueued before the end: the body waits for nothing, and what the calls read and write is used behind the group. A stream
+    /// together. Nothing is enqueued before the end: the body waits for nothing, and what the calls read and write is used after the group. A stream
     /// of the calls goes on when all of them are done, whatever their streams. The calls that a body made before it failed are made all the same, since
     /// other ranks wait for them. A [rank alone](super::SingleRank) copies at once, and delivers messages at the end.
     ///

@@ -28,14 +28,14 @@ use crate::runtime::{Device, Error, Result, Runtime, Stream};
 /// A rank of a virtual cluster: one process holds them all. Drive them from one thread, so that a seed gives one order, or
 /// each from its own, as a program of many processes would.
 ///
-/// A collective that some rank does not call, or calls otherwise, ends all work of the cluster with an error that names ranks, call
+/// A collective that some rank does not call, or calls with other arguments, ends all work of the cluster with an error that names ranks, call
 /// and its number.
 pub struct EmulatedCommunicator {
     rank: Rank,
     world: WorldSize,
     ranks: Arc<Ranks>,
     driver: Arc<Driver>,
-    /// The stream of the last call, which the next comes after.
+    /// The stream of the last call: the next call comes after it.
     last: Mutex<Option<Arc<StreamInner>>>,
 }
 
@@ -76,7 +76,7 @@ impl Ranks {
 /// What a rank's communicators have in common.
 struct Driver {
     rank: VirtualRank,
-    /// Where else it is a rank: of the world, and of parts.
+    /// The world and the parts that it is a rank of.
     places: Mutex<Vec<(Weak<Ranks>, Rank)>>,
 }
 
@@ -89,7 +89,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         for (ranks, rank) in lock(&self.places).drain(..) {
-            // Nobody waits in vain for how it is split.
+            // No rank waits in vain for this one's split.
             ranks.upgrade().iter().for_each(|ranks| ranks.splits[rank.index() as usize].give_up("it is gone"));
         }
     }
@@ -120,7 +120,7 @@ impl EmulatedCommunicator {
     /// [`Error::Invalid`] for a team of a world of another size, and inside a [group](Communicator::group).
     pub fn team(&self, team: &Team) -> Result<Option<Self>> {
         const WHAT: &str = "EmulatedCommunicator::team";
-        group::refuse(WHAT, "a group is under way on this thread: make the team before it or behind it")?;
+        group::refuse(WHAT, "a group is under way on this thread: make the team before it or after it")?;
         check_team(team, self.world, WHAT)?;
         let Some(rank) = team.rank_of(self.rank) else { return Ok(None) };
         let ranks = self.ranks.part(format!("{team:?}"), team.size(), self.driver.rank.cluster().patience());
@@ -154,7 +154,7 @@ impl EmulatedCommunicator {
         if expected == Some(buffer) { Ok(()) } else { Err(Error::Length { what, expected: expected.unwrap_or(u64::MAX), found: buffer }) }
     }
 
-    /// The same for all calls of this communicator.
+    /// A number by which the calls of this communicator are known.
     fn id(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
@@ -173,7 +173,7 @@ impl EmulatedCommunicator {
     }
 
     /// Enqueues calls on the stream of the first, after earlier work on their memory, on all of their streams, and after this rank's last call; the other
-    /// streams go on behind them.
+    /// streams go on after them.
     fn enqueue_together(&self, calls: Vec<Enqueued>) -> Result<()> {
         let Some(stream) = calls.first().map(|call| Arc::clone(&call.stream)) else { return Ok(()) };
         self.driver.rank.drive();
@@ -194,7 +194,7 @@ impl EmulatedCommunicator {
         others.iter().try_for_each(|other| other.order_after(std::slice::from_ref(&stream)))
     }
 
-    /// A captured call comes after those of its own capture; the replay is ordered by what it is enqueued behind.
+    /// A captured call comes after those of its own capture; the replay is ordered after the work that is enqueued before it.
     fn order_calls(&self, stream: &Arc<StreamInner>) -> Result<()> {
         let before = lock(&self.last).replace(Arc::clone(stream));
         let capture = |stream: &StreamInner| stream.capture().map(|capture| capture.number);
@@ -347,7 +347,7 @@ impl Communicator for EmulatedCommunicator {
 
     /// The ranks meet on their host, not on streams.
     fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
-        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or after it")?;
         self.driver.rank.drive();
         let cluster = self.driver.rank.cluster();
         let splits = &self.ranks.splits[self.rank.index() as usize];

@@ -1,4 +1,4 @@
-//! Calls that are made as one: what belongs together, and what does not.
+//! Calls that are made as one: which calls belong to a group.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 struct Group {
-    /// Which communicator's.
+    /// The communicator that it is of.
     communicator: usize,
     /// What its calls use: kept until the calls are enqueued.
     uses: Vec<Operand>,
@@ -46,7 +46,7 @@ pub(super) fn refuse(what: &'static str, why: &str) -> Result<()> {
     if UNDER_WAY.with_borrow(Option::is_some) { Err(Error::Invalid { what, why: why.to_owned() }) } else { Ok(()) }
 }
 
-/// Notes a call of a communicator. Whether it belongs to a group, and then waits for the end of it.
+/// Notes a call of a communicator. Returns whether it belongs to a group, and so is made at the group's end.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a call on another communicator than the group's, and for bytes that two calls of the group use and one writes: they have
@@ -55,7 +55,7 @@ pub(super) fn join(communicator: usize, what: &'static str, uses: &[Operand]) ->
     UNDER_WAY.with_borrow_mut(|group| {
         let Some(group) = group else { return Ok(false) };
         if group.communicator != communicator {
-            let why = "a group of another communicator is under way on this thread: make this call behind it, or in a group of its own";
+            let why = "a group of another communicator is under way on this thread: make this call after it, or in a group of its own";
             return Err(Error::Invalid { what, why: why.to_owned() });
         }
         let conflicts = |one: &&Operand| group.uses.iter().any(|other| one.conflicts(other));
@@ -94,7 +94,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Memory may go with it, which asks nothing of groups.
+        // This may free memory, which does not use groups.
         let ended = UNDER_WAY.take();
         drop(ended);
     }

@@ -25,17 +25,17 @@ pub struct HostRank {
     world: WorldSize,
     device: Device,
     board: Arc<dyn Board>,
-    /// Of ranks that are threads on a virtual cluster.
+    /// The cluster's rank, where ranks are threads on a virtual cluster.
     on_cluster: Option<Arc<VirtualRank>>,
-    /// Of ranks that are processes.
+    /// The board of the store, where ranks are processes.
     store: Option<Arc<StoreBoard>>,
-    /// How many it has opened.
+    /// How many arenas it has opened.
     arenas: AtomicU64,
     /// How often it has become a member of each team.
     teams: Mutex<BTreeMap<Team, u64>>,
     /// Whether it is a rank of a team.
     is_member: bool,
-    /// Whether its end is nothing that others have to be told of.
+    /// Whether it ended in order, so that the others need not be told.
     is_closed: bool,
 }
 
@@ -77,8 +77,8 @@ impl HostRank {
         Self { rank, world, device: device.clone(), board, on_cluster, store: None, arenas, teams, is_member: false, is_closed: false }
     }
 
-    /// This rank as a member of a team, with arenas of the team's own: ranks are the numbers in the team, and what goes wrong in it is an error
-    /// of its members alone. Every member asks as often. `None` for a rank outside.
+    /// This rank as a member of a team, with arenas of the team's own: ranks are the numbers in the team, and a failure in it is an error
+    /// of its members alone. Every member calls it the same number of times. `None` for a rank outside.
     ///
     /// Keep the member, and this rank, until the team's arenas are closed, and then [close](Self::close) it: a member that is dropped before that is gone
     /// from the team, and a rank that drops the world's is gone from all teams. A team whose member failed stays unusable; ask again for a new one.
@@ -115,7 +115,7 @@ impl HostRank {
         &self.device
     }
 
-    /// Waits until every rank has come here: then none needs another's process any more. Arenas are closed before. A member of a
+    /// Waits until every rank has come here: then no rank needs another's process any more. Close the arenas before. A member of a
     /// [team](Self::team) does not wait, and leaves nothing on the boards.
     ///
     /// # Errors

@@ -10,14 +10,14 @@ use crate::runtime::{Device, Result};
 
 /// A rank that can open arenas with the others of its world.
 pub trait ArenaRank {
-    /// Where its arenas lie.
+    /// The device of its arenas.
     fn device(&self) -> &Device;
 
-    /// Where it meets the others for its next arena. Every rank asks as often, in one order.
+    /// Where it meets the others for its next arena. Every rank calls it the same number of times, in one order.
     fn next_meeting(&self) -> Meeting;
 }
 
-/// One matter that the ranks of a world agree on over a [`Board`]: its notes bear a name of their own.
+/// One subject on which the ranks of a world agree over a [`Board`]: the names of its notes begin with its own.
 #[derive(Clone, Debug)]
 pub struct Meeting {
     rank: Rank,
@@ -71,17 +71,17 @@ impl Meeting {
         Sequence::new(Arc::clone(&self.board), &self.key(what), self.rank, self.world.ranks().collect(), patience)
     }
 
-    /// A name that it has on all ranks, and no other meeting of this process, where the ranks are in one.
+    /// A name that this meeting has on all ranks and that no other one of this process has; none where ranks are processes.
     pub(crate) fn process_wide_name(&self) -> Option<String> {
         self.board.name().map(|board| format!("{board}: {}", self.name))
     }
 
-    /// All ranks are through with it: its notes are dropped.
+    /// Drops its notes: all ranks are done with it.
     pub(crate) fn leave(&self) {
         self.board.leave(&self.key(""));
     }
 
-    /// This rank says nothing more here; a rank that waits for it is told why.
+    /// This rank publishes nothing more here; a rank that waits for it gets the reason.
     pub fn give_up(&self, why: &str) {
         self.board.give_up(self.rank, &self.key(""), why);
     }

@@ -1,14 +1,14 @@
 //! Ranks and the collectives among them.
 //!
-//! A program of one rank uses [`SingleRank`] and is then the same program as that of many; [`EmulatedCommunicator`] gives
+//! A program of one rank uses [`SingleRank`], so that the same program runs with many; [`EmulatedCommunicator`] gives
 //! the ranks of a virtual cluster, [`NcclCommunicator`] those of worlds on GPUs, [`HostRank`] those of one host that reach each other's
 //! memory. Every collective is
 //! enqueued on a stream and ordered with other work on its buffers as a launch is; every rank calls the same
-//! collectives in the same order, an empty rank too.
+//! collectives in the same order, an empty rank too. [`Rank`] and [`WorldSize`] themselves lie in `host/src/rank`, below the runtime.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `communicator` | the trait: what ranks can do together |
+//! | `communicator` | the trait: all-gather, all-reduce and what else ranks do together |
 //! | `single_rank` | a world of one rank |
 //! | `emulated`, `virtual_rank` | ranks of a virtual cluster |
 //! | `nccl` | ranks on GPUs |

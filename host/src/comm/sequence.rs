@@ -1,6 +1,6 @@
 //! Whether all ranks of a group call the same, in one order: compared on their hosts before anything is enqueued.
 //!
-//! Collectives that do not fit together hang, or give garbage without an error. Each call costs the ranks a meeting, so this is
+//! Collectives that do not fit together hang, or give garbage without an error. Each comparison costs the ranks a meeting, so this is
 //! for debug builds.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::rank::{Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
-/// What a rank says of its call.
+/// What a rank publishes of its call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Note {
     /// Kind, reduction, size and root.
@@ -36,7 +36,7 @@ impl fmt::Display for Note {
 #[derive(Debug)]
 pub(crate) struct Sequence {
     board: Arc<dyn Board>,
-    /// Of the group: the same on its ranks, and that of no other.
+    /// The group's name: the same on its ranks, and no other group's.
     name: String,
     /// This rank on the board.
     me: Rank,
@@ -52,7 +52,7 @@ impl Sequence {
         Self { board, name: name.to_owned(), me, members, patience, calls: Mutex::new(0) }
     }
 
-    /// What the group is called.
+    /// The group's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -62,7 +62,7 @@ impl Sequence {
         &self.members
     }
 
-    /// This rank says nothing more here; a rank that waits for it is told why.
+    /// This rank publishes nothing more here; a rank that waits for it gets the reason.
     pub fn give_up(&self, why: &str) {
         self.board.give_up(self.me, &self.scope(), why);
     }
@@ -70,7 +70,7 @@ impl Sequence {
     /// Waits until all ranks have come to their next call, and compares them.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], the same on every rank; who did not come, or is gone.
+    /// [`Error::Mismatch`], the same on every rank; the ranks that did not come, or are gone.
     pub fn agree(&self, call: impl fmt::Display) -> Result<()> {
         self.meet(&Note::Call(call.to_string()), self.patience).map(drop)
     }
@@ -80,7 +80,7 @@ impl Sequence {
         self.split_within(colour, key, self.patience)
     }
 
-    /// The same with a patience of its own.
+    /// The same with another patience.
     pub fn split_within(&self, colour: Option<u32>, key: u32, patience: Duration) -> Result<Option<Self>> {
         let (number, notes) = self.meet(&Note::Split { colour, key }, patience)?;
         let Some(mine) = colour else { return Ok(None) };
@@ -96,19 +96,19 @@ impl Sequence {
         Ok(Some(Self::new(Arc::clone(&self.board), &name, self.me, members, self.patience)))
     }
 
-    /// The number of this call, and what all ranks say of it, in the group's order.
+    /// The number of this call, and what all ranks publish of it, in the group's order.
     fn meet(&self, mine: &Note, patience: Duration) -> Result<(u64, Vec<Note>)> {
         // Held until all have come: calls of one rank come one after another.
         let mut calls = lock(&self.calls);
         let number = *calls;
         *calls += 1;
-        // Begins with the name: who gives up what goes by that name gives up its calls.
+        // The key begins with the name: giving up that name gives up its calls.
         let key = |number: u64| format!("{}{number}", self.scope());
         self.board.publish_to(&self.members, self.me, &key(number), serde_json::to_vec(mine).unwrap_or_default())?;
         let found = gather_of(&*self.board, &self.members, &key(number), patience)?;
         let unknown = || Note::Call("something else".to_owned());
         let notes: Vec<Note> = found.iter().map(|note| serde_json::from_slice(note).unwrap_or_else(|_| unknown())).collect();
-        // All have come to this call, so nobody reads of the one before any more.
+        // All have come to this call, so no rank reads the notes of the one before any more.
         if let Some(last) = number.checked_sub(1) {
             self.board.forget(&key(last));
         }
@@ -130,7 +130,7 @@ impl Sequence {
         }
     }
 
-    /// What the keys of its notes begin with, and those of no other.
+    /// The beginning of its notes' keys, which no other group's have.
     fn scope(&self) -> String {
         format!("{}: call ", self.name)
     }
@@ -157,7 +157,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    /// What a program of `size` ranks, a thread each, gives on every rank.
+    /// What a program of `size` ranks, a thread each, returns on every rank.
     fn ranks<R: Send>(size: u32, patience: Duration, body: impl Fn(u32, Sequence) -> R + Sync) -> Vec<R> {
         let board = Arc::new(LocalBoard::default());
         let world: Vec<Rank> = WorldSize::new(size).unwrap().ranks().collect();
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(results, [vec![2, 0], vec![], vec![2, 0], vec![3]]);
     }
 
-    /// Of groups that a rank has no part in, or has left, it holds nothing.
+    /// A rank holds no notes of groups that it is not in, or has left.
     #[test]
     fn parts_leave_nothing_on_the_boards_of_processes() {
         let world = WorldSize::new(3).unwrap();
@@ -227,7 +227,7 @@ mod tests {
             }
             whole.agree("barrier").unwrap();
             let left = board.count();
-            // Nobody leaves before all have counted.
+            // No rank leaves before all have counted.
             board.close().unwrap();
             left
         };
@@ -235,7 +235,7 @@ mod tests {
             let threads: Vec<_> = stores.into_iter().map(|store| scope.spawn(|| rank(store))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        // The notes of the world's last call, and of the closing of who was faster.
+        // The notes of the world's last call, and of a faster rank's closing.
         assert!(left.iter().all(|left| *left <= 3 + 2), "{left:?}");
     }
 

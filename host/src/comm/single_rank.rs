@@ -15,11 +15,11 @@ use crate::runtime::backend::{Caller, Copy, Direction};
 use crate::runtime::memory;
 use crate::runtime::{Device, Error, Result, Stream};
 
-/// The communicator of a program that runs alone: a reduction of one is the thing itself, a gather is a copy.
+/// The communicator of a program that runs alone: a reduction leaves its buffer as it is, a gather is a copy.
 #[derive(Clone)]
 pub struct SingleRank {
     device: Device,
-    /// By which its handles are known to be of one communicator.
+    /// The same for all handles of one communicator.
     identity: Arc<()>,
 }
 
@@ -40,7 +40,7 @@ impl SingleRank {
         Arc::as_ptr(&self.identity) as usize
     }
 
-    /// Notes a call on memory; in a group its stream goes on behind the other calls.
+    /// Notes a call on memory; in a group its stream goes on after the other calls.
     fn join(&self, stream: &Stream, what: &'static str, uses: &[Operand]) -> Result<()> {
         if group::join(self.id(), what, uses)? {
             group::keep(Call { stream: stream.clone(), sent: Vec::new(), received: Vec::new() });
@@ -177,7 +177,7 @@ impl Communicator for SingleRank {
         Self::deliver(sent.into_iter().map(|from| (stream.clone(), from)).collect(), received)
     }
 
-    /// Its calls are made at once, one after another, messages at its end, where its streams wait for each other: there is nobody else to wait for.
+    /// Its calls are made at once, one after another, messages at its end, where its streams wait for each other: there is no other rank to wait for.
     fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         let open = group::begin(self.id())?;
         let done = body();
@@ -187,7 +187,7 @@ impl Communicator for SingleRank {
     }
 
     fn split(&self, colour: Option<u32>, _key: u32) -> Result<Option<Self>> {
-        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or after it")?;
         Ok(colour.map(|_| Self::new(&self.device)))
     }
 
@@ -207,7 +207,7 @@ fn check_count(sent: usize, received: usize) -> Result<()> {
     if sent == received {
         return Ok(());
     }
-    let why = format!("{sent} messages are sent and {received} received, all by rank 0: nobody else is there");
+    let why = format!("{sent} messages are sent and {received} received, all by rank 0: there is no other rank");
     Err(Error::Invalid { what: "Communicator::exchange", why })
 }
 

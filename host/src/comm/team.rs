@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::rank::{Rank, WorldSize};
 use crate::runtime::{Error, Result};
 
-/// Ranks of a world, in an order of their own. A rank list and nothing else: making one allocates no memory of devices,
-/// registers nothing and talks to nobody, so that there may be as many as a schedule needs.
+/// Ranks of a world, in an order of their own. A rank list and nothing else: making one allocates no device memory,
+/// registers nothing and sends nothing, so a schedule may make any number of them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Team {
     world: WorldSize,
     members: Arc<[Rank]>,
 }
 
-/// A rank's place in a team. There is none for a rank outside: what needs membership takes a `Member`.
+/// A rank's place in a team. A rank outside has none: an operation of members takes a `Member`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     team: Team,
@@ -107,7 +107,7 @@ impl Member {
         &self.team
     }
 
-    /// The other members by their numbers in the team, beginning behind this one and going round: at each step of a schedule that every
+    /// The other members by their numbers in the team, beginning after this one and going round: at each step of a schedule that every
     /// member follows, each is named once.
     pub fn others(&self) -> impl ExactSizeIterator<Item = Rank> + use<> {
         let (size, me) = (self.team.size(), self.rank.index());

@@ -9,13 +9,13 @@ use crate::rank::Rank;
 use crate::rank::SymmetricError;
 use crate::runtime::{Error, Result};
 
-/// The board of a world for the members of a team, by their numbers in it. What one of them gives up here, it gives up here alone; a member
+/// The board of a world for the members of a team, by their numbers in it. Giving up here affects only this team; a member
 /// whose process is gone is gone here too.
 #[derive(Debug)]
 pub(super) struct TeamBoard {
     pub board: Arc<dyn Board>,
     pub team: Team,
-    /// What its notes' names begin with, as those of no other team do.
+    /// The beginning of its notes' names, which no other team's have.
     pub scope: String,
 }
 
@@ -29,7 +29,7 @@ impl TeamBoard {
         format!("{}{key}", self.scope)
     }
 
-    /// By numbers in the team. Who is no member is named in words, behind the member that was waited for.
+    /// An error with ranks by their numbers in the team. A rank outside is named in the reason, and the member that was waited for as the rank.
     fn of_team(&self, error: Error, from: Rank) -> Error {
         let Error::Symmetric(error) = error else { return error };
         Error::Symmetric(match error {

@@ -3,8 +3,8 @@
 use crate::runtime::emulated::Cluster;
 use crate::runtime::{Device, Error, Result};
 
-/// A rank that some thread drives on a virtual cluster: a thread that waits there knows by it whether another may still enqueue what is missing, or all
-/// are stuck.
+/// A rank that some thread drives on a virtual cluster. By it a thread that waits there knows whether another thread may still enqueue what is missing,
+/// or all are stuck.
 pub(super) struct VirtualRank {
     device: Device,
     handle: u64,
@@ -20,7 +20,7 @@ impl VirtualRank {
         Self::on(device).ok_or_else(|| Error::Invalid { what: "EmulatedCommunicator", why: why() })
     }
 
-    /// The same, and nothing for a GPU.
+    /// The same; none for a GPU.
     pub fn on(device: &Device) -> Option<Self> {
         let handle = device.runtime.backend.cluster()?.add_rank();
         Some(Self { device: device.clone(), handle })

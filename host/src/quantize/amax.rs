@@ -12,9 +12,9 @@ use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
 /// A number type whose largest magnitudes are found: `bf16`, `f16` and `f32`.
 pub trait AmaxNumber: Magnitude {
-    /// That of a tensor.
+    /// The kernel for one tensor.
     type Amax: Kernel + for<'a> Signature<Args<'a> = AmaxArgs<'a, Self>>;
-    /// Those of many.
+    /// The kernel for many.
     type MultiAmax: Kernel + for<'a> Signature<Args<'a> = MultiAmaxArgs<'a, Self>>;
 }
 

@@ -31,7 +31,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Fails unless what is of this direction is of the `expected` one.
+    /// Fails unless this direction is the `expected` one.
     pub(super) fn check(self, what: &'static str, expected: Self) -> Result<()> {
         if self == expected {
             return Ok(());
@@ -50,7 +50,7 @@ pub enum ScaleBlock {
     Square,
 }
 
-/// A format: what its codes and scales are, and how they lie.
+/// A format: its codes and scales, and how they lie.
 pub trait Format: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     /// A byte of codes.
     type Code: Pod;
@@ -63,7 +63,7 @@ pub trait Format: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// The name in error texts.
     const NAME: &'static str;
-    /// What the shapes of its codes and scales follow from.
+    /// From which the shapes of its codes and scales follow.
     const SHAPES: Shapes;
 
     /// How many bytes of codes a matrix has.
@@ -93,19 +93,19 @@ pub trait Format: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// What the shapes of a format's codes and scales follow from.
+/// From which the shapes of a format's codes and scales follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shapes {
-    /// Neighbours that share a scale; none where one scale is that of the matrix.
+    /// Neighbours that share a scale; none where the matrix has one scale.
     pub block: Option<u64>,
-    /// Elements in a byte of codes. Where they are several, a row of codes is whole blocks.
+    /// Elements in a byte of codes. If there are several, a row of codes is whole blocks.
     pub elements: u64,
     /// Whether the codes and scales of [`Direction::Columns`] are those of the transpose.
     pub transposes: bool,
 }
 
 impl Shapes {
-    /// What the rows of a shard are a multiple of: then the casts of shards are the cast of the whole, in either direction.
+    /// The number of which a shard's rows are a multiple: then the casts of shards are the cast of the whole, in either direction.
     pub const fn alignment(self) -> u64 {
         match self.block {
             Some(block) => block,
@@ -118,12 +118,12 @@ impl Shapes {
         self.transposes && matches!(direction, Direction::Columns)
     }
 
-    /// Rows and columns of a matrix as its codes have them: those of the transpose, where they are its codes.
+    /// Rows and columns of the matrix that the codes are of: the transpose, where the codes are of the transpose.
     pub const fn lines(self, [rows, columns]: [u64; 2], direction: Direction) -> [u64; 2] {
         if self.is_transposed(direction) { [columns, rows] } else { [rows, columns] }
     }
 
-    /// Rows, or columns, that have scales of their own, and the blocks of each; one of one where one scale is that of the matrix.
+    /// The number of rows, or columns, that have scales of their own, and the blocks of each; 1 and 1 where the matrix has one scale.
     pub const fn extents(self, [rows, columns]: [u64; 2], direction: Direction) -> [u64; 2] {
         let [outer, inner] = match direction {
             Direction::Rows => [rows, columns],
@@ -144,7 +144,7 @@ impl Shapes {
     /// Rows and columns of the compact scales.
     pub const fn scales(self, shape: [u64; 2], direction: Direction) -> [u64; 2] {
         let [outer, blocks] = self.extents(shape, direction);
-        // Where the codes stay where they are, so do their scales.
+        // Codes that are not transposed have scales that are not.
         if matches!(direction, Direction::Columns) && !self.transposes { [blocks, outer] } else { [outer, blocks] }
     }
 
@@ -157,7 +157,7 @@ impl Shapes {
 
 /// Which elements of a matrix share a scale: a [`Direction`], or a [`ScaleBlock`]. The shapes follow from a format's [`Shapes`].
 pub trait ScaleDirection: sealed::Sealed + fmt::Debug + Copy + PartialEq + Send + Sync + 'static {
-    /// Whether scales have padding that no cast writes: it is 0 from the beginning.
+    /// Whether scales have padding that no cast writes: it is set to 0 at first.
     const PADS: bool;
 
     /// Rows and columns of the bytes of codes.
@@ -166,7 +166,7 @@ pub trait ScaleDirection: sealed::Sealed + fmt::Debug + Copy + PartialEq + Send 
     /// Rows and columns of the scales in a layout, padding included.
     fn scales<L: Layout>(self, shapes: Shapes, shape: [u64; 2]) -> [u64; 2];
 
-    /// Why the format cannot hold a matrix of this shape, if so.
+    /// Why the format cannot hold a matrix of this shape; none if it can.
     fn refuses(self, _: Shapes, _: [u64; 2]) -> Option<String> {
         None
     }
@@ -236,7 +236,7 @@ impl TensorAmax for () {
     }
 }
 
-/// What the members of a group in a format were cast with.
+/// The amaxes with which the members of a group in a format were cast.
 pub type Agreed<F> = <<F as Format>::Amax as TensorAmax>::Agreed;
 
 /// MXFP8 with elements `Q`.

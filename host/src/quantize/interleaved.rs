@@ -1,4 +1,4 @@
-//! Casts that write interleaved scales, and back from them, without a pass over the scales between.
+//! Casts that write interleaved scales, and their inverses, without a pass over the scales in between.
 
 use std::fmt;
 
@@ -75,8 +75,8 @@ where
     }
 }
 
-/// NVFP4 with interleaved scales back to wide numbers. [`Nvfp4::quantize_interleaved`](super::Nvfp4::quantize_interleaved) makes such, and of others
-/// [`InterleaveNvfp4`](super::InterleaveNvfp4).
+/// NVFP4 with interleaved scales back to wide numbers. [`Nvfp4::quantize_interleaved`](super::Nvfp4::quantize_interleaved) makes such tensors, and
+/// [`InterleaveNvfp4`](super::InterleaveNvfp4) makes them of compact ones.
 pub struct InterleavedNvfp4<T: Wide> {
     rows: Loaded<Nvfp4DequantizeRowsInterleaved<T>>,
     columns: Loaded<Nvfp4DequantizeColumnsInterleaved<T>>,

@@ -11,7 +11,7 @@ use crate::runtime::{Buffer, HostElement, Result, Stream};
 pub trait Layout: sealed::Sealed + fmt::Debug + Send + Sync + 'static {
     /// Whether it is [`Interleaved`].
     const IS_INTERLEAVED: bool;
-    /// The memory of scales that lie so.
+    /// The memory of scales in this layout.
     type Scales<S: Pod>: Scales<S>;
 }
 
@@ -50,7 +50,7 @@ pub trait Scales<S>: sealed::Sealed + fmt::Debug + Sized {
     fn view_mut(&mut self) -> DeviceViewMut<'_, S>;
 }
 
-/// Interleaved scales, padding included. They are no [`Buffer`], which is what a collective takes: those of shards are not those of the whole.
+/// Interleaved scales, padding included. They are not a [`Buffer`], so that no collective takes them: interleaved scales of shards are not those of the whole.
 ///
 /// ```compile_fail,E0308
 /// use oxtile::comm::{Communicator, SingleRank};
@@ -81,7 +81,7 @@ impl<S: Pod> InterleavedScales<S> {
         Buffer::uninitialised(stream, len).map(Self)
     }
 
-    /// Scales of the host's.
+    /// Copies scales from the host.
     ///
     /// # Errors
     /// As [`Buffer::from_slice`].

@@ -10,11 +10,11 @@
 //! | `fp8` | FP8 with one scale a tensor or a block |
 //! | `mxfp8` | MXFP8 |
 //! | `nvfp4` | NVFP4 by rows, to the nearest value |
-//! | `nvfp4_columns` | by columns and in both directions, also by chance and after the Hadamard transform |
-//! | `nvfp4_mapped`, `nvfp4_squares`, `nvfp4_stochastic` | four over six and row scales; one scale for 16 by 16 elements; rows rounded by chance |
-//! | `layout`, `interleave`, `interleaved` | how scales lie, and what brings them into the order that matrix multiplication reads |
+//! | `nvfp4_columns` | by columns and in both directions, also by stochastic rounding and after the Hadamard transform |
+//! | `nvfp4_mapped`, `nvfp4_squares`, `nvfp4_stochastic` | four over six and row scales; one scale for 16 by 16 elements; stochastic rounding of rows |
+//! | `layout`, `interleave`, `interleaved` | how scales lie, and their conversion to the order that matrix multiplication reads |
 //! | `shards` | gathered shards of transposed tensors to the whole |
-//! | `grouped` | many matrices by one launch |
+//! | `grouped` | many matrices (experts) by one launch |
 //! | `gemm` | products of quantized matrices |
 
 mod amax;

@@ -50,7 +50,7 @@ impl<'a, T: Magnitude> MultiAmaxPlan<'a, T> {
     }
 }
 
-/// Tiles before each tensor, and of all at the end.
+/// The number of tiles before each tensor, and that of all at the end.
 fn first_tiles<T>(tensors: &[DeviceView<'_, T>]) -> Vec<u64> {
     let running = tensors.iter().scan(0, |before, tensor| {
         *before += tiles::<T>(tensor.len());

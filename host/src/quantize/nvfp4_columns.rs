@@ -1,9 +1,9 @@
-//! NVFP4 by columns, and in both directions by one pass: to the nearest value or by chance, plain or after the random
+//! NVFP4 by columns, and in both directions by one pass: to the nearest value or by stochastic rounding, plain or after the random
 //! Hadamard transform.
 //!
-//! What is cast by columns is the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
+//! A cast by columns is that of the transpose: codes `[columns, rows / 2]`, scales `[columns, rows / 16]`. The casts take the amax
 //! that is in their output. Ranks that share a matrix agree on it before: the local amaxes of [`Amax`](super::Amax), with `HADAMARD` of
-//! [`HadamardAmax`], reduced, are what the casts of shards take.
+//! [`HadamardAmax`], reduced, are the argument of the casts of shards.
 //!
 //! ```
 //! use oxtile::quantize::{Amax, Direction, Nvfp4Columns, Nvfp4Tensor, RandomState};
@@ -120,7 +120,7 @@ where
     }
 
     /// Casts this rank's rows of a matrix, whole blocks, to a tensor that is there, whose amax becomes what all ranks agreed on: the second
-    /// phase. The shards of all ranks, [joined](super::JoinShards), are the cast of the whole; but one that draws takes an element's number in
+    /// phase. The shards of all ranks, [joined](super::JoinShards), are the cast of the whole; but stochastic rounding takes an element's number in
     /// these rows.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ where
         self.cast_both(stream, input, random, pair)
     }
 
-    /// What ranks agree on: the amax, and behind it that of the transformed columns.
+    /// The amaxes on which ranks agree: that of the matrix, and with `HADAMARD` after it that of the transformed columns.
     const AMAXES: u64 = if HADAMARD { 2 } else { 1 };
 
     /// A columnwise tensor back in `T`, `[rows, columns]`, rounded to nearest even; one cast with `HADAMARD` stays transformed.
@@ -203,7 +203,7 @@ impl HadamardAmax {
     pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, bf16>, [rows, columns]: [u64; 2]) -> Result<LocalAmax> {
         let mut slots = Buffer::zeros(stream, 2)?;
         let both = slots.view_mut().access("amax");
-        // SAFETY: one slot each, which nobody else uses before the launch is enqueued.
+        // SAFETY: one slot each, which nothing else uses before the launch is enqueued.
         let slot = |slot: u64| unsafe { DeviceViewMut::from_raw(both.address + slot * size_of::<f32>() as u64, 1, both.owner) };
         self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax: slot(0), transformed_amax: slot(1), rows, columns })?;
         Ok(LocalAmax::new(slots))

@@ -1,6 +1,6 @@
 //! NVFP4 by other rules: four over six, and an amax for each row.
 //!
-//! [Four over six](FourOverSix) casts each block with two scales, which take its largest element to 6 or to 4, and keeps the better.
+//! [Four over six](FourOverSix) casts each block with two scales, which take its largest element to 6 or to 4, and keeps the one with the smaller error.
 //! [`Nvfp4ScaledRows`] gives each row an amax of its own, found in the pass that casts.
 //!
 //! ```
@@ -60,7 +60,7 @@ impl<M: Mapping> Nvfp4MappedTensor<M> {
 }
 
 /// The casts of `T` by four over six. `M` is [`FourOverSix`], or for `bf16` one of the others: by the squares of the errors, or with
-/// scales up to 256 before a block's is expanded, so that none is cut off.
+/// scales up to 256 before that of a block is expanded, so that none is cut off.
 pub struct Nvfp4FourOverSix<T: Nvfp4Number, M: Mapping = FourOverSix>
 where
     Nvfp4CastRows4over6<T, M>: Kernel,
@@ -170,7 +170,7 @@ where
         Ok(Self { cast: runtime.load()?, dequantize: runtime.load()? })
     }
 
-    /// Quantizes a matrix into new buffers; `amax` has an element for each row. Of a matrix whose rows ranks share nothing is agreed on.
+    /// Quantizes a matrix into new buffers; `amax` has an element for each row. Ranks that share a matrix by rows need no agreement.
     ///
     /// # Errors
     /// As [`Nvfp4MappedTensor::of_scaled_rows`] and [`quantize_into`](Self::quantize_into).

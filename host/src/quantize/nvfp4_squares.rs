@@ -1,6 +1,6 @@
 //! NVFP4 with one scale for 16 by 16 elements: a weight and its transpose get the same values.
 //!
-//! Both directions are written by one pass; either is a tensor as any other, its scales repeated for the 16 rows, or columns, of a
+//! Both directions are written by one pass. Either is an ordinary tensor: its scales are repeated for the 16 rows, or columns, of a
 //! square, so that [`Nvfp4`](super::Nvfp4) and [`Nvfp4Columns`](super::Nvfp4Columns) decode them.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! NVFP4 by rows, rounded by chance: without the bias that nearest values give a sum of gradients.
+//! NVFP4 by rows with stochastic rounding, which does not give a sum of gradients the bias of rounding to nearest.
 //!
 //! ```
 //! use oxtile::quantize::nvfp4_columns::Stochastic16;
@@ -33,8 +33,8 @@ use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4Tensor;
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
-/// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by chance: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
-/// [`Nvfp4`](super::Nvfp4) decodes what it makes.
+/// The rowwise cast of `T`, `bf16` or `f32`, to NVFP4 by stochastic rounding: `R` is [`Stochastic8`](super::nvfp4_columns::Stochastic8) or [`Stochastic16`].
+/// [`Nvfp4`](super::Nvfp4) decodes its tensors.
 pub struct Nvfp4StochasticRows<T: Nvfp4Number, R: Rounding = Stochastic16>
 where
     Nvfp4CastRowsStochastic<T, R>: Kernel,
@@ -67,7 +67,7 @@ where
     }
 
     /// Casts this rank's rows of a matrix to a tensor that is there, whose amax becomes what all ranks agreed on: the second phase. An
-    /// element's number, by which it draws, is that in these rows: ranks with the same state draw the same numbers.
+    /// element's random number follows from its number in these rows: ranks with the same state draw the same numbers.
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) unless there is one amax; as [`cast`](Self::cast).

@@ -2,12 +2,12 @@
 
 use crate::runtime::{Buffer, Result, Stream};
 
-/// Where the random numbers of a cast start. The same state gives the same codes, whatever the launch.
+/// Where the random numbers of a cast start. The same state gives the same codes in every launch.
 #[derive(Debug)]
 pub struct RandomState {
     /// Which sequence.
     pub seed: u64,
-    /// Where in it, one element: written between two replays of a graph, the second draws other numbers. Or nothing.
+    /// The offset in the sequence, one element, or none. If it is written between two replays of a graph, the second draws other numbers.
     pub offset: Buffer<u64>,
 }
 
@@ -20,7 +20,7 @@ impl RandomState {
         Ok(Self { seed, offset: Buffer::from_slice(stream, &[offset])? })
     }
 
-    /// What [`Nearest`](super::nvfp4_columns::Nearest) takes.
+    /// The empty state that [`Nearest`](super::nvfp4_columns::Nearest) takes.
     ///
     /// # Errors
     /// As [`Buffer::uninitialised`].

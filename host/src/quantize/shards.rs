@@ -7,7 +7,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 
 use crate::runtime::{Loaded, Result, Runtime, Stream};
 
-/// Joins the shards of a transposed tensor of one-byte codes, data or compact scales, in a buffer that is already there.
+/// Joins the shards of a transposed tensor of one-byte codes, data or compact scales, into an existing buffer.
 pub struct JoinShards<T: Byte>(Loaded<Joining<T>>);
 
 impl<T: Byte> JoinShards<T>

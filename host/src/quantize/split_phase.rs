@@ -1,18 +1,18 @@
 //! Amaxes in two phases: each rank's own, and all ranks'.
 //!
-//! A tensor that ranks share is cast with one amax. The types keep the order in which it comes about: what finds the amaxes of this rank's
-//! part gives a [`LocalAmax`], of which one reduction makes a [`GlobalAmax`], and only with that is a part cast. A rank whose part is empty
-//! takes part. What finds them: [`Amax`](super::Amax) of a tensor, [`MultiAmax`](super::MultiAmax) of a group,
-//! [`HadamardAmax`](super::HadamardAmax) before and after the transform, [`ShardCasts`](super::ShardCasts) of squares. What ranks then exchange has [`Compact`](super::Compact) scales.
+//! A tensor that ranks share is cast with one amax. The types keep the order of its phases: the amaxes of this rank's
+//! part are a [`LocalAmax`], one reduction makes it a [`GlobalAmax`], and only with that is a part cast. A rank with an empty part
+//! takes part. Local amaxes are found by [`Amax`](super::Amax) of a tensor, [`MultiAmax`](super::MultiAmax) of a group,
+//! [`HadamardAmax`](super::HadamardAmax) before and after the transform, [`ShardCasts`](super::ShardCasts) of squares. Ranks then exchange tensors with [`Compact`](super::Compact) scales.
 
 use std::sync::Arc;
 
 use crate::comm::ReduceMax;
 use crate::runtime::{Buffer, Error, Result, Stream};
 
-/// The largest magnitudes of this rank's parts of tensors: of no use but to be [reduced](Self::reduce).
+/// The largest magnitudes of this rank's parts of tensors, which are only to be [reduced](Self::reduce).
 ///
-/// No cast takes it, only what all ranks agreed on:
+/// No cast takes it, only the amax on which all ranks agreed:
 ///
 /// ```compile_fail,E0308
 /// use oxtile::quantize::{CurrentScaling, Fp8Tensor, LocalAmax};
@@ -45,7 +45,7 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 #[must_use = "the other ranks wait for this one in `reduce`"]
 pub struct LocalAmax(Buffer<f32>);
 
-/// The largest magnitudes of tensors, of which all ranks have the same. Its clones are handles on one.
+/// The largest magnitudes of tensors, the same on all ranks. Clones are handles on one.
 #[derive(Debug, Clone)]
 pub struct GlobalAmax(Arc<Buffer<f32>>);
 
@@ -77,7 +77,7 @@ impl GlobalAmax {
         amax.copy_part(stream, &self.0, slot)
     }
 
-    /// Fails unless there are so many.
+    /// Fails unless there are `expected` amaxes.
     pub(super) fn check(&self, what: &'static str, expected: u64) -> Result<()> {
         Error::check_length(what, expected, self.0.len())
     }

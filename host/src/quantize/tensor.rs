@@ -16,7 +16,7 @@ use crate::tensor::shape::numel;
 pub struct QuantizedTensor<F: Format, L: Layout = Compact> {
     /// The codes; their shape is [`Shapes::codes`](super::Shapes::codes).
     pub data: Buffer<F::Code>,
-    /// What codes are multiplied by, beside the amax where there is one: as many as [`Format::scale_count`] says.
+    /// The scales by which codes are multiplied, beside the amax if there is one. Their number is [`Format::scale_count`].
     pub scales: L::Scales<F::Scale>,
     /// The largest magnitude that the scales follow from, or nothing.
     pub amax: F::Amax,
@@ -45,7 +45,7 @@ pub type Nvfp4Tensor<L = Compact> = QuantizedTensor<Nvfp4Format, L>;
 pub type Nvfp4Pair = Pair<Nvfp4Format>;
 /// A matrix in NVFP4 by the mapping `M`, or with an amax for each row.
 pub type Nvfp4MappedTensor<M> = QuantizedTensor<Nvfp4MappedFormat<M>>;
-/// A tensor in FP8, its scale kept as the inverse. What has no rows is a matrix of one row.
+/// A tensor in FP8, its scale kept as the inverse. A tensor without rows is a matrix of one row.
 pub type Fp8Tensor<Q = e4m3> = QuantizedTensor<Fp8Format<Q>>;
 /// A matrix in FP8 with scales of blocks, kept as their inverses. A transpose is a matrix of its own.
 pub type Fp8BlockTensor<Q = e4m3> = QuantizedTensor<Fp8BlockFormat<Q>>;
@@ -62,7 +62,7 @@ impl<F: Format, L: Layout> QuantizedTensor<F, L> {
         Ok(Self { data, scales, amax: F::Amax::zero(stream)?, shape, direction })
     }
 
-    /// Fails unless codes and scales are as many as its shape needs: the fields are public.
+    /// Fails unless there are the codes and scales that the shape needs: the fields are public.
     pub(super) fn check_lengths(&self, what: &'static str) -> Result<()> {
         Error::check_length(what, F::code_count(self.shape, self.direction)?, self.data.len())?;
         Error::check_length(what, F::scale_count::<L>(self.shape, self.direction)?, self.scales.view().len())

@@ -13,12 +13,12 @@ pub enum BootstrapError {
          mpirun or srun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
     )]
     NoLauncher,
-    /// A variable that belongs to those that are there.
+    /// A variable is missing that belongs to others that are set.
     #[error("{variable} is not set, though {because} is: {mend}")]
     Missing {
         /// The variable.
         variable: &'static str,
-        /// The one that told the launcher.
+        /// The variable by which the launcher was recognised.
         because: &'static str,
         /// What to do.
         mend: &'static str,
@@ -52,7 +52,7 @@ pub enum BootstrapError {
         address: String,
         /// The deadline.
         timeout: Duration,
-        /// What is there, or the last answer of the system.
+        /// What answers there, or the last answer of the system.
         found: String,
     },
     /// Rank 0 cannot be reached.
@@ -96,7 +96,7 @@ pub enum BootstrapError {
         /// The deadline.
         timeout: Duration,
     },
-    /// Rank 0 does not take this rank.
+    /// Rank 0 refuses this rank.
     #[error("rank 0 refused {rank}: {reason}")]
     Refused {
         /// This rank.
@@ -135,7 +135,7 @@ pub enum BootstrapError {
     /// The connection to rank 0.
     #[error("{operation}: the connection to rank 0 failed: {error}")]
     Io {
-        /// What was at hand.
+        /// The operation under way.
         operation: String,
         /// The system's answer.
         error: Arc<io::Error>,
@@ -143,14 +143,14 @@ pub enum BootstrapError {
     /// Bytes that no rank sends.
     #[error("{operation}: rank 0 answered with what is no answer ({reason}): do all ranks run the same version?")]
     Protocol {
-        /// What was at hand.
+        /// The operation under way.
         operation: String,
         /// What is wrong.
         reason: String,
     },
 }
 
-/// How rank 0 comes to a place to listen.
+/// How to give rank 0 a port to listen at.
 fn mend_of(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "set OXTILE_MASTER_PORT to a free port of its host, the same on every rank",

@@ -1,6 +1,6 @@
-//! Who started this process, and which rank that gave it.
+//! The launcher that started this process, and the rank that it gave it.
 
-/// Who started the processes.
+/// What started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `oxtile launch`, torchrun, or another launcher that sets the same variables.
@@ -19,7 +19,7 @@ pub(crate) struct Names {
     pub rank: &'static str,
     pub world: &'static str,
     pub local_rank: &'static str,
-    /// How many ranks its host has, where the launcher says so as a number.
+    /// The number of ranks of its host, if the launcher gives it as a number.
     pub local_world: Option<&'static str>,
     /// All of them together name the job; the first set that is there.
     pub job: &'static [&'static [&'static str]],
@@ -61,7 +61,7 @@ const LAUNCHERS: [Names; 4] = [
 ];
 
 impl Names {
-    /// Those of the launcher whose variables count. `get` gives nothing for a variable that is empty.
+    /// The variables of the launcher that counts. `get` gives nothing for a variable that is empty.
     pub fn of(get: &dyn Fn(&str) -> Option<String>) -> Option<&'static Self> {
         let is_srun = |names: &Self| get(names.local_rank).is_none() && get("SLURM_PROCID") == get(names.rank);
         let is_it = |names: &&Self| get(names.rank).is_some() && !(names.launcher == Launcher::Hydra && is_srun(names));

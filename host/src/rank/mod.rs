@@ -1,4 +1,4 @@
-//! Values that say which rank is meant and what went wrong between ranks: the ground of the library, which imports nothing of it. Programs find
+//! Ranks, reductions and the errors between ranks, as values: the bottom layer of the library, which imports nothing of it. Programs find
 //! them in [`comm`](crate::comm), [`bootstrap`](crate::bootstrap) and [`symmetric`](crate::symmetric).
 //!
 //! | file | what it holds |

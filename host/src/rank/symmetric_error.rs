@@ -38,12 +38,12 @@ pub enum SymmetricError {
         /// What that one asked for.
         expected: String,
     },
-    /// A rank could not do its part when memory was mapped, or is gone. Every rank gets this, and nothing is left mapped.
+    /// A rank failed while memory was mapped, or is gone. Every rank gets this error, and nothing is left mapped.
     #[error("{rank} failed at {step}: {why}")]
     Step {
-        /// Who.
+        /// The rank.
         rank: Rank,
-        /// At what.
+        /// The step.
         step: Step,
         /// Why.
         why: String,
@@ -53,7 +53,7 @@ pub enum SymmetricError {
     Missing {
         /// What they were waited for.
         what: String,
-        /// Who is missing.
+        /// The ranks that are missing.
         ranks: Vec<Rank>,
         /// The deadline.
         waited: Duration,
@@ -61,7 +61,7 @@ pub enum SymmetricError {
     /// A rank gave up.
     #[error("{rank} gave up: {why}")]
     Aborted {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// Why.
         why: String,
@@ -97,15 +97,15 @@ pub enum SymmetricError {
     /// A wait of a stream was not answered in time. The arena is unusable from here on.
     #[error("{rank}: {operation}, number {sequence}: no signal from {}{} within {waited:?}", if *is_guess { "one or more of " } else { "" }, list(missing))]
     Deadline {
-        /// Who waited.
+        /// The rank that waited.
         rank: Rank,
         /// For what.
         operation: &'static str,
         /// Which one, from 1: of a gather or an [`Exchange`](crate::symmetric::Exchange) its epoch, of all else among the arena's tickets of gets and streams.
         sequence: u64,
-        /// Who did not signal.
+        /// The ranks that did not signal.
         missing: Vec<Rank>,
-        /// Whether it need not be all of them: a [`Handover`](crate::symmetric::Handover)'s flag that was taken back looks as one that was not set.
+        /// Whether some of them may have signalled: a [`Handover`](crate::symmetric::Handover)'s flag that was reset looks like one that was not set.
         is_guess: bool,
         /// The deadline.
         waited: Duration,
@@ -124,7 +124,7 @@ pub enum SymmetricError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Step {
-    /// All up to [`Agree`](Self::Agree), of a rank that is gone.
+    /// Any step up to [`Agree`](Self::Agree), of a rank that is gone.
     Prepare,
     /// Asking its device what it can do.
     Check,
@@ -148,7 +148,7 @@ pub enum Step {
     Receive,
     /// Making memory of a descriptor.
     Import,
-    /// All after [`Agree`](Self::Agree), of a rank that is gone.
+    /// Any step after [`Agree`](Self::Agree), of a rank that is gone.
     Commit,
 }
 

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! Ranks, and how many there are.
 
 use std::fmt;
 use std::num::NonZeroU32;

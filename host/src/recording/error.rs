@@ -10,7 +10,7 @@ pub enum TimelineError {
     Io {
         /// Which file.
         file: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// Why not.
         error: std::io::Error,

@@ -1,6 +1,6 @@
 //! Recordings as Chrome's trace events, which Perfetto and `chrome://tracing` show: a process a rank, a thread a stream.
 //!
-//! Trace Event Format, "Complete Events" and "Metadata Events"; times are microseconds there, so that a step is drawn as one.
+//! Trace Event Format, "Complete Events" and "Metadata Events"; times are microseconds there, so a step is drawn as one microsecond.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ struct File {
     other_data: OtherData,
 }
 
-/// What the format leaves to programs.
+/// The part of the document that the format leaves to programs.
 #[derive(Serialize, Deserialize)]
 struct OtherData {
     clock: Clock,
@@ -69,7 +69,7 @@ impl Recording {
         format!("{{\"otherData\":{},\n\"traceEvents\":[\n{}\n]}}\n", text(&data), lines.join(",\n"))
     }
 
-    /// Writes [`to_json`](Self::to_json) to a file, replacing what stood there.
+    /// Writes [`to_json`](Self::to_json) to a file, which it replaces.
     ///
     /// # Errors
     /// [`TimelineError::Io`].

@@ -30,9 +30,9 @@ impl Clock {
 /// Spans of the ranks of one program, sorted by lane and start. Those of a lane do not overlap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// What times count.
+    /// The unit of times.
     pub clock: Clock,
-    /// When it began, in nanoseconds since 1970 by the host's clock: what recordings of several processes are aligned by.
+    /// When it began, in nanoseconds since 1970 by the host's clock. Recordings of several processes are aligned by it.
     pub start_ns: u64,
     /// The spans.
     pub spans: Vec<Span>,
@@ -44,8 +44,8 @@ pub struct Recording {
 pub(crate) const MOST_SPANS: usize = 1 << 20;
 
 impl Recording {
-    /// Sorts the spans. Device events of one stream may be half a microsecond off: what begins before its predecessor has
-    /// ended begins with that end.
+    /// Sorts the spans. Device events of one stream may be half a microsecond off: a span that begins before its predecessor has
+    /// ended is cut to begin with that end.
     pub(crate) fn new(clock: Clock, start_ns: u64, mut spans: Vec<Span>, dropped: u64) -> Self {
         spans.sort_by(|a, b| a.lane().cmp(&b.lane()).then(a.start.total_cmp(&b.start)));
         let mut ends = BTreeMap::new();
@@ -100,7 +100,7 @@ impl Recording {
         Ok(Self::new(clock, start_ns, moved(self).chain(moved(other)).collect(), dropped))
     }
 
-    /// Adds what came afterwards in the same process: its streams are others, and its steps count on.
+    /// Adds a later recording of the same process: its streams get other numbers, and its steps count on.
     pub(crate) fn append(self, later: Self) -> Self {
         let streams = self.spans.iter().map(|span| span.stream).max().unwrap_or(0);
         let end = self.end();

@@ -22,13 +22,13 @@ pub struct Span {
     pub name: String,
     /// When it began, in the units of the recording's [`Clock`](super::Clock).
     pub start: f64,
-    /// When it was done, or, if it is not, when that was asked for.
+    /// When it was done, or, if it was not, when the recording was asked for.
     pub end: f64,
     /// Bytes moved. Of a collective: what the rank gets, or what it gives if it gets nothing.
     pub bytes: Option<u64>,
     /// Where it was enqueued, as `file:line:column`; unknown for what the runtime enqueues by itself.
     pub at: Option<String>,
-    /// Whether it was done when the recording was asked for. A program may hang in a span that was not.
+    /// Whether it was done when the recording was asked for. A program that hangs may hang in a span that was not.
     pub is_finished: bool,
 }
 
@@ -71,7 +71,7 @@ pub enum Activity {
     Collective,
     /// A signal to a rank.
     Signal,
-    /// A stream held back until an event, a signal or a graph.
+    /// A stream's wait for an event, a signal or a graph.
     Wait,
     /// The replay of a graph.
     Graph,

@@ -155,7 +155,7 @@ pub enum Error {
         expected: String,
     },
     /// No stream of the virtual cluster can go on. Nothing runs on it any more.
-    #[error("no stream can go on: let somebody record, signal or call what these wait for{waits}")]
+    #[error("no stream can go on: record, signal or call what these wait for{waits}")]
     Stuck {
         /// What each stream waits for, a line each.
         waits: String,

@@ -13,14 +13,14 @@
 //! | `runtime` | the devices of one kind and the kernels for them |
 //! | `device`, `stream` | where work is enqueued |
 //! | `event`, `event_pool` | points in a stream, and their reuse |
-//! | `graph` | work captured once and replayed with one call |
+//! | `graph` | work captured once and replayed with one call (CUDA graphs) |
 //! | `buffer`, `element`, `pinned` | memory of devices and of the host, and its elements |
-//! | `memory` | who used a buffer last, and what must wait for that use |
+//! | `memory` | which streams used a buffer last, and what must wait for that use |
 //! | `instances` | one range of every rank's memory as one view |
 //! | `library`, `module`, `limits` | where compiled kernels are found, how they are loaded and launched, what a launch may ask for |
 //! | `bound` | an operation on given memory, ready to be enqueued |
 //! | `error` | what can go wrong |
-//! | `patience`, `watch` | how a host waits, and what may end its wait |
+//! | `patience`, `watch` | how a host waits, its deadline, and what else may end its wait |
 //! | `recorder`, `trace` | work timed between events, and the file of `OXTILE_TRACE` |
 //! | `backend` | the trait that both kinds of device implement |
 //! | `matmul`, `virtual_memory` | what only GPUs do: cuBLASLt's products, and memory mapped by hand |

@@ -35,12 +35,12 @@ pub struct ArenaOptions {
     pub bytes: u64,
     /// Signal channels: one for each direction of each operation object.
     pub channels: u32,
-    /// Whether ranks may be on one device: for tests on one GPU. Without it, `vmm` takes that for a mistake.
+    /// Whether ranks may be on one device: for tests on one GPU. Without it, `vmm` refuses that.
     pub share_devices: bool,
     /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
     pub deadline: Duration,
     /// Whether gathers are compared between the ranks, in kind, size of elements, members and, of pushes, chunks: those that differ are [`Error::Mismatch`] where a ticket is
-    /// waited for. It costs a note when a gather is made, that nobody waits for; in debug builds unless told otherwise.
+    /// waited for. It costs a note when a gather is made, for which no rank waits; in debug builds unless told otherwise.
     pub compare_calls: bool,
 }
 
@@ -56,7 +56,7 @@ impl Default for ArenaOptions {
 #[derive(Clone)]
 pub struct Arena(pub(super) Arc<Inner>);
 
-/// What a rank asks for.
+/// The name of the note with a rank's options.
 const OPTIONS: &str = "options";
 
 pub(super) struct Inner {
@@ -68,32 +68,32 @@ pub(super) struct Inner {
     pub layout: Layout,
     pub backend: Box<dyn SymmetricBackend>,
     pub meeting: Meeting,
-    /// Where it lies.
+    /// Where this rank's memory lies.
     pub base: u64,
     /// Where the ranks' arenas lie, in the order of ranks, once all are there.
     pub peers: OnceLock<Vec<u64>>,
-    /// Allocates, and writes poison: nothing else waits on it.
+    /// The stream that allocates, reads words and writes poison; nothing else waits on it.
     pub control: Stream,
     /// Every stream that used a peer.
     pub streams: Mutex<BTreeMap<u64, Stream>>,
     /// What streams wait for.
     pub awaited: Mutex<Awaited>,
-    /// How many tickets it has given, those of gathers not counted, which count their own.
+    /// How many tickets it has given. Gathers count their own.
     pub tickets: AtomicU64,
-    /// What it does with others.
+    /// The gathers that it has declared.
     pub declared: Mutex<Declared>,
     /// What ended it.
     pub failure: Mutex<Option<Error>>,
-    /// Shared by those who enqueue waits; see [`Inner::enqueuing`].
+    /// Shared by the threads that enqueue waits; see [`Inner::enqueuing`].
     pub enqueuing: RwLock<()>,
-    /// Stands for it with its streams.
+    /// Through which a host's wait for a stream sees that the arena has ended.
     pub watcher: Arc<Watcher>,
     /// Whether this rank gave it up in order.
     pub closed: Mutex<bool>,
 }
 
 impl Arena {
-    /// Opens this rank's arena. Every rank opens as many arenas, in one order. `vmm` waits for all ranks here; on the virtual cluster, whose
+    /// Opens this rank's arena. Every rank opens the same number of arenas, in one order. `vmm` waits for all ranks here; on the virtual cluster, whose
     /// ranks one thread may drive, they are met when a peer is first used. Either way at most for the deadline.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Arena {
         Self::over(backend, control, options, meeting)
     }
 
-    /// An arena of a back end, which works and looks on the stream.
+    /// An arena of a back end, which allocates and reads signals on the stream.
     pub(super) fn over(backend: Box<dyn SymmetricBackend>, control: Stream, options: ArenaOptions, meeting: Meeting) -> Result<Self> {
         let (rank, world) = (meeting.rank(), meeting.world());
         let layout = Layout::new(world, options.channels, options.bytes)?;
@@ -122,7 +122,7 @@ impl Arena {
         }
         let ArenaOptions { share_devices, deadline, .. } = options;
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
-        // No signal is set, and the host has seen it: a rank that is told of the arena finds it so.
+        // The words of signals are zero, and the host has seen that: a rank that is told of the arena finds them zero.
         let base = backend.open(&control, &meeting, memory)?;
         let (peers, streams, awaited, declared) = (OnceLock::new(), Mutex::default(), Mutex::default(), Mutex::default());
         let (failure, enqueuing, closed) = (Mutex::default(), RwLock::default(), Mutex::new(false));
@@ -250,8 +250,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Remembers a stream that has to be drained before the memory goes: all that enqueues work of the arena asks here first. A graph that captures
-    /// its work keeps the arena.
+    /// Remembers a stream that has to be drained before the memory is freed: whatever enqueues work of the arena calls this first. A graph that captures
+    /// such work keeps the arena.
     ///
     /// # Errors
     /// As [`check_stream`](Self::check_stream).
@@ -279,8 +279,8 @@ impl Inner {
         Ok((WordOperation::Wait { address: self.base + word, value: epoch.0, caller }, expected))
     }
 
-    /// The word of a channel that `source` writes. That of another arena's channel would be one of this arena's own, and that of a rank of another
-    /// world may lie behind them all.
+    /// The word of a channel that `source` writes. A channel of another arena would name a word of this arena, and a rank of another world a word
+    /// after the last one: both are refused.
     pub fn word_of(&self, channel: Channel, source: Rank) -> Result<u64> {
         if channel.arena != self.id {
             let why = format!("it is of another arena than this one of {}: use one that this arena gave (Arena::channel)", self.rank);
@@ -315,7 +315,7 @@ impl Inner {
         }
     }
 
-    /// Where a rank's arena lies, for a use of what this rank took as its `number`th.
+    /// Where a rank's arena lies, for a use of the item that this rank took as its `number`th.
     pub fn peer(&self, rank: Rank, number: usize) -> Result<u64> {
         self.check()?;
         let peers = match self.peers.get() {
@@ -332,7 +332,7 @@ impl Inner {
         Ok(peers[rank.index() as usize])
     }
 
-    /// All ranks' options, then all ranks' memory.
+    /// Compares all ranks' options, then learns where all ranks' memory lies.
     fn meet(&self) -> Result<Vec<u64>> {
         if !self.backend.is_collective() {
             compare_options(&self.meeting, self.options.deadline)?;
@@ -361,7 +361,7 @@ impl Inner {
         self.meeting.publish(&format!("allocation {number}"), self.layout.note(number))
     }
 
-    /// What a peer took so far is what this rank took.
+    /// Checks that a peer has taken so far what this rank took.
     fn check_layout(&self, other: Rank, number: usize) -> Result<()> {
         if self.layout.is_checked(other, number) {
             return Ok(());
@@ -395,7 +395,7 @@ impl Owner for Inner {
     fn used_on(&self, stream: &Arc<StreamInner>) {
         let mut streams = lock(&self.streams);
         let known = streams.get(&stream.id.handle);
-        // A stream of another library is another handle each time that it is borrowed.
+        // A stream of another library has another handle each time that it is borrowed.
         if known.is_some_and(|known| Arc::ptr_eq(&known.0, stream)) {
             return;
         }
@@ -407,14 +407,14 @@ impl Owner for Inner {
     }
 }
 
-/// A handle for each buffer, which its memory shares.
+/// A handle of the arena for each buffer, which the buffer's memory shares.
 impl Owner for Arena {
     fn used_on(&self, stream: &Arc<StreamInner>) {
         self.0.used_on(stream);
     }
 }
 
-/// All ranks ask for the same.
+/// Compares the options of all ranks.
 fn compare_options(meeting: &Meeting, deadline: Duration) -> Result<()> {
     let notes = meeting.gather(OPTIONS, deadline)?;
     let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();

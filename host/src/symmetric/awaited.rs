@@ -1,4 +1,4 @@
-//! What streams wait for: whom a deadline names.
+//! What streams wait for: which ranks an error names when a deadline is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::runtime::Result;
 pub(super) struct Expected {
     pub word: u64,
     pub from: Rank,
-    /// To what it is to come; none for a flag, which is taken back and then says no more.
+    /// The epoch that is expected; none for a flag, which is reset after its wait and then says nothing any more.
     pub epoch: Option<Epoch>,
 }
 
 /// What each stream waits for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Awaited {
-    /// The last epoch, by stream, word and who writes it.
+    /// The last epoch, by stream, word and the rank that writes it.
     epochs: BTreeMap<(u64, u64, Rank), Epoch>,
     flags: BTreeSet<(u64, Rank)>,
 }
@@ -35,8 +35,8 @@ impl Awaited {
         }
     }
 
-    /// Who has not signalled, by what `read` finds in the words. A rank behind an epoch is missing. Flags are 0 both before they are set and
-    /// when they were taken back: they count where no epoch says who it is, and then the second is true: not all of these need be missing.
+    /// The ranks that have not signalled, by what `read` finds in the words: a rank whose word is below its epoch is missing. Flags are 0 both before they
+    /// are set and after they are reset: they count only where no epoch names a rank. The second result is then true: some of these ranks may not be missing.
     pub fn missing(&self, read: impl Fn(u64) -> Result<u64>) -> Result<(Vec<Rank>, bool)> {
         let mut late = BTreeSet::new();
         for ((_, word, from), epoch) in &self.epochs {

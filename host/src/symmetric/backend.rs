@@ -32,7 +32,7 @@ pub struct Capabilities {
     pub processes: bool,
     /// All ranks' arenas lie one after another in one range of addresses: there are [views](super::SymmetricBuffer::contiguous) of all.
     pub contiguous: bool,
-    /// NVLink multicast is there. Nothing uses it.
+    /// The devices have NVLink multicast. Nothing uses it.
     pub multicast: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct ArenaMemory {
     pub bytes: u64,
     /// How many bytes at its beginning are zero before another rank reaches it.
     pub zeros: u64,
-    /// A hash of what it is divided into.
+    /// A hash of what the memory is divided into.
     pub layout: u64,
     /// Whether ranks may be on one device.
     pub share_devices: bool,
@@ -62,13 +62,13 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// Whether [`open`](Self::open) waits for all ranks.
     fn is_collective(&self) -> bool;
 
-    /// Whether another rank's mapping keeps the memory when its owner has given it back: then an arena that ended in a failure is given
-    /// back too, once this rank's own streams are through.
+    /// Whether another rank's mapping keeps the memory after its owner has given it back. Then an arena that ended in a failure is given
+    /// back too, once this rank's own streams are done.
     fn is_kept_by_mappings(&self) -> bool {
         false
     }
 
-    /// Memory of the stream's device, made known to the ranks of the meeting: its address here.
+    /// Allocates memory of the stream's device and makes it known to the ranks of the meeting. Returns its address here.
     ///
     /// # Errors
     /// Out of memory; an error of the driver; of another rank, if it is collective.
@@ -80,13 +80,13 @@ pub trait SymmetricBackend: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`]; another rank's failure; an error of the driver.
     fn peers(&self, meeting: &Meeting, deadline: Duration) -> Result<Vec<u64>>;
 
-    /// The bytes from one rank's arena to the next rank's, where they all lie in one range of addresses: an arena that is open tells what
-    /// [`capabilities`](Self::capabilities) say.
+    /// The bytes from one rank's arena to the next rank's, where they all lie in one range of addresses, as
+    /// [`capabilities`](Self::capabilities) tell of an open arena.
     fn stride(&self) -> Option<u64> {
         None
     }
 
-    /// The communicator that the memory is registered with, if it is.
+    /// The communicator that the memory is registered with, if there is one.
     fn communicator(&self) -> Option<NcclCommunicator> {
         None
     }
@@ -128,10 +128,10 @@ pub(super) struct Emulated {
     own: OnceLock<(Export, Option<u64>)>,
 }
 
-/// What the note with a rank's address is called.
+/// The name of the note with a rank's address.
 const EXPORT: &str = "export";
 
-/// Where a rank's arena lies: an address means something within one process, to one runtime.
+/// Where a rank's arena lies: an address is valid within one process, in one runtime.
 #[derive(Debug, Serialize, Deserialize)]
 struct Export {
     process: String,
@@ -146,7 +146,7 @@ impl Export {
         Ok(Self { process: vmm::process().map_err(unnamed)?, runtime, address })
     }
 
-    /// Its address, for a rank that has another.
+    /// Its address for another rank.
     fn reached_by(&self, own: &Self, rank: Rank, other: Rank) -> Result<u64> {
         let why = if self.process != own.process {
             format!(
@@ -178,7 +178,7 @@ impl SymmetricBackend for Emulated {
         let (address, stride) = allocate(stream, meeting, memory.bytes)?;
         clear(stream, address, memory.zeros)?;
         let export = Export::of(stream, address)?;
-        // A structure of numbers and strings: there is nothing in it that could fail.
+        // A structure of numbers and strings: its conversion to text cannot fail.
         meeting.publish(EXPORT, serde_json::to_vec(&export).unwrap_or_default())?;
         Ok(self.own.get_or_init(|| (export, stride)).0.address)
     }
@@ -202,7 +202,7 @@ impl SymmetricBackend for Emulated {
     }
 }
 
-/// A rank's part of a range that all ranks of the meeting have theirs in, with its stride; memory of its own where they cannot know each other's, as ranks
+/// A rank's part of a range that holds the parts of all ranks of the meeting, with the stride between them; memory of its own where ranks cannot know each other's, as ranks
 /// over a [`StoreBoard`](crate::bootstrap::StoreBoard).
 fn allocate(stream: &Stream, meeting: &Meeting, bytes: u64) -> Result<(u64, Option<u64>)> {
     const NAME: &str = "arena";

@@ -20,8 +20,8 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// [`enqueue`](Self::enqueue).
 ///
 /// Signals and waits that follow each other are one call of the driver (`cuStreamBatchMemOp`), and so are puts on streams that Oxtile made where nothing
-/// is captured (`cuMemcpyBatchAsync`, 16 a call), which saves both host and copy engine what stands between two calls. The order is that of the stream all the same: a signal comes
-/// behind the puts named before it. Only puts that follow each other have none, so that no two of them may go to the same elements. May be captured.
+/// is captured (`cuMemcpyBatchAsync`, 16 a call), which saves the time between two calls, on the host and in the copy engine. The order is that of the stream all the same: a signal comes
+/// after the puts named before it. Only puts that follow each other have no order, so no two of them may go to the same elements. May be captured.
 #[must_use = "nothing of it is enqueued yet"]
 pub struct Batch<'a> {
     arena: &'a Arena,
@@ -68,13 +68,13 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
-    /// As [`Peer::put`]. Puts that follow each other are done in any order, all of them before what is named behind them.
+    /// As [`Peer::put`]. Puts that follow each other are done in any order, all of them before what is named after them.
     ///
     /// # Errors
     /// As [`Peer::put`]; [`Error::Invalid`] for a peer of another arena than the batch's.
     #[track_caller]
     pub fn put<T: Pod>(mut self, peer: &Peer<'_, T>, source: &'a Buffer<T>, range: Range<u64>, at: u64) -> Result<Self> {
-        // That one would be told of no stream, and could be unmapped before the put.
+        // The other arena would not know of the stream, and could be unmapped before the put.
         if !peer.is_of(self.arena) {
             let why = format!("{peer:?} is of another arena: batch its puts with Arena::batch of that one");
             return Err(Error::Invalid { what: "Batch::put", why });
@@ -96,7 +96,7 @@ impl<'a> Batch<'a> {
             for operation in together {
                 match operation {
                     Operation::Word(word, expected) => {
-                        // Not before: nobody waits for what a batch names that is dropped.
+                        // Noted only now: a batch that is dropped has enqueued no wait.
                         expected.iter().for_each(|expected| self.arena.0.await_on(self.stream, *expected));
                         words.push(*word);
                     }

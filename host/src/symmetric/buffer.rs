@@ -24,7 +24,7 @@ pub struct SymmetricBuffer<T> {
     pub(super) number: usize,
     pub(super) offset: u64,
     pub(super) local: Buffer<T>,
-    /// Of views of all ranks.
+    /// The owners of views of all ranks.
     pub(super) lent: Lent,
 }
 
@@ -63,7 +63,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         Arc::ptr_eq(&self.arena.0, &arena.0)
     }
 
-    /// Whether that arena gave it: another one's signals would order nothing of it, and would be those of another buffer.
+    /// Checks that the buffer is of that arena: signals of another arena would not order its uses.
     ///
     /// # Errors
     /// [`Error::Invalid`].
@@ -71,15 +71,15 @@ impl<T: Pod> SymmetricBuffer<T> {
         if self.is_of(arena) {
             return Ok(());
         }
-        let why = "the memory is of another arena: take it of the one that is gathered over".to_owned();
+        let why = "the memory is of another arena: take it from the one that is gathered over".to_owned();
         Err(Error::Invalid { what, why })
     }
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
-    /// Parts of it, as buffers of their own with the same operations: the elements of each range, which ascend and do not overlap. So what has several arrays, as a
-    /// quantized tensor has codes and scales, is taken from an arena at once; what was enqueued on the buffer before comes before what is on the parts. What no range
-    /// names is of no more use. Every rank takes the same.
+    /// Parts of it, as buffers of their own with the same operations: the elements of each range, which ascend and do not overlap. So a value of several arrays, as a
+    /// quantized tensor has codes and scales, is taken from an arena at once. What was enqueued on the buffer comes before what is enqueued on the parts. Elements that no
+    /// range names are lost until the arena is closed. Every rank takes the same.
     ///
     /// # Errors
     /// [`Error::Length`] for a range outside; [`Error::Invalid`] for ranges that overlap or descend.
@@ -116,7 +116,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         Ok(SymmetricBuffer { arena, number, offset, local, lent })
     }
 
-    /// Some elements of this rank's, after what it was used for so far.
+    /// Some elements of this rank's instance, ordered after its earlier uses.
     pub(super) fn local_part(&self, start: u64, len: u64) -> Buffer<T> {
         let (size, of) = (size_of::<T>() as u64, self.local.memory());
         // SAFETY: so many elements lie in the part from its beginning, aligned as the buffer's.
@@ -125,7 +125,7 @@ impl<T: Pod> SymmetricBuffer<T> {
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
-    /// Copies pieces of several ranks to `target`, one after another from its beginning on, in stream order and by the copy engine: of each the
+    /// Copies pieces of several ranks to `target`, one after another from its beginning on, in stream order and by the copy engine: each piece is a
     /// rank and the elements of its buffer. Wait for the ranks' signals on the stream first. One ticket has the target.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ pub struct Peer<'a, T> {
 }
 
 impl<T: Pod> Peer<'_, T> {
-    /// Whose it is.
+    /// The rank that it is of.
     pub fn rank(&self) -> Rank {
         self.rank
     }
@@ -200,7 +200,7 @@ impl<T: Pod> Peer<'_, T> {
         memory::copy(&stream.0, copy, None, Some(source.memory()))
     }
 
-    /// The copy of [`put`](Self::put).
+    /// The copy that [`put`](Self::put) enqueues.
     pub(super) fn put_copy(&self, stream: &Stream, source: &Buffer<T>, range: Range<u64>, at: u64, caller: Caller) -> Result<Copy> {
         source.check_stream(stream, "Peer::put")?;
         let size = size_of::<T>() as u64;
@@ -216,7 +216,7 @@ impl<T: Pod> Peer<'_, T> {
         self.buffer.is_of(arena)
     }
 
-    /// Where it begins.
+    /// The address of its first element.
     pub(super) fn address(&self) -> u64 {
         self.address
     }

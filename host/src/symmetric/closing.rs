@@ -8,11 +8,11 @@ use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
-/// That a rank needs the arena no more.
+/// The note that a rank needs the arena no more.
 const CLOSED: &str = "closed";
 
 impl Arena {
-    /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the other.
+    /// Gives the arena up: the first half of closing it, which waits for this rank's streams alone. [`Closing::finish`] is the second half.
     ///
     /// # Errors
     /// The arena, which stays open, with [`SymmetricError::InUse`] while buffers, tickets, graphs or clones are there, or what went wrong in a stream.
@@ -42,7 +42,7 @@ impl From<CloseError> for Error {
 }
 
 impl Inner {
-    /// Where this is its last handle.
+    /// The arena, if this is its last handle.
     fn close(self: &Arc<Self>) -> Result<()> {
         let handles = self.watcher.other_handles(self);
         if handles > 0 {
@@ -70,7 +70,7 @@ impl Closing {
     /// Waits until every rank has given its arena up and frees this one.
     ///
     /// # Errors
-    /// [`SymmetricError::Missing`] with who has not, [`SymmetricError::Aborted`] with who is gone: memory that such a rank may still use
+    /// [`SymmetricError::Missing`] with the ranks that have not, [`SymmetricError::Aborted`] with the rank that is gone: memory that such a rank may still use
     /// is then kept; on `vmm` that rank's own mapping keeps it, and it is freed here all the same.
     pub fn finish(self) -> Result<()> {
         let inner = &self.0;

@@ -19,21 +19,21 @@ use crate::runtime::{Buffer, Error, Kind, Result, Stream};
 /// [view](Self::view) that kernels take, so that one base and one stride are all that they need. Made by [`SymmetricBuffer::contiguous`].
 ///
 /// What lies between two ranks' elements belongs to others. As with a [`Peer`](super::Peer), signals alone order what ranks do with each other's: a stream
-/// [waits](super::Arena::wait) for them before its kernels read, and signals behind them. The instance of this rank is ordered by the runtime too, as
+/// [waits](super::Arena::wait) for them before its kernels read, and signals after them. The instance of this rank is ordered by the runtime too, as
 /// [`local`](SymmetricBuffer::local) is. The host waits for such work by [`Arena::ticket`](super::Arena::ticket).
 pub struct ContiguousView<'a, T> {
     buffer: &'a SymmetricBuffer<T>,
-    /// Of the first element of rank 0.
+    /// The address of the first element of rank 0.
     address: u64,
-    /// In elements.
+    /// From one rank's instance to the next one's, in elements.
     stride: u64,
     start: u64,
     len: u64,
 }
 
-/// A [`ContiguousView`] whose elements may be written: of all ranks, so that no other rank may use them before it has been signalled.
+/// A [`ContiguousView`] whose elements may be written, those of every rank: the other ranks may use them only after a signal.
 ///
-/// What reads it rests while a kernel writes:
+/// A read view cannot be used while a write view is alive:
 ///
 /// ```compile_fail,E0502
 /// # use oxtile::{Stream, symmetric::ContiguousViewMut};
@@ -108,7 +108,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
         Ok(self.address + u64::from(rank.index()) * self.stride * size_of::<T>() as u64)
     }
 
-    /// The same elements of every rank: of these, `range`.
+    /// The elements `range` of every rank's.
     ///
     /// # Errors
     /// [`Error::Length`] for a range outside.
@@ -135,7 +135,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
         Ok(unsafe { DeviceView::from_raw(self.address, len, self.owner()) })
     }
 
-    /// What kernels' views of it own: on the virtual cluster what tells which elements those are. On a GPU nobody asks.
+    /// The owner of kernels' views: on the virtual cluster it tells which elements those are. On a GPU that is not asked.
     fn owner(&self) -> Owner<'a> {
         let (buffer, ranks) = (self.buffer, self.buffer.arena.world().get());
         if buffer.local.memory().runtime.kind() != Kind::Emulated {
@@ -145,7 +145,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
         buffer.lent.lend(Instances { memory, first: self.address, stride: self.stride * size, ranks, bytes: self.len * size })
     }
 
-    /// Copies the elements of every rank to `target`, one rank's behind the other's, in stream order and by the copy engine: as
+    /// Copies the elements of every rank to `target`, one rank's after the other's, in stream order and by the copy engine: as
     /// [`SymmetricBuffer::get_each`]. Wait for the ranks' signals on the stream first. The ticket has the target.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
 }
 
 impl<'a, T: Pod> ContiguousViewMut<'a, T> {
-    /// The same elements of every rank: of these, `range`.
+    /// The elements `range` of every rank's.
     ///
     /// # Errors
     /// As [`ContiguousView::slice`].
@@ -166,18 +166,18 @@ impl<'a, T: Pod> ContiguousViewMut<'a, T> {
         self.0.slice(range).map(Self)
     }
 
-    /// To be read, while this view rests.
+    /// A view for reading; this one cannot be used while it is alive.
     pub fn as_view(&self) -> ContiguousView<'_, T> {
         let ContiguousView { buffer, address, stride, start, len } = self.0;
         ContiguousView { buffer, address, stride, start, len }
     }
 
     /// Lends the elements to a kernel on the stream that writes them, as [`ContiguousView::view`] does to those that read. Wait for the ranks' signals
-    /// that they may be written first; signal behind it.
+    /// that they may be written first; signal after it.
     ///
     /// # Safety
-    /// The kernel uses no elements but `r * stride + i` with `i` below [`len`](ContiguousView::len): what lies between is of other buffers, which
-    /// others may have borrowed, and the arena's signals.
+    /// The kernel uses no elements but `r * stride + i` with `i` below [`len`](ContiguousView::len): what lies between belongs to other buffers, which
+    /// others may have borrowed, and to the arena's signals.
     ///
     /// # Errors
     /// What ended the arena.
@@ -214,7 +214,7 @@ mod tests {
     use crate::rank::BackendName;
     use crate::runtime::Runtime;
 
-    /// What a back end says of itself, on a stand-in for its library, over memory of the virtual cluster.
+    /// A back end's capabilities, on a stand-in for its library, over memory of the virtual cluster.
     #[derive(Debug)]
     struct Says(Box<dyn SymmetricBackend>, Emulated);
 

@@ -1,9 +1,9 @@
-//! What ranks are about to do together in an arena, compared without anybody waiting.
+//! What ranks are about to do together in an arena, compared without a wait.
 //!
 //! A put, a get or a signal has no counterpart on the other rank, whose program need not call anything: there is no sequence of calls that two ranks
-//! could compare. What ranks do together, a gather of many rounds, is declared once, when it is made, by a note on the board, which nobody waits for;
-//! the notes are compared by who waits for a ticket anyway. So a round costs nothing. How many rounds there were is in the epochs: who makes fewer is
-//! named by the deadline of the others.
+//! could compare. What ranks do together, a gather of many rounds, is declared once, when it is made, by a note on the board, for which no rank waits;
+//! a rank that waits for a ticket compares the notes meanwhile. So a round costs nothing. The number of rounds is in the epochs: a rank that makes fewer is
+//! named when the deadline of the others is over.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::comm::Rank;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
-/// What this rank has declared, and of whom it is not known whether they have declared the same.
+/// What this rank has declared, and the ranks of which it is not known whether they have declared the same.
 #[derive(Debug, Default)]
 pub(super) struct Declared(BTreeMap<usize, (String, Vec<Rank>)>);
 
 impl Inner {
-    /// Says what this rank does with its `number`th thing, together with others.
+    /// Declares what this rank does with its `number`th item, together with others.
     pub fn declare(&self, number: usize, what: String, others: impl Iterator<Item = Rank>) -> Result<()> {
         if !self.options.compare_calls {
             return Ok(());
@@ -28,7 +28,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Compares with what the others have declared by now; does not wait.
+    /// Compares it with what the others have declared so far; does not wait.
     ///
     /// # Errors
     /// [`Error::Mismatch`], and the arena is ended.

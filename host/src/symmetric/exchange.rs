@@ -17,8 +17,8 @@ use crate::runtime::{Buffer, Error, Kind, Loaded, Result, Stream};
 /// [`PullGather`](super::PullGather) and [`PushGather`](super::PushGather) carry more, and take no multiprocessor.
 ///
 /// A kernel waits for its peers on the device: each of its waits lasts at most for the arena's deadline, the first that is not answered ends
-/// it, and [`check`](Self::check) says what came of it. The deadline begins when the kernel runs, and anew in each launch behind one that
-/// ended so: check after few launches, since the check ends the arena and with it what still waits. The ranks launch within the deadline of
+/// it, and [`check`](Self::check) returns how it ended. The deadline begins when the kernel runs, and anew in each launch after one that
+/// ended by it: check after few launches, since the check ends the arena and with it every wait. The ranks launch within the deadline of
 /// one another; a rank that loads its kernel first, or is slow to come, is waited for as any other.
 ///
 /// Nothing that a rank does before its launch may wait for a peer's kernel, and the driver's allocations may wait for kernels of their
@@ -30,12 +30,12 @@ pub struct Exchange {
     /// Where each rank's mailbox lies here.
     table: Buffer<u64>,
     notice: Buffer<u64>,
-    /// 0, or why a launch did not end well.
+    /// 0, or the code of what ended a launch early.
     verdict: Buffer<u32>,
     kernel: Loaded<Kernel>,
     /// Compares the ranks' calls before they are made.
     calls: Option<Sequence>,
-    /// What the next launch begins with.
+    /// The epoch that the next launch begins with.
     epoch: u64,
 }
 
@@ -64,7 +64,7 @@ impl Exchange {
     ///
     /// # Errors
     /// [`SymmetricError::Unavailable`] for more than one rank of the virtual cluster, whose kernels run one at a time; [`Error::Invalid`] for
-    /// options without a lane, or slots of no multiple of 16 bytes; as [`Arena::buffer`]; [`SymmetricError::Layout`] for other options on
+    /// options without a lane, or slots that are not a multiple of 16 bytes; as [`Arena::buffer`]; [`SymmetricError::Layout`] for other options on
     /// another rank; ranks that do not come.
     pub fn new(arena: &Arena, stream: &Stream, options: ExchangeOptions) -> Result<Self> {
         let (runtime, world) = (&stream.0.runtime, arena.world());
@@ -166,7 +166,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits for the stream, and says how all launches so far ended: each ended by the deadline, counted from its last wait that was answered.
+    /// Waits for the stream, and returns how all launches so far ended. Each ends by the deadline, counted from its last wait that was answered.
     ///
     /// # Errors
     /// [`SymmetricError::Deadline`] with a rank that did not answer; what ended the arena, here or on another rank.

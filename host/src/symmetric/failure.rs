@@ -13,16 +13,16 @@ use crate::runtime::{Error, POISON, Result, Stream};
 
 /// Never pinned: a rank that ended the arena pins nothing any more.
 const NOTICE: &str = "notice";
-/// How long poison is taken for that of a rank whose reason is under way.
+/// How long after poison the reason of the rank that wrote it is waited for.
 const PATIENCE: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(1);
 
 impl Arena {
-    /// Whether the arena is still good on all ranks. It waits for nothing that a rank does; where there are only [tickets](super::Ticket) to wait for,
-    /// their waits look by themselves.
+    /// Checks whether the arena is still good on all ranks. It does not wait for a rank. The waits of [tickets](super::Ticket) check it
+    /// by themselves.
     ///
     /// # Errors
-    /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all, or is gone: then it is ended here too.
+    /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all, or that is gone: then it is ended here too.
     pub fn check(&self) -> Result<()> {
         self.0.check_notice()?;
         self.0.check_ranks()
@@ -52,8 +52,8 @@ impl Inner {
         Ok(first)
     }
 
-    /// Whether the arena is still good. Held until a wait is enqueued, so that what ends the arena meanwhile lets go of that one too: the reset
-    /// behind a wait takes poison back, and one that came after would find none.
+    /// Whether the arena is still good. Held until a wait is enqueued, so that what ends the arena meanwhile releases that wait too: the reset
+    /// after a wait overwrites poison, and a later wait would find none.
     ///
     /// # Errors
     /// What ended it.
@@ -62,11 +62,11 @@ impl Inner {
         self.check().map(|()| enqueuing)
     }
 
-    /// Writes poison to the notice of every rank, behind a copy of a word to the host by the same stream: where as many streams wait as there are hardware
-    /// queues, writes behind a copy go through, and others do not. Seen on H200s by the case `gpu::silence`, whose arenas end by a deadline or an abort.
+    /// Writes poison to the notice of every rank, after a copy of a word to the host by the same stream. Where every hardware queue has a stream that
+    /// waits, writes after a copy go through, and others do not. Seen on H200s by the case `gpu::silence`, whose arenas end by a deadline or an abort.
     fn tell_peers(&self) -> Result<()> {
         let Some(peers) = self.peers.get() else { return Ok(()) };
-        // What it says, and whether it comes in time, does not matter: poison is written all the same.
+        // The word, and whether it comes in time, does not matter: poison is written all the same.
         let _ = self.word(self.layout.notice());
         peers.iter().try_for_each(|base| self.poison(base + self.layout.notice()))
     }
@@ -82,10 +82,10 @@ impl Inner {
         self.control.0.runtime.backend.write_value(self.control.0.id, address, POISON, Location::caller())
     }
 
-    /// Writes poison until the streams are through: a late signal may undo one. Whether they are, when the deadline is over.
+    /// Writes poison until the streams are done, since a late signal may overwrite it. Returns whether they are done within the deadline.
     fn release_waits(&self) -> Result<bool> {
         let start = Instant::now();
-        // Who looked before the end may still enqueue, or be held up by a full queue until there is poison: nobody is waited for without it.
+        // A thread that checked before the end may still enqueue, or be held up by a full queue until there is poison: so poison is written before this waits.
         while matches!(self.enqueuing.try_write(), Err(TryLockError::WouldBlock)) {
             self.poison_signals()?;
             if start.elapsed() > self.options.deadline {
@@ -94,7 +94,7 @@ impl Inner {
             thread::sleep(TICK);
         }
         let streams: Vec<_> = lock(&self.streams).values().cloned().collect();
-        // What is being captured does not run; what was enqueued before does.
+        // Work that is being captured does not run; what was enqueued before it does.
         let (captured, running): (Vec<_>, Vec<_>) = streams.into_iter().partition(Stream::is_capturing);
         let ends = running.iter().map(Stream::mark).collect::<Result<Vec<_>>>()?;
         loop {
@@ -119,7 +119,7 @@ impl Inner {
         if word < POISON {
             return Ok(());
         }
-        // What it said goes another way, and may be behind its poison.
+        // Its reason comes another way, and may arrive after its poison.
         let start = Instant::now();
         let mut gave_up = self.who_gave_up();
         while gave_up.is_none() && start.elapsed() < PATIENCE {
@@ -130,7 +130,7 @@ impl Inner {
         Err(self.fail(gave_up.unwrap_or_else(unknown))?)
     }
 
-    /// Whether a rank is known to be gone, which then cannot write that itself: the arena is ended.
+    /// Whether a rank is known to be gone, which cannot write poison itself: then the arena is ended.
     pub fn check_ranks(&self) -> Result<()> {
         self.who_gave_up().map_or(Ok(()), |error| Err(self.fail(error)?))
     }
@@ -143,19 +143,19 @@ impl Inner {
         })
     }
 
-    /// Whose signals have not come that streams of this rank wait for, and whether those are more than it need be.
+    /// The ranks for whose signals streams of this rank still wait, and whether some of them may not be missing.
     pub fn missing(&self) -> Result<(Vec<Rank>, bool)> {
         let awaited = lock(&self.awaited).clone();
         awaited.missing(|word| self.word(word))
     }
 
-    /// A word of this rank's arena, now.
+    /// The value of a word of this rank's arena.
     pub fn word(&self, offset: u64) -> Result<u64> {
         self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset, self.options.deadline)
     }
 }
 
-/// Every rank that waits for this one is told. Memory that others, or streams of this rank, may still use is kept.
+/// Tells every rank that waits for this one. Memory that others, or streams of this rank, may still use is kept.
 impl Drop for Inner {
     fn drop(&mut self) {
         self.watcher.stop();
@@ -190,7 +190,7 @@ mod tests {
         (arena, stream)
     }
 
-    /// A handover's wait for a flag that nobody sets, and its reset.
+    /// A handover's wait for a flag that no rank sets, and its reset.
     fn take_back(arena: &Arena, stream: &Stream) {
         let (address, caller) = (arena.0.base + arena.0.layout.words().next().unwrap(), Location::caller());
         let operations = [WordOperation::Wait { address, value: 1, caller }, WordOperation::Write { address, value: 0, caller }];
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// A handover's wait that is enqueued by who looked before the arena ended: the reset of an earlier one has taken the poison back.
+    /// A handover's wait that is enqueued by a thread that checked before the arena ended: the reset of an earlier one has overwritten the poison.
     #[test]
     fn what_is_enqueued_while_the_arena_ends_is_let_go() {
         for seed in 0..16 {

@@ -1,4 +1,4 @@
-//! Signals that a graph may hold: flags that are taken back.
+//! Signals that a graph may hold: flags that are reset.
 
 use std::fmt;
 use std::panic::Location;
@@ -12,8 +12,8 @@ use crate::runtime::{Result, Stream};
 
 /// A place that one rank fills and another empties, again and again, in work that is captured once and replayed.
 ///
-/// The epoch of a captured [wait](Arena::wait) is frozen: from the second replay on an old signal would satisfy it. Here flags are 0 or 1, and who
-/// has waited for one takes it back (NCCL's copy-engine collectives do so too, `src/ce_coll.cc`). Every rank takes the same handovers from its
+/// The epoch of a captured [wait](Arena::wait) is frozen: from the second replay on an old signal would satisfy it. Here flags are 0 or 1, and the
+/// rank that has waited for one resets it, as NCCL's copy-engine collectives do (`src/ce_coll.cc`). Every rank takes the same handovers from its
 /// arena; one serves any pairs of ranks, each pair in each direction as a place of its own. One round of a pair, in stream order on either side:
 ///
 /// 1. the producer [acquires](Self::acquire): it waits until FREE is 1, and sets it to 0;
@@ -25,9 +25,9 @@ use crate::runtime::{Result, Stream};
 /// the consumer [opens](Self::open) the place, outside of the graph. Where a producer is to be a round ahead, take two places and use them in
 /// turn.
 ///
-/// Nothing of this waits on the host. Behind the rounds, or every so many replays, take a [ticket of the stream](Arena::ticket) and wait for that:
-/// a [`synchronize`](Stream::synchronize) or [`Buffer::to_vec`](crate::Buffer::to_vec) ends by the arena's deadline too, but what it gives in time may be
-/// of a rank that ended the arena before.
+/// None of this waits on the host. After the rounds, or every so many replays, take a [ticket of the stream](Arena::ticket) and wait for that:
+/// a [`synchronize`](Stream::synchronize) or [`Buffer::to_vec`](crate::Buffer::to_vec) ends by the arena's deadline too, but what it returns in time may be garbage
+/// of an arena that another rank has ended.
 pub struct Handover {
     arena: Arena,
     ready: Channel,
@@ -45,7 +45,7 @@ impl Handover {
         Ok(Self { arena: arena.clone(), ready: arena.channel()?, free: arena.channel()? })
     }
 
-    /// Of the consumer, once: what `from` fills is empty, behind the earlier work of the stream.
+    /// Of the consumer, once: what `from` fills is empty, after the earlier work of the stream.
     ///
     /// # Errors
     /// As [`Arena::signal`]; [`Error::NotCapturable`](crate::Error::NotCapturable) in a graph, each replay of which would open it again.
@@ -92,7 +92,7 @@ impl Handover {
     }
 
     /// Waits for a flag that another rank sets here, and resets it, in one call of the driver. Poison satisfies the wait too, since it is
-    /// greater; what the reset undoes of it is written again until the stream is through.
+    /// greater. The reset overwrites poison, which is then written again until the stream is done.
     fn take_back(&self, stream: &Stream, channel: Channel, from: Rank, caller: Caller) -> Result<()> {
         let inner = &self.arena.0;
         let (wait, expected) = inner.wait(channel, from, SET, caller)?;

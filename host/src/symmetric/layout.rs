@@ -14,7 +14,7 @@ use crate::runtime::{Error, Result};
 
 /// Between signal words.
 const LINE: u64 = 128;
-/// What a buffer begins at a multiple of.
+/// The alignment of a buffer, in bytes.
 const ALIGNMENT: u64 = 256;
 
 /// Something taken from an arena.
@@ -44,7 +44,7 @@ pub(super) struct Layout {
 #[derive(Default)]
 struct Taken {
     items: Vec<Item>,
-    /// Of all items up to each.
+    /// For each item, the hash of all items up to it.
     hashes: Vec<u64>,
     end: u64,
     channels: u32,
@@ -60,7 +60,7 @@ impl Layout {
         Ok(Self { world, channels, heap, bytes, taken: Mutex::new(Taken { end: heap, ..Taken::default() }) })
     }
 
-    /// Of the whole arena.
+    /// The bytes of the whole arena.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -85,7 +85,7 @@ impl Layout {
         (1..=u64::from(self.channels) * u64::from(self.world.get())).map(|line| LINE * line)
     }
 
-    /// Takes an item: its number, and its offset or the index of the channel.
+    /// Takes an item. Returns its number, and its offset or the index of the channel.
     pub fn take(&self, item: Item) -> Result<(usize, u64)> {
         let taken = &mut *lock(&self.taken);
         let place = match item {
@@ -112,7 +112,7 @@ impl Layout {
         Ok((taken.items.len() - 1, place))
     }
 
-    /// What the other ranks are told of an item: the hash of all up to it, and what it is.
+    /// The note of an item for the other ranks: the hash of all items up to it, and what it is.
     pub fn note(&self, number: usize) -> Vec<u8> {
         let taken = lock(&self.taken);
         [&taken.hashes[number].to_le_bytes(), taken.items[number].to_string().as_bytes()].concat()

@@ -7,8 +7,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
-//! | `closing`, `failure` | the end of an arena, in order and out of order |
-//! | `awaited`, `watcher` | what streams wait for: which rank a deadline names, and what ends a host's wait |
+//! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
+//! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
 //! | `buffer`, `contiguous` | buffers that every rank has, by peer and as one range of addresses |
 //! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
 //! | `batch` | operations that are enqueued together |
@@ -32,7 +32,7 @@
 //! let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream()).collect::<Result<_>>()?;
 //! let (zero, one) = (arenas[0].rank(), arenas[1].rank());
 //!
-//! // Rank 1 writes its buffer and says so; rank 0 waits for that and gets it.
+//! // Rank 1 writes its buffer and signals; rank 0 waits for the signal and gets the buffer.
 //! buffers[1].local_mut().copy_from_slice(&streams[1], &[7_u32, 8])?;
 //! arenas[1].signal(&streams[1], channels[1], zero, Epoch::ZERO.next())?;
 //!
@@ -41,7 +41,7 @@
 //! let target = buffers[0].peer(one)?.get(&streams[0], 0..2, target, 0)?.wait()?;
 //! assert_eq!(target.to_vec(&streams[0])?, [7, 8]);
 //!
-//! // Nobody frees what another may still read.
+//! // No rank frees what another may still read.
 //! drop(buffers);
 //! let closing: Vec<_> = arenas.into_iter().map(Arena::close).collect::<Result<_, _>>()?;
 //! closing.into_iter().try_for_each(|arena| arena.finish())

@@ -1,6 +1,6 @@
 //! Signals: words that only grow.
 
-/// A moment of a channel. The first is 1: no signal has come yet at 0. Epochs only grow; a word is never set back, so that a late waiter
+/// The number of a signal of a channel. The first is 1; at 0 no signal has come yet. Epochs only grow, and a word is never reset, so a late waiter
 /// cannot take an old signal for a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub(crate) u64);
@@ -14,13 +14,13 @@ impl Epoch {
         self.0
     }
 
-    /// The next moment.
+    /// The next epoch.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// The moment `count` later.
+    /// The epoch `count` later.
     #[must_use]
     pub const fn later(self, count: u64) -> Self {
         Self(self.0 + count)
@@ -28,7 +28,7 @@ impl Epoch {
 }
 
 /// A channel of an arena: on every rank a word for each rank, which that rank alone writes. Made by [`Arena::channel`](super::Arena::channel), and
-/// of use to that rank's arena alone.
+/// valid in that rank's arena alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channel {
     /// The number of the arena that gave it.

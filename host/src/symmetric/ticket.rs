@@ -8,8 +8,8 @@ use super::arena::Arena;
 use crate::runtime::watch::LOOK;
 use crate::runtime::{Event, Result, Stream};
 
-/// The result of work on a stream that other ranks take part in. It keeps the arena and the result; giving the ticket in is the only way
-/// to the result.
+/// The result of work on a stream that other ranks take part in. It keeps the arena and the result, which only
+/// [`wait`](Self::wait) and [`then`](Self::then) give.
 #[must_use = "the result is in the ticket"]
 pub struct Ticket<R> {
     arena: Arena,
@@ -22,7 +22,7 @@ pub struct Ticket<R> {
 impl Arena {
     /// A ticket for all that was enqueued on the stream so far: a wait on the host with the arena's deadline, for work that has no ticket of its own,
     /// as [handovers](super::Handover) and replays of graphs have none. [`Stream::synchronize`] and copies to the host end by the deadline too, but do not
-    /// look whether the arena has ended for all when they are done in time: wait for a ticket first.
+    /// check whether the arena has ended for all ranks when they are done in time: wait for a ticket first.
     ///
     /// # Errors
     /// [`Invalid`](crate::Error::Invalid) for a stream of another device; [`ForeignRuntime`](crate::Error::ForeignRuntime);
@@ -36,12 +36,12 @@ impl Arena {
 }
 
 impl<R> Ticket<R> {
-    /// One more of those that the arena counts.
+    /// A ticket with the arena's next number.
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
         Ok(Self::behind(arena, stream.mark()?, what, result).numbered(arena.0.next_ticket()))
     }
 
-    /// For work that an event is behind.
+    /// A ticket of work that ends with an event.
     pub(super) fn behind(arena: &Arena, event: Event, what: &'static str, result: R) -> Self {
         Self { arena: arena.clone(), event, what, sequence: 0, result }
     }
@@ -66,14 +66,14 @@ impl<R> Ticket<R> {
     /// ranks.
     ///
     /// # Errors
-    /// [`SymmetricError::Deadline`](super::SymmetricError::Deadline) with who did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
+    /// [`SymmetricError::Deadline`](super::SymmetricError::Deadline) with the ranks that did not signal; [`Error::Mismatch`](crate::Error::Mismatch) where other ranks gather in another way; what ended the
     /// arena, here or on another rank; what went wrong in the stream.
     pub fn wait(self) -> Result<R> {
         self.settle()?;
         Ok(self.result)
     }
 
-    /// As [`wait`](Self::wait), for what stays with the ticket.
+    /// As [`wait`](Self::wait), for a result that stays in the ticket.
     pub(super) fn settle(&self) -> Result<()> {
         let (arena, start) = (Arc::clone(&self.arena.0), Instant::now());
         let mut next_look = LOOK;

@@ -1,4 +1,4 @@
-//! What an arena says of hosts that wait for its streams.
+//! How an arena watches hosts that wait for its streams.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -10,12 +10,12 @@ use crate::rank::SymmetricError;
 use crate::runtime::watch::Watch;
 use crate::runtime::{Error, Result};
 
-/// Stands for an arena with the streams that it used, and does not keep it.
+/// What the streams of an arena hold of it. It does not keep the arena alive.
 #[derive(Default)]
 pub(super) struct Watcher {
     /// Whether the arena has ended, in order or not.
     is_over: AtomicBool,
-    /// Held by who looks, who has a handle on the arena meanwhile that nobody is to count.
+    /// Read-locked by a thread that looks at the arena: its handle meanwhile is not counted.
     arena: RwLock<Weak<Inner>>,
 }
 
@@ -24,18 +24,18 @@ impl Watcher {
         *self.arena.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(arena);
     }
 
-    /// It has nothing more to say: the arena has ended.
+    /// Stops the watch: the arena has ended.
     pub fn stop(&self) {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// How many handles there are on the arena besides this one, those of who looks not counted.
+    /// How many handles there are on the arena besides this one. Those of threads that look are not counted.
     pub fn other_handles(&self, arena: &Arc<Inner>) -> usize {
         let _nobody_looks = self.arena.write().unwrap_or_else(PoisonError::into_inner);
         Arc::strong_count(arena) - 1
     }
 
-    /// Nobody looks at the arena any more, whose memory may go.
+    /// Waits until no thread looks at the arena any more: its memory may then be freed.
     pub fn end(&self) {
         self.stop();
         *self.arena.write().unwrap_or_else(PoisonError::into_inner) = Weak::new();
@@ -65,8 +65,8 @@ impl Watch for Watcher {
 }
 
 impl Inner {
-    /// Looks at a host's wait for a stream of the arena, as a ticket's does: only while some rank's signal is waited for the deadline ends it. What takes
-    /// longer on the device is no rank's fault.
+    /// Checks a host's wait for a stream of the arena, as a ticket's wait does. The deadline ends it only while a rank's signal is missing: work that takes
+    /// longer on the device is not a rank's fault.
     ///
     /// # Errors
     /// [`SymmetricError::Deadline`]; what ended the arena.
@@ -101,7 +101,7 @@ mod tests {
     use crate::comm::{EmulatedCommunicator, WorldSize};
     use crate::symmetric::{Arena, ArenaOptions};
 
-    /// Who looks while an arena is closed has no handle that would keep it open, and looks at nothing that is gone.
+    /// A thread that looks while an arena is closed does not keep it open, and does not see freed memory.
     #[test]
     fn an_arena_is_closed_while_others_look() {
         let rank = EmulatedCommunicator::world_of(&Runtime::emulated(1).unwrap(), WorldSize::ONE).unwrap().remove(0);

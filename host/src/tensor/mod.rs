@@ -1,4 +1,4 @@
-//! Shapes, and tables of many tensors.
+//! Shapes, tensor maps (TMA's descriptors), tables of many tensors, and small arrays uploaded together.
 
 mod map;
 pub mod shape;

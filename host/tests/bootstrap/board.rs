@@ -53,11 +53,11 @@ pub fn child(case: &str) -> ExitCode {
     if case == "outlives_rank_0" {
         for call in 0..20 {
             let key = format!("call {call}");
-            board.publish_to(&[board.rank(), other], board.rank(), &key, vec![call]).expect("somebody serves");
+            board.publish_to(&[board.rank(), other], board.rank(), &key, vec![call]).expect("a process serves");
             assert_eq!(board.read(other, &key, LONG).expect("it is passed on"), [call]);
             thread::sleep(Duration::from_millis(10));
         }
-        board.publish(board.rank(), "last", Vec::new()).expect("somebody serves");
+        board.publish(board.rank(), "last", Vec::new()).expect("a process serves");
         [board.rank(), other].into_iter().for_each(|rank| _ = board.read(rank, "last", LONG).expect("it is passed on"));
     } else {
         // The other rank is there, and silent.

@@ -41,7 +41,7 @@ fn all_operations(size: u32) {
     let results = run(stores, |mut store| {
         let me = store.rank().index();
         for round in 0..50_u32 {
-            // Some bring nothing, and nobody as much as another.
+            // Some bring nothing, and lengths differ.
             let mine = |rank: u32| vec![rank as u8; (rank * round) as usize % 1000];
             let all = store.all_gather(&mine(me))?;
             assert_eq!(all, (0..size).map(mine).collect::<Vec<_>>(), "round {round}");

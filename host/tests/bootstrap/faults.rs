@@ -171,7 +171,7 @@ fn job(
 fn strike(kind: &str) {
     match kind {
         "panic" => {
-            // In whichever thread: a panic that nobody catches is the end of the program.
+            // In whichever thread: a panic that is not caught is the end of the program.
             std::panic::set_hook(Box::new(|_| std::process::abort()));
             panic!("meant");
         }

@@ -35,7 +35,7 @@ fn trial(name: impl Into<String>, test: impl FnOnce() + Send + 'static) -> Trial
     })
 }
 
-/// A port that nobody listens at.
+/// A port at which no program listens.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("an address").port()

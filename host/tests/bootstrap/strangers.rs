@@ -88,13 +88,13 @@ fn another_job() {
     );
 }
 
-/// In a process of its own, whose descriptors and threads are nobody else's.
+/// In a process of its own, whose descriptors and threads are its own.
 fn another_job_again_and_again() {
     let done = Command::new(env::current_exe().expect("a path")).env(CHILD, "strangers").output().expect("it starts");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Rank 0 of two keeps nothing of those who came and were of another job, or said nothing that it knows.
+/// Rank 0 of two keeps nothing of connections that are of another job, or that send nothing it knows.
 pub fn child() -> ExitCode {
     let held = || ["/proc/self/fd", "/proc/self/task"].map(|folder| fs::read_dir(folder).expect("Linux").count());
     beside_a_stranger(|port| {
@@ -243,7 +243,7 @@ fn late_rank_0() {
     });
 }
 
-/// The first of so many ports in a row that nobody listens at, and that no other test is given.
+/// The first of so many ports in a row at which no program listens, and that no other test is given.
 fn free_ports(count: u16) -> u16 {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
@@ -292,7 +292,7 @@ fn other_jobs() {
     held.into_iter().for_each(|held| held.join().expect("no panic"));
 }
 
-/// At the ports before rank 0's nobody is let in, nor refused.
+/// At the ports before rank 0's no rank is let in, nor refused.
 fn full_ports() {
     let port = free_ports(4);
     let full = |port: u16| {

@@ -69,7 +69,7 @@ fn exchange(size: u32, seed: u64, signals_first: bool) -> Result<()> {
     Ok(())
 }
 
-/// Its puts come behind the work on their source, and before later work on it, of whatever stream.
+/// Its puts come after the work on their source, and before later work on it, of whatever stream.
 #[test]
 fn what_a_batch_puts_is_ordered_with_other_uses_of_it() {
     for seed in 0..16 {

@@ -47,7 +47,7 @@ fn load<K: oxtile_tile::launch::Kernel>(all: &Arenas) -> oxtile::Loaded<K> {
     all.world.runtime.load().unwrap()
 }
 
-/// Every rank's numbers are there, and it says so to all; every rank waits for all others' word but that of `but`.
+/// Every rank writes its numbers and signals all; every rank waits for all others' word but that of `but`.
 fn published(all: &Arenas, buffers: &mut [oxtile::symmetric::SymmetricBuffer<u32>], but: Option<u32>) {
     let ready = all.channels();
     for (i, buffer) in buffers.iter_mut().enumerate() {
@@ -100,7 +100,7 @@ fn a_kernel_and_a_copy_read_all_ranks() {
 }
 
 /// Every rank writes an element of its own on all ranks, at the same time: where it takes a view of that element alone. With a view of all of them two
-/// ranks' kernels may write the same, as far as anybody knows.
+/// ranks' kernels may write the same, as far as is known.
 #[test]
 fn ranks_that_write_elements_of_their_own_do_not_race() {
     let program = |size: u32, seed: u64, alone: bool| -> Result<()> {
@@ -289,7 +289,7 @@ fn teams_and_later_arenas_have_ranges_of_their_own() {
     assert_eq!(addresses.len(), 3);
 }
 
-/// Ranks that meet over sockets cannot know that they are of one process: their memory lies apart, and the query says so.
+/// Ranks that meet over sockets cannot know that they are of one process: their memory lies apart, which the query returns.
 #[test]
 fn memory_that_lies_apart_has_no_such_view() {
     let (runtime, world) = (Runtime::emulated(2).unwrap(), WorldSize::new(2).unwrap());

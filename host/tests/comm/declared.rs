@@ -1,4 +1,4 @@
-//! Gathers that differ between ranks are named where a ticket is waited for, and nobody waits for that.
+//! Gathers that differ between ranks are named where a ticket is waited for, and no rank waits for that.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use oxtile::{Buffer, Error, Result};
 
 use crate::arenas::{Arenas, options};
 
-/// A deadline that nobody waits for.
+/// A deadline that no rank waits for.
 const LONG: Duration = Duration::from_secs(30);
 /// One that a rank waits for in vain, long enough that the other keeps it.
 const SHORT: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// A gather that is to start.
 type Start<'a> = Box<dyn FnOnce() -> Result<Ready<u32>> + 'a>;
 
-/// What waits for two ranks' epochs give, the first rank's first. Both have taken their memory before either runs. Where calls are compared nobody waits
+/// What waits for two ranks' epochs give, the first rank's first. Both have taken their memory before either runs. Where calls are compared no rank waits
 /// for the deadline, so it is one that a busy machine keeps.
 fn outcome(compare_calls: bool, seed: u64, start: impl for<'a> Fn(&'a Arenas, usize) -> Start<'a>) -> [Result<()>; 2] {
     let deadline = if compare_calls { LONG } else { SHORT };

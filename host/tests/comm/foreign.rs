@@ -54,7 +54,7 @@ fn gathers_with_memory_of_another_arena_are_refused() {
     let all = Arenas::new(1, 0);
     let (here, stream, world) = (beside(&all), all.stream(0), all.world.size());
     let member = Team::all(world).member(all.world.rank(0)).unwrap();
-    let mend = "the memory is of another arena: take it of the one that is gathered over";
+    let mend = "the memory is of another arena: take it from the one that is gathered over";
     let pull = |of: &Arena| PullGather::new(&here, &member, GatherMemory::<u32>::take(of, 4).unwrap(), stream, 1);
     let error = pull(&all.arenas[0]).unwrap_err();
     assert_eq!(error.to_string(), format!("PullGather::new: {mend}"));
@@ -115,7 +115,7 @@ fn streams_of_another_device_are_refused() {
         let is_typed = matches!(&error, Error::Invalid { .. } | Error::WrongDevice { .. });
         assert!(is_typed && error.to_string().contains("use a stream of device 0"), "{what}: {error}");
     }
-    // Nothing of it was enqueued: neither the wait nor who is missing.
+    // Nothing of it was enqueued: neither the wait nor the note of the missing rank.
     all.world.streams.iter().try_for_each(|stream| stream.synchronize()).unwrap();
     all.arenas[0].ticket(all.stream(0)).unwrap().wait().unwrap();
 }

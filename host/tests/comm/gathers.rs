@@ -88,7 +88,7 @@ fn push(all: &Arenas, rounds: u32, chunks: u64) -> Result<()> {
     }
     for round in 0..rounds {
         let mut shards = all.world.buffers(|rank| numbers(10 * round + rank, 5));
-        // As memory of another library, whose uses nobody notes: tickets alone say when it may be written again.
+        // As memory of another library, whose uses are not noted: tickets alone say when it may be written again.
         // SAFETY: the elements of `shards`, which outlive this round's work.
         let raw = |shard: &Buffer<u32>| unsafe { Buffer::<u32>::borrow_raw(&shard.device(), shard.address(), 5) };
         let raw: Vec<_> = shards.iter().map(raw).collect::<Result<_>>()?;

@@ -73,7 +73,7 @@ fn a_graph_is_not_replayed_in_an_arena_that_has_ended() {
     assert!(matches!(&error, Error::Symmetric(SymmetricError::Aborted { rank, .. }) if rank.index() == 0), "{error}");
 }
 
-/// The stream of the last replay used the arena, and nothing else says so: closing waits for it.
+/// The stream of the last replay used the arena, and nothing else tells: closing waits for it.
 #[test]
 fn an_arena_waits_for_replays_whose_graph_is_gone() {
     for seed in 0..16 {

@@ -20,7 +20,7 @@ enum Bug {
     NoAcquire,
     /// The consumer reads what may not be there yet.
     NoAccept,
-    /// The consumer says so before it has read.
+    /// The consumer signals before it has read.
     ReleasedEarly,
 }
 
@@ -224,7 +224,7 @@ fn a_deadline_does_not_name_whose_flag_was_taken_back() {
         }
         let error = arenas[0].ticket(&world.streams[0]).unwrap().wait().unwrap_err();
         let Error::Symmetric(SymmetricError::Deadline { missing, is_guess, .. }) = &error else { panic!("{error}") };
-        // Of flags alone nothing says who it is, and the error says so.
+        // Flags alone do not tell the missing rank, and the error states that.
         let expected = if with_epoch { vec![world.rank(2)] } else { vec![world.rank(1), world.rank(2)] };
         assert_eq!((missing, *is_guess), (&expected, !with_epoch), "{error}");
         assert_eq!(error.to_string().contains("one or more of rank 1, rank 2"), !with_epoch, "{error}");

@@ -41,7 +41,7 @@ fn write(gather: &mut PushGather<u32>, stream: &Stream, values: &[u32]) -> Resul
     gather.shard(stream)?.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, values)?)
 }
 
-/// What a stream reads, and what it is to find: the host does not wait for it, which would order whatever it enqueues behind.
+/// What a stream reads, and what it is to find: the host does not wait for it, which would order whatever it enqueues after.
 struct Read {
     what: String,
     stream: Stream,

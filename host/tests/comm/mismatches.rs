@@ -58,7 +58,7 @@ fn a_rank_that_does_not_come_is_named() {
     let world = World::new(3, 2);
     (0..3).for_each(|i| world.ranks[i].barrier(&world.streams[i]).unwrap());
     (0..2).for_each(|i| world.ranks[i].barrier(&world.streams[i]).unwrap());
-    // All ranks are driven by this thread, which waits: nobody else can come.
+    // All ranks are driven by this thread, which waits: no other rank can come.
     let error = world.streams[0].synchronize().unwrap_err();
     let Error::Stuck { waits } = &error else { panic!("{error}") };
     assert_eq!(waits.lines().skip(1).count(), 2, "{waits}");

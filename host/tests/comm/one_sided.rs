@@ -32,7 +32,7 @@ impl Pair {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
-    /// #2737: nobody says that the keys are there before they are fetched.
+    /// #2737: no signal says that the keys are there before they are fetched.
     GetBeforeReady,
     /// #2737: the flag goes before the data.
     SignalBeforeData,

@@ -182,7 +182,7 @@ struct InPlace {
     ready: Ready<u32>,
     /// The member's own place.
     own: Buffer<u32>,
-    /// Those of the gather, one that reads, and one that writes the place again, behind the first time.
+    /// Those of the gather, one that reads, and one that writes the place again, after the first time.
     streams: [Stream; 4],
 }
 
@@ -231,7 +231,7 @@ fn an_own_place_that_is_written_while_it_is_put() {
     silent(rewritten_while_it_is_put);
 }
 
-/// The own place is written again behind the copies to the others, before this rank has read what was gathered.
+/// The own place is written again after the copies to the others, before this rank has read what was gathered.
 fn rewritten_while_it_is_read(world: &World, right: bool) -> Result<()> {
     let (gathers, mut used) = (gathers_in_place(world)?, Vec::new());
     for InPlace { ready, streams: [_, _, reader, writer], .. } in &gathers {

@@ -126,7 +126,7 @@ fn halves<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
     expect("alone", stream, &count, &[world])
 }
 
-/// The members of a team, in an order of its own; who is outside has no communicator.
+/// The members of a team, in an order of its own; a rank outside has no communicator.
 fn teams<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
     let (me, world) = (comm.rank().index(), comm.world());
     let last = Rank::new(world.get() - 1, world).expect("of this world");

@@ -101,7 +101,7 @@ fn layouts_that_differ_are_found_at_the_first_use_of_a_peer() {
         error.to_string(),
         "allocation 1 is a buffer of 32 bytes on rank 0 and a buffer of 36 bytes on rank 1: every rank takes the same from its arena, in one order"
     );
-    // What comes behind is of one size, but lies elsewhere.
+    // What comes after it is of one size, but lies elsewhere.
     let behind = all.buffers(1);
     assert!(matches!(symmetric(behind[0].peer(all.world.rank(1))), SymmetricError::Layout { number: 2, .. }));
     assert!(same[0].peer(Rank::new(2, WorldSize::new(3).unwrap()).unwrap()).is_err());
@@ -216,7 +216,7 @@ fn a_deadline_says_which_ticket_of_the_arena_it_was() {
     assert_eq!(error.to_string(), "rank 0: Peer::get, number 4: no signal from rank 1 within 200ms");
 }
 
-/// A peer that drops its arena instead of closing it is an error of who waits for it, and its memory stays.
+/// A peer that drops its arena instead of closing it is an error of the rank that waits for it, and its memory stays.
 #[test]
 fn an_arena_that_is_dropped_keeps_its_memory() {
     let mut all = Arenas::new(2, 3);

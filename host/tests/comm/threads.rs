@@ -69,7 +69,7 @@ fn collective(rank: &EmulatedCommunicator, strike: &dyn Fn()) -> Result<()> {
     stream.synchronize()
 }
 
-/// Who came is named, and so who did not: at once where the missing one is gone, after the patience where it may still come.
+/// The ranks that came are named, and those that did not: at once where the missing one is gone, after the patience where it may still come.
 #[test]
 fn a_collective_without_one_of_its_threads() {
     for victim in 0..WORLD {
@@ -130,7 +130,7 @@ fn one_sided(rank: &impl ArenaRank, deadline: Duration, strike: &dyn Fn()) -> Re
 }
 
 fn check_one_sided(victim: u32, end: End, results: Vec<(Error, Duration)>) {
-    // The first that notices ends the arena for the others, who are told by it.
+    // The first that notices ends the arena for the others, which are told by it.
     let (mut of_victim, mut of_others) = (0, 0);
     for (error, took) in results {
         let text = error.to_string();

@@ -64,7 +64,7 @@ fn a_wait_ends_behind_what_it_waits_for() {
             let wait = one(&recording, to, Activity::Wait, "wait for signal 1");
             assert!(wait.end > signal.end, "seed {seed}: {signal:?} and {wait:?}");
         }
-        // READY stands behind the write and before the get; DONE behind the get and before the next write.
+        // READY stands after the write and before the get; DONE after the get and before the next write.
         let [write, get] = [(1, "copy"), (0, "get")].map(|(rank, name)| one(&recording, rank, Activity::Copy, name));
         let [first, second] = [1, 0].map(|rank| one(&recording, rank, Activity::Signal, "signal"));
         let fills = spans(&recording, 1, Activity::Fill, "fill");
@@ -93,7 +93,7 @@ fn what_hangs_is_in_the_recording() {
     let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
     let mut values: Vec<_> = streams.iter().map(|stream| Buffer::from_slice(stream, &[1_u32]).unwrap()).collect();
     let timeline = Timeline::start(&runtime).unwrap();
-    // Both are driven from here, so that nobody else can come any more.
+    // Both are driven from here, so that no other rank can come any more.
     ranks[1].all_reduce(&streams[1], &mut values[1], ReduceOp::Sum).unwrap();
     ranks[0].all_reduce(&streams[0], &mut values[0], ReduceOp::Sum).unwrap();
     ranks[0].all_reduce(&streams[0], &mut values[0], ReduceOp::Sum).unwrap();

@@ -1,4 +1,4 @@
-//! Waits of a host that know of no arena, behind signals that do not come: the arena ends them, by its deadline, with an error that names the rank.
+//! Waits of a host that know of no arena, after signals that do not come: the arena ends them, by its deadline, with an error that names the rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

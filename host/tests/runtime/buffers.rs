@@ -104,7 +104,7 @@ fn dropped_memory_is_freed_behind_its_uses() {
         target.copy_from(&second, &source).unwrap();
         drop(source);
         assert_eq!(target.to_vec(&second).unwrap(), expected);
-        // The free is on the stream that wrote last, behind the read of the other stream.
+        // The free is on the stream that wrote last, after the read of the other stream.
         first.synchronize().unwrap();
         let error = target.copy_from(&second, &dangling).and_then(|()| second.synchronize()).unwrap_err();
         assert!(error.to_string().contains("it is used after it was freed"), "{error}");

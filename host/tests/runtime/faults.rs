@@ -35,7 +35,7 @@ fn a_fault_is_reported_where_somebody_waits_and_ends_all_work() {
     assert_eq!(Buffer::<u32>::zeros(&stream, 1).unwrap_err().to_string(), text);
 }
 
-/// A copy between buffers does not make what nobody wrote readable.
+/// A copy between buffers does not make bytes readable that were never written.
 #[test]
 fn a_copy_of_unwritten_memory_is_unwritten() {
     let runtime = emulated(1, 1);

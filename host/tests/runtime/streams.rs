@@ -30,7 +30,7 @@ fn writing_waits_for_the_reads_of_other_streams() {
         copies[0].copy_from(&first, &source).unwrap();
         copies[1].copy_from(&second, &source).unwrap();
         source.fill_zero(&third).unwrap();
-        // The overwriting stream first, so that nothing else orders it behind the reads.
+        // The overwriting stream first, so that nothing else orders it after the reads.
         assert_eq!(source.to_vec(&third).unwrap(), vec![0; 4096]);
         assert_eq!(copies[0].to_vec(&first).unwrap(), expected);
         assert_eq!(copies[1].to_vec(&second).unwrap(), expected);
@@ -151,7 +151,7 @@ fn many_threads_may_enqueue() {
     });
 }
 
-/// The host's waits end by the runtime's deadline, and name the stream and what it is behind; the work goes on, and the memory of a copy that was not
+/// The host's waits end by the runtime's deadline, and name the stream and the work that it comes after; the work goes on, and the memory of a copy that was not
 /// made stays as it was.
 #[test]
 fn waits_for_streams_have_a_deadline() {

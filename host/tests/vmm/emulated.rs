@@ -52,7 +52,7 @@ pub fn child() -> ExitCode {
         let rank = HostRank::connect(&environment, &Runtime::emulated(1)?.device(0)?, LIMIT / 2)?;
         let arena = Arena::open(&rank, options())?;
         println!("{}", refusal(&arena)?);
-        // An arena that is dropped is an error of who still waits for it.
+        // An arena that is dropped is an error of a rank that still waits for it.
         let closing = arena.close()?;
         closing.finish()?;
         rank.close()

@@ -25,7 +25,7 @@ const LEN: u32 = 10_000;
 
 /// Streams that wait for signals must not share a hardware queue with those that are to signal: a queue each, for all ranks of a device.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-/// What waits holds up what comes behind it on other streams too, of any priority.
+/// A wait delays what comes after it on other streams too, of any priority.
 const ONE_QUEUE: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
 /// The driver's own number.
 const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
@@ -180,7 +180,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     let capabilities = arena.capabilities();
     assert!(capabilities.processes || is_virtual);
 
-    // Every rank puts its numbers to every rank and signals; who has seen the signal reads them, here and at the peers.
+    // Every rank puts its numbers to every rank and signals; a rank that has seen the signal reads them, here and at the peers.
     let buffer = arena.buffer::<u32>(u64::from(LEN * world.get()))?;
     let (arrived, read) = (arena.channel()?, arena.channel()?);
     let mut own = Buffer::<u32>::zeros(&compute, LEN.into())?;
@@ -317,7 +317,7 @@ pub fn silence(rank: HostRank) -> Result<()> {
     let again = Arena::open(&rank, options())?;
     let channel = again.channel()?;
     again.signal(&stream, channel, other, FIRST)?;
-    // Where all streams share one queue, a wait would hold up the other's signal behind it: both signals come first.
+    // Where all streams share one queue, a wait would delay the other's signal after it: both signals come first.
     meet(&rank)?;
     doing(me, "waiting for the other's signal");
     again.wait(&stream, channel, other, FIRST)?;

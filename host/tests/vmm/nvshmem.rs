@@ -77,7 +77,7 @@ fn run(name: &str, world: u32) -> std::result::Result<(), Failed> {
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
     // NVSHMEM tells its errors there.
-    // SAFETY: both are descriptors of this process, which nobody else uses yet.
+    // SAFETY: both are descriptors of this process, which nothing else uses yet.
     unsafe { libc::dup2(libc::STDOUT_FILENO, libc::STDERR_FILENO) };
     gpu::run_within(LIMIT, || match case {
         "process" => process(&rank),

@@ -149,7 +149,7 @@ pub fn write_and_read_with(
     assert!(view.stride() >= 8 * WORDS && view.stride().is_multiple_of(driver.granularity()?));
     for to in world.ranks() {
         assert_eq!(view.address(to), view.address(Rank::ZERO) + u64::from(to.index()) * view.stride());
-        assert_eq!(word(view.address(to), 0).load(Ordering::Acquire), 1000, "it was cleared before anybody reached it");
+        assert_eq!(word(view.address(to), 0).load(Ordering::Acquire), 1000, "it was cleared before any rank reached it");
         word(view.address(to), 1 + u64::from(me.index())).store(value(me, to), Ordering::Release);
         if to.index() == world.get() / 2 {
             at("copy", &|| meeting.gather(&seen("mapped"), patience).map(drop));

@@ -1,7 +1,7 @@
 //! Rounds of put, signal and check, of random sizes and with random delays.
 //!
 //! In each batch of rounds a rank puts to one other and is put to by one other; all pairs take turns. A round is a put of a random piece of the
-//! sender's words to a random place of the round's slot, and a signal behind it. The receiver waits for the signal on its stream and copies the
+//! sender's words to a random place of the round's slot, and a signal after it. The receiver waits for the signal on its stream and copies the
 //! piece away at once: were the signal there before the data, the copy would have what was in the slot before, of another piece. The host
 //! compares every word.
 

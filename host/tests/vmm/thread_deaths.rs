@@ -3,7 +3,7 @@
 //! [`threads`](crate::threads)', on files in memory; nothing is exported within a process.
 //!
 //! The others return an error that names it, in time, and make a world without it. Each case is a process of its own, whose descriptors and
-//! threads are nobody else's: in the end it has no more of them than before.
+//! threads are its own: in the end it has no more of them than before.
 
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -23,7 +23,7 @@ const WORLD: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(2);
 /// In which the process can be no more.
 const LIMIT: Duration = Duration::from_secs(40);
-/// A patience of the cluster that no deadline comes behind.
+/// A patience of the cluster that is longer than any deadline.
 const LONG: Duration = Duration::from_secs(60);
 
 pub fn trials() -> Vec<Trial> {

@@ -168,7 +168,7 @@ struct Tile {
     tile: SharedArray<u32, STAGE>,
 }
 
-/// Writes a tile in shared memory and stores it by the copy engine, twice through the same memory.
+/// Writes a tile in shared memory and stores it by TMA, twice through the same memory.
 #[kernel(threads = THREADS, grid = store_grid, shared = Tile, requires = sm_90)]
 pub fn bulk_store(input: Global<u32>, output: GlobalMut<u32>) {
     let (tile, t) = (Tile::claim().tile, thread::index());
@@ -206,7 +206,7 @@ struct Boxes {
     full: Mbarrier,
 }
 
-/// Loads one box a block by the copy engine, turns every word over and stores the box elsewhere. The last
+/// Loads one box a block by TMA, turns every word over and stores the box elsewhere. The last
 /// boxes hang over both edges of the matrix: zero inside, clipped outside.
 #[kernel(threads = THREADS, grid = boxes_grid, shared = Boxes, requires = sm_90)]
 pub fn tensor_boxes(input: TensorMap<u32, 8, 32>, output: TensorMapMut<u32, 8, 32>, rows: u32, columns: u32) {

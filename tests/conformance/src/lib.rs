@@ -1,10 +1,10 @@
-//! Small kernels for every operation of the DSL; [`COVERED`] says which is where.
+//! Small kernels for every operation of the DSL; [`COVERED`] tells which is where.
 //!
 //! Each runs on the emulator and on the GPU with the same input, and the bytes must be equal. The
 //! GPU's bytes are committed (`tests/golden/gpu.bin`), so that a machine without one still holds
 //! the emulator to them. Where the two disagree the emulator is wrong.
 //!
-//! A kernel takes `input` words and writes `output` words, and runs as one block unless it says so.
+//! A kernel takes `input` words and writes `output` words, and runs as one block unless its job gives more.
 #![no_std]
 #![deny(missing_docs)]
 

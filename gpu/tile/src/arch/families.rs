@@ -166,9 +166,9 @@ pub trait Warp {
     fn shuffle_xor(mask: u32, value: u32, flip: u32) -> u32;
     /// `shfl.sync.idx.b32`: the value of lane `source`.
     fn shuffle_index(mask: u32, value: u32, source: u32) -> u32;
-    /// `shfl.sync.up.b32`: the value of lane `lane - delta`, one's own below 0.
+    /// `shfl.sync.up.b32`: the value of lane `lane - delta`, the lane's own below 0.
     fn shuffle_up(mask: u32, value: u32, delta: u32) -> u32;
-    /// `shfl.sync.down.b32`: the value of lane `lane + delta`, one's own above 31.
+    /// `shfl.sync.down.b32`: the value of lane `lane + delta`, the lane's own above 31.
     fn shuffle_down(mask: u32, value: u32, delta: u32) -> u32;
     /// `vote.sync.any.pred`
     fn any(mask: u32, predicate: bool) -> bool;
@@ -266,7 +266,7 @@ pub trait BulkCopy {
     /// `cp.async.bulk.global.shared::cta.bulk_group`
     ///
     /// # Safety
-    /// As [`load`](Self::load); the source rests until the group is waited for.
+    /// As [`load`](Self::load); the source is not written until the group is waited for.
     unsafe fn store(global: u64, shared: u32, bytes: u32);
     /// `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32`: adds each number by itself, in no order. Subnormal addends
     /// and sums are taken for zeros of their sign.

@@ -69,7 +69,7 @@ pub type Ticket = <Target as Wgmma>::Ticket;
 pub struct Descriptor {
     /// The low word of the operand's first descriptor: where it starts, and the leading stride.
     pub low: u32,
-    /// What the low word has more, a constant.
+    /// What is added to the low word, a constant.
     pub offset: u32,
     /// The high word, a constant.
     pub high: u32,
@@ -116,7 +116,7 @@ pub trait MatrixColumns {
     /// 4 bytes from `4 * (lane % 4) + 16 * (i / 2)` on.
     ///
     /// # Safety
-    /// As [`multiply`](Self::multiply); the words rest until a wait.
+    /// As [`multiply`](Self::multiply); the words are not written until a wait.
     unsafe fn multiply_registers<T: MatrixElement, const B_MN: bool, const FRESH: bool>(
         registers: &mut MaybeUninit<Self::Registers>,
         ticket: Ticket,

@@ -1,12 +1,21 @@
 //! The instruction layer: one trait an instruction family, two sides.
 //!
-//! [`Target`] is `Nvptx` when this crate is compiled for `nvptx64`, `Emulated` otherwise. What is
-//! above calls `<Target as Barrier>::sync(..)` and does not know which. `asm!`, `link_name` and
+//! [`Target`] is `Nvptx` when this crate is compiled for `nvptx64`, `Emulated` otherwise. The code
+//! above calls `<Target as Barrier>::sync(..)`, the same for both. `asm!`, `link_name` and
 //! `cfg(target_arch)` live here alone.
 //!
 //! Encoding rule for the device side (docs/style.md): whatever must be executed by several threads
 //! together is an `llvm.nvvm.*` intrinsic, because `asm!` is not convergent and LLVM may copy it
 //! into the arms of a branch; single-thread and pure instructions are `asm!`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `families` | the traits of what all kernels use: identity, memory, atomics, barriers, warps, mbarriers, copies, fences |
+//! | `matrix` | those of matrix kernels: multiplication by warpgroups and by warps, moves of matrices, registers |
+//! | `cluster` | that of clusters |
+//! | `convert`, `approximate` | those of number formats, and of functions that hardware approximates |
+//! | `nvptx` | the device side |
+//! | `emulated` | the emulator's side, with files of the same names |
 
 mod approximate;
 mod cluster;

@@ -2,6 +2,15 @@
 //!
 //! Nothing here knows of streams or devices' handles. A runtime lends memory as [`DeviceView`]s,
 //! each with an opaque owner that it gets back through [`KernelArgs::accesses`].
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `grid` | the grid of a launch, what it may depend on, and why there is none |
+//! | `parameter`, `optional` | what a kernel may take: values, views, structs of them, and what may be absent |
+//! | `parameter_name` | its name in reports and errors |
+//! | `word_list` | the PTX parameters of an entry as types |
+//! | `words` | packed arguments |
+//! | `view` | device memory as the host lends it |
 
 mod grid;
 mod optional;

@@ -9,7 +9,7 @@ use crate::layout::Swizzle;
 use crate::num::Pod;
 use crate::tensor_map::{TensorMap, TensorMapMut};
 
-/// A parameter that has words for "absent", which no argument packs: a kernel takes it as `Option<Self>`, in as many words.
+/// A parameter that has words for "absent", which no argument packs: a kernel takes it as `Option<Self>`, in the same number of words.
 ///
 /// # Safety
 /// As [`Parameter`]; [`pack_absent`](Self::pack_absent) appends as many words as [`pack`](Parameter::pack), and

@@ -110,17 +110,17 @@ impl<'a, T> DeviceViewMut<'a, T> {
         Self(unsafe { DeviceView::from_raw(address, length, owner) })
     }
 
-    /// The same memory for reading only, while this view rests.
+    /// The same memory for reading only; this view cannot be used meanwhile.
     pub const fn as_view(&self) -> DeviceView<'_, T> {
         self.0
     }
 
-    /// All elements, while this view rests.
+    /// All elements; this view cannot be used meanwhile.
     pub const fn reborrow(&mut self) -> DeviceViewMut<'_, T> {
         DeviceViewMut(self.0)
     }
 
-    /// Elements `start..end`, while this view rests.
+    /// Elements `start..end`; this view cannot be used meanwhile.
     ///
     /// # Panics
     /// If the range leaves the view.

@@ -15,6 +15,14 @@
 //!
 //! Packed types hold their first element in the low bits. Any thread may call anything here on its own; nothing
 //! waits. Nothing is flushed to zero and nothing is contracted: a fused multiply-add is written [`fma`].
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `half` | bfloat16 and binary16, alone and in pairs |
+//! | `fp8`, `fp4`, `scale` | E4M3 and E5M2; E2M1; UE8M0 |
+//! | `software` | the conversions in plain arithmetic |
+//! | `math`, `approximate` | operations whose bits are pinned, and functions that hardware approximates |
+//! | `element` | element types of tensors, and what may lie in device memory |
 
 mod approximate;
 mod element;

@@ -17,7 +17,7 @@ pub struct Attention {
     pub output: PathBuf,
     /// The causal mask, if any.
     pub causal: Option<Causal>,
-    /// Keys seen before and behind the diagonal; none is no bound.
+    /// Keys seen before and after the diagonal; none is no bound.
     pub window: [Option<u64>; 2],
     /// The factor of scores, if not that of the head size.
     pub scale: Option<f32>,

@@ -9,12 +9,12 @@ Usage: oxtile COMMAND [OPTIONS]
 Commands:
   quantize         Quantize the matrices of a safetensors file to MXFP8, NVFP4 or FP8
   dequantize       Turn what quantize wrote back into plain numbers
-  compare          Say how far the tensors of two safetensors files are apart
+  compare          Measure how far the tensors of two safetensors files are apart
   inspect          Show the tensors of a safetensors file and what their values are like
   attention        Attend: queries, keys and values in, the result out
   launch           Run a program as several ranks on this host
   timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
-  doctor           Say which driver, GPUs, libraries and kernels there are, and how to mend what is missing
+  doctor           List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
@@ -40,7 +40,7 @@ Options:
                          (default: one after another)
       --hadamard         nvfp4 by column or both, BF16 tensors: columns go through the random Hadamard transform before
                          (default: as they are)
-      --stochastic SEED  nvfp4, BF16 tensors: rounding by chance, the same for the same seed, a number from 0 to 2^64 - 1
+      --stochastic SEED  nvfp4, BF16 tensors: stochastic rounding, the same for the same seed, a number from 0 to 2^64 - 1
                          (default: to nearest)
       --device DEVICE    auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
       --json             Print one JSON document (default: tables)
@@ -61,8 +61,8 @@ each with the largest magnitude that it was cast with, F32 [1], as NAME_amax or 
 codes are multiplied by; pairs of nvfp4 codes have the even element in the low nibble; a block at the end of a row of
 fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to multiples of 128 and 4.
 K, or M where columns are quantized, must be a multiple of 32 (mxfp8), 16 (nvfp4) or 8 (fp8-block); by columns nvfp4 and
-fp8-block ask it of both. With --hadamard or --stochastic F32 and F16 tensors are not quantized: the transform and the
-rounding by chance are defined for BF16, and rounding to that first would change what is drawn. Every other tensor is copied
+fp8-block ask it of both. With --hadamard or --stochastic F32 and F16 tensors are not quantized: the transform and
+stochastic rounding are defined for BF16, and rounding to BF16 first would change the result. Every other tensor is copied
 as it is and listed with the reason. The metadata holds format, options, and type and shape of every tensor as it was.
 ";
 
@@ -75,7 +75,7 @@ Options:
   -n, --ranks RANKS    How many processes, from 1 to 4096
       --grace SECONDS  How long ranks have to end when they are asked to, before they are killed: 0 to 3600 (default 5)
       --drain SECONDS  How long their last output waits for a reader that takes nothing: 0 to 3600 (default 60)
-      --verbose        Say also when all went well (default: only what went wrong)
+      --verbose        Print a line also when all went well (default: only what went wrong)
   -h, --help           Show this
 
 Each process has RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (as torchrun sets them) and
@@ -84,7 +84,7 @@ SIGHUP (not under nohup), SIGQUIT and SIGALRM go on to all ranks, which have the
 SIGUSR2, SIGWINCH, SIGTSTP (Ctrl-Z) and SIGCONT go on to all ranks, too, and end none. When a rank fails the others get SIGTERM,
 and after the grace SIGKILL. What ranks started and left behind is killed, also where the launcher is. The status is 0 if all
 ranks' are, else that of the first that failed (128 and the number of a signal). A process that SIGKILL does not end within 10
-seconds, and output that nobody reads or that cannot be written, are named on standard error, and the status is not 0.
+seconds, and output that is not read or cannot be written, are named on standard error, and the status is not 0.
 ";
 
 pub const INSPECT_HELP: &str = "\
@@ -95,7 +95,7 @@ Usage: oxtile inspect FILE [OPTIONS]
 Options:
       --histogram OUT.svg  Draw how often which magnitudes occur in one tensor, and its scales (default: no picture)
       --tensor NAME        Which tensor is drawn (default: the largest that has a histogram)
-      --against ORIGINAL   Draw the values of this file behind: FILE is what oxtile quantize or dequantize made of it
+      --against ORIGINAL   Draw the values of this file in the background: oxtile quantize or dequantize made FILE of it
                            (default: those of FILE alone)
       --json               Print one JSON document (default: tables)
   -h, --help               Show this
@@ -109,18 +109,18 @@ Draw what the streams of one or more ranks did when
 Usage: oxtile timeline FILE... [OPTIONS]
 
 Options:
-      --svg OUT.svg      Draw them: a lane a stream, a box a piece of work, waits pale; boxes say more when pointed at
+      --svg OUT.svg      Draw them: a lane a stream, a box a piece of work, waits pale; boxes show more under the pointer
       --merged OUT.json  Write one file of all, for Perfetto (ui.perfetto.dev) or chrome://tracing
   -h, --help             Show this
 
 One of --svg and --merged is needed, or both. A program on Oxtile that runs with OXTILE_TRACE=FILE records its streams, GPUs' or
-emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun say it) inserts that into the name: FILE.json of rank
+emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun set it) inserts that into the name: FILE.json of rank
 3 is FILE.rank3.json. Several files are ranks of one run, aligned by the host's clock. Times are microseconds of the GPUs, or steps
-of the virtual cluster's scheduler, which are no time at all.
+of the virtual cluster's scheduler, which are not times.
 ";
 
 pub const DOCTOR_HELP: &str = "\
-Say what this machine and environment have of what Oxtile uses, and how to mend what is missing
+List what this machine and environment have of what Oxtile uses, and how to mend what is missing
 
 Usage: oxtile doctor [OPTIONS]
 
@@ -186,7 +186,7 @@ rounded to the type; columns that were transformed are transformed back, in f32.
 ";
 
 pub const COMPARE_HELP: &str = "\
-Say how far the tensors of two safetensors files are apart
+Measure how far the tensors of two safetensors files are apart
 
 Usage: oxtile compare REFERENCE OTHER [OPTIONS]
 
@@ -220,7 +220,7 @@ Options:
       --backward       Gradients too: the input holds dout, that of out; the same bits in every run (default: out alone)
       --causal CORNER  top-left: query i sees keys up to i; bottom-right: the last query sees all keys
                        (default: each query sees all keys)
-      --window L,R     Each query sees L keys before and R behind the diagonal aligned bottom-right; -1, the default of
+      --window L,R     Each query sees L keys before and R after the diagonal aligned bottom-right; -1, the default of
                        both, is no bound
       --scale X        Factor of the scores; by default the head size to the power -1/2
       --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated

@@ -22,7 +22,7 @@ pub struct Launch {
     pub grace: Duration,
     /// How long their last output waits for a reader that takes nothing.
     pub drain: Duration,
-    /// Say also when all went well.
+    /// Print a line also when all went well.
     pub verbose: bool,
     /// What each rank runs.
     pub program: OsString,

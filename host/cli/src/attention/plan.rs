@@ -1,4 +1,4 @@
-//! What a file holds, as a configuration of attention.
+//! The configuration of attention that a file asks for.
 
 use oxtile::attention::{AttentionConfig, Layout, Mask, Window};
 
@@ -44,7 +44,7 @@ pub enum PlanError {
         /// What it may be.
         allowed: String,
     },
-    /// Sequences that are none.
+    /// Lengths or offsets that make no sequences.
     #[error("tensor `{name}`, element {index}, is {value}: it must be {allowed}")]
     Sequence {
         /// The tensor's name.

@@ -38,7 +38,7 @@ pub struct Panel {
     pub horizontal: String,
     /// What is on the vertical axis.
     pub vertical: String,
-    /// What is drawn, the first behind.
+    /// What is drawn, the first one in the background.
     pub series: Vec<Series>,
 }
 
@@ -118,7 +118,7 @@ impl Panel {
         let axes = Axes::of(&self.series, top + 74.0);
         axes.draw_vertical(f, &self.vertical)?;
         for (index, series) in self.series.iter().enumerate() {
-            // The one in front is narrower, so that the one behind shows.
+            // The one in front is narrower, so that the one in the background shows.
             let width = axes.step * if index + 1 < self.series.len() { 0.92 } else { 0.56 };
             writeln!(f, r#"<g class="{}">"#, series.class)?;
             for bar in axes.bars(&series.magnitudes) {

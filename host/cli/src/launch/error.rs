@@ -1,4 +1,4 @@
-//! How a launch can end, but well.
+//! How a launch can fail.
 
 use std::{ffi::OsString, fmt, io, process::ExitCode, time::Duration};
 
@@ -82,7 +82,7 @@ pub enum Left {
         /// How long it was waited for.
         limit: Duration,
     },
-    /// Output that nobody took.
+    /// Output that was not read.
     #[error("the last output of ranks is lost: {}", unread(*.limit, *.waited))]
     Output {
         /// What ended the wait for its reader.

@@ -1,8 +1,8 @@
-//! Who sees to the end of a job whose launcher was killed.
+//! A process that ends a job whose launcher was killed.
 //!
 //! The kernel then kills the ranks, but not what they have started: under `sh -c` that is the program itself. So a launcher has a process of its own program
-//! beside it, which reads a pipe that nobody else writes to. Where that ends, and the guardian was not killed before, the launcher is gone, and
-//! whatever has the job's id in its environment is killed.
+//! beside it, which reads a pipe that no other process writes to. When the pipe ends, and the guardian was not killed before, the launcher is gone, and
+//! every process with the job's id in its environment is killed.
 
 use std::{
     ffi::OsString,
@@ -20,9 +20,9 @@ use super::subreaper::{has_mark, mark_of, processes};
 
 /// What makes this program a guardian: its only argument.
 const ARGUMENT: &str = "--guardian-of-a-launch";
-/// Between two looks at what was killed.
+/// The time between two checks of what was killed.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How often it looks: what is born while it kills is killed in the next.
+/// How often it looks for processes: those that start while it kills are killed in the next round.
 const LOOKS: u32 = 400;
 
 /// A guardian, which is killed when this is dropped: the job has then come to its end.
@@ -66,7 +66,7 @@ pub fn is_done(mut arguments: impl Iterator<Item = OsString>) -> bool {
         return false;
     }
     let (mut input, mut mark) = (BufReader::new(io::stdin()), Vec::new());
-    // A launcher that was killed before it had said whose guardian this is had started no rank.
+    // A launcher that was killed before it had named the job had started no rank.
     if input.read_until(b'\n', &mut mark).is_ok() && mark.pop() == Some(b'\n') && !mark.is_empty() {
         let _ = input.read_to_end(&mut Vec::new());
         kill_all(&mark);
@@ -74,7 +74,7 @@ pub fn is_done(mut arguments: impl Iterator<Item = OsString>) -> bool {
     true
 }
 
-/// Kills whatever has the mark, and what that starts meanwhile.
+/// Kills every process that has the mark, and what it starts meanwhile.
 fn kill_all(mark: &[u8]) {
     for _ in 0..LOOKS {
         if processes().filter(|process| kill(*process, mark)).count() == 0 {
@@ -84,7 +84,7 @@ fn kill_all(mark: &[u8]) {
     }
 }
 
-/// Kills a process, if it has the mark; whether it has. That it is the same one is the descriptor's doing.
+/// Kills a process, if it has the mark. Returns whether it has. By the descriptor it is the same process in both steps.
 fn kill(process: u32, mark: &[u8]) -> bool {
     if !has_mark(process, mark) {
         return false;
@@ -92,7 +92,7 @@ fn kill(process: u32, mark: &[u8]) -> bool {
     // SAFETY: the call touches no memory; it gives a new descriptor, or -1.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     let Some(descriptor) = i32::try_from(descriptor).ok().filter(|descriptor| *descriptor >= 0) else { return false };
-    // SAFETY: the descriptor is open, and nobody else's.
+    // SAFETY: the descriptor is open, and has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     if !has_mark(process, mark) {
         return false;

@@ -40,7 +40,7 @@ pub struct Lines {
     width: usize,
     /// How many have been passed on, of all ranks.
     passed_on: Arc<AtomicU64>,
-    /// The first line that a stream did not take, though somebody may read it.
+    /// The first line that a stream did not take, though it may have a reader.
     lost: Arc<OnceLock<Left>>,
 }
 
@@ -50,17 +50,17 @@ impl Lines {
         Self { width: ranks.saturating_sub(1).to_string().len(), passed_on: Arc::default(), lost: Arc::default() }
     }
 
-    /// How many lines have been passed on: while it grows, somebody reads.
+    /// How many lines have been passed on: while it grows, the output is read.
     pub fn passed_on(&self) -> u64 {
         self.passed_on.load(Ordering::Relaxed)
     }
 
-    /// What could not be written, a full disk for one. A reader that has closed its pipe has seen enough: nothing is lost by that.
+    /// What could not be written, for example to a full disk. A reader that has closed its pipe wants no more: that is not a loss.
     pub fn lost(&self) -> Option<Left> {
         self.lost.get().cloned()
     }
 
-    /// Copies what a rank says to a stream of the launcher, line by line, until its end, of which `silent` is told.
+    /// Copies a rank's output to a stream of the launcher, line by line, until its end, which `silent` reports.
     ///
     /// # Errors
     /// If the system has no thread.
@@ -76,7 +76,7 @@ impl Lines {
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
             each_line(source, &prefix, |line| {
-                // One call, under the stream's lock: no other rank's line comes between. Where nobody reads any more, the rank must
+                // One call, under the stream's lock: no other rank's line comes between. Where there is no reader any more, the rank must
                 // still be able to write.
                 let written = match stream {
                     Stream::Output => write_at_once(&mut stdout().lock(), line),

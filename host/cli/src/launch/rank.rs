@@ -36,7 +36,7 @@ pub struct RankProcess {
     pub rank: u32,
     /// Its id, which is that of its group.
     pub process: u32,
-    /// Until it has been reaped: as long its id, and its group's, is nobody else's.
+    /// Set until it is reaped: so long its id, which is its group's, is no other process's.
     child: Option<Child>,
     /// Waits for its end.
     waiter: Option<JoinHandle<()>>,
@@ -85,14 +85,14 @@ impl RankProcess {
         self.child.is_some()
     }
 
-    /// Sends a signal to the process and all that it started; to nobody once it is reaped.
+    /// Sends a signal to the process and all that it started; to none once it is reaped.
     pub fn signal(&self, signal: i32) {
         if self.is_running() {
             signal_group(self.process, signal);
         }
     }
 
-    /// Waits until it has ended, and what was left of its group has been killed, and gives up its id; whether that was before the deadline.
+    /// Waits until it has ended, and what was left of its group has been killed, and gives up its id. Returns whether that was before the deadline.
     pub fn ends_by(&mut self, deadline: Instant) -> bool {
         // It signals the group, whose id is the process's until that is reaped.
         while self.waiter.as_ref().is_some_and(|waiter| !waiter.is_finished()) {
@@ -146,7 +146,7 @@ fn wait_for_end(process: u32) {
             return signal_group(process, libc::SIGKILL);
         }
         if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            // It is no child, and its id may be anybody's.
+            // It is no child, and its id may be another process's.
             return;
         }
     }
@@ -155,6 +155,6 @@ fn wait_for_end(process: u32) {
 fn signal_group(process: u32, signal: i32) {
     let Ok(group) = libc::pid_t::try_from(process) else { return };
     // SAFETY: `killpg` touches no memory. The group's id is that of a child that has not been reaped (see `RankProcess::child`), hence
-    // of nobody else.
+    // of no other process.
     unsafe { libc::killpg(group, signal) };
 }

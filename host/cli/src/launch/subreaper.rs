@@ -11,7 +11,7 @@ use std::{
 
 use oxtile::comm::bootstrap::JobId;
 
-/// The first pause between two looks at what was killed; they double.
+/// The first pause between two checks of what was killed; pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,7 +53,7 @@ impl Subreaper {
         self.spared = Some(process);
     }
 
-    /// Takes children that have ended off the system's table; `ranks` and who is spared, children too, are somebody else's to reap.
+    /// Takes children that have ended off the system's table. `ranks` and the spared children are reaped elsewhere.
     pub fn reap_ended(&self, ranks: &[u32]) {
         children().filter(|child| !ranks.contains(child) && self.spared != Some(*child)).for_each(reap_if_ended);
     }
@@ -85,7 +85,7 @@ pub fn mark_of(job: &JobId) -> Vec<u8> {
     format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes()
 }
 
-/// Whether the environment that a process was started with holds the mark. Of another user's nobody knows.
+/// Whether the environment that a process was started with holds the mark. That of another user's process cannot be read.
 pub fn has_mark(process: u32, mark: &[u8]) -> bool {
     fs::read(format!("/proc/{process}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == mark))
 }
@@ -110,7 +110,7 @@ fn children() -> impl Iterator<Item = u32> {
     processes().filter(move |&process| parent(process) == Some(me))
 }
 
-/// The second word behind the name, which stands in parentheses and may hold any character: proc_pid_stat(5).
+/// The second word after the name, which stands in parentheses and may hold any character: proc_pid_stat(5).
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
@@ -119,7 +119,7 @@ fn parent(process: u32) -> Option<u32> {
 
 fn kill(child: u32) {
     let Ok(child) = libc::pid_t::try_from(child) else { return };
-    // SAFETY: the call touches no memory. The id is that of a child that nobody has waited for, hence of nobody else.
+    // SAFETY: the call touches no memory. The id is that of a child that has not been waited for, hence of no other process.
     unsafe { libc::kill(child, libc::SIGKILL) };
 }
 

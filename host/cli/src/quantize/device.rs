@@ -23,8 +23,8 @@ pub trait QuantizeDevice {
     /// What it is, for the report: `emulated`, `NVIDIA H200`.
     fn name(&self) -> String;
 
-    /// The largest magnitudes that each [`Direction`](super::Direction) of a piece is cast with: its own, and that of its columns, transformed where
-    /// the recipe says so. NaN elements do not count.
+    /// The largest magnitudes that each [`Direction`](super::Direction) of a piece is cast with: its own, and that of its columns, transformed if
+    /// the recipe transforms them. NaN elements do not count.
     ///
     /// # Errors
     /// Whatever the device reports.
@@ -48,7 +48,7 @@ pub trait QuantizeDevice {
 pub struct Quantized {
     /// Each [`Direction`](super::Direction) that the recipe asks for.
     pub sides: [Option<Codes>; 2],
-    /// Largest magnitude of the input; NaN elements do not count. Of the formats that take the whole tensor's it says nothing.
+    /// Largest magnitude of the input; NaN elements do not count. Meaningless for formats that take that of the whole tensor.
     pub amax: f32,
 }
 

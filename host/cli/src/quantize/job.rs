@@ -24,7 +24,7 @@ use crate::{
 /// Elements that a device gets at a time: enough to fill it, few enough that memory stays small and Ctrl-C quick.
 const PIECE_ELEMENTS: u64 = 1 << 20;
 
-/// The same where the output is transposed: long enough that what is written in one go is hundreds of bytes.
+/// The same where the output is transposed: long enough that each write has hundreds of bytes.
 const TRANSPOSED_PIECE_ELEMENTS: u64 = 1 << 22;
 
 /// Rows of a piece where columns are quantized: whole blocks of every format.

@@ -1,4 +1,4 @@
-//! The device behind the seam: Oxtile's kernels on a GPU or on the emulator.
+//! The device of a job: Oxtile's kernels on a GPU or on the emulator.
 
 mod casts;
 mod number;
@@ -79,7 +79,7 @@ impl RuntimeDevice {
     }
 }
 
-/// Opens the device that a request names, and says how it was chosen.
+/// Opens the device that a request names. Returns how it was chosen too.
 ///
 /// # Errors
 /// [`Error::Device`] with what to run, if there is no such device or its kernels are not those of this program.

@@ -96,7 +96,7 @@ impl Checkpoint {
         let bytes = usize::try_from(range.end - range.start).expect("a tensor of a mapped file fits the address space");
         let offset = self.data_start + tensor.range.start + range.start;
         // SAFETY: the map is read-only and lies inside the file (`Header::parse` held the range against the length, and
-        // `verify_unchanged` has just seen that length). That nobody shrinks the file while the window lives is the
+        // `verify_unchanged` has just seen that length). That the file does not shrink while the window lives is the
         // user's part, as for every mapped input; a change is noticed by `verify_unchanged` and reported.
         let map = unsafe { MmapOptions::new().offset(offset).len(bytes).map(&self.file) };
         Ok(Window(map.map_err(|error| fault(Fault::Io { action: "map", error }))?))
@@ -108,7 +108,7 @@ impl Checkpoint {
         starts.map(move |start| self.window(tensor, start..(start + bytes).min(tensor.bytes())))
     }
 
-    /// Checks that nobody has written to the file since it was opened.
+    /// Checks that the file has not been written to since it was opened.
     ///
     /// # Errors
     /// [`Fault::Changed`] if its length or modification time differs.

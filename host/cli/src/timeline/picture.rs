@@ -132,7 +132,7 @@ impl<'a> Picture<'a> {
         self.boxes(spans).iter().try_for_each(|drawn| self.one(f, drawn, top + f64::midpoint(LANE, -BOX)))
     }
 
-    /// Neighbours that nobody could tell apart are one box.
+    /// Neighbours that cannot be told apart are one box.
     fn boxes(&self, spans: &[&'a Span]) -> Vec<Drawn<'a>> {
         let mut boxes: Vec<Drawn<'a>> = Vec::new();
         let width = |start, end| self.x(end) - self.x(start);
@@ -167,7 +167,7 @@ impl<'a> Picture<'a> {
         Ok(())
     }
 
-    /// What a box says when it is pointed at.
+    /// The text of a box under the pointer.
     fn words(&self, drawn: &Drawn<'_>) -> String {
         let (span, (unit_name, unit)) = (drawn.first, self.unit());
         let (start, end) = (span.start / unit, drawn.end / unit);

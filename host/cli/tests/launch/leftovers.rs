@@ -27,7 +27,7 @@ fn what_a_rank_leaves_behind_ends_with_it() {
 #[test]
 fn what_a_rank_leaves_behind_does_not_wait_for_the_others() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    // Rank 1 ends well once what rank 0 left behind has ended; nobody has asked the system for that before the end of all.
+    // Rank 1 ends well once what rank 0 left behind has ended; no process has asked the system for that before the end of all.
     let script = format!(
         "cd {}; if [ $RANK = 0 ]; then sleep 1000 & echo $! > 0; exit 0; fi
         i=0; while [ ! -s 0 ] || grep -qs 'State:.[^ZX]' /proc/$(cat 0)/status; do i=$((i+1)); [ $i -lt 400 ] || exit 9; sleep 0.05; done",

@@ -1,4 +1,4 @@
-//! What ranks say, and who reads it.
+//! The output of ranks, and its readers.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -73,7 +73,7 @@ fn a_reader_that_stands_still_does_not_keep_a_launcher_that_is_told_to_end() {
 /// More than the launcher's pipe takes, and less than that, the launcher and the rank's pipe: the rank can end.
 const FLOOD: &str = "head -c 100000 /dev/zero | tr '\\0' x";
 
-/// A launch of one rank whose output, or errors, somebody holds and does not read, until it ends.
+/// A launch of one rank with a reader that holds its output, or errors, and does not read, until it ends.
 fn unread(options: &[&str], script: &str, stream: &str) -> (ExitStatus, String) {
     let mut command = launch(&[&["-n", "1"], options].concat(), script);
     let (output, errors) = if stream == "output" { (Stdio::piped(), Stdio::piped()) } else { (Stdio::null(), Stdio::piped()) };

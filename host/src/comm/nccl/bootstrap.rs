@@ -1,4 +1,4 @@
-//! How the ranks of a job come to an NCCL communicator: over Oxtile's own store, which has deadlines, a job id and a check of the user.
+//! How the ranks of a job get an NCCL communicator: over Oxtile's own store, which has deadlines, a job id and a check of the user.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,17 +7,17 @@ use crate::bootstrap::Store;
 use crate::rank::Rank;
 use crate::runtime::{Error, Result};
 
-/// What a rank brings.
+/// A rank's contribution.
 #[derive(Serialize, Deserialize)]
 enum Brought {
     /// Its NCCL, whether it compares calls, and, of rank 0, the id.
     Library { version: (u32, u32, u32), compare_calls: bool, id: Vec<u8> },
-    /// Why it cannot go on, and whether that is for want of a library.
+    /// Why it cannot go on, and whether it has a library.
     Nothing { why: String, has_library: bool },
 }
 
-/// Gives rank 0's id to every rank, if all have the same NCCL and compare calls, or do not. Every rank calls it, with why it cannot go on where
-/// that is so; it waits at most as long as the store does.
+/// Gives rank 0's id to every rank, if all have the same NCCL and the same setting of `compare_calls`. Every rank calls it, also with the reason why it
+/// cannot go on; it waits at most as long as the store does.
 ///
 /// # Errors
 /// [`Error::NoLibrary`] and [`Error::Invalid`], on every rank, with the rank that cannot go on, has no library, no id, another version or another
@@ -39,7 +39,7 @@ pub(super) fn exchange_id(
             (Brought::Nothing { why: error.to_string(), has_library }, Some(error))
         }
     };
-    // A structure of numbers and strings: there is nothing in it that could fail.
+    // A structure of numbers and strings: its conversion to text cannot fail.
     let all = store.all_gather(&serde_json::to_vec(&mine).unwrap_or_default())?;
     if let Some(error) = own_error {
         return Err(error);
@@ -103,7 +103,7 @@ mod tests {
         let stores = threads(WorldSize::new(3).unwrap(), patience).unwrap();
         let rank = |(mut store, version): (Store, Option<Result<NcclVersion>>)| {
             let Some(version) = version else {
-                // It is there, and silent.
+                // It has connected, and stays silent.
                 std::thread::sleep(2 * patience);
                 return None;
             };

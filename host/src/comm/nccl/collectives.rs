@@ -186,7 +186,7 @@ impl NcclCommunicator {
             true => group::record(backend.recorder(), backend, stream.0.id, work).map(|()| None)?,
             false => recorder::begin(backend, stream.0.id, work)?,
         };
-        // The memory was checked to be the device's, and is freed behind the stream's work; the callers checked the lengths.
+        // The memory was checked to be the device's, and is freed after the stream's work; the callers checked the lengths.
         let done = self.handle.call(what, |nccl, comm| call(nccl, comm, raw));
         done.and(open.map_or(Ok(()), |open| recorder::end(backend, open)))
     }
@@ -210,7 +210,7 @@ impl NcclCommunicator {
     }
 }
 
-/// `ncclUint8`, which also carries bytes of any meaning.
+/// `ncclUint8`, also for bytes of any meaning.
 const U8: c_int = 1;
 
 /// The number of an element type in `ncclDataType_t`.
@@ -260,7 +260,7 @@ enum Message {
     Receive(*mut c_void, usize, c_int),
 }
 
-/// Enqueues messages as one group, which is ended whatever happens; the first code that is not success.
+/// Enqueues messages as one group, which is ended whatever happens. Returns the first code that is not success.
 ///
 /// # Safety
 /// The communicator and the stream are live, the peers of its world, and the memory there until the stream's work is done.

@@ -1,4 +1,4 @@
-//! A world of ranks that NCCL connects, from the coming together to the end.
+//! A world of ranks that NCCL connects, from its creation to its end.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::runtime::{Buffer, Device, Error, Kind, Result, Stream};
 ///
 /// Calls enqueue on a stream and return; the first of a kind also connects the ranks and waits for all to come to it.
 /// Every wait ends by the [deadline](NcclOptions::deadline): then, and after any other failure, the communicator is aborted and each
-/// later call returns the same error. A peer that died is noticed by that deadline alone, since NCCL does not report the death
+/// later call returns the same error. A peer that died is noticed only by that deadline, since NCCL does not report the death
 /// of a peer on the same host.
 ///
 /// Ranks are processes of a GPU each, or threads of one process. Threads use a [`Runtime`](crate::Runtime) each: a replay of a graph
@@ -41,7 +41,7 @@ pub struct NcclOptions {
     /// or root is then [`Error::Mismatch`] on all of them. A call costs a meeting of all hosts; [`exchange`](crate::comm::Communicator::exchange), `send`
     /// and `recv`, which some ranks make and not all, are not compared. Of communicators made by [`connect`](NcclCommunicator::connect) and [`from_store`](NcclCommunicator::from_store) and
     /// of their parts; the same on all ranks. The board of these notes is in rank 0's process, which serves it until the others have dropped
-    /// their communicators or have called nothing for the deadline: so long it stays when it ends in order.
+    /// their communicators or have called nothing for the deadline: a process that ends in order waits for that.
     pub compare_calls: bool,
 }
 
@@ -93,7 +93,7 @@ impl NcclCommunicator {
     /// The world of the ranks that a store connects. Every rank calls it.
     ///
     /// # Errors
-    /// As [`join`](Self::join), on every rank with who has no library, an emulated device, another version or another
+    /// As [`join`](Self::join), on every rank with the rank that has no library, an emulated device, another version or another
     /// [`compare_calls`](NcclOptions::compare_calls); [`Error::Bootstrap`].
     pub fn from_store(mut store: Store, device: &Device, options: &NcclOptions) -> Result<Self> {
         let (rank, world) = (store.rank(), store.world());
@@ -136,13 +136,13 @@ impl NcclCommunicator {
         Ok(Self { handle: Arc::new(handle), device: device.clone(), token: Arc::new(Mutex::new(token)) })
     }
 
-    /// The same for all handles of this communicator, and no other's.
+    /// A number that all handles of this communicator share, and no other one has.
     pub(super) fn id(&self) -> usize {
         Arc::as_ptr(&self.handle) as usize
     }
 
     pub(super) fn split_off(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>> {
-        group::refuse("Communicator::split", "a group is under way on this thread: split before it or behind it")?;
+        group::refuse("Communicator::split", "a group is under way on this thread: split before it or after it")?;
         self.device.runtime.backend.make_current(self.device.index)?;
         self.handle.split(colour, key)?.map(|part| Self::new(part, &self.device)).transpose()
     }
@@ -163,12 +163,12 @@ impl NcclCommunicator {
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         const WHAT: &str = "NcclCommunicator::synchronize";
         self.check_stream(stream, WHAT)?;
-        group::refuse(WHAT, "a group is under way on this thread, whose calls are not enqueued yet: wait behind it")?;
+        group::refuse(WHAT, "a group is under way on this thread, whose calls are not enqueued yet: wait after it")?;
         let event = stream.mark()?;
         self.handle.wait("work on a stream", || event.is_done())
     }
 
-    /// What went wrong behind the calls, as far as NCCL has noticed.
+    /// What went wrong after the calls, as far as NCCL has noticed.
     ///
     /// # Errors
     /// The first failure, after which the communicator is aborted.
@@ -177,7 +177,7 @@ impl NcclCommunicator {
     }
 
     /// Ends this rank's part in everything under way, once [groups](crate::comm::Communicator::group) that are open on it have ended and a
-    /// call that is being made has returned; the others' ends by their deadlines. All ranks of a process should be aborted together.
+    /// call that is being made has returned. The other ranks' part ends by their deadlines. All ranks of a process should be aborted together.
     /// Later calls return [`Error::Aborted`] with `why`.
     pub fn abort(&self, why: &str) {
         self.handle.abort(why);
@@ -221,7 +221,7 @@ fn check_device(device: &Device, what: &'static str) -> Result<()> {
 /// The end of a group, also when its body panics or the communicator is broken: a thread that left one open would launch nothing any more.
 struct GroupEnd<'a> {
     communicator: &'a NcclCommunicator,
-    /// Until it has come: what the calls use is there until they are enqueued.
+    /// Set until the group ends: it keeps the memory of the calls until they are enqueued.
     open: Option<group::Open>,
 }
 
@@ -266,7 +266,7 @@ mod tests {
         communicator.call("ncclSend", |comm| unsafe { (FUNCTIONS.send)(ptr::null(), 0, 1, 0, comm, ptr::null_mut()) })
     }
 
-    /// What a thread left open would keep all its later calls from being made.
+    /// A group that a thread left open would keep all its later calls from being made.
     #[test]
     fn a_group_ends_on_its_thread_whatever_happens_in_it_and_nothing_is_aborted_before() {
         type Body = fn(&'static Fake, &NcclCommunicator) -> Result<()>;
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Its rank never comes to what another thread calls meanwhile: that holds the group up no longer than the deadline.
+    /// Another thread's call meanwhile, to which no other rank comes, delays the group no longer than the deadline.
     #[test]
     fn a_deadline_within_a_group_aborts_behind_its_end() {
         let (fake, communicator) = communicator(Duration::from_millis(60));
@@ -338,7 +338,7 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 
-    /// Connecting the ranks is what the end waits for.
+    /// The end of a group waits for the ranks to be connected.
     #[test]
     fn an_end_that_blocks_is_ended_by_the_deadline() {
         let (fake, communicator) = communicator(Duration::from_millis(60));
@@ -362,7 +362,7 @@ mod tests {
         communicator.synchronize(&stream).unwrap();
     }
 
-    /// Nobody waits for a rank that cannot come.
+    /// No rank waits for one that cannot come.
     #[test]
     fn an_emulated_device_is_refused_before_the_ranks_join() {
         let device = Runtime::emulated(1).unwrap().device(0).unwrap();

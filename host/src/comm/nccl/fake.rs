@@ -1,4 +1,4 @@
-//! An NCCL of one rank that does as a test says: its communicator is the test's own record of what was called.
+//! An NCCL of one rank that does what a test sets: its communicator is the test's own record of what was called.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_void};
@@ -22,7 +22,7 @@ pub struct Fake {
     pub calls: AtomicU32,
     /// Calls in groups that are open.
     pub queued: AtomicU32,
-    /// Aborts while there were such.
+    /// Aborts while there were open groups.
     pub torn: AtomicU32,
 }
 
@@ -60,7 +60,7 @@ impl Fake {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         while self.blocks.load(Ordering::Acquire) && self.aborted.load(Ordering::Acquire) == 0 {
-            assert!(start.elapsed() < Duration::from_secs(20), "nobody aborted a call that blocks");
+            assert!(start.elapsed() < Duration::from_secs(20), "no thread aborted a call that blocks");
             std::thread::sleep(Duration::from_millis(1));
         }
         self.code.load(Ordering::Acquire)

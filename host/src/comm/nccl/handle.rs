@@ -11,7 +11,7 @@ use crate::rank::{Rank, WorldSize};
 use crate::runtime::stream::StreamInner;
 use crate::runtime::{Error, Owner, Result};
 
-/// A communicator and who it is. Dropping it destroys it, which lets work on streams end; a failed one was aborted.
+/// A communicator, with its rank and world. Dropping it destroys it, which lets work on streams end; a failed one was aborted.
 pub(super) struct Handle {
     functions: &'static Functions,
     watched: Arc<Watched>,
@@ -20,7 +20,7 @@ pub(super) struct Handle {
     pub limit: Duration,
     /// Compares the ranks' calls before they are made, where that was asked for.
     pub sequence: Option<Sequence>,
-    /// What broke it.
+    /// The error that broke it.
     failure: RwLock<Option<Error>>,
 }
 
@@ -88,7 +88,7 @@ impl Handle {
         self.done("ncclGroupEnd", unsafe { self.watched.end_group(self.limit) })
     }
 
-    /// What became of a call.
+    /// How a call ended.
     fn done(&self, name: &'static str, code: std::result::Result<c_int, Aborted>) -> Result<()> {
         match code {
             Ok(SUCCESS) => Ok(()),
@@ -100,7 +100,7 @@ impl Handle {
         }
     }
 
-    /// Compares a call with those of the other ranks, before it is made: one that does not fit would hang, or give anything.
+    /// Compares a call with those of the other ranks, before it is made: one that does not fit would hang, or give garbage.
     pub fn agree(&self, call: impl FnOnce() -> String) -> Result<()> {
         self.compare(|sequence| sequence.agree(call())).map(drop)
     }
@@ -110,7 +110,7 @@ impl Handle {
         self.sequence.as_ref().map(compare).transpose().map_err(|error| self.fail(error))
     }
 
-    /// What went wrong behind the calls, as far as NCCL has noticed.
+    /// What went wrong after the calls, as far as NCCL has noticed.
     pub fn check(&self) -> Result<()> {
         let mut state = SUCCESS;
         // SAFETY: a live communicator and a valid place for the code.
@@ -126,7 +126,7 @@ impl Handle {
         let (start, mut looks) = (Instant::now(), 0_u32);
         while !done()? {
             looks += 1;
-            // Short work is not slept over; a long wait costs little.
+            // Short work ends without a sleep; a long wait costs little.
             if looks > 1000 {
                 std::thread::sleep(Duration::from_micros(100));
                 self.check()?;

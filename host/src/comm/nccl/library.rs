@@ -29,7 +29,7 @@ const OLDEST: c_int = 21_801;
 
 /// What all ranks of a world share, made by one of them: `ncclUniqueId`.
 ///
-/// It is public only in that it must reach every rank; anyone who has it can join.
+/// It must reach every rank, and anyone who has it can join: keep it from others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId([u8; Self::BYTES]);
@@ -96,7 +96,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks all of them up; the name of one that is missing else.
+            /// Looks all of them up. The error is the name of one that is missing.
             ///
             /// # Safety
             /// The library is NCCL, and stays loaded.
@@ -152,7 +152,7 @@ impl fmt::Display for NcclVersion {
 /// The library in use: loaded once and never unloaded.
 pub(super) struct Nccl {
     pub functions: Functions,
-    /// Those of a library that has them; the name of one that is missing else.
+    /// The functions of a library. The error is the name of one that is missing.
     pub windows: Result<Windows, &'static str>,
     pub version: NcclVersion,
 }

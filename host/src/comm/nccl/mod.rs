@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `communicator` | a world of ranks, from the first meeting to the end |
 //! | `collectives` | the collectives |
-//! | `bootstrap` | how ranks agree on a communicator |
+//! | `bootstrap` | how ranks exchange NCCL's id and agree on a communicator |
 //! | `handle`, `watchdog` | one communicator whose calls have a deadline |
 //! | `windows` | memory that NCCL allocates and registers |
 //! | `library` | NCCL's shared library |

@@ -5,7 +5,7 @@
 //! "Fault tolerance"). One thread watches all communicators of the process.
 //!
 //! **Invariant:** a communicator is aborted at most once, and never while a group is open on it: the calls that are queued in the group name the
-//! communicator until `ncclGroupEnd` has taken them. What breaks it meanwhile marks it, so that no call begins on it any more, and the thread that ends
+//! communicator until `ncclGroupEnd` has taken them. A failure meanwhile marks it as broken, so that no call begins on it any more, and the thread that ends
 //! the last of its groups aborts it. All that is settled under one lock, [`Watched::state`], which is not held while NCCL is called.
 
 use std::ffi::{c_int, c_void};
@@ -41,9 +41,9 @@ struct State {
     last: (&'static str, u64),
     /// Groups that threads have begun and not begun to end.
     open: u32,
-    /// When each group that is ending though the communicator is broken must have ended: these wait for no turn.
+    /// When each group that is ending on a broken communicator must have ended. These ends do not wait for other calls.
     ends: Vec<Instant>,
-    /// Nothing begins on it any more, and it is aborted as soon as it may be.
+    /// Whether it is broken: nothing begins on it any more, and it is aborted as soon as it may be.
     broken: bool,
 }
 
@@ -76,7 +76,7 @@ impl Watched {
         self.comm.load(Ordering::Acquire)
     }
 
-    /// The last call that was begun, which is the one that broke it if a deadline did, and how many were.
+    /// The last call that was begun, and how many were begun. If a deadline broke the communicator, that call was late.
     pub fn last(&self) -> (&'static str, u64) {
         lock(&self.state).last
     }
@@ -95,7 +95,7 @@ impl Watched {
     }
 
     /// Begins a group of this thread, whose calls are queued until its [end](Self::end_group): until then the communicator is not aborted.
-    /// What `ncclGroupStart` says; it is not called, and no group is open, after an `Err` or a failure.
+    /// Returns what `ncclGroupStart` returns. After an `Err` or a failure no group is open.
     pub fn open_group(&self) -> Result<c_int, Aborted> {
         {
             let mut state = lock(&self.state);
@@ -112,7 +112,7 @@ impl Watched {
         Ok(code)
     }
 
-    /// Ends the group of this thread, also of a broken communicator, which is aborted behind the last of them; `Err` then.
+    /// Ends the group of this thread, also of a broken communicator, which is aborted after the last of its groups; `Err` then.
     ///
     /// # Safety
     /// The thread opened a group, and has not ended it.

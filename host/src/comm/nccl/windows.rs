@@ -61,7 +61,7 @@ impl Windows {
         Ok(address.expose_provenance() as u64)
     }
 
-    /// Gives memory back that [`allocate`](Self::allocate) gave, once, and that nobody uses.
+    /// Gives memory back that [`allocate`](Self::allocate) gave, once, and that nothing uses.
     ///
     /// # Errors
     /// [`Error::Nccl`].
@@ -102,10 +102,10 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// A collective of the communicator's ranks, which waits for all of them, at most for the deadline. None where NCCL registers nothing, on
-    /// any rank then: it answers with success and no window where not every GPU reaches every other one's memory, or windows
+    /// A collective of the communicator's ranks, which waits for all of them, at most for the deadline. None, on every rank, where NCCL registers nothing:
+    /// it answers with success and no window where not every GPU reaches every other one's memory, or windows
     /// (`NCCL_WIN_ENABLE`) or the driver's virtual memory (`NCCL_CUMEM_ENABLE`) are switched off (`ncclCommWindowRegister` in
-    /// `src/dev_runtime.cc`, and `symmetricSupport` in `src/init.cc`, of NCCL 2.28). Whether multicast is there has no part in it.
+    /// `src/dev_runtime.cc`, and `symmetricSupport` in `src/init.cc`, of NCCL 2.28). Multicast does not matter for it.
     ///
     /// # Errors
     /// As a collective's.

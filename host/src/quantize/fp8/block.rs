@@ -15,7 +15,7 @@ use crate::runtime::{Error, Loaded, Result, Runtime, Stream, nothing_mut};
 use crate::tensor::shape::numel;
 
 /// The casts between `T` and FP8 elements `Q` with one scale a block, in one pass over the input. Scales lie as in
-/// TransformerEngine's `Float8BlockQuantizer`; what fills up their lines is 0.
+/// TransformerEngine's `Float8BlockQuantizer`; the padding of their lines is 0.
 ///
 /// Rows are whole 16-byte vectors of `T` at 16-byte aligned addresses: multiples of 8 elements, of `f32` of 4.
 ///
@@ -68,7 +68,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
         Ok(tensor)
     }
 
-    /// Quantizes a matrix of the tensor's shape, in its blocks, into buffers that are there. A graph can hold it.
+    /// Quantizes a matrix of the tensor's shape, in its blocks, into existing buffers. A graph can hold it.
     ///
     /// # Errors
     /// [`Error::Length`] unless `input` has the shape; as [`Loaded::launch`], also for rows that are not whole vectors.

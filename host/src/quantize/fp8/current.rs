@@ -14,7 +14,7 @@ use crate::quantize::tensor::Fp8Tensor;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
-/// The casts between `T` and FP8 elements `Q` with one scale for a tensor, which is made on the device of the tensor's amax.
+/// The casts between `T` and FP8 elements `Q` with one scale for a tensor, which the device makes of the tensor's amax.
 ///
 /// A cast is two passes over the tensor, one for its amax. The host waits for neither.
 ///
@@ -108,7 +108,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     }
 
     /// Quantizes this rank's part of a tensor into buffers that are there: the second phase. The codes of all ranks, one after the other,
-    /// are what [`quantize`](Self::quantize) makes of the whole, and all have its scale.
+    /// are those that [`quantize`](Self::quantize) makes of the whole, and all ranks have its scale.
     ///
     /// # Errors
     /// [`Error::Length`] unless there is one amax; as [`quantize_into`](Self::quantize_into).
@@ -136,7 +136,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     }
 
     /// Quantizes a tensor, or a part of one, whose amax, of one element, is on the device: its own, or that of a larger tensor.
-    /// Ranks that share one call [`cast_shard`](Self::cast_shard), whose type says that they agreed.
+    /// Ranks that share a tensor call [`cast_shard`](Self::cast_shard), whose argument is an amax on which they have agreed.
     ///
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match.

@@ -21,8 +21,8 @@ pub enum AmaxAlgorithm {
     MostRecent,
 }
 
-/// Casts to FP8 elements `Q` by scales that earlier steps left, in one pass that records the amax, and the update of all scales at
-/// the end of a step, in one launch.
+/// Casts to FP8 elements `Q` by scales of earlier steps, in one pass that records the amax. The update of all scales at
+/// the end of a step is one launch.
 ///
 /// ```
 /// use oxtile::quantize::{AmaxAlgorithm, DelayedScaling, DelayedScales};

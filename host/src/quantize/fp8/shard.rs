@@ -13,19 +13,19 @@ use crate::quantize::split_phase::{GlobalAmax, LocalAmax};
 use crate::runtime::{Buffer, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
-/// Where a shard is in its matrix.
+/// The place of a shard in its matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shard {
     /// Rows and columns of the matrix.
     pub shape: [u64; 2],
-    /// The matrix's element, row by row, that is the shard's first.
+    /// The number of the shard's first element in the matrix, row by row.
     pub start: u64,
 }
 
-/// The casts of shards of master weights: a run of a matrix's elements, from any to any, or none.
+/// The casts of shards of master weights. A shard is any run of a matrix's elements, or none.
 ///
 /// Each rank calls [`local_amax`](Self::local_amax), all [reduce](LocalAmax::reduce) the results, and each calls [`cast`](Self::cast), which
-/// writes the codes of its own shard alone. Together they are what [`BlockScaling`](super::BlockScaling) makes of the
+/// writes only the codes of its own shard. Together they are the codes that [`BlockScaling`](super::BlockScaling) makes of the
 /// whole matrix in squares.
 pub struct ShardCasts<T: Fp8Number<Q>, Q: Fp8 = e4m3> {
     amaxes: Loaded<T::PartialAmax>,
@@ -42,8 +42,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         Ok(Self { amaxes: runtime.load()?, cast: runtime.load()?, options })
     }
 
-    /// The largest magnitude of each square in the shard, `[ceil(rows / 128), ceil(columns / 128)]`; 0 for a square of which it has
-    /// nothing. An empty shard takes part: its amaxes are 0.
+    /// The largest magnitude of each square in the shard, `[ceil(rows / 128), ceil(columns / 128)]`; 0 for a square without
+    /// elements in the shard. An empty shard takes part: its amaxes are 0.
     ///
     /// # Errors
     /// As [`Loaded::launch`], if the shard reaches beyond the matrix.
@@ -72,7 +72,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         Ok(inverses)
     }
 
-    /// As [`cast`](Self::cast), the inverses into a buffer that is there, zeros at first: what fills up their lines stays. A graph can
+    /// As [`cast`](Self::cast), with the inverses in an existing buffer, zeros at first: the padding of their lines is not written. A graph can
     /// hold it.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What cuBLASLt is asked for, which is column-major: `D^T = B A^T`, so that our `B` is its `A`.
+//! The call of cuBLASLt, which is column-major: `D^T = B A^T`, so that our `B` is its `A`.
 
 use oxtile_tile::num::Element;
 
@@ -32,7 +32,7 @@ impl QuantizedGemmConfig {
             a: operand(self.b, n, true),
             b: operand(self.a, m, false),
             d: MatmulMatrix { element, rows: n, columns: m },
-            // Sums of blocks are full ones in any case.
+            // Products of blocks are summed in full precision in any case.
             fast_accumulation: fast_accumulation && codes && self.a == OperandFormat::Fp8,
             factors: if by_device { MatmulFactors::Device } else { MatmulFactors::Host { alpha, beta } },
         })

@@ -26,7 +26,7 @@ pub struct QuantizedGemmConfig {
     pub alpha: f32,
     /// Factor of `D` as it was; 0 leaves it unread.
     pub beta: f32,
-    /// Whether the tensor cores may sum products of FP8 codes in 14 bits, as they do by themselves. Else sums are as good as f32's.
+    /// Whether the tensor cores may sum products of FP8 codes in 14 bits, as they do by default. Else sums are as accurate as in f32.
     pub fast_accumulation: bool,
     /// The path to take; none for the first that can be taken.
     pub path: Option<Path>,
@@ -58,7 +58,7 @@ pub enum Path {
     /// Both operands are dequantized to `bf16`, then cuBLASLt multiplies.
     DequantizeCublasLt,
     /// Both operands are dequantized to `bf16`, then a kernel without tensor cores multiplies ([`Gemm::portable`](crate::gemm::Gemm::portable)):
-    /// right on any GPU, and slow. It is there where none of the others is.
+    /// correct on any GPU, but slow. It is taken where none of the others can be.
     DequantizePortable,
 }
 
@@ -78,10 +78,10 @@ pub struct Choice {
     pub refused: Vec<(Path, String)>,
 }
 
-/// What paths depend on.
+/// The facts on which paths depend.
 pub(super) struct Facts {
     pub capability: (u32, u32),
-    /// The version, or why there is none.
+    /// The library's version, or why there is none.
     pub cublaslt: Result<usize, String>,
 }
 
@@ -128,7 +128,7 @@ impl QuantizedGemmConfig {
         })
     }
 
-    /// `confirm` has the last word on a path that the rules allow.
+    /// A path that the rules allow is taken only if `confirm` agrees.
     pub(super) fn choose_by<O: Element>(
         &self,
         facts: &Facts,
@@ -149,7 +149,7 @@ impl QuantizedGemmConfig {
                 Err(why) => refused.push((path, why)),
             }
         }
-        // The last path refuses nothing: one is pinned.
+        // The last path refuses nothing, so a path is pinned.
         let reasons: Vec<_> = refused.iter().map(|(path, why)| format!("{path:?}: {why}")).collect();
         let why = format!("the pinned path cannot be taken: {}: leave `path` open, or pin another", reasons.join("; "));
         Err(Error::Invalid { what: "QuantizedGemmConfig", why })
@@ -297,7 +297,7 @@ mod tests {
                 assert_eq!(of(DequantizeCublasLt), Some("libcublasLt was not found"));
             }
         }
-        // What the copy engine cannot address goes to the same kernel by another path.
+        // Operands that TMA cannot address go to the same kernel by another path.
         assert_eq!(choose(QuantizedGemmConfig::new(OperandFormat::Fp8, [5, 7, 40]), (8, 0), false).unwrap().path, Dequantize);
         let pinned = QuantizedGemmConfig { path: Some(DequantizePortable), ..QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]) };
         assert_eq!(choose(pinned, (9, 0), true).unwrap().path, DequantizePortable);

@@ -29,7 +29,7 @@ pub enum QuantizedMatrix<'a> {
     },
     /// FP8 with scales of blocks.
     Fp8Block(&'a Fp8BlockTensor),
-    /// MXFP8; its scales are interleaved on the way where a path wants that.
+    /// MXFP8; its scales are interleaved first where a path needs that.
     Mxfp8(&'a Mxfp8Tensor),
     /// NVFP4; likewise.
     Nvfp4(&'a Nvfp4Tensor),
@@ -88,7 +88,7 @@ impl<'a> QuantizedMatrix<'a> {
     }
 
     /// Fails unless codes, scales and amax are as long as a matrix of `shape`, with k last, needs: their fields are public, and cuBLASLt
-    /// does not ask.
+    /// does not check.
     fn check_lengths(self, what: &'static str, shape: [u64; 2]) -> Result<()> {
         match self {
             Self::Fp8 { data, scale_inverse } => {

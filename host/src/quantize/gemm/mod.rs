@@ -1,4 +1,4 @@
-//! Products of quantized matrices, `D = alpha A B^T + beta D`, by what the GPU has.
+//! Products of quantized matrices, `D = alpha A B^T + beta D`, by the fastest path that the GPU has.
 //!
 //! | operands | sm_80 | sm_89 | sm_90 | sm_100 and newer |
 //! |---|---|---|---|---|
@@ -6,16 +6,16 @@
 //! | FP8, blocks of 1x128; against squares | in `bf16` | in `bf16` | cuBLASLt | in `bf16` |
 //! | MXFP8, NVFP4 | in `bf16` | in `bf16` | in `bf16` | cuBLASLt, assembled but not run yet |
 //!
-//! In `bf16` means: both are dequantized first, which no rounding but that to `bf16` shows, and multiplied by cuBLASLt or on `wgmma`; where a GPU has
-//! neither, without tensor cores. [`QuantizedGemmConfig::choose`] says which path a
+//! In `bf16` means: both are dequantized to `bf16` first, and multiplied by cuBLASLt or on `wgmma`; where a GPU has
+//! neither, without tensor cores. [`QuantizedGemmConfig::choose`] returns which path a
 //! shape takes on a device and why; [`QuantizedGemmConfig::path`] pins one. A library that is not there is a reason, not an error.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `choice` | which path a product takes, and why |
-//! | `matrix` | operands, and what is done to them first |
-//! | `call` | what cuBLASLt is asked for |
-//! | `scratch` | memory beside the operands |
+//! | `matrix` | operands, and the stages before their product |
+//! | `call` | the call of cuBLASLt |
+//! | `scratch` | memory beside the operands: workspaces |
 //!
 //! ```
 //! use oxtile::num::bf16;
@@ -73,7 +73,7 @@ pub struct QuantizedGemm<O> {
     product: Product<O>,
 }
 
-/// What multiplies.
+/// The product of a path.
 enum Product<O> {
     Codes(Gemm<e4m3, O>),
     Wide(Gemm<bf16, O>),
@@ -157,7 +157,7 @@ where
         Ok(Bound::in_turn(stages))
     }
 
-    /// What the library needs first, and its call. Its A is our `B`.
+    /// The stages before the library's call, and the call. Its A is our `B`.
     fn bind_library<'a>(
         &self,
         runtime: &Runtime,

@@ -91,7 +91,7 @@ impl Scratch {
     }
 }
 
-/// What a [`Scratch`] lends.
+/// The memory that a [`Scratch`] lends.
 pub(super) struct Pads<'a> {
     pub wide: [Pad<'a, bf16>; 2],
     pub mxfp8_scales: [Pad<'a, ue8m0>; 2],

@@ -16,7 +16,7 @@ use crate::quantize::format::{Direction, Format, Shapes};
 use crate::quantize::layout::Compact;
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 
-/// How the rows of a matrix are split among ranks: as many whole blocks for each, of which the last ranks may have fewer, or none.
+/// How the rows of a matrix are split among ranks: the same number of whole blocks for each, except that the last ranks may have fewer, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowShards {
     rows: u64,
@@ -39,7 +39,7 @@ impl RowShards {
 /// Gathers quantized shards by two collectives, of all codes and of all scales, whatever the number of members, and puts them
 /// together in one launch each.
 ///
-/// Shards that are shorter than the others are padded before, and the padding is left out after. What is transposed, NVFP4's columns, comes
+/// Shards that are shorter than the others are padded before, and the padding is left out after. Transposed matrices, NVFP4's by columns, arrive
 /// as one transposed shard after the other; the launch that joins them puts their rows side by side.
 ///
 /// Interleaved scales of shards are not those of the whole, and cannot be gathered:
@@ -138,7 +138,7 @@ impl<F: GroupFormat> GatherShards<F> {
         Ok(output)
     }
 
-    /// As [`run`](Self::run), into buffers that are there already and whose addresses stay, as a captured graph or a consumer that keeps
+    /// As [`run`](Self::run), into existing buffers, whose addresses stay, as a captured graph or a consumer that keeps
     /// them needs it. Nothing is allocated or copied from the host, so that it may be captured from the first call on. The scratch is of such shards, and
     /// the wholes are of its shapes; their amax becomes that of the shards.
     ///
@@ -159,7 +159,7 @@ impl<F: GroupFormat> GatherShards<F> {
     }
 }
 
-/// What a gather of shards of some shapes needs besides: shards that are padded, those of all ranks, and what its kernels are told. Made by
+/// The memory of a gather of shards of some shapes: padded shards, those of all ranks, and the tables of its kernels. Made by
 /// [`GatherShards::scratch`].
 pub struct GatherScratch<F: GroupFormat> {
     rank: Rank,
@@ -259,7 +259,7 @@ impl<T: Byte> JoinScratch<T> {
     }
 }
 
-/// What the kernel is told: the rows of what it writes, where a member starts in a shard and in the whole, and the width of a shard's row.
+/// The kernel's records: the rows of what it writes, where a member starts in a shard and in the whole, and the width of a shard's row.
 fn table<G: Grouped>(stream: &Stream, from: (&[[u64; 2]], &Starts), to: (&[[u64; 2]], &Starts)) -> Result<Table> {
     let record = |i: usize| Record { index: i as u64, shape: to.0[i], starts: [from.1.of[i], to.1.of[i], from.0[i][1]] };
     Table::new::<G>(stream, (0..to.0.len()).map(record))

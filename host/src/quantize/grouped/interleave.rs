@@ -70,7 +70,7 @@ fn is_transposed<F: GroupFormat>(direction: Direction) -> bool {
     direction == Direction::Columns && !F::SHAPES.transposes
 }
 
-/// What the kernels are told: outer indices and blocks, and where the compact and the interleaved scales start.
+/// The kernels' records: outer indices and blocks, and where the compact and the interleaved scales start.
 fn records<'a, F: GroupFormat>(
     shapes: &'a [[u64; 2]],
     direction: Direction,

@@ -1,8 +1,8 @@
-//! Groups: any number of matrices, such as the experts of a mixture, quantized, brought back, laid out and gathered by a number of
-//! launches that does not depend on how many they are.
+//! Groups: any number of matrices, such as the experts of a mixture, quantized, dequantized, laid out and gathered by a number of
+//! launches that does not depend on their number.
 //!
 //! The amax of an NVFP4 matrix that is split among ranks is agreed on before any rank casts. The types keep that order: a
-//! [`LocalAmax`] becomes a [`GlobalAmax`] by one reduction for all members, and only with that there is a [`Quantized`]. A rank
+//! [`LocalAmax`] becomes a [`GlobalAmax`] by one reduction for all members, which a [`Quantized`] needs. A rank
 //! without rows takes part. What is gathered is compact: there is no gather of interleaved scales, which do not concatenate.
 //!
 //! | file | what it holds |

@@ -11,7 +11,7 @@ use crate::quantize::format::{Agreed, Direction, Format, ScaleDirection};
 use crate::quantize::layout::{Compact, Layout};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
 
-/// Scales that a member's start is a multiple of, where a member has many.
+/// The alignment of a member's first scale, in scales, where a member has many.
 pub(super) const SCALE_UNIT: u64 = 16;
 
 /// The scales that a group had before its layout changed, and where each member's start.
@@ -88,7 +88,7 @@ impl<F: Format<Direction = Direction>, L: Layout> Quantized<F, L> {
         self.direction
     }
 
-    /// What all members were cast with.
+    /// The amaxes with which all members were cast.
     pub fn amax(&self) -> &Agreed<F> {
         &self.amax
     }
@@ -140,13 +140,13 @@ impl<F: Format<Direction = Direction>, L: Layout> Quantized<F, L> {
         (self.scale_starts.of[member], self.direction.scales::<L>(F::SHAPES, self.shapes[member]).iter().product())
     }
 
-    /// What the casts and their inverses are told of the members.
+    /// The members' records for the casts and their inverses.
     pub(super) fn records(&self) -> impl Iterator<Item = Record> {
         records(&self.shapes, &self.element_starts, [&self.scale_starts, &self.scale_starts])
     }
 }
 
-/// What casts are told of members of these shapes: where the codes start, the row scales and the column scales.
+/// The records of members of these shapes: where the codes start, the row scales and the column scales.
 pub(super) fn records(shapes: &[[u64; 2]], elements: &Starts, [rows, columns]: [&Starts; 2]) -> impl Iterator<Item = Record> {
     (0..shapes.len()).map(|i| Record { index: i as u64, shape: shapes[i], starts: [elements.of[i], rows.of[i], columns.of[i]] })
 }

@@ -32,7 +32,7 @@ impl Starts {
     }
 }
 
-/// What a kernel is told of a member.
+/// A kernel's record of a member.
 pub(super) struct Record {
     pub index: u64,
     pub shape: [u64; 2],
@@ -71,12 +71,12 @@ impl Table {
     }
 }
 
-/// Which members a table is of, where a kernel works on some of a group's.
+/// Which members a table is of, if a kernel works on some of a group's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Purpose {
-    /// A call for one direction, or for all members.
+    /// Those of a call for one direction, or all members.
     One,
-    /// A call for both.
+    /// Those of a call for both directions.
     Both,
 }
 

@@ -1,4 +1,4 @@
-//! Wide matrices, as a group of the caller's and as one buffer of ours.
+//! Wide matrices: a group of the caller's tensors, and a group in one buffer.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
 use crate::tensor::DeviceTable;
 use crate::tensor::shape::numel;
 
-/// Elements that a member's start is a multiple of: so its codes and values start at whole sectors.
+/// The alignment of a member's first element, in elements, so that its codes and values start at whole sectors.
 pub(super) const UNIT: u64 = 128;
 
 /// Matrices anywhere in a device's memory that are quantized together: made once, quantized any number of times.

@@ -1,4 +1,4 @@
-//! The MXFP8 cast fused with what stands around it in a model.
+//! The MXFP8 cast fused with its neighbours in a model.
 
 use std::any::TypeId;
 use std::fmt;
@@ -23,15 +23,15 @@ pub struct FusedMxfp8<O: Operation, T: Magnitude + Wide = bf16, Q: Fp8 = e4m3> {
     cast: Loaded<Mxfp8CastFused<O, T, Q>>,
     cast_rows: Loaded<Mxfp8CastFusedRows<O, T, Q>>,
     cast_columns: Loaded<Mxfp8CastFusedColumns<O, T, Q>>,
-    /// Of the identity alone, where nothing but codes and interleaved scales is asked for: it writes whole sectors of scales.
+    /// The kernel of the identity alone, where only codes and interleaved scales are wanted: it writes whole sectors of scales.
     cast_rows_interleaved: Option<Loaded<Mxfp8CastRowsInterleaved<T, Q>>>,
     sums: Loaded<ColumnSums<T>>,
 }
 
-/// What a fused cast reads.
+/// The inputs of a fused cast.
 #[derive(Clone, Copy)]
 pub struct FusedInput<'a, T> {
-    /// What the activation is, or was, applied to.
+    /// The input of the activation.
     pub input: DeviceView<'a, T>,
     /// The gradient of its result, in backward operations.
     pub gradient: Option<DeviceView<'a, T>>,
@@ -43,7 +43,7 @@ pub struct FusedInput<'a, T> {
     pub skip: Option<DeviceView<'a, f32>>,
 }
 
-/// What a fused cast writes: what is wanted. Tensors are of the result's shape, both directions in one layout.
+/// The outputs that are wanted of a fused cast. Tensors are of the result's shape, both directions in one layout.
 #[derive(Debug)]
 pub struct FusedOutput<'a, T, Q: Fp8, L: Layout> {
     /// The cast along rows.
@@ -56,7 +56,7 @@ pub struct FusedOutput<'a, T, Q: Fp8, L: Layout> {
     pub amax: Option<&'a mut Buffer<f32>>,
 }
 
-/// The sums of a result's columns, which are the gradient of a bias, and the room for the partial sums that they are made of: made once for a
+/// The sums of a result's columns, which are the gradient of a bias, and memory for the partial sums that they are made of: made once for a
 /// shape, used any number of times. They are sums of the values that are cast.
 #[derive(Debug)]
 pub struct BiasGradient<T = bf16> {

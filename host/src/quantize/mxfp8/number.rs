@@ -1,4 +1,4 @@
-//! Which kernels cast a number type.
+//! The kernels that cast a number type.
 
 use oxtile_kernels::group::Grouped;
 use oxtile_kernels::magnitude::Magnitude;

@@ -1,4 +1,4 @@
-//! Virtual GPUs: streams are queues that a seeded scheduler empties when somebody waits.
+//! Virtual GPUs: streams are queues that a seeded scheduler empties when a thread waits.
 //!
 //! | file | what it holds |
 //! |---|---|

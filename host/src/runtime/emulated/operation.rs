@@ -183,7 +183,7 @@ impl Operation {
                 vec![access(*address, bytes, Kind::Free, "it is freed")]
             }
             Self::FreeHost { address, bytes } => vec![on_host(access(*address, *bytes, Kind::Free, "it is freed"), true)],
-            // A rank that somebody gave up on may be late.
+            // A rank that another rank no longer waits for may be late.
             Self::WriteValue { value, .. } if *value >= POISON => Vec::new(),
             Self::WriteValue { address, .. } => vec![access(*address, 8, Kind::SignalWrite, "a signal is written")],
             Self::WaitValue { address, .. } => vec![access(*address, 8, Kind::SignalWait, "a signal is waited for")],

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 /// Two operations on the same bytes that no stream, event, signal or wait orders, one of which is a write; or memory freed while, or
-/// before, somebody uses it.
+/// before, it is used.
 #[derive(Clone, Debug)]
 pub struct StreamRace {
     /// What sort of misuse it is.

@@ -13,7 +13,7 @@ use crate::comm::Communicator;
 use crate::runtime::{Buffer, Error, Event, Result, Stream};
 
 /// The ranks of a communicator gather by its collectives, NCCL's or those of the virtual cluster: across hosts too, and where there is no symmetric memory. In
-/// one chunk that is an all-gather, in several an exchange for each. There is no arena, so that [`Ready::wait`] knows no deadline of one; NCCL's
+/// one chunk that is an all-gather, in several an exchange for each. There is no arena, so [`Ready::wait`] has no deadline of one; NCCL's deadline
 /// is that of [`NcclCommunicator::synchronize`](crate::comm::NcclCommunicator::synchronize).
 pub struct CollectiveGather<'c, T, C> {
     communicator: &'c C,
@@ -28,7 +28,7 @@ pub struct CollectiveGather<'c, T, C> {
 }
 
 impl<'c, T: Pod, C: Communicator> CollectiveGather<'c, T, C> {
-    /// For shards of pieces of so many elements, of one length on all ranks, gathered on `stream` in so many chunks.
+    /// For shards with a piece of each length of `lens`, the same on all ranks, gathered on `stream` in `chunks` chunks.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks or no pieces; as [`Buffer::uninitialised`].
@@ -44,7 +44,7 @@ impl<'c, T: Pod, C: Communicator> CollectiveGather<'c, T, C> {
         Ok(Self { communicator, stream: stream.clone(), own, output, gathered, places, chunks, epoch: Epoch::ZERO })
     }
 
-    /// All of it, in one call.
+    /// Gathers whole shards, in one call.
     #[track_caller]
     fn gather_whole(&mut self) -> Result<()> {
         let (communicator, stream, mut rest) = (self.communicator, &self.stream, Rest::new(&mut self.output));
@@ -58,7 +58,7 @@ impl<'c, T: Pod, C: Communicator> CollectiveGather<'c, T, C> {
         }
     }
 
-    /// One chunk of all members.
+    /// Gathers one chunk of all members' shards.
     #[track_caller]
     fn gather_chunk(&mut self, chunk: u64) -> Result<()> {
         let (mut sends, mut receives, mut rest) = (Vec::new(), Vec::new(), Rest::new(&mut self.output));
@@ -86,7 +86,7 @@ impl<T: Pod, C: Communicator> ChunkedGather<T> for CollectiveGather<'_, T, C> {
         &self.places
     }
 
-    /// The buffers' uses order what writes them.
+    /// The runtime orders the writes of a buffer after its earlier uses.
     fn shards(&mut self, stream: &Stream) -> Result<&mut [Buffer<T>]> {
         stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         self.own.iter().try_for_each(|own| own.check_stream(stream, "CollectiveGather::shards"))?;
@@ -118,7 +118,7 @@ impl<T: Pod, C: Communicator> ChunkedGather<T> for CollectiveGather<'_, T, C> {
 /// What is left of a buffer whose parts are written, from its beginning on.
 struct Rest<'a, T> {
     view: Option<DeviceViewMut<'a, T>>,
-    /// Where it begins.
+    /// Where the rest begins.
     start: u64,
 }
 

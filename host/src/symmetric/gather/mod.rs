@@ -1,6 +1,6 @@
 //! All-gathers in chunks that can be waited for one by one.
 //!
-//! | file | |
+//! | file | what it holds |
 //! |---|---|
 //! | `pieces` | where the pieces of a shard lie, and their chunks |
 //! | `places` | what is read: the places of a gather, and the token of an epoch |
@@ -29,16 +29,16 @@ use crate::runtime::{Buffer, Result, Stream};
 /// An all-gather of shards of one length, in chunks, again and again: by copy engines ([`PullGather`], [`PushGather`]) or by the collectives of a
 /// communicator ([`CollectiveGather`]).
 ///
-/// What is gathered lies in [`Places`], which are given once and stay: what is bound to them is never bound again. Each epoch is a
+/// What is gathered lies in [`Places`], which are given once and stay: an operation is bound to them once. Each epoch is a
 /// [`Ready`], without which no stream may read them:
 ///
 /// 1. the [`shard`](Self::shard) is written;
 /// 2. [`start`](Self::start) gathers it, and gives the epoch;
-/// 3. a stream that is to read is given the epoch ([`Ready::whole`], [`Ready::chunk`]), and waits for no more than it asks for;
-/// 4. [`release`](Self::release) takes the epoch back, after the last that reads.
+/// 3. a stream that is to read is given the epoch ([`Ready::whole`], [`Ready::chunk`]), and waits only for the part that it is given;
+/// 4. [`release`](Self::release) takes the epoch back, after the last reader.
 ///
-/// Every member calls them in this order; none of them waits on the host or allocates device memory. A gather is not captured, since its epochs grow. What reads
-/// the places may be, and its graph is replayed on a stream that was given the epoch.
+/// Every member calls them in this order; none of them waits on the host or allocates device memory. A gather is not captured, since its epochs grow. Work that reads
+/// the places may be captured; its graph is replayed on a stream that was given the epoch.
 ///
 /// ```
 /// use oxtile::comm::{EmulatedCommunicator, WorldSize};
@@ -54,7 +54,7 @@ use crate::runtime::{Buffer, Result, Stream};
 /// let mut gather = CollectiveGather::<bf16, _>::new(&rank, &copies, &[64 * 64], 1)?;
 /// let (b, mut d) = (Buffer::zeros(&compute, 64 * 64)?, Buffer::zeros(&compute, 64 * 64)?);
 ///
-/// // Bound once to where the operand comes to lie.
+/// // Bound once to the place of the operand.
 /// let places = gather.places().clone();
 /// let gemm = Gemm::<bf16, bf16>::new(&runtime, GemmConfig { m: 64, n: 64, k: 64, ..GemmConfig::default() })?;
 /// let mut product = gemm.bind(&compute, places.whole().view(), b.view(), None, d.view_mut())?;
@@ -84,8 +84,8 @@ pub trait ChunkedGather<T: Pod> {
     /// Where what is gathered lies, in every epoch.
     fn places(&self) -> &Places<T>;
 
-    /// The pieces of this member's shard, to write for the next epoch: later work of `stream` comes after all that still reads the shard. Work that is enqueued
-    /// writes it, not a graph, whose replays are not ordered after those.
+    /// The pieces of this member's shard, to write for the next epoch: later work of `stream` comes after all work that still reads the shard. Write it by enqueued
+    /// work, not by a graph: replays are not ordered after those readers.
     ///
     /// # Errors
     /// [`Error::NotCapturable`](crate::Error::NotCapturable) in a graph; [`Error::Invalid`](crate::Error::Invalid) for a stream of another device, and,
@@ -110,7 +110,7 @@ pub trait ChunkedGather<T: Pod> {
     #[track_caller]
     fn start(&mut self) -> Result<Ready<T>>;
 
-    /// Ends the epoch: the places are written again after all that the streams that were given it have enqueued so far. What they enqueue later is
+    /// Ends the epoch: the places are written again after all work that the streams with the epoch have enqueued so far. What they enqueue later is
     /// [`Error::NotReady`](crate::Error::NotReady). A thread that enqueues at the same time is not seen: join it first.
     ///
     /// # Errors

@@ -3,11 +3,11 @@
 use crate::comm::Rank;
 use crate::runtime::{Error, Result};
 
-/// What a piece begins at a multiple of, in bytes.
+/// The alignment of a piece, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// The pieces that travel together. In a shard they follow each other; in what is gathered each piece is that of all members one after another. A
-/// chunk is as large a part of each of them.
+/// The pieces that travel together. In a shard they follow each other. What is gathered has, for each piece, that of every member one after another. A
+/// chunk is the same part of each piece.
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
     lens: Vec<u64>,
@@ -35,7 +35,7 @@ impl Pieces {
         &self.lens
     }
 
-    /// Elements of a shard, what lies between its pieces included.
+    /// Elements of a shard, with the gaps between its pieces.
     pub fn shard_len(&self) -> u64 {
         self.shard_len
     }
@@ -62,7 +62,7 @@ pub(super) struct Gathered {
     pub members: u32,
     /// Where each piece of all members begins.
     starts: Vec<u64>,
-    /// Of all of it, what lies between pieces included.
+    /// Elements in all, with the gaps between pieces.
     pub len: u64,
 }
 

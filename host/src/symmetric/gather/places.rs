@@ -15,9 +15,9 @@ use crate::runtime::runtime::lock;
 use crate::runtime::stream::StreamInner;
 use crate::runtime::{Buffer, Error, Event, Memory, Owner, Result, Stream, order};
 
-/// Where what a gather brings lies, in every epoch: buffers to bind to once. Cloning gives another handle on the same.
+/// Where what is gathered lies, in every epoch: buffers to bind to once. A clone is another handle on the same places.
 ///
-/// Any work may be bound to them at any time. It is enqueued on streams that were given the epoch alone ([`Ready`]): on others it is
+/// Any work may be bound to them at any time. It may be enqueued only on streams that were given the epoch ([`Ready`]): on others it is
 /// [`Error::NotReady`].
 pub struct Places<T>(Arc<Inner<T>>);
 
@@ -58,7 +58,7 @@ impl<T: Pod> Places<T> {
         Ok(Self(Arc::new(Inner { gate, chunks, whole, parts })))
     }
 
-    /// All members' shards one after another, in the order of the team: where a shard has several pieces, of the first.
+    /// All members' shards one after another, in the order of the team. Where a shard has several pieces, only the first piece.
     pub fn whole(&self) -> &Buffer<T> {
         &self.0.whole[0]
     }
@@ -68,7 +68,7 @@ impl<T: Pod> Places<T> {
         &self.0.whole
     }
 
-    /// A chunk of a member's shard: where that has several pieces, of the first.
+    /// A chunk of a member's shard. Where that has several pieces, of the first piece.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a chunk that is not there.
@@ -88,8 +88,8 @@ impl<T: Pod> Places<T> {
         }
     }
 
-    /// Another handle on a piece of all members' shards, as elements `U`, for what owns its buffers, as a quantized tensor does. It is to be read: what
-    /// writes it is ordered after nothing that reads other handles.
+    /// Another handle on a piece of all members' shards, as elements `U`, for a value that owns its buffers, as a quantized tensor does. Only read it: a write
+    /// would not be ordered after reads through other handles.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a piece that is not there, or whose bytes are no whole number of such elements.
@@ -106,7 +106,7 @@ impl<T: Pod> Places<T> {
         Ok(unsafe { Buffer::of(memory, bytes / size) })
     }
 
-    /// Begins an epoch, whose parts arrive so.
+    /// Begins an epoch, whose parts are there when `arrived` says.
     pub(super) fn open(&self, arrived: Arrived) -> Ready<T> {
         *lock(&self.0.gate.state) = State { epoch: Some(arrived.epoch), readers: Vec::new() };
         Ready { places: self.clone(), arrived: Box::new(arrived) }
@@ -127,13 +127,13 @@ impl<T: Pod> Places<T> {
         Err(Error::Invalid { what, why: "the epoch is of another gather: give it to the one that began it".to_owned() })
     }
 
-    /// Later work of `stream` comes after all that the readers of the epoch have enqueued so far: those readers, each with the event that says so, or
-    /// none where they need none.
+    /// Later work of `stream` comes after all work that the readers of the epoch have enqueued so far. Returns those readers, each with the event after that
+    /// work, or none where no event is needed.
     pub(super) fn order_after_readers(&self, stream: &Stream) -> Result<Vec<(Stream, Option<Event>)>> {
         let readers: Vec<_> = lock(&self.0.gate.state).readers.iter().map(|reader| reader.stream.clone()).collect();
         let after = |reader: Stream| {
             if reader.0.id == stream.0.id || reader.is_capturing() {
-                // After what a capture's stream was given before it. What frees or writes the memory besides is ordered by the note.
+                // After the work that a capturing stream had before its capture. The note orders other writes, and the freeing, of the memory.
                 order(&stream.0, |wait_for| wait_for.push(Arc::clone(&reader.0)))?;
                 self.0.gate.memory.used_on(&reader.0);
                 return Ok((reader, None));
@@ -145,28 +145,28 @@ impl<T: Pod> Places<T> {
         readers.into_iter().map(after).collect()
     }
 
-    /// Ends the epoch, once what writes the places next is ordered after its readers.
+    /// Ends the epoch, once the next writes of the places are ordered after its readers.
     pub(super) fn shut(&self) {
         *lock(&self.0.gate.state) = State::default();
         self.0.whole.iter().chain(self.0.parts.iter().flatten()).for_each(|place| place.memory().forget_uses());
     }
 }
 
-/// That an epoch of a gather is under way: what a stream needs to read its [`Places`]. It goes back to the gather
+/// An epoch of a gather that is under way: what a stream needs to read its [`Places`]. It goes back to the gather
 /// ([`ChunkedGather::release`](super::ChunkedGather::release)).
-#[must_use = "without it nobody reads what is gathered; the gather needs it back"]
+#[must_use = "without it no stream can read what is gathered, and the gather needs it back"]
 pub struct Ready<T> {
     places: Places<T>,
     arrived: Box<Arrived>,
 }
 
-/// When what an epoch brings is there.
+/// When the parts of an epoch are there.
 pub(super) struct Arrived {
     pub epoch: Epoch,
-    /// By member and chunk: once all of these are done.
+    /// By member and chunk: the events after which the chunk is there.
     pub chunks: Vec<Vec<Vec<Event>>>,
     pub done: Event,
-    /// Of a gather over an arena.
+    /// The ticket of a gather over an arena.
     pub ticket: Option<Ticket<()>>,
 }
 
@@ -282,7 +282,7 @@ impl Gate {
     }
 }
 
-/// What lends a place: a part, or the whole, to the streams that were given it.
+/// The owner of a place: it lends a part, or the whole, to the streams that were given it.
 struct Door {
     gate: Arc<Gate>,
     part: Option<u64>,
@@ -377,7 +377,7 @@ mod tests {
             let inner = &gather.places().0;
             assert_eq!(lock(&inner.gate.state).readers.len(), 1);
             gather.release(ready).unwrap();
-            // The arena knows it, and nobody else any more.
+            // Only the arena still holds it.
             assert_eq!(Arc::strong_count(&reader.0), handles + 1);
         }
     }

@@ -49,7 +49,7 @@ impl<T: Pod> GatherMemory<T> {
 /// Each member publishes its shard, and pulls those of the others by its copy engine.
 ///
 /// The order of signals, for epoch `e`: the shard is written; READY `e` goes to every other member; a member that sees READY `e` of another
-/// copies the shard and sends DONE `e` back; the shard is written again behind DONE `e` of all.
+/// copies the shard and sends DONE `e` back; the shard is written again after DONE `e` of all.
 pub struct PullGather<T> {
     arena: Arena,
     member: Member,
@@ -60,7 +60,7 @@ pub struct PullGather<T> {
     gathered: Gathered,
     places: Places<T>,
     stream: Stream,
-    /// Copies this rank's own shard meanwhile.
+    /// The stream that copies this rank's own shard meanwhile.
     side: Stream,
     chunks: u64,
     epoch: Epoch,
@@ -70,7 +70,7 @@ pub struct PullGather<T> {
 
 impl<T: Pod> PullGather<T> {
     /// For a member of a team of the arena's world. `stream` carries the copies of the others' shards, a stream of its own that of
-    /// this rank's; each shard is copied in `chunks` pieces. What comes in one piece is waited for all at once. What is gathered lies in device memory of its own.
+    /// this rank's; each shard is copied in `chunks` pieces. With one chunk all shards are waited for at once. What is gathered lies in device memory of its own.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks, a team of another world, memory of another arena or a stream of another device; [`Error::ForeignRuntime`]; as
@@ -96,7 +96,7 @@ impl<T: Pod> PullGather<T> {
         Ok(Self { arena, member, memory, own, output, gathered, places, stream, side, chunks, epoch: Epoch::ZERO, others })
     }
 
-    /// This rank's own shard, on the side, behind what the stream is behind.
+    /// Copies this rank's own shard on a second stream, after the work that `stream` already comes after.
     fn copy_own(&self, caller: Caller) -> Result<Event> {
         self.side.wait(&self.stream.mark()?)?;
         self.arena.0.use_on(&self.side)?;
@@ -111,7 +111,7 @@ impl<T: Pod> PullGather<T> {
         Ok(own)
     }
 
-    /// The others' shards in one piece each, behind READY of all; DONE goes to all: the least that a host can enqueue.
+    /// Copies the others' shards in one piece each, after READY of all, and sends DONE to all: the fewest calls that a host can make.
     #[track_caller]
     fn pull_whole(&self, caller: Caller) -> Result<()> {
         let mut ready = self.arena.batch(&self.stream);
@@ -127,7 +127,7 @@ impl<T: Pod> PullGather<T> {
         self.send_done(&self.others)
     }
 
-    /// The others' shards in chunks, each shard behind READY of its member, DONE behind it.
+    /// Copies the others' shards in chunks, each shard after READY of its member, and DONE after it.
     #[track_caller]
     fn pull_chunks(&self, events: &mut [Vec<Vec<Event>>], caller: Caller) -> Result<()> {
         for other in &*self.others {
@@ -178,7 +178,7 @@ impl<T: Pod> ChunkedGather<T> for PullGather<T> {
         &self.places
     }
 
-    /// Behind DONE of all: the others have copied the last shard.
+    /// After DONE of all: the others have copied the last shard.
     fn shards(&mut self, stream: &Stream) -> Result<&mut [Buffer<T>]> {
         stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         let mut batch = self.arena.batch(stream);
@@ -196,12 +196,12 @@ impl<T: Pod> ChunkedGather<T> for PullGather<T> {
         self.places.check_released(WHAT)?;
         self.epoch = self.epoch.next();
         let caller = Location::caller();
-        // The stream reads the shard and writes the output: behind what others did with them.
+        // The stream reads the shard and writes the output: after the other streams' uses of them.
         order(&self.stream.0, |wait_for| {
             self.own.iter().for_each(|own| own.memory().add_use(&self.stream.0, false, wait_for));
             self.output.memory().add_use(&self.stream.0, true, wait_for);
         })?;
-        // By itself, and before anything waits: in one call with the waits it would come later.
+        // In a call of its own, before any wait: in one call with the waits it would come later.
         let mut ready = self.arena.batch(&self.stream);
         for (_, other) in &*self.others {
             ready = ready.signal(self.memory.ready, *other, self.epoch)?;
@@ -213,7 +213,7 @@ impl<T: Pod> ChunkedGather<T> for PullGather<T> {
             1 => self.pull_whole(caller),
             _ => self.pull_chunks(&mut events, caller),
         };
-        // Whatever that gave: the output is freed behind the stream.
+        // Also after an error: the output is freed after the stream's work.
         self.stream.wait(&own).and(pulled)?;
         let done = self.stream.mark()?;
         if self.chunks == 1 {

@@ -46,15 +46,15 @@ impl<T: Pod> PushMemory<T> {
 }
 
 /// Each member puts its shard to all others by its copy engine: from [buffers of its own](Self::start_from), or in place
-/// ([`start`](ChunkedGather::start)), from where it lies in what is gathered. To the others both are the same, so that in one gather some members may do the
+/// ([`start`](ChunkedGather::start)), from where it lies in what is gathered. To the others both look the same, so in one gather some members may do the
 /// one and some the other.
 ///
-/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; who sees it puts the chunks
-/// of its shard there, READY behind each chunk that all have got.
+/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; a member that sees it of all puts the chunks
+/// of its shard there, with READY after each chunk that all members have.
 ///
-/// No signal is about a member's own place: the others put beside it, and none of them reads it. What uses it is of this rank alone, the copies to the
-/// others and who reads what was gathered, and events order these. So it may be [written](ChunkedGather::shard) for `e` once the copies of `e - 1` are done and this rank's readers of it, before
-/// FREE `e - 1` of any other has come: that holds up the copies of `e`, not the writing. And the FREE that this rank sends says nothing of it.
+/// No signal is about a member's own place: the others put beside it, and none of them reads it. Only this rank uses it, by the copies to the
+/// others and by the readers of what was gathered, and events order these. So it may be [written](ChunkedGather::shard) for `e` once the copies of `e - 1` are done and this rank's readers of it, before
+/// FREE `e - 1` of any other has come: that delays the copies of `e`, not the writing. The FREE that this rank sends does not cover its own place.
 pub struct PushGather<T> {
     arena: Arena,
     member: Member,
@@ -65,20 +65,20 @@ pub struct PushGather<T> {
     arrivals: Stream,
     /// This member's places in what is gathered, by piece.
     own: Vec<Buffer<T>>,
-    /// Behind the last writes of those; none while they may be written.
+    /// After the last writes of those; none while they may be written.
     there: Option<Vec<Event>>,
     places: Places<T>,
     chunks: u64,
     epoch: Epoch,
     /// The other members.
     others: Arc<[(Rank, Rank)]>,
-    /// Behind all that read what was gathered since the own places were written, but for `arrivals`; of each stream the last.
+    /// After all work that read what was gathered since the own places were written, except that of `arrivals`: the last event of each stream.
     read: Vec<Event>,
 }
 
 impl<T: Pod> PushGather<T> {
     /// For a member of a team of the arena's world. `out` carries the copies to the others, `arrivals` copies this rank's own shard meanwhile and
-    /// waits for those of the others. Each shard is copied in `chunks` pieces, which go to, and are waited for of, all members at once.
+    /// waits for those of the others. Each shard is copied in `chunks` pieces, each of which goes to all members at once, and is waited for from all at once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks, a team of another world, memory for another number of members or of another arena, or a stream of another device;
@@ -128,14 +128,14 @@ impl<T: Pod> PushGather<T> {
                 return Err(Error::Length { what: "PushGather::start_from, a piece", expected: own.len(), found: piece.len() });
             }
         }
-        // Behind the release of what was there: it is on this stream too.
+        // After the release of the epoch before: it is on this stream too.
         self.own.iter_mut().zip(pieces).try_for_each(|(own, piece)| own.copy_from(&self.arrivals, piece))?;
         self.read.clear();
         self.there = if self.chunks > 1 { Some(vec![self.arrivals.mark()?]) } else { None };
         self.gather(WHAT, Some(pieces))
     }
 
-    /// Behind what has written the own places so far.
+    /// The events after what has written the own places so far.
     fn written(&self, what: &'static str) -> Result<Vec<Event>> {
         let mut writers: Vec<Stream> = Vec::new();
         for own in &self.own {
@@ -162,7 +162,7 @@ impl<T: Pod> PushGather<T> {
         self.places.check_released(what)
     }
 
-    /// Puts `pieces`, or what is in place. [`Self::there`] says when the own places have it; without, what comes behind in `arrivals`.
+    /// Puts `pieces`, or what is in place. The own places hold the shard after the events [`Self::there`]; where there are none, after what follows in `arrivals`.
     #[track_caller]
     fn gather(&mut self, what: &'static str, pieces: Option<&[&Buffer<T>]>) -> Result<Ready<T>> {
         let before = self.epoch;
@@ -171,7 +171,7 @@ impl<T: Pod> PushGather<T> {
             None => self.put(&self.own.iter().collect::<Vec<_>>(), before)?,
         }
         let mut events = self.await_chunks(before)?;
-        // The end says that the shard may be written again too.
+        // After the end the shard may be written again too.
         self.arrivals.wait(&self.out.mark()?)?;
         let done = self.arrivals.mark()?;
         if self.chunks == 1 {
@@ -187,8 +187,8 @@ impl<T: Pod> PushGather<T> {
         Epoch::ZERO.later(before.get() * self.chunks + chunk + 1)
     }
 
-    /// What this rank puts to the others, once all have released what was there. READY follows each chunk; where a shard is one, it goes to all
-    /// behind the last: the least that a host can enqueue.
+    /// Puts to the others, once all have released the epoch before. READY follows each chunk; where a shard is one chunk, READY goes to all
+    /// after the last put: the fewest calls that a host can make.
     #[track_caller]
     fn put(&self, pieces: &[&Buffer<T>], before: Epoch) -> Result<()> {
         let mut batch = self.arena.batch(&self.out);
@@ -210,7 +210,7 @@ impl<T: Pod> PushGather<T> {
         batch.enqueue()
     }
 
-    /// Waits for each chunk of all members at once, and marks it; where there is but one, the end of all is the mark. By member and chunk.
+    /// Waits for each chunk of all members at once, and marks it; where there is only one chunk, the end of all is the mark. The marks, by member and chunk.
     #[track_caller]
     fn await_chunks(&self, before: Epoch) -> Result<Vec<Vec<Vec<Event>>>> {
         let mut events = vec![Vec::new(); self.others.len() + 1];
@@ -242,7 +242,7 @@ impl<T: Pod> PushGather<T> {
                     self.read.retain(|earlier| !earlier.is_of(&reader));
                     self.read.push(read);
                 }
-                // In the order of `arrivals`; the note orders who writes the own places.
+                // In the order of `arrivals`; the note orders later writes of the own places.
                 None => self.own.iter().for_each(|own| own.memory().used_on(&reader.0)),
             }
         }
@@ -262,14 +262,14 @@ impl<T: Pod> ChunkedGather<T> for PushGather<T> {
     }
 
     /// This member's places in what is gathered: later work of `stream` comes after this rank has read the last gather, and after the copies of this shard
-    /// to the others. It waits for nothing else of theirs. What is written stays for any number of epochs.
+    /// to the others. It waits for nothing else of the others. What is written stays for any number of epochs.
     fn shards(&mut self, stream: &Stream) -> Result<&mut [Buffer<T>]> {
         const WHAT: &str = "PushGather::shard";
         stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
         self.check_released(WHAT)?;
         self.arena.0.use_on(stream)?;
         self.read.iter().try_for_each(|read| stream.wait(read))?;
-        // After the copies to the others, which read it. What else writes it comes after this stream, and so does what is put.
+        // After the copies to the others, which read it. Other writes of it come after this stream, and so do later puts.
         order(&stream.0, |wait_for| self.own.iter().for_each(|own| own.memory().add_use(&stream.0, true, wait_for)))?;
         self.read.clear();
         self.there = None;

@@ -23,7 +23,7 @@ impl Allocator {
         Self { driver, windows, memory: Mutex::default() }
     }
 
-    /// Where NCCL put the memory. A view creates one.
+    /// Where NCCL put the memory. A view creates one allocation.
     pub fn address(&self) -> Option<u64> {
         lock(&self.memory).values().next().copied()
     }

@@ -12,7 +12,7 @@ use crate::runtime::Result;
 use crate::runtime::runtime::lock;
 use crate::symmetric::vmm::{Driver, Handle, Memfd};
 
-/// What the library has given, and files behind it by address.
+/// What the library has given, and the files that hold it, by address.
 pub static MEMORY: Mutex<BTreeMap<u64, (u64, Handle)>> = Mutex::new(BTreeMap::new());
 pub static FREED: AtomicU32 = AtomicU32::new(0);
 /// More than the library has.

@@ -1,7 +1,7 @@
 //! The back end `nccl`: memory of `ncclMemAlloc`, registered as a window of a communicator of the arena's own.
 //!
 //! All ranks of the host map it as they do that of [`vmm`](super::vmm), by the same rendezvous, so that gets, puts and signals are the same.
-//! What is won are collectives on buffers in the arena ([`Arena::communicator`](super::Arena::communicator)): NCCL takes its kernels for
+//! What it adds are collectives on buffers in the arena ([`Arena::communicator`](super::Arena::communicator)): NCCL takes its kernels for
 //! symmetric memory. NVLink multicast stays off: without `NCCL_NVLS_ENABLE=0` there is no arena.
 
 mod allocator;
@@ -46,7 +46,7 @@ impl NcclMemory {
 
 #[cfg(test)]
 impl NcclMemory {
-    /// Of a stand-in for the library.
+    /// The back end of a stand-in for the library.
     pub fn on_a_stand_in() -> Self {
         let driver = Arc::new(fake::Device(super::vmm::Memfd::new([0; 16])));
         Self { allocator: Arc::new(Allocator::new(driver, &fake::WINDOWS)), opened: Mutex::default() }
@@ -66,11 +66,11 @@ fn check_multicast_is_off(variable: Option<&str>) -> Result<()> {
     Err(unavailable(why.to_owned()).into())
 }
 
-/// Why NCCL registers nothing, where it says that all went well.
+/// Why NCCL registers nothing although it reports success.
 const NO_WINDOW: &str = "NCCL registers no window here: each GPU has to reach the memory of each other one (nvidia-smi topo -p2p r), and neither \
     NCCL_WIN_ENABLE nor NCCL_CUMEM_ENABLE may be 0; or use vmm";
 
-/// What rank 0's note with NCCL's id is called.
+/// The name of rank 0's note with NCCL's id.
 const ID: &str = "nccl id";
 
 /// A communicator of the ranks that meet, on the stream's device.
@@ -111,7 +111,7 @@ impl SymmetricBackend for NcclMemory {
         Ok(own)
     }
 
-    /// This rank's own at its one address: what the device writes here and what it waits for have one name.
+    /// This rank's own memory is at the address that NCCL gave, so that the device writes and waits at the same one.
     fn peers(&self, meeting: &Meeting, _: Duration) -> Result<Vec<u64>> {
         let opened = lock(&self.opened);
         let address = |opened: &Opened, rank| if rank == meeting.rank() { opened.own } else { opened.view.address(rank) };
@@ -129,7 +129,7 @@ impl SymmetricBackend for NcclMemory {
         match done {
             // The stream's work is done: the arena was drained before.
             Ok(()) => drop(view),
-            // Memory that NCCL may still know stays.
+            // Memory that may still be registered with NCCL is kept.
             Err(_) => std::mem::forget(view),
         }
         done

@@ -10,7 +10,7 @@ use crate::runtime::{Error, Result, lock};
 /// The one thread that calls a library. A call that does not return in time is left to it, and no other is made.
 pub(super) struct Caller {
     calls: Sender<Box<dyn FnOnce() + Send>>,
-    /// What did not return. Held while a call is made.
+    /// The call that did not return. Locked while a call is made.
     failure: Mutex<Option<Error>>,
 }
 
@@ -25,7 +25,7 @@ impl Caller {
         Ok(Self { calls, failure: Mutex::default() })
     }
 
-    /// Makes a call, and waits for it at most so long.
+    /// Makes a call, and waits for it at most for the deadline.
     ///
     /// # Errors
     /// [`Error::Deadline`], for this call and all after it.

@@ -1,4 +1,4 @@
-//! A stand-in for the library whose ranks are the threads that call it: its addresses name rank and place, and there is no memory behind them.
+//! A stand-in for the library whose ranks are the threads that call it: its addresses name rank and place, and there is no memory at them.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -20,7 +20,7 @@ thread_local! {
 }
 static FREED: AtomicU32 = AtomicU32::new(0);
 
-/// Sizes that it does not give: there is not so much, it never returns, a peer does not reach it.
+/// Sizes that it refuses: too many bytes, a call that never returns, memory that a peer does not reach.
 const TOO_MANY: u64 = 1 << 30;
 const ENDLESS: u64 = TOO_MANY + 1;
 const FAR: u64 = 3 << 12;
@@ -49,7 +49,7 @@ unsafe extern "C" fn init(flags: c_uint, attributes: *mut Attributes) -> c_int {
     if flags == WITH_UNIQUE_ID && is_first { 0 } else { 7 }
 }
 
-/// Of a rank, the size as its place.
+/// The address of a rank's memory, with the size as the place.
 fn address(rank: c_int, bytes: u64) -> *mut c_void {
     ptr::without_provenance_mut((rank as usize + 1) << 40 | bytes as usize)
 }
@@ -79,7 +79,7 @@ unsafe extern "C" fn initialised() -> c_int {
     INITIALIZED
 }
 
-/// What 3.3 and 3.4 leave behind where there is no device: joined by their account, but of no use.
+/// What 3.3 and 3.4 leave where there is no device: they report success, but nothing can be allocated.
 unsafe extern "C" fn half_way() -> c_int {
     INITIALIZED - 1
 }
@@ -88,7 +88,7 @@ const WORKING: Functions = Functions { version, get_unique_id, set_unique_id, in
 static FUNCTIONS: Functions = WORKING;
 static WITHOUT_A_DEVICE: Functions = Functions { status: half_way, ..WORKING };
 
-/// A process's world, which nobody has joined.
+/// A process's world, not joined yet.
 pub fn leaked() -> &'static World {
     Box::leak(Box::new(World::new(&FUNCTIONS, "a stand-in".to_owned()).unwrap()))
 }

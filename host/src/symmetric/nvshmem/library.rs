@@ -15,10 +15,10 @@ use crate::runtime::{Error, Result};
 
 /// `NVSHMEMX_INIT_WITH_UNIQUEID`.
 pub(super) const WITH_UNIQUE_ID: c_uint = 1 << 3;
-/// `NVSHMEM_STATUS_IS_INITIALIZED`: the device is in use too. Whatever is less has joined the ranks at most.
+/// `NVSHMEM_STATUS_IS_INITIALIZED`: the device is in use too. Below it the ranks have joined at most.
 pub(super) const INITIALIZED: c_int = 2;
 
-/// The version that every structure begins with: 1, and how large it is.
+/// What every structure begins with: version 1, and its size.
 const fn version_of<T>() -> c_int {
     (1 << 16) + size_of::<T>() as c_int
 }
@@ -32,7 +32,7 @@ pub(super) struct UniqueId {
 }
 
 impl UniqueId {
-    /// Of what is not the version.
+    /// The rest of the structure.
     pub const BYTES: usize = 124;
 
     pub fn bytes(&self) -> &[u8; Self::BYTES] {
@@ -104,7 +104,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Looks all of them up; the name of one that is missing else.
+    /// Looks all of them up. The error is the name of one that is missing.
     ///
     /// # Safety
     /// The library is NVSHMEM's, and stays loaded.
@@ -127,15 +127,15 @@ impl Functions {
         })
     }
 
-    /// What the ranks of a new world share; the code of a failure else.
+    /// The id that the ranks of a new world share, or the code of a failure.
     pub fn unique_id(&self) -> Result<UniqueId, c_int> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
-        // SAFETY: a valid place for the id, which says how large it is.
+        // SAFETY: a valid place for the id, which holds its own size.
         let code = unsafe { (self.get_unique_id)(&raw mut id) };
         if code == 0 { Ok(id) } else { Err(code) }
     }
 
-    /// Makes this process a rank, on the current device; returns when all ranks have come, or the call that failed, and its code.
+    /// Makes this process a rank, on the current device; returns when all ranks have come, or with the call that failed and its code.
     pub fn join(&self, id: &UniqueId, rank: Rank, world: WorldSize) -> Result<(), (&'static str, c_int)> {
         let mut attributes = Attributes::new();
         // SAFETY: the id and the attributes outlive both calls; the rank is below its world.
@@ -149,25 +149,25 @@ impl Functions {
             return Err(("nvshmemx_hostlib_init_attr", code));
         }
         // 3.3 and 3.4 report success where the device could not be had, and end the process in `nvshmem_malloc`; 3.8 does not.
-        // SAFETY: the function takes nothing, and says how far the call above came.
+        // SAFETY: the function takes nothing, and returns how far the call above came.
         let status = unsafe { (self.status)() };
         if status >= INITIALIZED { Ok(()) } else { Err(("nvshmemx_init_status", status)) }
     }
 
-    /// Memory of this size on every rank, all of which call: where it lies here; none if there is not so much.
+    /// Allocates memory of this size on every rank; all ranks call. Its address here, or none if there is too little.
     pub fn allocate(&self, bytes: u64) -> Option<u64> {
         // SAFETY: NVSHMEM is initialised, since there is a world that allocates.
         let address = unsafe { (self.malloc)(bytes as usize) };
         (!address.is_null()).then(|| address.expose_provenance() as u64)
     }
 
-    /// Gives memory back that [`allocate`](Self::allocate) gave, once, and that nobody uses. All ranks call.
+    /// Gives memory back that [`allocate`](Self::allocate) gave, once, and that no rank uses any more. All ranks call.
     pub fn give_back(&self, address: u64) {
         // SAFETY: the caller vouches for the address.
         unsafe { (self.free)(ptr::with_exposed_provenance_mut(address as usize)) }
     }
 
-    /// Where a rank's instance of this rank's memory lies here; none if this device does not reach it.
+    /// The address here of a rank's instance of this rank's memory; none if this device does not reach it.
     pub fn peer(&self, address: u64, rank: Rank) -> Option<u64> {
         // SAFETY: an address of the symmetric heap, and a rank of its world.
         let address = unsafe { (self.ptr)(ptr::with_exposed_provenance(address as usize), rank.index() as c_int) };
@@ -178,7 +178,7 @@ impl Functions {
 /// The library in use: loaded once and never unloaded.
 pub(super) struct Nvshmem {
     pub functions: Functions,
-    /// Its number, and the name that it was loaded by.
+    /// Its version, and the name that it was loaded by.
     pub version: String,
 }
 

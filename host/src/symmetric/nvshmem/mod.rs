@@ -1,8 +1,8 @@
 //! The back end `nvshmem`: NVSHMEM's symmetric heap, through its host library alone.
 //!
 //! The library allocates and maps; gets, puts and signals are the driver's, as everywhere. Ranks are processes, each of which joins NVSHMEM's
-//! world once and stays in it. The library's calls have no deadline: one thread makes them, and what does not return in time is an error there
-//! and then ([`caller`]). NVLink multicast stays off, NVSHMEM's own and that of the NCCL which it loads: without `NVSHMEM_DISABLE_NVLS=1`, and
+//! world once and stays in it. The library's calls have no deadline: one thread makes them, and a call that does not return in time is an error
+//! ([`caller`]). NVLink multicast stays off, NVSHMEM's own and that of the NCCL which it loads: without `NVSHMEM_DISABLE_NVLS=1`, and
 //! `NVSHMEM_DISABLE_NCCL=1` or `NCCL_NVLS_ENABLE=0`, there is no arena.
 //!
 //! It has run on two GPUs: two processes that do all that an arena does, and two that wait in vain. With more ranks it has not run. Its host
@@ -49,7 +49,7 @@ impl NvshmemMemory {
 
 #[cfg(test)]
 impl NvshmemMemory {
-    /// Of a stand-in for the library.
+    /// The back end of a stand-in for the library.
     pub fn on_a_stand_in() -> Self {
         Self { world: fake::leaked(), opened: Mutex::default() }
     }
@@ -59,7 +59,7 @@ fn unavailable(why: impl Into<String>) -> SymmetricError {
     SymmetricError::Unavailable { backend: BackendName::Nvshmem, why: why.into() }
 }
 
-/// NVSHMEM makes multicast objects for its teams where it can, and so does NCCL, of which it makes a communicator for each team where it finds one
+/// NVSHMEM makes multicast objects for its teams where it can. So does NCCL: where NVSHMEM finds NCCL, it makes a communicator for each team
 /// (`nvshmemi_team_init_nccl_comm`).
 fn check_multicast_is_off(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
     let is = |name, value| variable(name).as_deref() == Some(value);

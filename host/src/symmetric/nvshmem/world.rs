@@ -11,13 +11,13 @@ use crate::comm::{Meeting, Rank, WorldSize};
 use crate::rank::{Step, SymmetricError};
 use crate::runtime::{Error, Result};
 
-/// What the ranks say before any of them calls the library.
+/// The name of the ranks' notes from before any of them calls the library.
 const HERE: &str = "nvshmem";
-/// What rank 0's note with the id is called.
+/// The name of rank 0's note with the id.
 const ID: &str = "nvshmem id";
-/// Whether a rank has got its memory.
+/// The name of the notes on whether a rank has its memory.
 const ALLOCATED: &str = "nvshmem heap";
-/// That a rank's signals are zero.
+/// The name of the notes that a rank's signals are zero.
 const CLEARED: &str = "nvshmem cleared";
 
 /// Makes a rank's device that of the calling thread.
@@ -50,14 +50,14 @@ pub(super) struct Request {
 /// Memory of the symmetric heap.
 #[derive(Clone, Debug)]
 pub(super) struct Heap {
-    /// Where it lies here.
+    /// Its address here.
     pub own: u64,
-    /// Where the ranks' instances lie here.
+    /// The addresses of the ranks' instances here.
     pub peers: Vec<u64>,
 }
 
 impl World {
-    /// That of the library in use.
+    /// The world of the library in use.
     ///
     /// # Errors
     /// [`Error::NoLibrary`].
@@ -71,12 +71,12 @@ impl World {
         Ok(Self { functions, version, caller: Caller::start()?, joined: Mutex::default() })
     }
 
-    /// Memory on every rank of the meeting, all of which call; `clear` makes signals zero before another rank reaches them.
+    /// Allocates memory on every rank of the meeting; all ranks call. `clear` makes signals zero before another rank reaches them.
     ///
     /// # Errors
     /// [`SymmetricError::Unavailable`] for a process that is another rank already, for what the library refuses, and for devices that do not reach
     /// each other; [`SymmetricError::Rendezvous`] for another version on another rank; [`SymmetricError::Step`] with a rank that got no memory;
-    /// [`Error::Deadline`]; another rank's failure. The heap has a fixed size, and to give memory back takes all ranks: what a rank got before another one
+    /// [`Error::Deadline`]; another rank's failure. The heap has a fixed size, and giving memory back takes all ranks: memory that a rank got before another one
     /// failed stays taken until the process ends.
     pub fn open(&self, meeting: &Meeting, request: &Request, clear: impl FnOnce(u64) -> Result<()>) -> Result<Heap> {
         self.join(meeting, request)?;

@@ -61,7 +61,7 @@ impl Mapping {
     /// Maps an allocation for the driver's device; the mapping outlives the handle.
     pub fn new(driver: &Arc<dyn Driver>, address: u64, bytes: u64, allocation: &Allocation) -> Result<Self> {
         driver.map(address, bytes, allocation.handle)?;
-        // From here on it is unmapped should the access be refused.
+        // From here on it is unmapped if the access is refused.
         let mapping = Self { driver: Arc::clone(driver), address, bytes };
         driver.set_access(address, bytes)?;
         Ok(mapping)

@@ -2,7 +2,7 @@
 //!
 //! Sockets are `SOCK_SEQPACKET`: one message is one record, and a peer that ends is seen. Their names are random and in the abstract namespace: nothing
 //! to unlink, no folder to write to. A message that is not from a process of the same user, or does not bear the token of the socket's rank, which only
-//! those know who read the job's board, is dropped with all that came with it.
+//! readers of the job's board know, is dropped with all that came with it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,12 +22,12 @@ use crate::comm::Rank;
 
 /// What a message begins with: name and version.
 const MAGIC: [u8; 8] = *b"oxtilefd";
-/// Of a [`JobId`](crate::bootstrap::JobId) made at random.
+/// The bytes of a token, which is a random [`JobId`](crate::bootstrap::JobId).
 const TOKEN_BYTES: usize = 32;
 const MESSAGE_BYTES: usize = MAGIC.len() + TOKEN_BYTES + 4;
-/// Between two looks at how the others are.
+/// The time between two checks of the other ranks.
 const TICK: Duration = Duration::from_millis(20);
-/// Between two tries to connect to a socket whose queue is full.
+/// The time between two tries to connect to a socket whose queue is full.
 const PAUSE: Duration = Duration::from_millis(2);
 
 fn socket() -> io::Result<OwnedFd> {
@@ -41,7 +41,7 @@ fn message(token: &str, rank: Rank) -> Vec<u8> {
 /// Sends a descriptor to the rank that waits at `address`.
 ///
 /// # Errors
-/// [`TimedOut`](io::ErrorKind::TimedOut) at the deadline; what the system says.
+/// [`TimedOut`](io::ErrorKind::TimedOut) at the deadline; an error of the system.
 pub(super) fn send(address: &str, token: &str, from: Rank, descriptor: &OwnedFd, deadline: Instant) -> io::Result<()> {
     let (socket, name) = (socket()?, SocketAddrUnix::new_abstract_name(address.as_bytes())?);
     let retry = |what: &mut dyn FnMut() -> rustix::io::Result<()>| loop {
@@ -67,7 +67,7 @@ pub(super) fn send(address: &str, token: &str, from: Rank, descriptor: &OwnedFd,
 pub(super) struct Inbox {
     socket: OwnedFd,
     token: String,
-    /// Whose processes are listened to.
+    /// The user whose processes may send.
     uid: u32,
 }
 
@@ -95,10 +95,10 @@ impl Inbox {
         Ok(Self { socket, token: token.to_owned(), uid })
     }
 
-    /// Waits for a descriptor of each of these ranks. `look` says of a rank whether it is known not to come.
+    /// Waits for a descriptor of each of these ranks. `look` returns whether a rank is known not to come.
     ///
     /// # Errors
-    /// Who is missing at the deadline, or will not come; a descriptor that was lost on the way.
+    /// The ranks that are missing at the deadline, or will not come; a descriptor that was lost on the way.
     pub fn receive<E>(
         &self,
         mut missing: Vec<Rank>,
@@ -126,7 +126,7 @@ impl Inbox {
                     Err(Errno::TOOBIG) => {
                         return Err(Lacking::System("a descriptor was lost: raise the limit of open files (ulimit -n)".to_owned()));
                     }
-                    // A stranger, one that was here before, or one that ended.
+                    // From a stranger, from a rank that has sent before, or from one that ended.
                     Ok(_) | Err(_) => {}
                 }
             }
@@ -139,7 +139,7 @@ impl Inbox {
         Ok(found)
     }
 
-    /// Until something comes, or a tick is over.
+    /// Waits until something comes, or a tick is over.
     fn wait(&self, pending: &[OwnedFd]) -> Result<(), Errno> {
         let mut all: Vec<_> = pending.iter().chain([&self.socket]).map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
@@ -172,7 +172,7 @@ impl Inbox {
     fn sender(&self, message: &[u8]) -> Option<Rank> {
         let rest = message.strip_prefix(&MAGIC)?.strip_prefix(self.token.as_bytes())?;
         let index = u32::from_le_bytes(rest.try_into().ok()?);
-        // Whether there is such a rank, the list of those that are missing says.
+        // Whether there is such a rank is in the list of those that are missing.
         index.checked_add(1).and_then(crate::comm::WorldSize::new).and_then(|world| Rank::new(index, world))
     }
 }

@@ -21,7 +21,7 @@ use crate::runtime::{Error, Result};
 pub struct FlatOptions {
     /// A rank's memory, rounded up to the granularity of its device.
     pub bytes: u64,
-    /// A hash of what will lie in it, compared before anything is mapped.
+    /// A hash of its layout, compared before anything is mapped.
     pub layout: u64,
     /// Whether ranks may be on one device.
     pub share_devices: bool,
@@ -47,28 +47,28 @@ impl FlatView {
     /// Makes this rank's memory and maps that of all others: a collective of all ranks of the meeting. `clear` is called with this rank's
     /// address before any other rank can reach it.
     ///
-    /// First every rank allocates, exports and says so; when all have, and all fit, descriptors are exchanged and mapped; when all have
-    /// done that, it is done. Whatever fails before that is undone on every rank.
+    /// First every rank allocates and exports, and tells the others. When all have, and all fit, descriptors are exchanged and mapped. A failure of any rank
+    /// before all have mapped is undone on every rank.
     ///
     /// # Errors
     /// [`SymmetricError::Step`] on every rank with the rank that failed or is gone, the step and the reason;
-    /// [`SymmetricError::Missing`] with who did not come.
+    /// [`SymmetricError::Missing`] with the ranks that did not come.
     pub fn open(driver: &Arc<dyn Driver>, meeting: &Meeting, options: FlatOptions, clear: impl FnOnce(u64) -> Result<()>) -> Result<Self> {
         let opening = Opening { driver, meeting, options, end: after(options.deadline) };
         opening.run(clear).inspect_err(|error| meeting.give_up(&error.to_string()))
     }
 
-    /// The address of a rank's memory in this rank's view. What lies between two ranks is [`stride`](Self::stride).
+    /// The address of a rank's memory in this rank's view. From one rank's to the next one's is [`stride`](Self::stride).
     pub fn address(&self, rank: Rank) -> u64 {
         self.reservation.address + u64::from(rank.index()) * self.stride
     }
 
-    /// Where rank 0's memory begins in this rank's view, and with it the range of all.
+    /// The address of rank 0's memory in this rank's view, where the range of all begins.
     pub fn base(&self) -> u64 {
         self.reservation.address
     }
 
-    /// The bytes of a rank's memory, and so from one rank's to the next one's.
+    /// The bytes of a rank's memory, which is the distance from one rank's to the next one's.
     pub fn stride(&self) -> u64 {
         self.stride
     }
@@ -121,7 +121,7 @@ impl Opening<'_> {
         move |error| Failure::new(rank, step, error)
     }
 
-    /// Everything that needs no other rank.
+    /// The steps that need no other rank.
     fn prepare(&self, clear: impl FnOnce(u64) -> Result<()>) -> Result<Prepared, Failure> {
         let (driver, world, me) = (self.driver, self.meeting.world().get(), self.meeting.rank());
         driver.check().map_err(self.failure(Step::Check))?;
@@ -160,7 +160,7 @@ impl Opening<'_> {
         if others().any(|(_, record)| is_far(record)) {
             let descriptor = self.driver.export(prepared.published.allocation.handle).map_err(self.failure(Step::Export))?;
             for (rank, record) in others().filter(|(_, record)| is_far(record)) {
-                // A socket that is closed is that of a rank that is gone or has failed: its word comes.
+                // The socket of a rank that is gone or has failed is closed: its note tells why.
                 let failed = |error| {
                     self.look(rank, self.left()).err().unwrap_or_else(|| Failure::new(me, Step::Send, format!("to {rank}: {error}")))
                 };
@@ -187,7 +187,7 @@ impl Opening<'_> {
         others().map(map).collect()
     }
 
-    /// Whether a rank that is waited for has failed or is gone, as far as is known by then.
+    /// Whether a rank that is waited for has failed or is gone, as far as is known.
     fn look(&self, rank: Rank, patience: Duration) -> Result<(), Failure> {
         match self.meeting.read(rank, MAPPED, patience) {
             Ok(note) => match Verdict::from_note(rank, &note) {
@@ -199,13 +199,13 @@ impl Opening<'_> {
         }
     }
 
-    /// Why a rank is gone: what it said of that, if anything.
+    /// Why a rank is gone: its own reason, if it gave one.
     fn last_word(&self, rank: Rank, step: Step, why: String) -> Failure {
         let said = self.meeting.read(rank, MAPPED, Duration::ZERO).ok().map(|note| Verdict::from_note(rank, &note));
         if let Some(Verdict::Failed(failure)) = said { failure } else { Failure::new(rank, step, why) }
     }
 
-    /// Every rank's verdict of a phase, if all are good. Who is gone is said to be gone at `step`.
+    /// Every rank's verdict of a phase, if all are good. A rank that is gone is reported as gone at `step`.
     fn gather(&self, phase: &str, step: Step) -> Result<Vec<Verdict>> {
         let (mut verdicts, mut failures, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for rank in self.meeting.world().ranks() {
@@ -219,7 +219,7 @@ impl Opening<'_> {
                 Err(error) => return Err(error),
             }
         }
-        // What a rank says of itself comes before what others say of it.
+        // A rank's own reason comes before what others report of it.
         let first = failures.iter().position(|(rank, failure)| failure.rank == rank.index()).unwrap_or(0);
         if !failures.is_empty() {
             return Err(self.error(failures.swap_remove(first).1));
@@ -229,7 +229,7 @@ impl Opening<'_> {
                 // This rank's own note has not come back: it is rank 0, which passes them on, that does not answer.
                 missing = vec![Rank::ZERO];
             }
-            // For those whose deadline is a moment later: this rank may be gone by then.
+            // For the ranks whose deadline is a moment later: this rank may be gone by then.
             self.tell(MAPPED, Failure::new(missing[0], step, format!("it did not come within {:?}", self.options.deadline)));
             let error =
                 SymmetricError::Missing { what: format!("{step} of symmetric memory"), ranks: missing, waited: self.options.deadline };
@@ -240,7 +240,7 @@ impl Opening<'_> {
 
     /// Tells the others of a failure.
     fn tell(&self, phase: &str, failure: Failure) -> Error {
-        // Where it cannot be told, the others see that this rank is gone.
+        // Where that fails, the others see that this rank is gone.
         let _ = self.meeting.publish(phase, Verdict::Failed(failure.clone()).to_note());
         self.error(failure)
     }

@@ -1,4 +1,4 @@
-//! Memory of the host in the place of a GPU's.
+//! Memory of the host in place of a GPU's.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 use super::{Driver, Handle};
 use crate::runtime::{Error, Result};
 
-/// Anonymous files of the kernel (memfd_create(2)) in the place of device memory: what a [`FlatView`](super::FlatView) maps can be read and
+/// Anonymous files of the kernel (memfd_create(2)) in place of device memory: what a [`FlatView`](super::FlatView) maps can be read and
 /// written by the program itself, so that rendezvous, descriptors and failures run as real processes on a machine without a GPU.
 #[derive(Debug)]
 pub struct Memfd {
@@ -22,7 +22,7 @@ impl Memfd {
     /// Sizes are multiples of the largest page of any host.
     const GRANULARITY: u64 = 1 << 16;
 
-    /// The memory of a device that is called so.
+    /// The memory of a device of this name.
     pub fn new(device: [u8; 16]) -> Self {
         Self { device }
     }
@@ -119,7 +119,7 @@ impl Driver for Memfd {
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: what `map` mapped, which nobody uses any more: the range is set aside again.
+        // SAFETY: what `map` mapped, which nothing uses any more: the range is set aside again.
         let range = unsafe { mmap_anonymous(pointer(address), bytes as usize, ProtFlags::empty(), flags) };
         range.map(drop).map_err(failed("mmap"))
     }

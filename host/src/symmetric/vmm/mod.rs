@@ -2,7 +2,7 @@
 //!
 //! A [`FlatView`] is opened by all ranks together: each allocates, and passes its allocation on to the others, as a file descriptor to other processes
 //! (`SCM_RIGHTS`) and as a handle within one; each maps all allocations into one range of addresses. It either succeeds on every rank or fails on
-//! every rank with one error that names who failed, at what [`Step`](super::Step); nothing is left of it then.
+//! every rank with one error that names the rank that failed and the [`Step`](super::Step); nothing is left of it then.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -10,10 +10,10 @@
 //! | `record` | what ranks tell each other of their memory |
 //! | `exchange` | file descriptors from process to process |
 //! | `allocation` | what owns the results of the driver's calls |
-//! | `memfd` | host memory in the place of a GPU's |
+//! | `memfd` | host memory in place of a GPU's |
 //! | `backend` | the back end `vmm` |
 //!
-//! What is called of the CUDA driver stands behind [`Driver`]. [`Memfd`] does the same with files in memory:
+//! The calls of the CUDA driver are the trait [`Driver`]. [`Memfd`] does the same with files in memory:
 //!
 //! ```
 //! use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::bootstrap::JobId;
 use crate::comm::Rank;
 use crate::rank::{Step, SymmetricError};
 
-/// Of the notes and of the messages between ranks.
+/// The version of the notes and of the messages between ranks.
 const VERSION: u32 = 1;
 
 /// A rank's memory, ready to be mapped by the others.
@@ -26,7 +26,7 @@ pub(super) struct Record {
     pub layout: u64,
     /// The name of the socket at which descriptors are waited for.
     pub address: String,
-    /// A process that knows it has read the board of this job.
+    /// A secret that only readers of this job's board know.
     pub token: String,
 }
 
@@ -77,7 +77,7 @@ impl Record {
         Ok((VERSION, host(), process()?))
     }
 
-    /// What differs from another rank's record that must not, with both values.
+    /// What differs from another rank's record and must not, with both values.
     fn difference(&self, other: &Self) -> Option<String> {
         let fields = [
             ("version", self.version.to_string(), other.version.to_string()),

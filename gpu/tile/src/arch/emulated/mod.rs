@@ -1,5 +1,12 @@
 //! The emulator's side: every operation goes to [`oxtile_emulator::device`], with the source line of
 //! the kernel that asked for it (`#[track_caller]` all the way up).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `memory`, `copy` | global and shared memory, atomics; `cp.async` and bulk copies |
+//! | `synchronise`, `cluster` | barriers, warp operations, mbarriers, fences; clusters |
+//! | `matrix` | matrix instructions |
+//! | `convert`, `approximate` | number formats |
 
 extern crate std;
 

@@ -1,4 +1,12 @@
 //! The device side.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `memory`, `copy` | global and shared memory, atomics; `cp.async` and bulk copies |
+//! | `synchronise`, `cluster` | barriers, warp operations, mbarriers, fences; clusters |
+//! | `matrix` | matrix instructions |
+//! | `convert`, `approximate` | number formats |
+//! | `intrinsics` | LLVM's convergent intrinsics |
 
 mod approximate;
 mod cluster;
