@@ -106,18 +106,16 @@ pub(super) fn add_transposed<const SPAN: usize>(
     let mut half = 0;
     while half < THREAD_ROWS {
         let column = column + register_tile::row(half as u32);
-        let mut pair = 0;
-        while pair < RegisterTile::<SPAN>::PAIRS {
-            let row = row + register_tile::column(pair as u32);
+        if column < size {
             let mut i = 0;
-            while i < 2 {
-                if row + (i as u32) < rows && column < size {
-                    let at = start + u64::from(row + i as u32) * stride + u64::from(column);
-                    target.store(at, target.load(at) + tile.pair(half, pair)[i]);
+            while i < 2 * RegisterTile::<SPAN>::PAIRS {
+                let row = row + register_tile::column(i as u32 / 2) + i as u32 % 2;
+                if row < rows {
+                    let at = start + u64::from(row) * stride + u64::from(column);
+                    target.store(at, target.load(at) + tile.pair(half, i / 2)[i % 2]);
                 }
                 i += 1;
             }
-            pair += 1;
         }
         half += 1;
     }

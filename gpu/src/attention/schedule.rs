@@ -233,22 +233,30 @@ impl SequenceSchedule {
     #[inline(always)]
     #[track_caller]
     pub fn tile(&mut self, index: u32) -> Option<Item> {
-        loop {
-            let section = (self.section_keys / self.sequence.keys.max(1)).max(1).saturating_mul(self.group);
-            let row_tiles = self.sequence.rows.div_ceil(self.tile_rows);
-            let (tile_rows, heads) = (self.tile_rows, self.heads);
-            let schedule = Schedule { tile_rows, row_tiles, heads, batches: 1, section: section.min(heads) };
-            if let Some(tile) = schedule.tile(index - self.before) {
-                return Some(Item { tile: Tile { batch: self.batch, ..tile }, sequence: self.sequence });
-            }
-            self.before += schedule.tiles();
+        let (batch, mut rows) = (self.batch, self.sequence.rows);
+        // Sequences that are passed over are asked for their rows alone.
+        while index - self.before >= self.tiles_of(rows) {
+            self.before += self.tiles_of(rows);
             self.batch += 1;
             if self.batch >= self.batches {
                 return None;
             }
+            [_, rows, _] = self.sequences.queries(opaque(self.batch));
+        }
+        if self.batch != batch {
             // Else the compiler holds a pointer into each of the arrays.
             self.sequence = self.sequences.get(opaque(self.batch));
         }
+        let section = (self.section_keys / self.sequence.keys.max(1)).max(1).saturating_mul(self.group);
+        let row_tiles = rows.div_ceil(self.tile_rows);
+        let schedule = Schedule { tile_rows: self.tile_rows, row_tiles, heads: self.heads, batches: 1, section: section.min(self.heads) };
+        let tile = schedule.tile(index - self.before)?;
+        Some(Item { tile: Tile { batch: self.batch, ..tile }, sequence: self.sequence })
+    }
+
+    #[inline(always)]
+    fn tiles_of(&self, rows: u32) -> u32 {
+        rows.div_ceil(self.tile_rows) * self.heads
     }
 }
 

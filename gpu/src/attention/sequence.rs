@@ -77,18 +77,26 @@ impl Sequences {
     #[inline(always)]
     #[track_caller]
     pub fn get(&self, batch: u32) -> Sequence {
+        let [queries, rows, query_offset] = self.queries(batch);
         let batch = u64::from(batch);
-        let length = |ends: &Global<u32>| ends.load(batch + 1).saturating_sub(ends.load(batch));
-        let query_offset = self.query_offsets.load(batch).min(self.query_rows);
         let key_offset = self.key_offsets.load(batch).min(self.key_rows);
-        let queries = length(&self.query_ends).min(self.query_rows - query_offset);
-        let keys = length(&self.key_ends).min(self.key_rows - key_offset);
-        let next = if self.padded { self.query_offsets.load(batch + 1).min(self.query_rows) } else { 0 };
+        let keys = length(&self.key_ends, batch).min(self.key_rows - key_offset);
         let diagonal = match self.diagonals {
             Some(diagonals) => diagonals.load(batch).clamp(1 - FAR, FAR - 1),
             None => keys.cast_signed() - queries.cast_signed(),
         };
-        Sequence { queries, rows: next.saturating_sub(query_offset).max(queries), keys, query_offset, key_offset, diagonal }
+        Sequence { queries, rows, keys, query_offset, key_offset, diagonal }
+    }
+
+    /// Of sequence `batch`, the queries, the rows that are written, and the row of the first query.
+    #[inline(always)]
+    #[track_caller]
+    pub fn queries(&self, batch: u32) -> [u32; 3] {
+        let batch = u64::from(batch);
+        let offset = self.query_offsets.load(batch).min(self.query_rows);
+        let queries = length(&self.query_ends, batch).min(self.query_rows - offset);
+        let next = if self.padded { self.query_offsets.load(batch + 1).min(self.query_rows) } else { 0 };
+        [queries, next.saturating_sub(offset).max(queries), offset]
     }
 
     /// Rows of a sequence's keys, with the padding up to the next offset if it belongs to the sequence.
@@ -98,6 +106,12 @@ impl Sequences {
         let next = if self.padded { self.key_offsets.load(u64::from(batch) + 1).min(self.key_rows) } else { 0 };
         next.saturating_sub(sequence.key_offset).max(sequence.keys)
     }
+}
+
+#[inline(always)]
+#[track_caller]
+fn length(ends: &Global<u32>, batch: u64) -> u32 {
+    ends.load(batch + 1).saturating_sub(ends.load(batch))
 }
 
 impl SequencesArgument<'_> {
