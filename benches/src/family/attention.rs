@@ -30,6 +30,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
     let shared = Shape::square([batches, length, heads, key_heads, 128]);
     benches.extend([Mask::Full, Mask::CausalBottomRight].map(|mask| grouped(shared, mask)));
     benches.extend(Packed::random(size).into_iter().map(|(sequences, mask)| packed(sequences, mask)));
+    benches.push(packed(Packed::short(size), Mask::Full));
     benches.extend(rings(size));
     benches.push(Bench { family: FAMILY, ..gemm::yardstick(size) });
     benches

@@ -43,6 +43,12 @@ impl Packed {
         all.collect()
     }
 
+    /// The same rows in sequences of 16, each less than a tile.
+    pub fn short(size: Size) -> Self {
+        let [batches, length, heads] = size.pick([2048, 16, 16], [5, 3, 1]);
+        Self::of(Shape::square([batches, length, heads, heads, 128]))
+    }
+
     /// All rows as one sequence: the sizes of the tensors.
     pub fn rows(&self) -> Shape {
         self.rows
@@ -83,8 +89,14 @@ impl Packed {
         self.sequences().map(|sequence| sequence.backward_flops(mask)).sum()
     }
 
-    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: the best case of such kernels.
+    /// Dense tensors of about as many rows and as much work, their lengths a multiple of a tile's: the best case of such kernels. Sequences of
+    /// one length are dense tensors.
     pub fn dense(&self) -> Shape {
+        if let [first, rest @ ..] = &self.lengths[..]
+            && rest.iter().all(|length| length == first)
+        {
+            return Shape { batches: self.lengths.len() as u64, queries: *first, keys: *first, ..self.rows };
+        }
         let squares = self.lengths.iter().map(|length| length.pow(2)).sum::<u64>() as f64;
         // Sequences of the length that a row's own has on average.
         let batches = (self.rows.queries as f64).powi(2) / squares;
@@ -118,6 +130,7 @@ mod tests {
         let dense = Shape::square([8, 256, 16, 4, 128]);
         let packed = Packed::of(dense);
         assert_eq!(packed.dense(), dense);
+        assert_eq!(Packed::short(Size::Full).dense(), Shape::square([2048, 16, 16, 16, 128]));
         assert_eq!(packed.rows().elements(), dense.elements());
         for mask in [Mask::Full, Mask::CausalBottomRight] {
             assert_eq!(packed.forward_flops(mask), dense.forward_flops(mask));
