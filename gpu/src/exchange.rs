@@ -79,6 +79,58 @@ impl Mailbox {
     }
 }
 
+/// The mailboxes of all ranks.
+#[derive(Clone, Copy, Parameter)]
+pub struct Mailboxes {
+    /// The address of each rank's [`Mailbox`] as this device reaches it. Flags are 0 before the first launch.
+    pub addresses: Global<u64>,
+    /// How many blocks serve a pair of ranks.
+    pub lanes: u32,
+    /// Words of a slot: a multiple of 4.
+    pub slot_words: u32,
+}
+
+/// The messages that a launch sends and receives.
+#[derive(Clone, Copy, Parameter)]
+pub struct Messages {
+    /// What is sent: `[words]` to all ranks, or `[ranks, words]` if `spread`, whose part `p` is for rank `p`.
+    pub input: Global<u32>,
+    /// What came from each rank, `[ranks, words]`.
+    pub output: GlobalMut<u32>,
+    /// Words of a message.
+    pub words: u32,
+    /// Whether each rank gets a part of its own (all-to-all), or all get the same (all-gather).
+    pub spread: bool,
+}
+
+/// The ranks of one device that a launch plays.
+#[derive(Clone, Copy, Parameter)]
+pub struct Players {
+    /// One word for each. It stays 0 if all went well, else it is raised to 1 plus a rank that did not answer, or to [`ENDED`] where the
+    /// notice or a flag is poisoned.
+    pub verdict: GlobalMut<u32>,
+    /// The first; the others are those after it.
+    pub first: u32,
+}
+
+/// The rounds of a launch.
+#[derive(Clone, Copy, Parameter)]
+pub struct Rounds {
+    /// How many: [`Mailbox::rounds`].
+    pub count: u32,
+    /// The epoch of the first: 1 plus the rounds of all launches before.
+    pub epoch: u64,
+}
+
+/// How long a block waits for another rank.
+#[derive(Clone, Copy, Parameter)]
+pub struct Deadline {
+    /// One word, which ends the wait when it is poisoned.
+    pub notice: GlobalMut<u64>,
+    /// Nanoseconds of each wait.
+    pub patience: u64,
+}
+
 /// A rank's mailbox, as this rank reaches it.
 #[derive(Clone, Copy)]
 struct Reached {
@@ -101,47 +153,29 @@ impl Reached {
     }
 }
 
-/// Sends a message of `words` words to every rank, its own too, and writes what came from each to `output`, `[ranks, words]`.
+/// Sends a message to every rank, its own too, and writes what came from each. The rounds are the same on all ranks. What came is garbage unless
+/// the verdict is 0.
 ///
-/// With `spread` 0 all get the same message, `input` of `[words]` (all-gather); with 1 rank `p` gets part `p` of `[ranks, words]`
-/// (all-to-all). `mailboxes` holds the address of each rank's [`Mailbox`] as this device reaches it; flags are 0 before the first launch.
-/// `rounds` is [`Mailbox::rounds`], `epoch` 1 plus the rounds of all launches before, both the same on all ranks.
-///
-/// `verdict` stays 0 if all went well, else it is raised to 1 plus a rank that did not answer within `patience` nanoseconds, or to [`ENDED`]
-/// where `notice` or a flag is poisoned; `output` is garbage then.
-///
-/// One launch may play several ranks of one device, `first` and those after it: one for each word of `verdict`, which `input` and `output`
-/// then have an instance for each. The host does not keep the memory that `mailboxes` points to: the caller of the launch keeps it, and orders other uses of it.
+/// One launch may play several ranks of one device, which each have an instance of the messages. The host does not keep the memory that
+/// `mailboxes` points to: the caller of the launch keeps it, and orders other uses of it.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
-#[expect(clippy::too_many_arguments, reason = "a team, its messages and how long to wait")]
-pub fn exchange(
-    mailboxes: Global<u64>,
-    notice: GlobalMut<u64>,
-    input: Global<u32>,
-    output: GlobalMut<u32>,
-    verdict: GlobalMut<u32>,
-    first: u32,
-    lanes: u32,
-    slot_words: u32,
-    words: u32,
-    rounds: u32,
-    spread: u32,
-    epoch: u64,
-    patience: u64,
-) {
+pub fn exchange(mailboxes: Mailboxes, messages: Messages, players: Players, rounds: Rounds, deadline: Deadline) {
+    let Mailboxes { addresses, lanes, slot_words } = mailboxes;
+    let Messages { input, output, words, spread } = messages;
+    let Players { verdict, first } = players;
     let [lane, peer, player] = block::index();
     let layout = Mailbox { ranks: block::count()[1], lanes, slot_words };
     let me = first + player;
-    let reach = |rank: u32| Reached { layout, address: mailboxes.load(u64::from(rank)) };
+    let reach = |rank: u32| Reached { layout, address: addresses.load(u64::from(rank)) };
     let (mine, theirs) = (reach(me), reach(peer));
-    let patience = Patience::new(notice, patience);
+    let patience = Patience::new(deadline.notice, deadline.patience);
     let storage = Shared::claim().flag;
-    let messages = if spread == 0 { 1 } else { u64::from(layout.ranks) };
-    let sent = u64::from(player) * messages + u64::from(spread * peer);
+    let (parts, part) = if spread { (layout.ranks, peer) } else { (1, 0) };
+    let sent = u64::from(player) * u64::from(parts) + u64::from(part);
     let received = u64::from(player) * u64::from(layout.ranks) + u64::from(peer);
     let mut round = 0;
-    while round < rounds {
-        let now = epoch + u64::from(round);
+    while round < rounds.count {
+        let now = rounds.epoch + u64::from(round);
         let start = (round * lanes + lane) * slot_words;
         let count = slot_words.min(words.saturating_sub(start));
         let (from, to) = (sent * u64::from(words) + u64::from(start), received * u64::from(words) + u64::from(start));
@@ -194,21 +228,22 @@ fn judge(verdict: &GlobalMut<u32>, player: u32, peer: u32, outcome: Outcome) {
 }
 
 fn grid(args: &ExchangeArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (ranks, players, words) = (args.mailboxes.len(), args.verdict.len(), u64::from(args.words));
-    LaunchError::check_length("notice", 1, args.notice.len())?;
-    LaunchError::check_multiple("slot_words", 4, args.slot_words.into())?;
-    LaunchError::check_length("lanes", args.lanes.max(1).into(), args.lanes.into())?;
-    LaunchError::check_length("slot_words", args.slot_words.max(4).into(), args.slot_words.into())?;
-    let mailbox = Mailbox { ranks: ranks as u32, lanes: args.lanes, slot_words: args.slot_words };
-    LaunchError::check_length("rounds", mailbox.rounds(args.words).into(), args.rounds.into())?;
-    let messages = if args.spread == 0 { 1 } else { ranks };
-    LaunchError::check_length("input", players * messages * words, args.input.len())?;
-    LaunchError::check_length("output", players * ranks * words, args.output.len())?;
-    LaunchError::check_limit("spread", args.spread.into(), 1)?;
-    LaunchError::check_limit("first", u64::from(args.first) + players, ranks)?;
+    let ExchangeArgs { mailboxes: MailboxesArgument { addresses, lanes, slot_words }, messages, players, .. } = args;
+    let (lanes, slot_words) = (*lanes, *slot_words);
+    let (ranks, played, words) = (addresses.len(), players.verdict.len(), u64::from(messages.words));
+    LaunchError::check_length("deadline.notice", 1, args.deadline.notice.len())?;
+    LaunchError::check_multiple("mailboxes.slot_words", 4, slot_words.into())?;
+    LaunchError::check_length("mailboxes.lanes", lanes.max(1).into(), lanes.into())?;
+    LaunchError::check_length("mailboxes.slot_words", slot_words.max(4).into(), slot_words.into())?;
+    let mailbox = Mailbox { ranks: ranks as u32, lanes, slot_words };
+    LaunchError::check_length("rounds.count", mailbox.rounds(messages.words).into(), args.rounds.count.into())?;
+    let parts = if messages.spread { ranks } else { 1 };
+    LaunchError::check_length("messages.input", played * parts * words, messages.input.len())?;
+    LaunchError::check_length("messages.output", played * ranks * words, messages.output.len())?;
+    LaunchError::check_limit("players.first", u64::from(players.first) + played, ranks)?;
     // Blocks wait for each other: none may be left for later.
-    LaunchError::check_limit("lanes", u64::from(args.lanes) * ranks * players, u64::from(device.multiprocessors * RESIDENT))?;
+    LaunchError::check_limit("mailboxes.lanes", u64::from(lanes) * ranks * played, u64::from(device.multiprocessors * RESIDENT))?;
     // The index past the last word must not overflow its type.
-    LaunchError::check_limit("words", words + 2 * u64::from(args.lanes) * u64::from(args.slot_words), u32::MAX.into())?;
-    Ok(Grid { x: args.lanes, y: ranks as u32, z: players as u32 })
+    LaunchError::check_limit("messages.words", words + 2 * u64::from(lanes) * u64::from(slot_words), u32::MAX.into())?;
+    Ok(Grid { x: lanes, y: ranks as u32, z: played as u32 })
 }

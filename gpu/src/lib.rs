@@ -18,6 +18,7 @@
 pub mod activation;
 pub mod amax;
 pub mod attention;
+pub mod codes;
 pub mod column_sums;
 pub mod copy;
 pub mod exchange;
@@ -26,6 +27,7 @@ pub mod gemm;
 pub mod group;
 pub mod interleave;
 pub mod magnitude;
+pub mod matrix;
 pub mod mxfp8;
 pub mod nvfp4;
 pub mod shards;

@@ -24,9 +24,9 @@
 
 use std::fmt;
 
-use oxtile_kernels::gemm::{self, GemmAny, GemmAnyArgs, GemmArgs};
+use oxtile_kernels::gemm::{self, FusionArgument, GemmAny, GemmAnyArgs, GemmArgs, OperandArgument};
 use oxtile_tile::arch::MatrixElement;
-use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
@@ -129,6 +129,18 @@ impl GemmConfig {
             Some(kernel) => Ok(Choice { kernel, why: format!("128 by 256 tiles on wgmma, {}", Self::layout(m_major, n_major)) }),
             None => any("8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned()),
         }
+    }
+
+    /// The sizes as kernels take them; [`choose`](Self::choose) refuses larger ones.
+    fn shape(&self) -> gemm::Shape {
+        let [m, n, k] = [self.m, self.n, self.k].map(|size| size as u32);
+        gemm::Shape { m, n, k }
+    }
+
+    /// What follows the product, with its factors and bias in device memory.
+    fn fusion<'a, O: Pod>(&self, scales: Option<[DeviceView<'a, f32>; 2]>, bias: Option<DeviceView<'a, O>>) -> FusionArgument<'a, O> {
+        let [a_scale, b_scale] = scales.map_or([None; 2], |scales| scales.map(Some));
+        FusionArgument { bias, a_scale, b_scale, alpha: self.alpha, beta: self.beta, gelu: self.activation == Activation::Gelu }
     }
 
     /// Whether the operands' rows lie along `m` and `n` and not along `k`.
@@ -279,23 +291,18 @@ where
     gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
-        let GemmConfig { m, n, k, alpha, beta, activation, .. } = config;
+        let GemmConfig { m, n, k, .. } = config;
         let Matrices { a, b, scales, bias, d } = matrices;
         let a = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, a, if M_MAJOR { [k, m] } else { [m, k] })?;
         let b = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, b, if N_MAJOR { [k, n] } else { [n, k] })?;
         let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::new(stream, d, [m, n])?;
-        let gelu = u32::from(activation == Activation::Gelu);
         Ok(Bound::new(move |stream| {
             // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
             // element of the matrix as it was before it stores that element, in the same warpgroup.
             let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
-            // SAFETY: no elements.
-            let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
-            let [a_scale, b_scale] = scales.unwrap_or([no_scale(memory); 2]);
-            let [m, n, k] = [m, n, k].map(|size| size as u32);
             let (a, b, d) = (a.view(), b.view(), d.view_mut());
-            self.launch(stream, GemmArgs { a, b, d, bias, a_scale, b_scale, old, m, n, k, alpha, beta, gelu })
+            self.launch(stream, GemmArgs { a, b, d, old, shape: config.shape(), fusion: config.fusion(scales, bias) })
         }))
     }
 }
@@ -305,23 +312,17 @@ where
     GemmAny<T, O>: Kernel,
 {
     fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
-        let GemmConfig { alpha, beta, activation, .. } = config;
         let Matrices { a, b, scales, bias, d } = matrices;
-        let [m, n, k] = [config.m, config.n, config.k].map(|size| size as u32);
-        let (a_row, a_step) = if config.transpose_a { (1, m) } else { (k, 1) };
-        let (b_column, b_step) = if config.transpose_b { (k, 1) } else { (1, n) };
+        let shape @ gemm::Shape { m, n, k } = config.shape();
+        let a_strides = if config.transpose_a { [1, m] } else { [k, 1] };
+        let b_strides = if config.transpose_b { [k, 1] } else { [1, n] };
+        let operand = |values, [stride, step]: [u32; 2]| OperandArgument { values, stride, step };
         let (memory, length) = (d.access("d"), d.len());
-        let gelu = u32::from(activation == Activation::Gelu);
         Ok(Bound::new(move |stream| {
             // SAFETY: the closure holds the only view of this memory, lent by `d`, for as long as it lives.
             let d = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
-            // SAFETY: no elements.
-            let bias = bias.unwrap_or(unsafe { DeviceView::from_raw(memory.address, 0, memory.owner) });
-            let [a_scale, b_scale] = scales.unwrap_or([no_scale(memory); 2]);
-            self.launch(
-                stream,
-                GemmAnyArgs { a, b, d, bias, a_scale, b_scale, m, n, k, a_row, a_step, b_column, b_step, alpha, beta, gelu },
-            )
+            let (a, b, fusion) = (operand(a, a_strides), operand(b, b_strides), config.fusion(scales, bias));
+            self.launch(stream, GemmAnyArgs { a, b, d, shape, fusion })
         }))
     }
 }
@@ -361,12 +362,6 @@ elements! {
     bf16 64, f32 32: [false false] [false true] [true false] [true true];
     e4m3 128, bf16 64: [false false];
     e4m3 128, f32 32: [false false];
-}
-
-/// No elements, of the runtime that lent this memory.
-fn no_scale<'a>(memory: BufferAccess<'a>) -> DeviceView<'a, f32> {
-    // SAFETY: no elements; a result is aligned to its element, and nothing is read.
-    unsafe { DeviceView::from_raw(memory.address.next_multiple_of(4), 0, memory.owner) }
 }
 
 impl<T, O> fmt::Debug for Gemm<T, O> {

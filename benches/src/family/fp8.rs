@@ -5,7 +5,9 @@ use oxtile::runtime::Buffer;
 use oxtile_kernels::amax::{Amax, AmaxArgs};
 use oxtile_kernels::fp8::{
     Fp8Cast, Fp8CastArgs, Fp8CastTranspose, Fp8CastTransposeArgs, Fp8Dequantize, Fp8DequantizeArgs, Fp8Transpose, Fp8TransposeArgs,
+    ScaleOptions,
 };
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::copy::ceiling;
@@ -88,7 +90,7 @@ fn cast_all(gpu: &Gpu, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()> {
     let kernel = gpu.runtime.load::<Fp8Cast<bf16, e4m3>>()?;
     tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scale_inverse, .. }| {
         let (input, amax, data, scale_inverse) = (wide.view(), amax.view(), data.view_mut(), scale_inverse.view_mut());
-        kernel.launch(&gpu.stream, Fp8CastArgs { input, amax, data, scale_inverse, epsilon: 0.0, power_of_two: 0 })
+        kernel.launch(&gpu.stream, Fp8CastArgs { input, amax, data, scale_inverse, options: ScaleOptions::default() })
     })
 }
 
@@ -127,15 +129,12 @@ fn prepare_cast_transpose(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let graph = Prepared::capture(gpu, || {
         tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, transposed, scale_inverse }| {
             let args = Fp8CastTransposeArgs {
-                input: wide.view(),
+                input: MatrixArgument::new(wide.view(), [shape.0, shape.1]),
                 amax: amax.view(),
                 data: data.view_mut(),
                 transposed: transposed.view_mut(),
                 scale_inverse: scale_inverse.view_mut(),
-                rows: shape.0,
-                columns: shape.1,
-                epsilon: 0.0,
-                power_of_two: 0,
+                options: ScaleOptions::default(),
             };
             kernel.launch(&gpu.stream, args)
         })
@@ -155,8 +154,8 @@ fn prepare_transpose(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let kernel = gpu.runtime.load::<Fp8Transpose<e4m3>>()?;
     let graph = Prepared::capture(gpu, || {
         tensors.iter_mut().try_for_each(|Tensor { data, transposed, .. }| {
-            let (rows, columns, _) = shape;
-            kernel.launch(&gpu.stream, Fp8TransposeArgs { data: data.view(), transposed: transposed.view_mut(), rows, columns })
+            let input = MatrixArgument::new(data.view(), [shape.0, shape.1]);
+            kernel.launch(&gpu.stream, Fp8TransposeArgs { input, transposed: transposed.view_mut() })
         })
     })?;
     Ok(Prepared::new(graph, move |stream| {

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use oxtile::quantize::*;
 use oxtile::runtime::Buffer;
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::copy::ceiling;
@@ -104,20 +106,16 @@ fn cast_blocks(gpu: &Gpu, inputs: &[Buffer<bf16>], sets: &mut [Blocks], shape: S
     let by_squares = gpu.runtime.load::<Fp8CastSquares<bf16, e4m3>>()?;
     inputs.iter().zip(sets).try_for_each(|(input, set)| {
         let Blocks { data: [data, transposed], inverses: [inverses, transposed_inverses] } = set;
-        let (data, transposed) = (data.view_mut(), transposed.view_mut());
-        let (scale_inverses, transposed_scale_inverses) = (inverses.view_mut(), transposed_inverses.view_mut());
-        let (input, epsilon, power_of_two) = (input.view(), 0.0, 0);
-        macro_rules! arguments {
-            ($args:ident) => {
-                $args { input, data, scale_inverses, transposed, transposed_scale_inverses, rows, columns, epsilon, power_of_two }
-            };
-        }
+        let codes = CodesArgument { data: data.view_mut(), scales: inverses.view_mut() };
+        let transposed = CodesArgument { data: transposed.view_mut(), scales: transposed_inverses.view_mut() };
+        let (input, options) = (MatrixArgument::new(input.view(), [rows, columns]), ScaleOptions::default());
         match block {
-            ScaleBlock::Row if transposed.is_empty() => {
-                rows_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, rows, columns, epsilon, power_of_two })
+            ScaleBlock::Row if transposed.data.is_empty() => {
+                let CodesArgument { data, scales: scale_inverses } = codes;
+                rows_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, options })
             }
-            ScaleBlock::Row => by_rows.launch(stream, arguments!(Fp8CastRowBlocksArgs)),
-            ScaleBlock::Square => by_squares.launch(stream, arguments!(Fp8CastSquaresArgs)),
+            ScaleBlock::Row => by_rows.launch(stream, Fp8CastRowBlocksArgs { input, codes, transposed, options }),
+            ScaleBlock::Square => by_squares.launch(stream, Fp8CastSquaresArgs { input, codes, transposed, options }),
         }
     })
 }
@@ -137,10 +135,10 @@ fn prepare_dequantize(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let kernel = gpu.runtime.load::<Fp8DequantizeBlocks<e4m3, bf16>>()?;
     let graph = Prepared::capture(gpu, || {
         sets.iter().zip(&mut wide).try_for_each(|(set, output)| {
-            let (data, scale_inverses, output) = (set.data[0].view(), set.inverses[0].view(), output.view_mut());
-            let (row_shift, row_stride, block_stride) = (0, 1, row_of_scales(rows));
-            let args = Fp8DequantizeBlocksArgs { data, scale_inverses, output, rows, columns, row_shift, row_stride, block_stride };
-            kernel.launch(&gpu.stream, args)
+            let input = MatrixArgument::new(set.data[0].view(), [rows, columns]);
+            let inverses = set.inverses[0].view();
+            let scales = BlockScalesArgument { inverses, row_shift: 0, row_stride: 1, block_stride: row_of_scales(rows) };
+            kernel.launch(&gpu.stream, Fp8DequantizeBlocksArgs { input, scales, output: output.view_mut() })
         })
     })?;
     Ok(Prepared::new(graph, move |stream| {
@@ -166,13 +164,12 @@ fn prepare_shard(gpu: &Gpu, shape: Shape, is_cast: bool) -> Result<Prepared> {
     let (amax, cast) = (gpu.runtime.load::<Fp8PartialAmax<bf16>>()?, gpu.runtime.load::<Fp8PartialCast<bf16, e4m3>>()?);
     let graph = Prepared::capture(gpu, || {
         inputs.iter().zip(&mut sets).try_for_each(|(input, (data, inverses))| {
-            let shard = input.view().slice(start, start + length);
+            let shard = ShardArgument { values: input.view().slice(start, start + length), start, rows, columns };
             if !is_cast {
-                return amax.launch(stream, Fp8PartialAmaxArgs { shard, amaxes: amaxes.view_mut(), start, rows, columns });
+                return amax.launch(stream, Fp8PartialAmaxArgs { shard, amaxes: amaxes.view_mut() });
             }
             let (amaxes, data, scale_inverses) = (amaxes.view(), data.view_mut(), inverses.view_mut());
-            let args = Fp8PartialCastArgs { shard, amaxes, data, scale_inverses, start, rows, columns, epsilon: 0.0, power_of_two: 0 };
-            cast.launch(stream, args)
+            cast.launch(stream, Fp8PartialCastArgs { shard, amaxes, data, scale_inverses, options: ScaleOptions::default() })
         })
     })?;
     Ok(Prepared::new(graph, move |stream| Ok(vec![bytes_of("data", &sets[0].0, stream)?])))
@@ -200,12 +197,12 @@ fn update([tensors, length]: [u64; 2]) -> Bench {
             let graph = Prepared::capture(gpu, || {
                 let args = Fp8UpdateScalesArgs {
                     history: history.view_mut(),
-                    agreed: agreed.view(),
+                    agreed: Some(agreed.view()),
                     scales: scales.view_mut(),
                     scale_inverses: scale_inverses.view_mut(),
                     length,
                     scaled_largest: 448.0,
-                    most_recent: 0,
+                    most_recent: false,
                 };
                 kernel.launch(stream, args)
             })?;

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use oxtile::runtime::{Buffer, Graph};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::interleave::interleaved_len;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::num::{bf16, e4m3, ue8m0};
 
@@ -99,10 +101,12 @@ fn cast_columns(gpu: &Gpu, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()
 fn cast_both(gpu: &Gpu, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()> {
     let kernel = gpu.runtime.load::<Mxfp8CastBoth<bf16, e4m3>>()?;
     tensors.iter_mut().try_for_each(|Tensor { wide, casts, columns }| {
-        let [rows, by_columns] = casts.as_mut_slice() else { unreachable!("made with two casts") };
-        let (row_data, row_scales) = (rows.data.view_mut(), rows.scales.view_mut());
-        let (column_data, column_scales) = (by_columns.data.view_mut(), by_columns.scales.view_mut());
-        let args = Mxfp8CastBothArgs { input: wide.view(), row_data, row_scales, column_data, column_scales, columns: *columns };
+        let [by_rows, by_columns] = casts.as_mut_slice() else { unreachable!("made with two casts") };
+        let args = Mxfp8CastBothArgs {
+            input: MatrixArgument::new(wide.view(), [wide.len() / *columns, *columns]),
+            rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
+            columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },
+        };
         kernel.launch(&gpu.stream, args)
     })
 }

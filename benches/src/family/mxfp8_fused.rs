@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use anyhow::Result;
 use oxtile::runtime::Buffer;
 use oxtile_kernels::activation::*;
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
 use oxtile_kernels::interleave::interleaved_len;
 use oxtile_kernels::mxfp8::*;
@@ -107,8 +108,6 @@ struct Set {
     columns: (Buffer<e4m3>, Buffer<ue8m0>),
     partial_sums: Buffer<f32>,
     bias_gradient: Buffer<bf16>,
-    nothing: Buffer<f32>,
-    nothing_mut: Buffer<f32>,
 }
 
 fn set<O: Operation>(gpu: &Gpu, (rows, columns, sets): Shape, wanted: Wanted, number: usize) -> Result<Set> {
@@ -126,8 +125,6 @@ fn set<O: Operation>(gpu: &Gpu, (rows, columns, sets): Shape, wanted: Wanted, nu
         columns: cast(wanted.columns, scales(columns, rows / BLOCK))?,
         partial_sums: Buffer::uninitialised(stream, of_bias(rows / BLOCK * columns))?,
         bias_gradient: Buffer::uninitialised(stream, of_bias(columns))?,
-        nothing: Buffer::uninitialised(stream, 0)?,
-        nothing_mut: Buffer::uninitialised(stream, 0)?,
     })
 }
 
@@ -144,52 +141,24 @@ where
     let (cast, sums) = (gpu.runtime.load::<Mxfp8CastFused<O, bf16, e4m3>>()?, gpu.runtime.load::<ColumnSums<bf16>>()?);
     let graph = Prepared::capture(gpu, || {
         sets.iter_mut().try_for_each(|set| {
+            let gradient = Some(set.gradient.view()).filter(|gradient| !gradient.is_empty());
+            let operands = FusedOperandsArgument { input: set.input.view(), gradient, rows, columns };
+            let [by_rows, by_columns] =
+                [&mut set.rows, &mut set.columns].map(|(data, scales)| CodesArgument { data: data.view_mut(), scales: scales.view_mut() });
+            let (partial_sums, options, marker) = (set.partial_sums.view_mut(), wanted.options, PhantomData);
             if !wanted.columns {
-                let args = Mxfp8CastFusedRowsArgs {
-                    input: set.input.view(),
-                    gradient: set.gradient.view(),
-                    data: set.rows.0.view_mut(),
-                    scales: set.rows.1.view_mut(),
-                    amax: set.nothing_mut.view_mut(),
-                    skip: set.nothing.view(),
-                    rows,
-                    columns,
-                    options: wanted.options,
-                    marker: PhantomData,
-                };
+                let CodesArgument { data, scales } = by_rows;
+                let args = Mxfp8CastFusedRowsArgs { operands, data, scales, amax: None, skip: None, options, marker };
                 return cast_rows.launch(&gpu.stream, args);
             }
             if wanted.rows {
-                let args = Mxfp8CastFusedArgs {
-                    input: set.input.view(),
-                    gradient: set.gradient.view(),
-                    row_data: set.rows.0.view_mut(),
-                    row_scales: set.rows.1.view_mut(),
-                    column_data: set.columns.0.view_mut(),
-                    column_scales: set.columns.1.view_mut(),
-                    partial_sums: set.partial_sums.view_mut(),
-                    amax: set.nothing_mut.view_mut(),
-                    skip: set.nothing.view(),
-                    rows,
-                    columns,
-                    options: wanted.options | copied_where_many::<O, bf16>(rows, columns),
-                    marker: PhantomData,
-                };
+                let options = options | copied_where_many::<O, bf16>(rows, columns);
+                let (rows, columns) = (by_rows, by_columns);
+                let args = Mxfp8CastFusedArgs { operands, rows, columns, partial_sums, amax: None, skip: None, options, marker };
                 cast.launch(&gpu.stream, args)?;
             } else {
-                let args = Mxfp8CastFusedColumnsArgs {
-                    input: set.input.view(),
-                    gradient: set.gradient.view(),
-                    data: set.columns.0.view_mut(),
-                    scales: set.columns.1.view_mut(),
-                    partial_sums: set.partial_sums.view_mut(),
-                    amax: set.nothing_mut.view_mut(),
-                    skip: set.nothing.view(),
-                    rows,
-                    columns,
-                    options: wanted.options,
-                    marker: PhantomData,
-                };
+                let CodesArgument { data, scales } = by_columns;
+                let args = Mxfp8CastFusedColumnsArgs { operands, data, scales, partial_sums, amax: None, skip: None, options, marker };
                 cast_columns.launch(&gpu.stream, args)?;
             }
             if wanted.bias_gradient {

@@ -6,7 +6,9 @@ use std::marker::PhantomData;
 use anyhow::Result;
 use oxtile::runtime::Buffer;
 use oxtile_kernels::amax::{Amax, AmaxArgs};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::interleave::interleaved_len;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::num::{bf16, e2m1x2, e4m3};
 
@@ -112,8 +114,9 @@ fn prepare_stochastic(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let kernel = gpu.runtime.load::<Nvfp4CastRowsStochastic<bf16, Stochastic8>>()?;
     let offset = Buffer::from_slice(&gpu.stream, &[7_u64])?;
     prepare_each(gpu, tensors(gpu, shape)?, |Tensor { wide, amax, data, scales }| {
-        let (input, amax, data, scales, offset) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut(), offset.view());
-        kernel.launch(&gpu.stream, Nvfp4CastRowsStochasticArgs { input, amax, data, scales, seed: 5, offset, marker: PhantomData })
+        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
+        let random = RandomArgument { seed: 5, offset: Some(offset.view()) };
+        kernel.launch(&gpu.stream, Nvfp4CastRowsStochasticArgs { input, amax, data, scales, random, marker: PhantomData })
     })
 }
 
@@ -135,8 +138,9 @@ fn prepare_interleaved(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     }
     let kernel = gpu.runtime.load::<Nvfp4CastRowsInterleaved<bf16>>()?;
     prepare_each(gpu, tensors, |Tensor { wide, amax, data, scales }| {
-        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
-        kernel.launch(&gpu.stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
+        let input = MatrixArgument::new(wide.view(), [rows, columns]);
+        let (amax, data, scales) = (amax.view(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales })
     })
 }
 
@@ -152,9 +156,9 @@ fn prepare_columns_4over6(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let (rows, columns, _) = shape;
     let kernel = gpu.runtime.load::<Nvfp4CastColumns4over6<bf16, FourOverSix>>()?;
     prepare_each(gpu, tensors(gpu, shape)?, |Tensor { wide, amax, data, scales }| {
-        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
-        let args = Nvfp4CastColumns4over6Args { input, amax, data, scales, rows, columns, marker: PhantomData };
-        kernel.launch(&gpu.stream, args)
+        let input = MatrixArgument::new(wide.view(), [rows, columns]);
+        let (amax, data, scales) = (amax.view(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastColumns4over6Args { input, amax, data, scales, marker: PhantomData })
     })
 }
 
@@ -202,14 +206,10 @@ fn prepare_squares(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let graph = Prepared::capture(gpu, || {
         by_rows.iter_mut().zip(&mut by_columns).try_for_each(|(row, column)| {
             let args = Nvfp4CastSquaresArgs {
-                input: row.wide.view(),
+                input: MatrixArgument::new(row.wide.view(), [rows, columns]),
                 amax: row.amax.view(),
-                row_data: row.data.view_mut(),
-                row_scales: row.scales.view_mut(),
-                column_data: column.data.view_mut(),
-                column_scales: column.scales.view_mut(),
-                rows,
-                columns,
+                rows: CodesArgument { data: row.data.view_mut(), scales: row.scales.view_mut() },
+                columns: CodesArgument { data: column.data.view_mut(), scales: column.scales.view_mut() },
             };
             kernel.launch(&gpu.stream, args)
         })
@@ -230,8 +230,8 @@ fn wide_output(wide: &Buffer<bf16>, stream: &oxtile::runtime::Stream) -> Result<
 fn hadamard_amaxes(gpu: &Gpu, (rows, columns, _): Shape, tensors: &mut [Tensor], before: &mut Buffer<f32>) -> oxtile::runtime::Result<()> {
     let kernel = gpu.runtime.load::<Nvfp4HadamardAmax>()?;
     tensors.iter_mut().try_for_each(|Tensor { wide, amax, .. }| {
-        let (amax, transformed_amax) = (before.view_mut(), amax.view_mut());
-        kernel.launch(&gpu.stream, Nvfp4HadamardAmaxArgs { input: wide.view(), amax, transformed_amax, rows, columns })
+        let input = MatrixArgument::new(wide.view(), [rows, columns]);
+        kernel.launch(&gpu.stream, Nvfp4HadamardAmaxArgs { input, amax: before.view_mut(), transformed_amax: amax.view_mut() })
     })
 }
 
@@ -246,20 +246,15 @@ fn prepare_hadamard_amax(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     }))
 }
 
-fn columns_all<const HADAMARD: bool>(
-    gpu: &Gpu,
-    (rows, columns, _): Shape,
-    tensors: &mut [Tensor],
-    offset: &Buffer<u64>,
-) -> oxtile::runtime::Result<()>
+fn columns_all<const HADAMARD: bool>(gpu: &Gpu, (rows, columns, _): Shape, tensors: &mut [Tensor]) -> oxtile::runtime::Result<()>
 where
     Nvfp4CastColumns<bf16, Nearest, HADAMARD>: oxtile_tile::launch::Kernel,
 {
     let kernel = gpu.runtime.load::<Nvfp4CastColumns<bf16, Nearest, HADAMARD>>()?;
     tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {
-        let (input, amax, data, scales) = (wide.view(), amax.view(), data.view_mut(), scales.view_mut());
-        let (offset, marker) = (offset.view(), PhantomData);
-        kernel.launch(&gpu.stream, Nvfp4CastColumnsArgs { input, amax, data, scales, seed: 0, offset, rows, columns, marker })
+        let input = MatrixArgument::new(wide.view(), [rows, columns]);
+        let (amax, data, scales) = (amax.view(), data.view_mut(), scales.view_mut());
+        kernel.launch(&gpu.stream, Nvfp4CastColumnsArgs { input, amax, data, scales, random: RandomArgument::NONE, marker: PhantomData })
     })
 }
 
@@ -267,35 +262,29 @@ fn prepare_columns<const HADAMARD: bool>(gpu: &Gpu, shape: Shape) -> Result<Prep
 where
     Nvfp4CastColumns<bf16, Nearest, HADAMARD>: oxtile_tile::launch::Kernel,
 {
-    let (mut tensors, offset) = (tensors(gpu, shape)?, Buffer::uninitialised(&gpu.stream, 0)?);
+    let mut tensors = tensors(gpu, shape)?;
     if HADAMARD {
         let mut before = Buffer::zeros(&gpu.stream, 1)?;
         tensors.iter_mut().try_for_each(|tensor| tensor.amax.fill_zero(&gpu.stream))?;
         hadamard_amaxes(gpu, shape, &mut tensors, &mut before)?;
     }
-    let graph = Prepared::capture(gpu, || columns_all::<HADAMARD>(gpu, shape, &mut tensors, &offset))?;
+    let graph = Prepared::capture(gpu, || columns_all::<HADAMARD>(gpu, shape, &mut tensors))?;
     Ok(Prepared::new(graph, move |stream| Ok(outputs(["data", "scales"], &tensors[0].data, &tensors[0].scales, stream)?.into())))
 }
 
 fn prepare_both(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     let (rows, columns, _) = shape;
     let (mut by_rows, mut by_columns) = (tensors(gpu, shape)?, tensors(gpu, (rows, columns, shape.2))?);
-    let offset = Buffer::<u64>::uninitialised(&gpu.stream, 0)?;
     let kernel = gpu.runtime.load::<Nvfp4CastBoth<bf16, Nearest, false>>()?;
     let graph = Prepared::capture(gpu, || {
         by_rows.iter_mut().zip(&mut by_columns).try_for_each(|(row, column)| {
             let args = Nvfp4CastBothArgs {
-                input: row.wide.view(),
+                input: MatrixArgument::new(row.wide.view(), [rows, columns]),
                 row_amax: row.amax.view(),
                 column_amax: row.amax.view(),
-                row_data: row.data.view_mut(),
-                row_scales: row.scales.view_mut(),
-                column_data: column.data.view_mut(),
-                column_scales: column.scales.view_mut(),
-                seed: 0,
-                offset: offset.view(),
-                rows,
-                columns,
+                rows: CodesArgument { data: row.data.view_mut(), scales: row.scales.view_mut() },
+                columns: CodesArgument { data: column.data.view_mut(), scales: column.scales.view_mut() },
+                random: RandomArgument::NONE,
                 marker: PhantomData,
             };
             kernel.launch(&gpu.stream, args)
@@ -309,8 +298,8 @@ fn prepare_both(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
 }
 
 fn prepare_dequantize_columns(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
-    let (mut tensors, offset) = (tensors(gpu, shape)?, Buffer::uninitialised(&gpu.stream, 0)?);
-    columns_all::<false>(gpu, shape, &mut tensors, &offset)?;
+    let mut tensors = tensors(gpu, shape)?;
+    columns_all::<false>(gpu, shape, &mut tensors)?;
     let kernel = gpu.runtime.load::<Nvfp4DequantizeColumns<bf16>>()?;
     let graph = Prepared::capture(gpu, || {
         tensors.iter_mut().try_for_each(|Tensor { wide, amax, data, scales }| {

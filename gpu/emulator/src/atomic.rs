@@ -3,18 +3,31 @@
 use crate::order::{AtomicOp, AtomicOrder, Scope, Space};
 
 /// An atomic read-modify-write, but for its address.
-pub(crate) struct Atomic {
+#[derive(Clone, Copy, Debug)]
+pub struct Atomic {
+    /// What it does to the word.
     pub op: AtomicOp,
+    /// Bytes of the word: 4 or 8.
     pub width: u8,
+    /// What the word is combined with, or replaced by.
     pub operand: u64,
+    /// What [`AtomicOp::CompareAndSwap`] replaces.
     pub compare: u64,
+    /// What it orders.
     pub order: AtomicOrder,
+    /// The threads that it is atomic for.
     pub scope: Scope,
 }
 
 impl Atomic {
+    /// One that orders nothing, at the scope of the device.
+    #[must_use]
+    pub const fn relaxed(op: AtomicOp, width: u8, operand: u64) -> Self {
+        Self { op, width, operand, compare: 0, order: AtomicOrder::Relaxed, scope: Scope::Device }
+    }
+
     /// Whether it releases, and whether it acquires.
-    pub fn edges(&self) -> (bool, bool) {
+    pub(crate) fn edges(&self) -> (bool, bool) {
         match self.order {
             AtomicOrder::Relaxed => (false, false),
             AtomicOrder::Acquire => (false, true),
@@ -24,7 +37,7 @@ impl Atomic {
     }
 
     /// What memory holds afterwards.
-    pub fn apply(&self, space: Space, old: u64) -> u64 {
+    pub(crate) fn apply(&self, space: Space, old: u64) -> u64 {
         let wide = self.width == 8;
         let signed = |value: u64| if wide { value as i64 } else { i64::from(value as u32 as i32) };
         let mask = if wide { u64::MAX } else { 0xffff_ffff };

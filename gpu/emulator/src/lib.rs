@@ -70,6 +70,7 @@ pub mod wgmma;
 mod words;
 mod worker;
 
+pub use atomic::Atomic;
 pub use cost::LineCost;
 pub use fault::{Fault, FaultKind, Involved};
 pub use format::Format;

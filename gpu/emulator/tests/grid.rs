@@ -1,8 +1,8 @@
 //! Launches: identity, results, grids that signal each other.
 
 use oxtile_emulator::{
-    AtomicOp, AtomicOrder, FaultKind, GridRun, Launch, Memory, Mode, Options, Progress, ReadOrder, Scope, ShuffleMode, Space, WriteOrder,
-    device,
+    Atomic, AtomicOp, AtomicOrder, FaultKind, GridRun, Launch, Memory, Mode, Options, Progress, ReadOrder, Scope, ShuffleMode, Space,
+    WriteOrder, device,
 };
 use std::sync::Arc;
 
@@ -164,9 +164,9 @@ fn a_polled_grid_reports_that_it_is_blocked() {
 #[test]
 fn workers_share_atomics() {
     fn count(arguments: &[u64]) {
-        device::atomic(Space::Global, arguments[0] + 4, AtomicOp::Add, 4, 1, 0, AtomicOrder::Relaxed, Scope::Device);
+        device::atomic(Space::Global, arguments[0] + 4, Atomic::relaxed(AtomicOp::Add, 4, 1));
         let one = u64::from(1f32.to_bits());
-        device::atomic(Space::Global, arguments[0], AtomicOp::AddF32, 4, one, 0, AtomicOrder::Relaxed, Scope::Device);
+        device::atomic(Space::Global, arguments[0], Atomic::relaxed(AtomicOp::AddF32, 4, one));
     }
     for options in [Options { workers: 4, ..Options::fast() }, Options::check(5)] {
         let memory = Memory::new();
@@ -206,8 +206,8 @@ fn fast_blocks_that_wait_for_later_blocks_end() {
         chain(arguments, |flag| while !is_set(flag) {});
     }
     fn exchanging(arguments: &[u64]) {
-        let taken =
-            |flag| device::atomic(Space::Global, flag, AtomicOp::CompareAndSwap, 4, 2, 1, AtomicOrder::AcquireRelease, Scope::Device);
+        let swap = Atomic { compare: 1, order: AtomicOrder::AcquireRelease, ..Atomic::relaxed(AtomicOp::CompareAndSwap, 4, 2) };
+        let taken = |flag| device::atomic(Space::Global, flag, swap);
         chain(arguments, |flag| while taken(flag) == 0 {});
     }
     for options in [Options { workers: 1, ..Options::fast() }, Options { workers: 2, ..Options::fast() }, Options::check(0)] {

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::{AtomicOp, AtomicOrder, FaultKind, ReadOrder, Scope, Space, WriteOrder, device};
+use oxtile_emulator::{Atomic, AtomicOp, AtomicOrder, FaultKind, ReadOrder, Scope, Space, WriteOrder, device};
 
 /// Each thread passes its word to its neighbour through shared memory.
 fn rotate(arguments: &[u64], barrier: bool) {
@@ -115,7 +115,7 @@ fn last_block(arguments: &[u64], order: AtomicOrder, scope: Scope) {
     let block = device::block_index()[0];
     let counter = arguments[1] + 60;
     store(arguments[1] + u64::from(block) * 4, load(arguments[0] + u64::from(block) * 4));
-    let before = device::atomic(Space::Global, counter, AtomicOp::Add, 4, 1, 0, order, scope);
+    let before = device::atomic(Space::Global, counter, Atomic { order, scope, ..Atomic::relaxed(AtomicOp::Add, 4, 1) });
     if before == u64::from(blocks) - 1 {
         let total = (0..blocks).map(|b| load(arguments[1] + u64::from(b) * 4)).sum();
         store(arguments[1] + 56, total);
@@ -140,7 +140,7 @@ fn atomics_of_shared_memory_do_not_race_with_each_other() {
         }
         device::barrier_sync(0, threads());
         if atomically {
-            device::atomic(Space::Shared, 0, AtomicOp::Add, 4, 1, 0, AtomicOrder::Relaxed, Scope::Block);
+            device::atomic(Space::Shared, 0, Atomic { scope: Scope::Block, ..Atomic::relaxed(AtomicOp::Add, 4, 1) });
         } else {
             shared_store(0, shared_load(0) + 1);
         }

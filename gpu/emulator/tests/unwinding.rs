@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use oxtile_emulator::{
-    AtomicOp, AtomicOrder, FaultKind, Group, Options, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder, device,
+    Atomic, AtomicOp, AtomicOrder, FaultKind, Group, Options, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder, device,
 };
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ fn access_memory(arguments: &[u64]) {
     device::global_write(arguments[1] + at, [1; 4], WriteOrder::Release(Scope::System));
     shared_store(thread() * 4, 1);
     assert_eq!(shared_load(thread() * 4), 0);
-    let add = |space, address| device::atomic(space, address, AtomicOp::Add, 4, 1, 0, AtomicOrder::AcquireRelease, Scope::Device);
+    let one = Atomic { order: AtomicOrder::AcquireRelease, ..Atomic::relaxed(AtomicOp::Add, 4, 1) };
+    let add = |space, address| device::atomic(space, address, one);
     assert_eq!((add(Space::Global, arguments[1]), add(Space::Shared, 0)), (0, 0));
     device::fence(Scope::Device);
 }

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::{AtomicOp, AtomicOrder, Group, ReduceOp, Scope, ShuffleMode, Space, VoteMode, device};
+use oxtile_emulator::{Atomic, AtomicOp, Group, ReduceOp, ShuffleMode, Space, VoteMode, device};
 
 /// Runs a function of the lane over one warp and returns its results.
 fn lanes(body: fn(&[u64])) -> Vec<u32> {
@@ -79,7 +79,7 @@ fn atomics_compute_what_they_say() {
     fn body(arguments: &[u64]) {
         let at = arguments[1];
         let apply = |op, width, operand: i64, compare| {
-            device::atomic(Space::Global, at, op, width, operand as u64, compare, AtomicOrder::Relaxed, Scope::Device)
+            device::atomic(Space::Global, at, Atomic { compare, ..Atomic::relaxed(op, width, operand as u64) })
         };
         assert_eq!(apply(AtomicOp::Add, 8, 5, 0), 0);
         assert_eq!(apply(AtomicOp::MinSigned, 8, -3, 0), 5);
@@ -115,8 +115,8 @@ const SUMS: [[u32; 4]; 8] = [
 fn sums_are_flushed_in_global_memory_only() {
     fn body(arguments: &[u64]) {
         for (i, [a, b, ..]) in (0u32..).zip(SUMS) {
-            let (global, relaxed) = (arguments[1] + u64::from(i) * 4, AtomicOrder::Relaxed);
-            let add = |space, at| device::atomic(space, at, AtomicOp::AddF32, 4, b.into(), 0, relaxed, Scope::Device);
+            let global = arguments[1] + u64::from(i) * 4;
+            let add = |space, at| device::atomic(space, at, Atomic::relaxed(AtomicOp::AddF32, 4, b.into()));
             store(global, a);
             shared_store(i * 4, a);
             assert_eq!([add(Space::Global, global), add(Space::Shared, u64::from(i) * 4)], [u64::from(a); 2]);

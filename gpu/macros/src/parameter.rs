@@ -57,18 +57,18 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
                 #(<#types as #launch::Parameter>::access(&argument.#names, name.field(stringify!(#names)), visit);)*
             }
 
-            fn unpack(words: &mut #launch::WordReader<'_>) -> Self {
-                #(let #names = <#types as #launch::Parameter>::unpack(words);)*
+            fn unpack(__words: &mut #launch::WordReader<'_>) -> Self {
+                #(let #names = <#types as #launch::Parameter>::unpack(__words);)*
                 Self { #(#names),* }
             }
 
             #[inline(always)]
-            unsafe fn take<Rest: #launch::WordList>(words: Self::Words<Rest>) -> (Self, Rest) {
+            unsafe fn take<Rest: #launch::WordList>(__words: Self::Words<Rest>) -> (Self, Rest) {
                 #(
                     // SAFETY: passed on to the caller.
-                    let (#names, words) = unsafe { <#types as #launch::Parameter>::take::<#lists>(words) };
+                    let (#names, __words) = unsafe { <#types as #launch::Parameter>::take::<#lists>(__words) };
                 )*
-                (Self { #(#names),* }, words)
+                (Self { #(#names),* }, __words)
             }
         }
 

@@ -54,7 +54,8 @@ pub(crate) fn vector_of<T: Wide>([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vector<T
 
 fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (elements, columns) = (args.output.len(), args.columns);
-    let rows = check_operands::<O, T>(&args.input, &args.gradient, ("output", elements), columns)?;
+    let operands = [("input", Some(&args.input)), ("gradient", Some(&args.gradient))];
+    let rows = check_operands::<O, T>(operands, ("output", elements), ("columns", columns))?;
     LaunchError::check_alignment("output", 16, args.output.address())?;
     let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;
     LaunchError::check_limit("columns", columns, 65_535 * u64::from(THREADS) * Vector::<T>::LANES as u64 * O::RESULTS as u64)?;
@@ -64,19 +65,18 @@ fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) 
 
 /// Checks the operands of an operation whose result has these elements in rows of `columns`; gives the rows.
 pub(crate) fn check_operands<O: Operation, T: Pod>(
-    input: &DeviceView<'_, T>,
-    gradient: &DeviceView<'_, T>,
+    operands: [(&'static str, Option<&DeviceView<'_, T>>); 2],
     result: (&'static str, u64),
-    columns: u64,
+    (columns_name, columns): (&'static str, u64),
 ) -> Result<u64, LaunchError> {
     LaunchError::check_multiple(result.0, columns, result.1)?;
     let rows = result.1.checked_div(columns).unwrap_or(0);
     let vector = Vector::<T>::LANES as u64;
-    for (name, view, of) in [("input", input, O::input_columns(columns)), ("gradient", gradient, O::gradient_columns(columns))] {
-        LaunchError::check_multiple("columns", vector, of)?;
-        LaunchError::check_length(name, rows * of, view.len())?;
-        LaunchError::check_alignment(name, 16, view.address())?;
+    for ((name, view), of) in operands.into_iter().zip([O::input_columns(columns), O::gradient_columns(columns)]) {
+        LaunchError::check_multiple(columns_name, vector, of)?;
+        LaunchError::check_length(name, rows * of, view.map_or(0, DeviceView::len))?;
+        LaunchError::check_alignment(name, 16, view.map_or(0, DeviceView::address))?;
     }
-    LaunchError::check_multiple("columns", vector * O::RESULTS as u64, columns)?;
+    LaunchError::check_multiple(columns_name, vector * O::RESULTS as u64, columns)?;
     Ok(rows)
 }

@@ -29,7 +29,6 @@ struct Shared {
 }
 
 /// `data[i] = input[i] * scale`, `scale` made of `amax[0]` by the rule of the format, `scale_inverse[0] = 1 / scale`.
-/// `power_of_two` is 0 or 1.
 #[kernel(threads = THREADS, grid = cast_grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn fp8_cast<T: Magnitude, Q: Fp8>(
@@ -37,10 +36,9 @@ pub fn fp8_cast<T: Magnitude, Q: Fp8>(
     amax: Global<f32>,
     data: GlobalMut<Q>,
     scale_inverse: GlobalMut<f32>,
-    epsilon: f32,
-    power_of_two: u32,
+    options: ScaleOptions,
 ) {
-    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX };
+    let rule = ScaleRule { options, largest: f32::MAX };
     let scale = || rule.scale::<Q>(amax.load(0));
     cast_run(&input, &data, u64::from(block::index()[0]), scale);
     if block::index()[0] == 0 && thread::index() == 0 {

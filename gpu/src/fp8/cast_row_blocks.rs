@@ -17,7 +17,9 @@ use oxtile_tile::prelude::*;
 use super::stage::Stage;
 use super::tile::{LINES, Lines, SIDE, Tile, WARPS};
 use super::*;
+use crate::codes::Codes;
 use crate::magnitude::Magnitude;
+use crate::matrix::{Matrix, MatrixArgument};
 
 /// CUDA blocks a multiprocessor: the input stays in registers beside the scales of eight columns, and `f32` needs twice as many.
 const fn resident<T>() -> u32 {
@@ -39,72 +41,56 @@ type Maxima = SharedArray<u32, { WARPS as usize * COLUMNS as usize }>;
 /// Bits of `f32`, one a column.
 type Scales = SharedArray<u32, { COLUMNS as usize }>;
 
-/// Casts a matrix `[rows, columns]` of whole vectors a row to `data`, and its transpose to `transposed`, `[columns, rows]`; either may be
-/// empty. The inverse of the scale of block `j` of row `i` is `scale_inverses[j, i]`, in rows of a multiple of 4, and so in
-/// `transposed_scale_inverses` of the transpose. What fills up the rows is not written.
+/// Casts a matrix `[rows, columns]` of whole vectors a row to `codes`, and its transpose to `transposed`, `[columns, rows]`; either may be
+/// empty. The inverse of the scale of block `j` of row `i` is `codes.scales[j, i]`, in rows of a multiple of 4, and so in
+/// `transposed.scales` of the transpose. What fills up the rows is not written.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-#[allow(clippy::too_many_arguments)]
-pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(
-    input: Global<T>,
-    data: GlobalMut<Q>,
-    scale_inverses: GlobalMut<f32>,
-    transposed: GlobalMut<Q>,
-    transposed_scale_inverses: GlobalMut<f32>,
-    rows: u64,
-    columns: u64,
-    epsilon: f32,
-    power_of_two: u32,
-) {
-    let tile = Tile::<T>::of_block(rows, columns);
-    let lines = tile.load(&input);
-    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
+pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, f32>, transposed: Codes<Q, f32>, options: ScaleOptions) {
+    let tile = Tile::<T>::of_block(input.rows, input.columns);
+    let lines = tile.load(&input.values);
+    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
     let shared = Shared::claim();
-    if !transposed.is_empty() {
+    if !transposed.data.is_empty() {
         find_maxima(&tile, &lines, shared.maxima);
         block::sync();
-        make_column_scale::<T, Q>(&tile, rule, shared.maxima, shared.scales, &transposed_scale_inverses);
+        make_column_scale::<T, Q>(&tile, rule, shared.maxima, shared.scales, &transposed.scales);
     }
-    if !data.is_empty() {
-        cast_rows(&tile, &lines, rule, &data, &scale_inverses);
+    if !codes.data.is_empty() {
+        cast_rows(&tile, &lines, rule, &codes);
     }
     // A separate branch: otherwise the values for both casts are converted once, kept, and do not fit the registers.
-    if !transposed.is_empty() {
+    if !transposed.data.is_empty() {
         block::sync();
         let scales = column_scales(&tile, shared.scales);
         Tile::<T>::for_each_step(|step| {
             shared.stage.put(&tile, step, core::array::from_fn(|line| encode_by::<T, Q>(lines[step][line], scales)));
         });
         block::sync();
-        shared.stage.store(&tile, &transposed);
+        shared.stage.store(&tile, &transposed.data);
     }
 }
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (elements, rows, columns) = (args.input.len(), args.rows, args.columns);
-    if !args.data.is_empty() {
-        LaunchError::check_length("data", elements, args.data.len())?;
-        LaunchError::check_length("scale_inverses", columns.div_ceil(SIDE) * row_of_scales(rows), args.scale_inverses.len())?;
+    let MatrixArgument { values, rows, columns } = args.input;
+    let codes = &args.codes;
+    if !codes.data.is_empty() {
+        LaunchError::check_length("codes.data", values.len(), codes.data.len())?;
+        LaunchError::check_length("codes.scales", columns.div_ceil(SIDE) * row_of_scales(rows), codes.scales.len())?;
     }
-    if !args.transposed.is_empty() {
-        let scales = rows.div_ceil(SIDE) * row_of_scales(columns);
-        LaunchError::check_length("transposed", elements, args.transposed.len())?;
-        LaunchError::check_length("transposed_scale_inverses", scales, args.transposed_scale_inverses.len())?;
+    let transposed = &args.transposed;
+    if !transposed.data.is_empty() {
+        LaunchError::check_length("transposed.data", values.len(), transposed.data.len())?;
+        LaunchError::check_length("transposed.scales", rows.div_ceil(SIDE) * row_of_scales(columns), transposed.scales.len())?;
     }
-    Tile::<T>::check_vectors(columns, ("input", args.input.address()), ("data", args.data.address()))?;
-    Tile::<T>::grid("input", elements, rows, columns)
+    Tile::<T>::check_vectors(columns, ("input.values", values.address()), ("codes.data", codes.data.address()))?;
+    Tile::<T>::grid(&args.input)
 }
 
 /// Casts the lane's rows, each with its neighbours' scale. Lane `i` of those that hold a row divides for the `i`th of their rows.
 #[allow(clippy::needless_range_loop, reason = "an iterator leaves the tile in local memory")]
 #[inline(always)]
-fn cast_rows<T: Magnitude, Q: Fp8>(
-    tile: &Tile<T>,
-    lines: &Lines<T>,
-    rule: ScaleRule,
-    data: &GlobalMut<Q>,
-    scale_inverses: &GlobalMut<f32>,
-) {
+fn cast_rows<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, rule: ScaleRule, codes: &Codes<Q, f32>) {
     let lane = thread::lane() % Tile::<T>::VECTORS;
     let number = |step: usize, line: usize| (step * LINES + line) as u32;
     let mut own = 0;
@@ -118,12 +104,12 @@ fn cast_rows<T: Magnitude, Q: Fp8>(
     let (step, line) = (lane as usize / LINES, lane as usize % LINES);
     // Whether the row is in the matrix, not the lane's part of it.
     if step < Tile::<T>::STEPS && tile.has(tile.group(step) * LINES as u32 + line as u32, 0) {
-        scale_inverses.store(tile.first_column / SIDE * row_of_scales(tile.rows) + tile.row(step, line), 1.0 / scale);
+        codes.scales.store(tile.first_column / SIDE * row_of_scales(tile.rows) + tile.row(step, line), 1.0 / scale);
     }
     Tile::<T>::for_each_step(|step| {
         for line in 0..LINES {
             let of_row = warp::shuffle(scale, thread::lane() - lane + number(step, line));
-            tile.store_codes(data, step, line, encode::<T, Q>(lines[step][line], of_row));
+            tile.store_codes(&codes.data, step, line, encode::<T, Q>(lines[step][line], of_row));
         }
     });
 }

@@ -13,6 +13,7 @@ use oxtile_tile::prelude::*;
 use super::tile::{SIDE, Tile};
 use super::*;
 use crate::magnitude::Magnitude;
+use crate::matrix::{Matrix, MatrixArgument};
 
 /// Vectors that a lane keeps in flight.
 const STEPS: usize = 4;
@@ -25,16 +26,14 @@ const RESIDENT: u32 = 4;
 #[kernel(threads = THREADS, grid = grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn fp8_cast_row_blocks_alone<T: Magnitude, Q: Fp8>(
-    input: Global<T>,
+    input: Matrix<T>,
     data: GlobalMut<Q>,
     scale_inverses: GlobalMut<f32>,
-    rows: u64,
-    columns: u64,
-    epsilon: f32,
-    power_of_two: u32,
+    options: ScaleOptions,
 ) {
+    let Matrix { values: input, rows, columns } = input;
     let blocks = Blocks::<T>::of_lane(rows, columns);
-    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
+    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
     // A vote, so that the compiler knows that no warp diverges at it.
     if warp::all(blocks.is_inside(STEPS as u32 - 1)) {
         cast(&blocks, rule, |_| true, &input, &data, &scale_inverses);
@@ -44,14 +43,14 @@ pub fn fp8_cast_row_blocks_alone<T: Magnitude, Q: Fp8>(
 }
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksAloneArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (elements, rows, columns) = (args.input.len(), args.rows, args.columns);
-    LaunchError::check_length("input", rows.saturating_mul(columns), elements)?;
-    LaunchError::check_length("data", elements, args.data.len())?;
+    let MatrixArgument { values, rows, columns } = args.input;
+    args.input.check()?;
+    LaunchError::check_length("data", values.len(), args.data.len())?;
     LaunchError::check_length("scale_inverses", columns.div_ceil(SIDE) * row_of_scales(rows), args.scale_inverses.len())?;
-    Tile::<T>::check_vectors(columns, ("input", args.input.address()), ("data", args.data.address()))?;
+    Tile::<T>::check_vectors(columns, ("input.values", values.address()), ("data", args.data.address()))?;
     let warps = rows.div_ceil(Blocks::<T>::ROWS.into()) * columns.div_ceil(SIDE);
-    LaunchError::check_limit("input", warps, (u32::MAX - WARPS).into())?;
-    Grid::cover("input", warps, WARPS)
+    LaunchError::check_limit("input.values", warps, (u32::MAX - WARPS).into())?;
+    Grid::cover("input.values", warps, WARPS)
 }
 
 /// Casts a warp's blocks; `inside` tells whether the lane's row of a step is in the matrix.

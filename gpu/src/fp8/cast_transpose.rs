@@ -16,6 +16,7 @@ use super::stage::Stage;
 use super::tile::{LINES, Lines, Tile};
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
+use crate::matrix::Matrix;
 
 /// CUDA blocks a multiprocessor: `f32` needs twice the registers.
 pub(super) const fn resident<T>() -> u32 {
@@ -38,21 +39,17 @@ struct SharedDelayed {
 /// Casts a matrix `[rows, columns]` of whole vectors a row as [`fp8_cast`](fn@super::fp8_cast) does, to `data`, and to `transposed`, `[columns, rows]`.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-#[allow(clippy::too_many_arguments)]
 pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
-    input: Global<T>,
+    input: Matrix<T>,
     amax: Global<f32>,
     data: GlobalMut<Q>,
     transposed: GlobalMut<Q>,
     scale_inverse: GlobalMut<f32>,
-    rows: u64,
-    columns: u64,
-    epsilon: f32,
-    power_of_two: u32,
+    options: ScaleOptions,
 ) {
-    let tile = Tile::<T>::of_block(rows, columns);
-    let lines = tile.load(&input);
-    let scale = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX }.scale::<Q>(amax.load(0));
+    let tile = Tile::<T>::of_block(input.rows, input.columns);
+    let lines = tile.load(&input.values);
+    let scale = ScaleRule { options, largest: f32::MAX }.scale::<Q>(amax.load(0));
     let stage = Shared::claim().stage;
     cast_lines(&tile, &lines, scale, &data, &stage);
     if tile.is_first() && thread::index() == 0 {
@@ -64,30 +61,27 @@ pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    LaunchError::check_length("data", args.input.len(), args.data.len())?;
-    LaunchError::check_length("transposed", args.input.len(), args.transposed.len())?;
+    LaunchError::check_length("data", args.input.values.len(), args.data.len())?;
+    LaunchError::check_length("transposed", args.input.values.len(), args.transposed.len())?;
     LaunchError::check_length("scale_inverse", 1, args.scale_inverse.len())?;
-    Tile::<T>::check_vectors(args.columns, ("input", args.input.address()), ("data", args.data.address()))?;
-    Tile::<T>::grid("input", args.input.len(), args.rows, args.columns)
+    Tile::<T>::check_vectors(args.input.columns, ("input.values", args.input.values.address()), ("data", args.data.address()))?;
+    Tile::<T>::grid(&args.input)
 }
 
 /// Casts a matrix `[rows, columns]` of whole vectors a row as [`fp8_cast_delayed`](fn@super::fp8_cast_delayed) does, to `data`, and to `transposed`,
 /// `[columns, rows]`.
 #[kernel(threads = THREADS, grid = delayed_grid, shared = SharedDelayed, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-#[allow(clippy::too_many_arguments)]
 pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
-    input: Global<T>,
+    input: Matrix<T>,
     scale: Global<f32>,
     data: GlobalMut<Q>,
     transposed: GlobalMut<Q>,
     scale_inverse: GlobalMut<f32>,
     amax: GlobalMut<f32>,
-    rows: u64,
-    columns: u64,
 ) {
-    let tile = Tile::<T>::of_block(rows, columns);
-    let lines = tile.load(&input);
+    let tile = Tile::<T>::of_block(input.rows, input.columns);
+    let lines = tile.load(&input.values);
     let shared = SharedDelayed::claim();
     cast_lines(&tile, &lines, scale.load(0), &data, &shared.stage);
     let running = maximum(&lines);
@@ -104,12 +98,12 @@ pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
 
 fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("scale", 1, args.scale.len())?;
-    LaunchError::check_length("data", args.input.len(), args.data.len())?;
-    LaunchError::check_length("transposed", args.input.len(), args.transposed.len())?;
+    LaunchError::check_length("data", args.input.values.len(), args.data.len())?;
+    LaunchError::check_length("transposed", args.input.values.len(), args.transposed.len())?;
     LaunchError::check_length("scale_inverse", 1, args.scale_inverse.len())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
-    Tile::<T>::check_vectors(args.columns, ("input", args.input.address()), ("data", args.data.address()))?;
-    Tile::<T>::grid("input", args.input.len(), args.rows, args.columns)
+    Tile::<T>::check_vectors(args.input.columns, ("input.values", args.input.values.address()), ("data", args.data.address()))?;
+    Tile::<T>::grid(&args.input)
 }
 
 /// Stores the codes of the lane's part of a tile, and puts them into the transpose.

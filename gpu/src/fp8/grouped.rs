@@ -20,7 +20,7 @@ const CAST_RESIDENT: u32 = cast::RESIDENT - 1;
 const DEQUANTIZE_RESIDENT: u32 = dequantize::RESIDENT - 2;
 
 /// Casts each member by a scale made of `amaxes[member]`, as `fp8_cast` does, and leaves
-/// `scale_inverses[member]`, that of a member without elements too. `power_of_two` is 0 or 1.
+/// `scale_inverses[member]`, that of a member without elements too.
 #[kernel(threads = THREADS, grid = cast_grid, min_blocks = CAST_RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
 pub fn fp8_cast_grouped<T: Magnitude, Q: Fp8>(
@@ -29,10 +29,9 @@ pub fn fp8_cast_grouped<T: Magnitude, Q: Fp8>(
     amaxes: Global<f32>,
     data: GlobalMut<Q>,
     scale_inverses: GlobalMut<f32>,
-    epsilon: f32,
-    power_of_two: u32,
+    options: ScaleOptions,
 ) {
-    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: f32::MAX };
+    let rule = ScaleRule { options, largest: f32::MAX };
     if block::index()[0] == 0 {
         let mut member = u64::from(thread::index());
         while member < amaxes.len() {

@@ -50,17 +50,18 @@ pub use cast_squares::{FP8_CAST_SQUARES, Fp8CastSquares, Fp8CastSquaresArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE, Fp8CastTranspose, Fp8CastTransposeArgs};
 pub use cast_transpose::{FP8_CAST_TRANSPOSE_DELAYED, Fp8CastTransposeDelayed, Fp8CastTransposeDelayedArgs};
 pub use dequantize::{FP8_DEQUANTIZE, Fp8Dequantize, Fp8DequantizeArgs};
-pub use dequantize_blocks::{FP8_DEQUANTIZE_BLOCKS, Fp8DequantizeBlocks, Fp8DequantizeBlocksArgs};
+pub use dequantize_blocks::{BlockScales, BlockScalesArgument, FP8_DEQUANTIZE_BLOCKS, Fp8DequantizeBlocks, Fp8DequantizeBlocksArgs};
 pub use grouped::{FP8_CAST_GROUPED, Fp8CastGrouped, Fp8CastGroupedArgs};
 pub use grouped::{FP8_DEQUANTIZE_GROUPED, Fp8DequantizeGrouped, Fp8DequantizeGroupedArgs};
 pub use shard::{FP8_PARTIAL_AMAX, Fp8PartialAmax, Fp8PartialAmaxArgs};
 pub use shard::{FP8_PARTIAL_CAST, Fp8PartialCast, Fp8PartialCastArgs};
+pub use shard::{Shard, ShardArgument};
 pub use tile::SIDE;
 pub use transpose::{FP8_TRANSPOSE, Fp8Transpose, Fp8TransposeArgs};
 pub use update_scales::{FP8_UPDATE_SCALES, Fp8UpdateScales, Fp8UpdateScalesArgs};
 
 use oxtile_tile::num::{Float, Fp8, Pod};
-use oxtile_tile::prelude::{Global, Vector, warp};
+use oxtile_tile::prelude::{Global, Parameter, Vector, warp};
 
 use crate::magnitude::{Magnitude, of_vector};
 use crate::mxfp8::Wide;
@@ -68,13 +69,19 @@ use crate::mxfp8::Wide;
 /// Threads of a CUDA block.
 const THREADS: u32 = 256;
 
+/// How a scale follows from an amax. The default is neither floor nor rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Parameter)]
+pub struct ScaleOptions {
+    /// A smaller amax counts as this.
+    pub epsilon: f32,
+    /// Whether scales are powers of two: the factor for the input is rounded down to one.
+    pub power_of_two: bool,
+}
+
 /// How a scale is made of an amax.
 #[derive(Clone, Copy)]
 struct ScaleRule {
-    /// A smaller amax counts as this.
-    epsilon: f32,
-    /// Whether the scale is rounded down to a power of two.
-    power_of_two: bool,
+    options: ScaleOptions,
     /// The scale where it would be Inf.
     largest: f32,
 }
@@ -83,11 +90,12 @@ impl ScaleRule {
     /// The factor that takes a tensor or block with this amax to the range of `Q`.
     #[inline(always)]
     fn scale<Q: Fp8>(self, amax: f32) -> f32 {
+        let ScaleOptions { epsilon, power_of_two } = self.options;
         // A NaN is not below epsilon.
-        let amax = if amax < self.epsilon { self.epsilon } else { amax };
+        let amax = if amax < epsilon { epsilon } else { amax };
         let quotient = Q::LARGEST / amax;
         let scale = if quotient == f32::INFINITY { self.largest } else { quotient };
-        let kept = if self.power_of_two { 0xff80_0000 } else { u32::MAX };
+        let kept = if power_of_two { 0xff80_0000 } else { u32::MAX };
         let is_usable = amax != 0.0 && amax.abs() < f32::INFINITY;
         if is_usable { f32::from_bits(scale.to_bits() & kept) } else { 1.0 }
     }

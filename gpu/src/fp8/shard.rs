@@ -14,7 +14,7 @@ use oxtile_tile::block::ReduceStorage;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::tile::{SIDE, Tile, WARPS};
+use super::tile::{SIDE, WARPS};
 use super::*;
 use crate::magnitude::Magnitude;
 
@@ -29,15 +29,28 @@ struct Shared {
     reduce: ReduceStorage,
 }
 
-/// `amaxes[i, j]`, `[ceil(rows / 128), ceil(columns / 128)]`, is the largest magnitude of square `i, j` of a matrix `[rows, columns]` among
-/// the elements of `shard`, which are the matrix's from element `start` on; 0 where it has none.
+/// A shard of a matrix: a run of its elements.
+#[derive(Clone, Copy, Parameter)]
+pub struct Shard<T: Pod> {
+    /// The elements.
+    pub values: Global<T>,
+    /// The matrix's element, row by row, that is the first.
+    pub start: u64,
+    /// Rows of the matrix.
+    pub rows: u64,
+    /// Columns of the matrix.
+    pub columns: u64,
+}
+
+/// `amaxes[i, j]`, `[ceil(rows / 128), ceil(columns / 128)]`, is the largest magnitude of square `i, j` of a matrix among the elements of its
+/// shard; 0 where it has none.
 #[kernel(threads = THREADS, grid = amax_grid, shared = Shared, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32])]
-pub fn fp8_partial_amax<T: Magnitude>(shard: Global<T>, amaxes: GlobalMut<f32>, start: u64, rows: u64, columns: u64) {
-    let square = Square::of_block(rows, columns, start, shard.len());
+pub fn fp8_partial_amax<T: Magnitude>(shard: Shard<T>, amaxes: GlobalMut<f32>) {
+    let square = Square::of_block(&shard);
     let mut running = 0;
     square.for_each_row(|row| {
-        let words: [u32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.load(row.element(i)).to_word() } else { 0 });
+        let words: [u32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.values.load(row.element(i)).to_word() } else { 0 });
         running = words.into_iter().fold(running, T::raise);
     });
     let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
@@ -47,33 +60,28 @@ pub fn fp8_partial_amax<T: Magnitude>(shard: Global<T>, amaxes: GlobalMut<f32>, 
 }
 
 fn amax_grid<T: Magnitude>(args: &Fp8PartialAmaxArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    grid::<T>([args.rows, args.columns], args.start, args.shard.len(), args.amaxes.len())
+    grid(&args.shard, args.amaxes.len())
 }
 
 /// Casts `shard` to `data`, element by element, by the scales that follow from `amaxes`, those of the whole matrix; stores the inverses of all
 /// scales as [`fp8_cast_squares`](fn@super::fp8_cast_squares) does.
 #[kernel(threads = THREADS, grid = cast_grid, min_blocks = RESIDENT)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-#[allow(clippy::too_many_arguments)]
 pub fn fp8_partial_cast<T: Magnitude, Q: Fp8>(
-    shard: Global<T>,
+    shard: Shard<T>,
     amaxes: Global<f32>,
     data: GlobalMut<Q>,
     scale_inverses: GlobalMut<f32>,
-    start: u64,
-    rows: u64,
-    columns: u64,
-    epsilon: f32,
-    power_of_two: u32,
+    options: ScaleOptions,
 ) {
-    let square = Square::of_block(rows, columns, start, shard.len());
+    let square = Square::of_block(&shard);
     if !square.is_inside() {
         return;
     }
-    let rule = ScaleRule { epsilon, power_of_two: power_of_two != 0, largest: T::MAX.to_f32() };
+    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
     let scale = rule.scale::<Q>(amaxes.load(square.index()));
     square.for_each_row(|row| {
-        let values: [f32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.load(row.element(i)).to_f32() } else { 0.0 });
+        let values: [f32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.values.load(row.element(i)).to_f32() } else { 0.0 });
         for (i, value) in values.iter().enumerate() {
             if row.has(i) {
                 data.store(row.element(i), Q::from_f32(value * scale));
@@ -82,24 +90,29 @@ pub fn fp8_partial_cast<T: Magnitude, Q: Fp8>(
     });
     if thread::index() == 0 {
         let [row, column] = square.place;
-        scale_inverses.store(row * row_of_scales(columns.div_ceil(SIDE)) + column, 1.0 / scale);
+        scale_inverses.store(row * row_of_scales(shard.columns.div_ceil(SIDE)) + column, 1.0 / scale);
     }
 }
 
 fn cast_grid<T: Magnitude, Q: Fp8>(args: &Fp8PartialCastArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let scales = args.rows.div_ceil(SIDE) * row_of_scales(args.columns.div_ceil(SIDE));
-    LaunchError::check_length("data", args.shard.len(), args.data.len())?;
+    let scales = args.shard.rows.div_ceil(SIDE) * row_of_scales(args.shard.columns.div_ceil(SIDE));
+    LaunchError::check_length("data", args.shard.values.len(), args.data.len())?;
     LaunchError::check_length("scale_inverses", scales, args.scale_inverses.len())?;
-    grid::<T>([args.rows, args.columns], args.start, args.shard.len(), args.amaxes.len())
+    grid(&args.shard, args.amaxes.len())
 }
 
 /// One CUDA block a square, whatever the shard has of it.
-fn grid<T: Element>([rows, columns]: [u64; 2], start: u64, length: u64, amaxes: u64) -> Result<Grid, LaunchError> {
+fn grid<T: Pod>(shard: &ShardArgument<'_, T>, amaxes: u64) -> Result<Grid, LaunchError> {
+    let ShardArgument { values, start, rows, columns } = *shard;
     let elements = rows.saturating_mul(columns);
     LaunchError::check_length("amaxes", rows.div_ceil(SIDE) * columns.div_ceil(SIDE), amaxes)?;
-    LaunchError::check_limit("start", start, elements)?;
-    LaunchError::check_limit("shard", length, elements - start)?;
-    if elements == 0 { Ok(Grid::x(0)) } else { Tile::<T>::grid("rows", elements, rows, columns) }
+    LaunchError::check_limit("shard.start", start, elements)?;
+    LaunchError::check_limit("shard.values", values.len(), elements - start)?;
+    if elements == 0 {
+        return Ok(Grid::x(0));
+    }
+    let across = Grid::cover("shard.columns", columns, SIDE as u32)?;
+    Grid::down(across.x, "shard.rows", rows, SIDE)
 }
 
 /// A square of a matrix, and the run of the matrix's elements that the shard holds.
@@ -114,10 +127,10 @@ struct Square {
 
 impl Square {
     #[inline(always)]
-    fn of_block(rows: u64, columns: u64, start: u64, length: u64) -> Self {
+    fn of_block<T: Pod>(&Shard { values, start, rows, columns }: &Shard<T>) -> Self {
         let [x, y, z] = block::index();
         let row = u64::from(z) * u64::from(block::count()[1]) + u64::from(y);
-        Self { place: [row, u64::from(x)], rows, columns, start, end: start + length }
+        Self { place: [row, u64::from(x)], rows, columns, start, end: start + values.len() }
     }
 
     /// Whether the matrix has it: a grid in three dimensions may have more blocks than there are squares.

@@ -17,6 +17,7 @@ use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 
 use super::*;
+use crate::matrix::MatrixArgument;
 
 /// Rows and columns of a tile.
 pub const SIDE: u64 = 128;
@@ -63,18 +64,18 @@ impl<T: Element> Tile<T> {
         Self { rows, columns, first_row, first_column, inside, element: PhantomData }
     }
 
-    /// Checks what the fast kernels need of a matrix and its codes, which are at these addresses.
+    /// Checks what the fast kernels need of the parameter `input`, its columns and where it and the other matrix lie: one is wide, one of codes.
     pub fn check_vectors(columns: u64, wide: (&'static str, u64), codes: (&'static str, u64)) -> Result<(), LaunchError> {
-        LaunchError::check_multiple("columns", Self::LANES.into(), columns)?;
+        LaunchError::check_multiple("input.columns", Self::LANES.into(), columns)?;
         LaunchError::check_alignment(wide.0, 16, wide.1)?;
         LaunchError::check_alignment(codes.0, Self::LANES.into(), codes.1)
     }
 
-    /// One CUDA block a tile, at least one.
-    pub fn grid(tensor: &'static str, elements: u64, rows: u64, columns: u64) -> Result<Grid, LaunchError> {
-        LaunchError::check_length(tensor, rows.saturating_mul(columns), elements)?;
-        let across = Grid::cover("columns", columns.max(1), SIDE as u32)?;
-        Grid::down(across.x, "rows", rows.max(1), SIDE)
+    /// One CUDA block a tile of the parameter `input`, at least one.
+    pub fn grid<I: Pod>(input: &MatrixArgument<'_, I>) -> Result<Grid, LaunchError> {
+        input.check()?;
+        let across = Grid::cover("input.columns", input.columns.max(1), SIDE as u32)?;
+        Grid::down(across.x, "input.rows", input.rows.max(1), SIDE)
     }
 
     /// Whether it has any: a grid in three dimensions may have more blocks than there are tiles.

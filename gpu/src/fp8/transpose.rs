@@ -12,6 +12,7 @@ use oxtile_tile::prelude::*;
 use super::stage::Stage;
 use super::tile::{LINES, Tile};
 use super::*;
+use crate::matrix::Matrix;
 
 /// CUDA blocks a multiprocessor: 1792 threads of 32 registers.
 const RESIDENT: u32 = 7;
@@ -22,11 +23,12 @@ struct Shared {
     stage: Stage,
 }
 
-/// `transposed[j, i] = data[i, j]`, of a matrix `[rows, columns]`. Rows and columns of whole 16-byte vectors at aligned addresses are
+/// `transposed[j, i] = input[i, j]`, of a matrix `[rows, columns]`. Rows and columns of whole 16-byte vectors at aligned addresses are
 /// moved in vectors, others byte by byte.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
 #[instances(Q = [e4m3, e5m2])]
-pub fn fp8_transpose<Q: Fp8>(data: Global<Q>, transposed: GlobalMut<Q>, rows: u64, columns: u64) {
+pub fn fp8_transpose<Q: Fp8>(input: Matrix<Q>, transposed: GlobalMut<Q>) {
+    let Matrix { values: data, rows, columns } = input;
     let tile = Tile::<Q>::of_block(rows, columns);
     let lines = if columns.is_multiple_of(16) && data.start().is_multiple_of(16) { tile.load(&data)[0] } else { gather(&tile, &data) };
     let stage = Shared::claim().stage;
@@ -36,8 +38,8 @@ pub fn fp8_transpose<Q: Fp8>(data: Global<Q>, transposed: GlobalMut<Q>, rows: u6
 }
 
 fn grid<Q: Fp8>(args: &Fp8TransposeArgs<'_, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    LaunchError::check_length("transposed", args.data.len(), args.transposed.len())?;
-    Tile::<Q>::grid("data", args.data.len(), args.rows, args.columns)
+    LaunchError::check_length("transposed", args.input.values.len(), args.transposed.len())?;
+    Tile::<Q>::grid(&args.input)
 }
 
 /// The lane's rows byte by byte, each from the last, which moves those after it up by one.

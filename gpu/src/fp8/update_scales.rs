@@ -29,21 +29,21 @@ struct Shared {
 }
 
 /// Rolls `history`, `[length, tensors]`, and sets `scales` and `scale_inverses`: `scale = scaled_largest / amax`, at most the largest `f32`,
-/// where `amax` is the largest of the history or, if `most_recent` is 1, the latest; the old scale where that is 0, Inf or NaN.
-/// `agreed` holds the latest amax of each tensor over all ranks, or nothing.
+/// where `amax` is the largest of the history or, if `most_recent`, the latest; the old scale where that is 0, Inf or NaN.
+/// `agreed` holds the latest amax of each tensor over all ranks.
 #[kernel(threads = THREADS, grid = grid, shared = Shared)]
 pub fn fp8_update_scales(
     history: GlobalMut<f32>,
-    agreed: Global<f32>,
+    agreed: Option<Global<f32>>,
     scales: GlobalMut<f32>,
     scale_inverses: GlobalMut<f32>,
     length: u64,
     scaled_largest: f32,
-    most_recent: u32,
+    most_recent: bool,
 ) {
     let tensors = scales.len();
     let tensor = u64::from(block::index()[0]) * u64::from(warp::LANES) + u64::from(thread::lane());
-    let latest = if tensor < tensors { latest_amax(&history, &agreed, tensor) } else { 0.0 };
+    let latest = if tensor < tensors { latest_amax(&history, agreed, tensor) } else { 0.0 };
     let is_used = latest != 0.0;
     let mut largest = 0.0;
     let mut first = u64::from(thread::warp()) * ROWS as u64;
@@ -70,7 +70,7 @@ pub fn fp8_update_scales(
     block::sync();
     if thread::warp() == 0 && tensor < tensors {
         let largest = (0..WARPS).fold(0.0, |largest, warp| max(largest, maxima.load(warp * warp::LANES + thread::lane())));
-        let amax = if most_recent != 0 { latest } else { largest };
+        let amax = if most_recent { latest } else { largest };
         let scale = new_scale(scales.load(tensor), scaled_largest, amax);
         scales.store(tensor, scale);
         scale_inverses.store(tensor, 1.0 / scale);
@@ -81,16 +81,16 @@ fn grid(args: &Fp8UpdateScalesArgs<'_>, _: &DeviceLimits) -> Result<Grid, Launch
     let tensors = args.scales.len();
     LaunchError::check_length("scale_inverses", tensors, args.scale_inverses.len())?;
     LaunchError::check_length("history", args.length.max(1).saturating_mul(tensors), args.history.len())?;
-    if !args.agreed.is_empty() {
-        LaunchError::check_length("agreed", tensors, args.agreed.len())?;
+    if let Some(agreed) = args.agreed {
+        LaunchError::check_length("agreed", tensors, agreed.len())?;
     }
     Grid::cover("scales", tensors, warp::LANES)
 }
 
 /// The amax of the current step: that of all ranks, or this rank's own.
 #[inline(always)]
-fn latest_amax(history: &GlobalMut<f32>, agreed: &Global<f32>, tensor: u64) -> f32 {
-    let of_ranks = if agreed.is_empty() { 0.0 } else { agreed.load(tensor) };
+fn latest_amax(history: &GlobalMut<f32>, agreed: Option<Global<f32>>, tensor: u64) -> f32 {
+    let of_ranks = agreed.map_or(0.0, |agreed| agreed.load(tensor));
     if of_ranks == 0.0 { history.load(tensor) } else { of_ranks }
 }
 

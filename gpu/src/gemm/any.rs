@@ -6,65 +6,57 @@
 use oxtile_tile::num::{Pod, e4m3, fma};
 use oxtile_tile::prelude::*;
 
-use super::fusion::{check_scales, factor, gelu_of};
+use super::Shape;
+use super::fusion::{Fusion, gelu_of};
 
 const THREADS: u32 = 256;
 /// Rows and columns of a block's tile: a warp has a row.
 const TILE: [u32; 2] = [8, 32];
 
-/// `D = alpha A B + beta D`, bias and GELU as [`gemm`](fn@super::gemm) has them. Strides are elements between neighbours:
-/// `a_row` and `a_step` in `A` along M and K, `b_column` and `b_step` in `B` along N and K.
+/// A matrix of any strides that is multiplied.
+#[derive(Clone, Copy, Parameter)]
+pub struct Operand<T: Pod> {
+    /// The elements.
+    pub values: Global<T>,
+    /// Elements from a row of `A`, or a column of `B`, to the next.
+    pub stride: u32,
+    /// Elements from one to the next along K.
+    pub step: u32,
+}
+
+/// `D = alpha A B + beta D`, bias and GELU as [`gemm`](fn@super::gemm) has them.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(T = [bf16, e4m3], O = [bf16, f32])]
-#[expect(clippy::too_many_arguments, reason = "the operands of a GEMM")]
-pub fn gemm_any<T: Float + Pod, O: Float + Pod>(
-    a: Global<T>,
-    b: Global<T>,
-    d: GlobalMut<O>,
-    bias: Global<O>,
-    a_scale: Global<f32>,
-    b_scale: Global<f32>,
-    m: u32,
-    n: u32,
-    k: u32,
-    a_row: u32,
-    a_step: u32,
-    b_column: u32,
-    b_step: u32,
-    alpha: f32,
-    beta: f32,
-    gelu: u32,
-) {
+pub fn gemm_any<T: Float + Pod, O: Float + Pod>(a: Operand<T>, b: Operand<T>, d: GlobalMut<O>, shape: Shape, fusion: Fusion<O>) {
+    let Shape { m, n, k } = shape;
     let [x, y, _] = block::index();
     let (row, column) = (x * TILE[0] + thread::warp(), y * TILE[1] + thread::lane());
     if row >= m || column >= n {
         return;
     }
-    let (mut at_a, mut at_b) = (u64::from(row) * u64::from(a_row), u64::from(column) * u64::from(b_column));
+    let (mut at_a, mut at_b) = (u64::from(row) * u64::from(a.stride), u64::from(column) * u64::from(b.stride));
     let mut sum = 0.0;
     for _ in 0..k {
-        sum = fma(a.load(at_a).to_f32(), b.load(at_b).to_f32(), sum);
-        (at_a, at_b) = (at_a + u64::from(a_step), at_b + u64::from(b_step));
+        sum = fma(a.values.load(at_a).to_f32(), b.values.load(at_b).to_f32(), sum);
+        (at_a, at_b) = (at_a + u64::from(a.step), at_b + u64::from(b.step));
     }
     let at = u64::from(row) * u64::from(n) + u64::from(column);
-    let mut value = alpha * factor(&a_scale) * factor(&b_scale) * sum;
-    if beta != 0.0 {
-        value = fma(beta, d.load(at).to_f32(), value);
+    let mut value = fusion.factor() * sum;
+    if fusion.beta != 0.0 {
+        value = fma(fusion.beta, d.load(at).to_f32(), value);
     }
-    if !bias.is_empty() {
+    if let Some(bias) = fusion.bias {
         value += bias.load(column.into()).to_f32();
     }
-    d.store(at, O::from_f32(if gelu != 0 { gelu_of(value) } else { value }));
+    d.store(at, O::from_f32(if fusion.gelu { gelu_of(value) } else { value }));
 }
 
 fn grid<T: Float + Pod, O: Float + Pod>(args: &GemmAnyArgs<'_, T, O>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let [m, n, k] = [args.m, args.n, args.k].map(u64::from);
-    LaunchError::check_length("a", m * k, args.a.len())?;
-    LaunchError::check_length("b", n * k, args.b.len())?;
-    LaunchError::check_length("d", m * n, args.d.len())?;
-    if !args.bias.is_empty() {
-        LaunchError::check_length("bias", n, args.bias.len())?;
-    }
-    check_scales(args.a_scale.len(), args.b_scale.len())?;
-    Ok(Grid::xy(args.m.div_ceil(TILE[0]), args.n.div_ceil(TILE[1])))
+    let Shape { m, n, k } = args.shape;
+    let [rows, columns, depth] = [m, n, k].map(u64::from);
+    LaunchError::check_length("a.values", rows * depth, args.a.values.len())?;
+    LaunchError::check_length("b.values", columns * depth, args.b.values.len())?;
+    LaunchError::check_length("d", rows * columns, args.d.len())?;
+    args.fusion.check(columns)?;
+    Ok(Grid::xy(m.div_ceil(TILE[0]), n.div_ceil(TILE[1])))
 }

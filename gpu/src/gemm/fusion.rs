@@ -6,30 +6,45 @@ use oxtile_tile::register_tile::{self, RegisterTile};
 
 use super::COLUMNS;
 
-/// `alpha x + beta old + bias`, then GELU.
-#[derive(Clone, Copy)]
-pub struct Fusion<O> {
-    /// The matrix as it was, read if `beta` is not zero.
-    pub old: GlobalMut<O>,
-    /// One value a column, or none.
-    pub bias: Global<O>,
-    /// Rows and columns.
-    pub shape: [u32; 2],
+/// `alpha a_scale b_scale x + beta old + bias`, then GELU.
+#[derive(Clone, Copy, Parameter)]
+pub struct Fusion<O: Pod> {
+    /// One value a column.
+    pub bias: Option<Global<O>>,
+    /// A factor of the product that only the device knows: one element.
+    pub a_scale: Option<Global<f32>>,
+    /// Another.
+    pub b_scale: Option<Global<f32>>,
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of the matrix as it was.
+    /// Factor of the matrix as it was, which is read if this is not zero.
     pub beta: f32,
     /// Whether GELU comes last.
     pub gelu: bool,
 }
 
 impl<O: Float + Pod> Fusion<O> {
-    /// Applies it to a tile whose first element is at `origin`.
+    /// The factors of the product together.
     #[inline(always)]
-    pub fn apply(&self, tile: &mut RegisterTile<COLUMNS>, [row, column]: [u32; 2]) {
-        let Self { old, bias, shape: [rows, columns], alpha, beta, gelu } = *self;
-        if alpha != 1.0 {
-            tile.map(|x| alpha * x);
+    pub fn factor(&self) -> f32 {
+        let [a, b] = [self.a_scale, self.b_scale].map(|scale| scale.map_or(1.0, |scale| scale.load(0)));
+        self.alpha * a * b
+    }
+
+    /// Applies it to a tile of the product, times [`factor`](Self::factor). `old` is the matrix `[rows, columns]` as it was; the tile's first element
+    /// is that at `[row, column]`.
+    #[inline(always)]
+    pub fn apply(
+        &self,
+        tile: &mut RegisterTile<COLUMNS>,
+        factor: f32,
+        old: &GlobalMut<O>,
+        [rows, columns]: [u32; 2],
+        [row, column]: [u32; 2],
+    ) {
+        let Self { bias, beta, gelu, .. } = *self;
+        if factor != 1.0 {
+            tile.map(|x| factor * x);
         }
         if beta != 0.0 {
             tile.map_pairs(|half, pair, values| {
@@ -42,7 +57,7 @@ impl<O: Float + Pod> Fusion<O> {
                 [0, 1].map(|i| fma(beta, old.load(first + i as u64).to_f32(), values[i]))
             });
         }
-        if !bias.is_empty() {
+        if let Some(bias) = bias {
             tile.map_pairs(|_, pair, values| {
                 let column = column + register_tile::column(pair as u32);
                 if column >= columns {
@@ -57,20 +72,19 @@ impl<O: Float + Pod> Fusion<O> {
     }
 }
 
-/// A factor of the product that the device knows, or 1.
-#[inline(always)]
-pub fn factor(scale: &Global<f32>) -> f32 {
-    if scale.is_empty() { 1.0 } else { scale.load(0) }
-}
-
-/// Such factors are one element each or none.
-pub fn check_scales(a_scale: u64, b_scale: u64) -> Result<(), LaunchError> {
-    for (name, length) in [("a_scale", a_scale), ("b_scale", b_scale)] {
-        if length != 0 {
-            LaunchError::check_length(name, 1, length)?;
+impl<O: Pod> FusionArgument<'_, O> {
+    /// Refuses what does not fit a product of `columns` columns.
+    pub fn check(&self, columns: u64) -> Result<(), LaunchError> {
+        if let Some(bias) = self.bias {
+            LaunchError::check_length("fusion.bias", columns, bias.len())?;
         }
+        for (name, scale) in [("fusion.a_scale", self.a_scale), ("fusion.b_scale", self.b_scale)] {
+            if let Some(scale) = scale {
+                LaunchError::check_length(name, 1, scale.len())?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// `x / 2 (1 + tanh(u))` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x / (1 + exp(-2 u))`.

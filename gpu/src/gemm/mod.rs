@@ -20,9 +20,9 @@ mod factors;
 mod fusion;
 mod stage;
 
-pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs};
+pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
-use fusion::{Fusion, factor};
+pub use fusion::{Fusion, FusionArgument};
 use stage::Stage;
 
 use oxtile_tile::arch::MatrixElement;
@@ -59,30 +59,32 @@ struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
     staging: Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, 2>,
 }
 
-/// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `beta` is not 0; `bias` has `n`
-/// elements or none. `a_scale` and `b_scale` are factors of the product, like `alpha`, that only the device knows: one element each
-/// or none.
+/// The sizes of a product.
+#[derive(Clone, Copy, Parameter)]
+pub struct Shape {
+    /// Rows of `A` and of `D`.
+    pub m: u32,
+    /// Columns of `B` and of `D`.
+    pub n: u32,
+    /// Columns of `A`, rows of `B`.
+    pub k: u32,
+}
+
+/// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `fusion.beta` is not 0.
 #[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(T = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], M_MAJOR = [false], N_MAJOR = [false])]
-#[expect(clippy::too_many_arguments, reason = "the operands of a GEMM")]
 pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
     a: TensorMap<T, PART, DEPTH, Swizzle128>,
     b: TensorMap<T, PART, DEPTH, Swizzle128>,
     d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     old: GlobalMut<O>,
-    bias: Global<O>,
-    a_scale: Global<f32>,
-    b_scale: Global<f32>,
-    m: u32,
-    n: u32,
-    k: u32,
-    alpha: f32,
-    beta: f32,
-    gelu: u32,
+    shape: Shape,
+    fusion: Fusion<O>,
 ) {
+    let Shape { m, n, k } = shape;
     let shared = Shared::<T, O, DEPTH, WIDTH>::claim();
     if thread::index() == 0 {
         shared.ring.init(CLUSTER * Team::CONSUMER_WARPS);
@@ -107,8 +109,7 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
         Role::Consumer(role) => {
             let part = role.begin();
             let mut ring = shared.ring.consumer();
-            let alpha = alpha * factor(&a_scale) * factor(&b_scale);
-            let fusion = Fusion { old, bias, shape: [m, n], alpha, beta, gelu: gelu != 0 };
+            let factor = fusion.factor();
             while let Some([row, column]) = tiles.next_tile() {
                 let mut stage = ring.wait();
                 let (left, right) = stage.memory().operands::<M_MAJOR, N_MAJOR>(part);
@@ -124,7 +125,7 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
                 let mut tile = product.wait();
                 stage.release_to_cluster::<CLUSTER>();
                 let origin = [(row * CLUSTER + rank) * ROWS + part * PART as u32, column * COLUMNS as u32];
-                fusion.apply(&mut tile, origin);
+                fusion.apply(&mut tile, factor, &old, [m, n], origin);
                 epilogue::store(&d, origin, &tile, shared.staging.tile(part), part);
             }
             epilogue::finish();
@@ -138,12 +139,9 @@ fn grid<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usi
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     const { assert!(DEPTH * size_of::<T>() == 128 && WIDTH * size_of::<O>() == 128, "boxes are 128 bytes wide") };
-    let (m, n) = (u64::from(args.m), u64::from(args.n));
+    let [m, n] = [args.shape.m, args.shape.n].map(u64::from);
     LaunchError::check_length("old", m * n, args.old.len())?;
-    if !args.bias.is_empty() {
-        LaunchError::check_length("bias", n, args.bias.len())?;
-    }
-    fusion::check_scales(args.a_scale.len(), args.b_scale.len())?;
+    args.fusion.check(n)?;
     let tiles = m.div_ceil(u64::from(CLUSTER * ROWS)) * n.div_ceil(COLUMNS as u64);
     let clusters = (device.multiprocessors / CLUSTER).max(1);
     Ok(Grid::x(CLUSTER * tiles.min(u64::from(clusters)) as u32))

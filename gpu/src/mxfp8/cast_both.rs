@@ -15,6 +15,8 @@ use super::cast_columns::edge_scales;
 use super::column_tile::{ColumnTile, ROWS_A_LANE, raise, scales_of_columns, store_scales};
 use super::row_scales::{RowScales, scales_a_row, stage};
 use super::*;
+use crate::codes::Codes;
+use crate::matrix::{Matrix, MatrixArgument};
 
 /// Where the row scales meet.
 #[derive(SharedStorage)]
@@ -22,34 +24,22 @@ pub(super) struct Shared {
     row_scales: RowScales,
 }
 
-/// Casts rows of `columns` elements, whole vectors, in both directions: `row_data` and `column_data` have the shape of
-/// `input`, `row_scales` is `[rows, ceil(columns / 32)]`, `column_scales` `[ceil(rows / 32), columns]`.
+/// Casts a matrix `[rows, columns]` of whole vectors a row in both directions: the codes of both have its shape, `rows.scales` is
+/// `[rows, ceil(columns / 32)]`, `columns.scales` `[ceil(rows / 32), columns]`.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = 3)]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-pub fn mxfp8_cast_both<T: Magnitude, Q: Fp8>(
-    input: Global<T>,
-    row_data: GlobalMut<Q>,
-    row_scales: GlobalMut<ue8m0>,
-    column_data: GlobalMut<Q>,
-    column_scales: GlobalMut<ue8m0>,
-    columns: u64,
-) {
-    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both(&input, &outputs, &ColumnTile::of_lane(columns), columns);
-}
-
-/// Both casts of a tensor.
-pub(super) struct Outputs<Q> {
-    pub row_data: GlobalMut<Q>,
-    pub row_scales: GlobalMut<ue8m0>,
-    pub column_data: GlobalMut<Q>,
-    pub column_scales: GlobalMut<ue8m0>,
+pub fn mxfp8_cast_both<T: Magnitude, Q: Fp8>(input: Matrix<T>, rows: Codes<Q, ue8m0>, columns: Codes<Q, ue8m0>) {
+    cast_both(&input.values, [&rows, &columns], &ColumnTile::of_lane(input.columns), input.columns);
 }
 
 /// What a CUDA block does, each warp with its tile.
 #[inline(always)]
-pub(super) fn cast_both<T: Magnitude, Q: Fp8>(input: &Global<T>, outputs: &Outputs<Q>, tile: &ColumnTile<T>, columns: u64) {
-    let Outputs { row_data, row_scales, column_data, column_scales } = outputs;
+pub(super) fn cast_both<T: Magnitude, Q: Fp8>(
+    input: &Global<T>,
+    [by_rows, by_columns]: [&Codes<Q, ue8m0>; 2],
+    tile: &ColumnTile<T>,
+    columns: u64,
+) {
     let staged = Shared::claim().row_scales;
     if tile.is_whole(input.len()) {
         let vectors = tile.load(input);
@@ -61,20 +51,20 @@ pub(super) fn cast_both<T: Magnitude, Q: Fp8>(input: &Global<T>, outputs: &Outpu
         });
         let of_columns = scales_of_columns::<T, Q>(running);
         if tile.row == 0 {
-            store_scales::<T>(column_scales, tile.scale(), &of_columns);
+            store_scales::<T>(&by_columns.scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         for (step, vector) in vectors.iter().enumerate() {
             let code = block_scale::<T, Q>(of_rows[step]);
             stage(staged, tile, step as u32, code);
             let element = tile.element(step);
-            store_codes(row_data, element, *vector, [code.reciprocal(); 8]);
-            store_codes(column_data, element, *vector, multipliers);
+            store_codes(&by_rows.data, element, *vector, [code.reciprocal(); 8]);
+            store_codes(&by_columns.data, element, *vector, multipliers);
         }
     } else {
         let of_columns = edge_scales::<T, Q>(input, tile);
         if tile.row == 0 && tile.is_inside(input.len()) {
-            store_scales::<T>(column_scales, tile.scale(), &of_columns);
+            store_scales::<T>(&by_columns.scales, tile.scale(), &of_columns);
         }
         let multipliers = of_columns.map(|scale| scale.multiplier);
         let mut step = 0;
@@ -84,27 +74,31 @@ pub(super) fn cast_both<T: Magnitude, Q: Fp8>(input: &Global<T>, outputs: &Outpu
             stage(staged, tile, step, code);
             step += 1;
             if inside {
-                store_codes(row_data, element, vector, [code.reciprocal(); 8]);
-                store_codes(column_data, element, vector, multipliers);
+                store_codes(&by_rows.data, element, vector, [code.reciprocal(); 8]);
+                store_codes(&by_columns.data, element, vector, multipliers);
             }
         });
     }
     block::sync();
-    store_row_scales::<T>(row_scales, staged, tile, columns, input.len());
+    store_row_scales::<T>(&by_rows.scales, staged, tile, columns, input.len());
 }
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Mxfp8CastBothArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let elements = args.input.len();
-    LaunchError::check_alignment("input", 16, args.input.address())?;
-    LaunchError::check_length("row_data", elements, args.row_data.len())?;
-    LaunchError::check_alignment("row_data", 8, args.row_data.address())?;
-    LaunchError::check_length("column_data", elements, args.column_data.len())?;
-    LaunchError::check_alignment("column_data", 8, args.column_data.address())?;
-    LaunchError::check_alignment("column_scales", 8, args.column_scales.address())?;
-    let grid = column_tile::grid::<T>("input", elements, args.columns, ("column_scales", args.column_scales.len()))?;
-    let rows = elements.checked_div(args.columns).unwrap_or(0);
-    LaunchError::check_length("row_scales", rows * args.columns.div_ceil(BLOCK), args.row_scales.len())?;
-    Ok(grid)
+    let MatrixArgument { values, rows, columns } = args.input;
+    args.input.check()?;
+    LaunchError::check_alignment("input.values", 16, values.address())?;
+    LaunchError::check_multiple("input.columns", Vector::<T>::LANES as u64, columns)?;
+    for (name, codes) in [("rows.data", &args.rows), ("columns.data", &args.columns)] {
+        LaunchError::check_length(name, values.len(), codes.data.len())?;
+        LaunchError::check_alignment(name, 8, codes.data.address())?;
+    }
+    LaunchError::check_length("rows.scales", rows * columns.div_ceil(BLOCK), args.rows.scales.len())?;
+    LaunchError::check_length("columns.scales", rows.div_ceil(BLOCK) * columns, args.columns.scales.len())?;
+    LaunchError::check_alignment("columns.scales", 8, args.columns.scales.address())?;
+    if values.is_empty() {
+        return Ok(Grid::x(0));
+    }
+    column_tile::grid_of_blocks::<T>(("input.rows", rows.div_ceil(BLOCK)), ("input.columns", columns))
 }
 
 /// Stores the staged scales, those of a row side by side.

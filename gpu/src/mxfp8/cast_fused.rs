@@ -4,7 +4,7 @@
 //! Floor: the operands once, and 1 + 1/32 bytes an element and direction. The [tile](super::column_tile) of the columnwise
 //! cast. A lane's 8 vectors of each result lie in shared memory that no other lane reads: registers for 16 warps a multiprocessor
 //! become room for 24 and more. Operands are copied there, all at once, computed with and rounded to the input type in place, and cast.
-//! From the rounding on scales, codes, sums and amax are those of the rounded values. An empty view leaves an output out;
+//! From the rounding on scales, codes, sums and amax are those of the rounded values. Which outputs are wanted and other
 //! such choices are the same for the whole grid. Rows and columns beyond the tensor are read as the last ones inside, which
 //! changes no maximum, so all tiles are computed alike; what is computed of a whole tile is cast in both directions by one loop
 //! without a branch.
@@ -20,10 +20,12 @@ use oxtile_tile::prelude::*;
 
 use super::column_tile::{ColumnTile, ROWS_A_LANE, scales_of_columns};
 use super::computed::{Computed, Vectors};
+use super::fused_operands::{FusedOperands, check_elements};
 use super::fused_tile::{Shape, Source, Tile, add, square_maximum};
 use super::row_scales::{RowScales, stage};
 use super::*;
 use crate::activation::*;
+use crate::codes::{Codes, CodesArgument};
 
 /// Option: 32 by 32 elements share a scale, so that both directions have the same codes.
 pub const SQUARE_BLOCKS: u32 = 1;
@@ -53,13 +55,13 @@ struct Shared<O: Operation> {
     reduce: ReduceStorage,
 }
 
-/// Casts the results of `O`, side by side `[rows, columns]`, whole vectors a row; of two, whole blocks.
+/// Casts the results of `O`, side by side `[rows, columns]`.
 ///
-/// - `row_data`, `row_scales` and `column_data`, `column_scales`: as in the casts without an operation; a direction that is not
-///   wanted has empty ones.
-/// - `partial_sums`: `[ceil(rows / 32), columns]`, the sums of each column over 32 rows, or empty.
-/// - `amax`: raised to the largest magnitude, NaN dropped, or empty. The host zeroes it first.
-/// - `skip`: where its one element is 1, nothing is written; or empty.
+/// - `rows` and `columns`: as in the cast in both directions without an operation; a direction that is not wanted is empty. As an `Option`
+///   it would cost up to 1.5 % more instructions.
+/// - `partial_sums`: `[ceil(rows / 32), columns]`, the sums of each column over 32 rows, or empty, for the same reason.
+/// - `amax`: raised to the largest magnitude, NaN dropped. The host zeroes it first.
+/// - `skip`: where its one element is 1, nothing is written.
 /// - `options`: [`SQUARE_BLOCKS`], [`INTERLEAVED_SCALES`], [`COPIED_OPERANDS`].
 #[kernel(threads = THREADS, grid = grid, shared = Shared<O>, min_blocks = resident::<O>())]
 #[instances(O = [Identity], T = [bf16, f16, f32], Q = [e4m3, e5m2])]
@@ -69,31 +71,25 @@ struct Shared<O: Operation> {
     GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
     GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
 ], T = [bf16], Q = [e4m3])]
-#[expect(clippy::too_many_arguments, reason = "two directions and what stands around a cast")]
 #[expect(clippy::needless_range_loop, reason = "the indices are constants once loops are unrolled")]
 pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
-    input: Global<T>,
-    gradient: Global<T>,
-    row_data: GlobalMut<Q>,
-    row_scales: GlobalMut<ue8m0>,
-    column_data: GlobalMut<Q>,
-    column_scales: GlobalMut<ue8m0>,
+    operands: FusedOperands<T>,
+    rows: Codes<Q, ue8m0>,
+    columns: Codes<Q, ue8m0>,
     partial_sums: GlobalMut<f32>,
-    amax: GlobalMut<f32>,
-    skip: Global<f32>,
-    rows: u64,
-    columns: u64,
+    amax: Option<GlobalMut<f32>>,
+    skip: Option<Global<f32>>,
     options: u32,
 ) {
-    if !skip.is_empty() && skip.load(0) == 1.0 {
+    if skip.is_some_and(|skip| skip.load(0) == 1.0) {
         return;
     }
     let shared = Shared::<O>::claim();
     let (vectors, staged) = (shared.vectors.as_ref(), shared.row_scales.as_ref());
     let interleaved = options & INTERLEAVED_SCALES != 0;
-    let tile = Tile::of_lane::<O>(rows, columns);
-    let source = Source::of::<O>(input, gradient, &tile);
-    let [squares, by_rows, by_columns] = [options & SQUARE_BLOCKS != 0, !row_data.is_empty(), !column_data.is_empty()];
+    let tile = Tile::of_lane::<O>(operands.rows, operands.columns);
+    let source = Source::of::<O>(operands, &tile);
+    let [squares, by_rows, by_columns] = [options & SQUARE_BLOCKS != 0, !rows.data.is_empty(), !columns.data.is_empty()];
     let Computed { running, row_codes } = if O::COMPUTES && options & COPIED_OPERANDS == 0 {
         Computed::of_loaded::<O, T, Q>(vectors, &source, true)
     } else {
@@ -112,7 +108,7 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
         let scales = scales_of_columns::<T, Q>(running.map(|word| T::join(word, of_square)));
         let multipliers = scales.map(|scale| scale.multiplier);
         if by_columns && tile.place.row == 0 {
-            tile.store_column_scales(&column_scales, &scales, interleaved);
+            tile.store_column_scales(&columns.scales, &scales, interleaved);
         }
         let mut sums = [0.0; 8];
         if together {
@@ -121,8 +117,8 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
             }
             let cast = |step: usize| {
                 let vector = vectors.load::<T>(step);
-                store_codes(&row_data, tile.element(step), vector, [row_code(step).reciprocal(); 8]);
-                store_codes(&column_data, tile.element(step), vector, multipliers);
+                store_codes(&rows.data, tile.element(step), vector, [row_code(step).reciprocal(); 8]);
+                store_codes(&columns.data, tile.element(step), vector, multipliers);
                 vector
             };
             if partial_sums.is_empty() {
@@ -137,12 +133,12 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
                     let code = if O::COMPUTES { row_code(step) } else { block_scale::<T, Q>(T::join(of_vector(vector), of_square)) };
                     stage(staged, tile.place, step as u32, code);
                     if tile.is_inside(step) {
-                        store_codes(&row_data, tile.element(step), vector, [code.reciprocal(); 8]);
+                        store_codes(&rows.data, tile.element(step), vector, [code.reciprocal(); 8]);
                     }
                 }
             }
             for step in (0..ROWS_A_LANE).filter(|step| by_columns && tile.is_inside(*step)) {
-                store_codes(&column_data, tile.element(step), vectors.load::<T>(step), multipliers);
+                store_codes(&columns.data, tile.element(step), vectors.load::<T>(step), multipliers);
             }
             for step in (0..ROWS_A_LANE).filter(|step| !partial_sums.is_empty() && tile.is_inside(*step)) {
                 add(&mut sums, vectors.load::<T>(step));
@@ -152,30 +148,32 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
             tile.store_sums(&partial_sums, sums);
         }
     }
-    if !amax.is_empty() {
+    if let Some(amax) = &amax {
         let largest = running.into_iter().flatten().fold(0, T::join);
         let largest = block::max_u32(T::finish(largest).to_bits(), shared.reduce);
         if thread::index() == 0 {
-            atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+            atomic::max_non_negative(amax, 0, f32::from_bits(largest));
         }
     }
     if by_rows {
         block::sync();
         for result in 0..O::RESULTS {
-            tile.of_result(result).store_row_scales(&row_scales, staged[result], interleaved);
+            tile.of_result(result).store_row_scales(&rows.scales, staged[result], interleaved);
         }
     }
 }
 
 fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(args: &Mxfp8CastFusedArgs<'_, O, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (rows, columns) = (args.rows, args.columns);
-    let shape = Shape { rows, columns, interleaved: args.options & INTERLEAVED_SCALES != 0 };
-    shape.check::<O, T>([&args.input, &args.gradient], &args.partial_sums, &args.amax, &args.skip)?;
-    if !args.row_data.is_empty() {
-        shape.check_codes(("row_data", &args.row_data), ("row_scales", &args.row_scales), [rows, columns.div_ceil(BLOCK)])?;
+    let shape = Shape::of::<O, T>(&args.operands, args.options)?;
+    shape.check_sums(&args.partial_sums)?;
+    check_elements(args.amax.as_ref(), args.skip.as_ref())?;
+    let CodesArgument { data, scales } = &args.rows;
+    if !data.is_empty() {
+        shape.check_codes(("rows.data", data), ("rows.scales", scales), [shape.rows, shape.columns.div_ceil(BLOCK)])?;
     }
-    if !args.column_data.is_empty() {
-        shape.check_codes(("column_data", &args.column_data), ("column_scales", &args.column_scales), [columns, rows.div_ceil(BLOCK)])?;
+    let CodesArgument { data, scales } = &args.columns;
+    if !data.is_empty() {
+        shape.check_codes(("columns.data", data), ("columns.scales", scales), [shape.columns, shape.rows.div_ceil(BLOCK)])?;
     }
     shape.grid::<O, T>()
 }

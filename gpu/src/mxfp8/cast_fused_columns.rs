@@ -16,6 +16,7 @@ use oxtile_tile::prelude::*;
 use super::cast_fused::{INTERLEAVED_SCALES, SQUARE_BLOCKS, resident};
 use super::column_tile::{ROWS_A_LANE, scales_of_columns};
 use super::computed::{Ring, Vectors};
+use super::fused_operands::{FusedOperands, check_elements};
 use super::fused_tile::{Shape, Source, Tile, add, square_maximum};
 use super::*;
 use crate::activation::*;
@@ -27,7 +28,7 @@ struct Shared<O: Operation> {
     reduce: ReduceStorage,
 }
 
-/// Casts the results of `O`, side by side `[rows, columns]`, whole vectors a row; of two, whole blocks. Arguments are as in
+/// Casts the results of `O`, side by side `[rows, columns]`. Arguments are as in
 /// [`mxfp8_cast_fused`](super::cast_fused::mxfp8_cast_fused); of the options there are [`SQUARE_BLOCKS`](super::SQUARE_BLOCKS) and
 /// [`INTERLEAVED_SCALES`](super::INTERLEAVED_SCALES).
 #[kernel(threads = THREADS, grid = grid, shared = Shared<O>, min_blocks = resident::<O>())]
@@ -38,26 +39,22 @@ struct Shared<O: Operation> {
     GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
     GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
 ], T = [bf16], Q = [e4m3])]
-#[expect(clippy::too_many_arguments, reason = "what stands around a cast")]
 pub fn mxfp8_cast_fused_columns<O: Operation, T: Magnitude + Wide, Q: Fp8>(
-    input: Global<T>,
-    gradient: Global<T>,
+    operands: FusedOperands<T>,
     data: GlobalMut<Q>,
     scales: GlobalMut<ue8m0>,
     partial_sums: GlobalMut<f32>,
-    amax: GlobalMut<f32>,
-    skip: Global<f32>,
-    rows: u64,
-    columns: u64,
+    amax: Option<GlobalMut<f32>>,
+    skip: Option<Global<f32>>,
     options: u32,
 ) {
-    if !skip.is_empty() && skip.load(0) == 1.0 {
+    if skip.is_some_and(|skip| skip.load(0) == 1.0) {
         return;
     }
     let shared = Shared::<O>::claim();
     let vectors = shared.vectors.as_ref();
-    let tile = Tile::of_lane::<O>(rows, columns);
-    let source = Source::of::<O>(input, gradient, &tile);
+    let tile = Tile::of_lane::<O>(operands.rows, operands.columns);
+    let source = Source::of::<O>(operands, &tile);
     let running = computed::stream::<O, T>(vectors, shared.ring, &source);
 
     let is_whole = warp::all(tile.is_whole());
@@ -92,11 +89,11 @@ pub fn mxfp8_cast_fused_columns<O: Operation, T: Magnitude + Wide, Q: Fp8>(
             tile.store_sums(&partial_sums, sums);
         }
     }
-    if !amax.is_empty() {
+    if let Some(amax) = &amax {
         let largest = running.into_iter().flatten().fold(0, T::join);
         let largest = block::max_u32(T::finish(largest).to_bits(), shared.reduce);
         if thread::index() == 0 {
-            atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+            atomic::max_non_negative(amax, 0, f32::from_bits(largest));
         }
     }
 }
@@ -105,9 +102,9 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     args: &Mxfp8CastFusedColumnsArgs<'_, O, T, Q>,
     _: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let (rows, columns) = (args.rows, args.columns);
-    let shape = Shape { rows, columns, interleaved: args.options & INTERLEAVED_SCALES != 0 };
-    shape.check::<O, T>([&args.input, &args.gradient], &args.partial_sums, &args.amax, &args.skip)?;
-    shape.check_codes(("data", &args.data), ("scales", &args.scales), [columns, rows.div_ceil(BLOCK)])?;
+    let shape = Shape::of::<O, T>(&args.operands, args.options)?;
+    shape.check_sums(&args.partial_sums)?;
+    check_elements(args.amax.as_ref(), args.skip.as_ref())?;
+    shape.check_codes(("data", &args.data), ("scales", &args.scales), [shape.columns, shape.rows.div_ceil(BLOCK)])?;
     shape.grid::<O, T>()
 }

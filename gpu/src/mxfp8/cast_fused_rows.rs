@@ -8,6 +8,7 @@ use oxtile_tile::block::ReduceStorage;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
+use super::fused_operands::{FusedOperands, FusedOperandsArgument, check_elements};
 use super::*;
 use crate::activation::*;
 use crate::interleave::{TILE_BLOCKS, TILE_OUTER, interleaved_len, offset};
@@ -25,7 +26,7 @@ struct Shared {
     reduce: ReduceStorage,
 }
 
-/// Casts the results of `O`, side by side `[rows, columns]`, whole vectors a row; of two, whole blocks. Arguments are as in
+/// Casts the results of `O`, side by side `[rows, columns]`. Arguments are as in
 /// [`mxfp8_cast_fused`](super::cast_fused::mxfp8_cast_fused); of the options there is
 /// [`INTERLEAVED_SCALES`](super::INTERLEAVED_SCALES).
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<O>())]
@@ -36,25 +37,22 @@ struct Shared {
     GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
     GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
 ], T = [bf16], Q = [e4m3])]
-#[expect(clippy::too_many_arguments, reason = "what stands around a cast")]
 pub fn mxfp8_cast_fused_rows<O: Operation, T: Magnitude + Wide, Q: Fp8>(
-    input: Global<T>,
-    gradient: Global<T>,
+    operands: FusedOperands<T>,
     data: GlobalMut<Q>,
     scales: GlobalMut<ue8m0>,
-    amax: GlobalMut<f32>,
-    skip: Global<f32>,
-    rows: u64,
-    columns: u64,
+    amax: Option<GlobalMut<f32>>,
+    skip: Option<Global<f32>>,
     options: u32,
 ) {
-    if !skip.is_empty() && skip.load(0) == 1.0 {
+    if skip.is_some_and(|skip| skip.load(0) == 1.0) {
         return;
     }
     let [group, y, z] = block::index();
     let row = (u64::from(z) * u64::from(block::count()[1]) + u64::from(y)) * u64::from(WARPS) + u64::from(thread::warp());
+    let FusedOperands { rows, columns, .. } = operands;
     let of_result = columns / O::RESULTS as u64;
-    let operands = Operands { input, gradient, columns: of_result };
+    let operands = operands.of_results(of_result);
     let output = Output { data, scales, row, rows, columns, interleaved: options & super::INTERLEAVED_SCALES != 0 };
     let first = u64::from(group) * warp_tile::<T>(STEPS);
     let running = if warp::all(row < rows && first + warp_tile::<T>(STEPS) <= of_result) {
@@ -62,10 +60,10 @@ pub fn mxfp8_cast_fused_rows<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     } else {
         cast_edge::<O, T, Q>(&operands, &output, first)
     };
-    if !amax.is_empty() {
+    if let Some(amax) = &amax {
         let largest = block::max_u32(T::finish(running).to_bits(), Shared::claim().reduce);
         if thread::index() == 0 {
-            atomic::max_non_negative(&amax, 0, f32::from_bits(largest));
+            atomic::max_non_negative(amax, 0, f32::from_bits(largest));
         }
     }
 }
@@ -179,22 +177,16 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
     args: &Mxfp8CastFusedRowsArgs<'_, O, T, Q>,
     _: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let (rows, columns, elements) = (args.rows, args.columns, args.rows.saturating_mul(args.columns));
-    check_operands::<O, T>(&args.input, &args.gradient, ("input", elements), columns)?;
-    if O::RESULTS > 1 {
-        LaunchError::check_multiple("columns", BLOCK * O::RESULTS as u64, columns)?;
-    }
+    let FusedOperandsArgument { rows, columns, .. } = args.operands;
+    let elements = args.operands.elements();
+    args.operands.check::<O>()?;
     let interleaved = args.options & super::INTERLEAVED_SCALES != 0;
     let blocks = columns.div_ceil(BLOCK);
     LaunchError::check_length("data", elements, args.data.len())?;
     LaunchError::check_alignment("data", 8, args.data.address())?;
     LaunchError::check_length("scales", if interleaved { interleaved_len(rows, blocks) } else { rows * blocks }, args.scales.len())?;
     LaunchError::check_alignment("scales", 4, args.scales.address())?;
-    for (name, optional) in [("amax", args.amax.len()), ("skip", args.skip.len())] {
-        if optional != 0 {
-            LaunchError::check_length(name, 1, optional)?;
-        }
-    }
+    check_elements(args.amax.as_ref(), args.skip.as_ref())?;
     if elements == 0 {
         return Ok(Grid::x(0));
     }
@@ -203,6 +195,6 @@ fn grid<O: Operation, T: Magnitude + Wide, Q: Fp8>(
         true => (rows.next_multiple_of(TILE_OUTER), columns.next_multiple_of(TILE_OUTER) - columns),
         false => (rows, 0),
     };
-    let groups = Grid::cover("columns", columns / O::RESULTS as u64 + padding, warp_tile::<T>(STEPS) as u32)?;
-    Grid::down(groups.x, "rows", rows, WARPS.into())
+    let groups = Grid::cover("operands.columns", columns / O::RESULTS as u64 + padding, warp_tile::<T>(STEPS) as u32)?;
+    Grid::down(groups.x, "operands.rows", rows, WARPS.into())
 }

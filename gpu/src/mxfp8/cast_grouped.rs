@@ -7,13 +7,14 @@ use oxtile_tile::global::GlobalTable;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::cast_both::{self, Outputs, cast_both};
+use super::cast_both::{self, cast_both};
 use super::cast_columns::cast_columns;
 use super::cast_rows::{cast_elements, cast_rows};
 use super::column_tile::ColumnTile;
 use super::ragged_columns::ColumnBlock;
 use super::ragged_rows::Place;
 use super::*;
+use crate::codes::Codes;
 use crate::group::{Grouped, Member, Members};
 
 /// CUDA blocks a multiprocessor. Addresses that a single cast finds among its parameters are in registers here: one block fewer than there.
@@ -94,21 +95,21 @@ pub fn mxfp8_cast_ragged_columns_grouped<T: Magnitude, Q: Fp8>(
 pub fn mxfp8_cast_both_grouped<T: Magnitude, Q: Fp8>(
     inputs: GlobalTable<T>,
     table: Members,
-    row_data: GlobalMut<Q>,
-    row_scales: GlobalMut<ue8m0>,
-    column_data: GlobalMut<Q>,
-    column_scales: GlobalMut<ue8m0>,
+    rows: Codes<Q, ue8m0>,
+    columns: Codes<Q, ue8m0>,
 ) {
     let member = Member::of_block(&table);
-    let Member { rows, columns, starts: [data_start, row_start, column_start], .. } = member;
-    let outputs = Outputs {
-        row_data: row_data.slice(data_start, member.elements()),
-        row_scales: row_scales.slice(row_start, rows * columns.div_ceil(BLOCK)),
-        column_data: column_data.slice(data_start, member.elements()),
-        column_scales: column_scales.slice(column_start, rows.div_ceil(BLOCK) * columns),
+    let [data_start, row_start, column_start] = member.starts;
+    let rows = Codes {
+        data: rows.data.slice(data_start, member.elements()),
+        scales: rows.scales.slice(row_start, member.rows * member.columns.div_ceil(BLOCK)),
     };
-    let tile = ColumnTile::at(member.place(ColumnTile::<T>::groups(columns)), columns);
-    cast_both(&inputs.get(member.index), &outputs, &tile, columns);
+    let columns = Codes {
+        data: columns.data.slice(data_start, member.elements()),
+        scales: columns.scales.slice(column_start, member.rows.div_ceil(BLOCK) * member.columns),
+    };
+    let tile = ColumnTile::at(member.place(ColumnTile::<T>::groups(member.columns)), member.columns);
+    cast_both(&inputs.get(member.index), [&rows, &columns], &tile, member.columns);
 }
 
 macro_rules! grids {

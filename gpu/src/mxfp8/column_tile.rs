@@ -160,7 +160,7 @@ pub(super) fn store_scales<T>(scales: &GlobalMut<ue8m0>, first: u64, columns: &[
 /// The grid for a tensor of whole vectors a row, and its columnwise scales checked.
 pub(super) fn grid<T>(tensor: &'static str, elements: u64, columns: u64, scales: (&'static str, u64)) -> Result<Grid, LaunchError> {
     let row_blocks = check::<T>(tensor, elements, columns, scales)?;
-    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(row_blocks, columns) }
+    if row_blocks == 0 { Ok(Grid::x(0)) } else { grid_of_blocks::<T>(("rows", row_blocks), ("columns", columns)) }
 }
 
 /// The blocks of 32 rows of a tensor of whole vectors a row, once its columnwise scales are checked.
@@ -172,9 +172,12 @@ pub(super) fn check<T>(tensor: &'static str, elements: u64, columns: u64, scales
 }
 
 /// The grid over so many blocks of 32 rows, at least one.
-pub(super) fn grid_of_blocks<T>(row_blocks: u64, columns: u64) -> Result<Grid, LaunchError> {
-    let groups = Grid::cover("columns", columns, columns_a_block::<T>())?;
-    Grid::down(groups.x, "rows", row_blocks.saturating_mul(BLOCK), BLOCK)
+pub(super) fn grid_of_blocks<T>(
+    (rows_name, row_blocks): (&'static str, u64),
+    (columns_name, columns): (&'static str, u64),
+) -> Result<Grid, LaunchError> {
+    let groups = Grid::cover(columns_name, columns, columns_a_block::<T>())?;
+    Grid::down(groups.x, rows_name, row_blocks.saturating_mul(BLOCK), BLOCK)
 }
 
 /// Blocks of 32 rows, the last perhaps shorter; none in an empty tensor.

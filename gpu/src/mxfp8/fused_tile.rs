@@ -1,9 +1,10 @@
 //! The [tile](super::column_tile) of the fused casts whose blocks run along columns, of one result or two side by side: what is
 //! read there, and what beside the codes is written.
 
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::launch::DeviceViewMut;
 use oxtile_tile::prelude::*;
 
+use super::cast_fused::INTERLEAVED_SCALES;
 use super::column_tile::{self, ColumnTile, ROWS, store_scales};
 use super::row_scales::{RowScales, scales_a_row};
 use super::*;
@@ -103,8 +104,8 @@ pub(super) struct Source<'a, T> {
 
 impl<'a, T: Magnitude> Source<'a, T> {
     #[inline(always)]
-    pub fn of<O: Operation>(input: Global<T>, gradient: Global<T>, tile: &'a Tile<T>) -> Self {
-        let operands = Operands { input, gradient, columns: tile.of_result };
+    pub fn of<O: Operation>(operands: FusedOperands<T>, tile: &'a Tile<T>) -> Self {
+        let operands = operands.of_results(tile.of_result);
         let origin = operands.at::<O>(tile.first_row.min(tile.rows - 1), tile.place.column.min(tile.of_result - Vector::<T>::LANES as u64));
         let pitches = [O::input_columns(tile.columns), O::gradient_columns(tile.columns)].map(|columns| columns as u32);
         Self { operands, tile, origin, pitches, last_row: tile.rows_inside().saturating_sub(1) }
@@ -225,27 +226,21 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Checks the operands of `O`, and what may be empty: the partial sums, the amax and the skip flag.
-    pub fn check<O: Operation, T: Pod>(
-        &self,
-        [input, gradient]: [&DeviceView<'_, T>; 2],
-        partial_sums: &DeviceViewMut<'_, f32>,
-        amax: &DeviceViewMut<'_, f32>,
-        skip: &DeviceView<'_, f32>,
-    ) -> Result<(), LaunchError> {
-        check_operands::<O, T>(input, gradient, ("input", self.elements()), self.columns)?;
-        if O::RESULTS > 1 {
-            LaunchError::check_multiple("columns", BLOCK * O::RESULTS as u64, self.columns)?;
+    /// The shape of the results of `O` of these operands, which are checked.
+    pub fn of<O: Operation, T: Pod>(operands: &FusedOperandsArgument<'_, T>, options: u32) -> Result<Self, LaunchError> {
+        operands.check::<O>()?;
+        LaunchError::check_limit("operands.columns", O::input_columns(operands.columns), u32::MAX.into())?;
+        Ok(Self { rows: operands.rows, columns: operands.columns, interleaved: options & INTERLEAVED_SCALES != 0 })
+    }
+
+    /// Checks the sums of each column over 32 rows, which may be left out.
+    pub fn check_sums(&self, sums: &DeviceViewMut<'_, f32>) -> Result<(), LaunchError> {
+        if sums.is_empty() {
+            return Ok(());
         }
-        LaunchError::check_limit("columns", O::input_columns(self.columns), u32::MAX.into())?;
-        let sums = self.rows.div_ceil(BLOCK) * self.columns;
-        for (name, found, expected) in [("partial_sums", partial_sums.len(), sums), ("amax", amax.len(), 1), ("skip", skip.len(), 1)] {
-            if found != 0 {
-                LaunchError::check_length(name, expected, found)?;
-            }
-        }
+        LaunchError::check_length("partial_sums", self.rows.div_ceil(BLOCK) * self.columns, sums.len())?;
         // Of 16-bit types two are stored at once.
-        LaunchError::check_alignment("partial_sums", if partial_sums.is_empty() { 1 } else { 8 }, partial_sums.address())
+        LaunchError::check_alignment("partial_sums", 8, sums.address())
     }
 
     /// Checks the codes of one direction and their scales, one for each of so many blocks of `outer` rows or columns.
@@ -272,7 +267,8 @@ impl Shape {
         if self.elements() == 0 {
             Ok(Grid::x(0))
         } else {
-            column_tile::grid_of_blocks::<T>(covered, self.columns / O::RESULTS as u64 + padding)
+            let columns = self.columns / O::RESULTS as u64 + padding;
+            column_tile::grid_of_blocks::<T>(("operands.rows", covered), ("operands.columns", columns))
         }
     }
 

@@ -35,6 +35,7 @@ mod dequantize_columns;
 mod dequantize_grouped;
 mod dequantize_interleaved;
 mod dequantize_rows;
+mod fused_operands;
 mod fused_tile;
 mod ragged_columns;
 mod ragged_rows;
@@ -55,6 +56,7 @@ pub use dequantize_columns::{MXFP8_DEQUANTIZE_COLUMNS, Mxfp8DequantizeColumns, M
 pub use dequantize_grouped::*;
 pub use dequantize_interleaved::*;
 pub use dequantize_rows::{MXFP8_DEQUANTIZE_ROWS, Mxfp8DequantizeRows, Mxfp8DequantizeRowsArgs};
+pub use fused_operands::{FusedOperands, FusedOperandsArgument};
 pub use ragged_columns::{MXFP8_CAST_RAGGED_COLUMNS, Mxfp8CastRaggedColumns, Mxfp8CastRaggedColumnsArgs};
 pub use ragged_columns::{MXFP8_DEQUANTIZE_RAGGED_COLUMNS, Mxfp8DequantizeRaggedColumns, Mxfp8DequantizeRaggedColumnsArgs};
 pub use ragged_rows::{MXFP8_CAST_RAGGED_ROWS, Mxfp8CastRaggedRows, Mxfp8CastRaggedRowsArgs};

@@ -8,15 +8,15 @@ use super::hadamard;
 use super::multipliers::{BlockScale, Multipliers};
 use super::rounding::{COLUMNS, ROWS, Rounding};
 use super::*;
+use crate::codes::Codes;
 use crate::magnitude::Magnitude;
 
 /// The words of a block, as [`CastTile`] gives them.
 type Words = [u32; BLOCK as usize];
 
-/// Where the codes and scales of one direction go, and how they are found.
+/// Where the codes of one direction go, and how they are found.
 pub(super) struct BlockCast<R> {
-    pub data: GlobalMut<e2m1x2>,
-    pub scales: GlobalMut<e4m3>,
+    pub codes: Codes<e2m1x2, e4m3>,
     pub multipliers: Multipliers,
     pub rounding: R,
 }
@@ -119,8 +119,8 @@ impl<R: Rounding> BlockCast<R> {
                 encode_saturating(self.rounding, stream, block, |i| element(i) * multiplier)
             }
         };
-        self.data.store_pair(block * BLOCK_BYTES, codes);
-        self.scales.store(block, scale.code);
+        self.codes.data.store_pair(block * BLOCK_BYTES, codes);
+        self.codes.scales.store(block, scale.code);
     }
 }
 

@@ -14,9 +14,11 @@ use oxtile_tile::prelude::*;
 use super::cast_block::BlockCast;
 use super::cast_tile::{CastTile, THREADS, TileWords, check_output, resident};
 use super::multipliers::Multipliers;
-use super::rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
+use super::rounding::{Nearest, Random, Rounding, Stochastic8, Stochastic16};
 use super::*;
+use crate::codes::Codes;
 use crate::magnitude::Magnitude;
+use crate::matrix::Matrix;
 
 #[derive(SharedStorage)]
 pub(super) struct Shared {
@@ -25,39 +27,25 @@ pub(super) struct Shared {
     column_multipliers: Multipliers,
 }
 
-/// Casts `[rows, columns]`, both multiples of 16, as the rowwise and the columnwise kernel do.
+/// Casts a matrix `[rows, columns]`, both multiples of 16, as the rowwise and the columnwise kernel do.
 ///
 /// `row_amax[0]` is the largest magnitude of the tensor, and so is `column_amax[0]`, or, for `HADAMARD`, of the
-/// [transformed](super::hadamard_amax) one. `seed` and `offset`, of one element or none, are what the [rounding](Rounding) takes.
-#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
+/// [transformed](super::hadamard_amax) one.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<R>())]
 #[instances(T = [bf16, f16, f32], R = [Nearest], HADAMARD = [false])]
 #[instances(T = [bf16], R = [Stochastic8, Stochastic16], HADAMARD = [false])]
 #[instances(T = [bf16], R = [Nearest, Stochastic8, Stochastic16], HADAMARD = [true])]
 pub fn nvfp4_cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
-    input: Global<T>,
+    input: Matrix<T>,
     row_amax: Global<f32>,
     column_amax: Global<f32>,
-    row_data: GlobalMut<e2m1x2>,
-    row_scales: GlobalMut<e4m3>,
-    column_data: GlobalMut<e2m1x2>,
-    column_scales: GlobalMut<e4m3>,
-    seed: u64,
-    offset: Global<u64>,
-    rows: u64,
-    columns: u64,
+    rows: Codes<e2m1x2, e4m3>,
+    columns: Codes<e2m1x2, e4m3>,
+    random: Random,
 ) {
-    let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
-    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
-    cast_both::<T, R, HADAMARD>(&input, [&row_amax, &column_amax], &outputs, R::new(seed, &offset), &tile, R::DRAWS == 0, false);
-}
-
-/// Both casts of a tensor.
-pub(super) struct Outputs {
-    pub row_data: GlobalMut<e2m1x2>,
-    pub row_scales: GlobalMut<e4m3>,
-    pub column_data: GlobalMut<e2m1x2>,
-    pub column_scales: GlobalMut<e4m3>,
+    let tile = CastTile::<T>::of_block(Shared::claim().tile, input.rows, input.columns);
+    let amaxes = [&row_amax, &column_amax];
+    cast_both::<T, R, HADAMARD>(&input.values, amaxes, [rows, columns], R::new(random), &tile, R::DRAWS == 0, false);
 }
 
 /// A CUDA block's work on a tile, in [`Shared`]; each amax has one element. A thread that `keeps` the rows that it loaded, in
@@ -66,7 +54,7 @@ pub(super) struct Outputs {
 pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,
     [row_amax, column_amax]: [&Global<f32>; 2],
-    &Outputs { row_data, row_scales, column_data, column_scales }: &Outputs,
+    [rows, columns]: [Codes<e2m1x2, e4m3>; 2],
     rounding: R,
     tile: &CastTile<T>,
     keeps: bool,
@@ -88,16 +76,16 @@ pub(super) fn cast_both<T: Magnitude, R: Rounding, const HADAMARD: bool>(
         tile.store(chunks);
     }
     block::sync();
-    let by_rows = BlockCast { data: row_data, scales: row_scales, multipliers: row_multipliers, rounding };
+    let by_rows = BlockCast { codes: rows, multipliers: row_multipliers, rounding };
     if keeps {
         by_rows.loaded_rows(tile, &chunks, |_, amax| row_multipliers.of_block(amax));
     } else {
         by_rows.rows(tile, |_, amax| row_multipliers.of_block(amax));
     }
     if HADAMARD {
-        BlockCast { data: column_data, scales: column_scales, multipliers: column_multipliers, rounding }.transformed_columns(tile);
+        BlockCast { codes: columns, multipliers: column_multipliers, rounding }.transformed_columns(tile);
     } else {
-        let by_columns = BlockCast { data: column_data, scales: column_scales, ..by_rows };
+        let by_columns = BlockCast { codes: columns, ..by_rows };
         by_columns.columns(tile, |_, amax| row_multipliers.of_block(amax));
     }
 }
@@ -106,9 +94,14 @@ fn grid<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     args: &Nvfp4CastBothArgs<'_, T, R, HADAMARD>,
     _: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let elements = args.input.len();
-    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
-    check_output(elements, ("row_amax", &args.row_amax), ("row_data", &args.row_data), ("row_scales", &args.row_scales))?;
-    check_output(elements, ("column_amax", &args.column_amax), ("column_data", &args.column_data), ("column_scales", &args.column_scales))?;
-    cast_tile::grid(&args.input, args.rows, args.columns)
+    let elements = args.input.values.len();
+    args.random.check::<R>()?;
+    check_output(elements, ("row_amax", &args.row_amax), ("rows.data", &args.rows.data), ("rows.scales", &args.rows.scales))?;
+    check_output(
+        elements,
+        ("column_amax", &args.column_amax),
+        ("columns.data", &args.columns.data),
+        ("columns.scales", &args.columns.scales),
+    )?;
+    cast_tile::grid(&args.input)
 }

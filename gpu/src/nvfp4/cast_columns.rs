@@ -13,9 +13,11 @@ use oxtile_tile::prelude::*;
 use super::cast_block::BlockCast;
 use super::cast_tile::{CastTile, THREADS, TileWords, check_output, resident};
 use super::multipliers::Multipliers;
-use super::rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
+use super::rounding::{Nearest, Random, Rounding, Stochastic8, Stochastic16};
 use super::*;
+use crate::codes::Codes;
 use crate::magnitude::Magnitude;
+use crate::matrix::Matrix;
 
 #[derive(SharedStorage)]
 pub(super) struct Shared {
@@ -23,27 +25,23 @@ pub(super) struct Shared {
     multipliers: Multipliers,
 }
 
-/// Casts the columns of `[rows, columns]`, both multiples of 16: `data` is `[columns, rows / 2]`, `scales` `[columns, rows / 16]`.
+/// Casts the columns of a matrix `[rows, columns]`, both multiples of 16: `data` is `[columns, rows / 2]`, `scales` `[columns, rows / 16]`.
 ///
 /// `amax[0]` is the largest magnitude of the tensor, or, for `HADAMARD`, of the
-/// [transformed](super::hadamard_amax) one. `seed` and `offset`, of one element or none, are what the [rounding](Rounding) takes.
-#[expect(clippy::too_many_arguments, reason = "a matrix, its cast and the state of the rounding")]
+/// [transformed](super::hadamard_amax) one.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<R>())]
 #[instances(T = [bf16, f16, f32], R = [Nearest], HADAMARD = [false])]
 #[instances(T = [bf16], R = [Stochastic8, Stochastic16], HADAMARD = [false])]
 #[instances(T = [bf16], R = [Nearest, Stochastic8, Stochastic16], HADAMARD = [true])]
 pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
-    input: Global<T>,
+    input: Matrix<T>,
     amax: Global<f32>,
     data: GlobalMut<e2m1x2>,
     scales: GlobalMut<e4m3>,
-    seed: u64,
-    offset: Global<u64>,
-    rows: u64,
-    columns: u64,
+    random: Random,
 ) {
-    let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
-    cast_columns::<T, R, HADAMARD>(&input, &amax, (data, scales), R::new(seed, &offset), &tile, false);
+    let tile = CastTile::<T>::of_block(Shared::claim().tile, input.rows, input.columns);
+    cast_columns::<T, R, HADAMARD>(&input.values, &amax, Codes { data, scales }, R::new(random), &tile, false);
 }
 
 /// A CUDA block's work on a tile, in [`Shared`]; `amax` has one element. `before` tells whether it cast another tile with the same amax before.
@@ -51,7 +49,7 @@ pub fn nvfp4_cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
 pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     input: &Global<T>,
     amax: &Global<f32>,
-    (data, scales): (GlobalMut<e2m1x2>, GlobalMut<e4m3>),
+    codes: Codes<e2m1x2, e4m3>,
     rounding: R,
     tile: &CastTile<T>,
     before: bool,
@@ -65,7 +63,7 @@ pub(super) fn cast_columns<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     }
     tile.store(chunks);
     block::sync();
-    let cast = BlockCast { data, scales, multipliers, rounding };
+    let cast = BlockCast { codes, multipliers, rounding };
     if HADAMARD {
         cast.transformed_columns(tile);
     } else {
@@ -77,7 +75,7 @@ fn grid<T: Magnitude, R: Rounding, const HADAMARD: bool>(
     args: &Nvfp4CastColumnsArgs<'_, T, R, HADAMARD>,
     _: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
-    check_output(args.input.len(), ("amax", &args.amax), ("data", &args.data), ("scales", &args.scales))?;
-    cast_tile::grid(&args.input, args.rows, args.columns)
+    args.random.check::<R>()?;
+    check_output(args.input.values.len(), ("amax", &args.amax), ("data", &args.data), ("scales", &args.scales))?;
+    cast_tile::grid(&args.input)
 }

@@ -14,27 +14,26 @@ use super::cast_tile::{CastTile, THREADS, TileWords, check_output};
 use super::mapping::{BlockElements, FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping};
 use super::*;
 use crate::magnitude::Magnitude;
+use crate::matrix::Matrix;
 
 #[derive(SharedStorage)]
 struct Shared {
     tile: TileWords,
 }
 
-/// Casts the columns of `[rows, columns]`, both multiples of 16, whose largest magnitude is `amax[0]`: `data` is
+/// Casts the columns of a matrix `[rows, columns]`, both multiples of 16, whose largest magnitude is `amax[0]`: `data` is
 /// `[columns, rows / 2]`, `scales` `[columns, rows / 16]`.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = 2)]
 #[instances(T = [bf16, f16, f32], M = [FourOverSix])]
 #[instances(T = [bf16], M = [FourOverSixSquared, FourOverSix256, FourOverSixSquared256])]
 pub fn nvfp4_cast_columns_4over6<T: Magnitude, M: Mapping>(
-    input: Global<T>,
+    input: Matrix<T>,
     amax: Global<f32>,
     data: GlobalMut<e2m1x2>,
     scales: GlobalMut<e4m3>,
-    rows: u64,
-    columns: u64,
 ) {
-    let tile = CastTile::<T>::of_block(Shared::claim().tile, rows, columns);
-    tile.store(tile.load(&input));
+    let tile = CastTile::<T>::of_block(Shared::claim().tile, input.rows, input.columns);
+    tile.store(tile.load(&input.values));
     let tensor = M::tensor_scale(amax.load(0));
     block::sync();
     for block in tile.column_blocks() {
@@ -45,7 +44,7 @@ pub fn nvfp4_cast_columns_4over6<T: Magnitude, M: Mapping>(
             let magnitudes = core::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] });
             let elements = BlockElements { magnitudes, signs: [low_signs, high_signs], amax: T::maximum_of(running, place) };
             let (scale, codes) = M::cast(&elements, tensor, |i| tile.column_element(&block, place as u32, i));
-            let index = block.index + place as u64 * (rows / BLOCK);
+            let index = block.index + place as u64 * (input.rows / BLOCK);
             data.store_pair(index * BLOCK_BYTES, codes);
             scales.store(index, scale);
         }
@@ -53,6 +52,6 @@ pub fn nvfp4_cast_columns_4over6<T: Magnitude, M: Mapping>(
 }
 
 fn grid<T: Magnitude, M: Mapping>(args: &Nvfp4CastColumns4over6Args<'_, T, M>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    check_output(args.input.len(), ("amax", &args.amax), ("data", &args.data), ("scales", &args.scales))?;
-    cast_tile::grid(&args.input, args.rows, args.columns)
+    check_output(args.input.values.len(), ("amax", &args.amax), ("data", &args.data), ("scales", &args.scales))?;
+    cast_tile::grid(&args.input)
 }

@@ -15,7 +15,7 @@ use super::cast_block::encode_saturating;
 use super::cast_tile::check_output;
 use super::mapping::BlockElements;
 use super::multipliers::{Multipliers, SCALES};
-use super::rounding::{Nearest, ROWS, Rounding, Stochastic8, Stochastic16};
+use super::rounding::{Nearest, ROWS, Random, Rounding, Stochastic8, Stochastic16};
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
 
@@ -42,7 +42,7 @@ pub fn nvfp4_cast_rows<T: Magnitude>(input: Global<T>, amax: Global<f32>, data: 
     cast(&input, amax.load(0), &data, &scales, Nearest, 1, u64::from(block::index()[0]));
 }
 
-/// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), with stochastic rounding from `seed` and `offset[0]`.
+/// As [`nvfp4_cast_rows`](fn@nvfp4_cast_rows), with stochastic rounding.
 #[kernel(threads = THREADS, grid = stochastic_grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 3 } else { 4 })]
 #[instances(T = [bf16, f32], R = [Stochastic8, Stochastic16])]
 pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
@@ -50,10 +50,9 @@ pub fn nvfp4_cast_rows_stochastic<T: Magnitude, R: Rounding>(
     amax: Global<f32>,
     data: GlobalMut<e2m1x2>,
     scales: GlobalMut<e4m3>,
-    seed: u64,
-    offset: Global<u64>,
+    random: Random,
 ) {
-    cast(&input, amax.load(0), &data, &scales, R::new(seed, &offset), DRAWN_STEPS, u64::from(block::index()[0]));
+    cast(&input, amax.load(0), &data, &scales, R::new(random), DRAWN_STEPS, u64::from(block::index()[0]));
 }
 
 /// The blocks of CUDA block `block` of the tensor's, `steps` of a thread: the next is loaded while one is cast.
@@ -135,7 +134,7 @@ fn check<T>(
 }
 
 fn stochastic_grid<T: Magnitude, R: Rounding>(args: &Nvfp4CastRowsStochasticArgs<'_, T, R>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    LaunchError::check_length("offset", R::DRAWS, args.offset.len())?;
+    args.random.check::<R>()?;
     check(args.input, args.amax, &args.data, &args.scales, DRAWN_STEPS)
 }
 

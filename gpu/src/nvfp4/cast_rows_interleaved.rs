@@ -17,6 +17,7 @@ use super::rounding::Nearest;
 use super::*;
 use crate::interleave::{TILE_BLOCKS, TILE_BYTES, TILE_OUTER, interleaved_len};
 use crate::magnitude::Magnitude;
+use crate::matrix::{Matrix, MatrixArgument};
 
 const THREADS: u32 = 256;
 /// CUDA blocks that make a tile.
@@ -28,18 +29,12 @@ struct Shared {
     multipliers: Multipliers,
 }
 
-/// Casts the rows of `[rows, columns]`, `columns` a multiple of 16, whose largest magnitude is `amax[0]`: pairs of codes to `data`, the
+/// Casts the rows of a matrix `[rows, columns]`, `columns` a multiple of 16, whose largest magnitude is `amax[0]`: pairs of codes to `data`, the
 /// scales to `scales`, interleaved, 0 where they are padding.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = if size_of::<T>() == 4 { 5 } else { 8 })]
 #[instances(T = [bf16, f16, f32])]
-pub fn nvfp4_cast_rows_interleaved<T: Magnitude>(
-    input: Global<T>,
-    amax: Global<f32>,
-    data: GlobalMut<e2m1x2>,
-    scales: GlobalMut<e4m3>,
-    rows: u64,
-    columns: u64,
-) {
+pub fn nvfp4_cast_rows_interleaved<T: Magnitude>(input: Matrix<T>, amax: Global<f32>, data: GlobalMut<e2m1x2>, scales: GlobalMut<e4m3>) {
+    let Matrix { values: input, rows, columns } = input;
     let [x, y, _] = block::index();
     let (blocks, lane) = (columns / BLOCK, thread::lane());
     let pair = y % A_TILE as u32 * (THREADS / warp::LANES) + thread::warp();
@@ -65,16 +60,17 @@ pub fn nvfp4_cast_rows_interleaved<T: Magnitude>(
 }
 
 fn grid<T: Magnitude>(args: &Nvfp4CastRowsInterleavedArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let (elements, blocks) = (args.input.len(), args.columns / BLOCK);
-    LaunchError::check_multiple("columns", BLOCK, args.columns)?;
-    LaunchError::check_length("input", args.rows.saturating_mul(args.columns), elements)?;
-    LaunchError::check_alignment("input", 16, args.input.address())?;
+    let MatrixArgument { values, rows, columns } = args.input;
+    let (elements, blocks) = (values.len(), columns / BLOCK);
+    LaunchError::check_multiple("input.columns", BLOCK, columns)?;
+    args.input.check()?;
+    LaunchError::check_alignment("input.values", 16, values.address())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
     LaunchError::check_length("data", elements / 2, args.data.len())?;
     LaunchError::check_alignment("data", 8, args.data.address())?;
-    LaunchError::check_length("scales", interleaved_len(args.rows, blocks), args.scales.len())?;
-    let down = args.rows.div_ceil(TILE_OUTER) * A_TILE;
-    LaunchError::check_limit("rows", args.rows, GRID_LIMIT / A_TILE * TILE_OUTER)?;
-    let across = Grid::cover("columns", blocks, TILE_BLOCKS as u32)?;
+    LaunchError::check_length("scales", interleaved_len(rows, blocks), args.scales.len())?;
+    let down = rows.div_ceil(TILE_OUTER) * A_TILE;
+    LaunchError::check_limit("input.rows", rows, GRID_LIMIT / A_TILE * TILE_OUTER)?;
+    let across = Grid::cover("input.columns", blocks, TILE_BLOCKS as u32)?;
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
 }

@@ -17,7 +17,9 @@ use super::cast_tile::{CastTile, SQUARES, THREADS, TileWords, check_output, resi
 use super::multipliers::Multipliers;
 use super::rounding::Nearest;
 use super::*;
+use crate::codes::Codes;
 use crate::magnitude::Magnitude;
+use crate::matrix::Matrix;
 
 #[derive(SharedStorage)]
 struct Shared {
@@ -26,24 +28,14 @@ struct Shared {
     squares: SharedArray<e4m3, SQUARES>,
 }
 
-/// Casts `[rows, columns]`, both multiples of 16, whose largest magnitude is `amax[0]`; each scale stands for all 16 rows, or
+/// Casts a matrix `[rows, columns]`, both multiples of 16, whose largest magnitude is `amax[0]`; each scale stands for all 16 rows, or
 /// columns, of its square.
-#[expect(clippy::too_many_arguments, reason = "two outputs of data and scales")]
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<Nearest>())]
 #[instances(T = [bf16, f16, f32])]
-pub fn nvfp4_cast_squares<T: Magnitude>(
-    input: Global<T>,
-    amax: Global<f32>,
-    row_data: GlobalMut<e2m1x2>,
-    row_scales: GlobalMut<e4m3>,
-    column_data: GlobalMut<e2m1x2>,
-    column_scales: GlobalMut<e4m3>,
-    rows: u64,
-    columns: u64,
-) {
+pub fn nvfp4_cast_squares<T: Magnitude>(input: Matrix<T>, amax: Global<f32>, rows: Codes<e2m1x2, e4m3>, columns: Codes<e2m1x2, e4m3>) {
     let Shared { tile: words, multipliers, squares } = Shared::claim();
-    let tile = CastTile::<T>::of_block(words, rows, columns);
-    let chunks = tile.load(&input);
+    let tile = CastTile::<T>::of_block(words, input.rows, input.columns);
+    let chunks = tile.load(&input.values);
     multipliers.fill::<Nearest>(encode_scale(amax.load(0)));
     tile.store(chunks);
     block::sync();
@@ -53,15 +45,15 @@ pub fn nvfp4_cast_squares<T: Magnitude>(
         squares.store(square, multipliers.of_block(amax).code);
     }
     block::sync();
-    let by_rows = BlockCast { data: row_data, scales: row_scales, multipliers, rounding: Nearest };
+    let by_rows = BlockCast { codes: rows, multipliers, rounding: Nearest };
     by_rows.rows(&tile, |block, amax| multipliers.of_scale(squares.load(tile.square_of(block)), amax));
-    let by_columns = BlockCast { data: column_data, scales: column_scales, ..by_rows };
+    let by_columns = BlockCast { codes: columns, ..by_rows };
     by_columns.columns(&tile, |block, amax| multipliers.of_scale(squares.load(tile.square_of(block)), amax));
 }
 
 fn grid<T: Magnitude>(args: &Nvfp4CastSquaresArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let elements = args.input.len();
-    check_output(elements, ("amax", &args.amax), ("row_data", &args.row_data), ("row_scales", &args.row_scales))?;
-    check_output(elements, ("amax", &args.amax), ("column_data", &args.column_data), ("column_scales", &args.column_scales))?;
-    cast_tile::grid(&args.input, args.rows, args.columns)
+    let elements = args.input.values.len();
+    check_output(elements, ("amax", &args.amax), ("rows.data", &args.rows.data), ("rows.scales", &args.rows.scales))?;
+    check_output(elements, ("amax", &args.amax), ("columns.data", &args.columns.data), ("columns.scales", &args.columns.scales))?;
+    cast_tile::grid(&args.input)
 }

@@ -19,6 +19,7 @@ use oxtile_tile::prelude::*;
 use super::rounding::Rounding;
 use super::*;
 use crate::magnitude::Magnitude;
+use crate::matrix::MatrixArgument;
 
 pub(super) const THREADS: u32 = 256;
 /// CUDA blocks a multiprocessor: 1024 threads of 64 registers, or 768 of 80 that draw.
@@ -299,14 +300,15 @@ pub(super) fn lane_of<T: Magnitude>(word: u32, place: usize) -> f32 {
 }
 
 /// One CUDA block a tile, and the lengths of the tensor, of whole blocks of 16 by 16.
-pub(super) fn grid<T: Element>(input: &DeviceView<'_, T>, rows: u64, columns: u64) -> Result<Grid, LaunchError> {
-    LaunchError::check_multiple("rows", BLOCK, rows)?;
-    LaunchError::check_multiple("columns", BLOCK, columns)?;
-    LaunchError::check_length("input", rows.saturating_mul(columns), input.len())?;
-    LaunchError::check_alignment("input", 16, input.address())?;
+pub(super) fn grid<T: Magnitude>(input: &MatrixArgument<'_, T>) -> Result<Grid, LaunchError> {
+    let MatrixArgument { values, rows, columns } = *input;
+    LaunchError::check_multiple("input.rows", BLOCK, rows)?;
+    LaunchError::check_multiple("input.columns", BLOCK, columns)?;
+    input.check()?;
+    LaunchError::check_alignment("input.values", 16, values.address())?;
     let down = rows.div_ceil(u64::from(ROWS));
-    LaunchError::check_limit("rows", rows, GRID_LIMIT * u64::from(ROWS))?;
-    let across = Grid::cover("columns", columns, columns_a_tile::<T>())?;
+    LaunchError::check_limit("input.rows", rows, GRID_LIMIT * u64::from(ROWS))?;
+    let across = Grid::cover("input.columns", columns, columns_a_tile::<T>())?;
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
 }
 

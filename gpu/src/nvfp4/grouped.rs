@@ -7,12 +7,13 @@ use oxtile_tile::global::GlobalTable;
 use oxtile_tile::num::{e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
 
-use super::cast_both::{self, Outputs, cast_both};
+use super::cast_both::{self, cast_both};
 use super::cast_columns::{self, cast_columns};
 use super::cast_rows::{self, cast};
 use super::cast_tile::{self, CastTile};
 use super::rounding::Nearest;
 use super::*;
+use crate::codes::Codes;
 use crate::group::{self, Grouped, Member, Members};
 use crate::magnitude::Magnitude;
 use crate::mxfp8::Wide;
@@ -36,7 +37,7 @@ pub fn nvfp4_cast_rows_grouped<T: Magnitude>(
     scales: GlobalMut<e4m3>,
 ) {
     let member = Member::of_block(&table);
-    let (data, scales) = outputs(&member, &data, &scales);
+    let Codes { data, scales } = outputs(&member, Codes { data, scales });
     cast(&inputs.get(member.index), amaxes.load(member.index), &data, &scales, Nearest, CAST_STEPS, member.block);
 }
 
@@ -51,9 +52,9 @@ pub fn nvfp4_cast_columns_grouped<T: Magnitude>(
     scales: GlobalMut<e4m3>,
 ) {
     let member = Member::of_block(&table);
-    let (input, amax, outputs) = (inputs.get(member.index), amaxes.slice(member.index, 1), outputs(&member, &data, &scales));
+    let (input, amax, codes) = (inputs.get(member.index), amaxes.slice(member.index, 1), outputs(&member, Codes { data, scales }));
     for_each_tile::<T, COLUMN_TILES>(&member, cast_columns::Shared::claim().tile, |tile, before| {
-        cast_columns::<T, Nearest, false>(&input, &amax, outputs, Nearest, tile, before);
+        cast_columns::<T, Nearest, false>(&input, &amax, codes, Nearest, tile, before);
     });
 }
 
@@ -64,18 +65,14 @@ pub fn nvfp4_cast_both_grouped<T: Magnitude>(
     inputs: GlobalTable<T>,
     table: Members,
     amaxes: Global<f32>,
-    row_data: GlobalMut<e2m1x2>,
-    row_scales: GlobalMut<e4m3>,
-    column_data: GlobalMut<e2m1x2>,
-    column_scales: GlobalMut<e4m3>,
+    rows: Codes<e2m1x2, e4m3>,
+    columns: Codes<e2m1x2, e4m3>,
 ) {
     let member = Member::of_block(&table);
     let (input, amax) = (inputs.get(member.index), amaxes.slice(member.index, 1));
-    let (row_data, row_scales) = outputs(&member, &row_data, &row_scales);
-    let (column_data, column_scales) = outputs(&member, &column_data, &column_scales);
-    let outputs = Outputs { row_data, row_scales, column_data, column_scales };
+    let codes = [rows, columns].map(|codes| outputs(&member, codes));
     for_each_tile::<T, BOTH_TILES>(&member, cast_both::Shared::claim().tile, |tile, before| {
-        cast_both::<T, Nearest, false>(&input, [&amax, &amax], &outputs, Nearest, tile, false, before);
+        cast_both::<T, Nearest, false>(&input, [&amax, &amax], codes, Nearest, tile, false, before);
     });
 }
 
@@ -120,9 +117,9 @@ pub fn nvfp4_dequantize_columns_grouped<T: Wide>(
 
 /// A member's part of the outputs.
 #[inline(always)]
-fn outputs(member: &Member, data: &GlobalMut<e2m1x2>, scales: &GlobalMut<e4m3>) -> (GlobalMut<e2m1x2>, GlobalMut<e4m3>) {
+fn outputs(member: &Member, Codes { data, scales }: Codes<e2m1x2, e4m3>) -> Codes<e2m1x2, e4m3> {
     let [start, scales_start, _] = member.starts;
-    (data.slice(start / 2, member.elements() / 2), scales.slice(scales_start, member.elements() / BLOCK))
+    Codes { data: data.slice(start / 2, member.elements() / 2), scales: scales.slice(scales_start, member.elements() / BLOCK) }
 }
 
 /// Calls `cast` for each of the `COUNT` tiles of a CUDA block that the member has, one after the other, and says whether there was one before.

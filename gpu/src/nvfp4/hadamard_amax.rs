@@ -9,6 +9,7 @@ use oxtile_tile::prelude::*;
 use super::cast_tile::lane_of;
 use super::*;
 use crate::magnitude::Magnitude;
+use crate::matrix::{Matrix, MatrixArgument};
 
 const THREADS: u32 = 256;
 /// CUDA blocks a multiprocessor: 1024 threads of 64 registers.
@@ -21,10 +22,11 @@ struct Shared {
     after: ReduceStorage,
 }
 
-/// Raises `amax[0]` to the largest magnitude of `[rows, columns]`, both multiples of 16, and `transformed_amax[0]` to that of
+/// Raises `amax[0]` to the largest magnitude of a matrix `[rows, columns]`, both multiples of 16, and `transformed_amax[0]` to that of
 /// its columns [transformed](super::hadamard) in groups of 16 rows. NaN is dropped.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = RESIDENT)]
-pub fn nvfp4_hadamard_amax(input: Global<bf16>, amax: GlobalMut<f32>, transformed_amax: GlobalMut<f32>, rows: u64, columns: u64) {
+pub fn nvfp4_hadamard_amax(input: Matrix<bf16>, amax: GlobalMut<f32>, transformed_amax: GlobalMut<f32>) {
+    let Matrix { values: input, rows, columns } = input;
     let [x, y, _] = block::index();
     let column = (u64::from(x) * u64::from(THREADS) + u64::from(thread::index())) * 4;
     let (mut before, mut after) = (0, 0.0);
@@ -51,14 +53,15 @@ pub fn nvfp4_hadamard_amax(input: Global<bf16>, amax: GlobalMut<f32>, transforme
 
 /// As many CUDA blocks as the device holds, twice over.
 fn grid(args: &Nvfp4HadamardAmaxArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
-    LaunchError::check_multiple("rows", BLOCK, args.rows)?;
-    LaunchError::check_multiple("columns", BLOCK, args.columns)?;
-    LaunchError::check_length("input", args.rows.saturating_mul(args.columns), args.input.len())?;
-    LaunchError::check_alignment("input", 16, args.input.address())?;
+    let MatrixArgument { values, rows, columns } = args.input;
+    LaunchError::check_multiple("input.rows", BLOCK, rows)?;
+    LaunchError::check_multiple("input.columns", BLOCK, columns)?;
+    args.input.check()?;
+    LaunchError::check_alignment("input.values", 16, values.address())?;
     LaunchError::check_length("amax", 1, args.amax.len())?;
     LaunchError::check_length("transformed_amax", 1, args.transformed_amax.len())?;
-    let across = Grid::cover("columns", args.columns, THREADS * 4)?;
+    let across = Grid::cover("input.columns", columns, THREADS * 4)?;
     let wanted = (2 * RESIDENT * device.multiprocessors).div_ceil(across.x.max(1));
-    let down = (args.rows / BLOCK).min(u64::from(wanted)).min(GRID_LIMIT);
+    let down = (rows / BLOCK).min(u64::from(wanted)).min(GRID_LIMIT);
     Ok(if down == 0 { Grid::x(0) } else { Grid::xy(across.x, down as u32) })
 }

@@ -72,7 +72,7 @@ pub use dequantize_scaled_rows::{NVFP4_DEQUANTIZE_SCALED_ROWS, Nvfp4DequantizeSc
 pub use grouped::*;
 pub use hadamard_amax::{NVFP4_HADAMARD_AMAX, Nvfp4HadamardAmax, Nvfp4HadamardAmaxArgs};
 pub use mapping::{FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping, ToSix};
-pub use rounding::{Nearest, Rounding, Stochastic8, Stochastic16};
+pub use rounding::{Nearest, Random, RandomArgument, Rounding, Stochastic8, Stochastic16};
 
 use oxtile_tile::num::{Float, e4m3, min};
 

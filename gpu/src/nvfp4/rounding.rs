@@ -24,17 +24,35 @@ pub const ROWS: u64 = 0;
 /// Those of the columnwise cast, counted in the transposed tensor, from this one.
 pub const COLUMNS: u64 = 1 << 63;
 
-/// A rule of rounding. Its kernels take `seed` and, in device memory, so that a captured graph may be replayed with others,
-/// `[offset]`; or nothing.
+/// Where a rule of rounding draws from.
+#[derive(Clone, Copy, Parameter)]
+pub struct Random {
+    /// Which sequence.
+    pub seed: u64,
+    /// Where in it, one element: in device memory, so that a captured graph may be replayed with others. A rule that does not draw has none.
+    pub offset: Option<Global<u64>>,
+}
+
+impl RandomArgument<'_> {
+    /// What a rule that does not draw takes.
+    pub const NONE: Self = Self { seed: 0, offset: None };
+
+    /// Refuses what `R` does not draw from.
+    pub(super) fn check<R: Rounding>(&self) -> Result<(), LaunchError> {
+        LaunchError::check_length("random.offset", R::DRAWS, self.offset.map_or(0, |offset| offset.len()))
+    }
+}
+
+/// A rule of rounding.
 pub trait Rounding: Copy {
-    /// Whether it draws: the length of the kernels' `offset`.
+    /// Whether it draws: the length of [`Random::offset`].
     const DRAWS: u64;
 
     /// A factor of the magnitudes beside their multiplier: a power of two.
     const SCALE: f32;
 
-    /// The rule with a kernel's arguments.
-    fn new(seed: u64, offset: &Global<u64>) -> Self;
+    /// The rule as it draws from there.
+    fn new(random: Random) -> Self;
 
     /// The codes of eight magnitudes times [`SCALE`](Self::SCALE), the first or the second `half` of block number `block` of a stream. `None` if one
     /// is a NaN, or larger than a scale that did not all but vanish lets it be.
@@ -53,7 +71,7 @@ impl Rounding for Nearest {
     const SCALE: f32 = 256.0;
 
     #[inline(always)]
-    fn new(_: u64, _: &Global<u64>) -> Self {
+    fn new(_: Random) -> Self {
         Self
     }
 
@@ -101,8 +119,8 @@ macro_rules! stochastic {
             const SCALE: f32 = STOCHASTIC_SCALE;
 
             #[inline(always)]
-            fn new(seed: u64, offset: &Global<u64>) -> Self {
-                Self { seed, offset: offset.load(0) }
+            fn new(Random { seed, offset }: Random) -> Self {
+                Self { seed, offset: offset.unwrap_or_default().load(0) }
             }
 
             #[inline(always)]

@@ -47,6 +47,15 @@ impl<T> Clone for GlobalMut<T> {
 
 impl<T> Copy for GlobalMut<T> {}
 
+/// A view of nothing.
+impl<T: Pod> Default for Global<T> {
+    #[inline(always)]
+    fn default() -> Self {
+        // SAFETY: there is no element that could be used.
+        unsafe { Self::from_raw_parts(0, 0) }
+    }
+}
+
 impl<T: Pod> Global<T> {
     /// A view of `length` elements at `address`.
     ///
@@ -247,8 +256,7 @@ impl<T: Pod> GlobalTable<T> {
 impl<T: Pod> Default for GlobalMut<T> {
     #[inline(always)]
     fn default() -> Self {
-        // SAFETY: there is no element that could be used.
-        unsafe { Self::from_raw_parts(0, 0) }
+        Self(Global::default())
     }
 }
 

@@ -28,6 +28,7 @@
 use std::fmt;
 
 use oxtile_kernels::group::Grouped;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::mxfp8::Wide;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
@@ -175,9 +176,9 @@ impl<T: Nvfp4Number> Nvfp4<T> {
         const WHAT: &str = "Nvfp4::quantize_rows_interleaved, tensor";
         tensor.direction.check(WHAT, Direction::Rows)?;
         Nvfp4Format::check(WHAT, tensor.shape, Direction::Rows)?;
-        let (amax, [rows, columns]) = (tensor.amax.view(), tensor.shape);
+        let (input, amax) = (MatrixArgument::new(input, tensor.shape), tensor.amax.view());
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
-        self.cast_interleaved.launch(stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales, rows, columns })
+        self.cast_interleaved.launch(stream, Nvfp4CastRowsInterleavedArgs { input, amax, data, scales })
     }
 
     /// The matrix back in `T`, rounded to nearest even.

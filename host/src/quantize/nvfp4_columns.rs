@@ -28,6 +28,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::bf16;
@@ -78,16 +80,12 @@ where
     /// [`Loaded::launch`], also where a dimension is not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast_columns(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
         tensor.check("Nvfp4Columns::cast_columns", Direction::Columns, input.len())?;
-        let [rows, columns] = tensor.shape;
         let args = Nvfp4CastColumnsArgs {
-            input,
+            input: MatrixArgument::new(input, tensor.shape),
             amax: tensor.amax.view(),
             data: tensor.data.view_mut(),
             scales: tensor.scales.view_mut(),
-            seed: random.seed,
-            offset: random.offset.view(),
-            rows,
-            columns,
+            random: random.argument(),
             marker: PhantomData,
         };
         self.columns.launch(stream, args)
@@ -101,19 +99,13 @@ where
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
         by_rows.check("Nvfp4Columns::cast_both, rows", Direction::Rows, input.len())?;
         by_columns.check("Nvfp4Columns::cast_both, columns", Direction::Columns, input.len())?;
-        let [rows, columns] = by_rows.shape;
         let args = Nvfp4CastBothArgs {
-            input,
+            input: MatrixArgument::new(input, by_rows.shape),
             row_amax: by_rows.amax.view(),
             column_amax: by_columns.amax.view(),
-            row_data: by_rows.data.view_mut(),
-            row_scales: by_rows.scales.view_mut(),
-            column_data: by_columns.data.view_mut(),
-            column_scales: by_columns.scales.view_mut(),
-            seed: random.seed,
-            offset: random.offset.view(),
-            rows,
-            columns,
+            rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
+            columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },
+            random: random.argument(),
             marker: PhantomData,
         };
         self.both.launch(stream, args)
@@ -186,12 +178,12 @@ impl HadamardAmax {
         &self,
         stream: &Stream,
         input: DeviceView<'_, bf16>,
-        [rows, columns]: [u64; 2],
+        shape: [u64; 2],
         amax: &mut Buffer<f32>,
         transformed: &mut Buffer<f32>,
     ) -> Result<()> {
-        let (amax, transformed_amax) = (amax.view_mut(), transformed.view_mut());
-        let args = Nvfp4HadamardAmaxArgs { input, amax, transformed_amax, rows, columns };
+        let (input, amax, transformed_amax) = (MatrixArgument::new(input, shape), amax.view_mut(), transformed.view_mut());
+        let args = Nvfp4HadamardAmaxArgs { input, amax, transformed_amax };
         let raised = [args.amax.access("amax"), args.transformed_amax.access("transformed_amax")];
         self.0.launch_on_zeros(stream, args, &raised)
     }
@@ -200,12 +192,13 @@ impl HadamardAmax {
     ///
     /// # Errors
     /// As [`Buffer::zeros`] and [`run`](Self::run).
-    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, bf16>, [rows, columns]: [u64; 2]) -> Result<LocalAmax> {
+    pub fn local_amax(&self, stream: &Stream, input: DeviceView<'_, bf16>, shape: [u64; 2]) -> Result<LocalAmax> {
         let mut slots = Buffer::zeros(stream, 2)?;
         let both = slots.view_mut().access("amax");
         // SAFETY: one slot each, which nothing else uses before the launch is enqueued.
         let slot = |slot: u64| unsafe { DeviceViewMut::from_raw(both.address + slot * size_of::<f32>() as u64, 1, both.owner) };
-        self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax: slot(0), transformed_amax: slot(1), rows, columns })?;
+        let input = MatrixArgument::new(input, shape);
+        self.0.launch(stream, Nvfp4HadamardAmaxArgs { input, amax: slot(0), transformed_amax: slot(1) })?;
         Ok(LocalAmax::new(slots))
     }
 }

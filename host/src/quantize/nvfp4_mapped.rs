@@ -29,6 +29,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 
@@ -125,15 +126,14 @@ where
     /// [`Error::Length`] if `input` does not have the tensor's shape; as [`Loaded::launch`], also where a dimension along which a
     /// block lies is not a multiple of 16, or, columnwise, either, or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Nvfp4MappedTensor<M>) -> Result<()> {
-        let [rows, columns] = tensor.shape;
         Error::check_length("Nvfp4FourOverSix::cast, input", numel(&tensor.shape)?, input.len())?;
         let (amax, data, scales) = (tensor.amax.view(), tensor.data.view_mut(), tensor.scales.view_mut());
         let marker = PhantomData;
         match tensor.direction {
             Direction::Rows => self.rows.launch(stream, Nvfp4CastRows4over6Args { input, amax, data, scales, marker }),
             Direction::Columns => {
-                let args = Nvfp4CastColumns4over6Args { input, amax, data, scales, rows, columns, marker };
-                self.columns.launch(stream, args)
+                let input = MatrixArgument::new(input, tensor.shape);
+                self.columns.launch(stream, Nvfp4CastColumns4over6Args { input, amax, data, scales, marker })
             }
         }
     }

@@ -24,6 +24,8 @@
 
 use std::fmt;
 
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::{Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
@@ -86,16 +88,11 @@ where
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
         by_rows.check("Nvfp4Squares::cast, rows", Direction::Rows, input.len())?;
         by_columns.check("Nvfp4Squares::cast, columns", Direction::Columns, input.len())?;
-        let [rows, columns] = by_rows.shape;
         let args = Nvfp4CastSquaresArgs {
-            input,
+            input: MatrixArgument::new(input, by_rows.shape),
             amax: by_rows.amax.view(),
-            row_data: by_rows.data.view_mut(),
-            row_scales: by_rows.scales.view_mut(),
-            column_data: by_columns.data.view_mut(),
-            column_scales: by_columns.scales.view_mut(),
-            rows,
-            columns,
+            rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
+            columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },
         };
         self.cast.launch(stream, args)?;
         by_columns.amax.copy_from(stream, &by_rows.amax)

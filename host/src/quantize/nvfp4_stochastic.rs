@@ -95,8 +95,7 @@ where
             amax: tensor.amax.view(),
             data: tensor.data.view_mut(),
             scales: tensor.scales.view_mut(),
-            seed: random.seed,
-            offset: random.offset.view(),
+            random: random.argument(),
             marker: PhantomData,
         };
         self.cast.launch(stream, args)

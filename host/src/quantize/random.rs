@@ -1,5 +1,7 @@
 //! Random numbers of stochastic rounding.
 
+use oxtile_kernels::nvfp4::RandomArgument;
+
 use crate::runtime::{Buffer, Result, Stream};
 
 /// Where the random numbers of a cast start. The same state gives the same codes in every launch.
@@ -18,6 +20,11 @@ impl RandomState {
     /// As [`Buffer::from_slice`].
     pub fn new(stream: &Stream, seed: u64, offset: u64) -> Result<Self> {
         Ok(Self { seed, offset: Buffer::from_slice(stream, &[offset])? })
+    }
+
+    /// The state as kernels take it.
+    pub(super) fn argument(&self) -> RandomArgument<'_> {
+        RandomArgument { seed: self.seed, offset: Some(self.offset.view()).filter(|offset| !offset.is_empty()) }
     }
 
     /// The empty state that [`Nearest`](super::nvfp4_columns::Nearest) takes.

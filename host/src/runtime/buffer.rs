@@ -19,15 +19,9 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
-/// No elements, for an argument of a kernel that is left out. It needs no memory, so that it is there during a capture too.
-pub(crate) fn nothing<'a, T>() -> DeviceView<'a, T> {
-    // SAFETY: there is no element at the address.
-    unsafe { DeviceView::from_raw(0, 0, &()) }
-}
-
-/// As [`nothing`], for an argument that would be written.
+/// No elements, for an output of a kernel that is left out. It needs no memory, so that it is there during a capture too.
 pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
-    // SAFETY: as there.
+    // SAFETY: there is no element at the address.
     unsafe { DeviceViewMut::from_raw(0, 0, &()) }
 }
 

@@ -69,7 +69,7 @@ pub use pinned::PinnedBuffer;
 pub use runtime::{Choice, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
-pub(crate) use buffer::{nothing, nothing_mut};
+pub(crate) use buffer::nothing_mut;
 pub(crate) use memory::{Memory, Owner, order};
 pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use runtime::lock;

@@ -4,7 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oxtile_kernels::exchange::{self as kernel, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox};
+use oxtile_kernels::exchange::{
+    self as kernel, DeadlineArgument, ENDED, Exchange as Kernel, ExchangeArgs, Mailbox, MailboxesArgument, MessagesArgument,
+    PlayersArgument, Rounds,
+};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::arena::Arena;
@@ -104,7 +107,7 @@ impl Exchange {
         output: impl Into<DeviceViewMut<'a, u32>>,
     ) -> Result<()> {
         let shard = shard.into();
-        self.launch(stream, "Exchange::all_gather", shard.len(), shard, output.into(), 0)
+        self.launch(stream, "Exchange::all_gather", shard.len(), shard, output.into(), false)
     }
 
     /// Makes part `r` of `output` part `rank` of rank `r`'s `input`: both are as many parts of one length as there are ranks.
@@ -119,7 +122,7 @@ impl Exchange {
     ) -> Result<()> {
         let input = input.into();
         let words = input.len() / u64::from(self.layout.ranks);
-        self.launch(stream, "Exchange::all_to_all", words, input, output.into(), 1)
+        self.launch(stream, "Exchange::all_to_all", words, input, output.into(), true)
     }
 
     fn launch(
@@ -129,7 +132,7 @@ impl Exchange {
         words: u64,
         input: DeviceView<'_, u32>,
         output: DeviceViewMut<'_, u32>,
-        spread: u32,
+        spread: bool,
     ) -> Result<()> {
         stream.0.refuse_capture("a message by kernels", "its flags count on from launch to launch: launch it between two replays")?;
         self.arena.0.check()?;
@@ -143,26 +146,19 @@ impl Exchange {
         {
             return Err(self.arena.0.fail(error)?);
         }
-        let rounds = self.layout.rounds(words);
+        let Mailbox { lanes, slot_words, .. } = self.layout;
+        let rounds = Rounds { count: self.layout.rounds(words), epoch: self.epoch };
         let patience = self.arena.0.options.deadline.min(Duration::from_secs(1 << 32)).as_nanos() as u64;
         let args = ExchangeArgs {
-            mailboxes: self.table.view(),
-            notice: self.notice.view_mut(),
-            input,
-            output,
-            verdict: self.verdict.view_mut(),
-            first: self.arena.rank().index(),
-            lanes: self.layout.lanes,
-            slot_words: self.layout.slot_words,
-            words,
+            mailboxes: MailboxesArgument { addresses: self.table.view(), lanes, slot_words },
+            messages: MessagesArgument { input, output, words, spread },
+            players: PlayersArgument { verdict: self.verdict.view_mut(), first: self.arena.rank().index() },
             rounds,
-            spread,
-            epoch: self.epoch,
-            patience,
+            deadline: DeadlineArgument { notice: self.notice.view_mut(), patience },
         };
         self.arena.0.use_on(stream)?;
         self.kernel.launch(stream, args)?;
-        self.epoch += u64::from(rounds);
+        self.epoch += u64::from(rounds.count);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! `exchange`: all ranks played by the blocks of one launch, so that the race detector sees both sides of every flag.
 
 use oxtile::{Buffer, Runtime, Stream};
-use oxtile_kernels::exchange::{ENDED, Exchange, ExchangeArgs, Mailbox};
+use oxtile_kernels::exchange::*;
 use oxtile_tests::inputs::Random;
 use oxtile_tile::flag::POISON;
 
@@ -19,13 +19,13 @@ const SHAPES: [Shape; 5] =
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (shape, spread) in SHAPES.into_iter().flat_map(|shape| [(shape, 0), (shape, 1)]) {
-        let ((ranks, lanes, slot, _), kind) = (shape, ["all_gather", "all_to_all"][spread as usize]);
+    for (shape, spread) in SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
+        let ((ranks, lanes, slot, _), kind) = (shape, ["all_gather", "all_to_all"][usize::from(spread)]);
         let name = format!("exchange::{kind}::{ranks}_ranks::{lanes}_lanes::{slot}");
         cases.push(Case::new(name, Size::Small, move |r| arrives(r, shape, spread)));
     }
     let large = (4, 8, 4096, [100_000, 3, 262_144]);
-    cases.push(Case::new("exchange::all_gather::4_ranks::8_lanes::4096", Size::Waves, move |r| arrives(r, large, 0)));
+    cases.push(Case::new("exchange::all_gather::4_ranks::8_lanes::4096", Size::Waves, move |r| arrives(r, large, false)));
     cases.push(Case::new("exchange::a_rank_does_not_come", Size::Small, |r| fails(r, 0, SHORT, 2)));
     cases.push(Case::new("exchange::the_team_has_ended", Size::Small, |r| fails(r, POISON, LONG, ENDED)));
     cases
@@ -52,7 +52,7 @@ impl Team {
 /// One launch of some of the ranks.
 struct Call<'a> {
     words: u32,
-    spread: u32,
+    spread: bool,
     epoch: u64,
     patience: u64,
     players: u32,
@@ -67,38 +67,30 @@ fn run(runtime: &Runtime, stream: &Stream, team: &mut Team, call: &Call) -> Resu
     let mut output = text(Buffer::from_slice(stream, &vec![0xa5a5_a5a5_u32; (players * ranks * words) as usize]))?;
     let mut verdict = text(Buffer::<u32>::zeros(stream, players.into()))?;
     let args = ExchangeArgs {
-        mailboxes: team.table.view(),
-        notice: team.notice.view_mut(),
-        input: input.view(),
-        output: output.view_mut(),
-        verdict: verdict.view_mut(),
-        first: 0,
-        lanes,
-        slot_words,
-        words,
-        rounds: team.layout.rounds(words),
-        spread,
-        epoch,
-        patience,
+        mailboxes: MailboxesArgument { addresses: team.table.view(), lanes, slot_words },
+        messages: MessagesArgument { input: input.view(), output: output.view_mut(), words, spread },
+        players: PlayersArgument { verdict: verdict.view_mut(), first: 0 },
+        rounds: Rounds { count: team.layout.rounds(words), epoch },
+        deadline: DeadlineArgument { notice: team.notice.view_mut(), patience },
     };
     text(text(runtime.load::<Exchange>())?.launch(stream, args))?;
     Ok((text(output.to_vec(stream))?, text(verdict.to_vec(stream))?))
 }
 
-fn arrives(runtime: &Runtime, (ranks, lanes, slot_words, messages): Shape, spread: u32) -> Outcome {
+fn arrives(runtime: &Runtime, (ranks, lanes, slot_words, messages): Shape, spread: bool) -> Outcome {
     let stream = stream(runtime)?;
     let layout = Mailbox { ranks, lanes, slot_words };
     let mut team = Team::new(&stream, layout, 0)?;
     let mut random = Random::new(u64::from(ranks * lanes));
     let mut epoch = 1;
     for words in messages {
-        let sent = if spread == 1 { ranks } else { 1 };
+        let sent = if spread { ranks } else { 1 };
         let input: Vec<u32> = (0..ranks * sent * words).map(|_| random.bits() as u32).collect();
         let call = Call { words, spread, epoch, patience: LONG, players: ranks, input: &input };
         let (output, verdicts) = run(runtime, &stream, &mut team, &call)?;
         equal("verdicts", &verdicts, &vec![0; ranks as usize])?;
         let message = |from: u32, to: u32| {
-            let at = ((from * sent + spread * to) * words) as usize;
+            let at = ((from * sent + u32::from(spread) * to) * words) as usize;
             &input[at..at + words as usize]
         };
         let expected: Vec<u32> = (0..ranks).flat_map(|to| (0..ranks).flat_map(move |from| message(from, to))).copied().collect();
@@ -112,7 +104,7 @@ fn arrives(runtime: &Runtime, (ranks, lanes, slot_words, messages): Shape, sprea
 fn fails(runtime: &Runtime, notice: u64, patience: u64, expected: u32) -> Outcome {
     let stream = stream(runtime)?;
     let mut team = Team::new(&stream, Mailbox { ranks: 2, lanes: 1, slot_words: 8 }, notice)?;
-    let call = Call { words: 8, spread: 0, epoch: 1, patience, players: 1, input: &[7; 8] };
+    let call = Call { words: 8, spread: false, epoch: 1, patience, players: 1, input: &[7; 8] };
     let (output, verdicts) = run(runtime, &stream, &mut team, &call)?;
     equal("verdict", &verdicts, &[expected])?;
     // What came from itself is there, what did not come was not read.

@@ -116,7 +116,7 @@ fn refusals(runtime: &Runtime) -> Outcome {
     expect(refused, "along Rows where one of [32, 64] along Columns goes")?;
     let without_gradient = text(FusedMxfp8::<Backward<Relu>>::new(runtime))?;
     let output = FusedOutput { rows: Some(&mut tensor), amax: Some(&mut largest), ..Default::default() };
-    expect(without_gradient.run(&stream, from, output), "`gradient` has 0 elements; the other arguments ask for 2048")?;
+    expect(without_gradient.run(&stream, from, output), "`operands.gradient` has 0 elements; the other arguments ask for 2048")?;
     equal("amax", &text(largest.to_vec(&stream))?, &[7.0])
 }
 

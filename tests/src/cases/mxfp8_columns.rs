@@ -2,6 +2,8 @@
 
 use oxtile::quantize::mxfp8::Mxfp8Number;
 use oxtile::{Buffer, Runtime, Stream};
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::mxfp8::{Quantized, dequantize_columns, quantize, quantize_columns};
@@ -82,6 +84,10 @@ impl<Q: TestFp8> Output<Q> {
         Ok(Self { data, scales: text(Buffer::from_slice(stream, &vec![ue8m0::from_bits(0xa5); expected.scales.len()]))? })
     }
 
+    fn codes(&mut self) -> CodesArgument<'_, Q, ue8m0> {
+        CodesArgument { data: self.data.view_mut(), scales: self.scales.view_mut() }
+    }
+
     fn equals(&self, stream: &Stream, direction: &str, expected: &Quantized) -> Outcome {
         let scales: Vec<u8> = text(self.scales.to_vec(stream))?.into_iter().map(ue8m0::to_bits).collect();
         let data: Vec<u8> = text(self.data.to_vec(stream))?.into_iter().map(Q::code).collect();
@@ -119,12 +125,9 @@ fn cast_both<T: TestElement + Mxfp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario:
     let input = T::upload(&stream, &values)?;
     let (mut row, mut column) = (Output::<Q>::like(&stream, &by_rows)?, Output::<Q>::like(&stream, &by_columns)?);
     let args = Mxfp8CastBothArgs {
-        input: input.view(),
-        row_data: row.data.view_mut(),
-        row_scales: row.scales.view_mut(),
-        column_data: column.data.view_mut(),
-        column_scales: column.scales.view_mut(),
-        columns: columns as u64,
+        input: MatrixArgument::new(input.view(), [rows as u64, columns as u64]),
+        rows: row.codes(),
+        columns: column.codes(),
     };
     text(text(r.load::<T::CastBoth>())?.launch(&stream, args))?;
     row.equals(&stream, "row", &by_rows)?;

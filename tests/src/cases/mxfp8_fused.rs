@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_kernels::activation::{Identity, Operation};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tests::inputs::Scenario;
 use oxtile_tests::oracle::amax::amax;
@@ -69,16 +70,14 @@ fn refused(runtime: &Runtime) -> Outcome {
     let (mut sums, mut amax) = (text(Buffer::<f32>::zeros(&stream, 66))?, text(Buffer::<f32>::zeros(&stream, 2))?);
     let (mut sums, mut amax, skip) = (sums.view_mut(), amax.view_mut(), text(Buffer::<f32>::zeros(&stream, 2))?);
     let mut launch = |input_from: u64, [from, to]: [u64; 2], amaxes: u64, skips: u64| {
+        let input = input.view().slice(input_from, input_from + 32 * 64);
         let args = Mxfp8CastFusedColumnsArgs {
-            input: input.view().slice(input_from, input_from + 32 * 64),
-            gradient: input.view().slice(0, 0),
+            operands: FusedOperandsArgument { input, gradient: None, rows: 32, columns: 64 },
             data: data.view_mut(),
             scales: scales.view_mut(),
             partial_sums: sums.slice_mut(from, to),
-            amax: amax.slice_mut(0, amaxes),
-            skip: skip.view().slice(0, skips),
-            rows: 32,
-            columns: 64,
+            amax: (amaxes > 0).then(|| amax.slice_mut(0, amaxes)),
+            skip: (skips > 0).then(|| skip.view().slice(0, skips)),
             options: 0,
             marker: PhantomData,
         };
@@ -90,7 +89,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     refuses("partial_sums", launch(0, [1, 65], 1, 1))?;
     refuses("amax", launch(0, [0, 64], 2, 1))?;
     refuses("skip", launch(0, [0, 64], 1, 2))?;
-    refuses("input", launch(1, [0, 64], 1, 1))
+    refuses("operands.input", launch(1, [0, 64], 1, 1))
 }
 
 fn of_types<T: TestElement, Q: TestFp8>() -> Vec<Case>
@@ -167,29 +166,32 @@ struct Given<'a, T> {
     expected: Expected,
 }
 
+impl<T: Pod> Given<'_, T> {
+    fn operands(&self) -> FusedOperandsArgument<'_, T> {
+        let [rows, columns] = self.wanted.shape.map(|side| side as u64);
+        let gradient = Some(self.gradient.view()).filter(|gradient| !gradient.is_empty());
+        FusedOperandsArgument { input: self.input.view(), gradient, rows, columns }
+    }
+}
+
 /// Gives the sums.
 fn cast<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>, options: u32) -> Result<Vec<f32>, String>
 where
     Mxfp8CastFused<O, T, Q>: Kernel,
 {
-    let Given { runtime, input, gradient, wanted, expected } = given;
+    let Given { runtime, wanted, expected, .. } = given;
     let stream = stream(runtime)?;
     let (mut rows, mut columns) = (Coded::<Q>::like(&stream, &expected.rows)?, Coded::<Q>::like(&stream, &expected.columns)?);
     let mut sums = poisoned(&stream, expected.sums.len(), 7.0f32)?;
     let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
     let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
     let args = Mxfp8CastFusedArgs {
-        input: input.view(),
-        gradient: gradient.view(),
-        row_data: rows.data.view_mut(),
-        row_scales: rows.scales.view_mut(),
-        column_data: columns.data.view_mut(),
-        column_scales: columns.scales.view_mut(),
+        operands: given.operands(),
+        rows: rows.codes(),
+        columns: columns.codes(),
         partial_sums: sums.view_mut(),
-        amax: amax.view_mut(),
-        skip: skip.view(),
-        rows: wanted.shape[0] as u64,
-        columns: wanted.shape[1] as u64,
+        amax: wanted.extras.then(|| amax.view_mut()),
+        skip: wanted.skip.map(|_| skip.view()),
         options,
         marker: PhantomData,
     };
@@ -207,22 +209,19 @@ fn columns_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>,
 where
     Mxfp8CastFusedColumns<O, T, Q>: Kernel,
 {
-    let Given { runtime, input, gradient, wanted, expected } = given;
+    let Given { runtime, wanted, expected, .. } = given;
     let stream = stream(runtime)?;
     let mut columns = Coded::<Q>::like(&stream, &expected.columns)?;
     let mut sums = poisoned(&stream, expected.sums.len(), 7.0f32)?;
     let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
     let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
     let args = Mxfp8CastFusedColumnsArgs {
-        input: input.view(),
-        gradient: gradient.view(),
+        operands: given.operands(),
         data: columns.data.view_mut(),
         scales: columns.scales.view_mut(),
         partial_sums: sums.view_mut(),
-        amax: amax.view_mut(),
-        skip: skip.view(),
-        rows: wanted.shape[0] as u64,
-        columns: wanted.shape[1] as u64,
+        amax: wanted.extras.then(|| amax.view_mut()),
+        skip: wanted.skip.map(|_| skip.view()),
         options: wanted.options,
         marker: PhantomData,
     };
@@ -239,20 +238,17 @@ fn rows_alone<O: Operation, T: TestElement, Q: TestFp8>(given: &Given<'_, T>) ->
 where
     Mxfp8CastFusedRows<O, T, Q>: Kernel,
 {
-    let Given { runtime, input, gradient, wanted, expected } = given;
+    let Given { runtime, wanted, expected, .. } = given;
     let stream = stream(runtime)?;
     let mut rows = Coded::<Q>::like(&stream, &expected.rows)?;
     let mut amax = poisoned(&stream, usize::from(wanted.extras), 0.0f32)?;
     let skip = text(Buffer::<f32>::from_slice(&stream, wanted.skip.as_slice()))?;
     let args = Mxfp8CastFusedRowsArgs {
-        input: input.view(),
-        gradient: gradient.view(),
+        operands: given.operands(),
         data: rows.data.view_mut(),
         scales: rows.scales.view_mut(),
-        amax: amax.view_mut(),
-        skip: skip.view(),
-        rows: wanted.shape[0] as u64,
-        columns: wanted.shape[1] as u64,
+        amax: wanted.extras.then(|| amax.view_mut()),
+        skip: wanted.skip.map(|_| skip.view()),
         options: wanted.options,
         marker: PhantomData,
     };
@@ -271,6 +267,10 @@ impl<Q: TestFp8> Coded<Q> {
     fn like(stream: &Stream, [data, scales]: &[Vec<u8>; 2]) -> Result<Self, String> {
         let data = poisoned(stream, data.len(), Q::of_code(0xa5))?;
         Ok(Self { data, scales: poisoned(stream, scales.len(), ue8m0::from_bits(0xa5))? })
+    }
+
+    fn codes(&mut self) -> CodesArgument<'_, Q, ue8m0> {
+        CodesArgument { data: self.data.view_mut(), scales: self.scales.view_mut() }
     }
 
     fn equals(&self, stream: &Stream, what: &str, [data, scales]: &[Vec<u8>; 2]) -> Outcome {

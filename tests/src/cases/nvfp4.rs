@@ -1,6 +1,7 @@
 //! The NVFP4 cast and its inverse against the oracle, bit for bit.
 
 use oxtile::{Buffer, Runtime};
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
@@ -109,12 +110,10 @@ where
     let mut data = text(Buffer::from_slice(&stream, &vec![e2m1x2::from_bits(0xa5); expected.data.len()]))?;
     let mut scales = text(Buffer::from_slice(&stream, &vec![e4m3::from_bits(0xa5); expected_scales.len()]))?;
     let args = Nvfp4CastRowsInterleavedArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [rows as u64, columns as u64]),
         amax: amax.view(),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        rows: rows as u64,
-        columns: columns as u64,
     };
     text(text(runtime.load::<Nvfp4CastRowsInterleaved<T>>())?.launch(&stream, args))?;
     let scales: Vec<u8> = text(scales.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect();

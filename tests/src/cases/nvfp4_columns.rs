@@ -6,6 +6,8 @@ use std::marker::PhantomData;
 use oxtile::quantize::nvfp4::Nvfp4Number;
 use oxtile::quantize::{Direction, Nvfp4StochasticRows, Nvfp4Tensor, RandomState};
 use oxtile::{Buffer, Runtime, Stream};
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
@@ -76,6 +78,13 @@ struct Input {
     amax: Option<f32>,
 }
 
+impl Input {
+    /// Its values as kernels take them.
+    fn matrix<T: TestElement>(self, values: &Buffer<T>) -> MatrixArgument<'_, T> {
+        MatrixArgument::new(values.view(), [self.rows as u64, self.columns as u64])
+    }
+}
+
 /// The cases of a kernel; the first of its kind also has the shapes of TransformerEngine.
 fn inputs(is_first: bool) -> Vec<(String, Size, Input)> {
     let small = |scenario, amax| Input { scenario, rows: 48, columns: 80, amax };
@@ -132,6 +141,10 @@ impl Output {
         Ok(Self { data, scales: text(Buffer::from_slice(stream, &vec![e4m3::from_bits(0xa5); elements / 16]))? })
     }
 
+    fn codes(&mut self) -> CodesArgument<'_, e2m1x2, e4m3> {
+        CodesArgument { data: self.data.view_mut(), scales: self.scales.view_mut() }
+    }
+
     pub fn equals(&self, stream: &Stream, direction: &str, expected: &Quantized) -> Outcome {
         let scales: Vec<u8> = text(self.scales.to_vec(stream))?.into_iter().map(e4m3::to_bits).collect();
         let data: Vec<u8> = text(self.data.to_vec(stream))?.into_iter().map(e2m1x2::to_bits).collect();
@@ -175,14 +188,11 @@ where
     let trial = Trial::<T>::new::<R>(&stream, input, HADAMARD)?;
     let mut output = Output::of(&stream, input.rows * input.columns)?;
     let args = Nvfp4CastColumnsArgs {
-        input: trial.input.view(),
+        input: input.matrix(&trial.input),
         amax: trial.column_amax.view(),
         data: output.data.view_mut(),
         scales: output.scales.view_mut(),
-        seed: SEED,
-        offset: trial.offset.view(),
-        rows: input.rows as u64,
-        columns: input.columns as u64,
+        random: RandomArgument { seed: SEED, offset: Some(trial.offset.view()) },
         marker: PhantomData,
     };
     text(text(r.load::<Nvfp4CastColumns<T, R, HADAMARD>>())?.launch(&stream, args))?;
@@ -198,17 +208,12 @@ where
     let elements = input.rows * input.columns;
     let (mut rows, mut columns) = (Output::of(&stream, elements)?, Output::of(&stream, elements)?);
     let args = Nvfp4CastBothArgs {
-        input: trial.input.view(),
+        input: input.matrix(&trial.input),
         row_amax: trial.row_amax.view(),
         column_amax: trial.column_amax.view(),
-        row_data: rows.data.view_mut(),
-        row_scales: rows.scales.view_mut(),
-        column_data: columns.data.view_mut(),
-        column_scales: columns.scales.view_mut(),
-        seed: SEED,
-        offset: trial.offset.view(),
-        rows: input.rows as u64,
-        columns: input.columns as u64,
+        rows: rows.codes(),
+        columns: columns.codes(),
+        random: RandomArgument { seed: SEED, offset: Some(trial.offset.view()) },
         marker: PhantomData,
     };
     text(text(r.load::<Nvfp4CastBoth<T, R, HADAMARD>>())?.launch(&stream, args))?;
@@ -255,16 +260,7 @@ where
     let by_columns = quantize_shared(&turned[0], &turned[1], given, code);
     let (wide, given) = (T::upload(&stream, &values)?, text(Buffer::from_slice(&stream, &[given]))?);
     let (mut rows, mut columns) = (Output::of(&stream, values.len())?, Output::of(&stream, values.len())?);
-    let args = Nvfp4CastSquaresArgs {
-        input: wide.view(),
-        amax: given.view(),
-        row_data: rows.data.view_mut(),
-        row_scales: rows.scales.view_mut(),
-        column_data: columns.data.view_mut(),
-        column_scales: columns.scales.view_mut(),
-        rows: input.rows as u64,
-        columns: input.columns as u64,
-    };
+    let args = Nvfp4CastSquaresArgs { input: input.matrix(&wide), amax: given.view(), rows: rows.codes(), columns: columns.codes() };
     text(text(r.load::<Nvfp4CastSquares<T>>())?.launch(&stream, args))?;
     rows.equals(&stream, "row", &by_rows)?;
     columns.equals(&stream, "column", &by_columns)
@@ -276,13 +272,8 @@ fn hadamard_amaxes() -> Vec<Case> {
             let stream = stream(r)?;
             let trial = Trial::<bf16>::new::<Nearest>(&stream, input, true)?;
             let (mut before, mut after) = (text(Buffer::zeros(&stream, 1))?, text(Buffer::zeros(&stream, 1))?);
-            let args = Nvfp4HadamardAmaxArgs {
-                input: trial.input.view(),
-                amax: before.view_mut(),
-                transformed_amax: after.view_mut(),
-                rows: input.rows as u64,
-                columns: input.columns as u64,
-            };
+            let args =
+                Nvfp4HadamardAmaxArgs { input: input.matrix(&trial.input), amax: before.view_mut(), transformed_amax: after.view_mut() };
             text(text(r.load::<Nvfp4HadamardAmax>())?.launch(&stream, args))?;
             for (name, found, expected) in [("amax", &before, &trial.row_amax), ("transformed amax", &after, &trial.column_amax)] {
                 let bits = |buffer: &Buffer<f32>| Ok::<_, String>(text(buffer.to_vec(&stream))?[0].to_bits());

@@ -79,8 +79,8 @@ where
         let offset = text(Buffer::from_slice(&stream, &[draw]))?;
         let mut output = Output::of(&stream, values.len())?;
         let (data, scales) = (output.data.view_mut(), output.scales.view_mut());
-        let (input, amax, offset) = (wide.view(), given.view(), offset.view());
-        text(kernel.launch(&stream, Nvfp4CastRowsStochasticArgs { input, amax, data, scales, seed: 11, offset, marker: PhantomData }))?;
+        let (input, amax, random) = (wide.view(), given.view(), RandomArgument { seed: 11, offset: Some(offset.view()) });
+        text(kernel.launch(&stream, Nvfp4CastRowsStochasticArgs { input, amax, data, scales, random, marker: PhantomData }))?;
         let found = Quantized {
             data: text(output.data.to_vec(&stream))?.into_iter().map(e2m1x2::to_bits).collect(),
             scales: text(output.scales.to_vec(&stream))?.into_iter().map(e4m3::to_bits).collect(),

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use oxtile::quantize::nvfp4_mapped::{Nvfp4FourOverSix, Nvfp4ScaledRows};
 use oxtile::quantize::{Direction, Nvfp4, Nvfp4Columns, Nvfp4Squares};
 use oxtile::{Buffer, Runtime};
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
@@ -144,12 +145,10 @@ where
     let (wide, amax) = (T::upload(&stream, &values)?, text(Buffer::from_slice(&stream, &[given]))?);
     let mut output = Output::of(&stream, values.len())?;
     let args = Nvfp4CastColumns4over6Args {
-        input: wide.view(),
+        input: MatrixArgument::new(wide.view(), [input.rows as u64, input.columns as u64]),
         amax: amax.view(),
         data: output.data.view_mut(),
         scales: output.scales.view_mut(),
-        rows: input.rows as u64,
-        columns: input.columns as u64,
         marker: PhantomData,
     };
     text(text(r.load::<Nvfp4CastColumns4over6<T, M>>())?.launch(&stream, args))?;

@@ -1,7 +1,9 @@
 //! Mutants of messages between ranks: two ranks, played by the blocks of one launch.
 
 use oxtile_emulator::mutation::Outcome;
-use oxtile_kernels::exchange::{Exchange, ExchangeArgs, Mailbox};
+use oxtile_kernels::exchange::{
+    DeadlineArgument, Exchange, ExchangeArgs, Mailbox, MailboxesArgument, MessagesArgument, PlayersArgument, Rounds,
+};
 
 use super::Job;
 use super::device::{Device, Elements, words};
@@ -20,19 +22,11 @@ fn exchange(device: &Device) -> Result<Vec<u32>, Outcome> {
     let mut output = device.upload("output", &[0; (RANKS * RANKS * WORDS) as usize]);
     let mut verdict = device.upload("verdict", &[0; RANKS as usize]);
     device.launch::<Exchange>(ExchangeArgs {
-        mailboxes: table.view(),
-        notice: notice.view_mut(),
-        input: input.view(),
-        output: output.view_mut(),
-        verdict: verdict.view_mut(),
-        first: 0,
-        lanes: mailbox.lanes,
-        slot_words: mailbox.slot_words,
-        words: WORDS,
-        rounds: mailbox.rounds(WORDS),
-        spread: 1,
-        epoch: 1,
-        patience: 1 << 40,
+        mailboxes: MailboxesArgument { addresses: table.view(), lanes: mailbox.lanes, slot_words: mailbox.slot_words },
+        messages: MessagesArgument { input: input.view(), output: output.view_mut(), words: WORDS, spread: true },
+        players: PlayersArgument { verdict: verdict.view_mut(), first: 0 },
+        rounds: Rounds { count: mailbox.rounds(WORDS), epoch: 1 },
+        deadline: DeadlineArgument { notice: notice.view_mut(), patience: 1 << 40 },
     })?;
     Ok([device.download(&output), device.download(&verdict)].concat())
 }

@@ -1,11 +1,13 @@
 //! Mutants of the FP8 kernels.
 
 use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::Job;
-use super::device::{Device, words};
+use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "fp8_cast", run: fp8_cast, equivalents: &[] },
@@ -32,8 +34,7 @@ fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
         amax: amax.view(),
         data: data.view_mut(),
         scale_inverse: scale_inverse.view_mut(),
-        epsilon: 0.0,
-        power_of_two: 0,
+        options: ScaleOptions::default(),
     })?;
     Ok([device.download(&data), device.download(&scale_inverse)].concat())
 }
@@ -58,15 +59,12 @@ fn fp8_cast_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
     let mut scale_inverse = device.upload("scale_inverse", &[0]);
     device.launch::<Fp8CastTranspose<bf16, e4m3>>(Fp8CastTransposeArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [160, 144]),
         amax: amax.view(),
         data: data.view_mut(),
         transposed: transposed.view_mut(),
         scale_inverse: scale_inverse.view_mut(),
-        rows: 160,
-        columns: 144,
-        epsilon: 0.0,
-        power_of_two: 0,
+        options: ScaleOptions::default(),
     })?;
     Ok([device.download(&data), device.download(&transposed)].concat())
 }
@@ -76,14 +74,12 @@ fn fp8_cast_transpose_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
     let (mut scale_inverse, mut amax) = (device.upload("scale_inverse", &[0]), device.upload("amax", &[0]));
     device.launch::<Fp8CastTransposeDelayed<bf16, e4m3>>(Fp8CastTransposeDelayedArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [160, 144]),
         scale: scale.view(),
         data: data.view_mut(),
         transposed: transposed.view_mut(),
         scale_inverse: scale_inverse.view_mut(),
         amax: amax.view_mut(),
-        rows: 160,
-        columns: 144,
     })?;
     Ok([device.download(&data), device.download(&transposed), device.download(&amax)].concat())
 }
@@ -91,10 +87,8 @@ fn fp8_cast_transpose_delayed(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (data, mut transposed) = (device.upload::<e4m3>("data", &words(40 * 144)), device.upload("transposed", &[0; 40 * 144]));
     device.launch::<Fp8Transpose<e4m3>>(Fp8TransposeArgs {
-        data: data.view(),
+        input: MatrixArgument::new(data.view(), [160, 144]),
         transposed: transposed.view_mut(),
-        rows: 160,
-        columns: 144,
     })?;
     Ok(device.download(&transposed))
 }
@@ -109,15 +103,10 @@ macro_rules! fp8_cast_blocks {
             let squares = stringify!($kernel) == "Fp8CastSquares";
             (of_rows.length, of_columns.length) = if squares { (8, 8) } else { (320, 288) };
             device.launch::<$kernel<bf16, e4m3>>($args {
-                input: input.view(),
-                data: data.view_mut(),
-                scale_inverses: of_rows.view_mut(),
-                transposed: transposed.view_mut(),
-                transposed_scale_inverses: of_columns.view_mut(),
-                rows: 160,
-                columns: 144,
-                epsilon: 0.0,
-                power_of_two: 0,
+                input: MatrixArgument::new(input.view(), [160, 144]),
+                codes: CodesArgument { data: data.view_mut(), scales: of_rows.view_mut() },
+                transposed: CodesArgument { data: transposed.view_mut(), scales: of_columns.view_mut() },
+                options: ScaleOptions::default(),
             })?;
             Ok([device.download(&data), device.download(&transposed), device.download(&of_rows), device.download(&of_columns)].concat())
         }
@@ -134,13 +123,10 @@ fn fp8_cast_row_blocks_alone(device: &Device) -> Result<Vec<u32>, Outcome> {
     let input = device.upload::<bf16>("input", &words(36 * 72));
     let (mut data, mut scale_inverses) = (device.upload("data", &[0; 9 * 144]), device.upload("scale_inverses", &[0; 72]));
     device.launch::<Fp8CastRowBlocksAlone<bf16, e4m3>>(Fp8CastRowBlocksAloneArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [36, 144]),
         data: data.view_mut(),
         scale_inverses: scale_inverses.view_mut(),
-        rows: 36,
-        columns: 144,
-        epsilon: 0.0,
-        power_of_two: 0,
+        options: ScaleOptions::default(),
     })?;
     Ok([device.download(&data), device.download(&scale_inverses)].concat())
 }
@@ -149,23 +135,21 @@ fn fp8_dequantize_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (data, scale_inverses) = (device.upload("data", &words(40 * 144)), device.upload("scale_inverses", &words(8)));
     let mut output = device.upload("output", &[0; 80 * 144]);
     device.launch::<Fp8DequantizeBlocks<e4m3, bf16>>(Fp8DequantizeBlocksArgs {
-        data: data.view(),
-        scale_inverses: scale_inverses.view(),
+        input: MatrixArgument::new(data.view(), [160, 144]),
+        scales: BlockScalesArgument { inverses: scale_inverses.view(), row_shift: 7, row_stride: 4, block_stride: 1 },
         output: output.view_mut(),
-        rows: 160,
-        columns: 144,
-        row_shift: 7,
-        row_stride: 4,
-        block_stride: 1,
     })?;
     Ok(device.download(&output))
 }
 
 /// From the middle of a row to the middle of another of 160 rows of 144.
+fn middle(shard: &Elements<bf16>) -> ShardArgument<'_, bf16> {
+    ShardArgument { values: shard.view(), start: 1001, rows: 160, columns: 144 }
+}
+
 fn fp8_partial_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (shard, mut amaxes) = (device.upload::<bf16>("shard", &words(8000)), device.upload("amaxes", &[0; 4]));
-    let (start, rows, columns) = (1001, 160, 144);
-    device.launch::<Fp8PartialAmax<bf16>>(Fp8PartialAmaxArgs { shard: shard.view(), amaxes: amaxes.view_mut(), start, rows, columns })?;
+    device.launch::<Fp8PartialAmax<bf16>>(Fp8PartialAmaxArgs { shard: middle(&shard), amaxes: amaxes.view_mut() })?;
     Ok(device.download(&amaxes))
 }
 
@@ -173,15 +157,11 @@ fn fp8_partial_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (shard, amaxes) = (device.upload::<bf16>("shard", &words(8000)), device.upload("amaxes", &words(4)));
     let (mut data, mut scale_inverses) = (device.upload("data", &[0; 4000]), device.upload("scale_inverses", &[0; 8]));
     device.launch::<Fp8PartialCast<bf16, e4m3>>(Fp8PartialCastArgs {
-        shard: shard.view(),
+        shard: middle(&shard),
         amaxes: amaxes.view(),
         data: data.view_mut(),
         scale_inverses: scale_inverses.view_mut(),
-        start: 1001,
-        rows: 160,
-        columns: 144,
-        epsilon: 0.0,
-        power_of_two: 0,
+        options: ScaleOptions::default(),
     })?;
     Ok([device.download(&data), device.download(&scale_inverses)].concat())
 }
@@ -189,16 +169,16 @@ fn fp8_partial_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
 /// Histories of 70 steps, so that a warp meets rows that another one rolls, of 3 tensors.
 fn fp8_update_scales(device: &Device) -> Result<Vec<u32>, Outcome> {
     let entries: Vec<u32> = (1..=210).map(|i| (i as f32).to_bits()).collect();
-    let (mut history, agreed) = (device.upload("history", &entries), device.upload("agreed", &[0; 0]));
+    let mut history = device.upload("history", &entries);
     let (mut scales, mut scale_inverses) = (device.upload("scales", &[0; 3]), device.upload("scale_inverses", &[0; 3]));
     device.launch::<Fp8UpdateScales>(Fp8UpdateScalesArgs {
         history: history.view_mut(),
-        agreed: agreed.view(),
+        agreed: None,
         scales: scales.view_mut(),
         scale_inverses: scale_inverses.view_mut(),
         length: 70,
         scaled_largest: 448.0,
-        most_recent: 0,
+        most_recent: false,
     })?;
     Ok([device.download(&history), device.download(&scales), device.download(&scale_inverses)].concat())
 }

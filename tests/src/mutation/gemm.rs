@@ -2,8 +2,8 @@
 
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_kernels::gemm::{Gemm, GemmAny, GemmAnyArgs, GemmArgs, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
+use oxtile_kernels::gemm::*;
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::Job;
@@ -53,15 +53,8 @@ fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
-            bias: DeviceView::from_raw(d.address, 0, &OWNER),
-            a_scale: DeviceView::from_raw(d.address, 0, &OWNER),
-            b_scale: DeviceView::from_raw(d.address, 0, &OWNER),
-            m: m as u32,
-            n: n as u32,
-            k: k as u32,
-            alpha: 1.0,
-            beta: 1.0,
-            gelu: 0,
+            shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
+            fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
         }
     };
     device.launch::<Gemm<bf16, 64, bf16, 64, false, false>>(args)?;
@@ -75,22 +68,18 @@ fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
     let scale = device.upload::<f32>("scale", &[0.5_f32.to_bits()]);
     device.launch::<GemmAny<bf16, bf16>>(GemmAnyArgs {
-        a: a.view(),
-        b: b.view(),
+        a: OperandArgument { values: a.view(), stride: k, step: 1 },
+        b: OperandArgument { values: b.view(), stride: 1, step: n },
         d: d.view_mut(),
-        bias: bias.view(),
-        a_scale: scale.view(),
-        b_scale: scale.view(),
-        m,
-        n,
-        k,
-        a_row: k,
-        a_step: 1,
-        b_column: 1,
-        b_step: n,
-        alpha: 1.0,
-        beta: 1.0,
-        gelu: 1,
+        shape: Shape { m, n, k },
+        fusion: FusionArgument {
+            bias: Some(bias.view()),
+            a_scale: Some(scale.view()),
+            b_scale: Some(scale.view()),
+            alpha: 1.0,
+            beta: 1.0,
+            gelu: true,
+        },
     })?;
     Ok(device.download(&d))
 }

@@ -1,6 +1,7 @@
 //! Mutants of the kernels of groups: the barriers are those of the single kernels, at other addresses.
 
 use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::fp8::*;
 use oxtile_kernels::group::{Grouped, MemberTable};
 use oxtile_kernels::interleave::*;
@@ -87,10 +88,8 @@ fn mxfp8_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
         device.launch::<Mxfp8CastBothGrouped<bf16, e4m3>>(Mxfp8CastBothGroupedArgs {
             inputs,
             table,
-            row_data: row_data.view_mut(),
-            row_scales: row_scales.view_mut(),
-            column_data: data.view_mut(),
-            column_scales: scales.view_mut(),
+            rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+            columns: CodesArgument { data: data.view_mut(), scales: scales.view_mut() },
         })?;
         Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
     })
@@ -124,8 +123,7 @@ fn fp8_cast(device: &Device) -> Result<Vec<u32>, Outcome> {
             amaxes: amaxes.view(),
             data: data.view_mut(),
             scale_inverses: scale_inverses.view_mut(),
-            epsilon: 0.0,
-            power_of_two: 0,
+            options: ScaleOptions::default(),
         })?;
         Ok([device.download(&data), device.download(&scale_inverses)].concat())
     })
@@ -176,10 +174,8 @@ fn nvfp4_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
             inputs,
             table,
             amaxes: amaxes.view(),
-            row_data: row_data.view_mut(),
-            row_scales: row_scales.view_mut(),
-            column_data: data.view_mut(),
-            column_scales: scales.view_mut(),
+            rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+            columns: CodesArgument { data: data.view_mut(), scales: scales.view_mut() },
         })?;
         Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
     })

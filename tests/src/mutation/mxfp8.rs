@@ -1,6 +1,8 @@
 //! Mutants of the MXFP8 casts and dequantizations.
 
 use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::num::{bf16, e4m3, ue8m0};
 
@@ -35,12 +37,9 @@ fn mxfp8_cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; 1280]), device.upload("row_scales", &[0; 40]));
     let (mut column_data, mut column_scales) = (device.upload("column_data", &[0; 1280]), device.upload("column_scales", &[0; 64]));
     device.launch::<Mxfp8CastBoth<bf16, e4m3>>(Mxfp8CastBothArgs {
-        input: input.view(),
-        row_data: row_data.view_mut(),
-        row_scales: row_scales.view_mut(),
-        column_data: column_data.view_mut(),
-        column_scales: column_scales.view_mut(),
-        columns: 128,
+        input: MatrixArgument::new(input.view(), [40, 128]),
+        rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+        columns: CodesArgument { data: column_data.view_mut(), scales: column_scales.view_mut() },
     })?;
     Ok([device.download(&row_data), device.download(&row_scales), device.download(&column_data), device.download(&column_scales)].concat())
 }

@@ -4,16 +4,17 @@ use std::marker::PhantomData;
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::activation::{Activate, ActivateArgs, Forward, Identity, Relu};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
 use oxtile_kernels::mxfp8::{
-    INTERLEAVED_SCALES, Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs, Mxfp8CastFusedRows,
-    Mxfp8CastFusedRowsArgs,
+    FusedOperandsArgument, INTERLEAVED_SCALES, Mxfp8CastFused, Mxfp8CastFusedArgs, Mxfp8CastFusedColumns, Mxfp8CastFusedColumnsArgs,
+    Mxfp8CastFusedRows, Mxfp8CastFusedRowsArgs,
 };
 use oxtile_tile::num::{bf16, e4m3};
 
 use super::Job;
 use super::conformance::STRICTER_WAIT;
-use super::device::{Device, words};
+use super::device::{Device, Elements, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "mxfp8_cast_fused", run: cast_fused, equivalents: &[STRICTER_WAIT] },
@@ -44,11 +45,14 @@ fn column_sums(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok(device.download(&output))
 }
 
+fn operands(input: &Elements<bf16>, [rows, columns]: [usize; 2]) -> FusedOperandsArgument<'_, bf16> {
+    FusedOperandsArgument { input: input.view(), gradient: None, rows: rows as u64, columns: columns as u64 }
+}
+
 /// Twice, since either barrier orders the other's accesses too: with row scales, and with columns and the amax.
 fn cast_fused(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [rows, columns] = [20, 128];
     let input = device.upload::<bf16>("input", &words(rows * columns / 2));
-    let (nothing, no_skip) = (device.upload("gradient", &[]), device.upload("skip", &[]));
     let mut outputs = Vec::new();
     for by_rows in [true, false] {
         let words_of = |is_wanted: bool, count| vec![0; if is_wanted { count } else { 0 }];
@@ -59,17 +63,12 @@ fn cast_fused(device: &Device) -> Result<Vec<u32>, Outcome> {
         let mut amax = device.upload("amax", &words_of(!by_rows, 1));
         let mut partial_sums = device.upload("partial_sums", &words_of(!by_rows, columns));
         device.launch::<Mxfp8CastFused<Identity, bf16, e4m3>>(Mxfp8CastFusedArgs {
-            input: input.view(),
-            gradient: nothing.view(),
-            row_data: row_data.view_mut(),
-            row_scales: row_scales.view_mut(),
-            column_data: column_data.view_mut(),
-            column_scales: column_scales.view_mut(),
+            operands: operands(&input, [rows, columns]),
+            rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+            columns: CodesArgument { data: column_data.view_mut(), scales: column_scales.view_mut() },
             partial_sums: partial_sums.view_mut(),
-            amax: amax.view_mut(),
-            skip: no_skip.view(),
-            rows: rows as u64,
-            columns: columns as u64,
+            amax: (!by_rows).then(|| amax.view_mut()),
+            skip: None,
             options: INTERLEAVED_SCALES,
             marker: PhantomData,
         })?;
@@ -83,20 +82,16 @@ fn cast_fused(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn cast_fused_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [rows, columns] = [40, 128];
     let input = device.upload::<bf16>("input", &words(rows * columns / 2));
-    let (nothing, no_skip) = (device.upload("gradient", &[]), device.upload("skip", &[]));
     let mut data = device.upload("data", &vec![0; rows * columns / 4]);
     let (mut scales, mut amax) = (device.upload("scales", &[0; 128]), device.upload("amax", &[0]));
     let mut partial_sums = device.upload("partial_sums", &vec![0; 2 * columns]);
     device.launch::<Mxfp8CastFusedColumns<Identity, bf16, e4m3>>(Mxfp8CastFusedColumnsArgs {
-        input: input.view(),
-        gradient: nothing.view(),
+        operands: operands(&input, [rows, columns]),
         data: data.view_mut(),
         scales: scales.view_mut(),
         partial_sums: partial_sums.view_mut(),
-        amax: amax.view_mut(),
-        skip: no_skip.view(),
-        rows: rows as u64,
-        columns: columns as u64,
+        amax: Some(amax.view_mut()),
+        skip: None,
         options: INTERLEAVED_SCALES,
         marker: PhantomData,
     })?;
@@ -107,18 +102,14 @@ fn cast_fused_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
 fn cast_fused_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [rows, columns] = [20, 128];
     let input = device.upload::<bf16>("input", &words(rows * columns / 2));
-    let (nothing, no_skip) = (device.upload("gradient", &[]), device.upload("skip", &[]));
     let mut data = device.upload("data", &vec![0; rows * columns / 4]);
     let (mut scales, mut amax) = (device.upload("scales", &[0; 128]), device.upload("amax", &[0]));
     device.launch::<Mxfp8CastFusedRows<Identity, bf16, e4m3>>(Mxfp8CastFusedRowsArgs {
-        input: input.view(),
-        gradient: nothing.view(),
+        operands: operands(&input, [rows, columns]),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        amax: amax.view_mut(),
-        skip: no_skip.view(),
-        rows: rows as u64,
-        columns: columns as u64,
+        amax: Some(amax.view_mut()),
+        skip: None,
         options: INTERLEAVED_SCALES,
         marker: PhantomData,
     })?;

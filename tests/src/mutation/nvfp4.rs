@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 
 use oxtile_emulator::mutation::Outcome;
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::nvfp4::*;
 use oxtile_tile::num::bf16;
 
@@ -35,14 +37,11 @@ fn cast_columns(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; WORDS / 32]));
     let offset = device.upload("offset", &[7, 0]);
     device.launch::<Nvfp4CastColumns<bf16, Stochastic8, false>>(Nvfp4CastColumnsArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         amax: amax.view(),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        seed: 5,
-        offset: offset.view(),
-        rows: ROWS,
-        columns: COLUMNS,
+        random: RandomArgument { seed: 5, offset: Some(offset.view()) },
         marker: PhantomData,
     })?;
     Ok([device.download(&data), device.download(&scales)].concat())
@@ -53,19 +52,13 @@ fn cast_both(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (row_amax, column_amax) = (device.upload("row_amax", &[3f32.to_bits()]), device.upload("column_amax", &[4f32.to_bits()]));
     let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 4]), device.upload("row_scales", &[0; WORDS / 32]));
     let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 4]), device.upload("column_scales", &[0; WORDS / 32]));
-    let offset = device.upload("offset", &[]);
     device.launch::<Nvfp4CastBoth<bf16, Nearest, true>>(Nvfp4CastBothArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         row_amax: row_amax.view(),
         column_amax: column_amax.view(),
-        row_data: row_data.view_mut(),
-        row_scales: row_scales.view_mut(),
-        column_data: data.view_mut(),
-        column_scales: scales.view_mut(),
-        seed: 0,
-        offset: offset.view(),
-        rows: ROWS,
-        columns: COLUMNS,
+        rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+        columns: CodesArgument { data: data.view_mut(), scales: scales.view_mut() },
+        random: RandomArgument::NONE,
         marker: PhantomData,
     })?;
     Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
@@ -76,14 +69,10 @@ fn cast_squares(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (mut row_data, mut row_scales) = (device.upload("row_data", &[0; WORDS / 4]), device.upload("row_scales", &[0; WORDS / 32]));
     let (mut data, mut scales) = (device.upload("column_data", &[0; WORDS / 4]), device.upload("column_scales", &[0; WORDS / 32]));
     device.launch::<Nvfp4CastSquares<bf16>>(Nvfp4CastSquaresArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         amax: amax.view(),
-        row_data: row_data.view_mut(),
-        row_scales: row_scales.view_mut(),
-        column_data: data.view_mut(),
-        column_scales: scales.view_mut(),
-        rows: ROWS,
-        columns: COLUMNS,
+        rows: CodesArgument { data: row_data.view_mut(), scales: row_scales.view_mut() },
+        columns: CodesArgument { data: data.view_mut(), scales: scales.view_mut() },
     })?;
     Ok([device.download(&row_data), device.download(&row_scales), device.download(&data), device.download(&scales)].concat())
 }
@@ -106,12 +95,10 @@ fn cast_rows_interleaved(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
     let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; 256]));
     device.launch::<Nvfp4CastRowsInterleaved<bf16>>(Nvfp4CastRowsInterleavedArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         amax: amax.view(),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        rows: ROWS,
-        columns: COLUMNS,
     })?;
     Ok([device.download(&data), device.download(&scales)].concat())
 }
@@ -120,12 +107,10 @@ fn cast_columns_4over6(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (input, amax) = (device.upload::<bf16>("input", &words(WORDS)), device.upload("amax", &[3f32.to_bits()]));
     let (mut data, mut scales) = (device.upload("data", &[0; WORDS / 4]), device.upload("scales", &[0; WORDS / 32]));
     device.launch::<Nvfp4CastColumns4over6<bf16, FourOverSix>>(Nvfp4CastColumns4over6Args {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         amax: amax.view(),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        rows: ROWS,
-        columns: COLUMNS,
         marker: PhantomData,
     })?;
     Ok([device.download(&data), device.download(&scales)].concat())
@@ -169,8 +154,7 @@ fn cast_rows_stochastic(device: &Device) -> Result<Vec<u32>, Outcome> {
         amax: amax.view(),
         data: data.view_mut(),
         scales: scales.view_mut(),
-        seed: 5,
-        offset: offset.view(),
+        random: RandomArgument { seed: 5, offset: Some(offset.view()) },
         marker: PhantomData,
     })?;
     Ok([device.download(&data), device.download(&scales)].concat())
@@ -180,11 +164,9 @@ fn hadamard_amax(device: &Device) -> Result<Vec<u32>, Outcome> {
     let input = device.upload::<bf16>("input", &words(WORDS));
     let (mut amax, mut transformed) = (device.upload("amax", &[0]), device.upload("transformed_amax", &[0]));
     device.launch::<Nvfp4HadamardAmax>(Nvfp4HadamardAmaxArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), [ROWS, COLUMNS]),
         amax: amax.view_mut(),
         transformed_amax: transformed.view_mut(),
-        rows: ROWS,
-        columns: COLUMNS,
     })?;
     Ok([device.download(&amax), device.download(&transformed)].concat())
 }

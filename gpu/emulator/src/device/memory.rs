@@ -4,7 +4,7 @@ use crate::{
     access,
     atomic::Atomic,
     mbarrier,
-    order::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder},
+    order::{ReadOrder, Scope, Space, WriteOrder},
     thread::acting,
 };
 use std::panic::Location;
@@ -41,14 +41,13 @@ pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
     access::shared_write(thread, offset, value, Location::caller());
 }
 
-/// Reads, modifies and writes `width` (4 or 8) bytes in one step; returns what was there (`atom`). Sums of `f32` in global
-/// memory take subnormal numbers for zeros of their sign, as the hardware does; those in shared memory keep them.
+/// Reads, modifies and writes a word in one step; returns what was there (`atom`). Sums of `f32` in global memory take subnormal numbers for
+/// zeros of their sign, as the hardware does; those in shared memory keep them.
 #[track_caller]
-#[expect(clippy::too_many_arguments, reason = "the operands of `atom`")]
 #[inline]
-pub fn atomic(space: Space, address: u64, op: AtomicOp, width: u8, operand: u64, compare: u64, order: AtomicOrder, scope: Scope) -> u64 {
+pub fn atomic(space: Space, address: u64, operation: Atomic) -> u64 {
     let Some(thread) = acting() else { return 0 };
-    access::atomic(thread, space, address, &Atomic { op, width, operand, compare, order, scope }, Location::caller())
+    access::atomic(thread, space, address, &operation, Location::caller())
 }
 
 /// `fence.acq_rel.scope`.

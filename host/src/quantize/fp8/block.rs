@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::fp8::{
-    Fp8CastRowBlocksAloneArgs, Fp8CastRowBlocksArgs, Fp8CastSquaresArgs, Fp8DequantizeBlocksArgs, SIDE, row_of_scales,
+    BlockScalesArgument, Fp8CastRowBlocksAloneArgs, Fp8CastRowBlocksArgs, Fp8CastSquaresArgs, Fp8DequantizeBlocksArgs, SIDE, row_of_scales,
 };
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
@@ -73,7 +75,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     /// # Errors
     /// [`Error::Length`] unless `input` has the shape; as [`Loaded::launch`], also for rows that are not whole vectors.
     pub fn quantize_into(&self, stream: &Stream, input: DeviceView<'_, T>, tensor: &mut Fp8BlockTensor<Q>) -> Result<()> {
-        self.cast(stream, input, tensor, nothing_mut(), nothing_mut())
+        self.cast(stream, input, tensor, None)
     }
 
     /// Quantizes a matrix, and its transpose, into new buffers by one pass. Of squares both have the same codes and scales; of row
@@ -111,7 +113,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
             let why = format!("it is {found:?} in blocks {of:?} beside a matrix {:?} in blocks {block:?}: make one of both", tensor.shape);
             return Err(Error::Invalid { what: "BlockScaling::quantize_both_into, transpose", why });
         }
-        self.cast(stream, input, tensor, transpose.data.view_mut(), transpose.scales.view_mut())
+        self.cast(stream, input, tensor, Some(transpose))
     }
 
     fn cast(
@@ -119,24 +121,27 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
         stream: &Stream,
         input: DeviceView<'_, T>,
         tensor: &mut Fp8BlockTensor<Q>,
-        transposed: DeviceViewMut<'_, Q>,
-        transposed_scale_inverses: DeviceViewMut<'_, f32>,
+        transpose: Option<&mut Fp8BlockTensor<Q>>,
     ) -> Result<()> {
-        let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (tensor.shape, self.options);
         Error::check_length("BlockScaling::quantize, input", numel(&tensor.shape)?, input.len())?;
-        let (data, scale_inverses, power_of_two) = (tensor.data.view_mut(), tensor.scales.view_mut(), u32::from(power_of_two));
-        macro_rules! arguments {
-            ($args:ident) => {
-                $args { input, data, scale_inverses, transposed, transposed_scale_inverses, rows, columns, epsilon, power_of_two }
-            };
-        }
+        let (input, options) = (MatrixArgument::new(input, tensor.shape), self.options);
+        let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
+        let transposed = match transpose {
+            Some(transpose) => CodesArgument { data: transpose.data.view_mut(), scales: transpose.scales.view_mut() },
+            None => CodesArgument { data: nothing_mut(), scales: nothing_mut() },
+        };
         match tensor.direction {
-            ScaleBlock::Row if transposed.is_empty() => {
-                let args = Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, rows, columns, epsilon, power_of_two };
-                self.row_blocks_alone.launch(stream, args)
+            ScaleBlock::Row if transposed.data.is_empty() => {
+                self.row_blocks_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses: scales, options })
             }
-            ScaleBlock::Row => self.row_blocks.launch(stream, arguments!(Fp8CastRowBlocksArgs)),
-            ScaleBlock::Square => self.squares.launch(stream, arguments!(Fp8CastSquaresArgs)),
+            ScaleBlock::Row => {
+                let codes = CodesArgument { data, scales };
+                self.row_blocks.launch(stream, Fp8CastRowBlocksArgs { input, codes, transposed, options })
+            }
+            ScaleBlock::Square => {
+                let codes = CodesArgument { data, scales };
+                self.squares.launch(stream, Fp8CastSquaresArgs { input, codes, transposed, options })
+            }
         }
     }
 
@@ -153,9 +158,9 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
             ScaleBlock::Row => (0, 1, row_of_scales(rows)),
             ScaleBlock::Square => (SIDE.trailing_zeros(), row_of_scales(columns.div_ceil(SIDE)), 1),
         };
-        let (data, scale_inverses) = (tensor.data.view(), tensor.scales.view());
-        let args = Fp8DequantizeBlocksArgs { data, scale_inverses, output, rows, columns, row_shift, row_stride, block_stride };
-        self.dequantize.launch(stream, args)
+        let scales = BlockScalesArgument { inverses: tensor.scales.view(), row_shift, row_stride, block_stride };
+        let input = MatrixArgument::new(tensor.data.view(), tensor.shape);
+        self.dequantize.launch(stream, Fp8DequantizeBlocksArgs { input, scales, output })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use oxtile_kernels::fp8::{Fp8CastArgs, Fp8CastTransposeArgs, Fp8DequantizeArgs, Fp8TransposeArgs};
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3};
 
@@ -148,8 +149,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         data: DeviceViewMut<'_, Q>,
         scale_inverse: DeviceViewMut<'_, f32>,
     ) -> Result<()> {
-        let ScaleOptions { epsilon, power_of_two } = self.options;
-        self.cast.launch(stream, Fp8CastArgs { input, amax, data, scale_inverse, epsilon, power_of_two: u32::from(power_of_two) })
+        self.cast.launch(stream, Fp8CastArgs { input, amax, data, scale_inverse, options: self.options })
     }
 
     /// Quantizes a matrix and its transpose into new buffers: finds the amax, then casts both by one pass over rows of whole
@@ -193,9 +193,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         let Fp8Tensor { data, scales, .. } = tensor;
         let (view, scale_inverse) = (data.view_mut(), scales.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {
-            let ([rows, columns], ScaleOptions { epsilon, power_of_two }) = (shape, self.options);
-            let (transposed, power_of_two) = (transposed.view_mut(), u32::from(power_of_two));
-            let args = Fp8CastTransposeArgs { input, amax, data: view, transposed, scale_inverse, rows, columns, epsilon, power_of_two };
+            let (input, transposed) = (MatrixArgument::new(input, shape), transposed.view_mut());
+            let args = Fp8CastTransposeArgs { input, amax, data: view, transposed, scale_inverse, options: self.options };
             self.cast_transpose.launch(stream, args)
         } else {
             self.cast(stream, input, amax, view, scale_inverse)?;
@@ -208,8 +207,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match.
     pub fn transpose(&self, stream: &Stream, data: DeviceView<'_, Q>, shape: [u64; 2], transposed: DeviceViewMut<'_, Q>) -> Result<()> {
-        let [rows, columns] = shape;
-        self.transpose.launch(stream, Fp8TransposeArgs { data, transposed, rows, columns })
+        self.transpose.launch(stream, Fp8TransposeArgs { input: MatrixArgument::new(data, shape), transposed })
     }
 
     /// The tensor back in `T`, each element its code times the inverse of the scale, rounded to nearest even.

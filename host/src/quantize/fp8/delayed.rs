@@ -3,13 +3,14 @@
 use std::fmt;
 
 use oxtile_kernels::fp8::{Fp8CastDelayedArgs, Fp8CastTransposeDelayedArgs, Fp8TransposeArgs, Fp8UpdateScales, Fp8UpdateScalesArgs};
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, Fp8Pair, has_whole_vectors};
 use crate::quantize::format::Direction;
 use crate::quantize::tensor::Fp8Tensor;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// Which amax of a history a new scale is made of.
@@ -176,27 +177,25 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         scales: &mut DelayedScales,
         tensor: u64,
         input: DeviceView<'_, T>,
-        [rows, columns]: [u64; 2],
+        shape: [u64; 2],
         Fp8Pair { tensor: output, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
-        Error::check_length("DelayedScaling::quantize_both, input", numel(&[rows, columns])?, input.len())?;
-        if !has_whole_vectors::<T>([rows, columns], input.address(), 0) {
+        Error::check_length("DelayedScaling::quantize_both, input", numel(&shape)?, input.len())?;
+        if !has_whole_vectors::<T>(shape, input.address(), 0) {
             self.quantize_into(stream, scales, tensor, input, output)?;
-            let args = Fp8TransposeArgs { data: output.data.view(), transposed: transposed.view_mut(), rows, columns };
+            let args = Fp8TransposeArgs { input: MatrixArgument::new(output.data.view(), shape), transposed: transposed.view_mut() };
             return self.transpose.launch(stream, args);
         }
         output.direction.check("DelayedScaling::quantize_both_into, output", Direction::Rows)?;
         let place = scales.of_tensor(tensor)?;
         let mut history = scales.history.view_mut();
         let args = Fp8CastTransposeDelayedArgs {
-            input,
+            input: MatrixArgument::new(input, shape),
             scale: scales.scales.view().slice(place.start, place.end),
             data: output.data.view_mut(),
             transposed: transposed.view_mut(),
             scale_inverse: output.scales.view_mut(),
             amax: history.slice_mut(place.start, place.end),
-            rows,
-            columns,
         };
         self.cast_transpose.launch(stream, args)
     }
@@ -208,11 +207,11 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
     /// # Errors
     /// As [`Loaded::launch`], if a length does not match.
     pub fn update(&self, stream: &Stream, scales: &mut DelayedScales, agreed: Option<DeviceView<'_, f32>>) -> Result<()> {
-        let most_recent = u32::from(self.algorithm == AmaxAlgorithm::MostRecent);
+        let most_recent = self.algorithm == AmaxAlgorithm::MostRecent;
         let (length, scaled_largest) = (scales.length, self.scaled_largest);
         let args = Fp8UpdateScalesArgs {
             history: scales.history.view_mut(),
-            agreed: agreed.unwrap_or_else(nothing),
+            agreed,
             scales: scales.scales.view_mut(),
             scale_inverses: scales.scale_inverses.view_mut(),
             length,

@@ -18,6 +18,7 @@ mod shard;
 pub use block::BlockScaling;
 pub use current::{CurrentScaling, Fp8Pair};
 pub use delayed::{AmaxAlgorithm, DelayedScales, DelayedScaling};
+pub use oxtile_kernels::fp8::ScaleOptions;
 pub use shard::{Shard, ShardCasts};
 
 use oxtile_kernels::fp8::*;
@@ -81,15 +82,6 @@ macro_rules! numbers {
     )* };
 }
 numbers! { bf16, e4m3; f16, e4m3; f32, e4m3; bf16, e5m2; f16, e5m2; f32, e5m2; }
-
-/// How a scale follows from an amax. The default is neither floor nor rounding.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct ScaleOptions {
-    /// A smaller amax counts as this.
-    pub epsilon: f32,
-    /// Whether scales are powers of two: the factor for the input is rounded down to one.
-    pub power_of_two: bool,
-}
 
 /// What the kernels that cast and transpose need of a matrix of `T`.
 fn has_whole_vectors<T>([_, columns]: [u64; 2], wide: u64, codes: u64) -> bool {

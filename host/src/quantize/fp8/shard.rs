@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use oxtile_kernels::fp8::{Fp8PartialAmaxArgs, Fp8PartialCastArgs, SIDE};
+use oxtile_kernels::fp8::{Fp8PartialAmaxArgs, Fp8PartialCastArgs, SIDE, ShardArgument};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
-use oxtile_tile::num::{Fp8, e4m3};
+use oxtile_tile::num::{Fp8, Pod, e4m3};
 
 use super::{Fp8Number, ScaleOptions};
 use crate::quantize::format::{Format, Fp8BlockFormat, ScaleBlock};
@@ -20,6 +20,14 @@ pub struct Shard {
     pub shape: [u64; 2],
     /// The number of the shard's first element in the matrix, row by row.
     pub start: u64,
+}
+
+impl Shard {
+    /// The shard of these elements, as kernels take it.
+    fn of<T: Pod>(self, values: DeviceView<'_, T>) -> ShardArgument<'_, T> {
+        let Self { shape: [rows, columns], start } = self;
+        ShardArgument { values, start, rows, columns }
+    }
 }
 
 /// The casts of shards of master weights. A shard is any run of a matrix's elements, or none.
@@ -48,9 +56,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
     /// # Errors
     /// As [`Loaded::launch`], if the shard reaches beyond the matrix.
     pub fn local_amax(&self, stream: &Stream, values: DeviceView<'_, T>, shard: Shard) -> Result<LocalAmax> {
-        let Shard { shape: [rows, columns], start } = shard;
-        let mut amaxes = Buffer::uninitialised(stream, numel(&[rows.div_ceil(SIDE), columns.div_ceil(SIDE)])?)?;
-        self.amaxes.launch(stream, Fp8PartialAmaxArgs { shard: values, amaxes: amaxes.view_mut(), start, rows, columns })?;
+        let mut amaxes = Buffer::uninitialised(stream, numel(&shard.shape.map(|side| side.div_ceil(SIDE)))?)?;
+        self.amaxes.launch(stream, Fp8PartialAmaxArgs { shard: shard.of(values), amaxes: amaxes.view_mut() })?;
         Ok(LocalAmax::new(amaxes))
     }
 
@@ -86,17 +93,12 @@ impl<T: Fp8Number<Q>, Q: Fp8> ShardCasts<T, Q> {
         data: DeviceViewMut<'_, Q>,
         inverses: &mut Buffer<f32>,
     ) -> Result<()> {
-        let (Shard { shape, start }, ScaleOptions { epsilon, power_of_two }) = (shard, self.options);
         let args = Fp8PartialCastArgs {
-            shard: values,
+            shard: shard.of(values),
             amaxes: amaxes.slots().view(),
             data,
             scale_inverses: inverses.view_mut(),
-            start,
-            rows: shape[0],
-            columns: shape[1],
-            epsilon,
-            power_of_two: u32::from(power_of_two),
+            options: self.options,
         };
         self.cast.launch(stream, args)
     }

@@ -77,16 +77,14 @@ impl<T: Fp8Number<Q>, Q: Fp8> GroupedFp8<T, Q> {
         check_shapes(WHAT, &group.shapes, &output.shapes)?;
         amax.check(WHAT, group.len() as u64)?;
         output.direction.check(WHAT, Direction::Rows)?;
-        let (table, ScaleOptions { epsilon, power_of_two }) =
-            (group.tables.of::<T::GroupCast>(stream, Purpose::One, output.records())?, self.options);
+        let table = group.tables.of::<T::GroupCast>(stream, Purpose::One, output.records())?;
         let args = Fp8CastGroupedArgs {
             inputs: group.table.view(),
             table: table.lend(),
             amaxes: amax.slots().view(),
             data: output.data.view_mut(),
             scale_inverses: output.scales.view_mut(),
-            epsilon,
-            power_of_two: u32::from(power_of_two),
+            options: self.options,
         };
         self.cast.launch(stream, args)
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::num::{Fp8, e4m3};
@@ -119,10 +120,8 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> GroupedMxfp8<T, Q> {
         let args = Mxfp8CastBothGroupedArgs {
             inputs,
             table: fast.lend(),
-            row_data: by_rows.data.view_mut(),
-            row_scales: by_rows.scales.view_mut(),
-            column_data: by_columns.data.view_mut(),
-            column_scales: by_columns.scales.view_mut(),
+            rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
+            columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },
         };
         self.cast_both.launch(stream, args)?;
         let (data, scales) = (by_rows.data.view_mut(), by_rows.scales.view_mut());

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::nvfp4::*;
 
@@ -110,10 +111,8 @@ impl<T: Nvfp4Number> GroupedNvfp4<T> {
             inputs: group.table.view(),
             table: table.lend(),
             amaxes: by_rows.amax.slots().view(),
-            row_data: by_rows.data.view_mut(),
-            row_scales: by_rows.scales.view_mut(),
-            column_data: by_columns.data.view_mut(),
-            column_scales: by_columns.scales.view_mut(),
+            rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
+            columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },
         };
         self.cast_both.launch(stream, args)
     }

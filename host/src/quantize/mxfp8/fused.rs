@@ -5,6 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use oxtile_kernels::activation::{Identity, Operation};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
 use oxtile_kernels::magnitude::Magnitude;
 use oxtile_kernels::mxfp8::*;
@@ -14,7 +15,7 @@ use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
 use crate::quantize::format::Direction;
 use crate::quantize::layout::{Layout, Scales};
 use crate::quantize::tensor::Mxfp8Tensor;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing, nothing_mut};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing_mut};
 use crate::tensor::shape::numel;
 
 /// Casts the result of an operation `O`, such as [`Identity`](oxtile_kernels::activation::Identity) or
@@ -128,65 +129,31 @@ where
             }
             Some(bias) => bias.partial_sums_of([rows, columns])?,
         };
-        let (row_data, row_scales) = views(by_rows, [rows, columns], Direction::Rows)?;
-        let (column_data, column_scales) = views(by_columns, [rows, columns], Direction::Columns)?;
+        let by_rows = codes(by_rows, [rows, columns], Direction::Rows)?;
+        let by_columns = codes(by_columns, [rows, columns], Direction::Columns)?;
         let options = [(square_blocks, SQUARE_BLOCKS), (L::IS_INTERLEAVED, INTERLEAVED_SCALES)];
         let options: u32 = options.iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option).sum();
-        let gradient = gradient.unwrap_or_else(nothing);
-        if column_data.is_empty() && partial_sums.is_empty() && !square_blocks && !row_data.is_empty() {
+        let operands = FusedOperandsArgument { input, gradient, rows, columns };
+        let amax = amax.map(Buffer::view_mut);
+        let raised = amax.as_ref().map(|amax| amax.access("amax"));
+        if by_columns.data.is_empty() && partial_sums.is_empty() && !square_blocks && !by_rows.data.is_empty() {
+            let CodesArgument { data, scales } = by_rows;
             let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
             if let (true, Some(cast)) = (is_plain, &self.cast_rows_interleaved) {
-                return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data: row_data, scales: row_scales, rows, columns });
+                return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns });
             }
-            let args = Mxfp8CastFusedRowsArgs {
-                input,
-                gradient,
-                data: row_data,
-                scales: row_scales,
-                amax: amax.map_or_else(nothing_mut, Buffer::view_mut),
-                skip: skip.unwrap_or_else(nothing),
-                rows,
-                columns,
-                options,
-                marker: PhantomData,
-            };
-            let raised = args.amax.access("amax");
-            return self.cast_rows.launch_on_zeros(stream, args, &[raised]);
+            let args = Mxfp8CastFusedRowsArgs { operands, data, scales, amax, skip, options, marker: PhantomData };
+            return self.cast_rows.launch_on_zeros(stream, args, raised.as_slice());
         }
-        let (amax, skip) = (amax.map_or_else(nothing_mut, Buffer::view_mut), skip.unwrap_or_else(nothing));
-        let raised = amax.access("amax");
-        if row_data.is_empty() && !column_data.is_empty() {
-            let args = Mxfp8CastFusedColumnsArgs {
-                input,
-                gradient,
-                data: column_data,
-                scales: column_scales,
-                partial_sums,
-                amax,
-                skip,
-                rows,
-                columns,
-                options,
-                marker: PhantomData,
-            };
-            self.cast_columns.launch_on_zeros(stream, args, &[raised])?;
+        if by_rows.data.is_empty() && !by_columns.data.is_empty() {
+            let CodesArgument { data, scales } = by_columns;
+            let args = Mxfp8CastFusedColumnsArgs { operands, data, scales, partial_sums, amax, skip, options, marker: PhantomData };
+            self.cast_columns.launch_on_zeros(stream, args, raised.as_slice())?;
         } else {
-            let args = Mxfp8CastFusedArgs {
-                input,
-                gradient,
-                row_data,
-                row_scales,
-                column_data,
-                column_scales,
-                partial_sums,
-                amax,
-                skip,
-                rows,
-                columns,
-                options: options | copied_where_many::<O, T>(rows, columns),
-                marker: PhantomData,
-            };
-            self.cast.launch_on_zeros(stream, args, &[raised])?;
+            let options = options | copied_where_many::<O, T>(rows, columns);
+            let (rows, columns) = (by_rows, by_columns);
+            let args = Mxfp8CastFusedArgs { operands, rows, columns, partial_sums, amax, skip, options, marker: PhantomData };
+            self.cast.launch_on_zeros(stream, args, raised.as_slice())?;
         }
         match bias_gradient {
             Some(bias) => self.sums.launch(stream, ColumnSumsArgs { matrix: bias.partial_sums.view(), output: bias.sums.view_mut() }),
@@ -195,13 +162,17 @@ where
     }
 }
 
-type Views<'a, Q> = (DeviceViewMut<'a, Q>, DeviceViewMut<'a, ue8m0>);
-
 /// Codes and scales of a tensor of that shape and direction, or nothing.
-fn views<Q: Fp8, L: Layout>(tensor: Option<&mut Mxfp8Tensor<Q, L>>, shape: [u64; 2], direction: Direction) -> Result<Views<'_, Q>> {
+fn codes<Q: Fp8, L: Layout>(
+    tensor: Option<&mut Mxfp8Tensor<Q, L>>,
+    shape: [u64; 2],
+    direction: Direction,
+) -> Result<CodesArgument<'_, Q, ue8m0>> {
     match tensor {
-        None => Ok((nothing_mut(), nothing_mut())),
-        Some(tensor) if tensor.shape == shape && tensor.direction == direction => Ok((tensor.data.view_mut(), tensor.scales.view_mut())),
+        None => Ok(CodesArgument { data: nothing_mut(), scales: nothing_mut() }),
+        Some(tensor) if tensor.shape == shape && tensor.direction == direction => {
+            Ok(CodesArgument { data: tensor.data.view_mut(), scales: tensor.scales.view_mut() })
+        }
         Some(tensor) => Err(invalid(format!(
             "a tensor of {:?} along {:?} where one of {shape:?} along {direction:?} goes",
             tensor.shape, tensor.direction

@@ -30,6 +30,8 @@ mod number;
 
 use std::fmt;
 
+use oxtile_kernels::codes::CodesArgument;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_kernels::mxfp8::*;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Fp8, e4m3, ue8m0};
@@ -148,15 +150,14 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     pub fn quantize_both_into(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Mxfp8Pair<Q>) -> Result<()> {
         let (shape, Mxfp8Pair { rows, columns }) = (pair.rows.shape, pair);
         Error::check_length("Mxfp8::quantize_both, input", numel(&shape)?, input.len())?;
-        let (row_data, row_scales) = (rows.data.view_mut(), rows.scales.view_mut());
-        let (column_data, column_scales) = (columns.data.view_mut(), columns.scales.view_mut());
-        let outputs = [row_data.address(), column_data.address(), column_scales.address()];
+        let rows = CodesArgument { data: rows.data.view_mut(), scales: rows.scales.view_mut() };
+        let columns = CodesArgument { data: columns.data.view_mut(), scales: columns.scales.view_mut() };
+        let outputs = [rows.data.address(), columns.data.address(), columns.scales.address()];
         if has_whole_vectors::<T>(shape, input.address(), &outputs) {
-            let args = Mxfp8CastBothArgs { input, row_data, row_scales, column_data, column_scales, columns: shape[1] };
-            self.cast_both.launch(stream, args)
+            self.cast_both.launch(stream, Mxfp8CastBothArgs { input: MatrixArgument::new(input, shape), rows, columns })
         } else {
-            self.quantize_rows(stream, input, shape, row_data, row_scales)?;
-            self.quantize_columns(stream, input, shape, column_data, column_scales)
+            self.quantize_rows(stream, input, shape, rows.data, rows.scales)?;
+            self.quantize_columns(stream, input, shape, columns.data, columns.scales)
         }
     }
 

@@ -2,7 +2,9 @@
 
 use oxtile::quantize::fp8::Fp8Number;
 use oxtile::{Buffer, Runtime, Stream};
+use oxtile_kernels::codes::CodesArgument;
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::fp8::{BLOCK, Quantized, Rule, dequantize, quantize, transpose};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
@@ -105,6 +107,10 @@ impl<Q: TestFp8> Output<Q> {
         Ok(Self { data, inverses: text(Buffer::from_slice(stream, &vec![UNWRITTEN; places]))? })
     }
 
+    fn codes(&mut self) -> CodesArgument<'_, Q, f32> {
+        CodesArgument { data: self.data.view_mut(), scales: self.inverses.view_mut() }
+    }
+
     fn equals(&self, stream: &Stream, what: &str, data: &[u8], inverses: &[f32]) -> Outcome {
         if self.data.is_empty() {
             return Ok(());
@@ -132,38 +138,17 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(
     let input = T::upload(&stream, &values)?;
     let mut of_matrix = Output::<Q>::new(&stream, kind, shape, asked[0])?;
     let mut of_transpose = Output::<Q>::new(&stream, kind, turned_shape, asked[1])?;
-    macro_rules! launch {
-        ($kernel:ident, $args:ident) => {{
-            let args = $args {
-                input: input.view(),
-                data: of_matrix.data.view_mut(),
-                scale_inverses: of_matrix.inverses.view_mut(),
-                transposed: of_transpose.data.view_mut(),
-                transposed_scale_inverses: of_transpose.inverses.view_mut(),
-                rows: shape[0] as u64,
-                columns: shape[1] as u64,
-                epsilon,
-                power_of_two: u32::from(power_of_two),
-            };
-            text(text(r.load::<T::$kernel>())?.launch(&stream, args))?
-        }};
-    }
-    match kind {
+    let (input, options) = (MatrixArgument::new(input.view(), shape.map(|side| side as u64)), ScaleOptions { epsilon, power_of_two });
+    let (codes, transposed) = (of_matrix.codes(), of_transpose.codes());
+    text(match kind {
         Kind::Rows if !asked[1] => {
-            let args = Fp8CastRowBlocksAloneArgs {
-                input: input.view(),
-                data: of_matrix.data.view_mut(),
-                scale_inverses: of_matrix.inverses.view_mut(),
-                rows: shape[0] as u64,
-                columns: shape[1] as u64,
-                epsilon,
-                power_of_two: u32::from(power_of_two),
-            };
-            text(text(r.load::<T::CastRowBlocksAlone>())?.launch(&stream, args))?
+            let CodesArgument { data, scales: scale_inverses } = codes;
+            let args = Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, options };
+            text(r.load::<T::CastRowBlocksAlone>())?.launch(&stream, args)
         }
-        Kind::Rows => launch!(CastRowBlocks, Fp8CastRowBlocksArgs),
-        Kind::Squares => launch!(CastSquares, Fp8CastSquaresArgs),
-    }
+        Kind::Rows => text(r.load::<T::CastRowBlocks>())?.launch(&stream, Fp8CastRowBlocksArgs { input, codes, transposed, options }),
+        Kind::Squares => text(r.load::<T::CastSquares>())?.launch(&stream, Fp8CastSquaresArgs { input, codes, transposed, options }),
+    })?;
     of_matrix.equals(&stream, "matrix", &matrix.data, &kind.laid_out(&matrix, shape))?;
     of_transpose.equals(&stream, "transpose", &turned.data, &kind.laid_out(&turned, turned_shape))
 }
@@ -184,14 +169,14 @@ fn back<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, kind: Kind, shap
     let mut output = text(Buffer::from_slice(&stream, &T::encode(&vec![7.0; elements])))?;
     let (place, _) = kind.layout(shape);
     let args = Fp8DequantizeBlocksArgs {
-        data: data.view(),
-        scale_inverses: inverses.view(),
+        input: MatrixArgument::new(data.view(), shape.map(|side| side as u64)),
+        scales: BlockScalesArgument {
+            inverses: inverses.view(),
+            row_shift: block[0].trailing_zeros(),
+            row_stride: place(1, 0) as u64,
+            block_stride: place(0, 1) as u64,
+        },
         output: output.view_mut(),
-        rows: shape[0] as u64,
-        columns: shape[1] as u64,
-        row_shift: block[0].trailing_zeros(),
-        row_stride: place(1, 0) as u64,
-        block_stride: place(0, 1) as u64,
     };
     text(text(r.load::<T::DequantizeBlocks>())?.launch(&stream, args))?;
     let found: Vec<u32> = text(output.to_vec(&stream))?.into_iter().map(comparable_bits::<T>).collect();

@@ -76,8 +76,7 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, values: &[f32], 
         amax: amax.view(),
         data: data.view_mut(),
         scale_inverse: inverse.view_mut(),
-        epsilon: rule.epsilon,
-        power_of_two: u32::from(rule.power_of_two),
+        options: ScaleOptions { epsilon: rule.epsilon, power_of_two: rule.power_of_two },
     };
     text(text(r.load::<T::Cast>())?.launch(&stream, args))?;
     let data: Vec<u8> = text(data.to_vec(&stream))?.into_iter().map(Q::code).collect();

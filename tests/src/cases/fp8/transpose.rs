@@ -3,6 +3,7 @@
 use oxtile::quantize::fp8::Fp8Number;
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::fp8::*;
+use oxtile_kernels::matrix::MatrixArgument;
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::fp8::{Rule, encode, scale, transpose};
@@ -65,15 +66,12 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario: Scenar
     let (mut data, mut turned) = (text(Buffer::from_slice(&stream, &poison))?, text(Buffer::from_slice(&stream, &poison))?);
     let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;
     let args = Fp8CastTransposeArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), shape.map(|side| side as u64)),
         amax: amax.view(),
         data: data.view_mut(),
         transposed: turned.view_mut(),
         scale_inverse: inverse.view_mut(),
-        rows: shape[0] as u64,
-        columns: shape[1] as u64,
-        epsilon: rule.epsilon,
-        power_of_two: u32::from(rule.power_of_two),
+        options: ScaleOptions { epsilon: rule.epsilon, power_of_two: rule.power_of_two },
     };
     text(text(r.load::<T::CastTranspose>())?.launch(&stream, args))?;
     equal("inverse of the scale", &[text(inverse.to_vec(&stream))?[0].to_bits()], &[(1.0 / factor).to_bits()])?;
@@ -92,14 +90,12 @@ fn cast_delayed<T: TestElement + Fp8Number<Q>, Q: TestFp8>(r: &Runtime, scenario
     let mut raised = text(Buffer::from_slice(&stream, &[0.5_f32]))?;
     let mut inverse = text(Buffer::from_slice(&stream, &[7.0_f32]))?;
     let args = Fp8CastTransposeDelayedArgs {
-        input: input.view(),
+        input: MatrixArgument::new(input.view(), shape.map(|side| side as u64)),
         scale: scale.view(),
         data: data.view_mut(),
         transposed: turned.view_mut(),
         scale_inverse: inverse.view_mut(),
         amax: raised.view_mut(),
-        rows: shape[0] as u64,
-        columns: shape[1] as u64,
     };
     text(text(r.load::<T::CastTransposeDelayed>())?.launch(&stream, args))?;
     let expected = encode(&values, factor, Q::FORMAT);
@@ -122,8 +118,8 @@ fn transposes<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
             for start in 0..2 {
                 let mut turned = text(Buffer::from_slice(&stream, &vec![Q::of_code(0xa5); rows * columns]))?;
                 let view = data.view().slice(start as u64, (start + rows * columns) as u64);
-                let args = Fp8TransposeArgs { data: view, transposed: turned.view_mut(), rows: rows as u64, columns: columns as u64 };
-                text(text(r.load::<T::Transpose>())?.launch(&stream, args))?;
+                let input = MatrixArgument::new(view, [rows as u64, columns as u64]);
+                text(text(r.load::<T::Transpose>())?.launch(&stream, Fp8TransposeArgs { input, transposed: turned.view_mut() }))?;
                 let expected = transpose(&bytes[start..start + rows * columns], [rows, columns]);
                 equal("transposed", &codes(text(turned.to_vec(&stream))?), &expected)?;
             }

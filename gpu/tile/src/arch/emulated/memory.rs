@@ -2,7 +2,7 @@
 
 use core::mem::transmute_copy;
 
-use oxtile_emulator::{AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder, device};
+use oxtile_emulator::{Atomic as Operation, AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder, device};
 
 use super::Emulated;
 use crate::arch::families::{Atomic, GlobalMemory, SharedMemory};
@@ -177,7 +177,7 @@ impl SharedMemory for Emulated {
 #[inline(always)]
 #[track_caller]
 fn atomic(address: u64, op: AtomicOp, width: u8, operand: u64, order: AtomicOrder) -> u64 {
-    device::atomic(Space::Global, address, op, width, operand, 0, order, Scope::Device)
+    device::atomic(Space::Global, address, Operation { order, ..Operation::relaxed(op, width, operand) })
 }
 
 impl Atomic for Emulated {
