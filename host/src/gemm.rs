@@ -28,11 +28,10 @@ use oxtile_kernels::gemm::{self, FusionArgument, GemmAny, GemmAnyArgs, GemmArgs,
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{Element, Float, Pod, bf16, e4m3};
+use oxtile_tile::num::{Float, Pod, bf16, e4m3};
 use oxtile_tile::register_tile::StoredElement;
 
-pub use crate::choice::Choice;
-
+use crate::choice::{Choice, Entry, Table};
 use crate::runtime::{Bound, Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 use crate::tensor::{TensorMap, TensorMapMut};
@@ -77,7 +76,22 @@ impl Default for GemmConfig {
 /// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`.
 pub struct Gemm<T, O> {
     config: GemmConfig,
+    choice: Choice<GemmKernel>,
     instance: Option<Box<dyn Instance<T, O>>>,
+}
+
+/// A kernel of matrix multiplication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmKernel {
+    /// On wgmma.
+    Wgmma {
+        /// Whether rows of `A` lie along `m`, and not along `k`.
+        m_major: bool,
+        /// Whether rows of `B` lie along `n`, and not along `k`.
+        n_major: bool,
+    },
+    /// Without tensor cores: any shape, on any GPU.
+    Any,
 }
 
 impl GemmConfig {
@@ -85,16 +99,8 @@ impl GemmConfig {
     ///
     /// # Errors
     /// As [`choose`](Self::choose).
-    pub fn choose_on<T: GemmElement<O>, O>(&self, device: &Device) -> Result<Choice> {
-        self.choose_for::<T, O>(device.capability())
-    }
-
-    fn choose_for<T: GemmElement<O>, O>(&self, capability: (u32, u32)) -> Result<Choice> {
-        let (choice, (major, minor)) = (self.choose::<T, O>()?, capability);
-        if capability == HOPPER || choice.kernel.is_empty() || choice.kernel == T::any_name() {
-            return Ok(choice);
-        }
-        Ok(Choice { kernel: T::any_name(), why: format!("the tensor cores' kernels need sm_90, this is sm_{major}{minor}") })
+    pub fn choose_on<T: GemmElement<O>, O: 'static>(&self, device: &Device) -> Result<Choice<GemmKernel>> {
+        self.choose_by::<T, O>(wgmma_of(device.capability()))
     }
 
     /// The kernel for elements of `T` into `O` on Hopper: the tensor cores', or where rows are no multiples of 16 bytes or 8-bit operands
@@ -102,19 +108,45 @@ impl GemmConfig {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
-    pub fn choose<T: GemmElement<O>, O>(&self) -> Result<Choice> {
+    pub fn choose<T: GemmElement<O>, O: 'static>(&self) -> Result<Choice<GemmKernel>> {
+        self.choose_by::<T, O>(Ok(()))
+    }
+
+    /// The choice of [`Gemm::portable`].
+    pub(crate) fn choose_portable<T: GemmElement<O>, O: 'static>(&self) -> Result<Choice<GemmKernel>> {
+        self.choose_by::<T, O>(Err("the kernel of any shape is asked for".to_owned()))
+    }
+
+    /// The choice where the kernels on wgmma can be taken, or cannot, whatever is multiplied.
+    fn choose_by<T: GemmElement<O>, O: 'static>(&self, wgmma: Result<(), String>) -> Result<Choice<GemmKernel>> {
         let refuse = |why: String| Err(Error::Invalid { what: "GemmConfig", why });
         if let Some((field, size)) =
             [("m", self.m), ("n", self.n), ("k", self.k)].into_iter().find(|(_, size)| i32::try_from(*size).is_err())
         {
             return refuse(format!("{field} is {size}: at most {}", i32::MAX));
         }
+        let any = GemmKernel::Any;
         if self.m == 0 || self.n == 0 {
-            return Ok(Choice { kernel: "", why: "the result is empty".to_owned() });
+            return Ok(Choice { decision: any, kernel: None, why: "the result is empty".to_owned(), refused: Vec::new() });
         }
-        let any = |why: String| Ok(Choice { kernel: T::any_name(), why });
+        let [m_major, n_major] = self.majors();
+        let decision = GemmKernel::Wgmma { m_major, n_major };
+        Ok(match self.find_wgmma::<T, O>(&decision).and_then(|entry| wgmma.map(|()| entry)) {
+            Ok(Entry { name, tile: [rows, columns], .. }) => {
+                let why = format!("{rows} by {columns} tiles on wgmma, {}", Self::layout(m_major, n_major));
+                Choice { decision, kernel: Some(name), why, refused: Vec::new() }
+            }
+            Err(why) => {
+                let kernel = Some(Entry::find(T::KERNELS, &any)?.name);
+                Choice { decision: any, kernel, why: why.clone(), refused: vec![(decision, why)] }
+            }
+        })
+    }
+
+    /// The kernel on wgmma, or why there is none for this configuration.
+    fn find_wgmma<T: GemmElement<O>, O: 'static>(&self, decision: &GemmKernel) -> Result<&'static GemmEntry<T, O>, String> {
         if self.k == 0 {
-            return any("k is 0: nothing is multiplied".to_owned());
+            return Err("k is 0: nothing is multiplied".to_owned());
         }
         let [m_major, n_major] = self.majors();
         let rows = [
@@ -123,12 +155,10 @@ impl GemmConfig {
             ("n", "the result's rows", self.n, size_of::<O>() as u64),
         ];
         if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
-            return any(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
+            return Err(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
         }
-        match T::name(m_major, n_major) {
-            Some(kernel) => Ok(Choice { kernel, why: format!("128 by 256 tiles on wgmma, {}", Self::layout(m_major, n_major)) }),
-            None => any("8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned()),
-        }
+        let entry = Entry::find(T::KERNELS, decision);
+        entry.map_err(|_| "8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned())
     }
 
     /// The sizes as kernels take them; [`choose`](Self::choose) refuses larger ones.
@@ -158,19 +188,19 @@ impl GemmConfig {
     }
 }
 
+/// Whether a device of a capability has the kernels on wgmma.
+fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
+    let (major, minor) = capability;
+    if capability == HOPPER { Ok(()) } else { Err(format!("the tensor cores' kernels need sm_90, this is sm_{major}{minor}")) }
+}
+
 impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     /// Checks the configuration and loads its kernel.
     ///
     /// # Errors
     /// As [`GemmConfig::choose_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
-        let [m_major, n_major] = config.majors();
-        let instance = match config.choose_on::<T, O>(&runtime.device(0)?)?.kernel {
-            "" => None,
-            kernel if kernel == T::any_name() => Some(T::load_any(runtime)?),
-            _ => Some(T::load(runtime, m_major, n_major)?),
-        };
-        Ok(Self { config, instance })
+        Self::chosen(runtime, config, config.choose_on::<T, O>(&runtime.device(0)?)?)
     }
 
     /// As [`new`](Self::new), with the kernel of any shape on any GPU, which leaves the tensor cores idle.
@@ -178,8 +208,17 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn portable(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
-        let instance = if config.choose::<T, O>()?.kernel.is_empty() { None } else { Some(T::load_any(runtime)?) };
-        Ok(Self { config, instance })
+        Self::chosen(runtime, config, config.choose_portable::<T, O>()?)
+    }
+
+    fn chosen(runtime: &Runtime, config: GemmConfig, choice: Choice<GemmKernel>) -> Result<Self> {
+        let instance = choice.load(T::KERNELS, runtime)?;
+        Ok(Self { config, choice, instance })
+    }
+
+    /// The kernel, and why.
+    pub fn choice(&self) -> &Choice<GemmKernel> {
+        &self.choice
     }
 
     /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
@@ -247,24 +286,16 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
 }
 
 /// An element of operands whose product is an `O`.
-pub trait GemmElement<O>: Pod {
+pub trait GemmElement<O: 'static>: Pod {
     /// Bytes of an element.
     const BYTES: u64 = size_of::<Self>() as u64;
 
-    /// The entry for operands whose rows lie along `m` and `n`, or along `k`; none if there is none.
-    fn name(m_major: bool, n_major: bool) -> Option<&'static str>;
-
-    /// The entry for any shape.
-    fn any_name() -> &'static str;
-
-    /// Loads that.
+    /// The kernels.
     #[doc(hidden)]
-    fn load_any(runtime: &Runtime) -> Result<Box<dyn Instance<Self, O>>>;
-
-    /// Loads the entry for a layout.
-    #[doc(hidden)]
-    fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, O>>>;
+    const KERNELS: Table<GemmKernel, Box<dyn Instance<Self, O>>>;
 }
+
+type GemmEntry<T, O> = Entry<GemmKernel, Box<dyn Instance<T, O>>>;
 
 /// What is multiplied.
 #[doc(hidden)]
@@ -327,32 +358,24 @@ where
     }
 }
 
+/// Each row: the operands' element and columns of a step, the result's element and columns of a store, and the layouts.
 macro_rules! elements {
     ($($t:ident $depth:literal, $o:ident $width:literal: $([$m_major:literal $n_major:literal])*;)*) => { $(
         impl GemmElement<$o> for $t {
-            fn name(m_major: bool, n_major: bool) -> Option<&'static str> {
-                match [m_major, n_major] {
-                    $([$m_major, $n_major] => Some(<gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major> as Kernel>::INFO.name),)*
-                    #[allow(unreachable_patterns)]
-                    _ => None,
-                }
-            }
-
-            fn any_name() -> &'static str {
-                <GemmAny<$t, $o> as Kernel>::INFO.name
-            }
-
-            fn load_any(runtime: &Runtime) -> Result<Box<dyn Instance<Self, $o>>> {
-                Ok(Box::new(runtime.load::<GemmAny<$t, $o>>()?))
-            }
-
-            fn load(runtime: &Runtime, m_major: bool, n_major: bool) -> Result<Box<dyn Instance<Self, $o>>> {
-                match [m_major, n_major] {
-                    $([$m_major, $n_major] => Ok(Box::new(runtime.load::<gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major>>()?)),)*
-                    #[allow(unreachable_patterns)]
-                    _ => Err(Error::Invalid { what: "Gemm", why: format!("{} has no kernel of this layout", $t::NAME) }),
-                }
-            }
+            const KERNELS: Table<GemmKernel, Box<dyn Instance<Self, $o>>> = &[&[
+                $(Entry {
+                    decision: GemmKernel::Wgmma { m_major: $m_major, n_major: $n_major },
+                    name: <gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major> as Kernel>::INFO.name,
+                    tile: [gemm::ROWS as u64, gemm::COLUMNS as u64],
+                    load: |runtime| Ok(Box::new(runtime.load::<gemm::Gemm<$t, $depth, $o, $width, $m_major, $n_major>>()?)),
+                },)*
+                Entry {
+                    decision: GemmKernel::Any,
+                    name: <GemmAny<$t, $o> as Kernel>::INFO.name,
+                    tile: [1, 1],
+                    load: |runtime| Ok(Box::new(runtime.load::<GemmAny<$t, $o>>()?)),
+                },
+            ]];
         }
     )* };
 }
@@ -366,7 +389,7 @@ elements! {
 
 impl<T, O> fmt::Debug for Gemm<T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gemm").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Gemm").field("config", &self.config).field("choice", &self.choice).finish_non_exhaustive()
     }
 }
 
@@ -377,12 +400,16 @@ mod tests {
     #[test]
     fn other_devices_take_the_kernel_of_any_shape() {
         let config = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
-        let kernel = |config: GemmConfig, capability| config.choose_for::<bf16, f32>(capability).map(|choice| choice.kernel).unwrap();
-        assert_eq!(kernel(config, HOPPER), <bf16 as GemmElement<f32>>::name(false, true).unwrap());
+        let choose = |config: GemmConfig, capability| config.choose_by::<bf16, f32>(wgmma_of(capability)).unwrap();
+        let wgmma = GemmKernel::Wgmma { m_major: false, n_major: true };
+        assert_eq!(choose(config, HOPPER).decision, wgmma);
         for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-            assert_eq!(kernel(config, capability), <bf16 as GemmElement<f32>>::any_name());
-            assert_eq!(kernel(GemmConfig { m: 0, ..config }, capability), "");
+            let choice = choose(config, capability);
+            assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<bf16, f32> as Kernel>::INFO.name)));
+            assert_eq!(choose(GemmConfig { m: 0, ..config }, capability).kernel, None);
         }
-        assert!(config.choose_for::<bf16, f32>((8, 9)).unwrap().why.contains("need sm_90, this is sm_89"));
+        let choice = choose(config, (8, 9));
+        assert!(choice.why.contains("need sm_90, this is sm_89"));
+        assert_eq!(choice.refused, [(wgmma, choice.why)]);
     }
 }

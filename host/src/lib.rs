@@ -46,6 +46,7 @@ pub mod symmetric;
 pub mod tensor;
 pub mod timeline;
 
+pub use choice::Choice;
 pub use oxtile_kernels as kernels;
 pub use oxtile_tile::num;
 pub use runtime::{

@@ -2,15 +2,23 @@
 //! may be.
 
 use oxtile::attention::{
-    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Choice, Gradients, Inputs, Kernels, Layout, Order, Outputs, Sink, Window,
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, BackwardKernel, ForwardKernel, Gradients, Inputs, Kernels, Layout, Mask,
+    Order, Outputs, Problem, Sink, Window,
 };
-use oxtile::num::bf16;
-use oxtile::{Buffer, Device, Result, Runtime};
+use oxtile::num::{bf16, e4m3};
+use oxtile::{Buffer, Choice, Device, Result, Runtime};
+
+/// The kernel of a pass, and why.
+type Chosen = (Option<&'static str>, String);
+
+fn chosen<D>(choice: Choice<D>) -> Chosen {
+    (choice.kernel, choice.why)
+}
 
 /// The forward kernel on an emulated GPU, and the main kernel of the backward pass.
-fn passes(config: &AttentionConfig) -> [Result<Choice>; 2] {
+fn passes(config: &AttentionConfig) -> [Result<Chosen>; 2] {
     let device = device();
-    [config.choose_on::<bf16>(&device), config.choose_backward_on::<bf16>(&device)]
+    [config.choose_on::<bf16>(&device).map(chosen), config.choose_backward_on::<bf16>(&device).map(chosen)]
 }
 
 fn device() -> Device {
@@ -19,7 +27,7 @@ fn device() -> Device {
 
 /// The error says so.
 #[track_caller]
-fn refused(choice: Result<Choice>, words: &str) {
+fn refused<C: std::fmt::Debug>(choice: Result<C>, words: &str) {
     let error = choice.expect_err(words).to_string();
     assert!(error.contains(words), "{error}");
 }
@@ -51,7 +59,10 @@ fn rows_that_kernels_do_not_count_are_refused_by_the_configurations_fields() {
     let choices = passes(&dense);
     assert!(choices.iter().all(|choice| choice.is_ok()), "{choices:?}");
     refused(
-        dense.choose_backward::<bf16>().and(AttentionConfig { key_parts: Some(2), heads: 2, ..dense }.choose::<bf16>()),
+        dense
+            .choose_backward::<bf16>()
+            .map(chosen)
+            .and(AttentionConfig { key_parts: Some(2), heads: 2, ..dense }.choose::<bf16>().map(chosen)),
         "key_parts is 2: 1 where",
     );
 }
@@ -98,12 +109,12 @@ fn nothing_is_launched_for_empty_tensors() {
         [empty, AttentionConfig { batches: 0, queries: 3, keys: 4, ..empty }, AttentionConfig { kernels: Kernels::Portable, ..empty }]
     {
         for (choice, why) in passes(&config).into_iter().zip(["the output is empty", "all tensors are empty"]) {
-            assert_eq!(choice.expect("a choice"), Choice { kernel: "", why: why.to_owned() });
+            assert_eq!(choice.expect("a choice"), (None, why.to_owned()));
         }
     }
     // Gradients of keys that no query sees are zeros.
     let unseen = AttentionConfig { batches: 1, keys: 4, ..empty };
-    assert_ne!(unseen.choose_backward::<bf16>().expect("a choice").kernel, "");
+    assert_ne!(unseen.choose_backward::<bf16>().expect("a choice").kernel, None);
 }
 
 /// However many sequences there are, and though a sink has a gradient.
@@ -131,10 +142,11 @@ fn sequences_without_rows_are_none() -> Result<()> {
 #[test]
 fn portable_kernels_are_taken_where_they_are_asked_for() {
     let portable = AttentionConfig { queries: 8, keys: 8, head_size: 64, kernels: Kernels::Portable, ..AttentionConfig::default() };
-    for choice in passes(&portable).into_iter().chain([portable.choose::<bf16>(), portable.choose_backward::<bf16>()]) {
-        assert!(choice.as_ref().is_ok_and(|choice| choice.kernel.contains("_portable__bf16")), "{choice:?}");
+    let [forward, backward] = [portable.choose::<bf16>().map(chosen), portable.choose_backward::<bf16>().map(chosen)];
+    for choice in passes(&portable).into_iter().chain([forward, backward]) {
+        assert!(choice.as_ref().is_ok_and(|(kernel, _)| kernel.is_some_and(|name| name.contains("_portable__bf16"))), "{choice:?}");
     }
-    refused(portable.choose_fp8(), "kernels is Portable: Fastest of 8 bits");
+    refused(portable.choose::<e4m3>(), "kernels is Portable: Fastest of 8 bits");
     refused(AttentionConfig { key_parts: Some(2), ..portable }.choose::<bf16>(), "key_parts is 2: 1 or none");
 }
 
@@ -157,4 +169,28 @@ fn what_only_the_backward_pass_does_not_count_is_refused_of_it() {
     let packed =
         AttentionConfig { layout: Layout::Packed, batches: 4096, queries: 1 << 20, keys: 1 << 20, heads: 64, key_heads: 64, ..capped };
     choose(packed).expect("16384 blocks of a head");
+}
+
+/// A choice names what comes before it, and why that is not taken.
+#[test]
+fn what_is_refused_has_a_reason() -> Result<()> {
+    let window = Window { left: Some(5), right: None };
+    let config = AttentionConfig { queries: 8, keys: 8, head_size: 64, window, sink: Sink::Learnable, ..AttentionConfig::default() };
+    let forward = config.choose::<bf16>()?;
+    let dense = ForwardKernel::Wgmma { problem: Problem::Dense { causal: false, ring: false }, sizes: [64, 64] };
+    assert_eq!(forward.decision, ForwardKernel::Wgmma { problem: Problem::Options, sizes: [64, 64] });
+    assert_eq!(forward.refused, [(dense, "it does not have window, sink".to_owned())]);
+    let backward = config.choose_backward::<bf16>()?;
+    let dense = BackwardKernel::Dense { head_size: 64, masked: true };
+    assert_eq!(backward.decision, BackwardKernel::General { size: 64, capped: false });
+    assert_eq!(backward.refused, [(dense, "it does not have sink".to_owned())]);
+
+    let portable = AttentionConfig { kernels: Kernels::Portable, ..config };
+    let (asked, plain) = ("`kernels` is Portable".to_owned(), ForwardKernel::Portable { head_size: 64 });
+    assert_eq!(portable.choose::<bf16>()?.refused, [(forward.decision, asked.clone()), (plain, "it does not have sink".to_owned())]);
+    assert_eq!(portable.choose_backward::<bf16>()?.refused, [(backward.decision, asked)]);
+    // What is taken first refuses nothing.
+    let first = AttentionConfig { mask: Mask::CausalTopLeft, window: Window::default(), sink: Sink::None, ..config };
+    assert_eq!((first.choose::<bf16>()?.refused, first.choose_backward::<bf16>()?.refused), (Vec::new(), Vec::new()));
+    Ok(())
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// The modules of `host/src` from the bottom up. `kernels` is the crate `oxtile_kernels`: what is below it knows of no kernel.
 const LAYERS: [&str; 13] = [
     "rank",
-    "choice",
     "recording",
     "runtime",
+    "choice",
     "timeline",
     "tensor",
     "bootstrap",

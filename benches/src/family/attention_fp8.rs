@@ -1,7 +1,7 @@
 //! Attention, forward, of e4m3 tensors, beside our bf16 kernel.
 
 use anyhow::Result;
-use oxtile::attention::{AttentionConfig, AttentionFp8, Inputs, Mask, Outputs, Scales};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs, Scales};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::{Float, bf16, e4m3};
 
@@ -45,7 +45,7 @@ fn bench(shape: Shape, mask: Mask) -> Bench {
 }
 
 fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig) -> Result<Prepared> {
-    let attention = AttentionFp8::new(&gpu.runtime, config)?;
+    let attention = Attention::<e4m3>::new(&gpu.runtime, config)?;
     let tensor = |buffer: usize, elements: u64| -> Result<Buffer<e4m3>> {
         let values = gpu.pattern.fill(buffer, elements);
         Ok(Buffer::from_slice(&gpu.stream, &values.into_iter().map(|x| e4m3::from_f32(x.to_f32())).collect::<Vec<_>>())?)
@@ -56,9 +56,9 @@ fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig) -> Result<Prepared>
     let mut out = Buffer::<bf16>::uninitialised(&gpu.stream, of_out)?;
     let mut log_sum_exp = Buffer::<f32>::uninitialised(&gpu.stream, shape.rows())?;
     let graph = {
-        let scales = Scales { q: one.view(), k: one.view(), v: one.view() };
+        let scales = Some(Scales { q: one.view(), k: one.view(), v: one.view() });
         let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
-        let mut bound = attention.bind(&gpu.stream, Inputs::new(q.view(), k.view(), v.view()), scales, outputs)?;
+        let mut bound = attention.bind(&gpu.stream, Inputs { scales, ..Inputs::new(q.view(), k.view(), v.view()) }, outputs)?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?
     };
     Ok(Prepared::new(graph, move |stream| Ok(vec![Output { name: "out", bytes: bytes_of(&out.to_vec_as(stream)?) }])))

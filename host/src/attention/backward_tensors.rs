@@ -3,7 +3,7 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::config::{AttentionConfig, GradientOutput, Sink};
-use super::tensors::{Inputs, check_length};
+use super::tensors::Inputs;
 use crate::runtime::{Error, Result};
 
 /// What the backward pass reads: `out` and its log-sum-exp may be those of more keys than these are, as in a step of a ring
@@ -19,7 +19,8 @@ pub struct BackwardInputs<'a, T> {
     pub grad_out: DeviceView<'a, T>,
 }
 
-/// What a [step](super::AttentionBackward::step) of the backward pass reads: as [`BackwardInputs`], with what was prepared of the result in its place.
+/// What a [step](super::AttentionBackward::step) of the backward pass reads: as [`BackwardInputs`], with the prepared row sums
+/// in place of the result.
 pub struct BackwardStep<'a, T> {
     /// What the forward pass reads. Sequences do not share rows.
     pub forward: Inputs<'a, T>,
@@ -31,18 +32,18 @@ pub struct BackwardStep<'a, T> {
     pub grad_out: DeviceView<'a, T>,
 }
 
-/// What it writes, each of its tensor's shape.
+/// What the backward pass writes: gradients of the shapes of their tensors.
 ///
 /// Rows between sequences become zeros if their [`Padding`](super::Padding) is zeroed; sums are left as they are there.
 pub struct Gradients<'a, T> {
-    /// Of the queries.
+    /// The gradient of the queries.
     pub q: GradientTarget<'a, T>,
-    /// Of the keys.
+    /// The gradient of the keys.
     pub k: GradientTarget<'a, T>,
-    /// Of the values.
+    /// The gradient of the values.
     pub v: GradientTarget<'a, T>,
-    /// Of the sink, `[heads]`, if it is [learnable](Sink::Learnable) and its gradient is wanted. It is written, never added to, and is
-    /// whole: of the steps of a ring one asks for it.
+    /// The gradient of the sink, `[heads]`, if that is [learnable](Sink::Learnable) and the gradient is wanted. It is written, never added
+    /// to, and complete: of the steps of a ring one asks for it.
     pub sink: Option<DeviceViewMut<'a, f32>>,
 }
 
@@ -53,6 +54,9 @@ pub enum GradientTarget<'a, T> {
     /// As [`GradientOutput::Added`].
     Added(DeviceViewMut<'a, f32>),
 }
+
+/// Tensors of queries, keys and values, or none.
+type Three<'a, T> = Option<[DeviceViewMut<'a, T>; 3]>;
 
 impl<'a, T> Gradients<'a, T> {
     /// Gradients of the inputs' type.
@@ -76,60 +80,29 @@ impl<'a, T> Gradients<'a, T> {
             let why = format!("the configuration's sink is {:?}, which has none: leave it out", config.sink);
             return Err(Error::Invalid { what: "AttentionBackward, gradients of sink", why });
         }
-        check_length("AttentionBackward, gradients of sink", config.heads, sink.len())
+        Error::check_length("AttentionBackward, gradients of sink", config.heads, sink.len())
+    }
+
+    /// The tensors of queries, keys and values, all [checked](Self::check) to be rounded or all to be added to.
+    pub(super) fn split(self) -> (Three<'a, T>, Three<'a, f32>) {
+        match (self.q, self.k, self.v) {
+            (GradientTarget::Rounded(q), GradientTarget::Rounded(k), GradientTarget::Rounded(v)) => (Some([q, k, v]), None),
+            (GradientTarget::Added(q), GradientTarget::Added(k), GradientTarget::Added(v)) => (None, Some([q, k, v])),
+            _ => unreachable!("gradients are checked before they are bound"),
+        }
     }
 }
 
-impl<'a, T> GradientTarget<'a, T> {
+impl<T> GradientTarget<'_, T> {
     fn check(&self, what: &'static str, length: u64, wanted: GradientOutput) -> Result<()> {
         let (given, found) = match self {
             Self::Rounded(view) => (GradientOutput::Rounded, view.len()),
             Self::Added(view) => (GradientOutput::Added, view.len()),
         };
         if given != wanted {
-            return Err(Error::Invalid {
-                what,
-                why: format!("the configuration's gradients are {wanted:?}, the tensor given is {given:?}"),
-            });
+            let why = format!("the configuration's gradients are {wanted:?}, the tensor given is {given:?}");
+            return Err(Error::Invalid { what, why });
         }
-        check_length(what, length, found)
+        Error::check_length(what, length, found)
     }
-
-    /// The tensor, as one of the two.
-    pub(super) fn split(self) -> (Option<DeviceViewMut<'a, T>>, Option<DeviceViewMut<'a, f32>>) {
-        match self {
-            Self::Rounded(view) => (Some(view), None),
-            Self::Added(view) => (None, Some(view)),
-        }
-    }
-}
-
-impl<T> BackwardInputs<'_, T> {
-    /// Lengths as configured, and what the configuration asks for.
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
-        self.forward.check(config)?;
-        let rows = config.rows()[0] * config.heads;
-        check_length("AttentionBackward, out", rows * config.value_size(), self.out.len())?;
-        check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
-        check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
-    }
-}
-
-impl<T> BackwardStep<'_, T> {
-    /// As [`BackwardInputs::check`].
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
-        self.forward.check(config)?;
-        let rows = config.rows()[0] * config.heads;
-        check_length("AttentionBackward, deltas", rows, self.deltas.len())?;
-        check_length("AttentionBackward, log_sum_exp", rows, self.log_sum_exp.len())?;
-        check_length("AttentionBackward, grad_out", rows * config.value_size(), self.grad_out.len())
-    }
-}
-
-/// A view that may not be there, for one launch.
-pub(super) fn reborrow<'s, T>(view: &'s mut Option<DeviceViewMut<'_, T>>) -> Option<DeviceViewMut<'s, T>> {
-    view.as_mut().map(|view| {
-        let length = view.len();
-        view.slice_mut(0, length)
-    })
 }

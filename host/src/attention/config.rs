@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 
-use oxtile_kernels::attention::{FAR, MOST_PARTS, Mask as Bounds, Sequence, Window as Seen};
+use oxtile_kernels::attention::MOST_PARTS;
 
 use crate::runtime::{Error, Result};
 use crate::tensor::shape::numel;
 
-/// What is computed. Made complete by `..AttentionConfig::default()`, which is one batch of one head, all keys seen.
+/// What is computed. `..AttentionConfig::default()` completes it: one batch of one head, whose queries see all keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// How sequences lie in the tensors.
@@ -28,13 +28,13 @@ pub struct AttentionConfig {
     pub value_size: Option<u64>,
     /// Which keys a query sees.
     pub mask: Mask,
-    /// Of those, the ones near it.
+    /// Which of those are near enough.
     pub window: Window,
-    /// Factor of the scores, from 1e-20 to 1e8; `head_size` to the power -1/2 if none. Scores are `f32`, before the factor and behind it:
+    /// Factor of the scores, from 1e-20 to 1e8; `head_size` to the power -1/2 if none. Scores are `f32`, before and after the factor:
     /// finite ones below -1e30 count as masked; overflow gives NaN.
     pub scale: Option<f32>,
-    /// `c` in `c tanh(score / c)`, which replaces scaled scores, from 1e-20 to 1000: kernels have the hyperbolic tangent to about 1e-7, so that the
-    /// error of a capped score grows with the cap. The scores as they are if none.
+    /// `c` in `c tanh(score / c)`, which replaces scaled scores, from 1e-20 to 1000; none leaves them as they are. The error of a capped score
+    /// grows with the cap, as the kernels' hyperbolic tangent is right to about 1e-7.
     pub soft_cap: Option<f32>,
     /// What the softmax counts beside the keys.
     pub sink: Sink,
@@ -46,12 +46,12 @@ pub struct AttentionConfig {
     pub max_logit: bool,
     /// Which kernels may be taken.
     pub kernels: Kernels,
-    /// Parts into which the keys of dense tensors are divided in the forward pass, for as many blocks of each tile of queries: from 1, undivided,
-    /// to 32. None divides them where a device's multiprocessors are better used so.
+    /// Parts into which the keys of dense tensors are divided in the forward pass, a block for each part of each tile of queries: from 1, undivided,
+    /// to 32; none chooses the number for the device.
     ///
     /// More than one takes `4 * key_parts * batches * heads * queries * (value_size + 1)` bytes on the device, which
     /// [`Attention::bind`](super::Attention::bind) allocates: results of the parts and their log-sum-exps, in `f32`. The last bits of results
-    /// depend on the number of parts, and without one so on the device; they are the same in every run.
+    /// depend on the number of parts, and so, if none is given, on the device. They are the same in every run.
     pub key_parts: Option<u64>,
     /// Where the gradients of the backward pass go.
     pub gradients: GradientOutput,
@@ -103,19 +103,19 @@ pub enum Mask {
 }
 
 /// Keys a query sees on either side of the diagonal aligned bottom-right, in each sequence: query `i` sees keys from `i + keys -
-/// queries - left` to `i + keys - queries + right`, of those that the [`Mask`] leaves it. None is no bound.
+/// queries - left` to `i + keys - queries + right`, if the [`Mask`] leaves them. None is no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Before the diagonal.
+    /// Keys before the diagonal.
     pub left: Option<u64>,
-    /// Behind it.
+    /// Keys after it.
     pub right: Option<u64>,
 }
 
-/// What the softmax counts beside the keys, without a value: the weights of a row then sum to less than 1.
+/// What the softmax counts beside the keys, without a value: the probabilities of a row then sum to less than 1.
 ///
-/// The log-sum-exp counts it too. Each launch counts it, so that of the steps of a ring ([`Output::Merged`]) exactly one has the sink, and the
-/// others have [`Sink::None`].
+/// The log-sum-exp counts it too. Each launch counts it: of the steps of a ring ([`Output::Merged`]) exactly one has the sink, the others have
+/// [`Sink::None`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sink {
     /// Nothing.
@@ -143,16 +143,16 @@ pub enum Output {
     Last,
 }
 
-/// Rows, heads and sequences are below.
+/// The numbers of rows, heads and sequences are below this.
 pub(super) const LIMIT: u64 = 1 << 30;
-/// Factors of scores, and caps, are at least: their ratios stay normal numbers.
+/// The least factor of scores, and the least cap: their ratios stay normal numbers.
 const SMALLEST: f32 = 1e-20;
-/// Factors of scores are at most: times what counts as hidden they are finite.
+/// The largest factor of scores: times the score from which on keys count as masked it is finite.
 const LARGEST_SCALE: f32 = 1e8;
-/// Caps are at most: of larger ones the error of a capped score would be seen in the log-sum-exp.
+/// The largest cap: with a larger one the error of a capped score would be seen in the log-sum-exp.
 const LARGEST_CAP: f32 = 1000.0;
-/// Sizes of a head are at most.
-pub(super) const LARGEST_SIZE: u64 = 256;
+/// The largest size of a head.
+const LARGEST_SIZE: u64 = 256;
 
 impl Default for AttentionConfig {
     fn default() -> Self {
@@ -202,7 +202,7 @@ impl AttentionConfig {
             return refuse(field, size, format!("at most {}", LIMIT - 1));
         }
         if self.key_heads == 0 {
-            return refuse("key_heads", 0, "at least 1, though there be no heads");
+            return refuse("key_heads", 0, "at least 1, even without query heads");
         }
         if !self.heads.is_multiple_of(self.key_heads) {
             return refuse("key_heads", self.key_heads, format!("a divisor of heads, which is {}", self.heads));
@@ -255,9 +255,14 @@ impl AttentionConfig {
         }
     }
 
+    /// Whether there is no result.
+    pub(super) fn is_output_empty(&self) -> bool {
+        [self.batches, self.queries, self.heads].contains(&0)
+    }
+
     /// Whether there is neither a result nor a gradient.
     pub(super) fn is_empty(&self) -> bool {
-        [self.batches, self.queries, self.heads].contains(&0) && [self.batches, self.keys, self.key_heads].contains(&0)
+        self.is_output_empty() && [self.batches, self.keys, self.key_heads].contains(&0)
     }
 
     /// Refuses more rows, of queries and of keys, than kernels count that address all sequences of a tensor as one.
@@ -286,18 +291,5 @@ impl AttentionConfig {
             numel(&[keys, self.key_heads, self.head_size])?,
             numel(&[keys, self.key_heads, self.value_size()])?,
         ])
-    }
-
-    /// What bounds all sequences, as kernels want it.
-    pub(super) fn seen(&self) -> Seen {
-        let bound = |bound: Option<u64>| bound.map_or(FAR, |bound| bound as i32);
-        let right = if self.mask == Mask::CausalBottomRight { 0 } else { FAR };
-        Seen { left: bound(self.window.left), right: right.min(bound(self.window.right)), top_left: self.mask == Mask::CausalTopLeft }
-    }
-
-    /// What bounds each of the sequences of a dense layout.
-    pub(super) fn bounds(&self) -> Bounds {
-        let (queries, keys) = (self.queries as u32, self.keys as u32);
-        self.seen().of(&Sequence::alone(queries, keys))
     }
 }

@@ -1,37 +1,36 @@
-//! The forward pass: tensors bound, kernels launched.
+//! The forward pass: the table of its kernels, one of which is chosen, loaded and bound.
 
 use std::fmt;
+use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionForward, AttentionForwardSplit, Causal, Full, Narrow, Optioned, PackedCausal, PackedFull, PackedRingCausal,
-    PackedRingFull, Pair, RingCausal, RingFull, Team, Wide,
+    AttentionForward, AttentionForwardFp8 as Fp8, AttentionForwardPortable as Portable, AttentionForwardPortableGeneral as PortableGeneral,
+    AttentionForwardSplit, Causal, FP8_KEYS, FP8_QUERIES, Full, Narrow, Optioned, PORTABLE_KEYS, PORTABLE_QUERIES, PackedCausal,
+    PackedFull, PackedRingCausal, PackedRingFull, Pair, RingCausal, RingFull, Team, Wide,
 };
-use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{bf16, f16};
+use oxtile_tile::layout::{Swizzle64, Swizzle128};
+use oxtile_tile::num::{Pod, bf16, e4m3, f16};
 
+use super::choice::{ForwardKernel, Problem};
 use super::config::AttentionConfig;
-use super::plan::{Facts, Key, Kind};
-use super::portable::PortableElement;
+use super::problems::{bind_dense, bind_options, bind_packed};
+use super::table::{Load, rows};
 use super::tensors::{Inputs, Outputs};
-use super::{dense, options, packed};
-use crate::runtime::{Error, Result, Runtime, Stream};
+use super::{divided_keys, fp8, portable};
+use crate::choice::{Choice, Entry, Table};
+use crate::runtime::{Bound, Result, Runtime, Stream};
 
-/// Attends with elements of `T`: `bf16` or `f16`.
+/// Attends with elements of `T`: `bf16` or `f16`, or `e4m3` with [scales](super::Scales).
 ///
 /// Results go to the caller's buffers ([`Outputs`]) and are not returned: so nothing is allocated where tensors are [bound](Self::bind) once and
-/// [run](BoundAttention::run) often, a graph captures a run, and results can be written where they are wanted, as into a ring's running ones.
+/// [run](Bound::run) often, a graph captures a run, and results can be written where they are wanted, as into a ring's running ones.
 /// What the backward pass needs of this one are two of those buffers, `out` and `log_sum_exp`, which
 /// [`BackwardInputs`](super::BackwardInputs) takes beside the inputs; there is no other state.
-pub struct Attention<T> {
+pub struct Attention<T: AttentionElement> {
     config: AttentionConfig,
-    instance: Option<Box<dyn Instance<T>>>,
+    choice: Choice<ForwardKernel>,
+    bind: Option<Bind<T>>,
 }
-
-/// Attention of given tensors, ready to be enqueued any number of times, in a graph's capture too. Runs that overlap,
-/// on streams that do not wait for each other, need one each.
-pub struct BoundAttention<'a>(pub(super) Box<Launch<'a>>);
-
-pub(super) type Launch<'a> = dyn FnMut(&Stream) -> Result<()> + Send + 'a;
 
 impl<T: AttentionElement> Attention<T> {
     /// Checks the configuration and loads its kernel.
@@ -39,156 +38,145 @@ impl<T: AttentionElement> Attention<T> {
     /// # Errors
     /// As [`AttentionConfig::choose_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: AttentionConfig) -> Result<Self> {
-        let device = runtime.device(0)?;
-        let launches = !config.choose_on::<T>(&device)?.kernel.is_empty();
-        if config.is_portable_on(&device) {
-            return Ok(Self { config, instance: launches.then(|| T::load_portable(runtime, config.portable_key())).transpose()? });
-        }
-        let config = config.divided_for::<T>(&device);
-        Ok(Self { config, instance: launches.then(|| T::load(runtime, config.key())).transpose()? })
+        let (config, choice) = config.decide::<T>(Some(&runtime.device(0)?))?;
+        let bind = choice.load(T::KERNELS, runtime)?;
+        Ok(Self { config, choice, bind })
+    }
+
+    /// The kernel, and why.
+    pub fn choice(&self) -> &Choice<ForwardKernel> {
+        &self.choice
     }
 
     /// Binds tensors; encodes their tensor maps on the device and waits for those to be there. Allocates on the device what runs share: some
-    /// words, and much more where keys are [divided](AttentionConfig::key_parts).
+    /// words, and much more where keys are [divided](AttentionConfig::key_parts). Runs that overlap, on streams that do not wait for each
+    /// other, need one bound operation each.
     ///
     /// # Errors
-    /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
-    /// [`TensorMap::strided`](crate::tensor::TensorMap::strided).
-    pub fn bind<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<BoundAttention<'a>> {
+    /// [`Error::Length`](crate::Error::Length) if a view does not have the configuration's size, [`Error::Invalid`](crate::Error::Invalid) if
+    /// one is missing or too many; as [`TensorMap::strided`](crate::tensor::TensorMap::strided).
+    pub fn bind<'a>(&self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T::Out>) -> Result<Bound<'a>> {
         inputs.check(&self.config)?;
         outputs.check(&self.config)?;
-        match &self.instance {
-            Some(instance) => instance.bind(Binding { stream, config: self.config, inputs, outputs }),
+        match &self.bind {
+            Some(bind) => bind(Binding { stream, config: self.config, inputs, outputs }),
             None => outputs.of_nothing(stream),
         }
     }
 
     /// Binds tensors and attends once. Allocates as [`bind`](Self::bind) does in each call: what attends to the same tensors more than once is
-    /// bound once and [run](BoundAttention::run) each time.
+    /// bound once and [run](Bound::run) each time.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind) and [`BoundAttention::run`].
-    pub fn forward(&self, stream: &Stream, inputs: Inputs<'_, T>, outputs: Outputs<'_, T>) -> Result<()> {
+    /// As [`bind`](Self::bind) and [`Bound::run`].
+    pub fn forward(&self, stream: &Stream, inputs: Inputs<'_, T>, outputs: Outputs<'_, T::Out>) -> Result<()> {
         self.bind(stream, inputs, outputs)?.run(stream)
     }
 }
 
-impl<'a> BoundAttention<'a> {
-    /// What is enqueued.
-    pub(super) fn new(launch: impl FnMut(&Stream) -> Result<()> + Send + 'a) -> Self {
-        Self(Box::new(launch))
-    }
-
-    /// Nothing to be enqueued.
-    pub(super) fn nothing() -> Self {
-        Self::new(|_| Ok(()))
-    }
-
-    /// Enqueues it.
-    ///
-    /// # Errors
-    /// As [`Loaded::launch`](crate::Loaded::launch).
-    pub fn run(&mut self, stream: &Stream) -> Result<()> {
-        (self.0)(stream)
-    }
-}
-
 /// An element of `Q`, `K` and `V`.
-pub trait AttentionElement: PortableElement {
-    /// A kernel's name and step; none if there is none.
-    #[doc(hidden)]
-    fn facts(key: Key) -> Option<Facts>;
+pub trait AttentionElement: Pod {
+    /// An element of the result.
+    type Out: Pod;
 
-    /// Loads it.
+    /// Whether inputs come with [`Scales`](super::Scales).
+    const IS_SCALED: bool;
+
+    /// The kernels.
     #[doc(hidden)]
-    fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>>;
+    const KERNELS: Table<ForwardKernel, Bind<Self>>;
 }
 
-/// A loaded kernel of any head size and mask.
+/// A kernel of the table.
+pub(super) type ForwardEntry<T> = Entry<ForwardKernel, Bind<T>>;
+
+/// Binds tensors to a loaded kernel.
 #[doc(hidden)]
-pub trait Instance<T>: Send + Sync {
-    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>>;
-}
+pub type Bind<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<Bound<'a>> + Send + Sync>;
 
 /// Tensors to be bound, of the lengths that the configuration says.
 #[doc(hidden)]
-pub struct Binding<'s, 'a, T> {
+pub struct Binding<'s, 'a, T: AttentionElement> {
     pub(super) stream: &'s Stream,
     pub(super) config: AttentionConfig,
     pub(super) inputs: Inputs<'a, T>,
-    pub(super) outputs: Outputs<'a, T>,
+    pub(super) outputs: Outputs<'a, T::Out>,
 }
 
-/// A loaded kernel, and the function that binds tensors to it.
-struct Entry<K, B>(K, B);
-
-impl<T, K, B> Instance<T> for Entry<K, B>
+/// Loads the kernels that a function binds tensors to.
+fn load_with<K, T>(runtime: &Runtime, bind: for<'s, 'a> fn(Arc<K>, Binding<'s, 'a, T>) -> Result<Bound<'a>>) -> Result<Bind<T>>
 where
-    K: Send + Sync,
-    B: for<'a> Fn(&'a K, Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> + Send + Sync,
+    K: Load + Send + Sync + 'static,
+    T: AttentionElement,
 {
-    fn bind<'a>(&'a self, binding: Binding<'_, 'a, T>) -> Result<BoundAttention<'a>> {
-        (self.1)(&self.0, binding)
-    }
+    let kernels = Arc::new(K::load(runtime)?);
+    Ok(Box::new(move |binding| bind(Arc::clone(&kernels), binding)))
 }
 
-/// Each row: sizes of heads, keys of a step, and which warpgroups compute it. The kinds of a row, their policies, and what binds tensors to
-/// them are the same for all rows of a group.
+/// The kernels on wgmma with one tile: elements of a row of a head of `Q` and of `V`, keys of a step, and the warpgroups that compute it.
+macro_rules! tile {
+    ($t:ident $d:tt $v:tt $keys:tt $team:ident dense) => { tile! { @ $t [$d $v $keys $team] bind_dense
+        [Dense { causal: false, ring: false }] Full; [Dense { causal: true, ring: false }] Causal;
+        [Dense { causal: false, ring: true }] RingFull; [Dense { causal: true, ring: true }] RingCausal;
+    } };
+    ($t:ident $d:tt $v:tt $keys:tt $team:ident packed) => { tile! { @ $t [$d $v $keys $team] bind_packed
+        [Packed { causal: false, ring: false }] PackedFull; [Packed { causal: true, ring: false }] PackedCausal;
+        [Packed { causal: false, ring: true }] PackedRingFull; [Packed { causal: true, ring: true }] PackedRingCausal;
+    } };
+    ($t:ident $d:tt $v:tt $keys:tt $team:ident divided) => { rows! { ForwardKernel:
+        [Wgmma { problem: Problem::Divided, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+            AttentionForwardSplit<$t, $d, $v, $keys, $team>: divided_keys::bind::<$t, $d, $v, $keys, $team>;
+    } };
+    ($t:ident $d:tt $v:tt $keys:tt $team:ident options) => { rows! { ForwardKernel:
+        [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+            AttentionForward<$t, $d, $v, $keys, $team, Optioned>: bind_options::<$t, $d, $v, $keys, $team>;
+    } };
+    (@ $t:ident [$d:tt $v:tt $keys:tt $team:ident] $bind:ident $([$($problem:tt)*] $policy:ident;)*) => { rows! { ForwardKernel: $(
+        [Wgmma { problem: Problem::$($problem)*, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+            AttentionForward<$t, $d, $v, $keys, $team, $policy>: $bind::<$t, $d, $v, $keys, $team, $policy, _, _>;
+    )* } };
+}
+
 macro_rules! elements {
-    (@ $t:ident dense $([$d:tt $v:tt $keys:tt $team:ident])* packed $([$pd:tt $pv:tt $pkeys:tt $pteam:ident])* options $([$od:tt $ov:tt $okeys:tt $oteam:ident])*) => {
-        elements! { @@ $t
-            $([$d $v $keys $team] Full: Full by dense::bind;)*
-            $([$d $v $keys $team] Causal: Causal by dense::bind;)*
-            $([$d $v $keys $team] RingFull: RingFull by dense::bind;)*
-            $([$d $v $keys $team] RingCausal: RingCausal by dense::bind;)*
-            $([$pd $pv $pkeys $pteam] Packed: PackedFull by packed::bind;)*
-            $([$pd $pv $pkeys $pteam] PackedCausal: PackedCausal by packed::bind;)*
-            $([$pd $pv $pkeys $pteam] PackedRing: PackedRingFull by packed::bind;)*
-            $([$pd $pv $pkeys $pteam] PackedRingCausal: PackedRingCausal by packed::bind;)*
-            $([$od $ov $okeys $oteam] Options: Optioned by options::bind;)*
-            split $([$d $v $keys $team])*
-        }
-    };
-    (@@ $t:ident $([$d:tt $v:tt $keys:tt $team:ident] $kind:ident: $policy:ident by $bind:path;)* split $([$sd:tt $sv:tt $skeys:tt $steam:ident])*) => {
+    ($($t:ident)*) => { $(
         impl AttentionElement for $t {
-            fn facts(key: Key) -> Option<Facts> {
-                let facts = |name, queries, keys| Some(Facts { name, step: [queries, keys] });
-                match (key.sizes, key.kind) {
-                    $(([$d, $v], Kind::$kind) => {
-                        facts(<AttentionForward<$t, $d, $v, $keys, $team, $policy> as Kernel>::INFO.name, <$team as Team>::QUERIES, $keys)
-                    })*
-                    $(([$sd, $sv], Kind::Split) => {
-                        facts(<AttentionForwardSplit<$t, $sd, $sv, $skeys, $steam> as Kernel>::INFO.name, <$steam as Team>::QUERIES, $skeys)
-                    })*
-                    _ => None,
-                }
-            }
-
-            fn load(runtime: &Runtime, key: Key) -> Result<Box<dyn Instance<Self>>> {
-                Ok(match (key.sizes, key.kind) {
-                    $(([$d, $v], Kind::$kind) => {
-                        Box::new(Entry(runtime.load::<AttentionForward<$t, $d, $v, $keys, $team, $policy>>()?, $bind))
-                    })*
-                    $(([$sd, $sv], Kind::Split) => {
-                        let attend = runtime.load::<AttentionForwardSplit<$t, $sd, $sv, $skeys, $steam>>()?;
-                        Box::new((attend, runtime.load::<AttentionCombine<$t>>()?))
-                    })*
-                    _ => return Err(Error::Invalid { what: "Attention", why: format!("no kernel for {key:?}") }),
-                })
-            }
+            type Out = $t;
+            const IS_SCALED: bool = false;
+            const KERNELS: Table<ForwardKernel, Bind<$t>> = &[
+                tile!($t 64 64 128 Narrow dense), tile!($t 128 128 128 Pair dense),
+                tile!($t 192 128 128 Wide dense), tile!($t 256 256 80 Wide dense),
+                tile!($t 64 64 128 Narrow divided), tile!($t 128 128 128 Pair divided),
+                tile!($t 192 128 128 Wide divided), tile!($t 256 256 80 Wide divided),
+                tile!($t 64 64 128 Narrow packed), tile!($t 128 128 128 Pair packed),
+                tile!($t 64 64 128 Pair options), tile!($t 128 128 128 Wide options),
+                tile!($t 192 128 128 Wide options), tile!($t 256 256 64 Wide options),
+                rows! { ForwardKernel:
+                    [Portable { head_size: 64 }] [PORTABLE_QUERIES, PORTABLE_KEYS] Portable<$t, 64>: portable::bind::<$t, 64>;
+                    [Portable { head_size: 128 }] [PORTABLE_QUERIES, PORTABLE_KEYS] Portable<$t, 128>: portable::bind::<$t, 128>;
+                    [PortableGeneral { panels: 1 }] [PORTABLE_QUERIES, 64] PortableGeneral<$t, 1, 64>: portable::bind_general::<$t, 1, 64>;
+                    [PortableGeneral { panels: 2 }] [PORTABLE_QUERIES, 64] PortableGeneral<$t, 2, 64>: portable::bind_general::<$t, 2, 64>;
+                    [PortableGeneral { panels: 4 }] [PORTABLE_QUERIES, 32] PortableGeneral<$t, 4, 32>: portable::bind_general::<$t, 4, 32>;
+                },
+            ];
         }
-    };
-    ($($rows:tt)*) => { elements! { @ bf16 $($rows)* } elements! { @ f16 $($rows)* } };
+    )* };
 }
 
-elements! {
-    dense [64 64 128 Narrow] [128 128 128 Pair] [192 128 128 Wide] [256 256 80 Wide]
-    packed [64 64 128 Narrow] [128 128 128 Pair]
-    options [64 64 128 Pair] [128 128 128 Wide] [192 128 128 Wide] [256 256 64 Wide]
+elements! { bf16 f16 }
+
+impl AttentionElement for e4m3 {
+    type Out = bf16;
+    const IS_SCALED: bool = true;
+    const KERNELS: Table<ForwardKernel, Bind<e4m3>> = &[rows! { ForwardKernel:
+        [Fp8 { head_size: 64, causal: false }] [FP8_QUERIES, FP8_KEYS] Fp8<64, Swizzle64, false>: fp8::bind::<64, Swizzle64, false>;
+        [Fp8 { head_size: 64, causal: true }] [FP8_QUERIES, FP8_KEYS] Fp8<64, Swizzle64, true>: fp8::bind::<64, Swizzle64, true>;
+        [Fp8 { head_size: 128, causal: false }] [FP8_QUERIES, FP8_KEYS] Fp8<128, Swizzle128, false>: fp8::bind::<128, Swizzle128, false>;
+        [Fp8 { head_size: 128, causal: true }] [FP8_QUERIES, FP8_KEYS] Fp8<128, Swizzle128, true>: fp8::bind::<128, Swizzle128, true>;
+    }];
 }
 
-impl<T> fmt::Debug for Attention<T> {
+impl<T: AttentionElement> fmt::Debug for Attention<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attention").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("Attention").field("config", &self.config).field("choice", &self.choice).finish_non_exhaustive()
     }
 }

@@ -7,23 +7,25 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config` | what is computed, checked as a whole: sizes, causal masks, sliding windows, sinks, results merged into those of a ring |
-//! | `plan` | which kernel a configuration takes, and why |
+//! | `arguments` | what a configuration is to the kernels: sizes, masks, the order of tiles |
+//! | `choice` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
-//! | `forward` | the forward pass |
-//! | `dense`, `packed`, `options` | tensors bound to its kernel, by problem: dense, packed (varlen), with options |
-//! | `sequences`, `sink` | where sequences lie and what the softmax counts beside keys, bound |
-//! | `split` | few queries of many keys, which are divided among blocks (flash-decoding) |
-//! | `fp8` | the same of 8-bit tensors with scales |
+//! | `table` | a row of the tables of kernels |
+//! | `forward` | the forward pass, and the table of its kernels |
+//! | `problems` | tensors bound to the kernel on wgmma: dense, packed (varlen), with options |
+//! | `heads`, `sequences`, `results`, `sink` | what these bind: tensor maps, sequences, the result, what the softmax counts beside keys |
+//! | `divided_keys` | few queries of many keys, which are divided among blocks (flash-decoding) |
+//! | `fp8` | 8-bit tensors with scales |
+//! | `portable` | the kernels for GPUs other than Hopper |
 //! | `backward` | the backward pass, in one call or in two, and the table of its kernels |
-//! | `backward_plan` | which of them a configuration takes, and why |
-//! | `backward_split` | among how many tiles query heads that share keys are split |
+//! | `backward_choice` | which of them a configuration takes, and why |
+//! | `group_parts` | among how many tiles query heads that share keys are split |
 //! | `backward_tensors` | what it reads and writes |
 //! | `backward_deltas` | the row sums of `O dO`, which it needs first |
 //! | `backward_dense` | tensors bound to the kernels of dense tensors |
 //! | `backward_general` | tensors bound to its kernels of everything else |
 //! | `backward_portable` | tensors bound to its kernels for GPUs other than Hopper and for large heads |
-//! | `backward_sequences` | what these two have in common |
-//! | `portable`, `portable_general` | the kernels for GPUs other than Hopper |
+//! | `backward_blocks` | what the kernels on wgmma share |
 //!
 //! ```
 //! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
@@ -48,35 +50,34 @@
 //! # Ok(()) }
 //! ```
 
+mod arguments;
 mod backward;
+mod backward_blocks;
+mod backward_choice;
 mod backward_deltas;
 mod backward_dense;
 mod backward_general;
-mod backward_plan;
 mod backward_portable;
-mod backward_sequences;
-mod backward_split;
 mod backward_tensors;
+mod choice;
 mod config;
-mod dense;
+mod divided_keys;
 mod forward;
 mod fp8;
-mod options;
-mod packed;
-mod plan;
+mod group_parts;
+mod heads;
 mod portable;
-mod portable_general;
+mod problems;
+mod results;
 mod sequences;
 mod sink;
-mod split;
+mod table;
 mod tensors;
 
 pub use backward::{AttentionBackward, BackwardElement, Order};
+pub use backward_choice::BackwardKernel;
 pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};
+pub use choice::{ForwardKernel, Problem};
 pub use config::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
-pub use forward::{Attention, AttentionElement, BoundAttention};
-pub use fp8::{AttentionFp8, Scales};
-pub use portable::PortableElement;
-pub use tensors::{Inputs, Outputs, Padding, Sequences, Target};
-
-pub use crate::choice::Choice;
+pub use forward::{Attention, AttentionElement};
+pub use tensors::{Inputs, Outputs, Padding, Scales, Sequences, Target};

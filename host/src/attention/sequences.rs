@@ -1,117 +1,64 @@
-//! Where sequences lie, bound: their tensor maps, their arrays, their heads.
+//! The sequences of a batch, bound: where they lie, and their heads.
 
-use oxtile_kernels::attention::{Heads, Scores, SequencesArgument};
-use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::register_tile::RegisterElement;
+use oxtile_kernels::attention::{Heads, QueryStatisticsArgument, SequencesArgument};
+use oxtile_tile::launch::DeviceView;
 
 use super::config::{AttentionConfig, Layout};
-use super::tensors::{Inputs, Padding, Sequences};
-use crate::runtime::{Result, Stream};
-use crate::tensor::{SequenceRows, TensorMap, UploadedArray, Uploads};
+use super::tensors::{Padding, Sequences};
+use crate::tensor::{UploadedArray, Uploads};
 
-/// A tensor of heads as rows that sequences are parts of: the layouts are told apart here and by the offsets.
-pub(super) fn rows_of(config: &AttentionConfig, rows: u64, heads: u64, size: u64) -> SequenceRows {
-    match config.layout {
-        Layout::Bshd => SequenceRows { rows: config.batches * rows, row: heads * size, heads, head: size, size },
-        Layout::Sbhd => {
-            let heads = config.batches * heads;
-            SequenceRows { rows, row: heads * size, heads, head: size, size }
-        }
-        Layout::Packed => SequenceRows { rows, row: heads * size, heads, head: size, size },
-    }
+/// The sequences that tensors hold.
+pub(super) struct BoundSequences<'a> {
+    places: Places<'a>,
+    /// Rows of the tensors of queries and of keys.
+    rows: [u32; 2],
+    pub(super) heads: Heads,
+    /// Rows of a head of the log-sum-exp where sequences have heads of their own in it; 0 where its rows are those of the tensor.
+    pub(super) log_rows: u32,
 }
 
-/// Keys and values as sequences are parts of them.
-pub(super) struct SequenceKeys<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> {
-    pub(super) k: TensorMap<'a, T, KEYS, D, Swizzle128, 5>,
-    pub(super) v: TensorMap<'a, T, KEYS, V, Swizzle128, 5>,
-    /// Rows of both.
-    pub(super) rows: u32,
-}
-
-impl<'a, T: RegisterElement, const KEYS: usize, const D: usize, const V: usize> SequenceKeys<'a, T, KEYS, D, V> {
-    /// Without keys nothing is loaded by these maps, which must be of something: the queries.
-    pub(super) fn new(uploads: &mut Uploads, stream: &Stream, config: &AttentionConfig, inputs: &Inputs<'a, T>) -> Result<Self> {
-        let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = *config;
-        let of_keys = |size| rows_of(config, keys, key_heads, size);
-        let ((k, of_k), (v, of_v)) = match of_keys(head_size).rows {
-            0 => [(inputs.q, rows_of(config, queries, heads, head_size)); 2].into(),
-            _ => ((inputs.k, of_keys(head_size)), (inputs.v, of_keys(config.value_size()))),
-        };
-        let rows = if keys == 0 { 0 } else { of_k.rows as u32 };
-        let (k, v) = (TensorMap::sequences_in(uploads, stream, k, of_k)?, TensorMap::sequences_in(uploads, stream, v, of_v)?);
-        Ok(Self { k, v, rows })
-    }
-}
-
-/// Where the sequences lie: given, or made of a dense layout.
-pub(super) enum Placement<'a> {
+/// Where they lie: given, or made of a dense layout.
+enum Places<'a> {
     /// Packed sequences.
     Given(Sequences<'a>),
     /// Ends and offsets, of queries and of keys.
     Dense([[UploadedArray; 2]; 2]),
 }
 
-impl<'a> Placement<'a> {
+impl<'a> BoundSequences<'a> {
+    /// Those of a dense layout, or those given.
     pub(super) fn new(uploads: &mut Uploads, config: &AttentionConfig, given: Option<Sequences<'a>>) -> Self {
-        if let Some(given) = given {
-            return Self::Given(given);
-        }
-        let mut array = |step: u64| uploads.add_array(&(0..=config.batches).map(|batch| (batch * step) as u32).collect::<Vec<u32>>());
-        let offsets = |rows: u64| if config.layout == Layout::Sbhd { 0 } else { rows };
-        Self::Dense([config.queries, config.keys].map(|rows| [array(rows), array(offsets(rows))]))
-    }
-
-    /// The same, copied alone.
-    pub(super) fn copied(stream: &Stream, config: &AttentionConfig, given: Option<Sequences<'a>>) -> Result<Self> {
-        let mut uploads = Uploads::default();
-        let placement = Self::new(&mut uploads, config, given);
-        uploads.copy(stream)?;
-        Ok(placement)
-    }
-
-    /// The argument of a launch on tensors with so many rows of queries and of keys.
-    pub(super) fn argument(&self, [query_rows, key_rows]: [u32; 2]) -> SequencesArgument<'_> {
-        match self {
-            Self::Given(given) => SequencesArgument {
-                query_ends: given.cu_seqlens_q,
-                key_ends: given.cu_seqlens_kv,
-                query_offsets: given.query_offsets(),
-                key_offsets: given.key_offsets(),
-                diagonals: given.diagonals,
-                query_rows,
-                key_rows,
-                padded: given.padding == Padding::Zeroed,
-            },
-            Self::Dense([queries, keys]) => SequencesArgument {
-                query_ends: queries[0].view(),
-                key_ends: keys[0].view(),
-                query_offsets: queries[1].view(),
-                key_offsets: keys[1].view(),
-                diagonals: None,
-                query_rows,
-                key_rows,
-                padded: false,
-            },
+        let AttentionConfig { layout, batches, queries, keys, heads, .. } = *config;
+        let sbhd = layout == Layout::Sbhd;
+        let mut array = |step: u64| uploads.add_array(&(0..=batches).map(|batch| (batch * step) as u32).collect::<Vec<u32>>());
+        let places = given
+            .map_or_else(|| Places::Dense([queries, keys].map(|rows| [array(rows), array(if sbhd { 0 } else { rows })])), Places::Given);
+        let [batches, heads, group, step] = [batches, heads, config.group(), if sbhd { heads } else { 0 }].map(|count| count as u32);
+        Self {
+            places,
+            rows: if sbhd { [queries, keys] } else { config.rows() }.map(|rows| rows as u32),
+            heads: Heads { batches, heads, group, step },
+            log_rows: if layout == Layout::Packed { 0 } else { queries as u32 },
         }
     }
-}
 
-impl AttentionConfig {
-    /// The heads of sequences, as the kernels want them.
-    pub(super) fn kernel_heads(&self) -> Heads {
-        let [batches, heads, group] = [self.batches, self.heads, self.group()].map(|size| size as u32);
-        Heads { batches, heads, group, step: if self.layout == Layout::Sbhd { heads } else { 0 } }
+    /// Statistics of their queries, laid out as the log-sum-exp.
+    pub(super) fn statistics<'s>(&self, log_sum_exp: DeviceView<'s, f32>, deltas: DeviceView<'s, f32>) -> QueryStatisticsArgument<'s> {
+        QueryStatisticsArgument { log_sum_exp, deltas, rows: self.log_rows }
     }
 
-    /// Factor and cap of scores, as the kernels want them.
-    pub(super) fn kernel_scores(&self) -> Scores {
-        let (log2e, scale) = (std::f64::consts::LOG2_E, self.scale());
-        let [scale, cap_limit, cap_factor] = match self.soft_cap.map(f64::from) {
-            None => [scale * log2e, 0.0, 0.0],
-            Some(cap) => [1.0, cap * log2e, 2.0 * log2e * scale / cap],
-        }
-        .map(|x| x as f32);
-        Scores { scale, cap_limit, cap_factor }
+    /// The argument of a launch.
+    pub(super) fn argument(&self) -> SequencesArgument<'_> {
+        let (ends, offsets, diagonals, padded) = match &self.places {
+            Places::Given(given) => (
+                [given.cu_seqlens_q, given.cu_seqlens_kv],
+                [given.query_offsets(), given.key_offsets()],
+                given.diagonals,
+                given.padding == Padding::Zeroed,
+            ),
+            Places::Dense([queries, keys]) => ([queries[0].view(), keys[0].view()], [queries[1].view(), keys[1].view()], None, false),
+        };
+        let ([query_ends, key_ends], [query_offsets, key_offsets], [query_rows, key_rows]) = (ends, offsets, self.rows);
+        SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals, query_rows, key_rows, padded }
     }
 }

@@ -1,8 +1,11 @@
-//! The score that the softmax counts beside the keys, bound.
+//! The score that the softmax counts beside the keys, and its gradient, bound.
 
-use oxtile_tile::launch::DeviceView;
+use oxtile_kernels::attention::{AttentionBackwardSink, AttentionBackwardSinkArgs};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::config::{AttentionConfig, Sink};
+use super::sequences::BoundSequences;
+use crate::runtime::{Loaded, Result, Stream};
 use crate::tensor::{UploadedArray, Uploads};
 
 /// Where scores of sinks come from.
@@ -37,4 +40,19 @@ impl<'a> BoundSink<'a> {
             Self::Learnable(given) => Some(*given),
         }
     }
+}
+
+/// Writes the gradient of a learnable sink, if it is wanted.
+pub(super) fn differentiate_sink(
+    kernel: &Loaded<AttentionBackwardSink>,
+    stream: &Stream,
+    sequences: &BoundSequences<'_>,
+    [log_sum_exp, deltas]: [DeviceView<'_, f32>; 2],
+    sink: Option<DeviceView<'_, f32>>,
+    grad_sink: &mut Option<DeviceViewMut<'_, f32>>,
+) -> Result<()> {
+    let (Some(sink), Some(grad_sink)) = (sink, grad_sink) else { return Ok(()) };
+    let (grad_sink, statistics) = (grad_sink.reborrow(), sequences.statistics(log_sum_exp, deltas));
+    let (sequences, batches) = (sequences.argument(), sequences.heads.batches);
+    kernel.launch(stream, AttentionBackwardSinkArgs { sink, grad_sink, statistics, sequences, batches })
 }

@@ -3,8 +3,8 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::config::{AttentionConfig, Layout, Output, Sink};
-use super::forward::BoundAttention;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use super::forward::AttentionElement;
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 
 /// What attention reads.
 pub struct Inputs<'a, T> {
@@ -18,6 +18,46 @@ pub struct Inputs<'a, T> {
     pub sequences: Option<Sequences<'a>>,
     /// A score for each query head, if the sink is [learnable](Sink::Learnable).
     pub sink: Option<DeviceView<'a, f32>>,
+    /// What an element is worth, if the elements are [scaled](AttentionElement::IS_SCALED).
+    pub scales: Option<Scales<'a>>,
+}
+
+/// What an element of each input is worth: one positive number for the tensor, or one for each of its heads.
+///
+/// Probabilities are rounded to e4m3 too, sums are `f32`, the result is bf16.
+///
+/// ```
+/// use oxtile::attention::{Attention, AttentionConfig, Inputs, Outputs, Scales};
+/// use oxtile::num::{bf16, e4m3};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let stream = runtime.device(0)?.stream()?;
+/// let config = AttentionConfig { queries: 2, keys: 2, head_size: 64, ..AttentionConfig::default() };
+///
+/// let (zero, one, three) = (e4m3::from_bits(0), e4m3::from_bits(0x38), e4m3::from_bits(0x44));
+/// let (q, v) = (vec![zero; 2 * 64], [[one; 64], [three; 64]]);
+/// let (q, v) = (Buffer::from_slice(&stream, &q)?, Buffer::from_slice(&stream, v.as_flattened())?);
+/// let (unit, half) = (Buffer::from_slice(&stream, &[1.0_f32])?, Buffer::from_slice(&stream, &[0.5_f32])?);
+/// let scales = Some(Scales { q: unit.view(), k: unit.view(), v: half.view() });
+/// let inputs = Inputs { scales, ..Inputs::new(q.view(), q.view(), v.view()) };
+/// let mut out = Buffer::<bf16>::zeros(&stream, 2 * 64)?;
+/// let mut log_sum_exp = Buffer::<f32>::zeros(&stream, 2)?;
+/// Attention::new(&runtime, config)?.forward(&stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+///
+/// let out: Vec<half::bf16> = out.to_vec_as(&stream)?;
+/// assert_eq!(out[0].to_f32(), 1.0);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy)]
+pub struct Scales<'a> {
+    /// The scales of the queries: 1 or `heads`.
+    pub q: DeviceView<'a, f32>,
+    /// The scales of the keys: 1 or `key_heads`.
+    pub k: DeviceView<'a, f32>,
+    /// The scales of the values: 1 or `key_heads`.
+    pub v: DeviceView<'a, f32>,
 }
 
 /// The sequences of packed tensors: arrays of `batches + 1` elements on the device, which the host does not read.
@@ -36,7 +76,7 @@ pub struct Sequences<'a> {
     pub cu_seqlens_kv_padded: Option<DeviceView<'a, u32>>,
     /// The key that query 0 of each sequence is aligned with, `batches` elements, from which windows and bottom-right masks count: for
     /// sequences that are cut at an end, as those of a step of a ring. Without it the last query is aligned with the last key. Given if the
-    /// [configuration](AttentionConfig::diagonals) says so.
+    /// [configuration](AttentionConfig::diagonals) asks for it.
     pub diagonals: Option<DeviceView<'a, i32>>,
     /// What becomes of rows between sequences.
     pub padding: Padding,
@@ -92,34 +132,46 @@ impl<'a, T> Target<'a, T> {
 }
 
 impl<'a, T> Inputs<'a, T> {
-    /// Tensors of a dense layout, without a sink.
+    /// Tensors of a dense layout, without a sink and scales.
     pub fn new(q: DeviceView<'a, T>, k: DeviceView<'a, T>, v: DeviceView<'a, T>) -> Self {
-        Self { q, k, v, sequences: None, sink: None }
+        Self { q, k, v, sequences: None, sink: None, scales: None }
     }
 
-    /// Lengths as configured, and what the configuration asks for.
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+    /// Lengths as configured, and what the configuration and the elements ask for.
+    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()>
+    where
+        T: AttentionElement,
+    {
         let [q, k, v] = config.lengths()?;
-        check_length("Attention, q", q, self.q.len())?;
-        check_length("Attention, k", k, self.k.len())?;
-        check_length("Attention, v", v, self.v.len())?;
-        check_given("sink", config.sink == Sink::Learnable, self.sink.is_some())?;
-        check_given("sequences", config.layout == Layout::Packed, self.sequences.is_some())?;
+        Error::check_length("Attention, q", q, self.q.len())?;
+        Error::check_length("Attention, k", k, self.k.len())?;
+        Error::check_length("Attention, v", v, self.v.len())?;
+        check_given("sink", "the configuration", config.sink == Sink::Learnable, self.sink.is_some())?;
+        check_given("sequences", "the configuration", config.layout == Layout::Packed, self.sequences.is_some())?;
+        check_given("scales", "the element type", T::IS_SCALED, self.scales.is_some())?;
         if let Some(sink) = self.sink {
-            check_length("Attention, sink", config.heads, sink.len())?;
+            Error::check_length("Attention, sink", config.heads, sink.len())?;
         }
-        let Some(sequences) = self.sequences else { return Ok(()) };
-        check_length("Attention, cu_seqlens_q", config.batches + 1, sequences.cu_seqlens_q.len())?;
-        check_length("Attention, cu_seqlens_kv", config.batches + 1, sequences.cu_seqlens_kv.len())?;
-        check_length("Attention, cu_seqlens_q_padded", config.batches + 1, sequences.query_offsets().len())?;
-        check_length("Attention, cu_seqlens_kv_padded", config.batches + 1, sequences.key_offsets().len())?;
-        check_given("diagonals", config.diagonals, sequences.diagonals.is_some())?;
-        sequences.diagonals.map_or(Ok(()), |diagonals| check_length("Attention, diagonals", config.batches, diagonals.len()))
+        self.scales.map_or(Ok(()), |scales| scales.check(config))?;
+        self.sequences.map_or(Ok(()), |sequences| sequences.check(config))
+    }
+}
+
+impl Scales<'_> {
+    fn check(&self, config: &AttentionConfig) -> Result<()> {
+        let (heads, key_heads) = (config.heads, config.key_heads);
+        let scales = [
+            ("Attention, scales.q", self.q, heads),
+            ("Attention, scales.k", self.k, key_heads),
+            ("Attention, scales.v", self.v, key_heads),
+        ];
+        let mut several = scales.into_iter().filter(|(_, scales, _)| scales.len() != 1);
+        several.try_for_each(|(what, scales, heads)| Error::check_length(what, heads, scales.len()))
     }
 }
 
 impl<'a> Sequences<'a> {
-    /// Sequences without padding: as many queries, and keys, as lie between their offsets.
+    /// Sequences without padding: each ends where the next one begins.
     pub fn new(cu_seqlens_q: DeviceView<'a, u32>, cu_seqlens_kv: DeviceView<'a, u32>) -> Self {
         Self {
             cu_seqlens_q,
@@ -129,6 +181,16 @@ impl<'a> Sequences<'a> {
             diagonals: None,
             padding: Padding::Zeroed,
         }
+    }
+
+    fn check(&self, config: &AttentionConfig) -> Result<()> {
+        let ends = config.batches + 1;
+        Error::check_length("Attention, cu_seqlens_q", ends, self.cu_seqlens_q.len())?;
+        Error::check_length("Attention, cu_seqlens_kv", ends, self.cu_seqlens_kv.len())?;
+        Error::check_length("Attention, cu_seqlens_q_padded", ends, self.query_offsets().len())?;
+        Error::check_length("Attention, cu_seqlens_kv_padded", ends, self.key_offsets().len())?;
+        check_given("diagonals", "the configuration", config.diagonals, self.diagonals.is_some())?;
+        self.diagonals.map_or(Ok(()), |diagonals| Error::check_length("Attention, diagonals", config.batches, diagonals.len()))
     }
 
     /// Where the queries begin.
@@ -162,47 +224,41 @@ impl<'a, T> Outputs<'a, T> {
     /// As [`Inputs::check`].
     pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
         let rows = config.rows()[0];
-        let constructor = match (config.output, &self.out) {
-            (Output::Rounded, Target::Rounded(_)) | (Output::Merged | Output::First, Target::Merged(_)) => None,
-            (Output::Last, Target::Last { .. }) => None,
-            (Output::Rounded, _) => Some("new"),
-            (Output::Merged | Output::First, _) => Some("merged"),
-            (Output::Last, _) => Some("last"),
+        let (constructor, fits) = match config.output {
+            Output::Rounded => ("new", matches!(self.out, Target::Rounded(_))),
+            Output::Merged | Output::First => ("merged", matches!(self.out, Target::Merged(_))),
+            Output::Last => ("last", matches!(self.out, Target::Last { .. })),
         };
-        if let Some(constructor) = constructor {
+        if !fits {
             let why = format!("the configuration's output is {:?}: give `Outputs::{constructor}`", config.output);
             return Err(Error::Invalid { what: "Attention, out", why });
         }
         let elements = rows * config.heads * config.value_size();
         match &self.out {
-            Target::Rounded(out) => check_length("Attention, out", elements, out.len())?,
-            Target::Merged(running) => check_length("Attention, out", elements, running.len())?,
+            Target::Rounded(out) => Error::check_length("Attention, out", elements, out.len())?,
+            Target::Merged(running) => Error::check_length("Attention, out", elements, running.len())?,
             Target::Last { running, out } => {
-                check_length("Attention, running", elements, running.len())?;
-                check_length("Attention, out", elements, out.len())?;
+                Error::check_length("Attention, running", elements, running.len())?;
+                Error::check_length("Attention, out", elements, out.len())?;
             }
         }
-        check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
-        check_given("max_logit", config.max_logit, self.max_logit.is_some())?;
-        self.max_logit.as_ref().map_or(Ok(()), |max_logit| check_length("Attention, max_logit", config.heads, max_logit.len()))
+        Error::check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
+        check_given("max_logit", "the configuration", config.max_logit, self.max_logit.is_some())?;
+        self.max_logit.as_ref().map_or(Ok(()), |scores| Error::check_length("Attention, max_logit", config.heads, scores.len()))
     }
 
-    /// What there is to do where the output is empty: nothing is seen, so each head's largest score becomes -inf.
-    pub(super) fn of_nothing(self, stream: &Stream) -> Result<BoundAttention<'a>> {
-        let Some(mut max_logit) = self.max_logit else { return Ok(BoundAttention::nothing()) };
+    /// Binds an empty output: nothing is seen, so each head's largest score becomes -inf.
+    pub(super) fn of_nothing(self, stream: &Stream) -> Result<Bound<'a>> {
+        let Some(mut max_logit) = self.max_logit else { return Ok(Bound::in_turn(Vec::new())) };
         let none = Buffer::from_slice(stream, &vec![f32::NEG_INFINITY; max_logit.len() as usize])?;
-        Ok(BoundAttention::new(move |stream| none.copy_to_view(stream, &mut max_logit, "Attention", "max_logit")))
+        Ok(Bound::new(move |stream| none.copy_to_view(stream, &mut max_logit, "Attention", "max_logit")))
     }
 }
 
-pub(super) fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
-}
-
-fn check_given(field: &str, wanted: bool, given: bool) -> Result<()> {
+fn check_given(field: &str, asks: &str, wanted: bool, given: bool) -> Result<()> {
     let why = match (wanted, given) {
-        (true, false) => format!("the configuration asks for `{field}`, which is none: give it"),
-        (false, true) => format!("`{field}` is given, which the configuration does not ask for: leave it out"),
+        (true, false) => format!("{asks} asks for `{field}`, which is none: give it"),
+        (false, true) => format!("`{field}` is given, which {asks} does not ask for: leave it out"),
         _ => return Ok(()),
     };
     Err(Error::Invalid { what: "Attention", why })

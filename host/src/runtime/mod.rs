@@ -66,7 +66,7 @@ pub use graph::Graph;
 pub use library::{KernelImage, KernelLibrary};
 pub use module::Loaded;
 pub use pinned::PinnedBuffer;
-pub use runtime::{Choice, CudaOptions, Kind, Runtime};
+pub use runtime::{AutoRuntime, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
 pub(crate) use buffer::nothing_mut;

@@ -33,9 +33,9 @@ pub enum Kind {
     Emulated,
 }
 
-/// What [`Runtime::auto`] chose.
+/// The runtime that [`Runtime::auto`] opens.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct AutoRuntime {
     /// The runtime.
     pub runtime: Runtime,
     /// Why this one, in a sentence for the user.
@@ -122,18 +122,18 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`emulated_with`](Self::emulated_with); a GPU that is not usable is a reason, not an error.
-    pub fn auto() -> Result<Choice> {
+    pub fn auto() -> Result<AutoRuntime> {
         let without_cuda = match Self::cuda() {
             Ok(runtime) => match runtime.check_kernels() {
                 Ok(()) => {
                     let reason = format!("CUDA: {}", runtime.0.properties(0).name);
-                    return Ok(Choice { runtime, reason });
+                    return Ok(AutoRuntime { runtime, reason });
                 }
                 Err(why) => format!("there is a GPU, {}, but {why}", runtime.0.properties(0).name),
             },
             Err(error) => error.to_string(),
         };
-        Ok(Choice { runtime: Self::emulated(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
+        Ok(AutoRuntime { runtime: Self::emulated(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
     }
 
     /// Whether there are any compiled kernels that run on the first device; virtual GPUs need none.

@@ -80,6 +80,29 @@ pub struct SequenceRows {
     pub size: u64,
 }
 
+/// How a tensor lies in memory, as a map of `RANK` dimensions addresses it.
+#[doc(hidden)]
+pub trait MapLayout<const RANK: usize>: Copy {
+    /// The dimensions of the map of a tensor in a view of `len` elements.
+    fn dimensions(&self, len: u64) -> Result<Strided<RANK>>;
+}
+
+impl<const RANK: usize> MapLayout<RANK> for Strided<RANK> {
+    fn dimensions(&self, len: u64) -> Result<Self> {
+        self.check(len).map(|()| *self)
+    }
+}
+
+/// Two dimensions more than the tensor has.
+impl MapLayout<5> for SequenceRows {
+    fn dimensions(&self, len: u64) -> Result<Strided<5>> {
+        let Self { rows, row, heads, head, size } = *self;
+        Strided { shape: [heads, rows, size], strides: [head, row, 1] }.check(len)?;
+        // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
+        Ok(Strided { shape: [FAR, FAR, heads, u64::from(MAP_ROWS), size], strides: [(1 << 34) - row, row, head, row, 1] })
+    }
+}
+
 /// Makes a map, and copies it alone.
 fn copied<M>(stream: &Stream, encode: impl FnOnce(&mut Uploads) -> Result<M>) -> Result<M> {
     let mut uploads = Uploads::default();
@@ -107,36 +130,23 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`new`](Self::new).
     pub fn strided(stream: &Stream, tensor: DeviceView<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        copied(stream, |uploads| Self::strided_in(uploads, stream, tensor, layout))
+        copied(stream, |uploads| Self::with(uploads, stream, tensor, layout))
     }
 
-    /// The same, copied with other uploads.
-    pub(crate) fn strided_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        Self::encode(uploads, stream, tensor.len(), layout, tensor.access("tensor"))
-    }
-
-    /// The map of the sequences of a tensor, with an edge that the kernel moves to the end of each.
+    /// The map of the sequences of a tensor, with an edge that the kernel moves to the end of each. `RANK` is 5.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn sequences(stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self> {
-        copied(stream, |uploads| Self::sequences_in(uploads, stream, tensor, rows))
+    pub fn sequences(stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self>
+    where
+        SequenceRows: MapLayout<RANK>,
+    {
+        copied(stream, |uploads| Self::with(uploads, stream, tensor, rows))
     }
 
-    /// The same, copied with other uploads.
-    pub(crate) fn sequences_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'a, T>, rows: SequenceRows) -> Result<Self> {
-        Self::sequence_rows(uploads, stream, tensor.len(), rows, tensor.access("tensor"))
-    }
-
-    fn sequence_rows(uploads: &mut Uploads, stream: &Stream, len: u64, rows: SequenceRows, tensor: BufferAccess<'a>) -> Result<Self> {
-        const { assert!(RANK == 5, "such a map has two dimensions more than the tensor") };
-        let whole = Strided { shape: [rows.heads, rows.rows, rows.size], strides: [rows.head, rows.row, 1] };
-        whole.check(len)?;
-        // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
-        let (mut shape, mut strides) = ([1; RANK], [1; RANK]);
-        shape.copy_from_slice(&[FAR, FAR, rows.heads, u64::from(MAP_ROWS), rows.size]);
-        strides.copy_from_slice(&[(1 << 34) - rows.row, rows.row, rows.head, rows.row, 1]);
-        Self::encode_unchecked(uploads, stream, Strided { shape, strides }, tensor)
+    /// As [`new`](Self::new) for any layout, copied with other uploads.
+    pub(crate) fn with(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'a, T>, layout: impl MapLayout<RANK>) -> Result<Self> {
+        Self::encode(uploads, stream, layout.dimensions(tensor.len())?, tensor.access("tensor"))
     }
 
     fn dense(stream: &Stream, len: u64, shape: [u64; RANK], tensor: BufferAccess<'a>) -> Result<Self> {
@@ -144,15 +154,10 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
         if len != expected {
             return Err(Error::Length { what: "tensor map", expected, found: len });
         }
-        copied(stream, |uploads| Self::encode(uploads, stream, len, Strided::dense(shape), tensor))
+        copied(stream, |uploads| Self::encode(uploads, stream, Strided::dense(shape).dimensions(len)?, tensor))
     }
 
-    fn encode(uploads: &mut Uploads, stream: &Stream, len: u64, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
-        layout.check(len)?;
-        Self::encode_unchecked(uploads, stream, layout, tensor)
-    }
-
-    fn encode_unchecked(uploads: &mut Uploads, stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
+    fn encode(uploads: &mut Uploads, stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         let element_bytes = size_of::<T>() as u64;
         let strides: Vec<u64> = layout.strides.iter().rev().skip(1).map(|stride| stride.saturating_mul(element_bytes)).collect();
         if let Some(off) = [tensor.address].iter().chain(&strides).find(|bytes| !bytes.is_multiple_of(16)) {
@@ -209,25 +214,23 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     /// # Errors
     /// As [`TensorMap::new`].
     pub fn strided(stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        copied(stream, |uploads| Self::strided_in(uploads, stream, tensor, layout))
-    }
-
-    /// The same, copied with other uploads.
-    pub(crate) fn strided_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: Strided<RANK>) -> Result<Self> {
-        Ok(Self(TensorMap::encode(uploads, stream, tensor.len(), layout, tensor.access("tensor"))?))
+        copied(stream, |uploads| Self::with(uploads, stream, tensor, layout))
     }
 
     /// As [`TensorMap::sequences`], with the view taken as [`new`](Self::new) does.
     ///
     /// # Errors
     /// As [`TensorMap::new`].
-    pub fn sequences(stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self> {
-        copied(stream, |uploads| Self::sequences_in(uploads, stream, tensor, rows))
+    pub fn sequences(stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self>
+    where
+        SequenceRows: MapLayout<RANK>,
+    {
+        copied(stream, |uploads| Self::with(uploads, stream, tensor, rows))
     }
 
-    /// The same, copied with other uploads.
-    pub(crate) fn sequences_in(uploads: &mut Uploads, stream: &Stream, tensor: DeviceViewMut<'a, T>, rows: SequenceRows) -> Result<Self> {
-        Ok(Self(TensorMap::sequence_rows(uploads, stream, tensor.len(), rows, tensor.access("tensor"))?))
+    /// As [`TensorMap::with`], with the view taken as [`new`](Self::new) does.
+    pub(crate) fn with(uploads: &mut Uploads, stream: &Stream, tensor: DeviceViewMut<'a, T>, layout: impl MapLayout<RANK>) -> Result<Self> {
+        Ok(Self(TensorMap::encode(uploads, stream, layout.dimensions(tensor.len())?, tensor.access("tensor"))?))
     }
 
     /// Lends the map to a kernel.

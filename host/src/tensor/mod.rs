@@ -5,6 +5,7 @@ pub mod shape;
 mod table;
 mod uploads;
 
+pub(crate) use map::MapLayout;
 pub use map::{SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;

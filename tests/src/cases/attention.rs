@@ -9,7 +9,7 @@ use oxtile_tile::num::{Element, bf16, f16};
 
 use crate::case::{Case, Outcome, Size, agrees, stream, text};
 
-pub(super) trait Operand: AttentionElement + HostElement<Device = Self> {
+pub(super) trait Operand: AttentionElement<Out = Self> + HostElement<Device = Self> {
     const FORMAT: &'static Format;
     /// Half a unit in the last place, relative.
     const HALF_UNIT: f64;
@@ -210,7 +210,8 @@ fn refused(runtime: &Runtime) -> Outcome {
     expect(AttentionConfig { keys: 1 << 30, ..good }, &["keys is 1073741824", "at most"])?;
     expect(AttentionConfig { batches: 1 << 20, heads: 1 << 12, key_heads: 1, ..good }, &["tiles", "at most"])?;
     let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<f16>())?;
-    if choice.kernel != "attention_forward__f16__d64__v64__keys128__narrow__causal" || !choice.why.contains("128 queries by 128 keys") {
+    if choice.kernel != Some("attention_forward__f16__d64__v64__keys128__narrow__causal") || !choice.why.contains("128 queries by 128 keys")
+    {
         return Err(format!("{choice:?}"));
     }
     let stream = stream(runtime)?;

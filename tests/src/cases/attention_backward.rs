@@ -297,7 +297,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     expect(AttentionConfig { head_size: 264, ..good }, &["head_size is 264", "a multiple of 8 up to 256"])?;
     expect(AttentionConfig { heads: 6, key_heads: 4, ..good }, &["key_heads is 4", "divisor of heads", "6"])?;
     let choice = text(AttentionConfig { head_size: 128, ..good }.choose_backward::<f16>())?;
-    if choice.kernel != "attention_backward__f16__d128__queries80__span80" || !choice.why.contains("128 keys by 80 queries") {
+    if choice.kernel != Some("attention_backward__f16__d128__queries80__span80") || !choice.why.contains("128 keys by 80 queries") {
         return Err(format!("{choice:?}"));
     }
     let stream = stream(runtime)?;

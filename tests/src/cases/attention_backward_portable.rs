@@ -365,7 +365,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     let device = text(runtime.device(0))?;
     let choose = |config: AttentionConfig, words: &[&str]| {
         let choice = text(config.choose_backward_on::<f16>(&device))?;
-        let said = format!("{}: {}", choice.kernel, choice.why);
+        let said = choice.to_string();
         if words.iter().all(|word| said.contains(word)) { Ok(()) } else { Err(format!("{said}, where {words:?} are to be named")) }
     };
     choose(good, &["attention_backward__f16__d64", "wgmma"])?;

@@ -1,7 +1,7 @@
 //! Attention of 8 bits: masks element by element with values that name their key, the whole against the least that rounded
 //! weights can lose.
 
-use oxtile::attention::{AttentionConfig, AttentionFp8, Inputs, Layout, Mask, Outputs, Scales};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Outputs, Scales};
 use oxtile::{Buffer, Error, Kind, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention::{Problem, attention};
@@ -107,10 +107,10 @@ fn attend(runtime: &Runtime, config: &AttentionConfig, inputs: [&[f32]; 3], scal
     let mut out = text(Buffer::from_slice(&stream, &vec![bf16::from_bits(0x7bff); q.len() as usize]))?;
     let rows = (config.batches * config.heads * config.queries) as usize;
     let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NAN; rows]))?;
-    let attention = text(AttentionFp8::new(runtime, *config))?;
-    let scales = Scales { q: q_scale.view(), k: k_scale.view(), v: v_scale.view() };
+    let attention = text(Attention::<e4m3>::new(runtime, *config))?;
+    let scales = Some(Scales { q: q_scale.view(), k: k_scale.view(), v: v_scale.view() });
     let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
-    let mut bound = text(attention.bind(&stream, Inputs::new(q.view(), k.view(), v.view()), scales, outputs))?;
+    let mut bound = text(attention.bind(&stream, Inputs { scales, ..Inputs::new(q.view(), k.view(), v.view()) }, outputs))?;
     text(bound.run(&stream))?;
     if config.heads > 1 {
         // The second run finds the tile counter as the first left it.
@@ -217,24 +217,30 @@ fn refused(runtime: &Runtime) -> Outcome {
         (AttentionConfig { soft_cap: Some(30.0), ..good }, "soft_cap is 30: none of 8 bits"),
         (AttentionConfig { value_size: Some(128), ..good }, "value_size is 128: as head_size, which is 64"),
     ] {
-        match AttentionFp8::new(runtime, config) {
+        match Attention::<e4m3>::new(runtime, config) {
             Err(error @ Error::Invalid { .. }) if error.to_string().contains(words) => {}
             other => return Err(format!("{other:?}, where `{words}` is to be said")),
         }
     }
-    let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose_fp8())?;
-    if choice.kernel != "attention_forward_fp8__d64__swizzle64__causal" || !choice.why.contains("8 bits") {
+    let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<e4m3>())?;
+    if choice.kernel != Some("attention_forward_fp8__d64__swizzle64__causal") || !choice.why.contains("8 bits") {
         return Err(format!("{choice:?}"));
     }
     let stream = stream(runtime)?;
-    let attention = text(AttentionFp8::new(runtime, good))?;
+    let attention = text(Attention::<e4m3>::new(runtime, good))?;
     let (q, k) = (text(Buffer::<e4m3>::zeros(&stream, 2048))?, text(Buffer::<e4m3>::zeros(&stream, 1024))?);
     let (mut out, mut log_sum_exp) = (text(Buffer::<bf16>::zeros(&stream, 2048))?, text(Buffer::<f32>::zeros(&stream, 32))?);
     let wrong = text(Buffer::<f32>::zeros(&stream, 4))?;
-    let scales = Scales { q: wrong.view(), k: wrong.view(), v: wrong.view() };
-    let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
-    match attention.forward(&stream, Inputs::new(q.view(), k.view(), k.view()), scales, outputs) {
-        Err(Error::Length { what: "AttentionFp8, scales.k", expected: 2, found: 4 }) => Ok(()),
+    let mut forward = |scales| {
+        let inputs = Inputs { scales, ..Inputs::new(q.view(), k.view(), k.view()) };
+        attention.forward(&stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))
+    };
+    match forward(None) {
+        Err(error @ Error::Invalid { .. }) if error.to_string().contains("the element type asks for `scales`, which is none") => {}
+        other => return Err(format!("{other:?}")),
+    }
+    match forward(Some(Scales { q: wrong.view(), k: wrong.view(), v: wrong.view() })) {
+        Err(Error::Length { what: "Attention, scales.k", expected: 2, found: 4 }) => Ok(()),
         other => Err(format!("{other:?}")),
     }
 }

@@ -108,7 +108,7 @@ where
             let pinned = QuantizedGemmConfig { path: Some(path), fast_accumulation, ..config };
             match pinned.choose::<O>(&device) {
                 Ok(_) => check::<O>(runtime, &stream, pinned).map_err(|error| format!("{path:?}: {error}"))?,
-                Err(error) if path == chosen.path && !fast_accumulation => return Err(format!("{chosen:?}, but {error}")),
+                Err(error) if path == chosen.decision && !fast_accumulation => return Err(format!("{chosen:?}, but {error}")),
                 Err(error) => skipped(&format!("quantized_gemm {path:?} of {} and {}", config.a, config.b), &error),
             }
         }
@@ -230,15 +230,15 @@ fn refused(runtime: &Runtime) -> Outcome {
     let config = QuantizedGemmConfig::new(FP8, [16, 16, 32]);
     if runtime.kind() == Kind::Emulated {
         let choice = text(config.choose::<f32>(&device))?;
-        if choice.path != Path::Dequantize || !choice.refused[0].1.contains("emulated devices have none") {
+        if choice.decision != Path::Dequantize || !choice.refused[0].1.contains("emulated devices have none") {
             return Err(format!("{choice:?}"));
         }
     } else {
         // A GPU takes the library's path, or the library is what it lacks.
         let choice = text(config.choose::<f32>(&device))?;
         let lacks = choice.refused.iter().any(|(path, why)| *path == Path::CublasLt && why.contains("libcublasLt"));
-        eprintln!("quantized_gemm: FP8 by {:?}; refused: {:?}", choice.path, choice.refused);
-        if choice.path != Path::CublasLt && !lacks {
+        eprintln!("quantized_gemm: FP8 by {:?}; refused: {:?}", choice.decision, choice.refused);
+        if choice.decision != Path::CublasLt && !lacks {
             return Err(format!("{choice:?}"));
         }
     }

@@ -8,10 +8,7 @@ use std::{collections::BTreeMap, path::Path, time::Instant};
 use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
-    attention::{
-        Attention, AttentionBackward, AttentionElement, BackwardElement, BackwardInputs, Choice, Gradients, Inputs, Order, Outputs,
-        Padding, Sequences,
-    },
+    attention::{Attention, AttentionBackward, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Padding, Sequences},
 };
 
 pub use plan::{Plan, PlanError};
@@ -133,7 +130,7 @@ fn attend<H>(
     arrays: &[Vec<u32>],
 ) -> Result<(Vec<String>, Vec<Vec<u8>>), JobError>
 where
-    H: Number + HostElement<Device: AttentionElement + BackwardElement>,
+    H: Number + HostElement<Device: BackwardElement>,
 {
     let upload = |tensor| -> Result<Buffer<H::Device>, JobError> { Ok(Buffer::from_slice(stream, &read::<H>(input, tensor)?)?) };
     let (q, k, v) = (upload(&plan.q)?, upload(&plan.k)?, upload(&plan.v)?);
@@ -152,17 +149,15 @@ where
     let mut out = Buffer::<H::Device>::zeros(stream, out_elements)?;
     let mut log_sum_exp = Buffer::from_slice(stream, &vec![f32::NEG_INFINITY; rows as usize])?;
     let inputs = || Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
-    let device = runtime.device(0)?;
-    let choice = plan.config.choose_on::<H::Device>(&device)?;
-    let mut kernels = vec![line(&choice)];
     let attention = Attention::<H::Device>::new(runtime, plan.config)?;
+    let mut kernels = vec![attention.choice().to_string()];
     // Before anything runs, so that what has no kernel is refused at once.
     let backward = match &plan.grad_out {
         None => None,
         Some(grad_out) => {
-            let choice = plan.config.choose_backward_on::<H::Device>(&device)?;
-            kernels.push(line(&choice));
-            Some((AttentionBackward::<H::Device>::new(runtime, plan.config, Order::Deterministic)?, upload(grad_out)?))
+            let backward = AttentionBackward::<H::Device>::new(runtime, plan.config, Order::Deterministic)?;
+            kernels.push(backward.choice().to_string());
+            Some((backward, upload(grad_out)?))
         }
     };
     attention.forward(stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
@@ -178,12 +173,6 @@ where
         }
     }
     Ok((kernels, tensors))
-}
-
-/// A kernel and why it was taken.
-fn line(choice: &Choice) -> String {
-    let kernel = if choice.kernel.is_empty() { "none" } else { choice.kernel };
-    format!("{kernel}: {}", choice.why)
 }
 
 fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<(), WriteError> {

@@ -4,7 +4,8 @@ use std::fmt;
 
 use oxtile_tile::num::{Element, bf16, e4m3};
 
-use crate::gemm::{GemmConfig, GemmElement};
+use crate::choice::Choice;
+use crate::gemm::{GemmConfig, GemmElement, GemmKernel};
 use crate::quantize::format::{Direction, ScaleBlock};
 use crate::runtime::matmul::MatmulMemory;
 use crate::runtime::{Device, Error, Result};
@@ -67,17 +68,6 @@ impl Path {
     pub const ALL: [Self; 5] = [Self::CublasLt, Self::Wgmma, Self::Dequantize, Self::DequantizeCublasLt, Self::DequantizePortable];
 }
 
-/// Which path a multiplication takes on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// The path.
-    pub path: Path,
-    /// Why it can be taken.
-    pub why: String,
-    /// The paths before it, each with why it cannot.
-    pub refused: Vec<(Path, String)>,
-}
-
 /// The facts on which paths depend.
 pub(super) struct Facts {
     pub capability: (u32, u32),
@@ -114,7 +104,7 @@ impl QuantizedGemmConfig {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size beyond 2^31 - 1, and if the pinned path is refused: with the reason.
-    pub fn choose<O: Element>(&self, device: &Device) -> Result<Choice>
+    pub fn choose<O: Element>(&self, device: &Device) -> Result<Choice<Path>>
     where
         bf16: GemmElement<O>,
         e4m3: GemmElement<O>,
@@ -133,7 +123,7 @@ impl QuantizedGemmConfig {
         &self,
         facts: &Facts,
         confirm: impl Fn(Path, String) -> Result<Result<String, String>>,
-    ) -> Result<Choice>
+    ) -> Result<Choice<Path>>
     where
         bf16: GemmElement<O>,
         e4m3: GemmElement<O>,
@@ -145,7 +135,7 @@ impl QuantizedGemmConfig {
                 refusal => refusal,
             };
             match answer {
-                Ok(why) => return Ok(Choice { path, why, refused }),
+                Ok(why) => return Ok(Choice { decision: path, kernel: self.product_kernel::<O>(path)?, why, refused }),
                 Err(why) => refused.push((path, why)),
             }
         }
@@ -175,17 +165,30 @@ impl QuantizedGemmConfig {
             Path::Wgmma if !self.fast_accumulation => Err("the kernel sums in 14 bits: allow it by `fast_accumulation`".to_owned()),
             Path::Wgmma => {
                 let choice = self.narrow_product().choose::<e4m3, O>()?;
-                let fits = Some(choice.kernel) == <e4m3 as GemmElement<O>>::name(false, false);
+                let fits = choice.decision == GemmKernel::Wgmma { m_major: false, n_major: false };
                 hopper("wgmma").and(if fits { Ok(format!("FP8 codes on tensor cores, {}", choice.why)) } else { Err(choice.why) })
             }
             Path::Dequantize => {
-                let on_wgmma = !product.kernel.is_empty() && product.kernel != <bf16 as GemmElement<O>>::any_name();
-                let fits = if on_wgmma { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
+                let fits = if product.decision != GemmKernel::Any { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
                 fits.map(|()| format!("any format in bf16, {}", product.why))
             }
             Path::DequantizeCublasLt if sm < 80 => Err(format!("bf16 tensor cores begin at sm_80, this is sm_{sm}")),
             Path::DequantizeCublasLt => facts.cublaslt.clone().map(|version| format!("any format in bf16, {}", library(version))),
             Path::DequantizePortable => Ok("any format in bf16, without tensor cores: install cuBLASLt for a fast product".to_owned()),
+        })
+    }
+
+    /// The kernel that multiplies on a path; none if the library does.
+    fn product_kernel<O: Element>(&self, path: Path) -> Result<Option<&'static str>>
+    where
+        bf16: GemmElement<O>,
+        e4m3: GemmElement<O>,
+    {
+        Ok(match path {
+            Path::CublasLt | Path::DequantizeCublasLt => None,
+            Path::Wgmma => self.narrow_product().choose::<e4m3, O>()?.kernel,
+            Path::Dequantize => self.wide_product().choose::<bf16, O>()?.kernel,
+            Path::DequantizePortable => self.wide_product().choose_portable::<bf16, O>()?.kernel,
         })
     }
 
@@ -250,13 +253,13 @@ mod tests {
     const ROWS: OperandFormat = OperandFormat::Fp8Block(ScaleBlock::Row);
     const SQUARES: OperandFormat = OperandFormat::Fp8Block(ScaleBlock::Square);
 
-    fn choose(config: QuantizedGemmConfig, capability: (u32, u32), library: bool) -> Result<Choice> {
+    fn choose(config: QuantizedGemmConfig, capability: (u32, u32), library: bool) -> Result<Choice<Path>> {
         let cublaslt = if library { Ok(13_01_00) } else { Err("libcublasLt was not found".to_owned()) };
         config.choose_by::<bf16>(&Facts { capability, cublaslt }, |_, why| Ok(Ok(why)))
     }
 
     fn path(format: OperandFormat, capability: (u32, u32), library: bool) -> Path {
-        choose(QuantizedGemmConfig::new(format, [64, 128, 256]), capability, library).unwrap().path
+        choose(QuantizedGemmConfig::new(format, [64, 128, 256]), capability, library).unwrap().decision
     }
 
     #[test]
@@ -278,11 +281,14 @@ mod tests {
     fn without_the_library_hopper_dequantizes_unless_sums_may_be_short() {
         let config = QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]);
         let choice = choose(config, (9, 0), false).unwrap();
-        assert_eq!(choice.path, Dequantize);
+        assert_eq!(choice.decision, Dequantize);
         assert_eq!(choice.refused[0], (CublasLt, "libcublasLt was not found".to_owned()));
         assert!(choice.refused[1].1.contains("fast_accumulation"), "{choice:?}");
         let fast = QuantizedGemmConfig { fast_accumulation: true, ..config };
-        assert_eq!(choose(fast, (9, 0), false).unwrap().path, Wgmma);
+        let choice = choose(fast, (9, 0), false).unwrap();
+        assert_eq!(choice.decision, Wgmma);
+        assert!(choice.kernel.is_some_and(|kernel| kernel.starts_with("gemm__e4m3__depth128__bf16")), "{choice:?}");
+        assert_eq!(choose(config, (9, 0), true).unwrap().kernel, None);
     }
 
     #[test]
@@ -290,17 +296,18 @@ mod tests {
         for format in [OperandFormat::Fp8, ROWS, SQUARES, MXFP8, NVFP4] {
             for capability in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
                 let choice = choose(QuantizedGemmConfig::new(format, [64, 128, 256]), capability, false).unwrap();
-                assert_eq!(choice.path, DequantizePortable, "{format} on {capability:?}");
+                assert_eq!(choice.decision, DequantizePortable, "{format} on {capability:?}");
                 assert!(choice.why.contains("install cuBLASLt"), "{choice:?}");
+                assert_eq!(choice.kernel, Some("gemm_any__bf16__bf16"));
                 let of = |path| choice.refused.iter().find(|refused| refused.0 == path).map(|(_, why)| why.as_str());
                 assert!(of(Dequantize).is_some_and(|why| why.contains("needs sm_90")), "{choice:?}");
                 assert_eq!(of(DequantizeCublasLt), Some("libcublasLt was not found"));
             }
         }
         // Operands that TMA cannot address go to the same kernel by another path.
-        assert_eq!(choose(QuantizedGemmConfig::new(OperandFormat::Fp8, [5, 7, 40]), (8, 0), false).unwrap().path, Dequantize);
+        assert_eq!(choose(QuantizedGemmConfig::new(OperandFormat::Fp8, [5, 7, 40]), (8, 0), false).unwrap().decision, Dequantize);
         let pinned = QuantizedGemmConfig { path: Some(DequantizePortable), ..QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]) };
-        assert_eq!(choose(pinned, (9, 0), true).unwrap().path, DequantizePortable);
+        assert_eq!(choose(pinned, (9, 0), true).unwrap().decision, DequantizePortable);
     }
 
     #[test]
@@ -324,7 +331,7 @@ mod tests {
     #[test]
     fn a_pinned_path_is_taken_or_refused() {
         let config = QuantizedGemmConfig { path: Some(Dequantize), ..QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]) };
-        assert_eq!(choose(config, (9, 0), true).unwrap().path, Dequantize);
+        assert_eq!(choose(config, (9, 0), true).unwrap().decision, Dequantize);
         let error = choose(QuantizedGemmConfig { path: Some(Wgmma), ..config }, (9, 0), true).unwrap_err().to_string();
         assert!(error.contains("the pinned path cannot be taken: Wgmma: the kernel sums in 14 bits"), "{error}");
         let error = choose(QuantizedGemmConfig { m: 1 << 31, ..config }, (9, 0), true).unwrap_err().to_string();
@@ -336,6 +343,6 @@ mod tests {
         let config = QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]);
         let facts = Facts { capability: (9, 0), cublaslt: Ok(13_00_00) };
         let refuse = |path, why| Ok(if path == CublasLt { Err("no algorithm".to_owned()) } else { Ok(why) });
-        assert_eq!(config.choose_by::<f32>(&facts, refuse).unwrap().path, Dequantize);
+        assert_eq!(config.choose_by::<f32>(&facts, refuse).unwrap().decision, Dequantize);
     }
 }

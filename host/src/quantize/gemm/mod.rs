@@ -35,7 +35,7 @@
 //!
 //! let config = QuantizedGemmConfig::new(OperandFormat::Mxfp8(Direction::Rows), [8, 16, 64]);
 //! let choice = config.choose::<f32>(&device)?;
-//! assert_eq!(choice.path, Path::Dequantize);
+//! assert_eq!(choice.decision, Path::Dequantize);
 //! assert!(choice.refused[0].1.contains("emulated devices have none"));
 //!
 //! let mut d = Buffer::<f32>::uninitialised(&stream, 8 * 16)?;
@@ -54,10 +54,11 @@ use std::fmt;
 use oxtile_tile::launch::{BufferAccess, DeviceViewMut};
 use oxtile_tile::num::{Element, Pod, bf16, e4m3};
 
-pub use choice::{Choice, OperandFormat, Path, QuantizedGemmConfig};
+pub use choice::{OperandFormat, Path, QuantizedGemmConfig};
 pub use matrix::QuantizedMatrix;
 pub use scratch::Scratch;
 
+use crate::choice::Choice;
 use crate::gemm::{Gemm, GemmElement};
 use crate::runtime::matmul::{Matmul, MatmulFactors, MatmulMemory};
 use crate::runtime::{Bound, Device, Error, Result, Runtime, Stream, module};
@@ -69,7 +70,7 @@ use scratch::Pads;
 pub struct QuantizedGemm<O> {
     device: Device,
     config: QuantizedGemmConfig,
-    choice: Choice,
+    choice: Choice<Path>,
     product: Product<O>,
 }
 
@@ -98,17 +99,17 @@ where
     /// As [`QuantizedGemmConfig::choose`] and [`Runtime::load`].
     pub fn new(device: &Device, config: QuantizedGemmConfig) -> Result<Self> {
         let (choice, runtime) = (config.choose::<O>(device)?, Runtime(device.runtime.clone()));
-        let product = match config.matmul::<O>(choice.path) {
+        let product = match config.matmul::<O>(choice.decision) {
             Some(matmul) => Product::Library(matmul),
-            None if choice.path == Path::Wgmma => Product::Codes(Gemm::new(&runtime, config.narrow_product())?),
-            None if choice.path == Path::DequantizePortable => Product::Wide(Gemm::portable(&runtime, config.wide_product())?),
+            None if choice.decision == Path::Wgmma => Product::Codes(Gemm::new(&runtime, config.narrow_product())?),
+            None if choice.decision == Path::DequantizePortable => Product::Wide(Gemm::portable(&runtime, config.wide_product())?),
             None => Product::Wide(Gemm::new(&runtime, config.wide_product())?),
         };
         Ok(Self { device: device.clone(), config, choice, product })
     }
 
     /// The path, and why.
-    pub fn choice(&self) -> &Choice {
+    pub fn choice(&self) -> &Choice<Path> {
         &self.choice
     }
 
@@ -117,7 +118,7 @@ where
     /// # Errors
     /// As [`Buffer::uninitialised`](crate::Buffer::uninitialised).
     pub fn scratch(&self, stream: &Stream) -> Result<Scratch> {
-        Scratch::new(stream, &self.config, self.choice.path)
+        Scratch::new(stream, &self.config, self.choice.decision)
     }
 
     /// Binds matrices; on some paths waits for tensor maps to be on the device.
@@ -137,7 +138,7 @@ where
         a.check("QuantizedGemm, a", self.config.a, [m, k])?;
         b.check("QuantizedGemm, b", self.config.b, [n, k])?;
         Error::check_length("QuantizedGemm, d", numel(&[m, n])?, d.len())?;
-        let pads = scratch.pads(&self.config, self.choice.path)?;
+        let pads = scratch.pads(&self.config, self.choice.decision)?;
         let runtime = Runtime(self.device.runtime.clone());
         let stages = match (&self.product, a, b) {
             (
@@ -197,7 +198,7 @@ where
 
     /// Operand number `at` as the library takes it.
     fn prepare<'a>(&self, runtime: &Runtime, matrix: QuantizedMatrix<'a>, pads: &Pads<'a>, at: usize) -> Result<Prepared<'a>> {
-        if self.choice.path == Path::DequantizeCublasLt {
+        if self.choice.decision == Path::DequantizeCublasLt {
             let (stage, data) = (dequantize(runtime, matrix, pads.wide[at])?, pads.wide[at].view().access("wide"));
             return Ok(Prepared { stage: Some(stage), data, scale: None });
         }

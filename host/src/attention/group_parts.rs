@@ -18,8 +18,8 @@ const ENOUGH: u64 = 4;
 const EXTRA: u64 = 32;
 
 impl AttentionConfig {
-    /// Among how many tiles the query heads that share keys are split, a divisor of their number: as many as
-    /// let the last multiprocessor end first, where a block of keys is multiplied by blocks of `queries`.
+    /// Among how many tiles the query heads that share keys are split, a divisor of their number: the one with
+    /// which the last multiprocessor ends first, where a block of keys is multiplied by blocks of `queries`.
     pub(super) fn group_parts(&self, queries: u64) -> u64 {
         let (group, heads) = (self.group(), self.batches * self.key_heads);
         let tiles = heads * self.keys.div_ceil(KEYS as u64);
@@ -75,7 +75,7 @@ mod tests {
         let causal = Mask::CausalBottomRight;
         // 128 tiles of which the longest takes twice the mean.
         assert_eq!(group_parts([1, 8192, 16, 2, 128], causal), 2);
-        // All alike, and as many as multiprocessors.
+        // All alike, one for each multiprocessor.
         assert_eq!(group_parts([1, 8192, 16, 2, 128], Mask::Full), 1);
         // 64 of them.
         assert_eq!(group_parts([1, 2048, 32, 4, 128], Mask::Full), 2);
