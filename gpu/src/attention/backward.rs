@@ -48,14 +48,14 @@ use super::backward_problem::{Common, KeyProblem, KeyTiles};
 use super::backward_schedule::{KeyQueue, KeyTile, TILE_WORDS, next_tile};
 use super::backward_tensors::KeyOrder;
 use super::backward_walk::Walk;
-use super::backward_workspace::{ADDERS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, Team, UNCUT};
+use super::backward_workspace::{ADDERS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, UNCUT, WarpgroupRoles};
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
 
 /// Computes the gradients of keys and values, and sums of `dQ / scale`.
 ///
 /// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
+#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], MASKED = [true])]
@@ -88,7 +88,7 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
     }
     block::sync();
     let Common { offsets, deltas, sums, order: KeyOrder { counter, ordered, .. }, group, scale } = problem.common();
-    match Team::role() {
+    match WarpgroupRoles::role() {
         Role::Producer(role) => match role.begin_warps() {
             0 => {
                 let (mut tiles, mut ring) = (shared.tiles.consumer(), shared.rows.producer());

@@ -21,7 +21,7 @@ use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySche
 use super::backward_sums::{KeySums, KeySumsArgument, add_rows};
 use super::backward_tensors::{BackwardTensors, KeyGradients, KeyOrder, QuerySums};
 use super::backward_walk::{Sums, Walk};
-use super::backward_workspace::{KEYS, Keys, MOST_KEYS, PART, Rows, Shared as Workspace, Team};
+use super::backward_workspace::{KEYS, Keys, MOST_KEYS, PART, Rows, Shared as Workspace, WarpgroupRoles};
 use super::mask::Window;
 use super::scores::Scores;
 use super::sequence::{Sequences, place};
@@ -57,7 +57,7 @@ pub struct SequenceKeys<T: RegisterElement, const D: usize, const QUERIES: usize
 /// Computes the gradients of keys and values, and sums of `dQ` but for its factor.
 ///
 /// `QUERIES` are computed together; a warpgroup's part of `dQ'` is 64 by `SPAN`.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
+#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<T, D, QUERIES, SPAN>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], CAPPED = [false])]
 #[instances(T = [bf16, f16], D = [64], QUERIES = [96], SPAN = [48], CAPPED = [true])]
 #[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], CAPPED = [false, true])]

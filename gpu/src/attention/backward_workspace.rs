@@ -20,7 +20,7 @@ pub(super) const PART: usize = 64;
 /// Columns of a panel: one of `dQ'` belongs to a warpgroup.
 pub(super) const PANEL: usize = 64;
 
-pub(super) type Team = Roles<2, 24, 240>;
+pub(super) type WarpgroupRoles = Roles<2, 24, 240>;
 
 /// Both warpgroups.
 pub(super) const EXCHANGE: NamedBarrier = NamedBarrier::new(1, 256);
@@ -117,10 +117,10 @@ where
     #[track_caller]
     pub fn init(&self) {
         self.tiles.init(ADDERS + 1);
-        self.keys.init(Team::CONSUMER_WARPS);
-        self.rows.init(Team::CONSUMER_WARPS);
+        self.keys.init(WarpgroupRoles::CONSUMER_WARPS);
+        self.rows.init(WarpgroupRoles::CONSUMER_WARPS);
         for adder in 0..ADDERS {
-            self.handoff.full.tile(adder).init(Team::CONSUMER_WARPS);
+            self.handoff.full.tile(adder).init(WarpgroupRoles::CONSUMER_WARPS);
         }
         self.handoff.empty.init(1);
         self.handoff.claimed.init(1);

@@ -14,8 +14,8 @@ use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder};
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
-use super::team::{PART, Team};
 use super::walk::Step;
+use super::warpgroup_roles::{PART, WarpgroupRoles};
 
 /// Attention of dense tensors to all keys or, if `CAUSAL`, to those up to a diagonal.
 #[derive(Parameter)]
@@ -145,7 +145,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, tell: impl FnOnce())
+    fn load_queries<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, tell: impl FnOnce())
     where
         Columns<D>: MatrixColumns,
     {
@@ -154,7 +154,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_block<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, block: u32)
+    fn load_block<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Tile, block: u32)
     where
         Columns<D>: MatrixColumns,
     {
@@ -168,7 +168,7 @@ where
     }
 
     #[inline(always)]
-    fn softmax<G: Team>(&self, _: &Tile) -> Softmax {
+    fn softmax<G: WarpgroupRoles>(&self, _: &Tile) -> Softmax {
         if G::SPARING { Softmax::sparing(self.scale) } else { Softmax::raising(self.scale, CAUSAL) }
     }
 
@@ -184,12 +184,12 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
         self.target.store::<G>(sum, finished, self.spot(tile, row), staging);
     }
 
     #[inline(always)]
-    fn end<G: Team>(&self) {}
+    fn end<G: WarpgroupRoles>(&self) {}
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
         let DenseArgument { target, shape, diagonal, order, .. } = argument;

@@ -24,12 +24,12 @@ use super::problem::{
     Seen, Tiles,
 };
 use super::rings::Rings;
-use super::team::{Narrow, PART, Pair, Part, Role, Team, Wide};
 use super::walk::walk;
+use super::warpgroup_roles::{Narrow, PART, Pair, Part, Role, WarpgroupRoles, Wide};
 
 type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
 type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
-    Rings<T, D, V, KEYS, G, <G as Team>::Staging<Part<T, V>>, <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message>;
+    Rings<T, D, V, KEYS, G, <G as WarpgroupRoles>::Staging<Part<T, V>>, <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message>;
 
 /// Attends, with heads of up to `D` elements of queries and `V` of values, `KEYS` keys at a time.
 #[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G, P>, requires = sm_90a)]
@@ -45,7 +45,7 @@ type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
 pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G, P>(problem: Of<T, D, V, KEYS, P>)
 where
     T: RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     P: Policy,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
@@ -118,7 +118,7 @@ fn grid<T, const D: usize, const V: usize, const KEYS: usize, G, P>(
 ) -> Result<Grid, LaunchError>
 where
     T: RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     P: Policy,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,

@@ -36,7 +36,7 @@ use super::mask::{FAR, Mask, Span, check_reach};
 use super::schedule::{Queue, Schedule, TILE_WORDS, Tile, TileOrder};
 use super::shape::{Checked, MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
-use super::team::{PART, Pair};
+use super::warpgroup_roles::{PART, Pair};
 
 /// Keys of a block.
 pub const FP8_KEYS: usize = 96;
@@ -58,7 +58,7 @@ const fn thorough(causal: bool) -> u32 {
 /// Weights are 2^4 times as large as they are worth, up to 2^8.
 const LIFT: f32 = 4.0;
 
-type Team = Roles<{ PARTS as u32 }, 32, 160>;
+type WarpgroupRoles = Roles<{ PARTS as u32 }, 32, 160>;
 
 type Query<const D: usize, S> = SharedTile<e4m3, PART, D, S>;
 type Key<const D: usize, S> = SharedTile<e4m3, KEYS, D, S>;
@@ -120,7 +120,7 @@ pub struct Fp8Results<const D: usize> {
 }
 
 /// Attends. `diagonal` is the last key that query 0 sees, if `CAUSAL`; `scale` is the factor of scores, with `log2(e)`.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
+#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
 #[instances(D = [64], S = [Swizzle64], CAUSAL = [false, true])]
 #[instances(D = [128], S = [Swizzle128], CAUSAL = [false, true])]
 pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
@@ -137,17 +137,17 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
     const { assert!(thorough(true) as usize * KEYS >= QUERIES + KEYS, "after these blocks every row sees all keys") };
     let shared = Shared::<D, S>::claim();
     if thread::index() == 0 {
-        shared.queries.init(Team::CONSUMER_WARPS);
-        shared.keys.init(Team::CONSUMER_WARPS);
+        shared.queries.init(WarpgroupRoles::CONSUMER_WARPS);
+        shared.keys.init(WarpgroupRoles::CONSUMER_WARPS);
         shared.values.init(TURNERS);
-        shared.turned.init_between(TURNERS, Team::CONSUMER_WARPS);
+        shared.turned.init_between(TURNERS, WarpgroupRoles::CONSUMER_WARPS);
     }
     block::sync();
     let Shape { batches, heads, group, queries: rows, keys } = shape;
     let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section: order.section };
     let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
     let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
-    match Team::role() {
+    match WarpgroupRoles::role() {
         Role::Producer(role) => {
             let copies = role.begin();
             let warp = thread::warp();

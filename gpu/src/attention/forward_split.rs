@@ -21,8 +21,8 @@ use super::rings::Rings;
 use super::schedule::Schedule;
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
-use super::team::{Narrow, Nothing, PART, Pair, Role, Team, Wide};
 use super::walk::walk;
+use super::warpgroup_roles::{Narrow, Nothing, PART, Pair, Role, WarpgroupRoles, Wide};
 
 type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, Nothing, Nothing>;
 
@@ -52,7 +52,7 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
     scale: f32,
 ) where
     T: RegisterElement,
-    G: Team,
+    G: WarpgroupRoles,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
@@ -106,7 +106,7 @@ fn grid<T, const D: usize, const V: usize, const KEYS: usize, G>(
 ) -> Result<Grid, LaunchError>
 where
     T: RegisterElement,
-    G: Team,
+    G: WarpgroupRoles,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,

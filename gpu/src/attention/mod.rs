@@ -8,7 +8,7 @@
 //! | `target`, `running` | where the result goes; the running result of ring attention, into which each step merges its own |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
 //! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
-//! | `team` | which warps compute a tile |
+//! | `warpgroup_roles` | which warps compute a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
 //! | `walk` | a warpgroup's loop over blocks of keys |
 //! | `forward_portable` | dense and packed tensors, masks and windows, on any GPU from sm_80 on |
@@ -82,8 +82,8 @@ mod sequence;
 mod shape;
 mod softmax;
 mod target;
-mod team;
 mod walk;
+mod warpgroup_roles;
 mod workspace;
 
 pub use backward::*;
@@ -120,5 +120,5 @@ pub use scores::Scores;
 pub use sequence::{MAP_ROWS, Sequence, Sequences, SequencesArgument, place};
 pub use shape::{Heads, Shape};
 pub use target::*;
-pub use team::{Narrow, PART, Pair, QUERIES, Team, Wide};
+pub use warpgroup_roles::{Narrow, PART, Pair, QUERIES, WarpgroupRoles, Wide};
 pub use workspace::Workspace;

@@ -21,8 +21,8 @@ use super::sequence::{Sequence, Sequences, place};
 use super::shape::Heads;
 use super::softmax::{Finished, Softmax};
 use super::target::{Chosen, Spot, Target};
-use super::team::{PART, Team};
 use super::walk::Step;
+use super::warpgroup_roles::{PART, WarpgroupRoles};
 use super::workspace::Workspace;
 
 /// Attention with options.
@@ -135,7 +135,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, tell: impl FnOnce())
+    fn load_queries<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, tell: impl FnOnce())
     where
         Columns<D>: MatrixColumns,
     {
@@ -145,7 +145,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_block<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, block: u32)
+    fn load_block<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, block: u32)
     where
         Columns<D>: MatrixColumns,
     {
@@ -156,7 +156,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn softmax<G: Team>(&self, item: &Item) -> Softmax {
+    fn softmax<G: WarpgroupRoles>(&self, item: &Item) -> Softmax {
         let sink = match self.sink {
             Some(sink) => sink.load(if sink.len() > 1 { u64::from(item.tile.head) } else { 0 }) * LOG2_E,
             None => f32::NEG_INFINITY,
@@ -183,7 +183,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
         let Item { tile, sequence: Sequence { queries, rows, query_offset, .. } } = *item;
         let (finished, head) = (finished.of_rows(|half| row + register_tile::row(half) < queries), self.heads.of(tile.batch, tile.head));
         if self.max_logit.is_some() {
@@ -200,7 +200,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn end<G: Team>(&self) {
+    fn end<G: WarpgroupRoles>(&self) {
         Workspace { words: self.workspace }.leave(G::CONSUMER_WARPS, self.max_logit);
     }
 

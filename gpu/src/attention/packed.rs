@@ -20,8 +20,8 @@ use super::sequence::{Sequence, Sequences, place};
 use super::shape::Heads;
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
-use super::team::{PART, Team};
 use super::walk::Step;
+use super::warpgroup_roles::{PART, WarpgroupRoles};
 
 /// Attention of packed sequences to all keys or, if `CAUSAL`, to those up to the diagonal.
 #[derive(Parameter)]
@@ -154,7 +154,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, tell: impl FnOnce())
+    fn load_queries<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, tell: impl FnOnce())
     where
         Columns<D>: MatrixColumns,
     {
@@ -164,7 +164,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn load_block<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, block: u32)
+    fn load_block<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, item: &Item, block: u32)
     where
         Columns<D>: MatrixColumns,
     {
@@ -180,7 +180,7 @@ where
     }
 
     #[inline(always)]
-    fn softmax<G: Team>(&self, _: &Item) -> Softmax {
+    fn softmax<G: WarpgroupRoles>(&self, _: &Item) -> Softmax {
         if G::SPARING { Softmax::sparing(self.scale) } else { Softmax::raising(self.scale, CAUSAL) }
     }
 
@@ -196,13 +196,13 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
         let finished = finished.of_rows(|half| row + register_tile::row(half) < item.sequence.queries);
         self.target.store::<G>(sum, finished, self.spot(item, row), staging);
     }
 
     #[inline(always)]
-    fn end<G: Team>(&self) {}
+    fn end<G: WarpgroupRoles>(&self) {}
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
         let PackedArgument { target, sequences, heads, counter, .. } = argument;

@@ -25,8 +25,8 @@ use super::rings::Producers;
 use super::running::Running;
 use super::softmax::{Finished, Softmax};
 use super::target::Rounded;
-use super::team::{Part, Team};
 use super::walk::Step;
+use super::warpgroup_roles::{Part, WarpgroupRoles};
 
 /// A family of problems, one for each element type and size of heads: a type parameter of the kernel.
 pub trait Policy: 'static {
@@ -84,28 +84,28 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     /// Which keys a tile's queries see.
     fn mask(&self, tile: &Self::Tile) -> Mask;
     /// Starts to copy a tile's queries; `tell` is called once their place is free.
-    fn load_queries<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Self::Tile, tell: impl FnOnce())
+    fn load_queries<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Self::Tile, tell: impl FnOnce())
     where
         Columns<D>: MatrixColumns;
     /// Starts to copy a block of a tile's keys and their values.
-    fn load_block<G: Team>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Self::Tile, block: u32)
+    fn load_block<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Self::Tile, block: u32)
     where
         Columns<D>: MatrixColumns;
 
     /// Fetches what the result of a warpgroup whose first query is `row` is merged into, early. All its threads call it.
     fn fetch(&self, tile: &Self::Tile, row: u32);
     /// The softmax of a tile's rows before any key.
-    fn softmax<G: Team>(&self, tile: &Self::Tile) -> Softmax;
+    fn softmax<G: WarpgroupRoles>(&self, tile: &Self::Tile) -> Softmax;
     /// Changes the scores of a warpgroup's queries before they count.
     fn edit(&self, scores: &mut RegisterTile<KEYS>, step: Step, seen: &Seen)
     where
         Columns<KEYS>: MatrixColumns;
     /// Stores the result of a warpgroup whose first query is `row`. All its threads call it.
-    fn store<G: Team>(&self, tile: &Self::Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>)
+    fn store<G: WarpgroupRoles>(&self, tile: &Self::Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>)
     where
         Columns<V>: MatrixColumns;
     /// Called by every warp that multiplies after its last tile.
-    fn end<G: Team>(&self);
+    fn end<G: WarpgroupRoles>(&self);
 
     /// Checks the argument of a launch, and counts its tiles, or more.
     ///

@@ -14,12 +14,13 @@ use oxtile_tile::register_tile::RegisterElement;
 use oxtile_tile::shared::SharedStorage;
 use oxtile_tile::tensor_map::TensorMap;
 
-use super::team::{PART, Part, Team};
 use super::walk::Block;
+use super::warpgroup_roles::{PART, Part, WarpgroupRoles};
 
 /// The memory of a block; `STAGING` is where results wait, `WORDS` where a tile's number is handed over.
 #[derive(SharedStorage)]
-pub struct Rings<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team, STAGING: SharedStorage, WORDS: SharedStorage> {
+pub struct Rings<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: WarpgroupRoles, STAGING: SharedStorage, WORDS: SharedStorage>
+{
     queries: Pipeline<G::Parts<Part<T, D>>, 1>,
     keys: Pipeline<Block<T, KEYS, D>, 2>,
     values: Pipeline<Block<T, KEYS, V>, 2>,
@@ -30,14 +31,14 @@ pub struct Rings<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: T
 }
 
 /// The filling sides. One thread holds them.
-pub struct Producers<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team> {
+pub struct Producers<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: WarpgroupRoles> {
     queries: Producer<G::Parts<Part<T, D>>, 1>,
     keys: Producer<Block<T, KEYS, D>, 2>,
     values: Producer<Block<T, KEYS, V>, 2>,
 }
 
 /// The draining sides. Every lane of every warp that multiplies holds them.
-pub struct Consumers<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: Team> {
+pub struct Consumers<T: Pod, const D: usize, const V: usize, const KEYS: usize, G: WarpgroupRoles> {
     /// Of the queries.
     pub queries: Consumer<G::Parts<Part<T, D>>, 1>,
     /// Of the keys.
@@ -49,7 +50,7 @@ pub struct Consumers<T: Pod, const D: usize, const V: usize, const KEYS: usize, 
 impl<T, const D: usize, const V: usize, const KEYS: usize, G, STAGING, WORDS> Rings<T, D, V, KEYS, G, STAGING, WORDS>
 where
     T: RegisterElement,
-    G: Team,
+    G: WarpgroupRoles,
     STAGING: SharedStorage,
     WORDS: SharedStorage,
 {
@@ -82,7 +83,7 @@ where
 impl<T, const D: usize, const V: usize, const KEYS: usize, G> Producers<T, D, V, KEYS, G>
 where
     T: RegisterElement,
-    G: Team,
+    G: WarpgroupRoles,
     Columns<D>: MatrixColumns,
 {
     /// Starts to copy a tile's queries, each part from its place, once those before are done with; `write` says beside them whose they are.

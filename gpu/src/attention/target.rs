@@ -17,7 +17,7 @@ use super::problem::Staging;
 use super::running::Running;
 use super::shape::Checked;
 use super::softmax::Finished;
-use super::team::{PART, Team};
+use super::warpgroup_roles::{PART, WarpgroupRoles};
 
 /// Where a warpgroup's rows go.
 pub struct Spot<const RANK: usize> {
@@ -50,7 +50,7 @@ where
     fn fetch(&self, _: &Spot<RANK>) {}
 
     /// Stores a warpgroup's sum of values, before it is divided by the sum of weights, and its log-sum-exp. All its threads call it.
-    fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, staging: Staging<T, V>);
+    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, staging: Staging<T, V>);
 
     /// Checks the argument of a launch whose log-sum-exp has `statistics` elements, and whose tensor `[batches, heads, rows]`.
     fn check(argument: &Self::Argument<'_>, statistics: u64, extent: [u64; 3]) -> Checked;
@@ -72,7 +72,7 @@ where
 {
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<4>, (staging, part): Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<4>, (staging, part): Staging<T, V>) {
         sum.scale_rows(finished.factor);
         store::<G, _, _, _>(&self.out, &sum, staging, part, spot.at);
         store_rows(&self.log_sum_exp, spot.statistics, spot.row, spot.rows, finished.log_sum_exp());
@@ -90,7 +90,7 @@ where
 {
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, (staging, part): Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, (staging, part): Staging<T, V>) {
         finished.divide(&mut sum);
         store::<G, _, _, _>(&self.out, &sum, staging, part, spot.at);
         store_rows(&self.log_sum_exp, spot.statistics, spot.row, spot.rows, finished.log_sum_exp());
@@ -115,7 +115,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, _: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, _: Staging<T, V>) {
         self.merge(&sum, &finished, self.place(&spot), spot.row);
     }
 
@@ -140,7 +140,7 @@ where
 {
     #[inline(always)]
     #[track_caller]
-    fn store<G: Team>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, staging: Staging<T, V>) {
         if let Some(rounded) = &self.rounded {
             rounded.store::<G>(sum, finished, spot, staging);
         } else if let Some(running) = &self.running {

@@ -50,7 +50,7 @@ const CLUSTER: u32 = 2;
 /// Rows of clusters' tiles that run together.
 const BAND: u32 = 8;
 
-type Team = Roles<2, 40, 232>;
+type WarpgroupRoles = Roles<2, 40, 232>;
 
 #[derive(SharedStorage)]
 struct Shared<T: Pod, O: Pod, const DEPTH: usize, const WIDTH: usize> {
@@ -71,7 +71,7 @@ pub struct Shape {
 }
 
 /// Multiplies. `DEPTH` elements of `T` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `fusion.beta` is not 0.
-#[kernel(threads = Team::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
+#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<T, O, DEPTH, WIDTH>, cluster = CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(T = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], M_MAJOR = [false], N_MAJOR = [false])]
@@ -87,13 +87,13 @@ pub fn gemm<T: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH:
     let Shape { m, n, k } = shape;
     let shared = Shared::<T, O, DEPTH, WIDTH>::claim();
     if thread::index() == 0 {
-        shared.ring.init(CLUSTER * Team::CONSUMER_WARPS);
+        shared.ring.init(CLUSTER * WarpgroupRoles::CONSUMER_WARPS);
     }
     cluster::sync();
     let rank = cluster::rank();
     let mut tiles = PersistentTiles::<BAND>::of_clusters::<CLUSTER>(m.div_ceil(CLUSTER * ROWS), n.div_ceil(COLUMNS as u32));
     let steps = k.div_ceil(DEPTH as u32);
-    match Team::role() {
+    match WarpgroupRoles::role() {
         Role::Producer(role) => {
             if role.begin() {
                 let mut ring = shared.ring.producer();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oxtile_kernels::attention::{
     AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, MOST_PARTS,
-    PartsArgument, PartsMutArgument, SplitInputsArgument, Team,
+    PartsArgument, PartsMutArgument, SplitInputsArgument, WarpgroupRoles,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -77,7 +77,7 @@ pub(super) fn bind<'a, T, const D: usize, const V: usize, const KEYS: usize, G>(
 ) -> Result<Bound<'a>>
 where
     T: AttentionElement<Out = T> + RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,

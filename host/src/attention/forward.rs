@@ -6,7 +6,7 @@ use std::sync::Arc;
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardFp8 as Fp8, AttentionForwardPortable as Portable, AttentionForwardPortableGeneral as PortableGeneral,
     AttentionForwardSplit, Causal, FP8_KEYS, FP8_QUERIES, Full, Narrow, Optioned, PORTABLE_KEYS, PORTABLE_QUERIES, PackedCausal,
-    PackedFull, PackedRingCausal, PackedRingFull, Pair, RingCausal, RingFull, Team, Wide,
+    PackedFull, PackedRingCausal, PackedRingFull, Pair, RingCausal, RingFull, WarpgroupRoles, Wide,
 };
 use oxtile_tile::layout::{Swizzle64, Swizzle128};
 use oxtile_tile::num::{Pod, bf16, e4m3, f16};
@@ -124,15 +124,15 @@ macro_rules! tile {
         [Packed { causal: false, ring: true }] PackedRingFull; [Packed { causal: true, ring: true }] PackedRingCausal;
     } };
     ($t:ident $d:tt $v:tt $keys:tt $team:ident divided) => { rows! { ForwardKernel:
-        [Wgmma { problem: Problem::Divided, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+        [Wgmma { problem: Problem::Divided, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
             AttentionForwardSplit<$t, $d, $v, $keys, $team>: divided_keys::bind::<$t, $d, $v, $keys, $team>;
     } };
     ($t:ident $d:tt $v:tt $keys:tt $team:ident options) => { rows! { ForwardKernel:
-        [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+        [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
             AttentionForward<$t, $d, $v, $keys, $team, Optioned>: bind_options::<$t, $d, $v, $keys, $team>;
     } };
     (@ $t:ident [$d:tt $v:tt $keys:tt $team:ident] $bind:ident $([$($problem:tt)*] $policy:ident;)*) => { rows! { ForwardKernel: $(
-        [Wgmma { problem: Problem::$($problem)*, sizes: [$d, $v] }] [<$team as Team>::QUERIES, $keys]
+        [Wgmma { problem: Problem::$($problem)*, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
             AttentionForward<$t, $d, $v, $keys, $team, $policy>: $bind::<$t, $d, $v, $keys, $team, $policy, _, _>;
     )* } };
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, Chosen, Dense, DenseArgument, Optioned, OptionsArgument, Packed, PackedArgument, Policy,
-    Target, Team, TileOrderArgument, Workspace,
+    Target, TileOrderArgument, WarpgroupRoles, Workspace,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceViewMut, Kernel};
@@ -29,7 +29,7 @@ pub(super) fn bind_dense<'a, T, const D: usize, const V: usize, const KEYS: usiz
 ) -> Result<Bound<'a>>
 where
     T: AttentionElement<Out = T> + RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     P: Policy<Of<T, D, V, KEYS> = Dense<T, D, V, KEYS, R, CAUSAL>>,
     R: Target<T, V, 4> + ResultTarget<T, V, 4>,
     Columns<D>: MatrixColumns,
@@ -69,7 +69,7 @@ pub(super) fn bind_packed<'a, T, const D: usize, const V: usize, const KEYS: usi
 ) -> Result<Bound<'a>>
 where
     T: AttentionElement<Out = T> + RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     P: Policy<Of<T, D, V, KEYS> = Packed<T, D, V, KEYS, R, CAUSAL>>,
     R: Target<T, V, 5> + ResultTarget<T, V, 5>,
     Columns<D>: MatrixColumns,
@@ -109,7 +109,7 @@ pub(super) fn bind_options<'a, T, const D: usize, const V: usize, const KEYS: us
 ) -> Result<Bound<'a>>
 where
     T: AttentionElement<Out = T> + RegisterElement + StoredElement,
-    G: Team,
+    G: WarpgroupRoles,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,

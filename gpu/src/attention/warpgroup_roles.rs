@@ -26,7 +26,7 @@ pub enum Role<Copies, Multiplies> {
 }
 
 /// A warpgroup that copies, and those that multiply, each for 64 queries of a tile.
-pub trait Team: 'static {
+pub trait WarpgroupRoles: 'static {
     /// Threads of a block.
     const THREADS: u32;
     /// Warps that multiply.
@@ -187,19 +187,19 @@ macro_rules! team {
     };
 }
 
-impl Team for Pair {
+impl WarpgroupRoles for Pair {
     team!(2 parts, 56 and 224 registers);
     team!(in registers, 2 parts);
 }
 
-impl Team for Narrow {
+impl WarpgroupRoles for Narrow {
     const SPARING: bool = true;
 
     team!(2 parts, 40 and 232 registers);
     team!(in registers, 2 parts);
 }
 
-impl Team for Wide {
+impl WarpgroupRoles for Wide {
     team!(2 parts, 56 and 224 registers);
     team!(in place);
 }
