@@ -19,6 +19,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("epilogue::store", "the cases of GEMM store by nothing else, exact sums bit for bit"),
     ("matrix::InFlight::waited", "the second half of `wait`, which is covered; the emulator reports a missing wait"),
     ("matrix::Left::issue", "every multiplication calls it"),
+    ("pipeline::copy::prefetch", "a hint, which changes no byte; the emulator checks its range in steps of a ring"),
     ("pipeline::Pipeline::memory", "what `Stage::memory` gives, which is covered"),
     ("pipeline::Pipeline::producer_in_round", "`producer`, which is covered, where the ring has gone round"),
     ("pipeline::Producer::next_stage", "what the ring counts; the backward pass of attention stops or races if it is wrong"),

@@ -24,6 +24,16 @@ pub struct Operand<T: Pod> {
     pub step: u32,
 }
 
+impl<T: Pod> OperandArgument<'_, T> {
+    /// Of so many rows and elements along K, the last of which lies in the matrix.
+    fn check(&self, [values, stride]: [&'static str; 2], rows: u64, depth: u64) -> Result<(), LaunchError> {
+        let len = self.values.len();
+        LaunchError::check_length(values, rows * depth, len)?;
+        let last = (rows.saturating_sub(1) * u64::from(self.stride)).saturating_add(depth.saturating_sub(1) * u64::from(self.step));
+        LaunchError::check_limit(stride, if len == 0 { 0 } else { last }, len.saturating_sub(1))
+    }
+}
+
 /// `D = alpha A B + beta D`, bias and GELU as [`gemm`](fn@super::gemm) has them.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(T = [bf16, e4m3], O = [bf16, f32])]
@@ -54,8 +64,8 @@ pub fn gemm_any<T: Float + Pod, O: Float + Pod>(a: Operand<T>, b: Operand<T>, d:
 fn grid<T: Float + Pod, O: Float + Pod>(args: &GemmAnyArgs<'_, T, O>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let Shape { m, n, k } = args.shape;
     let [rows, columns, depth] = [m, n, k].map(u64::from);
-    LaunchError::check_length("a.values", rows * depth, args.a.values.len())?;
-    LaunchError::check_length("b.values", columns * depth, args.b.values.len())?;
+    args.a.check(["a.values", "a.stride"], rows, depth)?;
+    args.b.check(["b.values", "b.stride"], columns, depth)?;
     LaunchError::check_length("d", rows * columns, args.d.len())?;
     args.fusion.check(columns)?;
     Ok(Grid::xy(m.div_ceil(TILE[0]), n.div_ceil(TILE[1])))

@@ -15,6 +15,7 @@
 //! | `ragged_rows`, `ragged_columns` | cast and back of rows that end within a block, or lie at any address |
 //! | `cast_rows_interleaved` | the cast by rows that writes interleaved scales |
 //! | `cast_fused`, `cast_fused_rows`, `cast_fused_columns` | the casts fused with an activation, sums of columns and the amax: in both directions, by rows, by columns |
+//! | `fused_operands` | what the fused casts read, and its checks |
 //! | `dequantize_rows`, `dequantize_columns`, `dequantize_interleaved` | back to wide numbers |
 //! | `cast_grouped`, `dequantize_grouped` | the same for a group of matrices by one launch |
 //! | `column_tile`, `fused_tile`, `computed` | the tile of the casts along columns, what the fused ones add to it, and the first half of their work |

@@ -274,7 +274,7 @@ pub trait BulkCopy {
     /// # Safety
     /// As [`store`](Self::store).
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32);
-    /// `cp.async.bulk.prefetch.L2.global`: brings the bytes into the L2 cache. A hint. PTX ISA 9.7.9.25.4.4.
+    /// `cp.async.bulk.prefetch.L2.global`: brings the bytes into the L2 cache. A hint. PTX ISA 9.7.9.25, `cp.async.bulk.prefetch`.
     ///
     /// # Safety
     /// Address and `bytes` are multiples of 16, the range is there.
