@@ -210,7 +210,8 @@ fn refused(runtime: &Runtime) -> Outcome {
     expect(AttentionConfig { keys: 1 << 30, ..good }, &["keys is 1073741824", "at most"])?;
     expect(AttentionConfig { batches: 1 << 20, heads: 1 << 12, key_heads: 1, ..good }, &["tiles", "at most"])?;
     let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<f16>())?;
-    if choice.kernel != Some("attention_forward__f16__d64__v64__keys128__narrow__causal") || !choice.why.contains("128 queries by 128 keys") {
+    if choice.kernel != Some("attention_forward__f16__d64__v64__keys128__narrow__causal") || !choice.why.contains("128 queries by 128 keys")
+    {
         return Err(format!("{choice:?}"));
     }
     let stream = stream(runtime)?;

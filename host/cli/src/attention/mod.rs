@@ -8,10 +8,7 @@ use std::{collections::BTreeMap, path::Path, time::Instant};
 use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
-    attention::{
-        Attention, AttentionBackward, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs,
-        Padding, Sequences,
-    },
+    attention::{Attention, AttentionBackward, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Padding, Sequences},
 };
 
 pub use plan::{Plan, PlanError};
