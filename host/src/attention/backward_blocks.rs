@@ -1,123 +1,99 @@
 //! What the kernels on wgmma of the backward pass share: tensor maps, and memory between launches.
 
-use oxtile_kernels::attention::{
-    BackwardTensorsArgument, BlockStatisticsArgument, KEYS, KeyGradientsArgument, KeyOrderArgument, PART, QuerySumsArgument,
-};
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_kernels::attention::{BackwardTensorsArgument, BlockStatisticsArgument, KEYS, KeyGradientsArgument, PART, QuerySumsArgument};
+use oxtile_tile::launch::{DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::Pod;
 use oxtile_tile::register_tile::RegisterElement;
 
+use super::backward_tensors::Three;
 use crate::runtime::{Buffer, Result, Stream};
 use crate::tensor::{MapLayout, TensorMap, TensorMapMut, Uploads};
 
-/// The tensor maps of what the main kernel reads.
-pub(super) struct BackwardMaps<'a, T, const D: usize, const QUERIES: usize, const RANK: usize> {
+/// Tensor maps, and blocks of `QUERIES` queries between the kernels: their statistics, the sums of their gradients, and which tile of keys
+/// adds next.
+pub(super) struct Blocks<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> {
     q: TensorMap<'a, T, QUERIES, D, Swizzle128, RANK>,
     grad_out: TensorMap<'a, T, QUERIES, D, Swizzle128, RANK>,
     k: TensorMap<'a, T, KEYS, D, Swizzle128, RANK>,
     v: TensorMap<'a, T, KEYS, D, Swizzle128, RANK>,
-}
-
-impl<'a, T: Pod, const D: usize, const QUERIES: usize, const RANK: usize> BackwardMaps<'a, T, D, QUERIES, RANK> {
-    /// The maps of `Q`, `dO`, `K` and `V`, with these layouts.
-    pub(super) fn new(
-        uploads: &mut Uploads,
-        stream: &Stream,
-        [q, grad_out, k, v]: [DeviceView<'a, T>; 4],
-        [of_q, of_out, of_k, of_v]: [impl MapLayout<RANK>; 4],
-    ) -> Result<Self> {
-        Ok(Self {
-            q: TensorMap::with(uploads, stream, q, of_q)?,
-            grad_out: TensorMap::with(uploads, stream, grad_out, of_out)?,
-            k: TensorMap::with(uploads, stream, k, of_k)?,
-            v: TensorMap::with(uploads, stream, v, of_v)?,
-        })
-    }
-}
-
-/// The tensor maps of the gradients of keys and values.
-pub(super) struct KeyGradientMaps<'a, T: RegisterElement, const D: usize, const RANK: usize> {
-    k: TensorMapMut<'a, T, PART, D, Swizzle128, RANK>,
-    v: TensorMapMut<'a, T, PART, D, Swizzle128, RANK>,
-}
-
-impl<'a, T: RegisterElement, const D: usize, const RANK: usize> KeyGradientMaps<'a, T, D, RANK> {
-    /// The maps of gradients with these layouts.
-    pub(super) fn new(
-        uploads: &mut Uploads,
-        stream: &Stream,
-        [k, v]: [DeviceViewMut<'a, T>; 2],
-        [of_k, of_v]: [impl MapLayout<RANK>; 2],
-    ) -> Result<Self> {
-        Ok(Self { k: TensorMapMut::with(uploads, stream, k, of_k)?, v: TensorMapMut::with(uploads, stream, v, of_v)? })
-    }
-
-    /// The argument of a launch.
-    pub(super) fn argument(&mut self) -> KeyGradientsArgument<'_, T, D, RANK> {
-        KeyGradientsArgument { k: self.k.view_mut(), v: self.v.view_mut() }
-    }
-}
-
-/// Blocks of `size` queries between the kernels: their statistics, the sums of their gradients, and which tile of keys adds next.
-pub(super) struct QueryBlockMemory {
+    /// Rounded gradients of queries, if there are any.
+    grad_q: Option<TensorMapMut<'a, T, QUERIES, D, Swizzle128, RANK>>,
+    /// Those of keys and values.
+    grad_kv: Option<[TensorMapMut<'a, T, PART, D, Swizzle128, RANK>; 2]>,
     offsets: Buffer<f32>,
     deltas: Buffer<f32>,
     sums: Buffer<f32>,
     turns: Buffer<u32>,
     counter: Buffer<u32>,
     blocks: u32,
-    size: u32,
 }
 
-impl QueryBlockMemory {
-    /// Memory for so many blocks of each of `heads` heads, of rows of `columns`.
-    pub(super) fn new(stream: &Stream, heads: u64, blocks: u64, size: usize, columns: usize) -> Result<Self> {
-        let rows = heads * blocks * size as u64;
+/// What kernels take of them.
+pub(super) struct BlockArguments<'s, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> {
+    pub(super) tensors: BackwardTensorsArgument<'s, T, D, QUERIES, RANK>,
+    pub(super) sums: QuerySumsArgument<'s>,
+    pub(super) grad_q: Option<DeviceTensorMapMut<'s, T, QUERIES, D, Swizzle128, RANK>>,
+    pub(super) grad_kv: Option<KeyGradientsArgument<'s, T, D, RANK>>,
+    /// The counter of tiles of keys.
+    pub(super) counter: DeviceViewMut<'s, u32>,
+}
+
+impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> Blocks<'a, T, D, QUERIES, RANK> {
+    /// Maps `Q`, `dO`, `K`, `V` and the gradients, with these layouts; allocates so many blocks of each of `heads` heads.
+    pub(super) fn new<R: MapLayout<RANK>>(
+        uploads: &mut Uploads,
+        stream: &Stream,
+        [q, grad_out, k, v]: [DeviceView<'a, T>; 4],
+        [of_q, of_out, of_k, of_v]: [R; 4],
+        gradients: Three<'a, T>,
+        [heads, blocks]: [u64; 2],
+    ) -> Result<Self> {
+        let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
+        // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
+        let (q, of_q, grad_out, of_out) = if has_queries { (q, of_q, grad_out, of_out) } else { (k, of_k, k, of_k) };
+        let (k, of_k, v, of_v) = if has_keys { (k, of_k, v, of_v) } else { (q, of_q, q, of_q) };
+        let (mut grad_q, mut grad_kv) = (None, None);
+        if let Some([q, k, v]) = gradients {
+            if has_queries {
+                grad_q = Some(TensorMapMut::with(uploads, stream, q, of_q)?);
+            }
+            if has_keys {
+                grad_kv = Some([TensorMapMut::with(uploads, stream, k, of_k)?, TensorMapMut::with(uploads, stream, v, of_v)?]);
+            }
+        }
+        let rows = heads * blocks * QUERIES as u64;
         Ok(Self {
+            q: TensorMap::with(uploads, stream, q, of_q)?,
+            grad_out: TensorMap::with(uploads, stream, grad_out, of_out)?,
+            k: TensorMap::with(uploads, stream, k, of_k)?,
+            v: TensorMap::with(uploads, stream, v, of_v)?,
+            grad_q,
+            grad_kv,
             offsets: Buffer::uninitialised(stream, rows)?,
             deltas: Buffer::uninitialised(stream, rows)?,
-            sums: Buffer::uninitialised(stream, rows * columns as u64)?,
+            sums: Buffer::uninitialised(stream, rows * D as u64)?,
             turns: Buffer::zeros(stream, heads * blocks)?,
             counter: Buffer::zeros(stream, 1)?,
             blocks: blocks as u32,
-            size: size as u32,
         })
     }
 
     /// The statistics, to be written.
     pub(super) fn statistics(&mut self) -> BlockStatisticsArgument<'_> {
-        let Self { offsets, deltas, blocks, size, .. } = self;
-        BlockStatisticsArgument {
-            offsets: offsets.view_mut(),
-            deltas: deltas.view_mut(),
-            blocks: *blocks,
-            size: *size,
-            rows: *blocks * *size,
+        let (blocks, size) = (self.blocks, QUERIES as u32);
+        BlockStatisticsArgument { offsets: self.offsets.view_mut(), deltas: self.deltas.view_mut(), blocks, size, rows: blocks * size }
+    }
+
+    /// What is launched with them.
+    pub(super) fn arguments(&mut self) -> BlockArguments<'_, T, D, QUERIES, RANK> {
+        let (q, grad_out, k, v) = (self.q.view(), self.grad_out.view(), self.k.view(), self.v.view());
+        let (offsets, deltas) = (self.offsets.view(), self.deltas.view());
+        BlockArguments {
+            tensors: BackwardTensorsArgument { q, grad_out, k, v, offsets, deltas },
+            sums: QuerySumsArgument { values: self.sums.view_mut(), turns: self.turns.view_mut(), blocks: self.blocks },
+            grad_q: self.grad_q.as_mut().map(TensorMapMut::view_mut),
+            grad_kv: self.grad_kv.as_mut().map(|[k, v]| KeyGradientsArgument { k: k.view_mut(), v: v.view_mut() }),
+            counter: self.counter.view_mut(),
         }
-    }
-
-    /// The sums of gradients.
-    pub(super) fn sums(&mut self) -> QuerySumsArgument<'_> {
-        QuerySumsArgument { values: self.sums.view_mut(), turns: self.turns.view_mut(), blocks: self.blocks }
-    }
-
-    /// What the main kernel takes: tensors and statistics, sums, and the order of tiles.
-    pub(super) fn main<'s, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize>(
-        &'s mut self,
-        maps: &'s BackwardMaps<'_, T, D, QUERIES, RANK>,
-        section: u32,
-        ordered: bool,
-    ) -> (BackwardTensorsArgument<'s, T, D, QUERIES, RANK>, QuerySumsArgument<'s>, KeyOrderArgument<'s>) {
-        let tensors = BackwardTensorsArgument {
-            q: maps.q.view(),
-            grad_out: maps.grad_out.view(),
-            k: maps.k.view(),
-            v: maps.v.view(),
-            offsets: self.offsets.view(),
-            deltas: self.deltas.view(),
-        };
-        let sums = QuerySumsArgument { values: self.sums.view_mut(), turns: self.turns.view_mut(), blocks: self.blocks };
-        (tensors, sums, KeyOrderArgument { counter: self.counter.view_mut(), section, ordered })
     }
 }

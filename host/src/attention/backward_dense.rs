@@ -5,28 +5,28 @@ use std::sync::Arc;
 use oxtile_kernels::attention::{
     AttentionBackward as Main, AttentionBackwardAddKeys as AddKeys, AttentionBackwardAddKeysArgs as AddKeysArgs,
     AttentionBackwardAddQueries as AddQueries, AttentionBackwardAddQueriesArgs as AddQueriesArgs, AttentionBackwardArgs as MainArgs,
-    AttentionBackwardBlocks as Blocks, AttentionBackwardBlocksArgs as BlocksArgs, AttentionBackwardConvert as Convert,
+    AttentionBackwardBlocks as Gather, AttentionBackwardBlocksArgs as GatherArgs, AttentionBackwardConvert as Convert,
     AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs,
     AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, BlockStatisticsArgument, DenseKeysArgument, DenseRows,
-    Heads, KEYS, KeyHeads, KeyPartsArgument, KeySumsArgument, QueryStatisticsArgument, partial_elements,
+    Heads, KEYS, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, QueryStatisticsArgument, partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
-use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::Float;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::backward::{BackwardElement, Binding, Order};
-use super::backward_blocks::{BackwardMaps, KeyGradientMaps, QueryBlockMemory};
+use super::backward_blocks::{BlockArguments, Blocks};
 use super::backward_deltas::{DeltaSource, ResultRows};
 use super::config::{AttentionConfig, GradientOutput, Layout};
+use super::heads::Side;
 use super::sequences::BoundSequences;
 use crate::runtime::{Bound, Buffer, Loaded, Result, Stream};
-use crate::tensor::{TensorMapMut, Uploads};
+use crate::tensor::Uploads;
 
 /// Where the rows of a dense tensor's heads lie.
-fn dense_rows(config: &AttentionConfig, rows: u64, heads: u64) -> DenseRows {
-    let batches = config.batches;
+fn dense_rows(config: &AttentionConfig, side: Side) -> DenseRows {
+    let ([rows, heads], batches) = (config.side(side), config.batches);
     let [batch_heads, row_heads] = if config.layout == Layout::Sbhd { [heads, batches * heads] } else { [rows * heads, heads] };
     let [batches, heads, rows, batch_heads, row_heads] = [batches, heads, rows, batch_heads, row_heads].map(|size| size as u32);
     DenseRows { batches, heads, rows, batch_heads, row_heads }
@@ -51,14 +51,14 @@ impl<'a> GivenStatistics<'a> {
         Self { log_sum_exp, deltas, sequence: BoundSequences::new(uploads, &one, None), rows, heads }
     }
 
-    fn launch(&self, stream: &Stream, kernel: &Loaded<Blocks>, mut statistics: BlockStatisticsArgument<'_>) -> Result<()> {
+    fn launch(&self, stream: &Stream, kernel: &Loaded<Gather>, mut statistics: BlockStatisticsArgument<'_>) -> Result<()> {
         let BlockStatisticsArgument { blocks, size, rows, .. } = statistics;
         for first in (0..self.heads).step_by(MOST_HEADS as usize) {
             let end = (first + MOST_HEADS).min(self.heads);
             let of_queries = |view: DeviceView<'a, f32>| view.slice(first * self.rows, end * self.rows);
             let [begin_row, end_row] = [first, end].map(|head| head * u64::from(rows));
             let (offsets, deltas) = (statistics.offsets.slice_mut(begin_row, end_row), statistics.deltas.slice_mut(begin_row, end_row));
-            let args = BlocksArgs {
+            let args = GatherArgs {
                 queries: QueryStatisticsArgument { log_sum_exp: of_queries(self.log_sum_exp), deltas: of_queries(self.deltas), rows: 0 },
                 statistics: BlockStatisticsArgument { offsets, deltas, blocks, size, rows },
                 sequences: self.sequence.argument(),
@@ -79,7 +79,7 @@ enum Statistics<'a, T> {
 /// The main kernel, those of the statistics before it, and those of the gradients of keys and of queries after it.
 type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> = (
     Loaded<Main<T, D, QUERIES, SPAN, MASKED>>,
-    (Loaded<Prepare<T, D>>, Loaded<Blocks>),
+    (Loaded<Prepare<T, D>>, Loaded<Gather>),
     (Loaded<Reduce<T, D>>, Loaded<AddKeys<D>>),
     (Loaded<Convert<T, D, QUERIES, SPAN>>, Loaded<AddQueries<D, QUERIES, SPAN>>),
 );
@@ -103,35 +103,18 @@ where
 {
     let Binding { stream, config, order, parts: splits, inputs, deltas, log_sum_exp, grad_out, gradients, .. } = binding;
     let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, .. } = config;
-    let (mut of_queries, mut of_keys) = (config.dense_queries(head_size), config.dense_keys(head_size));
+    let (of_queries, of_keys) = (config.dense(Side::Queries, head_size), config.dense(Side::Keys, head_size));
+    let tensors = [inputs.q, grad_out, inputs.k, inputs.v];
     let (has_queries, has_keys) = (!inputs.q.is_empty(), !inputs.k.is_empty());
-    // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
-    let mut tensors = [inputs.q, grad_out, inputs.k, inputs.v];
-    if !has_queries {
-        (tensors, of_queries) = ([inputs.k, inputs.k, inputs.k, inputs.v], of_keys);
-    }
-    if !has_keys {
-        (tensors, of_keys) = ([inputs.q, grad_out, inputs.q, inputs.q], of_queries);
-    }
+    let ((rounded, mut added), layouts) = (gradients.split(), [of_queries, of_queries, of_keys, of_keys]);
+    let counts = [batches * heads, queries.div_ceil(QUERIES as u64)];
     let mut uploads = Uploads::default();
-    let layouts = [of_queries, of_queries, of_keys, of_keys];
-    let maps = BackwardMaps::<_, D, QUERIES, 4>::new(&mut uploads, stream, tensors, layouts)?;
-    let (rounded, mut added) = gradients.split();
-    let (mut grad_q, mut key_gradients) = (None, None);
-    if let Some([q, k, v]) = rounded {
-        if has_queries {
-            grad_q = Some(TensorMapMut::<_, QUERIES, D, Swizzle128, 4>::with(&mut uploads, stream, q, of_queries)?);
-        }
-        if has_keys {
-            key_gradients = Some(KeyGradientMaps::new(&mut uploads, stream, [k, v], [of_keys; 2])?);
-        }
-    }
+    let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, tensors, layouts, rounded, counts)?;
     let statistics = match deltas {
         DeltaSource::Of(result) => Statistics::Of(result),
         DeltaSource::Given(deltas) => Statistics::Given(GivenStatistics::new(&mut uploads, &config, [log_sum_exp, deltas])),
     };
     uploads.copy(stream)?;
-    let mut memory = QueryBlockMemory::new(stream, batches * heads, queries.div_ceil(QUERIES as u64), QUERIES, D)?;
     let (ordered, key_blocks) = (order == Order::Deterministic, keys.div_ceil(KEYS as u64));
     // Gradients that are added leave in parts, though there be one of each.
     let in_parts = splits > 1 || config.gradients == GradientOutput::Added;
@@ -139,28 +122,28 @@ where
     let mut partials = Buffer::<f32>::uninitialised(stream, part_tiles * partial_elements(D as u64))?;
     let section = config.section_of_keys(size_of::<T>() as u64, ordered).saturating_mul(splits as u32);
     let (mask, scale, scale_log2) = (config.bounds(), config.scale() as f32, config.scale_log2());
-    let (query_rows, key_rows) = (dense_rows(&config, queries, heads), dense_rows(&config, keys, key_heads));
+    let (query_rows, key_rows) = (dense_rows(&config, Side::Queries), dense_rows(&config, Side::Keys));
     let [batches, heads, key_heads, splits, key_blocks] = [batches, heads, key_heads, splits, key_blocks].map(|size| size as u32);
     let tile_heads = KeyHeads { batches, heads: key_heads * splits, group: heads / key_heads / splits, splits, step: 0 };
     Ok(Bound::new(move |stream| {
-        let (main, (prepare, blocks), (reduce, add_keys), (convert, add_queries)) = &*kernels;
+        let (main, (prepare, gather), (reduce, add_keys), (convert, add_queries)) = &*kernels;
         match &statistics {
             Statistics::Of(ResultRows { out, grad_out, heads, rows, .. }) => {
-                let (out, grad_out, statistics) = (*out, *grad_out, memory.statistics());
+                let (out, grad_out, statistics) = (*out, *grad_out, blocks.statistics());
                 prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: *heads, rows: *rows })?;
             }
-            Statistics::Given(given) => given.launch(stream, blocks, memory.statistics())?,
+            Statistics::Given(given) => given.launch(stream, gather, blocks.statistics())?,
         }
         if has_keys {
-            let (tensors, sums, order) = memory.main(&maps, section, ordered);
+            let BlockArguments { tensors, sums, grad_kv, counter, .. } = blocks.arguments();
             let problem = DenseKeysArgument {
                 tensors,
                 sums,
-                gradients: key_gradients.as_mut().filter(|_| !in_parts).map(KeyGradientMaps::argument),
+                gradients: grad_kv.filter(|_| !in_parts),
                 partials: in_parts.then(|| partials.view_mut()),
                 heads: tile_heads,
                 mask,
-                order,
+                order: KeyOrderArgument { counter, section, ordered },
                 scale: scale_log2,
             };
             main.launch(stream, MainArgs { problem })?;
@@ -168,15 +151,15 @@ where
             if let Some([_, k, v]) = &mut added {
                 let sums = KeySumsArgument { k: k.reborrow(), v: v.reborrow(), size: D as u32, value_size: D as u32 };
                 add_keys.launch(stream, AddKeysArgs { parts, sums, rows: key_rows })?;
-            } else if let Some(gradients) = key_gradients.as_mut().filter(|_| in_parts) {
-                reduce.launch(stream, ReduceArgs { parts, gradients: gradients.argument(), heads: key_heads })?;
+            } else if let Some(gradients) = blocks.arguments().grad_kv.filter(|_| in_parts) {
+                reduce.launch(stream, ReduceArgs { parts, gradients, heads: key_heads })?;
             }
         }
-        match (&mut grad_q, &mut added) {
-            (Some(grad_q), _) => convert.launch(stream, ConvertArgs { sums: memory.sums(), grad_q: grad_q.view_mut(), heads, scale }),
+        let BlockArguments { sums, grad_q, .. } = blocks.arguments();
+        match (grad_q, &mut added) {
+            (Some(grad_q), _) => convert.launch(stream, ConvertArgs { sums, grad_q, heads, scale }),
             (None, Some([grad_q, ..])) if has_queries => {
-                let args = AddQueriesArgs { sums: memory.sums(), grad_q: grad_q.reborrow(), rows: query_rows, scale };
-                add_queries.launch(stream, args)
+                add_queries.launch(stream, AddQueriesArgs { sums, grad_q: grad_q.reborrow(), rows: query_rows, scale })
             }
             _ => Ok(()),
         }

@@ -56,7 +56,7 @@ pub enum GradientTarget<'a, T> {
 }
 
 /// Tensors of queries, keys and values, or none.
-type Three<'a, T> = Option<[DeviceViewMut<'a, T>; 3]>;
+pub(super) type Three<'a, T> = Option<[DeviceViewMut<'a, T>; 3]>;
 
 impl<'a, T> Gradients<'a, T> {
     /// Gradients of the inputs' type.

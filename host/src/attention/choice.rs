@@ -212,30 +212,26 @@ impl AttentionConfig {
     fn why(&self, decision: ForwardKernel, [queries, keys]: [u64; 2]) -> String {
         let (size, value_size) = (self.head_size, self.value_size());
         let tile = |unit: &str| format!("{queries} queries by {keys} keys on {unit}");
-        match decision {
-            ForwardKernel::Wgmma { problem, sizes: [d, v] } => {
-                let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
-                let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
-                format!("{}, heads of {size} and {value_size}{padded}, {}{folded}", tile("wgmma"), self.why_problem(problem))
-            }
-            ForwardKernel::Fp8 { .. } => format!("{}, 8 bits, head_size {size}", tile("wgmma")),
-            ForwardKernel::Portable { .. } => format!("{}, head_size {size}", tile("mma")),
+        let (problem, [d, v]) = match decision {
+            ForwardKernel::Wgmma { problem, sizes } => (problem, sizes),
+            ForwardKernel::Fp8 { .. } => return format!("{}, 8 bits, head_size {size}", tile("wgmma")),
+            ForwardKernel::Portable { .. } => return format!("{}, head_size {size}", tile("mma")),
             ForwardKernel::PortableGeneral { panels } => {
                 let (padded, beyond) = (panels * PORTABLE_PANEL as u64, self.set_among(BEYOND_PORTABLE).join(", "));
-                format!("{}, heads of {size} and {value_size} padded to {padded}, general for {beyond}", tile("mma"))
+                return format!("{}, heads of {size} and {value_size} padded to {padded}, general for {beyond}", tile("mma"));
             }
-        }
-    }
-
-    fn why_problem(&self, problem: Problem) -> String {
-        let plain =
-            |causal: bool, ring: bool| format!("{}{}", if causal { "causal" } else { "all keys" }, if ring { ", merged" } else { "" });
-        match problem {
-            Problem::Dense { causal, ring } => plain(causal, ring),
-            Problem::Packed { causal, ring } => format!("packed, {}", plain(causal, ring)),
+        };
+        let masked = |causal: bool| if causal { "causal" } else { "all keys" };
+        let merged = |ring: bool| if ring { ", merged" } else { "" };
+        let problem = match problem {
+            Problem::Dense { causal, ring } => format!("{}{}", masked(causal), merged(ring)),
+            Problem::Packed { causal, ring } => format!("packed, {}{}", masked(causal), merged(ring)),
             Problem::Divided => format!("keys in {} parts for as many blocks, which another kernel puts together", self.parts()),
             Problem::Options => format!("with options for {}", self.set_among(BEYOND_DENSE).join(", ")),
-        }
+        };
+        let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
+        let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
+        format!("{}, heads of {size} and {value_size}{padded}, {problem}{folded}", tile("wgmma"))
     }
 
     /// Whether it takes more than the kernels of dense full and causal attention have.

@@ -14,7 +14,7 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use super::choice::Problem;
 use super::config::{AttentionConfig, Mask};
 use super::forward::{AttentionElement, Binding};
-use super::heads::ForwardMaps;
+use super::heads::{ForwardMaps, Side};
 use super::portable::check_aligned;
 use crate::runtime::{Bound, Buffer, Device, Loaded, Result};
 use crate::tensor::{Strided, Uploads};
@@ -87,11 +87,10 @@ where
     let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
     check_aligned("Attention, out", out.as_view())?;
     let mut uploads = Uploads::default();
-    let layouts = [AttentionConfig::folded_queries, AttentionConfig::dense_keys];
-    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, layouts)?;
+    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::folded)?;
     uploads.copy(stream)?;
     let Strided { shape: [batches, heads, rows, size], strides: [batch_stride, head_stride, row_stride, _] } =
-        config.folded_queries(config.value_size());
+        config.folded(Side::Queries, config.value_size());
     let part_rows = config.parts() * batches * heads * rows;
     let mut sums = Buffer::<f32>::uninitialised(stream, part_rows * size)?;
     let mut logs = Buffer::<f32>::uninitialised(stream, part_rows)?;

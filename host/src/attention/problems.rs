@@ -13,14 +13,12 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::config::{AttentionConfig, Mask};
 use super::forward::{AttentionElement, Binding};
-use super::heads::{ForwardMaps, LayoutOf};
+use super::heads::{ForwardMaps, Side};
 use super::results::{BoundResult, ResultTarget};
 use super::sequences::BoundSequences;
 use super::sink::BoundSink;
 use crate::runtime::{Bound, Buffer, Loaded, Result};
-use crate::tensor::{SequenceRows, Strided, Uploads};
-
-const SEQUENCES: [LayoutOf<SequenceRows>; 2] = [AttentionConfig::sequence_queries, AttentionConfig::sequence_keys];
+use crate::tensor::{Strided, Uploads};
 
 /// Binds dense tensors.
 pub(super) fn bind_dense<'a, T, const D: usize, const V: usize, const KEYS: usize, G, P, R, const CAUSAL: bool>(
@@ -38,9 +36,8 @@ where
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let layouts = [AttentionConfig::folded_queries, AttentionConfig::dense_keys];
-    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, layouts)?;
-    let of_out = config.folded_queries(config.value_size());
+    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::folded)?;
+    let of_out = config.folded(Side::Queries, config.value_size());
     let Strided { strides: [batch, head, row, _], .. } = of_out;
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [batch, head, row]))?;
     uploads.copy(stream)?;
@@ -78,8 +75,8 @@ where
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, SEQUENCES)?;
-    let of_out = config.sequence_queries(config.value_size());
+    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::sequence_rows)?;
+    let of_out = config.sequence_rows(Side::Queries, config.value_size());
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [0, of_out.head, of_out.row]))?;
     let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
     uploads.copy(stream)?;
@@ -116,8 +113,8 @@ where
     AttentionForward<T, D, V, KEYS, G, Optioned>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, SEQUENCES)?;
-    let (of_out, mut max_logit) = (config.sequence_queries(config.value_size()), outputs.max_logit.take());
+    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::sequence_rows)?;
+    let (of_out, mut max_logit) = (config.sequence_rows(Side::Queries, config.value_size()), outputs.max_logit.take());
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [0, of_out.head, of_out.row]))?;
     let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
     let sink = BoundSink::new(&mut uploads, &config, inputs.sink);
