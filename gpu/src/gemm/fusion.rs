@@ -31,7 +31,8 @@ impl<O: Float + Pod> Fusion<O> {
         self.alpha * a * b
     }
 
-    /// Applies it to a tile of the product, times `factor`; `old` is the matrix `shape` as it was, of which the tile's first element is at `origin`.
+    /// Applies it to a tile of the product, times [`factor`](Self::factor). `old` is the matrix `[rows, columns]` as it was; the tile's first element
+    /// is that at `[row, column]`.
     #[inline(always)]
     pub fn apply(
         &self,

@@ -256,8 +256,7 @@ impl<T: Pod> GlobalTable<T> {
 impl<T: Pod> Default for GlobalMut<T> {
     #[inline(always)]
     fn default() -> Self {
-        // SAFETY: there is no element that could be used.
-        unsafe { Self::from_raw_parts(0, 0) }
+        Self(Global::default())
     }
 }
 
