@@ -38,7 +38,7 @@ pub fn fp8_cast<T: Magnitude, Q: Fp8>(
     scale_inverse: GlobalMut<f32>,
     options: ScaleOptions,
 ) {
-    let rule = ScaleRule { options, largest: f32::MAX };
+    let rule = ScaleRule::new(options, f32::MAX);
     let scale = || rule.scale::<Q>(amax.load(0));
     cast_run(&input, &data, u64::from(block::index()[0]), scale);
     if block::index()[0] == 0 && thread::index() == 0 {

@@ -49,7 +49,7 @@ type Scales = SharedArray<u32, { COLUMNS as usize }>;
 pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, f32>, transposed: Codes<Q, f32>, options: ScaleOptions) {
     let tile = Tile::<T>::of_block(input.rows, input.columns);
     let lines = tile.load(&input.values);
-    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
+    let rule = ScaleRule::new(options, T::MAX.to_f32());
     let shared = Shared::claim();
     if !transposed.data.is_empty() {
         find_maxima(&tile, &lines, shared.maxima);

@@ -33,7 +33,7 @@ pub fn fp8_cast_row_blocks_alone<T: Magnitude, Q: Fp8>(
 ) {
     let Matrix { values: input, rows, columns } = input;
     let blocks = Blocks::<T>::of_lane(rows, columns);
-    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
+    let rule = ScaleRule::new(options, T::MAX.to_f32());
     // A vote, so that the compiler knows that no warp diverges at it.
     if warp::all(blocks.is_inside(STEPS as u32 - 1)) {
         cast(&blocks, rule, |_| true, &input, &data, &scale_inverses);

@@ -36,13 +36,14 @@ pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, 
     let tile = Tile::<T>::of_block(rows, columns);
     let lines = tile.load(&input);
     let shared = Shared::claim();
+    let rule = ScaleRule::new(options, T::MAX.to_f32());
     let of_warp = warp::max_u32(T::finish(maximum(&lines)).to_bits());
     if thread::lane() == 0 {
         shared.maxima.store(thread::warp(), of_warp);
     }
     block::sync();
     let amax = f32::from_bits((0..WARPS).fold(0, |largest, warp| largest.max(shared.maxima.load(warp))));
-    let scale = ScaleRule { options, largest: T::MAX.to_f32() }.scale::<Q>(amax);
+    let scale = rule.scale::<Q>(amax);
     cast_lines(&tile, &lines, scale, &codes.data, &shared.stage);
     let [row, column] = [tile.first_row / SIDE, tile.first_column / SIDE];
     if thread::index() == 0 && tile.has_elements() {

@@ -49,7 +49,7 @@ pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
 ) {
     let tile = Tile::<T>::of_block(input.rows, input.columns);
     let lines = tile.load(&input.values);
-    let scale = ScaleRule { options, largest: f32::MAX }.scale::<Q>(amax.load(0));
+    let scale = ScaleRule::new(options, f32::MAX).scale::<Q>(amax.load(0));
     let stage = Shared::claim().stage;
     cast_lines(&tile, &lines, scale, &data, &stage);
     if tile.is_first() && thread::index() == 0 {

@@ -31,7 +31,7 @@ pub fn fp8_cast_grouped<T: Magnitude, Q: Fp8>(
     scale_inverses: GlobalMut<f32>,
     options: ScaleOptions,
 ) {
-    let rule = ScaleRule { options, largest: f32::MAX };
+    let rule = ScaleRule::new(options, f32::MAX);
     if block::index()[0] == 0 {
         let mut member = u64::from(thread::index());
         while member < amaxes.len() {

@@ -81,23 +81,28 @@ pub struct ScaleOptions {
 /// How a scale is made of an amax.
 #[derive(Clone, Copy)]
 struct ScaleRule {
-    options: ScaleOptions,
+    epsilon: f32,
+    /// The bits of a scale that are kept: all, or those of a power of two.
+    kept: u32,
     /// The scale where it would be Inf.
     largest: f32,
 }
 
 impl ScaleRule {
+    #[inline(always)]
+    fn new(ScaleOptions { epsilon, power_of_two }: ScaleOptions, largest: f32) -> Self {
+        Self { epsilon, kept: if power_of_two { 0xff80_0000 } else { u32::MAX }, largest }
+    }
+
     /// The factor that takes a tensor or block with this amax to the range of `Q`.
     #[inline(always)]
     fn scale<Q: Fp8>(self, amax: f32) -> f32 {
-        let ScaleOptions { epsilon, power_of_two } = self.options;
         // A NaN is not below epsilon.
-        let amax = if amax < epsilon { epsilon } else { amax };
+        let amax = if amax < self.epsilon { self.epsilon } else { amax };
         let quotient = Q::LARGEST / amax;
         let scale = if quotient == f32::INFINITY { self.largest } else { quotient };
-        let kept = if power_of_two { 0xff80_0000 } else { u32::MAX };
         let is_usable = amax != 0.0 && amax.abs() < f32::INFINITY;
-        if is_usable { f32::from_bits(scale.to_bits() & kept) } else { 1.0 }
+        if is_usable { f32::from_bits(scale.to_bits() & self.kept) } else { 1.0 }
     }
 }
 

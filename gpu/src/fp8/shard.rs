@@ -78,7 +78,7 @@ pub fn fp8_partial_cast<T: Magnitude, Q: Fp8>(
     if !square.is_inside() {
         return;
     }
-    let rule = ScaleRule { options, largest: T::MAX.to_f32() };
+    let rule = ScaleRule::new(options, T::MAX.to_f32());
     let scale = rule.scale::<Q>(amaxes.load(square.index()));
     square.for_each_row(|row| {
         let values: [f32; COLUMNS] = core::array::from_fn(|i| if row.has(i) { shard.values.load(row.element(i)).to_f32() } else { 0.0 });
