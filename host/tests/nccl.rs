@@ -294,7 +294,7 @@ fn a_rank_that_stays_away() -> std::result::Result<(), String> {
         if rank == Rank::ZERO {
             let start = Instant::now();
             let reduce = member.comm.all_reduce(&member.stream, &mut sum, ReduceOp::Sum);
-            let error = reduce.and_then(|()| member.comm.synchronize(&member.stream)).expect_err("nobody answers");
+            let error = reduce.and_then(|()| member.comm.synchronize(&member.stream)).expect_err("no rank answers");
             assert!(matches!(error, Error::Deadline { .. }), "{error}");
             assert!(start.elapsed() < SHORT + SLACK, "{:?}", start.elapsed());
             assert_eq!(member.comm.barrier(&member.stream).unwrap_err().to_string(), error.to_string());

@@ -276,11 +276,11 @@ fn describe(grids: &Grids, conflict: Conflict, new: &Record, old: &Record, place
             "load it with ReadOrder::Weak, or write another buffer",
         ),
     };
-    let involved = [new, old].map(|record| Involved { location: record.site, action: who(grids, record, new.block) });
+    let involved = [new, old].map(|record| Involved { location: record.site, action: access_by(grids, record, new.block) });
     Box::new((kind, message, involved.into(), mend))
 }
 
-fn who(grids: &Grids, record: &Record, home: u32) -> String {
+fn access_by(grids: &Grids, record: &Record, home: u32) -> String {
     let grid = grids.of(record.block);
     let verb = match (record.manner, record.writes) {
         (Manner::Strong(_), true) => "strong write",

@@ -68,7 +68,7 @@ impl<const SPAN: usize> Adder<SPAN> {
         turn == 0
     }
 
-    /// Joins those who add to a block; the first of them stores, and the others wait for that.
+    /// Joins the tiles that add to a block; the first of them stores, and the others wait for that.
     #[inline(always)]
     #[track_caller]
     fn claim(&self, block: u32) -> bool {

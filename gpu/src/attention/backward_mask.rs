@@ -24,9 +24,9 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
     }
 
     /// The [`blocks`](Self::blocks) in the order in which block `keys` meets them. Without a mask it begins
-    /// with another for each block of keys, so that those who compute together add to different sums. If they add in order of keys, the
+    /// with another for each block of keys, so that blocks that compute together add to different sums. If they add in order of keys, the
     /// last comes first: a block of keys is never seen by queries before those that see the one before it, so it has queries
-    /// of its own to begin with, or is one block behind; the other way a causal mask would have it wait for all the queries before its own.
+    /// of its own to begin with, or is one block late; the other way a causal mask would have it wait for all the queries before its own.
     #[inline(always)]
     pub fn order(&self, keys: u32, ordered: bool) -> BlockOrder {
         let blocks = self.blocks(keys);
@@ -66,7 +66,7 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
     where
         Columns<QUERIES>: MatrixColumns,
     {
-        // Counted from the block's first query, so that nothing need be kept for the next block. Rows behind the last query
+        // Counted from the block's first query, so that nothing need be kept for the next block. Rows after the last query
         // are left: they count nothing anyway.
         let first = (block * QUERIES as u32 + register_tile::column(0)).cast_signed();
         let seen = [0, 1].map(|half| {

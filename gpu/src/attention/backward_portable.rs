@@ -10,7 +10,7 @@
 //! | keys | `K`, `V` | `Q`, `dO` of all heads that share the keys | `S' = K Q'`, `dP' = V dO'` | `dK += dS' Q`, `dV += P' dO` |
 //!
 //! with weights `P = exp2(S - lse)` and gradients of scores `dS = P (dP - delta)`, which stay in registers as left operands. So
-//! every sum has one owner, who adds in one order: the bits are the same in every run and under every grid, nothing is zeroed before
+//! every sum has one owner, which adds in one order: the bits are the same in every run and under every grid, nothing is zeroed before
 //! and nothing waits. The price is that scores are computed twice: seven products where
 //! [`attention_backward`](fn@super::attention_backward) has five.
 //!

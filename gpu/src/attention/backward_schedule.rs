@@ -10,8 +10,8 @@ use super::shape::{Checked, MOST_BLOCKS};
 /// The order: key heads in sections whose tensors fit the L2 cache together; in a section the first keys of all heads
 /// first, as most queries see them where a mask is causal.
 ///
-/// Blocks of keys of one head come in ascending order, and a tile is given out only to who starts it next: so who adds
-/// to gradients of queries in the order of keys waits for none but tiles that are under way or done.
+/// Blocks of keys of one head come in ascending order, and a tile is given out only to a block that starts it next: so a
+/// block that adds to gradients of queries in the order of keys waits only for tiles that are under way or done.
 #[derive(Clone, Copy)]
 pub struct KeySchedule {
     /// Blocks of keys of a head.
@@ -139,7 +139,7 @@ pub struct BlockOrder {
     pub blocks: Span,
     /// The first to be met.
     pub first: u32,
-    /// Whether lower blocks follow; else higher ones, and behind the last the lowest.
+    /// Whether lower blocks follow; else higher ones, and after the last the lowest.
     pub falling: bool,
 }
 
@@ -188,14 +188,14 @@ pub(super) fn next_tile<const WORDS: usize>(tiles: &mut Consumer<Numbers<WORDS>,
 pub struct KeyQueue(pub GlobalMut<u32>);
 
 impl KeyQueue {
-    /// Takes a place. A block does so until it gets one behind the last tile.
+    /// Takes a place. A block does so until it gets one after the last tile.
     #[inline(always)]
     #[track_caller]
     pub fn take(&self) -> u32 {
         atomic::add_u32(&self.0, 0, 1)
     }
 
-    /// To be told of a place behind the last of `tiles`: the last block to get one sets the counter back.
+    /// To be told of a place after the last of `tiles`: the last block to get one sets the counter back.
     #[inline(always)]
     #[track_caller]
     pub fn leave(&self, index: u32, tiles: u32) {

@@ -8,7 +8,7 @@ use super::mask::{Mask, Window};
 use super::sequence::{Sequence, Sequences};
 
 /// Where a head's blocks of `size` queries lie in arrays of so many blocks a head, in which each sequence begins with a block of its
-/// own: behind as many whole blocks as the queries before would fill, and one more for each sequence before. So a sequence's place
+/// own: after as many whole blocks as the queries before would fill, and one more for each sequence before. So a sequence's place
 /// needs nothing but the sums of lengths, and no sequence is without a block.
 #[derive(Clone, Copy)]
 pub struct QueryBlocks {
@@ -39,7 +39,7 @@ impl QueryBlocks {
         queries / size + batches
     }
 
-    /// The first block of sequence `batch`; for their number, the end of the last. A block that would be behind the array's end is
+    /// The first block of sequence `batch`; for their number, the end of the last. A block that would be after the array's end is
     /// not, whatever the sums say.
     #[inline(always)]
     #[track_caller]
@@ -59,7 +59,7 @@ impl QueryBlocks {
     #[inline(always)]
     #[track_caller]
     pub fn get(&self, block: u32) -> Option<QueryBlock> {
-        // The last sequence that does not begin behind it.
+        // The last sequence that does not begin after it.
         let (mut batch, mut end) = (0, self.batches);
         while end - batch > 1 {
             let middle = batch + (end - batch) / 2;

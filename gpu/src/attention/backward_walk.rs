@@ -66,7 +66,7 @@ where
             let (scores_shared, statistics) = (self.scores.tile(turn).first(), self.statistics.tile(turn));
             let stage = self.rows.wait();
             let Rows { queries, gradients } = stage.memory();
-            // Read before multiplications are issued, behind which shared memory is read.
+            // Read before multiplications are issued: after them a read of shared memory waits for theirs.
             let (offsets, cut) = (ByColumn::load(statistics.offsets), statistics.cut.load(0));
             let scores = matrix::multiply(keys.k_major_rows::<PART>(self.part * PART as u32), queries.k_major());
             let d_weights = matrix::multiply(values.k_major_rows::<PART>(self.part * PART as u32), gradients.k_major());

@@ -72,7 +72,7 @@ pub(super) type Scores<T, const D: usize, const QUERIES: usize> =
 /// Parts of `dQ'`; at last the gradients of each warpgroup's values.
 pub(super) type Outgoing<T, const D: usize, const SPAN: usize> = Overlay<Parts<SPAN>, Tiles<Finished<T, D>, 2>>;
 
-/// The numbers of tiles, in turn: one can be read until all have taken the next and the one behind that is there.
+/// The numbers of tiles, in turn: one can be read until all have taken the next and the one after that is there.
 pub(super) type Numbers<const WORDS: usize> = Tiles<SharedArray<u32, WORDS>, 2>;
 
 /// A tile's number is `WORDS` words. What is only small comes last: tiles are aligned to 1024 bytes.
@@ -97,7 +97,7 @@ pub(super) struct Handoff {
     /// One for each of those warps.
     pub full: Tiles<Mbarrier, { ADDERS as usize }>,
     pub empty: Mbarrier,
-    /// Where a step is added, in any order: it is known who adds to the step's block of queries first.
+    /// Where a step is added, in any order: it is known which tile adds to the step's block of queries first.
     pub claimed: Mbarrier,
 }
 

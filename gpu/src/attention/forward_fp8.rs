@@ -200,7 +200,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let Some(tile) = Tile::load(stage.memory().tile) else { break };
                 let row = tile.row + part * PART as u32;
                 let all = blocks_of(tile);
-                // Behind the last query a warpgroup only follows the rings. Where a causal tile sees keys that a warpgroup's queries do not, it
+                // After the last query a warpgroup only follows the rings. Where a causal tile sees keys that a warpgroup's queries do not, it
                 // computes all the same: following there spills registers.
                 let blocks = if CAUSAL || row < rows { all } else { 0 };
                 for _ in blocks..all {

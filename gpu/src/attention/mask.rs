@@ -39,7 +39,7 @@ pub struct Mask {
 pub struct Span {
     /// The first.
     pub begin: u32,
-    /// Behind the last.
+    /// One after the last.
     pub end: u32,
 }
 
@@ -141,7 +141,7 @@ impl Mask {
         row < self.queries && key.cast_signed() >= self.begin(row) && key.cast_signed() < self.end(row)
     }
 
-    /// Makes the scores of keys behind those seen -inf, in a tile of scores that begins at query `row` and key `key`.
+    /// Makes the scores of keys after those seen -inf, in a tile of scores that begins at query `row` and key `key`.
     #[inline(always)]
     pub fn hide_after<const KEYS: usize>(&self, scores: &mut RegisterTile<KEYS>, row: u32, key: u32)
     where

@@ -108,7 +108,7 @@ impl TileOrderArgument<'_> {
     }
 }
 
-/// Hands out what is behind the first tile of each block. The counter is zero before and after a launch.
+/// Hands out the tiles after the first one of each block. The counter is zero before and after a launch.
 #[derive(Clone, Copy)]
 pub struct Queue {
     /// One element.
@@ -129,7 +129,7 @@ impl Queue {
         Ticket(atomic::add_u32(&self.counter, 0, 1))
     }
 
-    /// The index of the tile behind the ticket; the last ticket sets the counter back.
+    /// The index of the tile that a ticket stands for; the last ticket sets the counter back.
     #[inline(always)]
     #[track_caller]
     pub fn index(&self, ticket: Ticket) -> u32 {
@@ -260,7 +260,7 @@ impl SequenceSchedule {
     }
 }
 
-/// Hands out tiles of sequences behind the first of each block. The counter, one element, is zero before and after a launch.
+/// Hands out tiles of sequences after the first one of each block. The counter, one element, is zero before and after a launch.
 #[derive(Clone, Copy)]
 pub struct SequenceQueue(pub GlobalMut<u32>);
 
@@ -272,7 +272,7 @@ impl SequenceQueue {
         block::count()[0] + atomic::add_u32(&self.0, 0, 1)
     }
 
-    /// There is no tile `index`, of `tiles` in all: who took the last sets the counter back.
+    /// There is no tile `index`, of `tiles` in all: the block that took the last one sets the counter back.
     #[inline(always)]
     #[track_caller]
     pub fn leave(&self, index: u32, tiles: u32) {

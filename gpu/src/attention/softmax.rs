@@ -61,7 +61,7 @@ impl Softmax {
         Self { kept, sum, scale, margin: MARGIN, lift: 0.0, share: f32::INFINITY, largest, limit, sparing: false }
     }
 
-    /// The same where there are registers for weights beside scores: blocks behind the first [`follow`](Self::follow).
+    /// The same where there are registers for weights beside scores: blocks after the first [`follow`](Self::follow).
     ///
     /// It keeps maxima. Kept offsets spare two multiplications a block and take 1 to 3 % at head size 64, by how ptxas orders what follows.
     #[inline(always)]
@@ -72,7 +72,7 @@ impl Softmax {
     /// The same with maxima raised to scores whose weights are more than twice, where causal 8 times, the sum over a thread's columns, a quarter
     /// of a row's: what is most of a row is 1 then, which rounding leaves as it is. With less the error where one weight is most of a row is that
     /// of exact maxima, with more fewer maxima are raised; causal tiles begin with a block of which rows see little. The bound is
-    /// [set](Self::settle) behind the first block, and where a maximum is raised: the sum only grows, so it is never too high.
+    /// [set](Self::settle) after the first block, and where a maximum is raised: the sum only grows, so it is never too high.
     #[inline(always)]
     pub fn raising(scale: f32, causal: bool) -> Self {
         Self { share: if causal { 8.0 } else { 2.0 }, ..Self::new(scale) }
@@ -84,7 +84,7 @@ impl Softmax {
         Self { sum: [f32::from_bits(zero); THREAD_ROWS], ..self }
     }
 
-    /// Called behind the first block.
+    /// Called after the first block.
     #[inline(always)]
     pub fn settle(&mut self) {
         if self.share != f32::INFINITY {
@@ -92,7 +92,7 @@ impl Softmax {
         }
     }
 
-    /// Whether blocks behind the first [`follow`](Self::follow).
+    /// Whether blocks after the first [`follow`](Self::follow).
     #[inline(always)]
     pub fn is_sparing(&self) -> bool {
         self.sparing
@@ -152,7 +152,7 @@ impl Softmax {
         factors
     }
 
-    /// As [`update`](Self::update), for a block behind the first, with the weights as `pack` has them. A maximum is looked for only if
+    /// As [`update`](Self::update), for a block after the first, with the weights as `pack` has them. A maximum is looked for only if
     /// weights by the old one come to 2^8, or lifted ones to a good part of the row's sum: that spares a comparison a score and the wait for the
     /// largest, and holds the scores in registers beside the weights. The largest score is then not known.
     #[inline(always)]

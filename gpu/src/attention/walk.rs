@@ -23,7 +23,7 @@ pub struct Step {
 }
 
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
-/// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks behind
+/// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks after
 /// the first [follow](Softmax::follow).
 ///
 /// In each step

@@ -1,4 +1,4 @@
-//! Who computes a tile of queries, and where the queries stay meanwhile.
+//! The warpgroups that compute a tile of queries, and where the queries stay meanwhile.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
@@ -181,7 +181,7 @@ macro_rules! team {
         #[inline(always)]
         fn staging<T: Pod, const D: usize, const V: usize>(query: Part<T, D>, _: Nothing, _: u32) -> Part<T, V> {
             const { assert!(V <= D, "the result fits where the queries were") };
-            // SAFETY: the part's memory has room for it, and nobody reads the queries any more.
+            // SAFETY: the part's memory has room for it, and no warp reads the queries any more.
             unsafe { SharedStorage::at(query.address()) }
         }
     };

@@ -21,7 +21,7 @@ impl Workspace {
         HEADS + heads
     }
 
-    /// Takes the index of a tile behind the first of each block; asked for early, as the answer takes its time.
+    /// Takes the index of a tile after the first of each block; asked for early, as the answer takes its time.
     #[inline(always)]
     #[track_caller]
     pub fn take(&self) -> u32 {

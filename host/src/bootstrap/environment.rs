@@ -100,7 +100,7 @@ impl Environment {
 
     /// The ports at which rank 0 may listen, in the order in which it tries: the same on every rank.
     pub fn master_ports(&self) -> impl Iterator<Item = u16> {
-        (0..=self.spare_ports).map(|behind| behind_port(self.master_port, behind))
+        (0..=self.spare_ports).map(|distance| spare_port(self.master_port, distance))
     }
 
     /// Where rank 0 listens if its first port is free.
@@ -116,9 +116,9 @@ impl Environment {
     }
 }
 
-/// The port `behind` ports later, or earlier where there is none.
-fn behind_port(port: u16, behind: u16) -> u16 {
-    port.checked_add(behind).unwrap_or(port - behind)
+/// The port that is `distance` higher, or lower where there is none.
+fn spare_port(port: u16, distance: u16) -> u16 {
+    port.checked_add(distance).unwrap_or(port - distance)
 }
 
 struct Variables<'a> {
@@ -179,7 +179,7 @@ impl Variables<'_> {
         };
         let is_taken =
             names.launcher == Launcher::Torchrun && self.get(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        Ok(if is_taken { (behind_port(port, 1), SPARE_PORTS) } else { (port, 0) })
+        Ok(if is_taken { (spare_port(port, 1), SPARE_PORTS) } else { (port, 0) })
     }
 
     fn port(&self, name: &'static str) -> Result<Option<u16>, BootstrapError> {
@@ -211,9 +211,9 @@ fn first_host(list: &str) -> Option<String> {
             rest = "";
             break;
         };
-        let (ranges, behind) = ranges.split_once(']')?;
+        let (ranges, after) = ranges.split_once(']')?;
         host.push_str(ranges.split(['-', ',']).next()?);
-        rest = behind;
+        rest = after;
     }
     host.push_str(rest);
     Some(host).filter(|host| !host.is_empty())

@@ -153,9 +153,9 @@ fn bind(host: &str, named: &[SocketAddr], port: u16) -> io::Result<TcpListener> 
 /// and then refuses the rank.
 fn why_not_here(environment: &Environment, identity: &Identity, deadline: Instant, resolve: Resolver, error: io::Error) -> BootstrapError {
     let until = deadline.max(Instant::now() + PAUSE).min(Instant::now() + BIND_TIMEOUT);
-    let nobody = Hello { rank: u32::MAX, ..identity.hello(Rank::ZERO, BIND_TIMEOUT) };
+    let no_rank = Hello { rank: u32::MAX, ..identity.hello(Rank::ZERO, BIND_TIMEOUT) };
     let is_taken = error.kind() == io::ErrorKind::AddrInUse;
-    if is_taken && Search::new(&nobody, addresses(environment), until, resolve).run(Rank::ZERO).is_ok() {
+    if is_taken && Search::new(&no_rank, addresses(environment), until, resolve).run(Rank::ZERO).is_ok() {
         let reason = format!(
             "another process of this job is rank 0, at {}: give each process its own rank (RANK), from 0 on",
             addresses(environment).join(", ")

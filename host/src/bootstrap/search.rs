@@ -59,7 +59,7 @@ enum State {
 /// What was found at an address the last time.
 enum Found {
     /// No program.
-    Nobody(io::Error),
+    Silence(io::Error),
     /// A program that does not answer as a rank 0 does.
     Stranger,
     /// Rank 0 of another job.
@@ -78,7 +78,7 @@ impl<'a> Search<'a> {
     /// is left of that when it has found a program.
     pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>, deadline: Instant, resolve: Resolver) -> Self {
         let new =
-            |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Nobody(io::ErrorKind::TimedOut.into()) };
+            |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Silence(io::ErrorKind::TimedOut.into()) };
         Self { hello, deadline, resolve, candidates: addresses.into_iter().map(new).collect() }
     }
 
@@ -127,16 +127,16 @@ impl<'a> Search<'a> {
     fn failure(self, rank: Rank) -> BootstrapError {
         let timeout = self.hello.timeout;
         let mut occupied = Vec::new();
-        let mut nobody = None;
+        let mut silence = None;
         for Candidate { address, state, found } in self.candidates {
             match found {
-                Found::Nobody(_) if matches!(state, State::Resolving(_)) => nobody = nobody.or_else(|| Some((address, no_answer()))),
+                Found::Silence(_) if matches!(state, State::Resolving(_)) => silence = silence.or_else(|| Some((address, no_answer()))),
                 Found::OtherJob(theirs) => return BootstrapError::OtherJob { rank, address, theirs, ours: self.hello.job_name() },
                 Found::Stranger => occupied.push(address),
-                Found::Nobody(error) => nobody = nobody.or(Some((address, error))),
+                Found::Silence(error) => silence = silence.or(Some((address, error))),
             }
         }
-        match nobody {
+        match silence {
             Some((address, error)) if occupied.is_empty() => BootstrapError::Connect { rank, address, timeout, error: Arc::new(error) },
             _ => BootstrapError::Occupied { rank, addresses: occupied, timeout },
         }
@@ -149,13 +149,13 @@ impl Candidate {
         if matches!(self.state, State::Resting(until) if Instant::now() >= until) {
             match Lookup::start(&self.address, resolve) {
                 Ok(lookup) => self.state = State::Resolving(lookup),
-                Err(error) => self.rest(Found::Nobody(error), PAUSE),
+                Err(error) => self.rest(Found::Silence(error), PAUSE),
             }
         }
         if let State::Resolving(lookup) = &self.state {
             match lookup.poll() {
                 Some(Ok(addresses)) => self.state = State::Connecting(Connecting::new(addresses)),
-                Some(Err(error)) => self.rest(Found::Nobody(error), PAUSE),
+                Some(Err(error)) => self.rest(Found::Silence(error), PAUSE),
                 None => {}
             }
         }
@@ -164,7 +164,7 @@ impl Candidate {
                 Ok(None) => {}
                 // A stranger until it answers.
                 Ok(Some(attempt)) => (self.state, self.found) = (State::Asked(attempt), Found::Stranger),
-                Err(error) => self.rest(Found::Nobody(error), PAUSE),
+                Err(error) => self.rest(Found::Silence(error), PAUSE),
             }
         }
         let State::Asked(attempt) = &mut self.state else { return None };

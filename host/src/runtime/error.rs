@@ -247,12 +247,12 @@ pub enum Error {
         why: String,
     },
     /// A call of NCCL failed. Its communicator was aborted.
-    #[error("{who}: {call} failed with code {code}, {meaning}{}", after(detail))]
+    #[error("{communicator}: {call} failed with code {code}, {meaning}{}", after(detail))]
     Nccl {
         /// The function, or what it was to do.
         call: &'static str,
         /// The communicator, rank and world.
-        who: String,
+        communicator: String,
         /// The `ncclResult_t`.
         code: i32,
         /// What NCCL says of the code.

@@ -38,11 +38,11 @@ impl Arena {
 impl<R> Ticket<R> {
     /// A ticket with the arena's next number.
     pub(super) fn new(arena: &Arena, stream: &Stream, what: &'static str, result: R) -> Result<Self> {
-        Ok(Self::behind(arena, stream.mark()?, what, result).numbered(arena.0.next_ticket()))
+        Ok(Self::after(arena, stream.mark()?, what, result).numbered(arena.0.next_ticket()))
     }
 
     /// A ticket of work that ends with an event.
-    pub(super) fn behind(arena: &Arena, event: Event, what: &'static str, result: R) -> Self {
+    pub(super) fn after(arena: &Arena, event: Event, what: &'static str, result: R) -> Self {
         Self { arena: arena.clone(), event, what, sequence: 0, result }
     }
 

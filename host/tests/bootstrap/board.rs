@@ -68,7 +68,7 @@ pub fn child(case: &str) -> ExitCode {
 
 /// Why a rank pins nothing more.
 fn gone(board: &StoreBoard, rank: Rank) -> String {
-    match board.read(rank, "never", LONG).expect_err("nobody pins it") {
+    match board.read(rank, "never", LONG).expect_err("no rank pins it") {
         Error::Symmetric(SymmetricError::Aborted { why, .. }) => why,
         other => panic!("{other}"),
     }

@@ -82,7 +82,7 @@ fn matrix(phase: &str, kind: &str, victim: u32) {
             _ => "lost",
         };
         assert_eq!(how, expected, "{title}: rank {rank}: {text}");
-        assert_eq!(named, victim.to_string(), "{title}: rank {rank} names who is missing: {text}");
+        assert_eq!(named, victim.to_string(), "{title}: rank {rank} names the rank that is missing: {text}");
         assert_eq!(late, "in time", "{title}: rank {rank}");
         assert_eq!(leaked, "nothing leaked", "{title}: rank {rank}");
     }

@@ -183,10 +183,10 @@ fn noise() {
         let one = scope.spawn(well(1));
         zero.join().expect("no panic").expect("rank 0 is well");
         one.join().expect("no panic").expect("rank 1 is well");
-        for (mut stream, who) in [(silent, "silent"), (web, "web"), (long, "long")] {
+        for (mut stream, name) in [(silent, "silent"), (web, "web"), (long, "long")] {
             stream.set_read_timeout(Some(TIMEOUT)).expect("an option");
             let left = stream.read(&mut [0; 16]);
-            assert!(matches!(left, Ok(0) | Err(_)), "{who}: nothing is said to strangers: {left:?}");
+            assert!(matches!(left, Ok(0) | Err(_)), "{name}: nothing is said to strangers: {left:?}");
         }
     });
 }
@@ -261,7 +261,7 @@ fn with_spares(port: u16, rank: u32, size: u32, job: &str) -> Environment {
 fn silent_port() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
-    let error = Store::connect(&environment(port, 1, 2, "j"), Duration::from_millis(300)).expect_err("nobody answers");
+    let error = Store::connect(&environment(port, 1, 2, "j"), Duration::from_millis(300)).expect_err("no rank answers");
     assert!(matches!(error, BootstrapError::Occupied { .. }), "{error:?}");
     assert!(error.to_string().starts_with(&format!("rank 1 found no rank 0 within 0.3 s, and at 127.0.0.1:{port} what")), "{error}");
     assert!(error.to_string().contains("set OXTILE_MASTER_PORT to a free port"), "{error}");

@@ -59,7 +59,7 @@ fn gathers_of_other_chunks_are_named_on_both_ranks() {
         let start = Instant::now();
         let results = outcome(true, seed, |all, rank| push(all, rank, 2 + rank as u64));
         mismatch(results, "called PushGather of 3 chunks of elements of 4 bytes");
-        assert!(start.elapsed() < LONG / 2, "nobody waited for a deadline");
+        assert!(start.elapsed() < LONG / 2, "nothing waited for a deadline");
     }
     // The same without the comparison: one rank takes what it got for good, the other has a deadline.
     for seed in 0..4 {

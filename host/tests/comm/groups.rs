@@ -204,7 +204,7 @@ fn a_team_is_not_made_in_a_group() {
     assert!(error.starts_with("EmulatedCommunicator::team: a group is under way"), "{error}");
 }
 
-/// Who does not come to a split is named: at once where this thread drives all ranks or the other is gone, else after the patience.
+/// A rank that does not come to a split is named: at once where this thread drives all ranks or the other is gone, else after the patience.
 #[test]
 fn a_rank_that_does_not_split_is_named() {
     let missing = |error: Error| match error {
@@ -216,7 +216,7 @@ fn a_rank_that_does_not_split_is_named() {
     (0..3).for_each(|i| world.ranks[i].barrier(&world.streams[i]).unwrap());
     let start = Instant::now();
     assert_eq!(missing(world.ranks[1].split(Some(0), 0).unwrap_err()), [0, 2]);
-    assert!(start.elapsed() < Duration::from_secs(2), "nobody can come");
+    assert!(start.elapsed() < Duration::from_secs(2), "no rank can come");
 
     let mut world = World::new(2, 0);
     let (gone, stays) = (world.ranks.remove(0), world.ranks.remove(0));

@@ -154,7 +154,7 @@ fn gathers_are_not_captured() {
     let own_place = Graph::capture(&[&writer], || push.shard(&writer).map(|_| ()));
     assert!(matches!(own_place, Err(Error::NotCapturable { .. })), "{own_place:?}");
     push.shard(&writer).unwrap().fill_zero(&writer).unwrap();
-    // Behind a write that is captured meanwhile there is no moment.
+    // After a write that is captured meanwhile there is no moment.
     for capturing in [&writer, stream, &arrivals] {
         let in_place = Graph::capture(&[capturing], || push.start().map(|_| ()));
         assert!(matches!(in_place, Err(Error::NotCapturable { .. })), "{in_place:?}");

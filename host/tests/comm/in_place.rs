@@ -81,7 +81,7 @@ fn written(round: u32, member: usize) -> Vec<u32> {
     numbers(10 * [0, 1, 1, 2, 3][round as usize] + member as u32, LEN)
 }
 
-/// Rounds in place, one of them from elsewhere by some members, and each chunk compared. Who does not wait for tickets waits for nothing before all rounds are over.
+/// Rounds in place, one of them from elsewhere by some members, and each chunk compared. A rank that does not wait for tickets waits for nothing before all rounds are over.
 fn gather(all: &Arenas, team: &Team, chunks: u64, waits: bool) -> Result<()> {
     let (mut sides, mut reads) = (sides(all, team, chunks)?, Vec::new());
     for round in 0..5 {

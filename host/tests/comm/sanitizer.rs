@@ -150,7 +150,7 @@ fn an_input_recycled_early() {
     silent(recycled_input);
 }
 
-/// TransformerEngine #2829: the gathered key is used before the second gather, of the value, is behind it, since the event was
+/// TransformerEngine #2829: the gathered key is used before the second gather, of the value, is done, since the event was
 /// recorded between the two.
 fn event_between(world: &World, right: bool) -> Result<()> {
     let (own, keys, values, mut used) = (world.buffers(|rank| numbers(rank, 2)), world.zeros(4), world.zeros(4), world.zeros(4));

@@ -194,7 +194,7 @@ fn failed<C: Communicator>(comm: &C, [stream, _]: [&Stream; 2]) -> Result<()> {
     assert_eq!(error.unwrap_err().to_string(), "the body: it fails");
     expect("what was called before", stream, &sum, &[world])?;
     comm.all_reduce(stream, &mut sum, ReduceOp::Sum)?;
-    expect("and behind", stream, &sum, &[world * world])
+    expect("and after", stream, &sum, &[world * world])
 }
 
 /// A sum and a largest of a type, whole and by shards: against a loop over what each rank brings. All sums are exact, in whatever order.

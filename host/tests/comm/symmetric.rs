@@ -102,8 +102,8 @@ fn layouts_that_differ_are_found_at_the_first_use_of_a_peer() {
         "allocation 1 is a buffer of 32 bytes on rank 0 and a buffer of 36 bytes on rank 1: every rank takes the same from its arena, in one order"
     );
     // What comes after it is of one size, but lies elsewhere.
-    let behind = all.buffers(1);
-    assert!(matches!(symmetric(behind[0].peer(all.world.rank(1))), SymmetricError::Layout { number: 2, .. }));
+    let later = all.buffers(1);
+    assert!(matches!(symmetric(later[0].peer(all.world.rank(1))), SymmetricError::Layout { number: 2, .. }));
     assert!(same[0].peer(Rank::new(2, WorldSize::new(3).unwrap()).unwrap()).is_err());
 }
 
@@ -148,7 +148,7 @@ fn an_aborted_rendezvous_is_an_error_of_the_others_at_once() {
         let error = symmetric(arena.buffer::<u8>(1).unwrap().peer(world.rank(0)));
         assert!(error.to_string().contains("18446744073709551615 bytes"), "{error}");
     }
-    assert!(start.elapsed() < Duration::from_secs(5), "nobody waited for the deadline");
+    assert!(start.elapsed() < Duration::from_secs(5), "nothing waited for the deadline");
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Side {
     }
 }
 
-/// Rank 3 says nothing in its team: the team's other member is told who, the other team and the world go on, and the team's ranks can make
+/// Rank 3 says nothing in its team: the team's other member is told which, the other team and the world go on, and the team's ranks can make
 /// another team.
 #[test]
 fn a_silent_member_ends_its_team_alone() {
@@ -113,7 +113,7 @@ fn a_member_that_leaves_ends_its_team_alone() {
                 // Number 1 of the team, which is rank 0 of the world, has left.
                 side.arena.wait(&side.stream, side.ready, side.next(), FIRST.next())?;
                 let (start, target) = (Instant::now(), Buffer::uninitialised(&side.stream, 1)?);
-                let error = side.buffer.peer(side.next())?.get(&side.stream, 0..1, target, 0)?.wait().expect_err("nobody signals");
+                let error = side.buffer.peer(side.next())?.get(&side.stream, 0..1, target, 0)?.wait().expect_err("no rank signals");
                 assert!(matches!(&error, Error::Symmetric(SymmetricError::Aborted { rank, .. }) if rank.index() == 1), "{error}");
                 assert!(start.elapsed() < Duration::from_secs(20), "it was told before its deadline");
             }

@@ -72,10 +72,10 @@ const WAITS: [Wait; 6] = [
         Buffer::<u32>::zeros(stream, 4)?.copy_to_pinned(stream, &mut pinned)?;
         pinned.as_slice().map(drop)
     }),
-    ("a stream behind it", |stream| {
-        let behind = stream.device().stream()?;
-        behind.wait(&stream.record()?)?;
-        behind.synchronize()
+    ("a stream after it", |stream| {
+        let later = stream.device().stream()?;
+        later.wait(&stream.record()?)?;
+        later.synchronize()
     }),
 ];
 

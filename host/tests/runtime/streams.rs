@@ -178,7 +178,7 @@ fn waits_for_streams_have_a_deadline() {
     assert_eq!(found, [7; 2]);
     in_time("a vector", value.to_vec(&streams[0]).map(drop));
     in_time("a copy to the device", value.copy_from_slice(&streams[0], &[8_u32, 9]));
-    assert!(start.elapsed() < Duration::from_secs(5), "nobody waited for the patience");
+    assert!(start.elapsed() < Duration::from_secs(5), "nothing waited for the patience");
     // Nothing is lost: when the other rank comes, all of it goes on.
     ranks[1].barrier(&streams[1]).unwrap();
     event.synchronize().unwrap();

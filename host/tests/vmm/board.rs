@@ -39,7 +39,7 @@ fn notes_reach_every_rank() {
             assert!(board.read(from, "last", LONG).expect("it comes").is_empty());
             assert_eq!(board.read(from, "note", LONG).expect("it comes"), vec![from.index() as u8 + 1; 100_000]);
         }
-        let error = board.read(Rank::ZERO, "never", Duration::from_millis(30)).expect_err("nobody pins it");
+        let error = board.read(Rank::ZERO, "never", Duration::from_millis(30)).expect_err("no rank pins it");
         assert!(matches!(&error, Error::Symmetric(SymmetricError::Missing { ranks, .. }) if ranks == &[Rank::ZERO]), "{error}");
         board.close().expect("all come");
     });
@@ -82,7 +82,7 @@ fn a_rank_that_is_gone_is_not_waited_for() {
             let (rank, why) = aborted(board.read(victim, "note", LONG));
             assert_eq!(rank, victim.index());
             assert!(why.starts_with("its process is gone"), "{why}");
-            assert!(start.elapsed() < Duration::from_secs(5), "nobody waited for the deadline");
+            assert!(start.elapsed() < Duration::from_secs(5), "nothing waited for the deadline");
             if victim != Rank::ZERO {
                 // The others go on.
                 let other = Rank::new(2 - board.rank().index(), world).expect("of this world");

@@ -1,4 +1,4 @@
-//! `NcclCommunicator::connect` between processes, as far as it goes without GPUs: they come together by the launcher's variables, and who cannot go on, or does
+//! `NcclCommunicator::connect` between processes, as far as it goes without GPUs: they come together by the launcher's variables, and a rank that cannot go on, or does
 //! not come, is an error of all, in time, that leaves nothing. With GPUs it is [`nccl`](crate::nccl)'s.
 
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn trials() -> Vec<Trial> {
-    let mut trials = vec![trial("connect::devices_without_nccl", || no_rank_goes_on("nobody"))];
+    let mut trials = vec![trial("connect::devices_without_nccl", || no_rank_goes_on("none"))];
     for kind in ["kill", "stop"] {
         for victim in [0, WORLD - 1] {
             trials.push(trial(format!("connect::{kind}::rank{victim}"), move || no_rank_goes_on(&format!("{kind}:{victim}"))));
@@ -33,7 +33,7 @@ fn no_rank_goes_on(fault: &str) {
         let (code, said) = ranks::end(children[rank].take().expect("not ended yet"), LIMIT);
         let named = match victim {
             None => "emulated".to_owned(),
-            // Nobody else can be connected to.
+            // There is no other rank to connect to.
             Some(0) => "could not connect to rank 0".to_owned(),
             Some(victim) => format!("rank {victim} did not come to the rendezvous"),
         };

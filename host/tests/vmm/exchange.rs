@@ -108,7 +108,7 @@ fn silence(rank: HostRank) -> Result<()> {
         whole.copy_from_slice(&stream, &[9_u32; 8])?;
         let start = Instant::now();
         exchange.all_gather(&stream, &shard, &mut whole)?;
-        let error = exchange.check(&stream).expect_err("nobody answers");
+        let error = exchange.check(&stream).expect_err("no rank answers");
         assert!((deadline..LIMIT / 2).contains(&start.elapsed()), "{:?}", start.elapsed());
         let Error::Symmetric(SymmetricError::Deadline { missing, .. }) = &error else { panic!("{error}") };
         assert_eq!(missing[0].index(), 1, "{error}");

@@ -102,7 +102,7 @@ fn steps(call: &str, kind: &str) -> &'static [&'static str] {
     }
 }
 
-/// One rank. With an error it ends with 3 and says: step, who, in time or late, what leaked, and the text.
+/// One rank. With an error it ends with 3 and says: step, rank, in time or late, what leaked, and the text.
 pub fn child(what: &str) -> ExitCode {
     let parts: Vec<_> = what.split(':').collect();
     let [call, kind, victim] = parts[..] else { panic!("{what}") };

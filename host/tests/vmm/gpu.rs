@@ -274,7 +274,7 @@ const WAITS: &str = "OXTILE_TEST_WAITS";
 /// poison.
 const END: &str = "OXTILE_TEST_END";
 
-/// A signal that does not come: who waits for it is named in time, the streams let go, and the same ranks can open another arena.
+/// A signal that does not come: the rank that waits for it is named in time, the streams let go, and the same ranks can open another arena.
 pub fn silence(rank: HostRank) -> Result<()> {
     let me = rank.rank();
     let stream = rank.device().stream()?;
@@ -289,7 +289,7 @@ pub fn silence(rank: HostRank) -> Result<()> {
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
     buffer.peer(other)?;
-    doing(me, "waiting for a signal that nobody sends");
+    doing(me, "waiting for a signal that is never sent");
     let wait = |stream: &Stream| arena.wait(stream, channel, other, FIRST).and_then(|()| stream.record());
     let ends = others.iter().chain([&stream]).map(wait).collect::<Result<Vec<_>>>()?;
     // Neither ends the arena before both have so many streams that wait, and are seen to.
@@ -305,7 +305,7 @@ pub fn silence(rank: HostRank) -> Result<()> {
         arena.check().expect_err("it has ended")
     } else {
         let target = Buffer::uninitialised(&stream, 4)?;
-        buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("nobody signals")
+        buffer.peer(other)?.get(&stream, 0..4, target, 0).and_then(|ticket| ticket.wait()).expect_err("no rank signals")
     };
     assert!(start.elapsed() < deadline + Duration::from_secs(1), "{me}: {:?}", start.elapsed());
     let is_told = |error: &Error| matches!(error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));

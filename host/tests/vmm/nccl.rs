@@ -66,7 +66,7 @@ pub fn child(case: &str) -> ExitCode {
     }
 }
 
-/// Two processes that are told who they are by variables alone, with and without a comparison of what they call. The second may be killed: the
+/// Two processes that are told their ranks by variables alone, with and without a comparison of what they call. The second may be killed: the
 /// first has a typed error in time, which names it where calls are compared.
 fn connected(compare_calls: bool, is_killed: bool) -> Result<()> {
     let environment = Environment::read()?;

@@ -30,12 +30,12 @@ fn silence(member: &HostRank) -> Result<()> {
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - member.rank().index(), member.world()).expect("of two");
     buffer.peer(other)?;
-    doing(member.rank(), "waiting in a team for a signal that nobody sends");
+    doing(member.rank(), "waiting in a team for a signal that is never sent");
     let start = Instant::now();
     arena.wait(&stream, channel, other, Epoch::ZERO.next())?;
     // A host's wait that knows of no arena ends as that for a ticket.
     let wait = || if member.rank() == Rank::ZERO { arena.ticket(&stream)?.wait() } else { stream.synchronize() };
-    let error = wait().expect_err("nobody signals");
+    let error = wait().expect_err("no rank signals");
     let is_told = matches!(&error, Error::Symmetric(SymmetricError::Deadline { .. } | SymmetricError::Aborted { .. }));
     assert!(is_told && start.elapsed() < deadline + Duration::from_secs(1), "{error}, after {:?}", start.elapsed());
     stream.synchronize()

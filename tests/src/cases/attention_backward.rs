@@ -48,7 +48,7 @@ pub fn cases() -> Vec<Case> {
         let same = AttentionConfig { batches: 16, heads: 4, key_heads: 2, queries: 130, keys: 600, ..ring };
         cases.push(Case::new(format!("attention_backward::d{head_size}::same_bits"), Size::Large, move |r| same_bits(r, &same)));
     }
-    // Keys behind the last query: a whole block of them, and a part of another.
+    // Keys after the last query: a whole block of them, and a part of another.
     for kernels in [Kernels::Fastest, Kernels::Portable] {
         let (mask, head_size) = (Mask::CausalTopLeft, 128);
         let config = AttentionConfig { queries: 100, keys: 300, heads: 2, head_size, mask, kernels, ..AttentionConfig::default() };
@@ -134,7 +134,7 @@ impl<T: Differentiable> Pass<T> {
         Self { problem, inputs, out, log_sum_exp, element: std::marker::PhantomData }
     }
 
-    /// The same without the batches behind the first.
+    /// The same without the batches after the first.
     fn first_batch(&self) -> Self {
         let batches = self.problem.batches;
         Self {

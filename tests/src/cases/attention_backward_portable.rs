@@ -200,7 +200,7 @@ impl<T: Differentiable> Pass<T> {
         self.problem.head(batch, sink)
     }
 
-    /// Gradients that nobody wrote.
+    /// Gradients that are never written.
     pub fn before(&self) -> [Vec<f32>; 3] {
         [0, 1, 2].map(|tensor| vec![BEFORE; self.inputs[tensor].len()])
     }

@@ -15,7 +15,7 @@ use crate::case::{Case, Outcome, Size, agrees, stream, text};
 
 /// Queries and keys: nothing to see, one tile and parts of it, edges on either side, several blocks of keys.
 const LENGTHS: [[u64; 2]; 5] = [[1, 1], [3, 0], [65, 130], [200, 65], [129, 257]];
-/// The last block is cut where all its keys are worth a multiplication of their own: alone, behind one, behind two; and one that is whole.
+/// The last block is cut where all its keys are worth a multiplication of their own: alone, after one, after two; and one that is whole.
 const CUT: [[u64; 2]; 5] = [[40, 32], [65, 128], [129, 256], [20, 64], [40, 96]];
 const MASKS: [(&str, Mask); 3] = [("full", Mask::Full), ("top_left", Mask::CausalTopLeft), ("bottom_right", Mask::CausalBottomRight)];
 

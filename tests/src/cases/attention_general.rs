@@ -160,7 +160,7 @@ fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
         push(cases, &format!("packed::{name}::visible"), Problem { one_hot: true, ..problem });
     }
     let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, ..base };
-    // Padding before, between and behind; a sequence whose tiles are all padding.
+    // Padding before, between and after; a sequence whose tiles are all padding.
     let padded = vec![[[3, 60], [1, 70]], [[200, 0], [90, 4]], [[340, 1], [100, 0]], [[350, 20], [101, 30]]];
     // Two chunks of a sequence that see one set of keys, as ranks of context parallelism have them, in one launch.
     let pair = vec![[[40, 30], [0, 150]], [[0, 30], [0, 60]]];

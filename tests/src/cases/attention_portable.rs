@@ -59,7 +59,7 @@ fn random<T: Operand + Element>(cases: &mut Vec<Case>, mask: &str, config: Atten
     cases.push(Case::new(name, case_size, move |r| check::<T>(r, &config, size)));
 }
 
-/// Sequences that lie otherwise: rows of several sequences in turn, packed ones with rows of NaN before, between and behind them.
+/// Sequences that lie otherwise: rows of several sequences in turn, packed ones with rows of NaN before, between and after them.
 fn layouts(cases: &mut Vec<Case>) {
     let base = AttentionConfig { heads: 2, key_heads: 1, head_size: 64, kernels: Kernels::Portable, ..AttentionConfig::default() };
     let mut push = |name: &str, problem: Problem| {

@@ -42,7 +42,7 @@ impl Problem {
         Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false, nan: None }
     }
 
-    /// The tensors end some rows behind the last sequence.
+    /// The tensors end some rows after the last sequence.
     pub fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
         let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
         let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
@@ -119,8 +119,8 @@ impl Problem {
     /// Whether a row of a side is padding that becomes zero.
     pub fn is_zeroed(&self, side: usize, row: usize) -> bool {
         let inside = |pair: &[[[usize; 2]; 2]]| (pair[0][side][0] + pair[0][side][1]..pair[1][side][0]).contains(&row);
-        let behind = |s: &[[usize; 2]; 2]| (s[side][0] + s[side][1]..s[side][0] + s[side][1] + 5).contains(&row);
-        self.padding == Padding::Zeroed && (self.sequences.windows(2).any(inside) || self.sequences.last().is_some_and(behind))
+        let after = |s: &[[usize; 2]; 2]| (s[side][0] + s[side][1]..s[side][0] + s[side][1] + 5).contains(&row);
+        self.padding == Padding::Zeroed && (self.sequences.windows(2).any(inside) || self.sequences.last().is_some_and(after))
     }
 }
 

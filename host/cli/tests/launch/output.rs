@@ -56,7 +56,7 @@ fn output_that_cannot_be_written_is_a_failure() {
     assert_eq!(done.status.code(), Some(1), "nothing can be said, but the status says it");
 }
 
-/// Nobody reads what the ranks said: a signal ends the launcher all the same.
+/// No program reads what the ranks said: a signal ends the launcher all the same.
 #[test]
 fn a_reader_that_stands_still_does_not_keep_a_launcher_that_is_told_to_end() {
     let folder = tempfile::tempdir().expect("a temporary folder");

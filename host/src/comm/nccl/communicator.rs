@@ -73,7 +73,7 @@ impl NcclCommunicator {
             SUCCESS => Ok(id),
             code => Err(Error::Nccl {
                 call: "ncclGetUniqueId",
-                who: "NCCL".into(),
+                communicator: "NCCL".into(),
                 code,
                 meaning: nccl.describe(code),
                 detail: nccl.last_error(ptr::null_mut()),

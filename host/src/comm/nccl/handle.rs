@@ -61,9 +61,9 @@ impl Handle {
         // SAFETY: as above.
         part.call("ncclCommCount", |nccl, comm| unsafe { (nccl.count)(comm, &raw mut count) })?;
         let world = WorldSize::new(count.unsigned_abs());
-        let who = world.and_then(|world| Some((Rank::new(rank.unsigned_abs(), world)?, world)));
+        let place = world.and_then(|world| Some((Rank::new(rank.unsigned_abs(), world)?, world)));
         part.sequence = sequence.flatten();
-        (part.rank, part.world) = who.ok_or_else(|| invalid(format!("NCCL made a part of {count} ranks with rank {rank}")))?;
+        (part.rank, part.world) = place.ok_or_else(|| invalid(format!("NCCL made a part of {count} ranks with rank {rank}")))?;
         Ok(Some(part))
     }
 
@@ -169,7 +169,7 @@ impl Handle {
     fn error(&self, call: &'static str, code: c_int) -> Error {
         Error::Nccl {
             call,
-            who: self.name(),
+            communicator: self.name(),
             code,
             meaning: self.functions.describe(code),
             detail: self.functions.last_error(std::ptr::null_mut()),

@@ -88,7 +88,11 @@ pub(crate) struct TooOld {
 fn done(call: &'static str, code: c_int) -> Result<()> {
     let explained = |code| Nccl::load().map_or_else(|_| String::new(), |nccl| nccl.functions.describe(code));
     let last = || Nccl::load().map_or_else(|_| String::new(), |nccl| nccl.functions.last_error(ptr::null_mut()));
-    if code == SUCCESS { Ok(()) } else { Err(Error::Nccl { call, who: "NCCL".into(), code, meaning: explained(code), detail: last() }) }
+    if code == SUCCESS {
+        Ok(())
+    } else {
+        Err(Error::Nccl { call, communicator: "NCCL".into(), code, meaning: explained(code), detail: last() })
+    }
 }
 
 /// Memory registered with a communicator, on all its ranks: collectives on buffers in it take NCCL's kernels for symmetric memory. It has to

@@ -53,7 +53,7 @@ fn graphs_that_come_and_go_leave_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What a stream does on its way out is not taken for that of a later one: only who was waited for leaves its place in the clocks.
+/// What a stream does on its way out is not taken for that of a later one: only a stream that was waited for leaves its place in the clocks.
 #[test]
 fn a_stream_takes_the_place_of_one_that_was_waited_for() -> Result<()> {
     for seed in 0..16 {

@@ -221,7 +221,7 @@ impl<T: Pod> ChunkedGather<T> for PullGather<T> {
         } else {
             events[self.member.rank().index() as usize] = vec![vec![own]; self.chunks as usize];
         }
-        let ticket = Ticket::behind(&self.arena, done.clone(), WHAT, ()).numbered(self.epoch.get());
+        let ticket = Ticket::after(&self.arena, done.clone(), WHAT, ()).numbered(self.epoch.get());
         Ok(self.places.open(Arrived { epoch: self.epoch, chunks: events, done, ticket: Some(ticket) }))
     }
 

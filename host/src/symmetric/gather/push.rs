@@ -178,7 +178,7 @@ impl<T: Pod> PushGather<T> {
             events.iter_mut().filter(|events| events.is_empty()).for_each(|events| events.push(vec![done.clone()]));
         }
         self.epoch = before.next();
-        let ticket = Ticket::behind(&self.arena, done.clone(), what, ()).numbered(self.epoch.get());
+        let ticket = Ticket::after(&self.arena, done.clone(), what, ()).numbered(self.epoch.get());
         Ok(self.places.open(Arrived { epoch: self.epoch, chunks: events, done, ticket: Some(ticket) }))
     }
 

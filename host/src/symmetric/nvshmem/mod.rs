@@ -63,14 +63,14 @@ fn unavailable(why: impl Into<String>) -> SymmetricError {
 /// (`nvshmemi_team_init_nccl_comm`).
 fn check_multicast_is_off(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
     let is = |name, value| variable(name).as_deref() == Some(value);
-    let (who, mend) = if !is("NVSHMEM_DISABLE_NVLS", "1") {
+    let (library, mend) = if !is("NVSHMEM_DISABLE_NVLS", "1") {
         ("NVSHMEM", "NVSHMEM_DISABLE_NVLS=1")
     } else if !is("NVSHMEM_DISABLE_NCCL", "1") && !is("NCCL_NVLS_ENABLE", "0") {
         ("NVSHMEM's NCCL", "NVSHMEM_DISABLE_NCCL=1")
     } else {
         return Ok(());
     };
-    Err(unavailable(format!("{who} would use NVLink multicast: set {mend} on every rank before it starts, or use vmm")).into())
+    Err(unavailable(format!("{library} would use NVLink multicast: set {mend} on every rank before it starts, or use vmm")).into())
 }
 
 fn enter(stream: &Stream) -> Enter {
