@@ -14,7 +14,7 @@
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::stage::Stage;
+use super::staging::Staging;
 use super::tile::{LINES, Lines, SIDE, Tile, WARPS};
 use super::*;
 use crate::codes::Codes;
@@ -32,7 +32,7 @@ const COLUMNS: u32 = SIDE as u32;
 /// The transpose of the tile, the running maxima of its columns in each warp, and their scales.
 #[derive(SharedStorage)]
 struct Shared {
-    stage: Stage,
+    staging: Staging,
     maxima: Maxima,
     scales: Scales,
 }
@@ -64,10 +64,10 @@ pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<
         block::sync();
         let scales = column_scales(&tile, shared.scales);
         Tile::<T>::for_each_step(|step| {
-            shared.stage.put(&tile, step, core::array::from_fn(|line| encode_by::<T, Q>(lines[step][line], scales)));
+            shared.staging.put(&tile, step, core::array::from_fn(|line| encode_by::<T, Q>(lines[step][line], scales)));
         });
         block::sync();
-        shared.stage.store(&tile, &transposed.data);
+        shared.staging.store(&tile, &transposed.data);
     }
 }
 

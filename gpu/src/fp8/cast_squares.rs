@@ -12,7 +12,7 @@ use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
 use super::cast_transpose::{cast_lines, maximum, resident};
-use super::stage::Stage;
+use super::staging::Staging;
 use super::tile::{SIDE, Tile, WARPS};
 use super::*;
 use crate::codes::Codes;
@@ -22,7 +22,7 @@ use crate::matrix::{Matrix, MatrixArgument};
 /// The transpose of the square, and the largest magnitude in each warp.
 #[derive(SharedStorage)]
 struct Shared {
-    stage: Stage,
+    staging: Staging,
     maxima: SharedArray<u32, { WARPS as usize }>,
 }
 
@@ -44,7 +44,7 @@ pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, 
     block::sync();
     let amax = f32::from_bits((0..WARPS).fold(0, |largest, warp| largest.max(shared.maxima.load(warp))));
     let scale = rule.scale::<Q>(amax);
-    cast_lines(&tile, &lines, scale, &codes.data, &shared.stage);
+    cast_lines(&tile, &lines, scale, &codes.data, &shared.staging);
     let [row, column] = [tile.first_row / SIDE, tile.first_column / SIDE];
     if thread::index() == 0 && tile.has_elements() {
         codes.scales.store(row * row_of_scales(columns.div_ceil(SIDE)) + column, 1.0 / scale);
@@ -54,7 +54,7 @@ pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, 
     }
     if !transposed.data.is_empty() {
         block::sync();
-        shared.stage.store(&tile, &transposed.data);
+        shared.staging.store(&tile, &transposed.data);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cast to FP8 with one scale for the tensor, as it is and transposed, in one pass over the input.
 //!
 //! Floor: 2 (bf16) + 1 + 1 bytes an element. A CUDA block loads its [tile](super::tile), stores the codes row by row from
-//! registers, and puts their transpose together in [shared memory](super::stage).
+//! registers, and puts their transpose together in [shared memory](super::staging).
 //!
 //! | barrier | between |
 //! |---|---|
@@ -12,7 +12,7 @@ use oxtile_tile::block::ReduceStorage;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::stage::Stage;
+use super::staging::Staging;
 use super::tile::{LINES, Lines, Tile};
 use super::*;
 use crate::magnitude::{Magnitude, of_vector};
@@ -26,13 +26,13 @@ pub(super) const fn resident<T>() -> u32 {
 /// The transpose of the tile.
 #[derive(SharedStorage)]
 struct Shared {
-    stage: Stage,
+    staging: Staging,
 }
 
 /// And where the warps' maxima meet.
 #[derive(SharedStorage)]
 struct SharedDelayed {
-    stage: Stage,
+    staging: Staging,
     reduce: ReduceStorage,
 }
 
@@ -50,13 +50,13 @@ pub fn fp8_cast_transpose<T: Magnitude, Q: Fp8>(
     let tile = Tile::<T>::of_block(input.rows, input.columns);
     let lines = tile.load(&input.values);
     let scale = ScaleRule::new(options, f32::MAX).scale::<Q>(amax.load(0));
-    let stage = Shared::claim().stage;
-    cast_lines(&tile, &lines, scale, &data, &stage);
+    let staging = Shared::claim().staging;
+    cast_lines(&tile, &lines, scale, &data, &staging);
     if tile.is_first() && thread::index() == 0 {
         scale_inverse.store(0, 1.0 / scale);
     }
     block::sync();
-    stage.store(&tile, &transposed);
+    staging.store(&tile, &transposed);
 }
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
@@ -83,7 +83,7 @@ pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
     let tile = Tile::<T>::of_block(input.rows, input.columns);
     let lines = tile.load(&input.values);
     let shared = SharedDelayed::claim();
-    cast_lines(&tile, &lines, scale.load(0), &data, &shared.stage);
+    cast_lines(&tile, &lines, scale.load(0), &data, &shared.staging);
     let running = maximum(&lines);
     // Its barrier is between the transpose's writes and reads too.
     let largest = block::max_u32(T::finish(running).to_bits(), shared.reduce);
@@ -93,7 +93,7 @@ pub fn fp8_cast_transpose_delayed<T: Magnitude, Q: Fp8>(
             scale_inverse.store(0, 1.0 / scale.load(0));
         }
     }
-    shared.stage.store(&tile, &transposed);
+    shared.staging.store(&tile, &transposed);
 }
 
 fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
@@ -108,13 +108,13 @@ fn delayed_grid<T: Magnitude, Q: Fp8>(args: &Fp8CastTransposeDelayedArgs<'_, T, 
 
 /// Stores the codes of the lane's part of a tile, and puts them into the transpose.
 #[inline(always)]
-pub(super) fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32, data: &GlobalMut<Q>, stage: &Stage) {
+pub(super) fn cast_lines<T: Magnitude, Q: Fp8>(tile: &Tile<T>, lines: &Lines<T>, scale: f32, data: &GlobalMut<Q>, staging: &Staging) {
     Tile::<T>::for_each_step(|step| {
         let codes: [_; LINES] = core::array::from_fn(|line| encode::<T, Q>(lines[step][line], scale));
         for (line, codes) in codes.iter().enumerate() {
             tile.store_codes(data, step, line, *codes);
         }
-        stage.put(tile, step, codes);
+        staging.put(tile, step, codes);
     });
 }
 

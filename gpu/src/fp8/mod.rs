@@ -25,7 +25,7 @@
 //! | `dequantize`, `dequantize_blocks` | back to wide numbers |
 //! | `transpose` | the transpose of codes |
 //! | `grouped` | groups of tensors by one launch |
-//! | `tile`, `stage` | the tile of 128x128 elements, and the buffer in which its transpose is built |
+//! | `tile`, `staging` | the tile of 128x128 elements, and the buffer in which its transpose is built |
 //! | `run` | the elements of a CUDA block of an elementwise kernel |
 
 mod cast;
@@ -38,7 +38,7 @@ mod dequantize_blocks;
 mod grouped;
 mod run;
 mod shard;
-mod stage;
+mod staging;
 mod tile;
 mod transpose;
 mod update_scales;

@@ -1,6 +1,6 @@
 //! The transpose of a matrix of bytes, such as FP8 codes.
 //!
-//! Floor: 1 + 1 bytes an element, through the [tile](super::tile) and [shared memory](super::stage).
+//! Floor: 1 + 1 bytes an element, through the [tile](super::tile) and [shared memory](super::staging).
 //!
 //! | barrier | between |
 //! |---|---|
@@ -9,7 +9,7 @@
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 
-use super::stage::Stage;
+use super::staging::Staging;
 use super::tile::{LINES, Tile};
 use super::*;
 use crate::matrix::Matrix;
@@ -20,7 +20,7 @@ const RESIDENT: u32 = 7;
 /// The transpose of the tile.
 #[derive(SharedStorage)]
 struct Shared {
-    stage: Stage,
+    staging: Staging,
 }
 
 /// `transposed[j, i] = input[i, j]`, of a matrix `[rows, columns]`. Rows and columns of whole 16-byte vectors at aligned addresses are
@@ -31,10 +31,10 @@ pub fn fp8_transpose<Q: Fp8>(input: Matrix<Q>, transposed: GlobalMut<Q>) {
     let Matrix { values: data, rows, columns } = input;
     let tile = Tile::<Q>::of_block(rows, columns);
     let lines = if columns.is_multiple_of(16) && data.start().is_multiple_of(16) { tile.load(&data)[0] } else { gather(&tile, &data) };
-    let stage = Shared::claim().stage;
-    stage.put(&tile, 0, lines.map(Vector::words));
+    let staging = Shared::claim().staging;
+    staging.put(&tile, 0, lines.map(Vector::words));
     block::sync();
-    stage.store(&tile, &transposed);
+    staging.store(&tile, &transposed);
 }
 
 fn grid<Q: Fp8>(args: &Fp8TransposeArgs<'_, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

@@ -13,7 +13,7 @@ use oxtile_tile::prelude::*;
 
 use super::cast_columns::edge_scales;
 use super::column_tile::{ColumnTile, ROWS_A_LANE, raise, scales_of_columns, store_scales};
-use super::row_scales::{RowScales, scales_a_row, stage};
+use super::row_scales::{RowScales, put_scale, scales_a_row};
 use super::*;
 use crate::codes::Codes;
 use crate::matrix::{Matrix, MatrixArgument};
@@ -56,7 +56,7 @@ pub(super) fn cast_both<T: Magnitude, Q: Fp8>(
         let multipliers = of_columns.map(|scale| scale.multiplier);
         for (step, vector) in vectors.iter().enumerate() {
             let code = block_scale::<T, Q>(of_rows[step]);
-            stage(staged, tile, step as u32, code);
+            put_scale(staged, tile, step as u32, code);
             let element = tile.element(step);
             store_codes(&by_rows.data, element, *vector, [code.reciprocal(); 8]);
             store_codes(&by_columns.data, element, *vector, multipliers);
@@ -71,7 +71,7 @@ pub(super) fn cast_both<T: Magnitude, Q: Fp8>(
         tile.for_each_step(input.len(), |element, inside| {
             let vector = if inside { input.load_vector(element) } else { Vector::from_words([0; 4]) };
             let code = block_scale::<T, Q>(of_vector(vector));
-            stage(staged, tile, step, code);
+            put_scale(staged, tile, step, code);
             step += 1;
             if inside {
                 store_codes(&by_rows.data, element, vector, [code.reciprocal(); 8]);

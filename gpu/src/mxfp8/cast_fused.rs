@@ -22,7 +22,7 @@ use super::column_tile::{ColumnTile, ROWS_A_LANE, scales_of_columns};
 use super::computed::{Computed, Vectors};
 use super::fused_operands::{FusedOperands, check_elements};
 use super::fused_tile::{Shape, Source, Tile, add, square_maximum};
-use super::row_scales::{RowScales, stage};
+use super::row_scales::{RowScales, put_scale};
 use super::*;
 use crate::activation::*;
 use crate::codes::{Codes, CodesArgument};
@@ -113,7 +113,7 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
         let mut sums = [0.0; 8];
         if together {
             for step in 0..ROWS_A_LANE {
-                stage(staged, tile.place, step as u32, row_code(step));
+                put_scale(staged, tile.place, step as u32, row_code(step));
             }
             let cast = |step: usize| {
                 let vector = vectors.load::<T>(step);
@@ -131,7 +131,7 @@ pub fn mxfp8_cast_fused<O: Operation, T: Magnitude + Wide, Q: Fp8>(
                 for step in 0..ROWS_A_LANE {
                     let vector = vectors.load::<T>(step);
                     let code = if O::COMPUTES { row_code(step) } else { block_scale::<T, Q>(T::join(of_vector(vector), of_square)) };
-                    stage(staged, tile.place, step as u32, code);
+                    put_scale(staged, tile.place, step as u32, code);
                     if tile.is_inside(step) {
                         store_codes(&rows.data, tile.element(step), vector, [code.reciprocal(); 8]);
                     }

@@ -51,20 +51,20 @@ pub fn mxfp8_cast_rows_interleaved<T: Magnitude, Q: Fp8>(
     let (neighbour, quarter) = (thread::warp() % NEIGHBOURS, thread::warp() / NEIGHBOURS);
     let row = first_row + u64::from(neighbour + quarter * QUARTER);
     let staged = Shared::claim().scales;
-    let stage = |block: u32, code| {
+    let put_scale = |block: u32, code| {
         let place = (block / TILE_BLOCKS as u32 * NEIGHBOURS + neighbour) * ROW_BYTES + quarter * TILE_BLOCKS as u32;
         staged.store(place + block % TILE_BLOCKS as u32, code);
     };
     let first = u64::from(chunk) * warp_tile::<T>(STEPS);
     let start = row * columns + first;
     if warp::all(row < rows && first + warp_tile::<T>(STEPS) <= columns) {
-        cast_tile::<T, Q>(&input, &data, start, stage);
+        cast_tile::<T, Q>(&input, &data, start, put_scale);
     } else {
         for step in 0..STEPS {
             let within = lane_element::<T>(0, step);
             let code = cast_step::<T, Q>(&input, &data, start + within, row < rows && first + within < columns);
             if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
-                stage(block_in_tile::<T>(step as u32), code);
+                put_scale(block_in_tile::<T>(step as u32), code);
             }
         }
     }

@@ -16,7 +16,7 @@ pub(super) const fn scales_a_row<T>() -> u32 {
 
 /// Puts the scale of the lane's block of one row where the CUDA block's meet.
 #[inline(always)]
-pub(super) fn stage<T>(staged: RowScales, tile: &ColumnTile<T>, step: u32, code: ue8m0) {
+pub(super) fn put_scale<T>(staged: RowScales, tile: &ColumnTile<T>, step: u32, code: ue8m0) {
     if thread::lane().is_multiple_of(lanes_a_block::<T>()) {
         staged.store((step * ROWS + tile.row) * scales_a_row::<T>() + tile.vector / lanes_a_block::<T>(), code);
     }

@@ -159,7 +159,7 @@ pub(super) fn interleave<'a>(
         QuantizedMatrix::Fp8 { .. } | QuantizedMatrix::Fp8Block(_) => None,
         QuantizedMatrix::Mxfp8(tensor) => {
             let ([outer, blocks], interleaved) = (tensor.extents(), mxfp8_scales);
-            let stage: Bound<'a> = match tensor.direction {
+            let step: Bound<'a> = match tensor.direction {
                 Direction::Rows => {
                     let kernel = runtime.load::<InterleaveRows<ue8m0>>()?;
                     Bound::new(move |stream| {
@@ -175,16 +175,16 @@ pub(super) fn interleave<'a>(
                     })
                 }
             };
-            Some((stage, interleaved.view().access("scales")))
+            Some((step, interleaved.view().access("scales")))
         }
         QuantizedMatrix::Nvfp4(tensor) => {
             let ([outer, blocks], interleaved) = (tensor.extents(), nvfp4_scales);
             let kernel = runtime.load::<InterleaveRows<e4m3>>()?;
-            let stage: Bound<'a> = Bound::new(move |stream| {
+            let step: Bound<'a> = Bound::new(move |stream| {
                 let (compact, interleaved) = (tensor.scales.view(), interleaved.view_mut());
                 kernel.launch(stream, InterleaveRowsArgs { compact, interleaved, outer, blocks })
             });
-            Some((stage, interleaved.view().access("scales")))
+            Some((step, interleaved.view().access("scales")))
         }
     })
 }

@@ -13,7 +13,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `choice` | which path a product takes, and why |
-//! | `matrix` | operands, and the stages before their product |
+//! | `matrix` | operands, and the steps before their product |
 //! | `call` | the call of cuBLASLt |
 //! | `scratch` | memory beside the operands: workspaces |
 //!
@@ -81,9 +81,9 @@ enum Product<O> {
     Library(Matmul),
 }
 
-/// An operand as the library takes it, after its stage.
+/// An operand as the library takes it, after its step.
 struct Prepared<'a> {
-    stage: Option<Bound<'a>>,
+    step: Option<Bound<'a>>,
     data: BufferAccess<'a>,
     scale: Option<BufferAccess<'a>>,
 }
@@ -140,7 +140,7 @@ where
         Error::check_length("QuantizedGemm, d", numel(&[m, n])?, d.len())?;
         let pads = scratch.pads(&self.config, self.choice.decision)?;
         let runtime = Runtime(self.device.runtime.clone());
-        let stages = match (&self.product, a, b) {
+        let steps = match (&self.product, a, b) {
             (
                 Product::Codes(gemm),
                 QuantizedMatrix::Fp8 { data: a, scale_inverse: a_scale },
@@ -155,10 +155,10 @@ where
             }
             (Product::Library(matmul), ..) => self.bind_library(&runtime, matmul, [a, b], d, &pads)?,
         };
-        Ok(Bound::in_turn(stages))
+        Ok(Bound::in_turn(steps))
     }
 
-    /// The stages before the library's call, and the call. Its A is our `B`.
+    /// The steps before the library's call, and the call. Its A is our `B`.
     fn bind_library<'a>(
         &self,
         runtime: &Runtime,
@@ -179,9 +179,9 @@ where
             workspace: workspace.address,
         };
         let mut accesses: Vec<_> = [left.data, right.data, d, workspace].into_iter().chain(left.scale).chain(right.scale).collect();
-        let mut stages: Vec<_> = left.stage.into_iter().chain(right.stage).collect();
+        let mut steps: Vec<_> = left.step.into_iter().chain(right.step).collect();
         if let (QuantizedMatrix::Nvfp4(a), QuantizedMatrix::Nvfp4(b), MatmulFactors::Device) = (a, b, matmul.factors) {
-            stages.push(product_factors(runtime, [a, b], [self.config.alpha, self.config.beta], pads.factors)?);
+            steps.push(product_factors(runtime, [a, b], [self.config.alpha, self.config.beta], pads.factors)?);
             accesses.push(pads.factors.view().access("factors"));
             memory.factors = pads.factors.view().address();
         }
@@ -189,22 +189,22 @@ where
         let plan = backend.plan_matmul(self.device.index(), matmul, &memory)?;
         let plan = plan.ok_or_else(|| invalid("cuBLASLt has no algorithm for matrices at these addresses: pin another path".to_owned()))?;
         let planned = self.device.index();
-        stages.push(Bound::new(move |stream| {
+        steps.push(Bound::new(move |stream| {
             check_device(planned, stream)?;
             module::enqueue(stream, "cublasLtMatmul", &accesses, |id| backend.matmul(id, &*plan))
         }));
-        Ok(stages)
+        Ok(steps)
     }
 
     /// Operand number `at` as the library takes it.
     fn prepare<'a>(&self, runtime: &Runtime, matrix: QuantizedMatrix<'a>, pads: &Pads<'a>, at: usize) -> Result<Prepared<'a>> {
         if self.choice.decision == Path::DequantizeCublasLt {
-            let (stage, data) = (dequantize(runtime, matrix, pads.wide[at])?, pads.wide[at].view().access("wide"));
-            return Ok(Prepared { stage: Some(stage), data, scale: None });
+            let (step, data) = (dequantize(runtime, matrix, pads.wide[at])?, pads.wide[at].view().access("wide"));
+            return Ok(Prepared { step: Some(step), data, scale: None });
         }
         Ok(match interleave(runtime, matrix, pads, at)? {
-            Some((stage, scale)) => Prepared { stage: Some(stage), data: matrix.data(), scale: Some(scale) },
-            None => Prepared { stage: None, data: matrix.data(), scale: Some(matrix.scale()) },
+            Some((step, scale)) => Prepared { step: Some(step), data: matrix.data(), scale: Some(scale) },
+            None => Prepared { step: None, data: matrix.data(), scale: Some(matrix.scale()) },
         })
     }
 

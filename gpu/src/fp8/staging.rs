@@ -20,11 +20,11 @@ const CHUNKS: u32 = COLUMN / CHUNK;
 
 /// The codes of a tile, transposed.
 #[derive(SharedStorage)]
-pub(super) struct Stage {
+pub(super) struct Staging {
     words: SharedArray<u32, WORDS>,
 }
 
-impl Stage {
+impl Staging {
     /// Puts the codes of the lane's group of rows in a step in their columns. `codes[line]` holds the row's words, `N` of them.
     #[inline(always)]
     pub fn put<T: Element, const N: usize>(&self, tile: &Tile<T>, step: usize, codes: [[u32; N]; LINES]) {
