@@ -99,7 +99,7 @@ impl MapLayout<5> for SequenceRows {
         let Self { rows, row, heads, head, size } = *self;
         Strided { shape: [heads, rows, size], strides: [head, row, 1] }.check(len)?;
         // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
-        Ok(Strided { shape: [FAR, FAR, heads, u64::from(MAP_ROWS), size], strides: [(1 << 34) - row, row, head, row, 1] })
+        Ok(Strided { shape: [UNBOUNDED, UNBOUNDED, heads, u64::from(MAP_ROWS), size], strides: [(1 << 34) - row, row, head, row, 1] })
     }
 }
 
@@ -111,8 +111,8 @@ fn copied<M>(stream: &Stream, encode: impl FnOnce(&mut Uploads) -> Result<M>) ->
     Ok(map)
 }
 
-/// More than any index.
-const FAR: u64 = 0x7fff_0000;
+/// An extent beyond every index, of a dimension without a bound.
+const UNBOUNDED: u64 = 0x7fff_0000;
 
 impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
     /// Encodes a tensor without gaps, its shape outermost first, and copies the map to the stream's device; waits for that

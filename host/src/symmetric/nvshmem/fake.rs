@@ -23,7 +23,7 @@ static FREED: AtomicU32 = AtomicU32::new(0);
 /// Sizes that it refuses: too many bytes, a call that never returns, memory that a peer does not reach.
 const TOO_MANY: u64 = 1 << 30;
 const ENDLESS: u64 = TOO_MANY + 1;
-const FAR: u64 = 3 << 12;
+const UNREACHED: u64 = 3 << 12;
 
 unsafe extern "C" fn version(_: *mut c_int, _: *mut c_int, _: *mut c_int) {}
 
@@ -72,7 +72,7 @@ unsafe extern "C" fn free(_: *mut c_void) {
 unsafe extern "C" fn pointer(own: *const c_void, rank: c_int) -> *mut c_void {
     let bytes = own.addr() as u64 & ((1 << 40) - 1);
     // One thread makes all calls.
-    if bytes == FAR || RANK.get().is_none() { ptr::null_mut() } else { address(rank, bytes) }
+    if bytes == UNREACHED || RANK.get().is_none() { ptr::null_mut() } else { address(rank, bytes) }
 }
 
 unsafe extern "C" fn initialised() -> c_int {
@@ -147,7 +147,7 @@ fn what_is_not_there_is_named_on_every_rank() {
         let Error::Symmetric(SymmetricError::Step { rank, step: Step::Create, why }) = &error else { panic!("{error}") };
         assert!(*rank == Rank::ZERO && why.contains("NVSHMEM_SYMMETRIC_SIZE"), "{error}");
     }
-    for error in ranks(|_| process("3.8.0"), |world, meeting| open(world, &meeting("arena"), FAR).unwrap_err()) {
+    for error in ranks(|_| process("3.8.0"), |world, meeting| open(world, &meeting("arena"), UNREACHED).unwrap_err()) {
         assert!(error.to_string().contains("does not reach the memory of rank"), "{error}");
     }
 }
