@@ -2,11 +2,13 @@
 
 use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmElement};
 use oxtile::{Buffer, Error, HostElement, Runtime};
+use oxtile_kernels::gemm::{FusionArgument, GemmAny, GemmAnyArgs, OperandArgument, Shape};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::formats::{BF16, E4M3};
 use oxtile_tests::oracle::gemm::{Problem, gemm};
 use oxtile_tile::num::{Pod, bf16, e4m3};
 
+use super::attention_limits::refuses;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 /// One tile and parts of it, edges in every direction, several tiles for each block.
@@ -95,6 +97,7 @@ pub fn cases() -> Vec<Case> {
     any_shape::<bf16, f32>(&mut cases, "bf16_f32", [false, true]);
     any_shape::<e4m3, bf16>(&mut cases, "e4m3", [true, false]);
     cases.push(Case::new("gemm::refused", Size::Small, refused));
+    cases.push(Case::new("gemm_any::refused", Size::Small, strides_refused));
     cases.push(Case::new("gemm::empty", Size::Small, empty));
     cases
 }
@@ -220,6 +223,27 @@ fn refused(runtime: &Runtime) -> Outcome {
         Err(Error::Length { what: "Gemm, d", expected: 64, found: 63 }) => Ok(()),
         other => Err(format!("{other:?}")),
     }
+}
+
+/// Strides of the kernel of any shape that lead past an operand; those of whole matrices, either way, are accepted.
+fn strides_refused(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<GemmAny<bf16, f32>>())?;
+    let (values, mut d) = (text(Buffer::<bf16>::zeros(&stream, 64))?, text(Buffer::<f32>::zeros(&stream, 64))?);
+    let mut launch = |a: [u32; 2], b: [u32; 2]| {
+        let operand = |[stride, step]: [u32; 2]| OperandArgument { values: values.view(), stride, step };
+        let fusion = FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false };
+        let shape = Shape { m: 8, n: 8, k: 8 };
+        kernel.launch(&stream, GemmAnyArgs { a: operand(a), b: operand(b), d: d.view_mut(), shape, fusion })
+    };
+    let whole = [[8, 1], [1, 8]];
+    text(launch(whole[0], whole[1]))?;
+    text(launch(whole[1], whole[0]))?;
+    for past in [[9, 1], [8, 2], [2, 8], [u32::MAX, 1], [1, u32::MAX]] {
+        refuses("a.stride", launch(past, whole[1]))?;
+        refuses("b.stride", launch(whole[0], past))?;
+    }
+    Ok(())
 }
 
 fn empty(runtime: &Runtime) -> Outcome {
