@@ -48,7 +48,7 @@ use super::backward_problem::{Common, KeyProblem, KeyTiles};
 use super::backward_schedule::{KeyQueue, KeyTile, TILE_WORDS, next_tile};
 use super::backward_tensors::KeyOrder;
 use super::backward_walk::Walk;
-use super::backward_workspace::{ADDERS, Keys, PANEL, PART, Rows, Shared as Workspace, Statistics, UNCUT, WarpgroupRoles};
+use super::backward_workspace::{ADDERS, Keys, PANEL, Rows, Shared as Workspace, Statistics, UNCUT, WARPGROUP_KEYS, WarpgroupRoles};
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>;
 
@@ -180,7 +180,7 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
                     |products, cut| {
                         problem.edit(products);
                         if let Some(block) = cut {
-                            let key = KeyTile::load_alone(number()).key() + part * PART as u32;
+                            let key = KeyTile::load_alone(number()).key() + part * WARPGROUP_KEYS as u32;
                             problem.read_mask(number()).hide(products, key, block);
                         }
                     },

@@ -11,7 +11,7 @@ use super::backward_reduce::{partial_elements, partial_start, store_fragments};
 use super::backward_schedule::{KeyHeads, KeySchedule, KeyTile, TILE_WORDS};
 use super::backward_tensors::{BackwardTensors, KeyGradients, KeyOrder, QuerySums};
 use super::backward_walk::{Sums, Walk};
-use super::backward_workspace::{KEYS, Keys, MOST_KEYS, PART, Rows};
+use super::backward_workspace::{BACKWARD_KEYS, Keys, MOST_KEYS, Rows, WARPGROUP_KEYS};
 use super::mask::Mask;
 use super::shape::MOST_BLOCKS;
 
@@ -67,7 +67,7 @@ pub(super) struct DenseProblem<T: RegisterElement, const D: usize, const QUERIES
 impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> DenseProblem<T, D, QUERIES, MASKED> {
     #[inline(always)]
     pub fn new(keys: DenseKeys<T, D, QUERIES, MASKED>) -> Self {
-        let (key_blocks, heads) = (keys.mask.keys.div_ceil(KEYS as u32), keys.heads.heads * keys.heads.batches);
+        let (key_blocks, heads) = (keys.mask.keys.div_ceil(BACKWARD_KEYS as u32), keys.heads.heads * keys.heads.batches);
         let schedule = KeySchedule { key_blocks, heads, section: keys.order.section };
         Self { keys, blocks: keys.mask.queries.div_ceil(QUERIES as u32), schedule }
     }
@@ -174,7 +174,7 @@ where
             store_fragments(&sums.values, partials, partial_start::<D>(place, true, part));
             return;
         };
-        walk.store(&sums, gradients, [tile.batch, tile.head, tile.key() + part * PART as u32, 0]);
+        walk.store(&sums, gradients, [tile.batch, tile.head, tile.key() + part * WARPGROUP_KEYS as u32, 0]);
     }
 }
 
@@ -189,7 +189,7 @@ impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: boo
         LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
         LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
         LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
-        let tiles = heads.tile_heads().saturating_mul(mask.keys.div_ceil(KEYS as u32).into());
+        let tiles = heads.tile_heads().saturating_mul(mask.keys.div_ceil(BACKWARD_KEYS as u32).into());
         LaunchError::check_limit("problem.mask.keys", mask.keys.into(), MOST_KEYS)?;
         LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
         let in_parts = if gradients.is_some() { 0 } else { tiles * partial_elements(D as u64) };

@@ -21,7 +21,7 @@ use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySche
 use super::backward_sums::{KeySums, KeySumsArgument, add_rows};
 use super::backward_tensors::{BackwardTensors, KeyGradients, KeyOrder, QuerySums};
 use super::backward_walk::{Sums, Walk};
-use super::backward_workspace::{KEYS, Keys, MOST_KEYS, PART, Rows, Shared as Workspace, WarpgroupRoles};
+use super::backward_workspace::{BACKWARD_KEYS, Keys, MOST_KEYS, Rows, Shared as Workspace, WARPGROUP_KEYS, WarpgroupRoles};
 use super::mask::Window;
 use super::scores::Scores;
 use super::sequence::{Sequences, place};
@@ -201,7 +201,7 @@ where
         Columns<SPAN>: MatrixColumns,
     {
         sums.keys.map(|x| x * self.grad_scale);
-        let (head, key) = (self.head_of(item.tile), item.tile.key() + part * PART as u32);
+        let (head, key) = (self.head_of(item.tile), item.tile.key() + part * WARPGROUP_KEYS as u32);
         if let Some(KeySums { k, v, size, value_size }) = self.added {
             let row_heads = self.heads.heads * if self.heads.step == 0 { 1 } else { self.heads.batches };
             let first = u64::from(item.key_offset) * u64::from(row_heads) + u64::from(head);
@@ -268,7 +268,7 @@ where
         }
     }
     // Each sequence may end in a tile of its own.
-    let (row_tiles, batches) = (key_rows.div_ceil(KEYS as u64), u64::from(heads.batches));
+    let (row_tiles, batches) = (key_rows.div_ceil(BACKWARD_KEYS as u64), u64::from(heads.batches));
     let tiles = u64::from(heads.heads) * if heads.step == 0 { row_tiles + batches } else { row_tiles * batches };
     LaunchError::check_limit("problem.sequences.key_rows", tiles, MOST_BLOCKS)?;
     Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))

@@ -1,10 +1,10 @@
 //! Attention, backward, of every layout, mask and option, and on any GPU from sm_80 on: matrix multiplication by warps, copies by
 //! `cp.async`.
 //!
-//! The same steps give all three gradients. 64 rows of one head rest in shared memory; rows of the other side pass in two stages,
+//! The same steps give all three gradients. 64 rows of one head stay in shared memory; rows of the other side pass in two stages,
 //! `STEP` at a time: one is copied while the other is multiplied, with one barrier a step.
 //!
-//! | | rest | pass | scores, gradients of weights | result |
+//! | | stay | pass | scores, gradients of weights | result |
 //! |---|---|---|---|---|
 //! | queries | `Q`, `dO` | `K`, `V` | `S = Q K'`, `dP = dO V'` | `dQ += dS K` |
 //! | keys | `K`, `V` | `Q`, `dO` of all heads that share the keys | `S' = K Q'`, `dP' = V dO'` | `dK += dS' Q`, `dV += P' dO` |
@@ -30,7 +30,7 @@ use oxtile_tile::shared::Tiles;
 
 use super::backward_statistics::QueryStatistics;
 use super::mask::{Span, Window};
-use super::panels::{PANEL, Place, RESTING, Rows, Side, THREADS, accumulate, copy_side, product};
+use super::panels::{PANEL, PORTABLE_ROWS, Place, Rows, Side, THREADS, accumulate, copy_side, product};
 use super::scores::Scores;
 use super::sequence::{Sequences, SequencesArgument};
 use super::shape::{Heads, MOST_BLOCKS};
@@ -39,15 +39,15 @@ use super::shape::{Heads, MOST_BLOCKS};
 #[derive(SharedStorage, Clone, Copy)]
 struct Statistics {
     /// `-log2(sum of exponentials)`, -inf where nothing counts.
-    offsets: SharedArray<f32, RESTING>,
-    deltas: SharedArray<f32, RESTING>,
+    offsets: SharedArray<f32, PORTABLE_ROWS>,
+    deltas: SharedArray<f32, PORTABLE_ROWS>,
 }
 
 #[derive(SharedStorage)]
 struct Shared<T: Pod, const PANELS: usize, const STEP: usize> {
-    resting: Side<T, RESTING, PANELS>,
+    fixed: Side<T, PORTABLE_ROWS, PANELS>,
     passing: Tiles<Side<T, STEP, PANELS>, 2>,
-    /// Of the queries that pass, by stage; of those that rest, once.
+    /// Of the queries that pass, by stage; of those that stay, once.
     statistics: Tiles<Statistics, 2>,
 }
 
@@ -81,7 +81,7 @@ pub struct PortableTarget<T: Pod> {
     pub grad_v_sum: Option<GlobalMut<f32>>,
     /// The factor of scores: that of the gradients of queries and keys.
     pub scale: f32,
-    /// Blocks of 64 resting rows that the longest sequence may have.
+    /// Blocks of 64 fixed rows that the longest sequence may have.
     pub row_tiles: u32,
 }
 
@@ -106,12 +106,12 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let shared = Shared::<T, PANELS, STEP>::claim();
     // No divisor is zero, as there is a block; saying so keeps the check out.
     let group = group.max(1);
-    let resting_heads = if OF_KEYS { heads / group } else { heads };
-    let (index, all_heads) = (block::index()[0], (resting_heads * batches).max(1));
-    let (head, batch) = (index % all_heads % resting_heads.max(1), index % all_heads / resting_heads.max(1));
+    let fixed_heads = if OF_KEYS { heads / group } else { heads };
+    let (index, all_heads) = (block::index()[0], (fixed_heads * batches).max(1));
+    let (head, batch) = (index % all_heads % fixed_heads.max(1), index % all_heads / fixed_heads.max(1));
     // Those that most rows of the other side see come first.
     let tile = if OF_KEYS { index / all_heads } else { row_tiles - 1 - index / all_heads };
-    let row = tile * RESTING as u32;
+    let row = tile * PORTABLE_ROWS as u32;
 
     let sequence = sequences.get(batch);
     let written = if OF_KEYS { sequences.key_rows(batch, &sequence) } else { sequence.rows };
@@ -125,7 +125,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let row_heads = if head_step == 0 { heads } else { head_step * batches };
     let queries = Rows { first: sequence.query_offset, count: sequence.queries, heads: row_heads, head: batch * head_step };
     let keys = Rows { first: sequence.key_offset, count: sequence.keys, heads: row_heads / group, head: batch * head_step / group };
-    let (resting, resting_tensors, passing, passing_tensors) =
+    let (fixed, fixed_tensors, passing, passing_tensors) =
         if OF_KEYS { (keys, [k, v], queries, [q, grad_out]) } else { (queries, [q, grad_out], keys, [k, v]) };
     let sizes = [size, value_size];
     let copy_statistics = |copies: Statistics, head: u32, first: u32, count: usize| {
@@ -141,7 +141,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
         copies.deltas.store(at, delta);
     };
 
-    let columns = seen(Span { begin: row, end: row + RESTING as u32 });
+    let columns = seen(Span { begin: row, end: row + PORTABLE_ROWS as u32 });
     let head_steps = columns.end.saturating_sub(columns.begin).div_ceil(STEP as u32);
     let steps = if OF_KEYS { head_steps * group } else { head_steps };
     let column_of = |step: u32| columns.begin + step % head_steps.max(1) * STEP as u32;
@@ -158,9 +158,9 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let first_panel = block::index()[1] * PARTS as u32;
     let (mut sums, mut value_sums) = ([RegisterTile::<PANEL>::zero(); PARTS], [RegisterTile::<PANEL>::zero(); PARTS]);
     if steps > 0 {
-        copy_side(shared.resting, &resting_tensors, resting, head, row, sizes);
+        copy_side(shared.fixed, &fixed_tensors, fixed, head, row, sizes);
         if !OF_KEYS {
-            copy_statistics(shared.statistics.tile(0), head, row, RESTING);
+            copy_statistics(shared.statistics.tile(0), head, row, PORTABLE_ROWS);
         }
         start_copies(0);
         pipeline::wait_copies::<0>();
@@ -178,8 +178,8 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
                 start_copies(step + 1);
             }
             let side = shared.passing.tile(step % 2);
-            let mut products = product(shared.resting.scored, side.scored, size);
-            let mut gradients = product(shared.resting.valued, side.valued, value_size);
+            let mut products = product(shared.fixed.scored, side.scored, size);
+            let mut gradients = product(shared.fixed.valued, side.valued, value_size);
             if scores.are_capped() {
                 scores.cap(&mut products);
             }
@@ -206,7 +206,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let mut part = 0;
     while part < PARTS {
         let panel = first_panel + part as u32;
-        let place = Place { rows: resting, head, row, written, panel };
+        let place = Place { rows: fixed, head, row, written, panel };
         place.store(&sums[part], target.scale, size, &grad, &grad_sum);
         if OF_KEYS {
             place.store(&value_sums[part], 1.0, value_size, &grad_v, &grad_v_sum);
@@ -275,7 +275,7 @@ fn grid<T: RegisterElement, const PANELS: usize, const STEP: usize, const PARTS:
 where
     Columns<STEP>: MatrixColumns,
 {
-    const { assert!(STEP <= RESTING && PARTS <= PANELS, "statistics and panels have room") };
+    const { assert!(STEP <= PORTABLE_ROWS && PARTS <= PANELS, "statistics and panels have room") };
     let Heads { batches, heads, group, .. } = args.heads;
     args.heads.check()?;
     args.sequences.check(batches)?;

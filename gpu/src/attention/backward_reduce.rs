@@ -15,20 +15,20 @@ use oxtile_tile::warpgroup;
 
 use super::backward_sums::{DenseRows, KeySums, add_rows};
 use super::backward_tensors::KeyGradients;
-use super::backward_workspace::{KEYS, PART};
+use super::backward_workspace::{BACKWARD_KEYS, WARPGROUP_KEYS};
 use super::shape::MOST_BLOCKS;
 
 const THREADS: u32 = 2 * warpgroup::THREADS;
 
 /// Elements of the parts of a tile with heads of `D`: those of keys, then those of values.
 pub const fn partial_elements(head_size: u64) -> u64 {
-    2 * KEYS as u64 * head_size
+    2 * BACKWARD_KEYS as u64 * head_size
 }
 
 /// Where those of a warpgroup's keys, or values if `of_values`, begin in tile `tile`.
 #[inline(always)]
 pub(super) fn partial_start<const D: usize>(tile: u32, of_values: bool, part: u32) -> u64 {
-    u64::from(tile) * partial_elements(D as u64) + u64::from(2 * u32::from(of_values) + part) * (PART * D) as u64
+    u64::from(tile) * partial_elements(D as u64) + u64::from(2 * u32::from(of_values) + part) * (WARPGROUP_KEYS * D) as u64
 }
 
 /// Writes a warpgroup's tile to `target` from `start` on, as [`RegisterTile::load_fragments`] reads it: the numbers of a pair of both
@@ -52,7 +52,7 @@ where
 #[derive(SharedStorage)]
 struct Shared<T: Pod, const D: usize> {
     /// Of each warpgroup.
-    parts: Tiles<SharedTile<T, PART, D, Swizzle128>, 2>,
+    parts: Tiles<SharedTile<T, WARPGROUP_KEYS, D, Swizzle128>, 2>,
 }
 
 /// Parts of gradients of keys and values, of `[batches, heads, splits, blocks of keys]` tiles.
@@ -117,7 +117,7 @@ pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: us
     warpgroup::sync(part);
     if warpgroup::is_leader() {
         // The divisor is not zero, as there is a block; saying so keeps the check out.
-        let at = [head / heads.max(1), head % heads.max(1), block * KEYS as u32 + part * PART as u32, 0];
+        let at = [head / heads.max(1), head % heads.max(1), block * BACKWARD_KEYS as u32 + part * WARPGROUP_KEYS as u32, 0];
         if which == 0 {
             gradients.k.store(at, rows)
         } else {
@@ -154,7 +154,7 @@ where
     // The divisor is not zero, as there is a block; saying so keeps the check out.
     let (head, block) = (at / parts.key_blocks.max(1), at % parts.key_blocks.max(1));
     let sum = parts.sum::<D>(head, block, which != 0, part);
-    let key = block * KEYS as u32 + part * PART as u32;
+    let key = block * BACKWARD_KEYS as u32 + part * WARPGROUP_KEYS as u32;
     let target = if which == 0 { sums.k } else { sums.v };
     add_rows(&sum, &target, rows.first(head), rows.row_heads.into(), [key, rows.rows], D as u32);
 }
@@ -165,7 +165,7 @@ where
 {
     let (heads, size) = (args.parts.heads(D as u64)?, D as u64);
     LaunchError::check_length("parts.values", args.rows.all_heads(), heads)?;
-    LaunchError::check_limit("rows.rows", args.rows.rows.into(), u64::from(args.parts.key_blocks) * KEYS as u64)?;
+    LaunchError::check_limit("rows.rows", args.rows.rows.into(), u64::from(args.parts.key_blocks) * BACKWARD_KEYS as u64)?;
     for (name, sum) in [("sums.k", &args.sums.k), ("sums.v", &args.sums.v)] {
         args.rows.check(name, size, sum.len())?;
         LaunchError::check_alignment(name, 8, sum.address())?;

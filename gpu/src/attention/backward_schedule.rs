@@ -3,7 +3,7 @@
 use oxtile_tile::pipeline::Consumer;
 use oxtile_tile::prelude::*;
 
-use super::backward_workspace::{KEYS, Numbers};
+use super::backward_workspace::{BACKWARD_KEYS, Numbers};
 use super::mask::Span;
 use super::shape::{Checked, MOST_BLOCKS};
 
@@ -57,7 +57,7 @@ impl KeyHeads {
     }
 }
 
-/// `KEYS` keys of one head of one batch.
+/// `BACKWARD_KEYS` keys of one head of one batch.
 #[derive(Clone, Copy, Default)]
 pub struct KeyTile {
     /// The number of the block of keys.
@@ -75,7 +75,7 @@ impl KeyTile {
     /// The first key.
     #[inline(always)]
     pub fn key(&self) -> u32 {
-        self.block * KEYS as u32
+        self.block * BACKWARD_KEYS as u32
     }
 
     /// The same tile, where its head is one of those of all batches, of `heads` each.

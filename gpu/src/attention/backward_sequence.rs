@@ -3,7 +3,7 @@
 use oxtile_tile::prelude::*;
 
 use super::backward_schedule::{KeySchedule, KeyTile};
-use super::backward_workspace::KEYS;
+use super::backward_workspace::BACKWARD_KEYS;
 use super::mask::{Mask, Window};
 use super::sequence::{Sequence, Sequences};
 
@@ -172,7 +172,7 @@ impl SequenceKeySchedule {
             let sequence = self.blocks.limit(batch, self.sequences.get(batch));
             let key_rows = self.sequences.key_rows(batch, &sequence);
             let section = (self.section_keys / sequence.keys.max(1)).clamp(1, self.heads.max(1));
-            let schedule = KeySchedule { key_blocks: key_rows.div_ceil(KEYS as u32), heads: self.heads, section };
+            let schedule = KeySchedule { key_blocks: key_rows.div_ceil(BACKWARD_KEYS as u32), heads: self.heads, section };
             if let Some(tile) = schedule.tile(index - self.before) {
                 let Sequence { query_offset, key_offset, .. } = sequence;
                 return Some(SequenceTile {

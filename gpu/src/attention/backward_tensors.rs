@@ -5,7 +5,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::RegisterElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
-use super::backward_workspace::{KEYS, PART};
+use super::backward_workspace::{BACKWARD_KEYS, WARPGROUP_KEYS};
 use super::shape::{Checked, MOST_BLOCKS};
 
 /// What a tile of keys is multiplied by, and what is known of its queries.
@@ -16,9 +16,9 @@ pub struct BackwardTensors<T: RegisterElement, const D: usize, const QUERIES: us
     /// Gradients of the result.
     pub grad_out: TensorMap<T, QUERIES, D, Swizzle128, RANK>,
     /// Keys.
-    pub k: TensorMap<T, KEYS, D, Swizzle128, RANK>,
+    pub k: TensorMap<T, BACKWARD_KEYS, D, Swizzle128, RANK>,
     /// Values.
-    pub v: TensorMap<T, KEYS, D, Swizzle128, RANK>,
+    pub v: TensorMap<T, BACKWARD_KEYS, D, Swizzle128, RANK>,
     /// [`BlockStatistics::offsets`].
     pub offsets: Global<f32>,
     /// [`BlockStatistics::deltas`].
@@ -30,9 +30,9 @@ pub struct BackwardTensors<T: RegisterElement, const D: usize, const QUERIES: us
 #[parameter(optional)]
 pub struct KeyGradients<T: RegisterElement, const D: usize, const RANK: usize> {
     /// Of the keys.
-    pub k: TensorMapMut<T, PART, D, Swizzle128, RANK>,
+    pub k: TensorMapMut<T, WARPGROUP_KEYS, D, Swizzle128, RANK>,
     /// Of the values.
-    pub v: TensorMapMut<T, PART, D, Swizzle128, RANK>,
+    pub v: TensorMapMut<T, WARPGROUP_KEYS, D, Swizzle128, RANK>,
 }
 
 /// Two statistics a query, for each block of `size` queries of each head; -inf and 0 where no query is, and for queries that see nothing, so that

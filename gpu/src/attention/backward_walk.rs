@@ -10,7 +10,7 @@ use oxtile_tile::shared::Tiles;
 use oxtile_tile::warpgroup;
 
 use super::backward_tensors::KeyGradients;
-use super::backward_workspace::{EXCHANGE, Handoff, Keys, Outgoing, PANEL, PART, Rows, Scores, Shared, Statistics, UNCUT};
+use super::backward_workspace::{EXCHANGE, Handoff, Keys, Outgoing, PANEL, Rows, Scores, Shared, Statistics, UNCUT, WARPGROUP_KEYS};
 
 /// One of the two warpgroups that multiply.
 pub(super) struct Walk<T: RegisterElement, const D: usize, const QUERIES: usize, const SPAN: usize> {
@@ -68,8 +68,8 @@ where
             let Rows { queries, gradients } = stage.memory();
             // Read before multiplications are issued: after them a read of shared memory waits for theirs.
             let (offsets, cut) = (ByColumn::load(statistics.offsets), statistics.cut.load(0));
-            let scores = matrix::multiply(keys.k_major_rows::<PART>(self.part * PART as u32), queries.k_major());
-            let d_weights = matrix::multiply(values.k_major_rows::<PART>(self.part * PART as u32), gradients.k_major());
+            let scores = matrix::multiply(keys.k_major_rows::<WARPGROUP_KEYS>(self.part * WARPGROUP_KEYS as u32), queries.k_major());
+            let d_weights = matrix::multiply(values.k_major_rows::<WARPGROUP_KEYS>(self.part * WARPGROUP_KEYS as u32), gradients.k_major());
             let mut weights = scores.wait_leaving::<1>();
             edit(&mut weights, (cut != UNCUT).then_some(cut));
             weights.map_pairs(|_, pair, values| [0, 1].map(|i| exp2(fma(values[i], scale, offsets.pair(pair)[i]))));
@@ -82,7 +82,7 @@ where
             });
             bend(&mut d_scores, &weights, statistics.offsets);
             let d_scores = d_scores.to_operand::<T>();
-            d_scores.store_transposed(scores_shared, [0, self.part * PART as u32]);
+            d_scores.store_transposed(scores_shared, [0, self.part * WARPGROUP_KEYS as u32]);
             let dv_sum = dv.multiply_add(weights.to_operand::<T>(), gradients.mn_major());
             sync::fence_proxy_async();
             EXCHANGE.sync();

@@ -12,11 +12,11 @@ use oxtile_tile::sync::NamedBarrier;
 use oxtile_tile::warpgroup::Roles;
 
 /// Keys of a tile.
-pub const KEYS: usize = 2 * PART;
+pub const BACKWARD_KEYS: usize = 2 * WARPGROUP_KEYS;
 /// Keys of a sequence, at most: the last tile may end after them.
-pub(super) const MOST_KEYS: u64 = (1 << 30) - KEYS as u64;
+pub(super) const MOST_KEYS: u64 = (1 << 30) - BACKWARD_KEYS as u64;
 /// Keys of a warpgroup.
-pub(super) const PART: usize = 64;
+pub const WARPGROUP_KEYS: usize = 64;
 /// Columns of a panel: one of `dQ'` belongs to a warpgroup.
 pub(super) const PANEL: usize = 64;
 
@@ -25,7 +25,7 @@ pub(super) type WarpgroupRoles = Roles<2, 24, 240>;
 /// Both warpgroups.
 pub(super) const EXCHANGE: NamedBarrier = NamedBarrier::new(1, 256);
 
-type Key<T, const D: usize> = SharedTile<T, KEYS, D, Swizzle128>;
+type Key<T, const D: usize> = SharedTile<T, BACKWARD_KEYS, D, Swizzle128>;
 
 /// What a tile multiplies by.
 #[derive(SharedStorage, Clone, Copy)]
@@ -60,14 +60,14 @@ impl<const QUERIES: usize> Statistics<QUERIES> {
 }
 
 /// The result for a warpgroup's keys.
-pub(super) type Finished<T, const D: usize> = SharedTile<T, PART, D, Swizzle128>;
+pub(super) type Finished<T, const D: usize> = SharedTile<T, WARPGROUP_KEYS, D, Swizzle128>;
 
 /// The warpgroups' parts of `dQ'`.
 pub(super) type Parts<const SPAN: usize> = Tiles<FragmentTile<SPAN>, 2>;
 
 /// Gradients of the scores of two blocks of queries in turn; at last the gradients of each warpgroup's keys.
 pub(super) type Scores<T, const D: usize, const QUERIES: usize> =
-    Tiles<Overlay<SharedTile<T, QUERIES, KEYS, Swizzle128>, Finished<T, D>>, 2>;
+    Tiles<Overlay<SharedTile<T, QUERIES, BACKWARD_KEYS, Swizzle128>, Finished<T, D>>, 2>;
 
 /// Parts of `dQ'`; at last the gradients of each warpgroup's values.
 pub(super) type Outgoing<T, const D: usize, const SPAN: usize> = Overlay<Parts<SPAN>, Tiles<Finished<T, D>, 2>>;

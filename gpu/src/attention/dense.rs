@@ -15,7 +15,7 @@ use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
 use super::walk::Step;
-use super::warpgroup_roles::{PART, WarpgroupRoles};
+use super::warpgroup_roles::{WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// Attention of dense tensors to all keys or, if `CAUSAL`, to those up to a diagonal.
 #[derive(Parameter)]
@@ -24,7 +24,7 @@ where
     Columns<V>: MatrixColumns,
 {
     /// Queries.
-    pub q: TensorMap<T, PART, D, Swizzle128, 4>,
+    pub q: TensorMap<T, WARPGROUP_QUERIES, D, Swizzle128, 4>,
     /// Keys.
     pub k: TensorMap<T, KEYS, D, Swizzle128, 4>,
     /// Values.
@@ -149,7 +149,7 @@ where
     where
         Columns<D>: MatrixColumns,
     {
-        rings.load_queries(&self.q, tell, |part| [tile.batch, tile.head, tile.row + part * PART as u32, 0]);
+        rings.load_queries(&self.q, tell, |part| [tile.batch, tile.head, tile.row + part * WARPGROUP_QUERIES as u32, 0]);
     }
 
     #[inline(always)]

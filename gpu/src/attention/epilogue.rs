@@ -8,14 +8,14 @@ use oxtile_tile::register_tile::{self, RegisterTile, Rows, StoredElement, THREAD
 use oxtile_tile::tensor_map::TensorMapMut;
 use oxtile_tile::warpgroup;
 
-use super::warpgroup_roles::{PART, Part, WarpgroupRoles};
+use super::warpgroup_roles::{Part, WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// Stores a warpgroup's part of the result through its staging tile, and leaves the store in flight. Results in place find the store
 /// before waited for.
 #[inline(always)]
 #[track_caller]
 pub fn store<G: WarpgroupRoles, T: StoredElement, const V: usize, const RANK: usize>(
-    out: &TensorMapMut<T, PART, V, Swizzle128, RANK>,
+    out: &TensorMapMut<T, WARPGROUP_QUERIES, V, Swizzle128, RANK>,
     result: &RegisterTile<V>,
     staging: Part<T, V>,
     part: u32,

@@ -25,7 +25,7 @@ use super::problem::{
 };
 use super::rings::Rings;
 use super::walk::walk;
-use super::warpgroup_roles::{Narrow, PART, Pair, Part, Role, WarpgroupRoles, Wide};
+use super::warpgroup_roles::{Narrow, Pair, Part, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
 type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
 type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
@@ -83,9 +83,9 @@ where
                 let query_part = G::part(stage.memory(), part);
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
-                let (mask, row) = (problem.mask(&tile), tile.row() + part * PART as u32);
+                let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
-                let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }) };
+                let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
                 if !stores_by_tma {
                     problem.fetch(&tile, row);
                 }
@@ -96,7 +96,7 @@ where
                 let tile = problem.told_again(tile, shared.tile, turn);
                 turn ^= turn_words;
                 let staging = (G::staging(query_part, shared.staging, part), part);
-                problem.store::<G>(&tile, tile.row() + part * PART as u32, sum, softmax.finish(), staging);
+                problem.store::<G>(&tile, tile.row() + part * WARPGROUP_QUERIES as u32, sum, softmax.finish(), staging);
                 if let Some(stage) = stage {
                     if stores_by_tma && warpgroup::is_leader() {
                         pipeline::wait_stores_read::<0>();

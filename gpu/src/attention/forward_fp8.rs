@@ -36,7 +36,7 @@ use super::mask::{FAR, Mask, Span, check_reach};
 use super::schedule::{Queue, Schedule, TILE_WORDS, Tile, TileOrder};
 use super::shape::{Checked, MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
-use super::warpgroup_roles::{PART, Pair};
+use super::warpgroup_roles::{Pair, WARPGROUP_QUERIES};
 
 /// Keys of a block.
 pub const FP8_KEYS: usize = 96;
@@ -44,7 +44,7 @@ const KEYS: usize = FP8_KEYS;
 /// Warpgroups that multiply, each for a part of a tile.
 const PARTS: usize = 3;
 /// Queries of a tile.
-pub const FP8_QUERIES: usize = PARTS * PART;
+pub const FP8_QUERIES: usize = PARTS * WARPGROUP_QUERIES;
 const QUERIES: usize = FP8_QUERIES;
 /// Keys whose values a warp transposes at once.
 const TURNED: u32 = 32;
@@ -60,7 +60,7 @@ const LIFT: f32 = 4.0;
 
 type WarpgroupRoles = Roles<{ PARTS as u32 }, 32, 160>;
 
-type Query<const D: usize, S> = SharedTile<e4m3, PART, D, S>;
+type Query<const D: usize, S> = SharedTile<e4m3, WARPGROUP_QUERIES, D, S>;
 type Key<const D: usize, S> = SharedTile<e4m3, KEYS, D, S>;
 type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle32>;
 
@@ -85,14 +85,14 @@ struct Shared<const D: usize, S: Swizzle> {
     values: Pipeline<Values<D, S>, 2>,
     turned: Pipeline<Turned<D>, 2>,
     /// One for each warpgroup.
-    staging: Tiles<SharedTile<bf16, PART, D, Swizzle128>, PARTS>,
+    staging: Tiles<SharedTile<bf16, WARPGROUP_QUERIES, D, Swizzle128>, PARTS>,
 }
 
 /// Queries, keys and values as [`attention_forward`](fn@super::attention_forward) has them; `S` is the swizzle of rows of `D` bytes.
 #[derive(Clone, Copy, Parameter)]
 pub struct Fp8Inputs<const D: usize, S: Swizzle> {
     /// Queries.
-    pub q: TensorMap<e4m3, PART, D, S, 4>,
+    pub q: TensorMap<e4m3, WARPGROUP_QUERIES, D, S, 4>,
     /// Keys.
     pub k: TensorMap<e4m3, KEYS, D, S, 4>,
     /// Values.
@@ -114,7 +114,7 @@ pub struct Fp8Scales {
 #[derive(Clone, Copy, Parameter)]
 pub struct Fp8Results<const D: usize> {
     /// The result.
-    pub out: TensorMapMut<bf16, PART, D, Swizzle128, 4>,
+    pub out: TensorMapMut<bf16, WARPGROUP_QUERIES, D, Swizzle128, 4>,
     /// The natural logarithm of each row's sum of exponentials.
     pub log_sum_exp: GlobalMut<f32>,
 }
@@ -161,7 +161,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     let (stage, full) =
                         queries.acquire_with(PARTS as u32 * Query::<D, S>::SIZE, |stage| Tile::store(Some(tile), stage.tile));
                     for part in 0..PARTS as u32 {
-                        inputs.q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * PART as u32, 0], full);
+                        inputs.q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * WARPGROUP_QUERIES as u32, 0], full);
                     }
                     let head = tile.head / group.max(1);
                     for block in (0..blocks_of(tile)).rev() {
@@ -198,7 +198,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 let stage = queries.wait();
                 let query = stage.memory().parts.tile(part).k_major();
                 let Some(tile) = Tile::load(stage.memory().tile) else { break };
-                let row = tile.row + part * PART as u32;
+                let row = tile.row + part * WARPGROUP_QUERIES as u32;
                 let all = blocks_of(tile);
                 // After the last query a warpgroup only follows the rings. Where a causal tile sees keys that a warpgroup's queries do not, it
                 // computes all the same: following there spills registers.
@@ -207,7 +207,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     key_ring.wait().release();
                     value_ring.wait().release();
                 }
-                let seen = Span { begin: row, end: row + PART as u32 };
+                let seen = Span { begin: row, end: row + WARPGROUP_QUERIES as u32 };
                 let whole = mask.whole_blocks::<KEYS>(seen).end;
                 let key_head = tile.head / group.max(1);
                 let worth = of_head(&scales.q, tile.head) * of_head(&scales.k, key_head);
@@ -252,7 +252,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                 // Read again: no registers hold it meanwhile.
                 let tile = Tile::reload(stage.memory().tile);
                 stage.release();
-                let row = tile.row + part * PART as u32;
+                let row = tile.row + part * WARPGROUP_QUERIES as u32;
                 let finished = softmax.finish();
                 let worth = of_head(&scales.v, tile.head / group.max(1));
                 sum.scale_rows(finished.factor.map(|factor| factor * worth));
@@ -302,7 +302,7 @@ impl Fp8ScalesArgument<'_> {
 
 /// What a warpgroup multiplies by: its queries, and the rings of keys and of transposed values.
 struct Walk<'a, const D: usize, S: Swizzle> {
-    query: Operand<e4m3, PART, D, false>,
+    query: Operand<e4m3, WARPGROUP_QUERIES, D, false>,
     keys: &'a mut Consumer<Key<D, S>, 2>,
     values: &'a mut Consumer<Turned<D>, 2>,
 }

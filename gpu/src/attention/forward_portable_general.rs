@@ -19,7 +19,7 @@ use oxtile_tile::shared::Tiles;
 use super::epilogue::store_rows;
 use super::mask::{Span, Window};
 use super::panels::{
-    PANEL, Panels, Place, RESTING, Rows, Side, THREADS, accumulate, copy_panels, copy_side, portable_general_keys, product,
+    PANEL, PORTABLE_ROWS, Panels, Place, Rows, Side, THREADS, accumulate, copy_panels, copy_side, portable_general_keys, product,
 };
 use super::portable::{self, HeadRows, LogSumExp, SizedInputs, tile_of_block};
 use super::running::{Place as RunningPlace, Running};
@@ -34,7 +34,7 @@ const WARPS: u32 = THREADS / warp::LANES;
 
 #[derive(SharedStorage)]
 struct Shared<T: Pod, const PANELS: usize, const KEYS: usize> {
-    queries: Panels<T, RESTING, PANELS>,
+    queries: Panels<T, PORTABLE_ROWS, PANELS>,
     stages: Tiles<Side<T, KEYS, PANELS>, 2>,
 }
 
@@ -78,7 +78,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
 {
     const { assert!(KEYS == portable_general_keys(PANELS)) };
     let Shared { queries, stages } = Shared::<T, PANELS, KEYS>::claim();
-    let (tile, group) = (tile_of_block(&heads, row_tiles, RESTING), heads.group.max(1));
+    let (tile, group) = (tile_of_block(&heads, row_tiles, PORTABLE_ROWS), heads.group.max(1));
     let SizedInputs { size, value_size, .. } = inputs;
     let (Tile { row, head, batch }, mut sequence) = (tile, sequences.get(tile.batch));
     if results.log_sum_exp.rows != 0 {
@@ -88,7 +88,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
     }
     if row < sequence.rows {
         let mask = window.of(&sequence);
-        let rows = Span { begin: row, end: row + RESTING as u32 };
+        let rows = Span { begin: row, end: row + PORTABLE_ROWS as u32 };
         let (blocks, whole) = (mask.blocks::<KEYS>(rows), mask.whole_blocks::<KEYS>(rows));
         let (row_heads, first_head) = (heads.in_row(), heads.of(batch, 0));
         let of_queries = Rows { first: sequence.query_offset, count: sequence.queries, heads: row_heads, head: first_head };
@@ -183,7 +183,7 @@ where
     Columns<KEYS>: MatrixColumns,
 {
     let AttentionForwardPortableGeneralArgs { inputs, results, sequences, heads, row_tiles, window, .. } = args;
-    let grid = portable::grid(sequences, heads, *row_tiles, RESTING)?;
+    let grid = portable::grid(sequences, heads, *row_tiles, PORTABLE_ROWS)?;
     window.check()?;
     let rows = HeadRows::of(sequences, heads)?;
     inputs.check(rows, PANELS * PANEL, heads.heads)?;

@@ -22,15 +22,15 @@ use super::schedule::Schedule;
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
 use super::walk::walk;
-use super::warpgroup_roles::{Narrow, Nothing, PART, Pair, Role, WarpgroupRoles, Wide};
+use super::warpgroup_roles::{Narrow, Pair, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
-type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, Nothing, Nothing>;
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, (), ()>;
 
 /// Queries, keys and values as [`attention_forward`](fn@super::attention_forward) has them.
 #[derive(Clone, Copy, Parameter)]
 pub struct SplitInputs<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize> {
     /// Queries.
-    pub q: TensorMap<T, PART, D, Swizzle128, 4>,
+    pub q: TensorMap<T, WARPGROUP_QUERIES, D, Swizzle128, 4>,
     /// Keys.
     pub k: TensorMap<T, KEYS, D, Swizzle128, 4>,
     /// Values.
@@ -72,7 +72,7 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
                 return;
             }
             let mut rings = shared.producers();
-            rings.load_queries(&inputs.q, || (), |part| [tile.batch, tile.head, tile.row + part * PART as u32, 0]);
+            rings.load_queries(&inputs.q, || (), |part| [tile.batch, tile.head, tile.row + part * WARPGROUP_QUERIES as u32, 0]);
             for block in (blocks.begin..blocks.end).rev() {
                 rings.load_block(&inputs.k, &inputs.v, [tile.batch, tile.head / group.max(1), block * KEYS as u32, 0]);
             }
@@ -82,8 +82,8 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
             let mut rings = shared.consumers();
             let stage = rings.queries.wait();
             let query = G::query(G::part(stage.memory(), part));
-            let row = tile.row + part * PART as u32;
-            let whole = mask.whole_blocks::<KEYS>(Span { begin: row, end: row + PART as u32 }).end;
+            let row = tile.row + part * WARPGROUP_QUERIES as u32;
+            let whole = mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }).end;
             let mut softmax = Softmax::new(scale);
             let mut sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
                 if step.block >= whole {

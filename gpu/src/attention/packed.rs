@@ -21,7 +21,7 @@ use super::shape::Heads;
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
 use super::walk::Step;
-use super::warpgroup_roles::{PART, WarpgroupRoles};
+use super::warpgroup_roles::{WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// Attention of packed sequences to all keys or, if `CAUSAL`, to those up to the diagonal.
 #[derive(Parameter)]
@@ -30,7 +30,7 @@ where
     Columns<V>: MatrixColumns,
 {
     /// Queries: a tensor of `[heads, rows, size]`, as [`place`] has it.
-    pub q: TensorMap<T, PART, D, Swizzle128, 5>,
+    pub q: TensorMap<T, WARPGROUP_QUERIES, D, Swizzle128, 5>,
     /// Keys.
     pub k: TensorMap<T, KEYS, D, Swizzle128, 5>,
     /// Values.
@@ -159,7 +159,9 @@ where
         Columns<D>: MatrixColumns,
     {
         let Item { tile, sequence } = *item;
-        rings.load_queries(&self.q, tell, |part| place(sequence.query_offset, sequence.queries, tile.head, tile.row + part * PART as u32));
+        rings.load_queries(&self.q, tell, |part| {
+            place(sequence.query_offset, sequence.queries, tile.head, tile.row + part * WARPGROUP_QUERIES as u32)
+        });
     }
 
     #[inline(always)]

@@ -12,8 +12,8 @@ use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
 
 /// Threads that copy together.
 pub(super) const THREADS: u32 = 128;
-/// Rows that rest.
-pub const RESTING: usize = 64;
+/// Rows of a tile, which stay in shared memory while those of the other side pass.
+pub const PORTABLE_ROWS: usize = 64;
 /// Columns of a panel.
 pub const PORTABLE_PANEL: usize = 64;
 pub(super) const PANEL: usize = PORTABLE_PANEL;
@@ -99,7 +99,7 @@ pub(super) fn copy_panels<T: Pod, const N: usize, const PANELS: usize>(
 #[inline(always)]
 #[track_caller]
 pub(super) fn product<T: RegisterElement, const N: usize, const PANELS: usize>(
-    left: Panels<T, RESTING, PANELS>,
+    left: Panels<T, PORTABLE_ROWS, PANELS>,
     right: Panels<T, N, PANELS>,
     size: u32,
 ) -> RegisterTile<N>

@@ -15,7 +15,7 @@ use oxtile_tile::shared::SharedStorage;
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::walk::Block;
-use super::warpgroup_roles::{PART, Part, WarpgroupRoles};
+use super::warpgroup_roles::{Part, WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// The memory of a block; `STAGING` is where results wait, `WORDS` where a tile's number is handed over.
 #[derive(SharedStorage)]
@@ -90,7 +90,7 @@ where
     #[inline(always)]
     pub fn load_queries<const RANK: usize>(
         &mut self,
-        q: &TensorMap<T, PART, D, Swizzle128, RANK>,
+        q: &TensorMap<T, WARPGROUP_QUERIES, D, Swizzle128, RANK>,
         write: impl FnOnce(),
         place: impl Fn(u32) -> [u32; RANK],
     ) {

@@ -17,7 +17,7 @@ use super::problem::Staging;
 use super::running::Running;
 use super::shape::Checked;
 use super::softmax::Finished;
-use super::warpgroup_roles::{PART, WarpgroupRoles};
+use super::warpgroup_roles::{WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// Where a warpgroup's rows go.
 pub struct Spot<const RANK: usize> {
@@ -61,7 +61,7 @@ where
 #[parameter(optional)]
 pub struct Rounded<T: RegisterElement, const V: usize, const RANK: usize> {
     /// The result.
-    pub out: TensorMapMut<T, PART, V, Swizzle128, RANK>,
+    pub out: TensorMapMut<T, WARPGROUP_QUERIES, V, Swizzle128, RANK>,
     /// The natural logarithm of each row's sum of exponentials.
     pub log_sum_exp: GlobalMut<f32>,
 }

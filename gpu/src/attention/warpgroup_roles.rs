@@ -9,13 +9,10 @@ use oxtile_tile::shared::{SharedStorage, SharedTile, Tiles};
 use oxtile_tile::warpgroup::{self, ConsumerRole, ProducerRole, Roles};
 
 /// Queries of a warpgroup.
-pub const PART: usize = 64;
-
-/// Queries of a tile of two warpgroups.
-pub const QUERIES: usize = 2 * PART;
+pub const WARPGROUP_QUERIES: usize = 64;
 
 /// The queries of a warpgroup in shared memory, or its part of the result.
-pub type Part<T, const D: usize> = SharedTile<T, PART, D, Swizzle128>;
+pub type Part<T, const D: usize> = SharedTile<T, WARPGROUP_QUERIES, D, Swizzle128>;
 
 /// What a warpgroup does.
 pub enum Role<Copies, Multiplies> {
@@ -34,7 +31,7 @@ pub trait WarpgroupRoles: 'static {
     /// Warpgroups that multiply.
     const PARTS: u32 = Self::CONSUMER_WARPS / 4;
     /// Queries of a tile.
-    const QUERIES: u32 = Self::PARTS * PART as u32;
+    const QUERIES: u32 = Self::PARTS * WARPGROUP_QUERIES as u32;
     /// Whether the queries stay in shared memory until the result takes their place, or move to registers at once.
     const IN_PLACE: bool;
     /// Whether there are registers for weights beside scores, so that maxima are looked for only where weights are large.
@@ -86,21 +83,7 @@ pub struct Narrow;
 /// Two warpgroups with their queries in shared memory: for larger heads.
 pub struct Wide;
 
-/// No memory.
-#[derive(Clone, Copy)]
-pub struct Nothing;
-
-impl SharedStorage for Nothing {
-    const SIZE: u32 = 0;
-    const ALIGN: u32 = 1;
-
-    #[inline(always)]
-    unsafe fn at(_: u32) -> Self {
-        Self
-    }
-}
-
-macro_rules! team {
+macro_rules! roles {
     ($parts:literal parts, $donor:literal and $registers:literal registers) => {
         const THREADS: u32 = Roles::<$parts, $donor, $registers>::THREADS;
         const CONSUMER_WARPS: u32 = Roles::<$parts, $donor, $registers>::CONSUMER_WARPS;
@@ -164,14 +147,14 @@ macro_rules! team {
     (in place) => {
         const IN_PLACE: bool = true;
 
-        type Staging<S: SharedStorage> = Nothing;
+        type Staging<S: SharedStorage> = ();
         type Query<T: RegisterElement, const D: usize>
-            = Operand<T, PART, D, false>
+            = Operand<T, WARPGROUP_QUERIES, D, false>
         where
             Columns<D>: MatrixColumns;
 
         #[inline(always)]
-        fn query<T: RegisterElement, const D: usize>(part: Part<T, D>) -> Operand<T, PART, D, false>
+        fn query<T: RegisterElement, const D: usize>(part: Part<T, D>) -> Operand<T, WARPGROUP_QUERIES, D, false>
         where
             Columns<D>: MatrixColumns,
         {
@@ -179,7 +162,7 @@ macro_rules! team {
         }
 
         #[inline(always)]
-        fn staging<T: Pod, const D: usize, const V: usize>(query: Part<T, D>, _: Nothing, _: u32) -> Part<T, V> {
+        fn staging<T: Pod, const D: usize, const V: usize>(query: Part<T, D>, (): (), _: u32) -> Part<T, V> {
             const { assert!(V <= D, "the result fits where the queries were") };
             // SAFETY: the part's memory has room for it, and no warp reads the queries any more.
             unsafe { SharedStorage::at(query.address()) }
@@ -188,18 +171,18 @@ macro_rules! team {
 }
 
 impl WarpgroupRoles for Pair {
-    team!(2 parts, 56 and 224 registers);
-    team!(in registers, 2 parts);
+    roles!(2 parts, 56 and 224 registers);
+    roles!(in registers, 2 parts);
 }
 
 impl WarpgroupRoles for Narrow {
     const SPARING: bool = true;
 
-    team!(2 parts, 40 and 232 registers);
-    team!(in registers, 2 parts);
+    roles!(2 parts, 40 and 232 registers);
+    roles!(in registers, 2 parts);
 }
 
 impl WarpgroupRoles for Wide {
-    team!(2 parts, 56 and 224 registers);
-    team!(in place);
+    roles!(2 parts, 56 and 224 registers);
+    roles!(in place);
 }

@@ -26,6 +26,15 @@ pub trait SharedStorage: Sized {
     unsafe fn at(address: u32) -> Self;
 }
 
+/// No memory.
+impl SharedStorage for () {
+    const SIZE: u32 = 0;
+    const ALIGN: u32 = 1;
+
+    #[inline(always)]
+    unsafe fn at(_: u32) -> Self {}
+}
+
 /// The shared address of the arena's first byte, 1024-byte aligned.
 #[inline(always)]
 #[track_caller]

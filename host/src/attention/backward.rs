@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionBackward as Dense, AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, KEYS, RESTING,
+    AttentionBackward as Dense, AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, BACKWARD_KEYS, PORTABLE_ROWS,
 };
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{bf16, f16};
@@ -195,16 +195,16 @@ macro_rules! elements {
     ($($t:ident)*) => { $(
         impl BackwardElement for $t {
             const BACKWARD_KERNELS: Table<BackwardKernel, Bind<Self>> = &[rows! { BackwardKernel:
-                [Dense { head_size: 64, masked: true }] [128, KEYS] Dense<$t, 64, 128, 64, true>: backward_dense::bind::<$t, 64, 128, 64, true>;
-                [Dense { head_size: 128, masked: true }] [64, KEYS] Dense<$t, 128, 64, 64, true>: backward_dense::bind::<$t, 128, 64, 64, true>;
-                [Dense { head_size: 128, masked: false }] [80, KEYS] Dense<$t, 128, 80, 80, false>: backward_dense::bind::<$t, 128, 80, 80, false>;
-                [General { size: 64, capped: false }] [128, KEYS] General<$t, 64, 128, 64, false>: backward_general::bind::<$t, 64, 128, 64, false>;
-                [General { size: 64, capped: true }] [96, KEYS] General<$t, 64, 96, 48, true>: backward_general::bind::<$t, 64, 96, 48, true>;
-                [General { size: 128, capped: false }] [64, KEYS] General<$t, 128, 64, 64, false>: backward_general::bind::<$t, 128, 64, 64, false>;
-                [General { size: 128, capped: true }] [64, KEYS] General<$t, 128, 64, 64, true>: backward_general::bind::<$t, 128, 64, 64, true>;
-                [Portable { panels: 1 }] [RESTING, RESTING] Portable<$t, 1, 64, 1, true>: backward_portable::bind::<$t, 1, 64, 1>;
-                [Portable { panels: 2 }] [RESTING, RESTING] Portable<$t, 2, 32, 2, true>: backward_portable::bind::<$t, 2, 32, 2>;
-                [Portable { panels: 4 }] [RESTING, RESTING] Portable<$t, 4, 16, 2, true>: backward_portable::bind::<$t, 4, 16, 2>;
+                [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Dense<$t, 64, 128, 64, true>: backward_dense::bind::<$t, 64, 128, 64, true>;
+                [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Dense<$t, 128, 64, 64, true>: backward_dense::bind::<$t, 128, 64, 64, true>;
+                [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Dense<$t, 128, 80, 80, false>: backward_dense::bind::<$t, 128, 80, 80, false>;
+                [General { size: 64, capped: false }] [128, BACKWARD_KEYS] General<$t, 64, 128, 64, false>: backward_general::bind::<$t, 64, 128, 64, false>;
+                [General { size: 64, capped: true }] [96, BACKWARD_KEYS] General<$t, 64, 96, 48, true>: backward_general::bind::<$t, 64, 96, 48, true>;
+                [General { size: 128, capped: false }] [64, BACKWARD_KEYS] General<$t, 128, 64, 64, false>: backward_general::bind::<$t, 128, 64, 64, false>;
+                [General { size: 128, capped: true }] [64, BACKWARD_KEYS] General<$t, 128, 64, 64, true>: backward_general::bind::<$t, 128, 64, 64, true>;
+                [Portable { panels: 1 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 1, 64, 1, true>: backward_portable::bind::<$t, 1, 64, 1>;
+                [Portable { panels: 2 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 2, 32, 2, true>: backward_portable::bind::<$t, 2, 32, 2>;
+                [Portable { panels: 4 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 4, 16, 2, true>: backward_portable::bind::<$t, 4, 16, 2>;
             }];
 
             fn load_deltas(runtime: &Runtime) -> Result<DeltaKernel<Self>> {

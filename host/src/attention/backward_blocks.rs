@@ -1,6 +1,8 @@
 //! What the kernels on wgmma of the backward pass share: tensor maps, and memory between launches.
 
-use oxtile_kernels::attention::{BackwardTensorsArgument, BlockStatisticsArgument, KEYS, KeyGradientsArgument, PART, QuerySumsArgument};
+use oxtile_kernels::attention::{
+    BACKWARD_KEYS, BackwardTensorsArgument, BlockStatisticsArgument, KeyGradientsArgument, QuerySumsArgument, WARPGROUP_KEYS,
+};
 use oxtile_tile::launch::{DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::RegisterElement;
@@ -14,12 +16,12 @@ use crate::tensor::{MapLayout, TensorMap, TensorMapMut, Uploads};
 pub(super) struct Blocks<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> {
     q: TensorMap<'a, T, QUERIES, D, Swizzle128, RANK>,
     grad_out: TensorMap<'a, T, QUERIES, D, Swizzle128, RANK>,
-    k: TensorMap<'a, T, KEYS, D, Swizzle128, RANK>,
-    v: TensorMap<'a, T, KEYS, D, Swizzle128, RANK>,
+    k: TensorMap<'a, T, BACKWARD_KEYS, D, Swizzle128, RANK>,
+    v: TensorMap<'a, T, BACKWARD_KEYS, D, Swizzle128, RANK>,
     /// Rounded gradients of queries, if there are any.
     grad_q: Option<TensorMapMut<'a, T, QUERIES, D, Swizzle128, RANK>>,
     /// Those of keys and values.
-    grad_kv: Option<[TensorMapMut<'a, T, PART, D, Swizzle128, RANK>; 2]>,
+    grad_kv: Option<[TensorMapMut<'a, T, WARPGROUP_KEYS, D, Swizzle128, RANK>; 2]>,
     offsets: Buffer<f32>,
     deltas: Buffer<f32>,
     sums: Buffer<f32>,

@@ -1,6 +1,6 @@
 //! Which kernels the backward pass of a configuration takes, and why.
 
-use oxtile_kernels::attention::{KEYS, PORTABLE_PANEL, RESTING};
+use oxtile_kernels::attention::{BACKWARD_KEYS, PORTABLE_PANEL, PORTABLE_ROWS};
 
 use super::backward::BackwardElement;
 use super::choice::panels;
@@ -74,15 +74,17 @@ impl AttentionConfig {
             BackwardKernel::Dense { .. } => {
                 parts = self.group_parts(query_block);
                 let split = if parts == 1 { String::new() } else { format!(", tiles split in {parts} by query heads, as they are few") };
-                format!("{KEYS} keys by {query_block} queries on wgmma, head_size {head_size}{split}")
+                format!("{BACKWARD_KEYS} keys by {query_block} queries on wgmma, head_size {head_size}{split}")
             }
             BackwardKernel::General { size, .. } => {
                 let padded = if [head_size, value_size] == [size; 2] { String::new() } else { format!(" padded to {size}") };
-                format!("{KEYS} keys by {query_block} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}")
+                format!(
+                    "{BACKWARD_KEYS} keys by {query_block} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}"
+                )
             }
             BackwardKernel::Portable { panels } => {
                 let padded = panels * PORTABLE_PANEL as u64;
-                format!("{RESTING} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
+                format!("{PORTABLE_ROWS} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
             }
         };
         Ok((parts, Choice { decision, kernel: Some(name), why, refused }))
@@ -118,7 +120,7 @@ impl AttentionConfig {
     /// Refuses what kernels would not count, of queries and of keys: rows, heads, blocks of so many rows.
     fn check_backward_counts(&self, kernel: BackwardKernel, sides: [(&'static str, u64, u64, u64); 2]) -> Result<()> {
         // A block of keys may end after the last.
-        let most_keys = LIMIT - KEYS as u64;
+        let most_keys = LIMIT - BACKWARD_KEYS as u64;
         match kernel {
             BackwardKernel::Dense { .. } if self.keys > most_keys => return refuse("keys", self.keys, format!("at most {most_keys}")),
             BackwardKernel::Dense { .. } => {}

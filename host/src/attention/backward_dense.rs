@@ -7,8 +7,9 @@ use oxtile_kernels::attention::{
     AttentionBackwardAddQueries as AddQueries, AttentionBackwardAddQueriesArgs as AddQueriesArgs, AttentionBackwardArgs as MainArgs,
     AttentionBackwardBlocks as Gather, AttentionBackwardBlocksArgs as GatherArgs, AttentionBackwardConvert as Convert,
     AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs,
-    AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, BlockStatisticsArgument, DenseKeysArgument, DenseRows,
-    Heads, KEYS, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, QueryStatisticsArgument, partial_elements,
+    AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, BACKWARD_KEYS, BlockStatisticsArgument,
+    DenseKeysArgument, DenseRows, Heads, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, QueryStatisticsArgument,
+    partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceView, Kernel};
@@ -115,7 +116,7 @@ where
         DeltaSource::Given(deltas) => Statistics::Given(GivenStatistics::new(&mut uploads, &config, [log_sum_exp, deltas])),
     };
     uploads.copy(stream)?;
-    let (ordered, key_blocks) = (order == Order::Deterministic, keys.div_ceil(KEYS as u64));
+    let (ordered, key_blocks) = (order == Order::Deterministic, keys.div_ceil(BACKWARD_KEYS as u64));
     // Gradients that are added leave in parts, though there be one of each.
     let in_parts = splits > 1 || config.gradients == GradientOutput::Added;
     let part_tiles = if in_parts { batches * key_heads * splits * key_blocks } else { 0 };

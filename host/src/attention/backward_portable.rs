@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionBackwardPortable as Main, AttentionBackwardPortableArgs as MainArgs, AttentionBackwardSink as Sink, PortableTargetArgument,
-    PortableTensorsArgument, RESTING,
+    AttentionBackwardPortable as Main, AttentionBackwardPortableArgs as MainArgs, AttentionBackwardSink as Sink, PORTABLE_ROWS,
+    PortableTargetArgument, PortableTensorsArgument,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -41,7 +41,7 @@ where
     let sequences = BoundSequences::new(&mut uploads, &config, sequences);
     uploads.copy(stream)?;
     let (size, value_size, scale) = (config.head_size as u32, config.value_size() as u32, config.scale() as f32);
-    let row_tiles = |rows: u64| rows.div_ceil(RESTING as u64) as u32;
+    let row_tiles = |rows: u64| rows.div_ceil(PORTABLE_ROWS as u64) as u32;
     Ok(Bound::new(move |stream| {
         let ((of_keys, of_queries, of_sink), deltas) = (&*kernels, deltas.run(stream)?);
         macro_rules! arguments {

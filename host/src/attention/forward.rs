@@ -115,25 +115,25 @@ where
 
 /// The kernels on wgmma with one tile: elements of a row of a head of `Q` and of `V`, keys of a step, and the warpgroups that compute it.
 macro_rules! tile {
-    ($t:ident $d:tt $v:tt $keys:tt $team:ident dense) => { tile! { @ $t [$d $v $keys $team] bind_dense
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident dense) => { tile! { @ $t [$d $v $keys $roles] bind_dense
         [Dense { causal: false, ring: false }] Full; [Dense { causal: true, ring: false }] Causal;
         [Dense { causal: false, ring: true }] RingFull; [Dense { causal: true, ring: true }] RingCausal;
     } };
-    ($t:ident $d:tt $v:tt $keys:tt $team:ident packed) => { tile! { @ $t [$d $v $keys $team] bind_packed
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident packed) => { tile! { @ $t [$d $v $keys $roles] bind_packed
         [Packed { causal: false, ring: false }] PackedFull; [Packed { causal: true, ring: false }] PackedCausal;
         [Packed { causal: false, ring: true }] PackedRingFull; [Packed { causal: true, ring: true }] PackedRingCausal;
     } };
-    ($t:ident $d:tt $v:tt $keys:tt $team:ident divided) => { rows! { ForwardKernel:
-        [Wgmma { problem: Problem::Divided, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
-            AttentionForwardSplit<$t, $d, $v, $keys, $team>: divided_keys::bind::<$t, $d, $v, $keys, $team>;
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident divided) => { rows! { ForwardKernel:
+        [Wgmma { problem: Problem::Divided, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+            AttentionForwardSplit<$t, $d, $v, $keys, $roles>: divided_keys::bind::<$t, $d, $v, $keys, $roles>;
     } };
-    ($t:ident $d:tt $v:tt $keys:tt $team:ident options) => { rows! { ForwardKernel:
-        [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
-            AttentionForward<$t, $d, $v, $keys, $team, Optioned>: bind_options::<$t, $d, $v, $keys, $team>;
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident options) => { rows! { ForwardKernel:
+        [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+            AttentionForward<$t, $d, $v, $keys, $roles, Optioned>: bind_options::<$t, $d, $v, $keys, $roles>;
     } };
-    (@ $t:ident [$d:tt $v:tt $keys:tt $team:ident] $bind:ident $([$($problem:tt)*] $policy:ident;)*) => { rows! { ForwardKernel: $(
-        [Wgmma { problem: Problem::$($problem)*, sizes: [$d, $v] }] [<$team as WarpgroupRoles>::QUERIES, $keys]
-            AttentionForward<$t, $d, $v, $keys, $team, $policy>: $bind::<$t, $d, $v, $keys, $team, $policy, _, _>;
+    (@ $t:ident [$d:tt $v:tt $keys:tt $roles:ident] $bind:ident $([$($problem:tt)*] $policy:ident;)*) => { rows! { ForwardKernel: $(
+        [Wgmma { problem: Problem::$($problem)*, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+            AttentionForward<$t, $d, $v, $keys, $roles, $policy>: $bind::<$t, $d, $v, $keys, $roles, $policy, _, _>;
     )* } };
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, PART,
-    TileOrderArgument,
+    AttentionForwardFp8, AttentionForwardFp8Args, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, TileOrderArgument,
+    WARPGROUP_QUERIES,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::Kernel;
@@ -67,7 +67,7 @@ where
     let maps = ForwardMaps::<_, FP8_KEYS, D, D, 4, S>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::dense)?;
     let Outputs { out, mut log_sum_exp, .. } = outputs;
     let of_out = config.dense(Side::Queries, config.head_size);
-    let mut out = TensorMapMut::<_, PART, D, Swizzle128, 4>::with(&mut uploads, stream, out.rounded()?, of_out)?;
+    let mut out = TensorMapMut::<_, WARPGROUP_QUERIES, D, Swizzle128, 4>::with(&mut uploads, stream, out.rounded()?, of_out)?;
     uploads.copy(stream)?;
     let mut counter = Buffer::<u32>::zeros(stream, 1)?;
     let shape = config.shape([config.queries, config.heads]);

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use oxtile_kernels::attention::{KEYS, Span};
+use oxtile_kernels::attention::{BACKWARD_KEYS, Span};
 
 use super::config::AttentionConfig;
 
@@ -22,14 +22,14 @@ impl AttentionConfig {
     /// which the last multiprocessor ends first, where a block of keys is multiplied by blocks of `queries`.
     pub(super) fn group_parts(&self, queries: u64) -> u64 {
         let (group, heads) = (self.group(), self.batches * self.key_heads);
-        let tiles = heads * self.keys.div_ceil(KEYS as u64);
+        let tiles = heads * self.keys.div_ceil(BACKWARD_KEYS as u64);
         if group == 1 || tiles == 0 || tiles >= ENOUGH * MULTIPROCESSORS {
             return 1;
         }
         let bounds = self.bounds();
         // Blocks of queries that see a block of keys, for each.
-        let seen = (0..self.keys as u32).step_by(KEYS).map(|begin| {
-            let rows = bounds.rows(Span { begin, end: begin + KEYS as u32 });
+        let seen = (0..self.keys as u32).step_by(BACKWARD_KEYS).map(|begin| {
+            let rows = bounds.rows(Span { begin, end: begin + BACKWARD_KEYS as u32 });
             u64::from(rows.end).div_ceil(queries).saturating_sub(u64::from(rows.begin) / queries)
         });
         let seen: Vec<u64> = seen.collect();

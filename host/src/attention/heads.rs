@@ -1,6 +1,6 @@
 //! Tensors of heads as maps address them, and the maps of what the forward pass reads.
 
-use oxtile_kernels::attention::PART;
+use oxtile_kernels::attention::WARPGROUP_QUERIES;
 use oxtile_tile::layout::{Swizzle, Swizzle128};
 use oxtile_tile::num::Pod;
 
@@ -60,7 +60,7 @@ impl AttentionConfig {
 
 /// The tensor maps of queries, keys and values.
 pub(super) struct ForwardMaps<'a, T: Pod, const KEYS: usize, const D: usize, const V: usize, const RANK: usize, S = Swizzle128> {
-    pub(super) q: TensorMap<'a, T, PART, D, S, RANK>,
+    pub(super) q: TensorMap<'a, T, WARPGROUP_QUERIES, D, S, RANK>,
     pub(super) k: TensorMap<'a, T, KEYS, D, S, RANK>,
     pub(super) v: TensorMap<'a, T, KEYS, V, S, RANK>,
 }

@@ -1,6 +1,6 @@
 //! The result of the forward kernel, bound.
 
-use oxtile_kernels::attention::{Chosen, ChosenArgument, PART, Rounded, RoundedArgument, Running, RunningArgument};
+use oxtile_kernels::attention::{Chosen, ChosenArgument, Rounded, RoundedArgument, Running, RunningArgument, WARPGROUP_QUERIES};
 use oxtile_tile::launch::{DeviceViewMut, Parameter};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
@@ -12,7 +12,7 @@ use crate::tensor::{MapLayout, TensorMapMut, Uploads};
 
 /// A result between launches.
 pub(super) enum BoundResult<'a, T: RegisterElement, const V: usize, const RANK: usize> {
-    Rounded { out: TensorMapMut<'a, T, PART, V, Swizzle128, RANK>, log_sum_exp: DeviceViewMut<'a, f32> },
+    Rounded { out: TensorMapMut<'a, T, WARPGROUP_QUERIES, V, Swizzle128, RANK>, log_sum_exp: DeviceViewMut<'a, f32> },
     Running(RunningArgument<'a, T, true>),
 }
 

@@ -7,9 +7,9 @@ use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, AttentionForwardPortable,
     AttentionForwardPortableArgs, Causal, ChosenArgument, DenseArgument, FAR, FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument,
-    Fp8ScalesArgument, Heads, InputsArgument, LogSumExpArgument, Narrow, Optioned, OptionsArgument, PART, PackedArgument, PackedCausal,
-    Pair, PortableResultsArgument, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
-    TileOrderArgument, Window, Workspace,
+    Fp8ScalesArgument, Heads, InputsArgument, LogSumExpArgument, Narrow, Optioned, OptionsArgument, PackedArgument, PackedCausal, Pair,
+    PortableResultsArgument, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
+    TileOrderArgument, WARPGROUP_QUERIES, Window, Workspace,
 };
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::{Swizzle64, Swizzle128};
@@ -48,9 +48,9 @@ fn dense(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
     let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, Causal>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), ROWS))?;
+    let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), ROWS))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 12))?, text(Buffer::<u32>::zeros(&stream, 2))?);
     let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
         let mut counter = counter.view_mut();
@@ -93,7 +93,7 @@ fn ring(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
     let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, RingCausal>>())?;
     let (tensor, mut rounded) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768 + 1))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
     let (mut sums, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 768 + 1))?, text(Buffer::<f32>::zeros(&stream, 12))?);
     let mut counter = text(Buffer::<u32>::zeros(&stream, 1))?;
@@ -146,9 +146,9 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
     // A batch of two heads of three queries.
     let rows = Strided { shape: [1, 2, 3, 64], strides: [384, 192, 64, 1] };
     let (tensor, mut out) = (text(Buffer::<e4m3>::zeros(&stream, 384))?, text(Buffer::<bf16>::zeros(&stream, 384))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle64, 4>::strided(&stream, tensor.view(), rows))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle64, 4>::strided(&stream, tensor.view(), rows))?;
     let k = text(TensorMap::<_, FP8_KEYS, 64, Swizzle64, 4>::strided(&stream, tensor.view(), rows))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), rows))?;
+    let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, out.view_mut(), rows))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 6))?, text(Buffer::<u32>::zeros(&stream, 2))?);
     let mut counter = counter.view_mut();
     let scales = text(Buffer::from_slice(&stream, &[1_f32; 3]))?;
@@ -211,9 +211,9 @@ fn general(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
     let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Pair, Optioned>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
+    let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
     let (mut sums, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 128 + 1))?, text(Buffer::<f32>::zeros(&stream, 8))?);
     let (mut max_logit, sink) = (text(Buffer::<f32>::zeros(&stream, 2))?, text(Buffer::<f32>::zeros(&stream, 3))?);
     let mut workspace = text(Buffer::<u32>::zeros(&stream, Workspace::words(2)))?;
@@ -294,9 +294,9 @@ fn packed(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
     let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, PackedCausal>>())?;
     let (tensor, mut out) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
-    let mut out = text(TensorMapMut::<_, PART, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
+    let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 8))?, text(Buffer::<u32>::zeros(&stream, 2))?);
     let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 2]))?);
     let mut launch = |lengths: [u64; 4], counters: u64, with_diagonals: bool, change: &dyn Fn(&mut Problem<'_>)| {

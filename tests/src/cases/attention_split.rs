@@ -4,8 +4,8 @@ use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Sink}
 use oxtile::tensor::{Strided, TensorMap};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
-    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, Narrow, PART,
-    PartsArgument, PartsMutArgument, Shape, SplitInputsArgument,
+    AttentionCombine, AttentionCombineArgs, AttentionForwardSplit, AttentionForwardSplitArgs, CombinedArgument, FAR, Narrow, PartsArgument,
+    PartsMutArgument, Shape, SplitInputsArgument, WARPGROUP_QUERIES,
 };
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{bf16, f16};
@@ -98,7 +98,7 @@ fn parts_refused(runtime: &Runtime) -> Outcome {
     // Two batches of two heads of three queries, in two parts.
     let rows = Strided { shape: [2, 2, 3, 64], strides: [384, 192, 64, 1] };
     let (tensor, parts) = (text(Buffer::<bf16>::zeros(&stream, 768))?, 2 * 12);
-    let q = text(TensorMap::<_, PART, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
     let (mut sums, mut logs) = (text(Buffer::<f32>::zeros(&stream, parts * 64 + 2))?, text(Buffer::<f32>::zeros(&stream, parts))?);
     let mut sums = sums.view_mut();
