@@ -96,6 +96,21 @@ fn nothing_is_left_for_later() {
     assert!(open.is_empty(), "finish or remove: {open:?}");
 }
 
+/// A variable that is not the project's own is a leftover of an experiment.
+#[test]
+fn cases_read_variables_of_oxtile_alone() {
+    let reads = |source: &str| -> Vec<String> {
+        let calls = ["env::var(\"", "env::var_os(\""];
+        let names = calls.iter().flat_map(|call| source.split(call).skip(1)).map(|rest| rest.split('"').next().unwrap_or(rest).to_owned());
+        names.collect()
+    };
+    let of_cases = sources().into_iter().filter(|(name, _)| name.starts_with("tests/src/"));
+    let read: Vec<_> = of_cases.flat_map(|(name, source)| reads(&source).into_iter().map(move |read| (name.clone(), read))).collect();
+    assert!(!read.is_empty(), "no case reads a variable: the scan looks in the wrong place");
+    let others: Vec<_> = read.iter().filter(|(_, variable)| !variable.starts_with("OXTILE_")).collect();
+    assert!(others.is_empty(), "cases read variables that do not begin with OXTILE_: {others:?}");
+}
+
 /// The registries list every `#[kernel]` of their crates.
 #[test]
 fn registries_are_complete() {
