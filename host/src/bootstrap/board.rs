@@ -33,8 +33,9 @@ pub trait Board: fmt::Debug + Send + Sync {
     /// [`SymmetricError::Missing`] after `patience`; [`SymmetricError::Aborted`] as soon as the rank has given up or is gone.
     fn read(&self, from: Rank, key: &str, patience: Duration) -> Result<Vec<u8>>;
 
-    /// Tells all ranks that a rank will pin no more notes with keys that begin with `scope`: a rank that waits for one gets `why`.
-    fn give_up(&self, rank: Rank, scope: &str, why: &str);
+    /// Tells all ranks that a rank will pin no more notes with keys that begin with `scope`, or no more at all without one: a rank that waits for
+    /// one gets `why`.
+    fn give_up(&self, rank: Rank, scope: Option<&str>, why: &str);
 
     /// Drops all ranks' notes of a key, as far as this process holds them: every rank has read them.
     fn forget(&self, _key: &str) {}
@@ -88,8 +89,8 @@ impl Default for LocalBoard {
 #[derive(Debug, Default)]
 struct Notes {
     pinned: BTreeMap<(Rank, String), Vec<u8>>,
-    /// By rank, the scopes that it gave up, with the reasons.
-    gave_up: BTreeMap<Rank, Vec<(String, String)>>,
+    /// By rank, the scopes that it gave up, or all, with the reasons.
+    gave_up: BTreeMap<Rank, Vec<(Option<String>, String)>>,
     /// Set when no rank pins any more: the rank that caused it, and why.
     ended: Option<(Rank, String)>,
 }
@@ -97,8 +98,9 @@ struct Notes {
 impl Notes {
     /// Why a note will not come any more.
     fn hopeless(&self, from: Rank, key: &str) -> Option<SymmetricError> {
-        let gave_up = self.gave_up.get(&from).and_then(|all| all.iter().find(|(scope, _)| key.starts_with(scope)));
-        let of_rank = gave_up.map(|(_, why)| (from, why.clone()));
+        let mut gave_up = self.gave_up.get(&from).into_iter().flatten();
+        let found = gave_up.find(|(scope, _)| scope.as_ref().is_none_or(|scope| key.starts_with(scope)));
+        let of_rank = found.map(|(_, why)| (from, why.clone()));
         of_rank.or_else(|| self.ended.clone()).map(|(rank, why)| SymmetricError::Aborted { rank, why })
     }
 }
@@ -147,8 +149,8 @@ impl Board for LocalBoard {
         }
     }
 
-    fn give_up(&self, rank: Rank, scope: &str, why: &str) {
-        lock(&self.notes).gave_up.entry(rank).or_default().push((scope.to_owned(), why.to_owned()));
+    fn give_up(&self, rank: Rank, scope: Option<&str>, why: &str) {
+        lock(&self.notes).gave_up.entry(rank).or_default().push((scope.map(str::to_owned), why.to_owned()));
         self.changed.notify_all();
     }
 

@@ -98,7 +98,7 @@ fn check_size(rank: Rank, world: WorldSize) -> Result<(), BootstrapError> {
 fn identity(port: u16, world: WorldSize, job: Option<&JobId>) -> Identity {
     // The owner of a process's entry is the user that it runs as.
     let uid = std::fs::metadata("/proc/self").map_or(u32::MAX, |entry| entry.uid());
-    Identity { job: job.map_or("", JobId::as_str).to_owned(), port: port.into(), world: world.get(), uid }
+    Identity { job: job.map(|job| job.as_str().to_owned()), port: port.into(), world: world.get(), uid }
 }
 
 impl Identity {

@@ -34,7 +34,7 @@ pub struct Server {
 /// What every rank must agree on.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    pub job: String,
+    pub job: Option<String>,
     /// See [`Hello::port`].
     pub port: u32,
     pub world: u32,
@@ -188,7 +188,7 @@ impl State {
     fn greet(&mut self, number: usize, hello: Hello) {
         let Identity { job, port, world, uid } = &self.identity;
         if (&hello.job, hello.port) != (job, *port) {
-            self.answer(number, &Answer::OtherJob(job_name(job, *port)));
+            self.answer(number, &Answer::OtherJob(job_name(job.as_deref(), *port)));
             return self.hang_up(number);
         }
         self.answer(number, &Answer::Welcome);

@@ -112,10 +112,10 @@ impl Board for StoreBoard {
         self.notes.read(from, key, patience)
     }
 
-    fn give_up(&self, rank: Rank, scope: &str, why: &str) {
+    fn give_up(&self, rank: Rank, scope: Option<&str>, why: &str) {
         self.notes.give_up(rank, scope, why);
         // If rank 0 is gone, the others know by that.
-        let _ = self.post(&Post::GaveUp { scope: scope.to_owned(), why: why.to_owned() });
+        let _ = self.post(&Post::GaveUp { scope: scope.map(str::to_owned), why: why.to_owned() });
     }
 
     fn forget(&self, key: &str) {
@@ -159,8 +159,8 @@ fn read_all(stream: &TcpStream, world: WorldSize, notes: &LocalBoard) {
     while let Some(answer) = next() {
         match answer {
             Answer::News { rank: from, post: Post::Note { key, note, .. } } => _ = notes.publish(rank(from), &key, note),
-            Answer::News { rank: from, post: Post::GaveUp { scope, why } } => notes.give_up(rank(from), &scope, &why),
-            Answer::Lost(lost) => notes.give_up(rank(lost), "", "its process is gone"),
+            Answer::News { rank: from, post: Post::GaveUp { scope, why } } => notes.give_up(rank(from), scope.as_deref(), &why),
+            Answer::Lost(lost) => notes.give_up(rank(lost), None, "its process is gone"),
             _ => break,
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use super::{frame::read_frame, job::beginning};
 
 /// The first bytes of every connection: name and version of the protocol.
-const MAGIC: [u8; 8] = *b"oxtile\x00\x04";
+const MAGIC: [u8; 8] = *b"oxtile\x00\x05";
 /// The longest frame: the longest contributions of 4096 ranks.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
@@ -20,7 +20,8 @@ pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
 /// A rank's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    pub job: String,
+    /// The job's name, if it has one.
+    pub job: Option<String>,
     /// The first port at which rank 0 may listen. Jobs that a launcher gives one name have different ones.
     pub port: u32,
     pub rank: u32,
@@ -59,8 +60,8 @@ pub struct Call {
 pub enum Post {
     /// A note and its key, for some ranks, or for all where none is named.
     Note { key: String, note: Vec<u8>, readers: Vec<u32> },
-    /// No more notes with keys that begin so.
-    GaveUp { scope: String, why: String },
+    /// No more notes with keys that begin so; no more at all without it.
+    GaveUp { scope: Option<String>, why: String },
 }
 
 /// What a rank sends after its hello.
@@ -92,8 +93,11 @@ pub enum Answer {
 }
 
 /// A job in words, of its name only the [`beginning`].
-pub fn job_name(job: &str, port: u32) -> String {
-    if job.is_empty() { format!("a job without a name, of port {port}") } else { format!("job {}... of port {port}", beginning(job)) }
+pub fn job_name(job: Option<&str>, port: u32) -> String {
+    match job {
+        Some(job) => format!("job {}... of port {port}", beginning(job)),
+        None => format!("a job without a name, of port {port}"),
+    }
 }
 
 impl fmt::Display for Operation {
@@ -127,6 +131,12 @@ impl Body {
         body.0.extend(bytes);
         body
     }
+
+    /// A text, if there is one.
+    fn optional(self, text: Option<&str>) -> Self {
+        let count = self.number(text.iter().len() as u32);
+        text.into_iter().fold(count, |body, text| body.bytes(text.as_bytes()))
+    }
 }
 
 /// A body being read; `None` where it ends too early.
@@ -152,6 +162,14 @@ impl<'a> Parts<'a> {
 
     fn text(&mut self) -> Option<String> {
         String::from_utf8(self.bytes()?.into()).ok()
+    }
+
+    fn optional(&mut self) -> Option<Option<String>> {
+        match self.number()? {
+            0 => Some(None),
+            1 => self.text().map(Some),
+            _ => None,
+        }
     }
 
     fn end<T>(self, value: T) -> Option<T> {
@@ -185,11 +203,11 @@ impl Operation {
 impl Hello {
     /// The job in words.
     pub fn job_name(&self) -> String {
-        job_name(&self.job, self.port)
+        job_name(self.job.as_deref(), self.port)
     }
 
     pub fn to_body(&self) -> Vec<u8> {
-        let mut body = Body(MAGIC.into()).bytes(self.job.as_bytes());
+        let mut body = Body(MAGIC.into()).optional(self.job.as_deref());
         for number in [self.port, self.rank, self.world, self.uid] {
             body = body.number(number);
         }
@@ -198,7 +216,7 @@ impl Hello {
 
     pub fn from_body(body: &[u8]) -> Option<Self> {
         let mut parts = Parts(body.strip_prefix(&MAGIC)?);
-        let job = parts.text()?;
+        let job = parts.optional()?;
         let [port, rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?, parts.number()?];
         let timeout = parts.duration()?;
         parts.end(Self { job, port, rank, world, uid, timeout })
@@ -231,7 +249,7 @@ impl Post {
                 let body = body(Self::NOTE).bytes(key.as_bytes()).bytes(note).number(readers.len() as u32);
                 readers.iter().fold(body, |body, rank| body.number(*rank)).0
             }
-            Self::GaveUp { scope, why } => body(Self::GAVE_UP).bytes(scope.as_bytes()).bytes(why.as_bytes()).0,
+            Self::GaveUp { scope, why } => body(Self::GAVE_UP).optional(scope.as_deref()).bytes(why.as_bytes()).0,
         }
     }
 
@@ -242,7 +260,7 @@ impl Post {
                 let (key, note, count) = (parts.text()?, parts.bytes()?.to_vec(), parts.number()?);
                 Self::Note { key, note, readers: (0..count).map(|_| parts.number()).collect::<Option<_>>()? }
             }
-            Self::GAVE_UP => Self::GaveUp { scope: parts.text()?, why: parts.text()? },
+            Self::GAVE_UP => Self::GaveUp { scope: parts.optional()?, why: parts.text()? },
             _ => return None,
         };
         parts.end(post)
@@ -314,22 +332,25 @@ mod tests {
 
     #[test]
     fn no_job_is_named_in_full() {
-        let shown = ["0123456789abcdef", "none", "äöü", "j"].map(|job| job_name(job, 7));
+        let shown = ["0123456789abcdef", "none", "äöü", "j"].map(|job| job_name(Some(job), 7));
         assert_eq!(shown, ["job 012345... of port 7", "job no... of port 7", "job ä... of port 7", "job ... of port 7"]);
-        assert_eq!(job_name("", 7), "a job without a name, of port 7");
+        assert_eq!(job_name(None, 7), "a job without a name, of port 7");
     }
 
     #[test]
     fn bodies_are_read_as_written_and_nothing_else() {
-        let hello = Hello { job: "j".into(), port: 5, rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
-        assert_eq!(Hello::from_body(&hello.to_body()), Some(hello.clone()));
+        for job in [Some("j".to_owned()), Some(String::new()), None] {
+            let hello = Hello { job, port: 5, rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
+            assert_eq!(Hello::from_body(&hello.to_body()), Some(hello));
+        }
         for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close, Operation::Board] {
             let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
             assert_eq!(Request::from_body(&call.to_body()), Some(Request::Call(call)));
         }
         let note = Post::Note { key: "k".into(), note: vec![7], readers: vec![0, 2] };
         let for_all = Post::Note { key: "k".into(), note: vec![], readers: vec![] };
-        for post in [note.clone(), for_all, Post::GaveUp { scope: String::new(), why: "w".into() }] {
+        let gave_up = |scope: Option<&str>| Post::GaveUp { scope: scope.map(str::to_owned), why: "w".into() };
+        for post in [note.clone(), for_all, gave_up(Some("s")), gave_up(None)] {
             assert_eq!(Request::from_body(&post.to_body()), Some(Request::Post(post)));
         }
         for answer in [

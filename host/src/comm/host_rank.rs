@@ -141,7 +141,7 @@ impl ArenaRank for HostRank {
 impl Drop for HostRank {
     fn drop(&mut self) {
         if !self.is_closed {
-            self.board.give_up(self.rank, "", "it is gone");
+            self.board.give_up(self.rank, None, "it is gone");
         }
     }
 }

@@ -78,15 +78,20 @@ impl Meeting {
 
     /// Drops its notes: all ranks are done with it.
     pub(crate) fn leave(&self) {
-        self.board.leave(&self.key(""));
+        self.board.leave(&self.scope());
     }
 
     /// This rank publishes nothing more here; a rank that waits for it gets the reason.
     pub fn give_up(&self, why: &str) {
-        self.board.give_up(self.rank, &self.key(""), why);
+        self.board.give_up(self.rank, Some(&self.scope()), why);
+    }
+
+    /// The beginning of its notes' keys.
+    fn scope(&self) -> String {
+        format!("{}: ", self.name)
     }
 
     fn key(&self, what: &str) -> String {
-        format!("{}: {what}", self.name)
+        format!("{}{what}", self.scope())
     }
 }

@@ -64,7 +64,7 @@ impl Sequence {
 
     /// This rank publishes nothing more here; a rank that waits for it gets the reason.
     pub fn give_up(&self, why: &str) {
-        self.board.give_up(self.me, &self.scope(), why);
+        self.board.give_up(self.me, Some(&self.scope()), why);
     }
 
     /// Waits until all ranks have come to their next call, and compares them.

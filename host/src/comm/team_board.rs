@@ -58,9 +58,9 @@ impl Board for TeamBoard {
         read.map_err(|error| self.of_team(error, from))
     }
 
-    fn give_up(&self, rank: Rank, scope: &str, why: &str) {
+    fn give_up(&self, rank: Rank, scope: Option<&str>, why: &str) {
         if let Some(rank) = self.team.world_rank(rank) {
-            self.board.give_up(rank, &self.key(scope), why);
+            self.board.give_up(rank, Some(&scope.map_or_else(|| self.scope.clone(), |scope| self.key(scope))), why);
         }
     }
 

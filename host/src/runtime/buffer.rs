@@ -19,6 +19,9 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
+/// The name of a buffer that was given none.
+pub(crate) const UNNAMED: &str = "buffer";
+
 /// No elements, for an output of a kernel that is left out. It needs no memory, so that it is there during a capture too.
 pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
     // SAFETY: there is no element at the address.
@@ -42,7 +45,7 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// Out of memory, [`Error::TooLarge`], [`Error::NotCapturable`] during a capture.
     pub fn uninitialised(stream: &Stream, len: u64) -> Result<Self> {
-        Self::named(stream, "buffer", len)
+        Self::named(stream, UNNAMED, len)
     }
 
     /// As [`uninitialised`](Self::uninitialised), with a name that reports and error texts use.

@@ -51,7 +51,7 @@ fn a_rank_that_gives_up_is_not_waited_for() {
         let (me, last) = (board.rank(), board.world().ranks().last().expect("three"));
         if me == last {
             board.publish(me, "arena 1: before", vec![1]).expect("it is sent");
-            board.give_up(me, "arena 1:", "no memory");
+            board.give_up(me, Some("arena 1:"), "no memory");
             board.publish(me, "arena 2: after", vec![2]).expect("it is sent");
         }
         assert_eq!(board.read(last, "arena 2: after", LONG).expect("another scope"), [2]);

@@ -16,6 +16,7 @@ use super::schedule::{Graph, Queues};
 use super::scheduler::State;
 use crate::recording::Recording;
 use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
+use crate::runtime::buffer::UNNAMED;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::library::KernelLibrary;
 use crate::runtime::module::{instances_of, memory_of};
@@ -325,8 +326,10 @@ impl Backend for Cluster {
 fn tensor_names(launch: &KernelLaunch<'_>) -> Vec<TensorName> {
     let mut names = Vec::new();
     launch.args.accesses(&mut |access| {
-        let buffer = memory_of(&access).map_or("", |memory| memory.name.as_str());
-        let name = if matches!(buffer, "" | "buffer") { access.parameter.to_string() } else { format!("{} ({buffer})", access.parameter) };
+        let name = match memory_of(&access).map(|memory| &*memory.name).filter(|name| *name != UNNAMED) {
+            Some(buffer) => format!("{} ({buffer})", access.parameter),
+            None => access.parameter.to_string(),
+        };
         let pieces = pieces_of(&access).into_iter();
         names.extend(pieces.map(|(address, bytes)| TensorName { name: name.clone(), address, bytes }));
     });
