@@ -34,7 +34,7 @@ use oxtile_tile::register_tile::StoredElement;
 use crate::choice::{Choice, Entry, Table};
 use crate::runtime::{Bound, Device, Error, HOPPER, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
-use crate::tensor::{TensorMap, TensorMapMut};
+use crate::tensor::{Strided, TensorMap, TensorMapMut, Uploads};
 
 /// What is computed. Made complete by `..GemmConfig::default()`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -324,10 +324,13 @@ where
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, .. } = config;
         let Matrices { a, b, scales, bias, d } = matrices;
-        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, a, if M_MAJOR { [k, m] } else { [m, k] })?;
-        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::new(stream, b, if N_MAJOR { [k, n] } else { [n, k] })?;
+        let (of_a, of_b) = (if M_MAJOR { [k, m] } else { [m, k] }, if N_MAJOR { [k, n] } else { [n, k] });
+        let mut uploads = Uploads::default();
+        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, a, Strided::dense(of_a))?;
+        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, b, Strided::dense(of_b))?;
         let (memory, length) = (d.access("old"), d.len());
-        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::new(stream, d, [m, n])?;
+        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
+        uploads.copy(stream)?;
         Ok(Bound::new(move |stream| {
             // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
             // element of the matrix as it was before it stores that element, in the same warpgroup.

@@ -5,9 +5,10 @@ use oxtile::attention::{
 };
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::{Buffer, Graph, Stream};
+use oxtile::timeline::{Activity, Timeline};
+use oxtile::{Buffer, Graph, Runtime, Stream};
 
-use crate::support::{runtime, stream};
+use crate::support::{emulated, runtime, stream};
 
 fn filled(stream: &Stream, elements: u64, value: f32) -> Buffer<bf16> {
     Buffer::from_slice(stream, &vec![half::bf16::from_f32(value); elements as usize]).unwrap()
@@ -115,4 +116,35 @@ fn a_graph_holds_a_product() {
     stream.synchronize().unwrap();
     drop((graph, bound));
     assert_eq!(d.to_vec(&stream).unwrap(), [36.0; 16 * 24]);
+}
+
+/// How often host memory is copied while `bind` is called, each time with a wait.
+fn uploads<T>(runtime: &Runtime, stream: &Stream, bind: impl FnOnce() -> T) -> usize {
+    stream.synchronize().unwrap();
+    let timeline = Timeline::start(runtime).unwrap();
+    drop(bind());
+    stream.synchronize().unwrap();
+    let spans = timeline.finish().unwrap().spans;
+    spans.iter().filter(|span| (span.activity, span.name.as_str()) == (Activity::Copy, "copy from host")).count()
+}
+
+/// Tensor maps and arrays travel together.
+#[test]
+fn a_bind_copies_once() {
+    let runtime = emulated(1, 1);
+    let stream = stream(&runtime);
+    let (a, b) = (filled(&stream, 16 * 8, 0.5), filled(&stream, 8 * 24, 3.0));
+    let mut d = Buffer::<f32>::zeros(&stream, 16 * 24).unwrap();
+    let gemm = Gemm::<bf16, f32>::new(&runtime, GemmConfig { m: 16, n: 24, k: 8, ..GemmConfig::default() }).unwrap();
+    let copies = uploads(&runtime, &stream, || gemm.bind(&stream, a.view(), b.view(), None, d.view_mut()).unwrap());
+    assert_eq!(copies, 1, "{gemm:?}");
+
+    let config = AttentionConfig { queries: 3, keys: 5, head_size: 64, ..AttentionConfig::default() };
+    let (q, k, mut out) = (filled(&stream, 3 * 64, 0.0), filled(&stream, 5 * 64, 1.0), filled(&stream, 3 * 64, 0.0));
+    let mut log_sum_exp = Buffer::<f32>::zeros(&stream, 3).unwrap();
+    let attention = Attention::<bf16>::new(&runtime, config).unwrap();
+    let inputs = Inputs::new(q.view(), k.view(), k.view());
+    let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
+    let copies = uploads(&runtime, &stream, || attention.bind(&stream, inputs, outputs).unwrap());
+    assert_eq!(copies, 1, "{attention:?}");
 }
