@@ -28,6 +28,10 @@ pub(super) struct Blocks<'a, T: RegisterElement, const D: usize, const QUERIES: 
     turns: Buffer<u32>,
     counter: Buffer<u32>,
     blocks: u32,
+    /// Whether there are queries. The general kernels are chosen only where there are both.
+    pub(super) has_queries: bool,
+    /// Whether there are keys.
+    pub(super) has_keys: bool,
 }
 
 /// What kernels take of them.
@@ -77,6 +81,8 @@ impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: u
             turns: Buffer::zeros(stream, heads * blocks)?,
             counter: Buffer::zeros(stream, 1)?,
             blocks: blocks as u32,
+            has_queries,
+            has_keys,
         })
     }
 

@@ -18,7 +18,7 @@ pub enum BackwardKernel {
         /// Whether there may be a mask. Without one blocks may be larger, as none of them is left mostly empty.
         masked: bool,
     },
-    /// On wgmma: everything else. No tensor is empty: tensor maps must be of something.
+    /// On wgmma: everything else. There are queries and keys.
     General {
         /// Elements of a row of a head that tiles have room for.
         size: u64,

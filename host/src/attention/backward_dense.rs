@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oxtile_kernels::attention::{
     AttentionBackward as Main, AttentionBackwardAddKeys as AddKeys, AttentionBackwardAddKeysArgs as AddKeysArgs,
     AttentionBackwardAddQueries as AddQueries, AttentionBackwardAddQueriesArgs as AddQueriesArgs, AttentionBackwardArgs as MainArgs,
-    AttentionBackwardBlocks as Gather, AttentionBackwardBlocksArgs as GatherArgs, AttentionBackwardConvert as Convert,
+    AttentionBackwardBlocks as Arrange, AttentionBackwardBlocksArgs as ArrangeArgs, AttentionBackwardConvert as Convert,
     AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs,
     AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs, BACKWARD_KEYS, BlockStatisticsArgument,
     DenseKeysArgument, DenseRows, Heads, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, QueryStatisticsArgument,
@@ -52,14 +52,14 @@ impl<'a> GivenStatistics<'a> {
         Self { log_sum_exp, deltas, sequence: BoundSequences::new(uploads, &one, None), rows, heads }
     }
 
-    fn launch(&self, stream: &Stream, kernel: &Loaded<Gather>, mut statistics: BlockStatisticsArgument<'_>) -> Result<()> {
+    fn launch(&self, stream: &Stream, kernel: &Loaded<Arrange>, mut statistics: BlockStatisticsArgument<'_>) -> Result<()> {
         let BlockStatisticsArgument { blocks, size, rows, .. } = statistics;
         for first in (0..self.heads).step_by(MOST_HEADS as usize) {
             let end = (first + MOST_HEADS).min(self.heads);
             let of_queries = |view: DeviceView<'a, f32>| view.slice(first * self.rows, end * self.rows);
             let [begin_row, end_row] = [first, end].map(|head| head * u64::from(rows));
             let (offsets, deltas) = (statistics.offsets.slice_mut(begin_row, end_row), statistics.deltas.slice_mut(begin_row, end_row));
-            let args = GatherArgs {
+            let args = ArrangeArgs {
                 queries: QueryStatisticsArgument { log_sum_exp: of_queries(self.log_sum_exp), deltas: of_queries(self.deltas), rows: 0 },
                 statistics: BlockStatisticsArgument { offsets, deltas, blocks, size, rows },
                 sequences: self.sequence.argument(),
@@ -80,7 +80,7 @@ enum Statistics<'a, T> {
 /// The main kernel, those of the statistics before it, and those of the gradients of keys and of queries after it.
 type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> = (
     Loaded<Main<T, D, QUERIES, SPAN, MASKED>>,
-    (Loaded<Prepare<T, D>>, Loaded<Gather>),
+    (Loaded<Prepare<T, D>>, Loaded<Arrange>),
     (Loaded<Reduce<T, D>>, Loaded<AddKeys<D>>),
     (Loaded<Convert<T, D, QUERIES, SPAN>>, Loaded<AddQueries<D, QUERIES, SPAN>>),
 );
@@ -106,11 +106,11 @@ where
     let AttentionConfig { batches, queries, keys, heads, key_heads, head_size, .. } = config;
     let (of_queries, of_keys) = (config.dense(Side::Queries, head_size), config.dense(Side::Keys, head_size));
     let tensors = [inputs.q, grad_out, inputs.k, inputs.v];
-    let (has_queries, has_keys) = (!inputs.q.is_empty(), !inputs.k.is_empty());
     let ((rounded, mut added), layouts) = (gradients.split(), [of_queries, of_queries, of_keys, of_keys]);
     let counts = [batches * heads, queries.div_ceil(QUERIES as u64)];
     let mut uploads = Uploads::default();
     let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, tensors, layouts, rounded, counts)?;
+    let (has_queries, has_keys) = (blocks.has_queries, blocks.has_keys);
     let statistics = match deltas {
         DeltaSource::Of(result) => Statistics::Of(result),
         DeltaSource::Given(deltas) => Statistics::Given(GivenStatistics::new(&mut uploads, &config, [log_sum_exp, deltas])),
@@ -127,13 +127,13 @@ where
     let [batches, heads, key_heads, splits, key_blocks] = [batches, heads, key_heads, splits, key_blocks].map(|size| size as u32);
     let tile_heads = KeyHeads { batches, heads: key_heads * splits, group: heads / key_heads / splits, splits, step: 0 };
     Ok(Bound::new(move |stream| {
-        let (main, (prepare, gather), (reduce, add_keys), (convert, add_queries)) = &*kernels;
+        let (main, (prepare, arrange), (reduce, add_keys), (convert, add_queries)) = &*kernels;
         match &statistics {
             Statistics::Of(ResultRows { out, grad_out, heads, rows, .. }) => {
                 let (out, grad_out, statistics) = (*out, *grad_out, blocks.statistics());
                 prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: *heads, rows: *rows })?;
             }
-            Statistics::Given(given) => given.launch(stream, gather, blocks.statistics())?,
+            Statistics::Given(given) => given.launch(stream, arrange, blocks.statistics())?,
         }
         if has_keys {
             let BlockArguments { tensors, sums, grad_kv, counter, .. } = blocks.arguments();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionBackwardBlocks as Gather, AttentionBackwardBlocksArgs as GatherArgs, AttentionBackwardConvertGeneral as Convert,
+    AttentionBackwardBlocks as Arrange, AttentionBackwardBlocksArgs as ArrangeArgs, AttentionBackwardConvertGeneral as Convert,
     AttentionBackwardConvertGeneralArgs as ConvertArgs, AttentionBackwardGeneral as Main, AttentionBackwardGeneralArgs as MainArgs,
     AttentionBackwardSink as Sink, KeyHeads, KeyOrderArgument, KeySumsArgument, QueryBlocks, QueryTargetArgument, SequenceKeysArgument,
 };
@@ -23,7 +23,7 @@ use crate::tensor::Uploads;
 
 /// The main kernel, those before and after it, and that of the sink's gradient.
 type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const CAPPED: bool> =
-    (Loaded<Main<T, D, QUERIES, SPAN, CAPPED>>, Loaded<Gather>, Loaded<Convert<T, D, QUERIES, SPAN>>, Loaded<Sink>);
+    (Loaded<Main<T, D, QUERIES, SPAN, CAPPED>>, Loaded<Arrange>, Loaded<Convert<T, D, QUERIES, SPAN>>, Loaded<Sink>);
 
 /// Binds tensors.
 pub(super) fn bind<'a, T, const D: usize, const QUERIES: usize, const SPAN: usize, const CAPPED: bool>(
@@ -58,9 +58,9 @@ where
     let step = if heads.step == 0 { 0 } else { key_heads };
     let tile_heads = KeyHeads { batches: heads.batches, heads: key_heads, group: heads.group, splits: 1, step };
     Ok(Bound::new(move |stream| {
-        let ((main, gather, convert, of_sink), deltas) = (&*kernels, deltas.run(stream)?);
+        let ((main, arrange, convert, of_sink), deltas) = (&*kernels, deltas.run(stream)?);
         let (queries, statistics) = (sequences.statistics(log_sum_exp, deltas), blocks.statistics());
-        gather.launch(stream, GatherArgs { queries, statistics, sequences: sequences.argument(), heads })?;
+        arrange.launch(stream, ArrangeArgs { queries, statistics, sequences: sequences.argument(), heads })?;
         let BlockArguments { tensors, sums, grad_kv, counter, .. } = blocks.arguments();
         let problem = SequenceKeysArgument {
             tensors,
