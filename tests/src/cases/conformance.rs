@@ -3,18 +3,19 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, parameters::*,
-    roles::*, turned::*, views::*, warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, roles::*, turned::*,
+    views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tile::flag::POISON;
 use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::num::Pod;
 
+use super::conformance_parameters::nested;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 use crate::golden;
 
-type Bytes = Result<Vec<u8>, String>;
+pub(super) type Bytes = Result<Vec<u8>, String>;
 
 /// Runs a kernel and returns what it wrote.
 type Written = fn(&Runtime, &Stream) -> Bytes;
@@ -81,31 +82,31 @@ fn compare(runtime: &Runtime, name: &'static str, bytes: Written) -> Outcome {
 }
 
 /// The words that most kernels get.
-fn words(count: u32) -> Vec<u32> {
+pub(super) fn words(count: u32) -> Vec<u32> {
     let mut random = Random::new(99);
     (0..count).map(|_| random.bits() as u32).collect()
 }
 
 /// Buffers of an input and an output of poison, and what is left to do: launch.
-struct Run<'r> {
-    runtime: &'r Runtime,
-    stream: &'r Stream,
+pub(super) struct Run<'r> {
+    pub runtime: &'r Runtime,
+    pub stream: &'r Stream,
 }
 
 impl Run<'_> {
-    fn input<T: HostElement<Device = T> + Pod>(&self, values: &[T]) -> Result<Buffer<T>, String> {
+    pub fn input<T: HostElement<Device = T> + Pod>(&self, values: &[T]) -> Result<Buffer<T>, String> {
         text(Buffer::from_slice(self.stream, values))
     }
 
-    fn output(&self, words: u32) -> Result<Buffer<u32>, String> {
+    pub fn output(&self, words: u32) -> Result<Buffer<u32>, String> {
         self.input(&vec![0xa5a5_a5a5; words as usize])
     }
 
-    fn launch<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Outcome {
+    pub fn launch<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Outcome {
         text(text(self.runtime.load::<K>())?.launch(self.stream, args))
     }
 
-    fn bytes(&self, output: &Buffer<u32>) -> Bytes {
+    pub fn bytes(&self, output: &Buffer<u32>) -> Bytes {
         Ok(text(output.to_vec(self.stream))?.into_iter().flat_map(u32::to_le_bytes).collect())
     }
 }
@@ -209,38 +210,6 @@ fn team_roles(runtime: &Runtime, stream: &Stream) -> Bytes {
     let mut output = run.output(ROLES_OUTPUT)?;
     run.launch::<TeamRoles>(TeamRolesArgs { output: output.view_mut() })?;
     run.bytes(&output)
-}
-
-fn table(values: &Buffer<u32>, turned: bool, numbers: Numbers) -> TableArgument<'_> {
-    TableArgument { values: values.view(), turned, numbers }
-}
-
-/// Everything given, nothing that may be left out, and in between; the bytes of all.
-fn nested(runtime: &Runtime, stream: &Stream) -> Bytes {
-    let run = Run { runtime, stream };
-    let (values, others, none) = (run.input(&words(THREADS))?, run.input(&words(2 * THREADS)[THREADS as usize..])?, run.input::<u32>(&[])?);
-    let numbers = Numbers { small: 3, large: 7 << 40 | 5, negative: false, signed: -11, long: i64::MIN + 13, real: -0.5 };
-    let other = Numbers { negative: true, ..numbers };
-    let mut written = Vec::new();
-    for (second, view, given, summed, sums) in [
-        (true, Some(others.view()), true, true, true),
-        (false, None, true, true, false),
-        (true, Some(none.view()), false, false, true),
-        (false, None, false, false, false),
-    ] {
-        let (mut output, mut totals) = (run.output(NESTED_WORDS * THREADS)?, run.output(THREADS)?);
-        run.launch::<Nested>(NestedArgs {
-            before: 17,
-            tables: TablesArgument { first: table(&values, !given, numbers), second: second.then(|| table(&others, true, other)), summed },
-            view,
-            table: given.then(|| table(&values, true, numbers)),
-            sums: sums.then(|| totals.view_mut()),
-            after: !second,
-            output: output.view_mut(),
-        })?;
-        written.extend([run.bytes(&output)?, run.bytes(&totals)?].concat());
-    }
-    Ok(written)
 }
 
 fn identity(runtime: &Runtime, stream: &Stream) -> Bytes {

@@ -16,6 +16,7 @@ mod attention_ring;
 mod attention_split;
 mod attention_steps;
 mod conformance;
+mod conformance_parameters;
 mod copy;
 mod element;
 mod exchange;
