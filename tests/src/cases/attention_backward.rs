@@ -10,7 +10,7 @@ use oxtile_tests::oracle::attention_backward::{self as oracle, Forward, attentio
 use oxtile_tile::num::{Element, bf16, f16};
 
 use super::attention::{Operand, checked, problem};
-use super::attention_backward_portable::check;
+use super::attention_backward_pass::check;
 use super::attention_problem;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
 

@@ -4,7 +4,7 @@
 use oxtile::attention::{AttentionConfig, GradientOutput, Layout, Mask, Order, Padding, Sink, Window};
 use oxtile_tile::num::{bf16, f16};
 
-use super::attention_backward_portable::{Differentiable, check, ring, same_bits};
+use super::attention_backward_pass::{Differentiable, check, ring, same_bits};
 use super::attention_problem::Problem;
 use crate::case::{Case, Size};
 
@@ -67,9 +67,10 @@ pub fn cases() -> Vec<Case> {
             push::<bf16>(&mut cases, &format!("{name}::d{head_size}"), Problem::packed(large, lengths.clone()), order);
         }
     }
-    cases.push(Case::new(format!("{FAMILY}::ring"), Size::Small, move |r| {
-        ring(r, AttentionConfig { value_size: None, ..base }, Order::Fast)
-    }));
+    for (name, window) in [("ring", window(None, None)), ("ring::diagonals", window(Some(12), Some(3)))] {
+        let config = AttentionConfig { value_size: None, window, ..base };
+        cases.push(Case::new(format!("{FAMILY}::{name}"), Size::Small, move |r| ring(r, config, Order::Fast)));
+    }
     // Three tiles that add to each block of queries, of sequences that differ in length.
     let same = AttentionConfig { layout: Layout::Packed, heads: 2, key_heads: 1, sink: Sink::Learnable, value_size: None, ..base };
     let same = Problem::packed(same, vec![[[0, 140], [0, 300]], [[140, 20], [300, 150]]]);

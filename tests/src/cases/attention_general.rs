@@ -159,6 +159,11 @@ fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
         push(cases, &format!("packed::{name}"), problem.clone());
         push(cases, &format!("packed::{name}::visible"), Problem { one_hot: true, ..problem });
     }
+    if base.kernels == Kernels::Fastest {
+        // A block passes over many sequences, with tiles and without, on its way to its next tile.
+        let short: Vec<_> = (0..2048).map(|i| [i * 7 % 4, i / 4 % 4]).collect();
+        push(cases, "packed::thousands", Problem::packed(AttentionConfig { layout: Layout::Packed, heads: 1, ..base }, tight(&short)));
+    }
     let config = AttentionConfig { layout: Layout::Packed, mask: Mask::CausalBottomRight, ..base };
     // Padding before, between and after; a sequence whose tiles are all padding.
     let padded = vec![[[3, 60], [1, 70]], [[200, 0], [90, 4]], [[340, 1], [100, 0]], [[350, 20], [101, 30]]];
@@ -194,7 +199,7 @@ fn push(cases: &mut Vec<Case>, name: &str, problem: Problem) {
     let AttentionConfig { head_size, mask, window, kernels, .. } = problem.config;
     let whole = [64, 128, 192, 256].contains(&head_size);
     let masked = mask == Mask::CausalTopLeft || (window != Window::default() && !name.contains("band") && !name.starts_with("packed"));
-    let large = problem.one_hot || masked || !whole || (head_size > 64 && !name.ends_with("dense"));
+    let large = problem.one_hot || problem.sequences.len() > 100 || masked || !whole || (head_size > 64 && !name.ends_with("dense"));
     let size = match kernels {
         Kernels::Fastest if large => Size::Large,
         Kernels::Fastest => Size::Small,
@@ -273,7 +278,7 @@ impl Problem {
         let rows = q.len() / self.config.head_size;
         let running = output == Output::Merged;
         let mut out = upload(&vec![UNTOUCHED; elements as usize])?;
-        let mut merged = text(Buffer::from_slice(&stream, &vec![0_f32; if running { elements as usize } else { 0 }]))?;
+        let mut merged = text(Buffer::from_slice(&stream, &if running { self.running(elements as usize) } else { Vec::new() }))?;
         let before = if running { f32::NEG_INFINITY } else { UNTOUCHED_SUM };
         let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![before; rows as usize]))?;
         let mut largest = text(Buffer::from_slice(&stream, &vec![f32::NAN; if max_logit { heads as usize } else { 0 }]))?;

@@ -5,7 +5,7 @@ use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Order, Output, S
 use oxtile_tile::num::{bf16, f16};
 
 use super::attention::Operand;
-use super::attention_backward_portable::check;
+use super::attention_backward_pass::check;
 use super::attention_problem::{Problem, Row};
 use crate::case::{Case, Size};
 

@@ -10,6 +10,8 @@ pub(super) struct Problem {
     /// First row and rows of each sequence, of queries and of keys. For a packed layout; else the configuration says it.
     pub sequences: Vec<[[usize; 2]; 2]>,
     pub padding: Padding,
+    /// The key that query 0 of each sequence is aligned with, if the configuration asks for diagonals.
+    pub diagonals: Vec<i32>,
     /// Whether values name their key instead of being random.
     pub one_hot: bool,
     /// Of the first sequence, the row that is not a number, a query or a key.
@@ -39,14 +41,14 @@ impl Place {
 
 impl Problem {
     pub fn dense(config: AttentionConfig) -> Self {
-        Self { config, sequences: Vec::new(), padding: Padding::Kept, one_hot: false, nan: None }
+        Self { config, sequences: Vec::new(), padding: Padding::Kept, diagonals: Vec::new(), one_hot: false, nan: None }
     }
 
     /// The tensors end some rows after the last sequence.
     pub fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
         let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
         let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
-        Self { config, sequences, padding: Padding::Zeroed, one_hot: false, nan: None }
+        Self { config, sequences, padding: Padding::Zeroed, diagonals: Vec::new(), one_hot: false, nan: None }
     }
 
     /// Dense, or packed with one sequence.
@@ -83,6 +85,20 @@ impl Problem {
             Layout::Packed => head * queries + self.sequences[batch][0][0],
             _ => (batch * heads + head) * queries,
         }
+    }
+
+    /// A running result before the first merge, whose log-sum-exp is -inf: NaN in the rows of sequences, which must count as zeros, and zeros
+    /// in those that nothing is merged into.
+    pub fn running(&self, elements: usize) -> Vec<f32> {
+        let mut values = vec![0.0; elements];
+        let [heads, size] = [self.config.heads, self.config.value_size()].map(|n| n as usize);
+        for batch in 0..self.config.batches as usize {
+            let place = self.place(batch, 0, heads, size);
+            for (row, head, element) in each([self.lengths(batch)[0], heads, size]) {
+                values[place.at(row, head, element)] = f32::NAN;
+            }
+        }
+        values
     }
 
     pub fn head(&self, batch: usize, sink: Option<f64>) -> Head {

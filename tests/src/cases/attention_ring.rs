@@ -11,7 +11,7 @@ use oxtile_tests::oracle::formats::BF16;
 use oxtile_tile::num::bf16;
 
 use super::attention::Operand;
-use super::attention_backward_portable::Pass;
+use super::attention_backward_pass::Pass;
 use super::attention_general::encode;
 use super::attention_problem::{Problem, Row};
 use crate::case::{Case, Outcome, Size, agrees, stream, text};
@@ -105,7 +105,8 @@ fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>, sink: Option<usiz
         kernels,
         ..AttentionConfig::default()
     };
-    let mut out = text(Buffer::<f32>::zeros(&stream, (rows * size) as u64))?;
+    // What is not zero before counts as zeros where the log-sum-exp is -inf.
+    let mut out = text(Buffer::from_slice(&stream, &vec![f32::NAN; rows * size]))?;
     let mut log_sum_exp = text(Buffer::from_slice(&stream, &vec![f32::NEG_INFINITY; rows]))?;
     let attention = text(Attention::<bf16>::new(runtime, config))?;
     let with_sink = text(Attention::<bf16>::new(runtime, AttentionConfig { sink: Sink::OffByOne, ..config }))?;

@@ -36,6 +36,7 @@ pub fn cases() -> Vec<Case> {
     dense(&mut cases, base);
     packed(&mut cases, base);
     diagonals(&mut cases, base);
+    diagonals(&mut cases, AttentionConfig { kernels: Kernels::Portable, ..base });
     cases
 }
 
@@ -130,11 +131,15 @@ fn diagonals(cases: &mut Vec<Case>, base: AttentionConfig) {
         ("causal band", Mask::CausalBottomRight, Window { left: Some(100), right: None }),
     ];
     for (name, mask, window) in windows {
-        for (head_size, size) in [(64, if name == "band" { Size::Small } else { Size::Large }), (128, Size::Large)] {
+        let (of_64, kernels) = match base.kernels {
+            Kernels::Fastest => (if name == "band" { Size::Small } else { Size::Large }, ""),
+            Kernels::Portable => (if name == "right" { Size::Small } else { Size::Large }, "portable::"),
+        };
+        for (head_size, size) in [(64, of_64), (128, Size::Large)] {
             let config = AttentionConfig { layout: Layout::Packed, head_size, mask, window, output: Merged, ..base };
             let whole = Problem { padding: Padding::Kept, ..Problem::packed(config, sequences.clone()) };
             let ring = Ring { whole, steps: keys.clone().map(|keys| (keys, Merged)).into(), diagonals: true };
-            push::<bf16>(cases, &format!("diagonals::{head_size}::{name}"), size, ring);
+            push::<bf16>(cases, &format!("diagonals::{kernels}{head_size}::{name}"), size, ring);
         }
     }
 }
@@ -156,9 +161,8 @@ impl Ring {
         let q = upload::<T>(&stream, &tensors.q)?;
         let rows = tensors.q.len() / config.head_size as usize;
         let elements = rows * config.value_size() as usize;
-        // Rows that nothing is merged into stay as they are.
-        let before = if self.diagonals { 0.0 } else { f32::NAN };
-        let mut running = text(Buffer::from_slice(&stream, &vec![before; elements]))?;
+        let before = if self.diagonals { self.whole.running(elements) } else { vec![f32::NAN; elements] };
+        let mut running = text(Buffer::from_slice(&stream, &before))?;
         let mut out = upload::<T>(&stream, &vec![UNTOUCHED; elements])?;
         let mut log_sum_exp = text(Buffer::from_slice(&stream, &self.logs(rows)))?;
         for (number, &(_, output)) in self.steps.iter().enumerate() {

@@ -5,6 +5,7 @@ mod amax;
 mod attention;
 mod attention_backward;
 mod attention_backward_general;
+mod attention_backward_pass;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
