@@ -104,7 +104,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let (PortableTensors { q, k, v, grad_out, size, value_size }, row_tiles) = (tensors, target.row_tiles);
     let Heads { batches, heads, group, step: head_step } = heads;
     let shared = Shared::<T, PANELS, STEP>::claim();
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let group = group.max(1);
     let fixed_heads = if OF_KEYS { heads / group } else { heads };
     let (index, all_heads) = (block::index()[0], (fixed_heads * batches).max(1));

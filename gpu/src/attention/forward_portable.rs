@@ -6,7 +6,7 @@
 //!
 //! One barrier a step: after it the next stage is there for all warps, and all have read this one, which is filled again.
 //!
-//! `Q` and the result are rows of `[heads, D]`, sequences of which lie as [`Sequences`] says; so do `K` and `V`. Rows start at
+//! `Q`, `K`, `V` and the result are rows of `[heads, D]`, sequences of which lie as [`Sequences`] says. Rows start at
 //! multiples of 16 bytes. Results are as [`attention_forward`](fn@super::attention_forward) has them, to rounding.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};

@@ -59,7 +59,7 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
 {
     let shared = Shared::<T, D, V, KEYS, G>::begin();
     let Shape { batches, heads, group, queries: rows, keys } = shape;
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let (index, of_keys) = (block::index()[0] / parts.count.max(1), block::index()[0] % parts.count.max(1));
     let (row_tiles, all_heads) = (rows.div_ceil(G::QUERIES), shape.all_heads());
     let schedule = Schedule { tile_rows: G::QUERIES, row_tiles, heads, batches, section: all_heads };
