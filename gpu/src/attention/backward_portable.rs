@@ -14,6 +14,8 @@
 //! and nothing waits. The price is that scores are computed twice: seven products where
 //! [`attention_backward`](fn@super::attention_backward) has five.
 //!
+//! That is another algorithm, so a kernel of its own; what a policy of both would cost was not measured.
+//!
 //! Heads are panels of 64 elements, what hangs over is zero. A block has `PARTS` panels of the result; where heads have more, the next
 //! block in y has them, and computes the scores again.
 //!
