@@ -55,7 +55,7 @@ class AttentionBackward:
             self.launches.append(self.differentiate(*(tensor.transpose(1, 2) for tensor in tensors)))
 
     def differentiate(self, q, k, v, grad_out):
-        """The backward pass alone, without autograd's host work. Heads of keys are repeated, and their gradients added up, as torch does."""
+        """The backward pass alone, without autograd's host work. Key heads are repeated, and their gradients added up, as torch does."""
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))

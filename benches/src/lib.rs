@@ -1,6 +1,16 @@
 //! Benchmarks of Oxtile: kernels on a GPU, timed by device events in turn with torch's implementations.
 //!
 //! docs/performance/README.md says how and why; [`run::run`] does it.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `family` | the benchmarks of each kernel family |
+//! | `ranks` | what many ranks do together |
+//! | `bench`, `pattern`, `random` | what is measured, on which data |
+//! | `peers` | torch in a process of its own |
+//! | `run`, `rounds` | a run: its families, and rounds in which each side is timed once |
+//! | `machine`, `results` | what it ran on, and the raw results |
+//! | `statistics`, `render`, `chart` | medians and quartiles, tables, drawings |
 
 #![warn(missing_docs)]
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `amax`, `magnitude` | largest magnitudes: of one tensor and of many; the running maximum that other kernels use too |
 //! | `mxfp8`, `nvfp4`, `fp8` | casts and their inverses, by format |
+//! | `matrix`, `codes` | a matrix and its codes, as parameters of the casts |
 //! | `interleave` | scales in the order of block-scaled products, and back |
 //! | `group` | groups of matrices (experts) that one launch works on |
 //! | `shards` | gathered shards of a transposed tensor joined |

@@ -30,7 +30,9 @@
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
-//! | what ran when | [`timeline`] |
+//! | what ran when | [`timeline`], recorded as `recording` |
+//! | which kernel is taken, and why | [`Choice`] (`choice`) |
+//! | values of ranks, which the modules above give out | `rank` |
 #![deny(missing_docs)]
 
 pub mod attention;

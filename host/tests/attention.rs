@@ -25,7 +25,7 @@ fn device() -> Device {
     Runtime::emulated(1).and_then(|runtime| runtime.device(0)).expect("the emulator has a device")
 }
 
-/// The error says so.
+/// The choice is refused, and its error has these words.
 #[track_caller]
 fn refused<C: std::fmt::Debug>(choice: Result<C>, words: &str) {
     let error = choice.expect_err(words).to_string();

@@ -1,4 +1,15 @@
 //! Oracles, test inputs and the test binary of Oxtile.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `cases` | the cases, by families of kernels |
+//! | `case`, `backend`, `sweep` | what a case is, and how it compares; cases on each back end; casts of all numbers |
+//! | `oracle` | references in plain Rust |
+//! | `inputs` | test tensors of difficult values |
+//! | `mutation` | mutants that the emulator must report |
+//! | `coverage` | which built instances no case launches |
+//! | `golden` | the GPU's bytes of the conformance kernels |
+//! | `driver`, `times` | the driver by its name; how long each case took |
 
 pub mod driver;
 pub mod inputs;

@@ -1,5 +1,13 @@
 //! Mutants of the shipped kernels and of the conformance kernels: each synchronisation site is skipped or
 //! miscounted in turn, and the emulator must report it. The score of each job is printed. Every shipped kernel is in a job.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4` | mutants of the kernels of that name |
+//! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
+//! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
+//! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, any GPU |
+//! | `device` | emulated memory for the jobs, and launches on it |
 
 mod amax;
 mod attention;

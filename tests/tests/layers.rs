@@ -1,12 +1,14 @@
-//! The order of `host/src`: a module imports what is below it alone (docs/architecture.md, "The host library"). A large folder of the library,
-//! the kernels, the DSL and the emulator says what its files hold.
+//! The order of `host/src`: a module imports what is below it alone (docs/architecture.md, "The host library"). A large folder says what its
+//! files hold.
+
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+
+use paths::{Found, files_of, paths};
 
 /// The modules of `host/src` from the bottom up. `kernels` is the crate `oxtile_kernels`: what is below it knows of no kernel.
-const LAYERS: [&str; 13] = [
+const LAYERS: [&str; 16] = [
     "rank",
     "recording",
     "runtime",
@@ -20,139 +22,15 @@ const LAYERS: [&str; 13] = [
     "gemm",
     "quantize",
     "attention",
+    "context_parallel",
+    "overlap",
+    "sharded",
 ];
+/// Those that are not written yet: schedules over all the others, which may be there.
+const PLANNED: [&str; 3] = ["context_parallel", "overlap", "sharded"];
 
 fn height(module: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| *layer == module)
-}
-
-/// A word or a sign of a source, and its line. Comments are left out; a string or a character is one empty sign.
-type Token<'a> = (&'a str, usize);
-
-fn tokens(source: &str) -> Vec<Token<'_>> {
-    let (mut found, mut line, mut rest) = (Vec::new(), 1, source);
-    while let Some(first) = rest.chars().next() {
-        let is_word = |c: char| c.is_alphanumeric() || c == '_';
-        let (length, is_kept) = match first {
-            _ if rest.starts_with("//") => (rest.find('\n').unwrap_or(rest.len()), false),
-            _ if rest.starts_with("/*") => (end_of_comment(rest), false),
-            'r' | 'b' | 'c' | '"' if literal(rest).is_some() => (literal(rest).unwrap_or(1), false),
-            '\'' => (end_of_character(rest), false),
-            _ if is_word(first) => (rest.find(|c| !is_word(c)).unwrap_or(rest.len()), true),
-            _ if rest.starts_with("::") => (2, true),
-            _ => (first.len_utf8(), !first.is_whitespace()),
-        };
-        let (token, after) = rest.split_at(length);
-        if is_kept {
-            found.push((token, line));
-        }
-        line += token.matches('\n').count();
-        rest = after;
-    }
-    found
-}
-
-/// Comments nest.
-fn end_of_comment(text: &str) -> usize {
-    let (mut depth, mut at) = (0, 0);
-    while let Some(next) = text[at..].find(['/', '*']).map(|next| next + at) {
-        let sign = text.get(next..next + 2).unwrap_or_default();
-        depth += i32::from(sign == "/*") - i32::from(sign == "*/");
-        at = next + if sign == "/*" || sign == "*/" { 2 } else { 1 };
-        if depth == 0 {
-            return at;
-        }
-    }
-    text.len()
-}
-
-/// The length of the string that the text begins with, raw ones too.
-fn literal(text: &str) -> Option<usize> {
-    let open = text.find('"').filter(|at| text[..*at].chars().all(|c| "rbc#".contains(c)))?;
-    let (prefix, body) = (&text[..open], &text[open + 1..]);
-    if prefix.contains('r') {
-        let close = format!("\"{}", "#".repeat(prefix.matches('#').count()));
-        return Some(open + 1 + body.find(&close)? + close.len());
-    }
-    let mut is_escaped = false;
-    let end = body.char_indices().find(|(_, c)| {
-        let ends = *c == '"' && !is_escaped;
-        is_escaped = *c == '\\' && !is_escaped;
-        ends
-    })?;
-    Some(open + 1 + end.0 + 1).filter(|_| prefix.len() <= 1 && !prefix.contains('#'))
-}
-
-/// `'x'` and `'\u{1}'`; of a lifetime the quote alone.
-fn end_of_character(text: &str) -> usize {
-    let mut signs = text.char_indices().skip(1);
-    match signs.next() {
-        Some((_, '\\')) => signs.skip(1).find(|(_, c)| *c == '\'').map_or(1, |(at, _)| at + 1),
-        Some(_) => signs.next().filter(|(_, c)| *c == '\'').map_or(1, |(at, _)| at + 1),
-        None => 1,
-    }
-}
-
-/// A path from the crate's root on, or from another crate's, and its line.
-type Found = (Vec<String>, usize);
-
-/// All paths of a file of `module` that begin with `crate`, `self`, `super` or a name in `also`.
-fn paths(module: &[&str], source: &str, also: &[&str]) -> Vec<Found> {
-    let tokens = tokens(source);
-    let word = |at: usize| tokens.get(at).map_or("", |(word, _)| *word);
-    let (mut found, mut inside, mut depth) = (Vec::new(), Vec::new(), 0);
-    for at in 0..tokens.len() {
-        match word(at) {
-            // `mod tests {`: `super` is this file in it.
-            "{" => {
-                if at >= 2 && word(at - 2) == "mod" {
-                    inside.push((word(at - 1), depth));
-                }
-                depth += 1;
-            }
-            "}" => {
-                depth -= 1;
-                inside.pop_if(|(_, opened)| *opened == depth);
-            }
-            start if word(at + 1) == "::" && (at == 0 || word(at - 1) != "::") => {
-                let mut base: Vec<_> = module.iter().copied().chain(inside.iter().map(|(name, _)| *name)).collect();
-                match start {
-                    "crate" => base.clear(),
-                    "self" => {}
-                    "super" => drop(base.pop()),
-                    name if also.contains(&name) => base = vec![name],
-                    _ => continue,
-                }
-                branches(&tokens, at + 2, &base, &mut found);
-            }
-            _ => {}
-        }
-    }
-    found
-}
-
-/// Adds the paths of the tree at a token, after a `::`; where it ends.
-fn branches(tokens: &[Token<'_>], at: usize, base: &[&str], found: &mut Vec<Found>) -> usize {
-    let Some((word, line)) = tokens.get(at) else { return at };
-    let next = |at: usize| tokens.get(at).map_or("", |(word, _)| *word);
-    if *word == "{" {
-        let mut at = at + 1;
-        while !matches!(next(at), "}" | "") {
-            at = if next(at) == "," { at + 1 } else { branches(tokens, at, base, found) };
-        }
-        return at + 1;
-    }
-    let mut path = base.to_vec();
-    match *word {
-        "super" => drop(path.pop()),
-        "self" => {}
-        name => path.push(name),
-    }
-    if next(at + 1) == "::" {
-        return branches(tokens, at + 2, &path, found);
-    }
-    found.push((path.into_iter().map(str::to_owned).collect(), *line));
-    if next(at + 1) == "as" { at + 3 } else { at + 1 }
 }
 
 /// The names that `lib.rs` gives out of a layer, by the layer; those of other crates by nothing.
@@ -182,38 +60,34 @@ fn upward(file: &str, source: &str, root: &BTreeMap<String, Option<usize>>) -> V
     paths(&module, source, &["oxtile_kernels"]).into_iter().filter_map(problem).collect()
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder").flatten() {
-        let path = entry.path();
-        if path.is_dir() { sources(&path, found) } else { found.push(path) }
-    }
+/// The files that the table of a folder names: `file | what it holds`, or `noun | module` of a public crate, whose links rustdoc checks.
+fn listed<'a>(source: &'a str, inside: &BTreeSet<&str>) -> BTreeSet<&'a str> {
+    let row_of = |header: &'static str| {
+        source.lines().skip_while(move |line| !line.starts_with(header)).take_while(|line| line.starts_with("//! |"))
+    };
+    let named = |row: &'a str, column: usize| row.split('|').nth(column).into_iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let files = row_of("//! | file |").flat_map(|row| named(row, 1));
+    files.chain(row_of("//! | noun |").flat_map(|row| named(row, 2)).filter(|name| inside.contains(name))).collect()
 }
 
-/// Every file of a folder of the workspace, by its path from there.
-fn files_of(folder: &str) -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").join(folder);
-    let mut files = Vec::new();
-    sources(&folder, &mut files);
-    let name = |path: &Path| path.strip_prefix(&folder).expect("below it").to_string_lossy().into_owned();
-    files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a readable source file"))).collect()
-}
-
-/// The files that the table `file | what it holds` of a `mod.rs` names.
-fn listed(source: &str) -> BTreeSet<&str> {
-    let rows = source.lines().skip_while(|line| !line.starts_with("//! | file |")).take_while(|line| line.starts_with("//! |"));
-    rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect()
+/// The file that says what a folder of Rust files holds, if it is one of a module or a crate.
+fn head<'a>(folder: &str, files: &'a BTreeMap<String, String>) -> Option<(&'a String, &'a String)> {
+    let heads = ["mod.rs", "lib.rs", "main.rs"].map(|name| format!("{folder}/{name}"));
+    heads.iter().find_map(|name| files.get_key_value(name)).or_else(|| files.get_key_value(&format!("{folder}.rs")))
 }
 
 #[test]
 fn large_folders_list_their_files() {
-    let mut problems = Vec::new();
-    for root in ["host/src", "gpu/src", "gpu/tile/src", "gpu/emulator/src"] {
+    let (mut problems, mut tables) = (Vec::new(), 0);
+    for root in ["host", "gpu", "benches", "tests", "xtask"] {
         let files = files_of(root);
-        for (name, source) in files.iter().filter(|(name, _)| name.ends_with("/mod.rs")) {
-            let folder = name.trim_end_matches("mod.rs");
-            let inside = files.keys().filter_map(|file| file.strip_prefix(folder)).filter(|file| *file != "mod.rs");
-            let inside: BTreeSet<_> = inside.filter_map(|file| file.split(['/', '.']).next()).collect();
-            let listed = listed(source);
+        let folders: BTreeSet<_> = files.keys().filter_map(|name| name.rsplit_once('/')).map(|(folder, _)| folder.to_owned()).collect();
+        for folder in &folders {
+            let Some((name, source)) = head(folder, &files) else { continue };
+            let inside = files.keys().filter_map(|file| file.strip_prefix(folder)?.strip_prefix('/')?.split(['/', '.']).next());
+            let inside: BTreeSet<_> = inside.filter(|file| !["mod", "lib", "main"].contains(file)).collect();
+            let listed = listed(source, &inside);
+            tables += usize::from(!listed.is_empty());
             if (inside.len() > 4 || !listed.is_empty()) && inside != listed {
                 let differ: Vec<_> = inside.symmetric_difference(&listed).collect();
                 problems.push(format!("{root}/{name}: the table of files and the folder differ in {differ:?}"));
@@ -221,6 +95,7 @@ fn large_folders_list_their_files() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+    assert!(tables > 50, "{tables} tables: the walk looks in the wrong place");
 }
 
 #[test]
@@ -234,7 +109,8 @@ fn arrows_point_down() {
     }
     let mend = "move what is needed down, or let the lower layer have a trait that the upper one implements";
     assert!(problems.is_empty(), "{mend}:\n{}", problems.join("\n"));
-    let unseen: Vec<_> = LAYERS.iter().zip(seen).filter(|(layer, seen)| !seen && **layer != "kernels").collect();
+    let unseen: Vec<_> =
+        LAYERS.iter().zip(seen).filter(|(layer, seen)| !seen && **layer != "kernels" && !PLANNED.contains(layer)).collect();
     assert!(unseen.is_empty(), "no such module in host/src: {unseen:?}");
 }
 
@@ -260,12 +136,27 @@ fn an_arrow_that_points_up_is_seen() {
         "mod tests {\n    use super::super::super::tensor::Shape;\n    fn f() { use super::super::super::super::tensor::Map; }\n}";
     assert_eq!(seen(in_tests), ["runtime/cuda/copy.rs:3: runtime -> tensor"], "`super` is one more in `mod tests`");
     assert_eq!(lines("gemm.rs", "use super::attention::X;"), ["gemm.rs:1: gemm -> attention"]);
+    assert_eq!(
+        seen("use ::oxtile_kernels::copy;\nfn f() -> ::oxtile_kernels::X {}"),
+        [1, 2].map(|line| format!("runtime/cuda/copy.rs:{line}: runtime -> kernels"))
+    );
+    assert_eq!(
+        seen("use oxtile_kernels as k;\nextern crate oxtile_kernels as l;"),
+        [1, 2].map(|line| format!("runtime/cuda/copy.rs:{line}: runtime -> kernels"))
+    );
+    assert_eq!(seen("use crate as c;"), ["runtime/cuda/copy.rs:1: `` names no layer"]);
+    assert_eq!(lines("gemm.rs", "use super as all;"), ["gemm.rs:1: `` names no layer"]);
+    assert_eq!(lines("attention/rows.rs", "use crate::context_parallel::Ring;"), ["attention/rows.rs:1: attention -> context_parallel"]);
     assert_eq!(seen("use crate::*;"), ["runtime/cuda/copy.rs:1: `*` names no layer"]);
     assert!(upward("utils/mod.rs", "", &root)[0].contains("is no layer yet"));
 
     let down =
         "//! [`crate::comm::Team`]\n/// [`crate::comm`]\nuse crate::rank::Rank; // crate::comm\n/* crate::comm /* */ crate::gemm::x */\n";
     assert_eq!(seen(down), [""; 0]);
+    assert_eq!(
+        lines("sharded/weights.rs", "use crate::{overlap::x, attention as a, context_parallel};\nlet a = b::oxtile_kernels::c;"),
+        [""; 0]
+    );
     assert_eq!(seen("use crate::{Buffer, num};\nuse super::super::buffer;\nuse self::tensor::x;\nlet a = \"crate::comm::x\";"), [""; 0]);
     assert_eq!(lines("symmetric/push.rs", "use oxtile_kernels::exchange;\nuse crate::{Team, kernels::copy};"), [""; 0]);
 }

@@ -1,10 +1,10 @@
-//! Words of docs/style.md that have no right use, in sources and pages.
+//! Words of docs/style.md that have no right use, in sources, scripts, manifests and pages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A phrase that is not written, and what says the same.
-const BANNED: [(&str, &str); 31] = [
+const BANNED: [(&str, &str); 39] = [
     ("whoever", "the one that, the rank that; of people: anyone who"),
     ("for who", "for code that, for a caller that"),
     ("whom", "the one that, the rank that"),
@@ -17,7 +17,9 @@ const BANNED: [(&str, &str); 31] = [
     ("are no numbers", "are NaN"),
     ("of no account", "garbage, meaningless, does not matter"),
     ("heads of keys", "key heads"),
+    ("head of keys", "key head"),
     ("heads of queries", "query heads"),
+    ("head of queries", "query head"),
     ("pass forward", "forward pass"),
     ("pass backward", "backward pass"),
     ("make do with", "have only"),
@@ -33,11 +35,19 @@ const BANNED: [(&str, &str); 31] = [
     ("rounding by chance", "stochastic rounding"),
     ("rounded by chance", "with stochastic rounding"),
     ("say so", "state it, report it, signal"),
+    ("says so", "states it, reports it, prints it"),
+    ("saying so", "name what is written, and what it saves"),
+    ("hold up", "delay, wait for"),
+    ("holds up", "delays, waits for"),
+    ("held up", "delayed, waits for"),
+    ("none but", "only"),
     ("for want of", "without"),
     ("in its stead", "in its place"),
     ("while this view rests", "this view cannot be used meanwhile"),
 ];
 
+/// The ends of the names of files that are read.
+const SCANNED: [&str; 4] = [".rs", ".md", ".py", ".toml"];
 /// The list, and the page that explains it.
 const LISTS: [&str; 2] = ["tests/tests/words.rs", "docs/style.md"];
 /// What was decided or released stays as it was written.
@@ -47,14 +57,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace").to_owned()
 }
 
-/// Every Rust file and every page of the workspace, by its path from the root.
+/// Every Rust and Python file, manifest and page of the workspace, by its path from the root.
 fn texts() -> Vec<(String, String)> {
     fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
             if path.is_dir() && !name.starts_with('.') && name != "target" {
                 walk(&path, found);
-            } else if name.ends_with(".rs") || name.ends_with(".md") {
+            } else if SCANNED.iter().any(|end| name.ends_with(end)) {
                 found.push(path);
             }
         }
@@ -93,8 +103,11 @@ fn banned(text: &str) -> Vec<(usize, &'static str, &'static str)> {
 #[test]
 fn words_without_a_right_use_are_not_written() {
     let texts = texts();
-    let pages = texts.iter().filter(|(name, _)| name.ends_with(".md")).count();
-    assert!(texts.len() - pages > 500 && pages > 20, "{} texts, {pages} of them pages: the walk looks in the wrong place", texts.len());
+    let counts = SCANNED.map(|end| texts.iter().filter(|(name, _)| name.ends_with(end)).count());
+    assert!(
+        counts.iter().zip([500, 20, 10, 10]).all(|(found, fewest)| *found > fewest),
+        "{SCANNED:?}: {counts:?} files: the walk looks in the wrong place"
+    );
     let mut lines = Vec::new();
     for (name, text) in &texts {
         lines.extend(banned(text).iter().map(|(line, phrase, better)| format!("{name}:{line}: `{phrase}`; better: {better}")));

@@ -1,5 +1,13 @@
 //! Development commands: `cargo xtask <command>`. A thin shell over oxtile-build and cargo; it links no kernel crate, so a
 //! kernel that does not compile never keeps these commands from running.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `machine` | `setup`, `doctor` |
+//! | `kernels`, `kernel` | `build-ptx`; `kernel NAME` |
+//! | `suite`, `processor_time` | `test`, and the processor time that it took |
+//! | `programs` | the project's programs on the kernels built here: `bench`, `demo` |
+//! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
 
 mod bundle;
 mod kernel;

@@ -1,4 +1,14 @@
 //! The benchmarks, one file a kernel family.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `amax`, `copy`, `fp8`, `fp8_blocks`, `gemm`, `grouped`, `interleave`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `quantized_gemm` | the family of that name |
+//! | `attention`, `attention_packed` | attention, forward: dense tensors, steps of a ring; packed sequences |
+//! | `attention_backward` | attention, backward |
+//! | `attention_fp8`, `attention_portable` | attention of e4m3 tensors; on any GPU |
+//! | `attention_shape` | the sizes of an attention problem, and what they cost |
+//! | `attention_sweep` | attention at shapes of every kind |
+//! | `launch`, `raw_launch` | what a launch costs the host: by Oxtile, and by the driver alone |
 
 pub mod amax;
 pub mod attention;

@@ -3,6 +3,14 @@
 //!
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `plan` | which comparisons are made |
+//! | `member` | one rank: its buffers, and what it does in a round |
+//! | `symmetric` | a rank's symmetric memory |
+//! | `messages` | a rank's mailboxes: messages by kernels |
+//! | `gate` | a barrier with a time limit |
 
 mod gate;
 mod member;

@@ -18,6 +18,17 @@
 //! the result; [`manifest`] lists what was built, for the program that loads it.
 //!
 //! With `default-features = false` only [`mod@source_hash`] is left, for the build script of a kernel crate.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `builder` | the build as a whole |
+//! | `toolchain`, `recipe`, `compile` | the compiler, its flags, a run of it |
+//! | `ptx`, `labels` | a PTX module, cut into one file an entry; labels as if each were alone |
+//! | `arch`, `cuda_tools`, `assemble` | architectures, NVIDIA's tools, ptxas |
+//! | `machine_code`, `sass` | instructions of a cubin: counted, and listed |
+//! | `lint`, `ratchet` | what no kernel may have; the figures that each was accepted with |
+//! | `manifest`, `source_hash` | what was built, and from which sources |
+//! | `tool`, `error` | how programs are run; what can go wrong |
 #![deny(missing_docs)]
 
 pub mod recipe;

@@ -25,6 +25,22 @@
 //! ```
 //!
 //! The crate knows nothing of tiles or tensors: addresses, bytes, barriers and lanes are all it sees.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `device` | what a kernel may do |
+//! | `launch`, `grid_run` | a launch as a value, and its run |
+//! | `grid`, `cluster`, `block`, `thread`, `worker` | what is under way, from the grid to a thread; the share of one operating system thread |
+//! | `scheduler`, `random` | which warp goes on |
+//! | `warp`, `collective`, `mma`, `wgmma`, `format` | operations that several threads carry out together; matrix products and their numbers |
+//! | `barrier`, `mbarrier`, `meeting`, `copy_group` | what threads wait for |
+//! | `access`, `async_copy`, `atomic`, `order` | loads and stores, copies that finish later, atomics, memory orders |
+//! | `tensor_map`, `swizzle` | descriptors of TMA, and permutations of 16-byte chunks |
+//! | `memory`, `reservation`, `words` | device memory, its addresses and bytes |
+//! | `detector`, `shadow`, `clock`, `history`, `initialisation` | races and bytes that were never written, within a grid and across grids |
+//! | `fault`, `site`, `report`, `cost` | what a run reports: errors, source lines, counts, costs of accesses |
+//! | `mutation` | kernels broken on purpose |
+//! | `stack`, `stack_overflow`, `panic_hook` | the stacks of coroutines, and how they end |
 #![deny(missing_docs)]
 
 mod access;

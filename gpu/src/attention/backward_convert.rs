@@ -98,7 +98,7 @@ pub fn attention_backward_add_queries<const D: usize, const QUERIES: usize, cons
     if turns.load(at.into()) != 0 {
         let mut sum = RegisterTile::<SPAN>::load_fragments(&values, (2 * u64::from(at) + u64::from(part)) * (SPAN * PANEL) as u64);
         sum.map(|x| x * scale);
-        // The divisor is not zero, as there is a block; saying so keeps the check out.
+        // The divisor is not zero, as there is a block; `max(1)` saves its check.
         let (head, row) = (at / blocks.max(1), at % blocks.max(1) * QUERIES as u32);
         let (panel, span) = (part % (D / PANEL) as u32 * PANEL as u32, part / (D / PANEL) as u32 * SPAN as u32);
         let (start, stride) = (rows.first(head) * D as u64, u64::from(rows.row_heads) * D as u64);

@@ -142,7 +142,7 @@ where
 
     #[inline(always)]
     fn load_keys(&self, tile: &KeyTile, stage: Keys<T, D>, full: Mbarrier) {
-        // The divisor is not zero; saying so keeps the check out.
+        // The divisor is not zero; `max(1)` saves its check.
         let at = [tile.batch, tile.head / self.keys.heads.splits.max(1), tile.key(), 0];
         self.keys.tensors.k.load(stage.keys, at, full);
         self.keys.tensors.v.load(stage.values, at, full);

@@ -1,5 +1,8 @@
 //! Sequences and options in the backward pass: what dense tensors do not have.
 //!
+//! The kernel is that of [`attention_backward`](fn@super::attention_backward), by another problem; the entry is its own, as its parameters,
+//! shared memory and instances are. A policy of one entry would cost no instruction, as each instance is compiled alone; it was not tried.
+//!
 //! Sequences lie anywhere in their tensors and differ in length ([`Sequences`]), queries see windows of keys, scores are capped,
 //! gradients are added to `f32` tensors, heads are smaller than tiles. All of it but caps is chosen at run time, outside the loop over
 //! blocks of queries or by a branch that all threads take together. A tile comes with its sequence, and the tensor maps end

@@ -35,7 +35,7 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
         } else if MASKED && (self.0.first > -FAR || self.0.last < FAR) {
             blocks.begin
         } else {
-            // The divisor is not zero where there are queries; saying so keeps the check out.
+            // The divisor is not zero where there are queries; `max(1)` saves its check.
             keys * BACKWARD_KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
         };
         BlockOrder { blocks, first, falling: ordered }
@@ -60,7 +60,7 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
         keys < whole.begin || keys >= whole.end
     }
 
-    /// Makes the scores of hidden keys -inf, in a transposed tile of scores that begins at key `key` and at a block of queries.
+    /// Makes the scores of masked keys -inf, in a transposed tile of scores that begins at key `key` and at a block of queries.
     #[inline(always)]
     pub fn hide(&self, scores: &mut RegisterTile<QUERIES>, key: u32, block: u32)
     where

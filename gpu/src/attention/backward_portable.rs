@@ -14,6 +14,8 @@
 //! and nothing waits. The price is that scores are computed twice: seven products where
 //! [`attention_backward`](fn@super::attention_backward) has five.
 //!
+//! That is another algorithm, so a kernel of its own; what a policy of both would cost was not measured.
+//!
 //! Heads are panels of 64 elements, what hangs over is zero. A block has `PARTS` panels of the result; where heads have more, the next
 //! block in y has them, and computes the scores again.
 //!
@@ -104,7 +106,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let (PortableTensors { q, k, v, grad_out, size, value_size }, row_tiles) = (tensors, target.row_tiles);
     let Heads { batches, heads, group, step: head_step } = heads;
     let shared = Shared::<T, PANELS, STEP>::claim();
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let group = group.max(1);
     let fixed_heads = if OF_KEYS { heads / group } else { heads };
     let (index, all_heads) = (block::index()[0], (fixed_heads * batches).max(1));

@@ -29,7 +29,7 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     let BlockStatistics { offsets, deltas, rows: padded, .. } = statistics;
     let lanes = const { (D / Vector::<T>::LANES) as u32 };
     let block = block::index()[0];
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let row_blocks = padded.div_ceil(ROWS).max(1);
     let (head, start) = (block / row_blocks, block % row_blocks * ROWS);
     let (batch, head_of_batch) = (head / heads.max(1), head % heads.max(1));

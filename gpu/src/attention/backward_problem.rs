@@ -1,5 +1,5 @@
 //! What the backward pass computes of keys, as a compile-time policy of its [kernel](fn@super::attention_backward): where tiles come from, where rows
-//! lie, what is hidden, where results go.
+//! lie, what is masked, where results go.
 //!
 //! | problem | takes |
 //! |---|---|

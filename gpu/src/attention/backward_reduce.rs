@@ -99,7 +99,7 @@ impl KeyPartsArgument<'_> {
 
 /// The gradients, of `[batches, heads]`, are the sums of the parts that [`attention_backward`](fn@super::attention_backward) left.
 ///
-/// Floor: the parts are read once, 4 bytes an element. A CUDA block takes a block of keys of a head, of keys or of values.
+/// Floor: the parts are read once, 4 bytes an element. A CUDA block takes a block of rows of one head, of the keys or of the values.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, D>, requires = sm_90a)]
 #[instances(T = [bf16, f16], D = [64, 128])]
 pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: usize>(
@@ -116,7 +116,7 @@ pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: us
     sync::fence_proxy_async();
     warpgroup::sync(part);
     if warpgroup::is_leader() {
-        // The divisor is not zero, as there is a block; saying so keeps the check out.
+        // The divisor is not zero, as there is a block; `max(1)` saves its check.
         let at = [head / heads.max(1), head % heads.max(1), block * BACKWARD_KEYS as u32 + part * WARPGROUP_KEYS as u32, 0];
         if which == 0 {
             gradients.k.store(at, rows)
@@ -151,7 +151,7 @@ where
     Columns<D>: MatrixColumns,
 {
     let ([at, _, which], part) = (block::index(), warpgroup::index());
-    // The divisor is not zero, as there is a block; saying so keeps the check out.
+    // The divisor is not zero, as there is a block; `max(1)` saves its check.
     let (head, block) = (at / parts.key_blocks.max(1), at % parts.key_blocks.max(1));
     let sum = parts.sum::<D>(head, block, which != 0, part);
     let key = block * BACKWARD_KEYS as u32 + part * WARPGROUP_KEYS as u32;

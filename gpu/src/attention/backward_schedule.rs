@@ -64,7 +64,7 @@ pub struct KeyTile {
     pub block: u32,
     /// The batch, or the sequence.
     pub batch: u32,
-    /// The head of keys in it.
+    /// The key head in it.
     pub head: u32,
 }
 
@@ -81,7 +81,7 @@ impl KeyTile {
     /// The same tile, where its head is one of those of all batches, of `heads` each.
     #[inline(always)]
     pub fn in_batch(self, heads: u32) -> Self {
-        // No divisor is zero, as there is a tile; saying so keeps the check out.
+        // No divisor is zero, as there is a tile; `max(1)` saves its check.
         Self { batch: self.head / heads.max(1), head: self.head % heads.max(1), ..self }
     }
 
@@ -123,7 +123,7 @@ impl KeySchedule {
         if index >= self.tiles() {
             return None;
         }
-        // No divisor is zero, as there is a tile; saying so keeps the check out.
+        // No divisor is zero, as there is a tile; `max(1)` saves its check.
         let section_tiles = (self.key_blocks * self.section).max(1);
         let (section, inside) = (index / section_tiles, index % section_tiles);
         let first_head = section * self.section;

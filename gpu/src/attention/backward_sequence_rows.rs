@@ -34,7 +34,7 @@ pub fn attention_backward_blocks(queries: QueryStatistics, statistics: BlockStat
     }
     let query_blocks = QueryBlocks { query_ends: sequences.query_ends, batches: heads.batches, size, blocks };
     let [mut offset, mut delta] = [f32::NEG_INFINITY, 0.0];
-    // The divisor is not zero, as there is an element; saying so keeps the check out.
+    // The divisor is not zero, as there is an element; `max(1)` saves its check.
     if let Some(QueryBlock { batch, index, .. }) = query_blocks.get(at / size.max(1)) {
         let sequence = query_blocks.limit(batch, sequences.without_diagonals().get(batch));
         let row = index * size + at % size.max(1);

@@ -78,7 +78,7 @@ pub struct ResultRows<T: Pod> {
 #[instances(T = [bf16, f16])]
 pub fn attention_backward_deltas<T: Float + Pod>(result: ResultRows<T>, deltas: GlobalMut<f32>) {
     let ResultRows { out, grad_out, rows, heads, size, lanes } = result;
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let (lanes, heads, rows) = (lanes.max(1), heads.max(1), rows.max(1));
     let (index, lane) = (block::index()[0] * (THREADS / lanes) + thread::index() / lanes, thread::index() % lanes);
     let element = lane * Vector::<T>::LANES as u32;

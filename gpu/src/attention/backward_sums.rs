@@ -39,7 +39,7 @@ impl DenseRows {
     /// The first row of a head of all batches, counted in heads.
     #[inline(always)]
     pub(super) fn first(&self, head: u32) -> u64 {
-        // No divisor is zero, as there is a head; saying so keeps the check out.
+        // No divisor is zero, as there is a head; `max(1)` saves its check.
         let heads = self.heads.max(1);
         u64::from(head / heads) * u64::from(self.batch_heads) + u64::from(head % heads)
     }

@@ -55,7 +55,7 @@ pub fn attention_combine<T: RegisterElement>(parts: Parts, result: Combined<T>) 
     if lane == 0 {
         log_sum_exp.store(at, if total == 0.0 { f32::NEG_INFINITY } else { (largest + log2(total)) * LN_2 });
     }
-    // No divisor is zero, as there is a row; saying so keeps the check out.
+    // No divisor is zero, as there is a row; `max(1)` saves its check.
     let (head, row) = (index / rows.max(1), index % rows.max(1));
     let (batch, head) = (head / heads.max(1), head % heads.max(1));
     let Combined { batch_stride, head_stride, row_stride, .. } = result;

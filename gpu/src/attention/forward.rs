@@ -10,7 +10,7 @@
 //!
 //! Sizes are any: what hangs over an edge is loaded as zero, masked, and not stored. A query that sees no key
 //! gets zeros and a log-sum-exp of -inf. Scores, weights and sums are `f32`, weights are rounded to `T` for their
-//! product. Scores below -1e30 count as hidden; NaN and +inf give NaN in their rows.
+//! product. Scores below -1e30 count as masked; NaN and +inf give NaN in their rows.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::pipeline;

@@ -2,7 +2,8 @@
 //!
 //! The structure is that of [`attention_forward`](fn@super::attention_forward), with one difference. The tensor cores take
 //! 8-bit operands along the direction that is summed over alone, and values lie across it: so three warps of the producer's
-//! warpgroup transpose each block of values on its way, from one ring to another.
+//! warpgroup transpose each block of values on its way, from one ring to another. That is another pipeline, so it is a kernel of its own;
+//! what a policy of that kernel would cost was not measured.
 //!
 //! | warp of the producer's warpgroup | does |
 //! |---|---|

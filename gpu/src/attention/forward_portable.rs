@@ -4,9 +4,12 @@
 //! copied while the other is multiplied. Queries, scores and the result stay in registers, in the same fragments as a
 //! warpgroup's, so that masks and softmax are those of [`attention_forward`](fn@super::attention_forward).
 //!
+//! Another algorithm than [`attention_forward`](fn@super::attention_forward)'s, without roles, so a kernel of its own; what a common policy
+//! would cost was not measured.
+//!
 //! One barrier a step: after it the next stage is there for all warps, and all have read this one, which is filled again.
 //!
-//! `Q` and the result are rows of `[heads, D]`, sequences of which lie as [`Sequences`] says; so do `K` and `V`. Rows start at
+//! `Q`, `K`, `V` and the result are rows of `[heads, D]`, sequences of which lie as [`Sequences`] says. Rows start at
 //! multiples of 16 bytes. Results are as [`attention_forward`](fn@super::attention_forward) has them, to rounding.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};

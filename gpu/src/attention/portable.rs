@@ -29,7 +29,7 @@ pub struct SizedInputs<T: Pod> {
     pub k: Global<T>,
     /// Values.
     pub v: Global<T>,
-    /// Elements of a head of queries and of keys: a multiple of 8.
+    /// Elements of a query head and of a key head: a multiple of 8.
     pub size: u32,
     /// Elements of a head of values and of results: a multiple of 8.
     pub value_size: u32,
@@ -61,7 +61,7 @@ impl LogSumExp {
 /// most keys.
 #[inline(always)]
 pub(super) fn tile_of_block(heads: &Heads, row_tiles: u32, tile_rows: usize) -> Tile {
-    // No divisor is zero, as there is a block; saying so keeps the check out.
+    // No divisor is zero, as there is a block; `max(1)` saves its check.
     let (index, all_heads) = (block::index()[0], (heads.heads * heads.batches).max(1));
     let (inside, heads) = (index % all_heads, heads.heads.max(1));
     Tile { row: (row_tiles - 1 - index / all_heads) * tile_rows as u32, head: inside % heads, batch: inside / heads }

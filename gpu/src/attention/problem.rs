@@ -1,5 +1,5 @@
 //! What forward attention is computed of, as a compile-time policy of the [kernel](fn@super::attention_forward): where tiles come from, where
-//! rows lie, what is hidden, where results go.
+//! rows lie, what is masked, where results go.
 //!
 //! | policy | problem | takes |
 //! |---|---|---|

@@ -80,7 +80,7 @@ impl Schedule {
         if index >= self.tiles() {
             return None;
         }
-        // No divisor is zero, as there is a tile; saying so keeps the check out.
+        // No divisor is zero, as there is a tile; `max(1)` saves its check.
         let section_tiles = (self.row_tiles * self.section).max(1);
         let (section, inside) = (index / section_tiles, index % section_tiles);
         let first_head = section * self.section;

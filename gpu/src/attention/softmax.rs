@@ -5,7 +5,7 @@ use oxtile_tile::num::{exp2, fma, log2, max, min, reciprocal};
 use oxtile_tile::register_tile::{RegisterTile, Rows, THREAD_ROWS, quad_max, quad_sum};
 use oxtile_tile::warp;
 
-/// A row's maximum before it has one. Finite, so that no difference is NaN; lower scores count as hidden.
+/// A row's maximum before it has one. Finite, so that no difference is NaN; lower scores count as masked.
 const LOWEST: f32 = -1e30;
 
 /// A maximum is kept until it is exceeded by so many powers of two: the weights stay below 2^8, and what was accumulated
@@ -34,7 +34,7 @@ pub struct Softmax {
     lift: f32,
     /// How many times a thread's sum a weight may be before the maximum is raised to it, beside the margin: a constant.
     share: f32,
-    /// The largest score so far, of those that are not hidden.
+    /// The largest score so far, of those that are not masked.
     largest: Rows,
     /// Scores beyond which a maximum is raised.
     limit: Rows,

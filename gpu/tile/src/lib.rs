@@ -7,12 +7,12 @@
 //! |---|---|
 //! | which thread, warp, warpgroup, block, cluster | [`thread`], [`warp`], [`warpgroup`] (with its roles), [`block`], [`cluster`] |
 //! | device memory | [`global`]: [`Global`](global::Global), [`GlobalMut`](global::GlobalMut) |
-//! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), [`SharedTile`](shared::SharedTile), `#[derive(SharedStorage)]` |
+//! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), [`SharedTile`](shared::SharedTile) (`shared_tile`), `#[derive(SharedStorage)]` |
 //! | copies, mbarriers, rings of stages | [`pipeline`] |
 //! | TMA's descriptors (tensor maps) | [`tensor_map`] |
 //! | swizzles, descriptors of matrix operands | [`layout`] |
 //! | matrix multiplication | [`matrix`] (`wgmma`), [`warp_matrix`] (`mma.sync`) |
-//! | tiles in registers, and in memory as registers hold them | [`register_tile`], [`fragment_tile`] |
+//! | tiles in registers, and in memory as registers hold them; transposition of 8-bit tiles | [`register_tile`], [`fragment_tile`]; `turn` |
 //! | how a result leaves, which tile is next | [`epilogue`], [`scheduler`] |
 //! | barriers, fences, atomics, flags between devices | [`sync`], [`atomic`], [`flag`] |
 //! | number formats | [`num`] |

@@ -36,7 +36,7 @@ impl<const BAND: u32> PersistentTiles<BAND> {
         if self.next >= self.rows * self.columns {
             return None;
         }
-        // No divisor is zero, as there is a tile; saying so keeps the check out.
+        // No divisor is zero, as there is a tile; `max(1)` saves its check.
         let tiles_of_band = (BAND * self.columns).max(1);
         let (band, inside) = (self.next / tiles_of_band, self.next % tiles_of_band);
         let height = (self.rows - band * BAND).clamp(1, BAND);

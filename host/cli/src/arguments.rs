@@ -1,4 +1,12 @@
 //! The command line, parsed: one file a command.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `words` | one word after another, and the values that options take |
+//! | `help` | the help texts |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `build` | the options of each command |
+//! | `demo` | the options of `oxtile demo-checkpoint` |
+//! | `tests` | what the command line takes and refuses |
 
 mod attention;
 mod build;

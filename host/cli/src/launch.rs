@@ -5,6 +5,14 @@
 //! asked to end (SIGTERM) and then made to (SIGKILL); a signal to the launcher goes to all. What they started and left behind is
 //! killed when the last has ended. Should the launcher itself be killed, the kernel kills the ranks, and a guardian what they started. Each of these steps has a deadline, so that
 //! nothing keeps the launcher: what is left then is named.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `rank` | one rank's process, and all that it starts |
+//! | `lines` | the output of all ranks, line by line |
+//! | `guardian` | a process that ends the job if its launcher was killed |
+//! | `subreaper` | processes that ranks left in groups of their own |
+//! | `error` | how a launch can fail |
 
 mod error;
 pub mod guardian;

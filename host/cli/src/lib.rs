@@ -3,6 +3,16 @@
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `build` | the commands of these names |
+//! | `demo` | `oxtile demo-checkpoint` |
+//! | `safetensors` | files of tensors, read and written |
+//! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
+//! | `message`, `progress`, `text` | lines and bars on standard error; text for people |
+//! | `error` | what can end a command |
 #![deny(missing_docs)]
 
 pub mod arguments;

@@ -8,6 +8,13 @@
 //!     println!("{finding}");
 //! }
 //! ```
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `driver` | NVIDIA's driver and its GPUs |
+//! | `library` | a library as the dynamic loader finds it |
+//! | `nccl`, `nvshmem` | which NCCL and which NVSHMEM are there |
+//! | `symmetric` | which symmetric memory the machine allows |
 #![deny(missing_docs)]
 
 mod driver;

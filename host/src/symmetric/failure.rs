@@ -85,7 +85,7 @@ impl Inner {
     /// Writes poison until the streams are done, since a late signal may overwrite it. Returns whether they are done within the deadline.
     fn release_waits(&self) -> Result<bool> {
         let start = Instant::now();
-        // A thread that checked before the end may still enqueue, or be held up by a full queue until there is poison: so poison is written before this waits.
+        // A thread that checked before the end may still enqueue, or wait for a place in a full queue until there is poison: so poison is written before this waits.
         while matches!(self.enqueuing.try_write(), Err(TryLockError::WouldBlock)) {
             self.poison_signals()?;
             if start.elapsed() > self.options.deadline {

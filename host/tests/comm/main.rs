@@ -1,4 +1,16 @@
 //! Ranks of the virtual cluster, on the public interface.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `collectives`, `groups`, `schedules`, `teams` | collectives; grouped calls and parts of a world, for every communicator; teams |
+//! | `sanitizer`, `one_sided` | planted bugs of streams and of one-sided operations |
+//! | `symmetric`, `arenas`, `foreign` | arenas and their failures; an arena a rank; what is of another arena |
+//! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
+//! | `declared`, `mismatches` | ranks that call different things |
+//! | `batch`, `handover`, `contiguous`, `exchange`, `graphs` | batches; signals in graphs; one range of addresses; messages by kernels; graphs |
+//! | `failures`, `threads`, `waits` | failures of a host, a thread, and waits without an arena |
+//! | `timeline` | what is recorded of ranks |
+//! | `support` | what the tests share |
 
 mod arenas;
 mod batch;

@@ -1,6 +1,15 @@
 //! The runtime's promises, shown on the back end at hand: GPUs where a driver and compiled kernels are found (or
 //! `OXTILE_REQUIRE=cuda` asks for them), else the emulator. What only a seeded scheduler can show runs on the emulator
 //! alone, under many seeds.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `buffers`, `streams`, `graphs`, `launches`, `library` | what they are named after |
+//! | `collectives` | collectives in a world of one rank |
+//! | `quantization`, `fp8`, `grouped`, `products` | the host's side of casts, of FP8, of groups; products and attention in graphs |
+//! | `faults` | kernels that misbehave on the emulator |
+//! | `timeline` | what is recorded of streams |
+//! | `support` | what the tests share |
 
 mod buffers;
 mod collectives;

@@ -1,5 +1,14 @@
 //! Symmetric memory of mapped allocations: ranks as processes and as threads, on files in memory, with faults at every step; and on a GPU, where
 //! there is one. Without a GPU those tests are skipped; `OXTILE_REQUIRE=vmm` makes that a failure, `nccl` and `nvshmem` for those of a library.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `ranks`, `program`, `watch` | this program as the ranks of a job, what they do, and what they were doing when their time is over |
+//! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
+//! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
+//! | `gpu`, `contiguous`, `exchange`, `soak` | on GPUs: arenas, one range of addresses, messages, a long run |
+//! | `nccl`, `nvshmem` | memory of these libraries |
+//! | `emulated` | memory of a virtual cluster |
 
 mod board;
 mod connect;

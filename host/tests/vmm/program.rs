@@ -13,7 +13,7 @@ use oxtile::symmetric::vmm::{Driver, FlatOptions, FlatView, Handle, Memfd};
 use oxtile::{Error, Result};
 
 pub const DEADLINE: Duration = Duration::from_secs(3);
-/// For what nothing holds up.
+/// The deadline of what nothing delays.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two hundred words, so that the size is not a multiple of the granularity.

@@ -5,6 +5,16 @@
 //! the emulator to them. Where the two disagree the emulator is wrong.
 //!
 //! A kernel takes `input` words and writes `output` words, and runs as one block unless its job gives more.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `coverage` | which kernel runs which operation |
+//! | `memory`, `views`, `copies` | loads, stores, atomics; views and tables; asynchronous copies |
+//! | `exchange`, `order`, `cluster` | shuffles, votes, barriers; fences and flags; clusters |
+//! | `convert`, `formats` | conversions and arithmetic; packed number types |
+//! | `matrix`, `turned`, `fragments`, `warp_matrix` | matrix products by warpgroups, of transposed 8-bit tiles, of parts of tiles; by warps |
+//! | `roles` | roles of warpgroups |
+//! | `parameters` | structs of parameters |
 #![no_std]
 #![deny(missing_docs)]
 

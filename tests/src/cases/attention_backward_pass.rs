@@ -97,13 +97,13 @@ impl<T: Differentiable> Pass<T> {
         self.problem.place(batch, SIDES[tensor], heads_of(config, tensor), size_of(config, tensor))
     }
 
-    /// The head of a tensor that goes with a head of queries.
+    /// The head of a tensor that goes with a query head.
     fn head_in(&self, tensor: usize, head: usize) -> usize {
         let AttentionConfig { heads, key_heads, .. } = self.problem.config;
         if SIDES[tensor] == 0 { head } else { head * key_heads as usize / heads as usize }
     }
 
-    /// Elements of a tensor's rows that go with a head of queries.
+    /// Elements of a tensor's rows that go with a query head.
     fn of(&self, batch: usize, head: usize, tensor: usize) -> impl Fn(usize, usize) -> f64 {
         let (place, head) = (self.place(batch, tensor), self.head_in(tensor, head));
         move |row, element| f64::from(self.inputs[tensor][place.at(row, head, element)])

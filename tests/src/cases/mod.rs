@@ -1,4 +1,22 @@
 //! All cases, a family of kernels a file.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `amax`, `copy`, `exchange`, `gemm`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
+//! | `attention_limits` | what the forward kernels refuse |
+//! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
+//! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
+//! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; any GPU |
+//! | `attention_problem` | a problem of attention in any layout, for the others |
+//! | `fp8` | FP8 |
+//! | `mxfp8`, `mxfp8_columns`, `mxfp8_fused`, `mxfp8_bias` | MXFP8: by rows; by columns and in both directions; fused; with bias gradients |
+//! | `nvfp4`, `nvfp4_columns`, `nvfp4_variants`, `nvfp4_sweeps` | NVFP4: by rows; by columns, Hadamard, stochastic; other rules; all numbers |
+//! | `interleave`, `interleaved` | interleaved scales; casts that write them and kernels that read them |
+//! | `grouped`, `grouped_fp8` | groups of matrices |
+//! | `nvfp4_shards`, `grouped_shards`, `in_turn` | shards quantized by ranks; ranks that take turns on one device |
+//! | `quantized_gemm` | products of quantized matrices |
+//! | `element` | the wide element types, for the others |
 
 mod activation;
 mod amax;

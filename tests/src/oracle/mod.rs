@@ -2,6 +2,16 @@
 //!
 //! Nothing here uses `oxtile_tile::num`. The oracles themselves are held to `tests/golden`, which numpy and
 //! ml_dtypes made.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `formats`, `agreement` | number formats by definition, held to golden vectors |
+//! | `fp8`, `mxfp8`, `nvfp4` | the formats |
+//! | `nvfp4_stochastic`, `nvfp4_variants` | stochastic rounding; four over six, an amax for each row |
+//! | `amax`, `activation`, `gemm`, `interleave` | what they are named after |
+//! | `attention`, `attention_backward` | attention of all heads, forward and backward |
+//! | `attention_head`, `attention_head_backward` | one head of one sequence, with every option |
+//! | `attention_fp8` | what rounded weights lose at least |
 
 pub mod activation;
 #[cfg(test)]

@@ -1,4 +1,12 @@
 //! The device of a job: Oxtile's kernels on a GPU or on the emulator.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `casts` | the kernels for one number type, and the casts on them |
+//! | `number` | the number types that every format takes |
+//! | `nvfp4` | the NVFP4 casts of a recipe |
+//! | `restore` | codes and scales back to numbers |
+//! | `scales` | interleaved scales, and back |
 
 mod casts;
 mod number;

@@ -4,6 +4,13 @@
 //! The JSON maps each tensor's name to its dtype, shape and `[begin, end)` in the data section, and may hold one
 //! `__metadata__` object of strings. The tensors cover the data section without holes or overlaps.
 //! Source: the format's README and `safetensors/src/tensor.rs`, version 0.8.0.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `header` | the JSON header, with every rule of the format checked |
+//! | `dtype` | element types by their names |
+//! | `read`, `write` | files, read by windows of a memory map and written piece by piece |
+//! | `error` | what can be wrong with a file, and where |
 
 mod dtype;
 mod error;

@@ -228,7 +228,7 @@ fn ready_done(exploration: &Exploration, count: u32, rounds: u64, waits_for_done
 
 #[test]
 fn ready_and_done_order_two_and_three_ranks() {
-    // Two rounds at least: DONE holds up the second.
+    // Two rounds at least: the second waits for DONE.
     for (count, rounds, fewest) in [(2, 3, 20), (3, 2, 600)] {
         let Explored { states, .. } = explore(|exploration| ready_done(exploration, count, rounds, true)).unwrap();
         assert!(states >= fewest, "{count} ranks: {states} states");

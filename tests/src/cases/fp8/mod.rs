@@ -1,4 +1,11 @@
 //! FP8.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `tensor`, `transpose` | one scale for the tensor; with the transpose |
+//! | `blocks` | scales of row blocks and of squares |
+//! | `shard` | shards of a matrix, rank by rank |
+//! | `update_scales` | delayed scaling |
 
 mod blocks;
 mod shard;
