@@ -1,7 +1,5 @@
 //! docs/own-crate.md does what it says, outside the workspace.
 
-mod common;
-
 use std::{
     env, fs,
     path::Path,
