@@ -81,7 +81,8 @@ fn the_page_makes_a_crate_that_passes_and_builds() {
     assert!(file("ratchet/scale.toml").contains("scale.sm_90a = { registers = "));
 
     // A kernel that is refused is in the table all the same.
-    replace(&crate_folder.join("ratchet/scale.toml"), "registers = ", "registers = 1 #");
+    let accepted = "scale.sm_90a = { registers = 1, instructions = 1 }\n";
+    fs::write(crate_folder.join("ratchet/scale.toml"), accepted).expect("a writable file");
     let output = shell(&crate_folder, "oxtile build");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("scale "), "{output:?}");

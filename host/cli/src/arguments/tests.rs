@@ -74,6 +74,7 @@ fn every_option_reaches_its_command() {
         "dequantize -h",
         "compare --help",
         "inspect -h",
+        "new --help",
         "build --help",
         "timeline --help",
         "doctor --help",
@@ -97,6 +98,8 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("compare a b c").contains("\"c\""));
     assert!(refusal("inspect a b").contains("\"b\""));
     assert!(refusal("inspect --jsno a").contains("--jsno"));
+    assert!(refusal("new").contains("NAME is missing; `oxtile new --help`"));
+    assert!(refusal("new a b").contains("\"b\""));
     assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
     assert!(refusal("timeline --svg a").contains("FILE is missing"));
     assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));
