@@ -33,22 +33,31 @@
 //! | what ran when | [`timeline`], recorded as `recording` |
 //! | which kernel is taken, and why | [`Choice`] (`choice`) |
 //! | values of ranks, which the modules above give out | `rank` |
+//!
+//! [`quantize`], [`gemm`], [`attention`] and [`symmetric`] use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
+//! that has kernels of its own and uses none of these compiles faster without it.
 #![deny(missing_docs)]
+#![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
 
+#[cfg(feature = "kernels")]
 pub mod attention;
 pub mod bootstrap;
 mod choice;
 pub mod comm;
+#[cfg(feature = "kernels")]
 pub mod gemm;
+#[cfg(feature = "kernels")]
 pub mod quantize;
 mod rank;
 mod recording;
 pub mod runtime;
+#[cfg(feature = "kernels")]
 pub mod symmetric;
 pub mod tensor;
 pub mod timeline;
 
 pub use choice::Choice;
+#[cfg(feature = "kernels")]
 pub use oxtile_kernels as kernels;
 pub use oxtile_tile::num;
 pub use runtime::{

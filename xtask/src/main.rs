@@ -18,7 +18,7 @@ mod programs;
 mod suite;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
@@ -79,8 +79,17 @@ fn run() -> Result<ExitCode> {
 
 /// The root of the workspace.
 fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    here.parent().map(PathBuf::from).unwrap_or(here)
+    let run = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let program = std::env::current_exe().unwrap_or_default();
+    root_of(run.as_deref(), &program, Path::new(env!("CARGO_MANIFEST_DIR")))
+}
+
+/// The checkout of a program that was compiled in the package folder `built`. In a copy of a checkout and its target folder cargo takes the program
+/// for fresh: `cargo run` names the folder of the package in `run`, else the checkout is the one that the program lies in.
+fn root_of(run: Option<&Path>, program: &Path, built: &Path) -> PathBuf {
+    let above = run.and_then(Path::parent).into_iter().chain(program.ancestors().skip(1));
+    let mut checkouts = above.filter(|folder| folder.join("xtask/Cargo.toml").is_file() && folder.join("gpu/tile").is_dir());
+    checkouts.next().or(built.parent()).unwrap_or(built).into()
 }
 
 /// Cargo's target directory, wherever `CARGO_TARGET_DIR` or a configuration file puts it: this program lies in
@@ -111,4 +120,26 @@ fn commit() -> String {
 /// Tells what is being done.
 fn say(step: &str) {
     eprintln!("  {step}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copied_checkout_works_on_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, copy] = ["first", "copy"].map(|name| folder.path().join(name));
+        for checkout in [&first, &copy] {
+            std::fs::create_dir_all(checkout.join("gpu/tile")).unwrap();
+            std::fs::create_dir_all(checkout.join("xtask")).unwrap();
+            std::fs::write(checkout.join("xtask/Cargo.toml"), "").unwrap();
+        }
+        let (built, elsewhere) = (first.join("xtask"), Path::new("/target/debug/xtask"));
+        assert_eq!(root_of(Some(&copy.join("xtask")), elsewhere, &built), copy);
+        assert_eq!(root_of(None, &copy.join("target/debug/xtask"), &built), copy);
+        // Another package's, as tests inherit it.
+        assert_eq!(root_of(Some(Path::new("/other/package")), &copy.join("target/debug/xtask"), &built), copy);
+        assert_eq!(root_of(None, elsewhere, &built), first);
+    }
 }

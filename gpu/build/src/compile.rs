@@ -22,6 +22,8 @@ pub(crate) struct Project {
     pub workspace: PathBuf,
     /// The target directory of its workspace.
     pub target: PathBuf,
+    /// The folders of the crates that it depends on by path.
+    pub neighbours: Vec<PathBuf>,
 }
 
 impl Project {
@@ -37,6 +39,8 @@ impl Project {
             .map_err(|error| Error::content(&manifest, format!("cargo metadata: {error}")))?;
         let packages = json["packages"].as_array().into_iter().flatten();
         let package = packages.into_iter().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
+        let dependencies = package.and_then(|package| package["dependencies"].as_array()).into_iter().flatten();
+        let neighbours = dependencies.filter_map(|dependency| dependency["path"].as_str()).map(PathBuf::from).collect();
         let name = package.and_then(|package| package["name"].as_str());
         let name = name.ok_or_else(|| Error::content(&manifest, "this manifest has no [package]; name the kernel crate's own"))?;
         let folder_of = |key: &str| PathBuf::from(json[key].as_str().unwrap_or_default());
@@ -45,8 +49,17 @@ impl Project {
             folder: manifest.parent().unwrap_or(Path::new("/")).into(),
             workspace: folder_of("workspace_root"),
             target: folder_of("target_directory"),
+            neighbours,
             manifest,
         })
+    }
+
+    /// The command that builds these kernels, for a person who is where they are: Oxtile's own have one of their own.
+    pub fn build_command(&self) -> String {
+        match self.workspace.join("xtask/src/kernels.rs").is_file() {
+            true => "cargo xtask build-ptx".into(),
+            false => format!("oxtile build --manifest-path {}", self.manifest.display()),
+        }
     }
 
     /// The target directory of device code, which nothing else uses.
@@ -168,7 +181,7 @@ pub(crate) fn compile(
 }
 
 /// The toolchain's cargo, free of what a surrounding cargo or build script has set.
-fn cargo(toolchain: &Toolchain) -> Command {
+pub(crate) fn cargo(toolchain: &Toolchain) -> Command {
     let mut cargo = Command::new(&toolchain.cargo);
     let inherited =
         ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];

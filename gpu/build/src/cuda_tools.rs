@@ -29,15 +29,20 @@ pub struct CudaTools {
 }
 
 impl CudaTools {
-    /// Finds the tools: the folder in `OXTILE_CUDA_BIN`, else `.oxtile/cuda` in `start` or a folder above it or in
+    /// Finds the tools: the folder in `OXTILE_CUDA_BIN`, or what pip unpacked there, else `.oxtile/cuda` in `start` or a folder above it or in
     /// the working directory or a folder above that, else the toolkit of `CUDA_HOME` or `CUDA_PATH`, `/usr/local/cuda`, `PATH`.
     pub fn find(start: &Path) -> Result<Self, Error> {
-        if let Some(bin) = env::var_os(OVERRIDE) {
-            return Self::at(Path::new(&bin));
+        Self::find_near(&[start.to_owned()])
+    }
+
+    /// As [`find`](Self::find), in and above each of these folders.
+    pub(crate) fn find_near(starts: &[PathBuf]) -> Result<Self, Error> {
+        if let Some(folder) = env::var_os(OVERRIDE) {
+            return Self::in_named(Path::new(&folder));
         }
-        let start = std::path::absolute(start).map_err(Error::file("resolve", start))?;
-        let here = env::current_dir().unwrap_or_default();
-        let own = start.ancestors().chain(here.ancestors()).map(|folder| folder.join(".oxtile/cuda").join(BIN));
+        let starts = starts.iter().map(|start| std::path::absolute(start).map_err(Error::file("resolve", start)));
+        let starts = starts.chain([Ok(env::current_dir().unwrap_or_default())]).collect::<Result<Vec<_>, _>>()?;
+        let own = starts.iter().flat_map(|start| start.ancestors()).map(|folder| folder.join(".oxtile/cuda").join(BIN));
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin"));
         let path = tool::in_path("ptxas").and_then(|ptxas| Some(ptxas.parent()?.to_owned()));
         let mut folders = own.chain(toolkits).chain([PathBuf::from("/usr/local/cuda/bin")]).chain(path);
@@ -49,6 +54,12 @@ impl CudaTools {
                 WHEELS.join(" ")
             ),
         })
+    }
+
+    /// The tools in a folder that was named: there, or below it, where pip puts them.
+    fn in_named(folder: &Path) -> Result<Self, Error> {
+        let below = folder.join(BIN);
+        Self::at(if !folder.join("ptxas").exists() && below.is_dir() { &below } else { folder })
     }
 
     /// The tools in one folder.
@@ -84,5 +95,24 @@ impl CudaTools {
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade", "--target"]);
         tool::output("installing NVIDIA's binary tools (this needs Python 3 with pip)", pip.arg(&folder).args(WHEELS))?;
         Self::find(root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_folder_may_be_the_one_that_pip_was_given() {
+        let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let bin = tools.ptxas.parent().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join(BIN);
+        std::fs::create_dir_all(below.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(bin, &below).unwrap();
+        assert_eq!(CudaTools::in_named(folder.path()).unwrap().ptxas, below.join("ptxas"));
+        assert_eq!(CudaTools::in_named(bin).unwrap().ptxas, tools.ptxas);
+        let error = CudaTools::in_named(Path::new("/nowhere")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/ptxas does not exist"), "{error}");
     }
 }

@@ -56,6 +56,9 @@ pub enum Error {
         /// What is wrong and how to mend it.
         why: String,
     },
+    /// The crate, or crates that it depends on, cannot be compiled for the GPU: a line for each, with its mend.
+    #[error("{}", .0.join("\n"))]
+    NeedsStd(Vec<String>),
     /// The compiled PTX is not what `#[kernel]` makes.
     #[error("PTX of {families}: {why}")]
     Ptx {
@@ -65,8 +68,13 @@ pub enum Error {
         why: String,
     },
     /// The kernels compiled, but may not be used as they are.
-    #[error("{}", crate::lint::describe(.0))]
-    Lint(Vec<crate::lint::Finding>),
+    #[error("{}", crate::lint::describe(findings, command))]
+    Lint {
+        /// Why, with the source lines where they are known.
+        findings: Vec<crate::lint::Finding>,
+        /// The command that builds these kernels.
+        command: String,
+    },
     /// The source hash could not be computed.
     #[error(transparent)]
     SourceHash(#[from] crate::source_hash::SourceHashError),

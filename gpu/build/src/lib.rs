@@ -12,8 +12,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `compile` runs rustc once
-//! a kernel family; [`ptx`] cuts the module into one file an entry and writes the launch bounds into it, which it reads
+//! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `dependencies` looks for what
+//! cannot be compiled for a GPU; `compile` runs rustc once an architecture, on all families; [`ptx`] cuts the module into one file an entry and writes the launch bounds into it, which it reads
 //! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
 //! the result; [`manifest`] lists what was built, for the program that loads it.
 //!
@@ -41,9 +41,13 @@ pub mod assemble;
 #[cfg(feature = "compile")]
 mod builder;
 #[cfg(feature = "compile")]
+mod causes;
+#[cfg(feature = "compile")]
 mod compile;
 #[cfg(feature = "compile")]
 pub mod cuda_tools;
+#[cfg(feature = "compile")]
+mod dependencies;
 #[cfg(feature = "compile")]
 mod error;
 #[cfg(feature = "compile")]
@@ -58,6 +62,8 @@ pub mod manifest;
 pub mod ptx;
 #[cfg(feature = "compile")]
 pub mod ratchet;
+#[cfg(feature = "compile")]
+mod run;
 #[cfg(feature = "compile")]
 pub mod sass;
 #[cfg(feature = "compile")]

@@ -47,12 +47,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All findings as one error text.
-pub(crate) fn describe(findings: &[Finding]) -> String {
+/// All findings as one error text. `command` builds these kernels.
+pub(crate) fn describe(findings: &[Finding], command: &str) -> String {
     let mut text = format!("the kernels compiled, but {} thing(s) must be mended:", findings.len());
     findings.iter().for_each(|finding| text.push_str(&format!("\n  {finding}")));
     if findings.iter().any(|finding| finding.acceptable) {
-        text.push_str("\n  where the new figures are meant, `cargo xtask build-ptx --accept` writes them into the ratchet");
+        text.push_str(&format!("\n  where the new figures are meant, `{command} --accept` writes them into the ratchet"));
     }
     text
 }
@@ -82,12 +82,30 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
     }
     if usage.stack > 0 {
         let mend = "index arrays by constants (after unrolling) and do not take their address";
-        slow(format!("{} bytes of stack a thread; {mend}", usage.stack));
+        slow(match kernel.panics.is_empty() {
+            true => format!("{} bytes of stack a thread; {mend}", usage.stack),
+            // The registers that a call saves and the arguments of the message lie there.
+            false => format!("{} bytes of stack a thread: it {}; if that is not all, {mend}", usage.stack, describe_panics(&kernel.panics)),
+        });
     }
     if usage.local_accesses > 0 && usage.stack == 0 && usage.spills == 0 {
         slow(format!("{} loads from or stores to local memory", usage.local_accesses));
     }
     findings
+}
+
+/// The checks that can panic in a kernel, by the functions that they call, and what to write instead.
+pub(crate) fn describe_panics(panics: &[String]) -> String {
+    let mend = |panic: &String| match panic {
+        panic if panic.contains("div_by_zero") || panic.contains("rem_by_zero") => {
+            "a `/` or `%` by a variable: pass the quotient as an argument, or divide by a constant"
+        }
+        panic if panic.contains("bounds_check") => "an index that may be too large: take a constant, a device view or `SharedArray`",
+        panic if panic.contains("overflow") => "arithmetic that is checked: take `wrapping_add` and the like",
+        _ => "use what cannot fail",
+    };
+    let each: Vec<String> = panics.iter().map(|panic| format!("calls `{panic}` ({})", mend(panic))).collect();
+    each.join(", ")
 }
 
 /// Functions that an entry calls and the module does not define.

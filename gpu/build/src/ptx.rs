@@ -36,6 +36,9 @@ pub struct Meta {
     /// The words of the parameters: the PTX parameters of the entry.
     #[serde(default)]
     pub words: u32,
+    /// 1 if the program knows the hash of the kernel's sources, else 0.
+    #[serde(default)]
+    pub hashed: u32,
 }
 
 fn one() -> u32 {

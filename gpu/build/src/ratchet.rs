@@ -34,6 +34,8 @@ pub(crate) struct Scope<'a> {
     pub kernels: &'a [Kernel],
     /// Whether a family was compiled without the others: only the whole build's figures bind.
     pub alone: bool,
+    /// The command that rewrites it.
+    pub command: String,
 }
 
 /// How many instructions more than accepted a kernel of a family compiled alone may have. What it shares with other families LLVM sees
@@ -95,7 +97,8 @@ impl Scope<'_> {
             figures.retain(|_, archs| !archs.is_empty());
             let lines = lines(&figures).map_err(|error| Error::content(&path, error))?;
             let [rustc, ptxas] = [recipe::PINNED_RELEASE, recipe::PINNED_PTXAS];
-            let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `cargo xtask build-ptx --accept` rewrites it.\n\n{lines}");
+            let command = &self.command;
+            let text = format!("# Accepted with rustc {rustc} and ptxas {ptxas}; `{command} --accept` rewrites it.\n\n{lines}");
             fs::write(&path, text).map_err(Error::file("write", &path))?;
         }
         Ok(())
@@ -210,6 +213,7 @@ mod tests {
             arch: Arch::hopper(),
             usage: Usage { registers, instructions, ..Usage::default() },
             operations: BTreeMap::from([("bar".to_owned(), 1)]),
+            panics: Vec::new(),
             ptx: PathBuf::new(),
             cubin: PathBuf::new(),
         }

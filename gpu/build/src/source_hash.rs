@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fmt, fs, io,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use sha2::{Digest, Sha256};
@@ -80,19 +80,29 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
 ///
 /// ```no_run
 /// // build.rs of a crate with kernels
-/// print!("{}", oxtile_build::source_hash::cargo_directives(env!("CARGO_MANIFEST_DIR")).unwrap());
+/// let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap();
+/// print!("{}", oxtile_build::source_hash::cargo_directives(folder).unwrap());
 /// ```
+/// The folder is asked for when the script runs (`env!` would name the first checkout in a copy of it), and sources are named from it on.
 pub fn cargo_directives(folder: impl AsRef<Path>) -> Result<String> {
     let folder = folder.as_ref();
+    let whole = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.to_owned(), source })?;
     let mut text = format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
     for package in packages(folder)?.values() {
         for watched in ["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)) {
             if watched.exists() {
-                text.push_str(&format!("cargo::rerun-if-changed={}\n", watched.display()));
+                text.push_str(&format!("cargo::rerun-if-changed={}\n", from(&whole, &watched).display()));
             }
         }
     }
     Ok(text)
+}
+
+/// A path as it reads from a folder, both absolute and without links: of a copy of both it names the copy.
+fn from(folder: &Path, path: &Path) -> PathBuf {
+    let shared = folder.components().zip(path.components()).take_while(|(a, b)| a == b).count();
+    let up = folder.components().skip(shared).map(|_| Component::ParentDir);
+    up.chain(path.components().skip(shared)).collect()
 }
 
 /// The hash of some texts, each with its length, as hexadecimal digits.

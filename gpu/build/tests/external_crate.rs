@@ -44,7 +44,7 @@ fn write(path: &Path, text: &str) {
 
 fn findings(builder: Builder<'_>) -> Vec<Finding> {
     match builder.build() {
-        Err(Error::Lint(findings)) => findings,
+        Err(Error::Lint { findings, .. }) => findings,
         other => panic!("the build should have been refused: {other:?}"),
     }
 }
@@ -178,7 +178,23 @@ fn a_spill_is_refused_and_not_accepted_either() {
     let found = findings(Builder::new(&folder).family("spill").ratchet(accepted.path()).accept(true));
     let text = found.iter().map(Finding::to_string).collect::<String>();
     assert!(text.contains("spill (sm_90a): ") && text.contains("bytes of registers are spilled"), "{text}");
+    assert!(text.contains("; at src/spill.rs:"), "{text}");
     assert_eq!(fs::read_dir(accepted.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_check_that_can_panic_is_the_cause_that_is_named() {
+    let (_guard, folder) = external_crate();
+    let found = findings(Builder::new(&folder).family("panics"));
+    let [stack] = &found[..] else { panic!("{found:?}") };
+    let expected =
+        "256 bytes of stack a thread: it calls `core::panicking::panic_const::panic_const_div_by_zero` (a `/` or `%` by a variable: ";
+    assert!(stack.why.starts_with(expected), "{stack}");
+    // The line of the division, not that of the array.
+    assert!(stack.why.ends_with("; at src/panics.rs:8"), "{stack}");
+    // A panic alone takes nothing, and is a note.
+    let build = Builder::new(&folder).family("panics").inspect().unwrap();
+    assert!(build.notes[0].starts_with("panics (sm_90a) calls `core::panicking::panic_const"), "{:?}", build.notes);
 }
 
 #[test]
@@ -194,14 +210,19 @@ fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
     let meet = || Builder::new(&folder).family("meet");
     let out = tempfile::tempdir().unwrap();
     let stale = ratchet("meet", "[gone.sm_90a]\nregisters = 1\ninstructions = 1\n[gone.sm_80]\nregisters = 1\ninstructions = 1\n");
-    let text = Error::Lint(findings(meet().ratchet(stale.path()))).to_string();
+    let text = meet().ratchet(stale.path()).build().unwrap_err().to_string();
     assert!(text.contains("gone (sm_90a): ") && text.contains("family `meet` has it no longer"), "{text}");
     assert!(text.contains("meet (sm_90a): ") && text.contains("holds no figures of this kernel"), "{text}");
-    assert!(text.contains("`cargo xtask build-ptx --accept`") && !text.contains("sm_80"), "{text}");
+    assert!(
+        text.contains(&format!("`oxtile build --manifest-path {} --accept`", folder.join("Cargo.toml").display()))
+            && !text.contains("sm_80"),
+        "{text}"
+    );
 
     meet().ratchet(stale.path()).accept(true).out_dir(out.path()).build().unwrap();
     let build = meet().ratchet(stale.path()).out_dir(out.path()).build().unwrap();
-    assert_eq!(build.notes, [""; 0]);
+    let [unhashed] = &build.notes[..] else { panic!("{:?}", build.notes) };
+    assert!(unhashed.starts_with("external-kernels: programs do not know the hash of these sources"), "{unhashed}");
 
     let file = stale.path().join("meet.toml");
     let accepted = fs::read_to_string(&file).unwrap();
@@ -248,7 +269,7 @@ fn sources_with_old_times_are_compiled() {
 fn an_unknown_family_is_named_with_those_there_are() {
     let (_guard, folder) = external_crate();
     let error = Builder::new(&folder).family("met").build().unwrap_err().to_string();
-    assert!(error.contains("no family `met`; this crate has: duplicated, meet, spill, unresolved"), "{error}");
+    assert!(error.contains("no family `met`; this crate has: duplicated, meet, panics, spill, unresolved"), "{error}");
 }
 
 #[test]

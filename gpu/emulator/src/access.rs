@@ -66,7 +66,11 @@ fn check_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) {
 fn beyond_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
     let message =
         format!("{bytes} bytes at offset {offset} of the block's shared memory, which has {} bytes", thread.block().shared_bytes());
-    thread.fail(FaultKind::OutOfBounds, site, message, "keep the offset inside the shared memory, or launch with more of it")
+    let mend = match thread.block().shared_bytes() {
+        0 => "name the layout that the kernel claims: #[kernel(shared = ...)]",
+        _ => "keep the offset inside the shared memory, or name a larger layout: #[kernel(shared = ...)]",
+    };
+    thread.fail(FaultKind::OutOfBounds, site, message, mend)
 }
 
 #[inline(always)]

@@ -13,6 +13,8 @@ fn memory_faults_name_tensor_offset_and_line() {
     }
     reported(job(|a| _ = device::global_read::<16>(a[0] + 8, ReadOrder::Weak)), FaultKind::Misaligned);
     reported(job(|_| shared_store(256, 1)), FaultKind::OutOfBounds);
+    let fault = reported(|| Job::new("forgotten", 1, 64, 64, 0, |_| shared_store(12, 1)), FaultKind::OutOfBounds);
+    assert!(fault.to_string().ends_with("mend: name the layout that the kernel claims: #[kernel(shared = ...)]"), "{fault}");
     reported(job(|_| _ = shared_load(thread() * 4)), FaultKind::Uninitialised);
     reported(job(|a| _ = load(a[0] + (1 << 40))), FaultKind::OutOfBounds);
 }

@@ -339,7 +339,7 @@ impl Expansion {
         let parameters = self.parameters.iter().map(|p| format!("\"{}\"", p.name)).collect::<Vec<_>>().join(",");
         let line = format!(
             "// oxtile.kernel {{{{\"name\":\"{name}\",\"family\":\"{family}\",\"threads\":[{{}},1,1],\"min_blocks\":{{}},\
-             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}],\"words\":{{}}}}}}"
+             \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}],\"words\":{{}},\"hashed\":{{}}}}}}"
         );
         let (gate, info) = (self.gate(), self.info_of(instance));
         let module = format_ident!("__metadata_of_{name}");
@@ -350,7 +350,7 @@ impl Expansion {
 
                 #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
                 #gate
-                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words);
+                ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words, const !#info.source_hash.is_empty() as u32);
             }
         }
     }

@@ -17,6 +17,7 @@ mod doctor;
 mod help;
 mod inspect;
 mod launch;
+mod new;
 mod quantize;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use doctor::Doctor;
 pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
 pub use launch::Launch;
+pub use new::New;
 pub use quantize::Quantize;
 pub use timeline::Timeline;
 use words::{Word, Words};
@@ -65,6 +67,8 @@ pub enum Request {
     Timeline(Timeline),
     /// List what the machine has.
     Doctor(Doctor),
+    /// Make a crate.
+    New(New),
     /// Compile kernels.
     Build(Build),
     /// Make a checkpoint to try things on.
@@ -122,7 +126,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 10] = [
+    const COMMANDS: [(&str, Parse); 11] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
@@ -131,6 +135,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         ("launch", launch::parse),
         ("timeline", timeline::parse),
         ("doctor", doctor::parse),
+        ("new", new::parse),
         ("build", build::parse),
         ("demo-checkpoint", demo::parse),
     ];

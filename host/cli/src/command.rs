@@ -11,7 +11,7 @@ use crate::{
     compare::Comparison,
     demo, dequantize, doctor,
     inspect::{Inspection, histogram},
-    launch,
+    launch, new,
     progress::Progress,
     quantize,
     text::{bytes, count},
@@ -48,7 +48,13 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             print_report(out, &report, request.json)?;
             Ok(report.check()?)
         }
-        Request::Build(request) => print(out, &build::run(&request)?.to_string()),
+        Request::New(request) => print(out, &new::run(&request)?.to_string()),
+        Request::Build(request) => {
+            let build = build::Job::new(&request)?;
+            // Also where the kernels may not be used: it shows what to mend.
+            print(out, &build.table())?;
+            print(out, &build.finish()?.to_string())
+        }
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }
 }

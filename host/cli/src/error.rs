@@ -10,6 +10,7 @@ use crate::{
     doctor::Broken,
     inspect::HistogramError,
     launch::LaunchError,
+    new::NewError,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
     timeline::DrawError,
@@ -51,6 +52,9 @@ pub enum Error {
     /// A machine or an environment.
     #[error(transparent)]
     Doctor(#[from] Broken),
+    /// A crate that cannot be made.
+    #[error(transparent)]
+    New(#[from] NewError),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

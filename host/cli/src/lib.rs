@@ -1,4 +1,4 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `doctor`, `build`
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `doctor`, `new`, `build`
 //! and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
@@ -28,6 +28,7 @@ pub mod inspect;
 pub mod interrupt;
 pub mod launch;
 pub mod message;
+pub mod new;
 pub mod output;
 pub mod progress;
 pub mod quantize;

@@ -6,6 +6,7 @@ use oxtile_emulator::Fault;
 use oxtile_tile::launch::{LaunchError, ParameterName};
 
 use super::emulated::StreamRace;
+use super::library::{build_command, package_of};
 use crate::rank::{BootstrapError, Rank, SymmetricError};
 
 /// The result of a runtime call.
@@ -174,7 +175,8 @@ pub enum Error {
     Bootstrap(#[from] BootstrapError),
     /// No folder holds compiled kernels of the package.
     #[error(
-        "no compiled kernels of `{package}` for `{kernel}`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS{}",
+        "no compiled kernels of `{package}` for `{kernel}`: run {}, or name their folder in OXTILE_KERNELS{}",
+        build_command(package, ""),
         looked_in(searched)
     )]
     NoKernels {
@@ -186,7 +188,7 @@ pub enum Error {
         searched: Vec<PathBuf>,
     },
     /// The package was compiled without this kernel.
-    #[error("{} has no kernel `{kernel}`: run `cargo xtask build-ptx`", manifest.display())]
+    #[error("{} has no kernel `{kernel}`: run {}", manifest.display(), build_command(&package_of(manifest), ""))]
     UnknownKernel {
         /// The kernel's entry.
         kernel: &'static str,
@@ -195,8 +197,10 @@ pub enum Error {
     },
     /// The compiled kernels are of other sources than this program.
     #[error(
-        "the kernels in {} are stale: they were built from sources {found}, this program from {expected}: run `cargo xtask build-ptx`",
-        manifest.display()
+        "the kernels in {} are stale: they were built from sources {found}, this program from {expected}: run {}, or take them with \
+         OXTILE_STALE_KERNELS=1",
+        manifest.display(),
+        build_command(&package_of(manifest), "")
     )]
     StaleKernels {
         /// The manifest.
@@ -206,10 +210,22 @@ pub enum Error {
         /// The one in the manifest.
         found: String,
     },
+    /// The program does not know the hash of its kernels' sources, so that it cannot tell whether the compiled ones are of them.
+    #[error(
+        "kernel `{kernel}`: `{package}` has no hash of its sources, so that stale kernels would run unseen: give it the build script that prints \
+         oxtile_build::source_hash::cargo_directives (`oxtile new` writes it), or take them with OXTILE_STALE_KERNELS=1"
+    )]
+    UnhashedKernels {
+        /// The Cargo package.
+        package: &'static str,
+        /// The kernel's entry.
+        kernel: &'static str,
+    },
     /// The compiled kernel has other launch facts than this program's.
     #[error(
-        "kernel `{kernel}` in {} has {what} {found}, this program expects {expected}: build both from the same sources with `cargo xtask build-ptx`",
-        manifest.display()
+        "kernel `{kernel}` in {} has {what} {found}, this program expects {expected}: build both from the same sources: run {}",
+        manifest.display(),
+        build_command(&package_of(manifest), "")
     )]
     KernelMismatch {
         /// The kernel's entry.
@@ -225,10 +241,13 @@ pub enum Error {
     },
     /// The kernel was not compiled for the device's architecture.
     #[error(
-        "kernel `{kernel}` is compiled for {}, none of which runs on sm_{device}: run `cargo xtask build-ptx --arch {wanted}`",
-        list(found)
+        "kernel `{kernel}` is compiled for {}, none of which runs on sm_{device}: run {}",
+        list(found),
+        build_command(package, &format!(" --arch {wanted}"))
     )]
     WrongArchitecture {
+        /// The Cargo package.
+        package: &'static str,
         /// The kernel's entry.
         kernel: &'static str,
         /// The device's compute capability, such as `90`.
@@ -293,7 +312,7 @@ pub enum Error {
         why: String,
     },
     /// A file of the compiled kernels cannot be read.
-    #[error("cannot read {}: {why}: run `cargo xtask build-ptx`", path.display())]
+    #[error("cannot read {}: {why}: run {}", path.display(), build_command(&package_of(path), ""))]
     KernelFile {
         /// The file.
         path: PathBuf,

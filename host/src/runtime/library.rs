@@ -18,10 +18,17 @@ use super::error::{Error, Result};
 /// 2. those in the variable `OXTILE_KERNELS` (separated as `PATH` is),
 /// 3. `kernels/` beside the executable,
 /// 4. `oxtile/kernels/` in a folder above the executable: cargo's target folder, so that `cargo run` works.
+///
+/// Kernels of other sources than the program's are refused, and those of a program that knows no hash of its sources, which cannot tell. The
+/// variable `OXTILE_STALE_KERNELS=1` lets both in.
 #[derive(Clone, Debug, Default)]
 pub struct KernelLibrary {
     explicit: Vec<PathBuf>,
+    takes_stale: bool,
 }
+
+/// The variable that lets kernels in whose sources may be others than the program's.
+const STALE: &str = "OXTILE_STALE_KERNELS";
 
 /// A compiled kernel that runs on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +69,13 @@ struct Files {
 impl KernelLibrary {
     /// The usual folders, after these.
     pub fn new(explicit: Vec<PathBuf>) -> Self {
-        Self { explicit }
+        Self { explicit, takes_stale: false }
+    }
+
+    /// Lets in kernels whose sources may be others than the program's, as `OXTILE_STALE_KERNELS=1` does. Launch facts that differ
+    /// are refused all the same.
+    pub fn stale(self) -> Self {
+        Self { takes_stale: true, ..self }
     }
 
     /// The folders, in the order they are looked through.
@@ -90,7 +103,9 @@ impl KernelLibrary {
             return Ok(());
         }
         let found: BTreeSet<_> = entries().flat_map(|entry| entry.architectures.keys().map(String::as_str)).collect();
-        let mend = format!("run `cargo xtask build-ptx --arch {}`", wanted(capability));
+        let arch = wanted(capability);
+        let mend =
+            format!("run `cargo xtask build-ptx --arch {arch}`, or `oxtile build --arch {arch}` in the folder of a crate of your own");
         if found.is_empty() {
             return Err(format!("there are no compiled kernels: {mend}"));
         }
@@ -101,7 +116,7 @@ impl KernelLibrary {
     /// The images of a kernel that run on a device of this compute capability, best first: cubins, then PTX.
     ///
     /// # Errors
-    /// [`Error::NoKernels`], [`Error::KernelFile`], [`Error::StaleKernels`], [`Error::UnknownKernel`],
+    /// [`Error::NoKernels`], [`Error::KernelFile`], [`Error::StaleKernels`], [`Error::UnhashedKernels`], [`Error::UnknownKernel`],
     /// [`Error::KernelMismatch`] and [`Error::WrongArchitecture`], each with the command that mends it.
     pub fn find(&self, info: &KernelInfo, capability: (u32, u32)) -> Result<Vec<KernelImage>> {
         let folders = self.folders();
@@ -110,9 +125,12 @@ impl KernelLibrary {
         };
         let path = folder.join("manifest.json");
         let manifest = Manifest::read(&path)?;
-        if !info.source_hash.is_empty() && info.source_hash != manifest.source_hash {
+        if info.source_hash != manifest.source_hash && !self.takes_stale && env::var_os(STALE).is_none_or(|value| value != "1") {
             let (expected, found) = (info.source_hash.to_owned(), manifest.source_hash);
-            return Err(Error::StaleKernels { manifest: path, expected, found });
+            return Err(match expected.is_empty() {
+                true => Error::UnhashedKernels { package: info.package, kernel: info.name },
+                false => Error::StaleKernels { manifest: path, expected, found },
+            });
         }
         let Some(entry) = manifest.kernels.get(info.name) else {
             return Err(Error::UnknownKernel { kernel: info.name, manifest: path });
@@ -121,6 +139,22 @@ impl KernelLibrary {
         let images = entry.images(&folder, capability);
         if images.is_empty() { Err(wrong_architecture(info, entry, capability)) } else { Ok(images) }
     }
+}
+
+/// The packages whose kernels `cargo xtask` builds.
+const OWN: [&str; 2] = ["oxtile-kernels", "oxtile-conformance"];
+
+/// The command that builds a package's kernels, for a person who is where they are; `options` follow it.
+pub(super) fn build_command(package: &str, options: &str) -> String {
+    match OWN.contains(&package) {
+        true => format!("`cargo xtask build-ptx{options}`"),
+        false => format!("`oxtile build{options}` in the folder of `{package}`"),
+    }
+}
+
+/// The package that a file of compiled kernels is of: each has a folder of its name.
+pub(super) fn package_of(file: &Path) -> String {
+    file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned()
 }
 
 impl Manifest {
@@ -164,7 +198,7 @@ impl Entry {
 
 fn wrong_architecture(info: &KernelInfo, entry: &Entry, capability: (u32, u32)) -> Error {
     let found = entry.architectures.keys().cloned().collect();
-    Error::WrongArchitecture { kernel: info.name, device: number(capability), wanted: wanted(capability), found }
+    Error::WrongArchitecture { package: info.package, kernel: info.name, device: number(capability), wanted: wanted(capability), found }
 }
 
 /// 90 for 9.0.

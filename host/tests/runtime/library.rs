@@ -52,8 +52,9 @@ fn cubins_come_first_and_ptx_is_the_fallback() {
 fn missing_kernels_say_what_to_run() {
     let folder = tempfile::tempdir().unwrap();
     let error = KernelLibrary::new(vec![folder.path().to_owned()]).find(&info(), HOPPER).unwrap_err();
-    let expected = "no compiled kernels of `some-kernels` for `copy_words`: run `cargo xtask build-ptx`, or name their folder in OXTILE_KERNELS (looked in ";
-    assert!(error.to_string().starts_with(expected), "{error}");
+    let mend = "run `oxtile build` in the folder of `some-kernels`, or name their folder in OXTILE_KERNELS (looked in ";
+    let expected = format!("no compiled kernels of `some-kernels` for `copy_words`: {mend}");
+    assert!(error.to_string().starts_with(&expected), "{error}");
     assert!(error.to_string().contains(&folder.path().display().to_string()), "{error}");
 }
 
@@ -63,9 +64,21 @@ fn stale_kernels_are_an_error() {
     let library = library(folder.path(), "old", "copy_words", &["sm_90a"]);
     let error = library.find(&info(), HOPPER).unwrap_err();
     assert!(matches!(error, Error::StaleKernels { .. }));
-    assert!(error.to_string().ends_with("built from sources old, this program from abc: run `cargo xtask build-ptx`"), "{error}");
-    // A program that knows no hash cannot tell.
-    assert!(library.find(&KernelInfo { source_hash: "", ..info() }, HOPPER).is_ok());
+    let mend = "run `oxtile build` in the folder of `some-kernels`, or take them with OXTILE_STALE_KERNELS=1";
+    assert!(error.to_string().ends_with(&format!("built from sources old, this program from abc: {mend}")), "{error}");
+    library.clone().stale().find(&info(), HOPPER).unwrap();
+}
+
+#[test]
+fn a_program_that_cannot_tell_whether_kernels_are_stale_takes_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), "abc", "copy_words", &["sm_90a"]);
+    let unhashed = KernelInfo { source_hash: "", ..info() };
+    let error = library.find(&unhashed, HOPPER).unwrap_err();
+    assert!(matches!(error, Error::UnhashedKernels { .. }), "{error}");
+    assert!(error.to_string().starts_with("kernel `copy_words`: `some-kernels` has no hash of its sources"), "{error}");
+    assert!(error.to_string().ends_with("or take them with OXTILE_STALE_KERNELS=1"), "{error}");
+    library.stale().find(&unhashed, HOPPER).unwrap();
 }
 
 #[test]
@@ -73,11 +86,10 @@ fn a_wrong_architecture_names_the_right_one() {
     let folder = tempfile::tempdir().unwrap();
     let library = library(folder.path(), "abc", "copy_words", &["sm_100a", "sm_90a"]);
     let text = library.find(&info(), (8, 0)).unwrap_err().to_string();
-    let expected =
-        "kernel `copy_words` is compiled for sm_100a, sm_90a, none of which runs on sm_80: run `cargo xtask build-ptx --arch sm_80`";
+    let expected = "kernel `copy_words` is compiled for sm_100a, sm_90a, none of which runs on sm_80: run `oxtile build --arch sm_80` in the folder of `some-kernels`";
     assert_eq!(text, expected);
     let text = library.find(&info(), (12, 0)).unwrap_err().to_string();
-    assert!(text.ends_with("--arch sm_120a`"), "{text}");
+    assert!(text.contains("`oxtile build --arch sm_120a`"), "{text}");
 }
 
 #[test]
@@ -94,7 +106,7 @@ fn other_launch_facts_are_an_error() {
         let library = library_of(folder.path(), "abc", "copy_words", &["sm_90a"], &facts);
         let error = library.find(&info(), HOPPER).unwrap_err();
         assert!(matches!(error, Error::KernelMismatch { what, .. } if what == name), "{error}");
-        assert!(error.to_string().contains("cargo xtask build-ptx"), "{error}");
+        assert!(error.to_string().ends_with("run `oxtile build` in the folder of `some-kernels`"), "{error}");
         if name == "threads" {
             let expected = format!("has threads 64, this program expects {}", CopyWords::INFO.threads);
             assert!(error.to_string().contains(&expected), "{error}");
@@ -109,7 +121,8 @@ fn whether_any_kernel_runs_on_a_device_is_said_with_the_mend() {
     library.check_any(HOPPER).unwrap();
     let why = library.check_any((7, 5)).unwrap_err();
     assert!(why.starts_with("the compiled kernels are for ") && why.contains("sm_90a"), "{why}");
-    assert!(why.ends_with("none of which runs on sm_75: run `cargo xtask build-ptx --arch sm_75`"), "{why}");
+    let mend = "run `cargo xtask build-ptx --arch sm_75`, or `oxtile build --arch sm_75` in the folder of a crate of your own";
+    assert!(why.ends_with(&format!("none of which runs on sm_75: {mend}")), "{why}");
 }
 
 #[test]
@@ -117,10 +130,18 @@ fn an_unknown_kernel_and_a_broken_manifest_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let library = library(folder.path(), "abc", "other", &["sm_90a"]);
     let error = library.find(&info(), HOPPER).unwrap_err();
-    assert!(error.to_string().ends_with("manifest.json has no kernel `copy_words`: run `cargo xtask build-ptx`"), "{error}");
+    assert!(
+        error.to_string().ends_with("manifest.json has no kernel `copy_words`: run `oxtile build` in the folder of `some-kernels`"),
+        "{error}"
+    );
     fs::write(folder.path().join("some-kernels/manifest.json"), "{").unwrap();
     let error = library.find(&info(), HOPPER).unwrap_err();
     assert!(matches!(error, Error::KernelFile { .. }), "{error}");
+    // Oxtile's own kernels have a command of their own.
+    fs::create_dir(folder.path().join("oxtile-kernels")).unwrap();
+    fs::write(folder.path().join("oxtile-kernels/manifest.json"), "{").unwrap();
+    let error = library.find(&CopyWords::INFO, HOPPER).unwrap_err();
+    assert!(error.to_string().ends_with(": run `cargo xtask build-ptx`"), "{error}");
 }
 
 #[test]

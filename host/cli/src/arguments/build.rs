@@ -23,10 +23,12 @@ pub struct Build {
     pub out_dir: Option<PathBuf>,
     /// With bounds checks.
     pub checked: bool,
+    /// Whether the figures are written into the ratchet.
+    pub accept: bool,
 }
 
 pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut manifest, mut archs, mut family, mut out_dir, mut checked) = (None, Vec::new(), None, None, false);
+    let (mut manifest, mut archs, mut family, mut out_dir, mut checked, mut accept) = (None, Vec::new(), None, None, false, false);
     while let Some(word) = words.next()? {
         match &word {
             Word::Help => return Ok(Request::Help(BUILD_HELP)),
@@ -41,10 +43,11 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                 "family" => family = Some(words.text()?),
                 "out-dir" => out_dir = Some(words.path("--out-dir")?),
                 "checked" => checked = true,
+                "accept" => accept = true,
                 _ => return Err(words.unexpected(&word)),
             },
         }
     }
-    let manifest = words.required(manifest, "--manifest-path FILE")?;
-    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked }))
+    let manifest = manifest.unwrap_or_else(|| "Cargo.toml".into());
+    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked, accept }))
 }

@@ -15,6 +15,7 @@ Commands:
   launch           Run a program as several ranks on this host
   timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
   doctor           List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
+  new              Make a crate with a kernel and its test
   build            Compile the kernels of a Rust crate for the GPU
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
@@ -139,19 +140,37 @@ Each line begins with ok, absent or BROKEN. Nothing is needed for the emulator. 
 named by a variable, and not working.
 ";
 
+pub const NEW_HELP: &str = "\
+Make a crate with a kernel and its test, which builds and passes as it is
+
+Usage: oxtile new NAME [OPTIONS]
+
+Options:
+      --path FOLDER    Where the crate goes (default: NAME here)
+      --oxtile FOLDER  The checkout of Oxtile that it depends on by path
+                       (default: the one that this program is of; without one the crate depends on the repository)
+  -h, --help           Show this
+
+Then, in its folder: cargo test runs the kernel on the emulator, oxtile build compiles it for a GPU. docs/own-crate.md has the rest.
+";
+
 pub const BUILD_HELP: &str = "\
 Compile the kernels of a Rust crate for the GPU, check them and assemble them
 
-Usage: oxtile build --manifest-path FILE [OPTIONS]
+Usage: oxtile build [OPTIONS]
 
 Options:
-      --manifest-path FILE  Cargo.toml of the crate that holds the kernels
+      --manifest-path FILE  Cargo.toml of the crate that holds the kernels (default: the one here)
       --arch ARCH,...       Architectures by ptxas's names, as sm_80, sm_90a, sm_100a, sm_120a (default sm_90a)
       --family FAMILY       Build the kernels of one family, a module of the crate, alone (default: all)
       --out-dir FOLDER      Where manifest.json, PTX and cubins go
                             (default target/oxtile/kernels/PACKAGE)
       --checked             Compile bounds checks in (default: none)
+      --accept              Write registers, instructions and collectives into ratchet/ beside Cargo.toml; later builds
+                            are held to them (default: compare, where there is such a folder)
   -h, --help                Show this
+
+The table of kernels is printed also where they may not be used, for which standard error has the reasons and the status is 1.
 ";
 
 pub const DEMO_HELP: &str = "\

@@ -54,9 +54,14 @@ fn every_option_reaches_its_command() {
         family: Some("amax".into()),
         out_dir: Some("b".into()),
         checked: true,
+        accept: true,
     };
-    let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked";
+    let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked --accept";
     assert_eq!(words(line).expect("valid"), Request::Build(build));
+    let build = Build { manifest: "Cargo.toml".into(), archs: Vec::new(), family: None, out_dir: None, checked: false, accept: false };
+    assert_eq!(words("build").expect("valid"), Request::Build(build));
+    let new = New { name: "a".into(), path: Some("b".into()), oxtile: Some("c".into()) };
+    assert_eq!(words("new a --path b --oxtile c").expect("valid"), Request::New(new));
     assert_eq!(words("doctor --json").expect("valid"), Request::Doctor(Doctor { json: true }));
     let timeline = Timeline { files: vec!["a".into(), "b".into()], svg: Some("c".into()), merged: Some("d".into()) };
     assert_eq!(words("timeline a --svg c b --merged d").expect("valid"), Request::Timeline(timeline));
@@ -69,6 +74,7 @@ fn every_option_reaches_its_command() {
         "dequantize -h",
         "compare --help",
         "inspect -h",
+        "new --help",
         "build --help",
         "timeline --help",
         "doctor --help",
@@ -92,6 +98,8 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("compare a b c").contains("\"c\""));
     assert!(refusal("inspect a b").contains("\"b\""));
     assert!(refusal("inspect --jsno a").contains("--jsno"));
+    assert!(refusal("new").contains("NAME is missing; `oxtile new --help`"));
+    assert!(refusal("new a b").contains("\"b\""));
     assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
     assert!(refusal("timeline --svg a").contains("FILE is missing"));
     assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));

@@ -53,7 +53,7 @@ fn mend(result: CUresult) -> &'static str {
             "; the device is lost to this process: run the same program on the emulator in check mode, which names the line, or under compute-sanitizer"
         }
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-            "; run `cargo xtask build-ptx` for this device's architecture, or update the driver"
+            "; compile the kernels for this device's architecture (`oxtile build --arch`, or `cargo xtask build-ptx --arch` for Oxtile's own), or update the driver"
         }
         CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => {
             "; another library reset the device: do not call cudaDeviceReset while a Runtime lives"

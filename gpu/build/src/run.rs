@@ -1,0 +1,290 @@
+//! The steps of a build.
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Arch, Build, Builder, CudaTools, Error, Kernel, Manifest, Toolchain, assemble, causes,
+    compile::{self, Project, Variant},
+    dependencies,
+    lint::{self, Finding},
+    manifest, ptx, ratchet, recipe,
+    sass::Listing,
+    source_hash::{hex_digest, source_hash},
+};
+
+/// A builder with all that had to be looked up.
+#[derive(Clone)]
+pub(crate) struct Run<'a> {
+    builder: &'a Builder<'a>,
+    toolchain: Toolchain,
+    tools: CudaTools,
+    pub project: Project,
+    archs: Vec<Arch>,
+    families: Vec<String>,
+    line_tables: bool,
+    source_hash: String,
+}
+
+/// What compiling and assembling gave, kept until a source changes.
+#[derive(Serialize, Deserialize)]
+struct Measured {
+    key: String,
+    kernels: Vec<Kernel>,
+    unresolved: Vec<(String, Arch, Vec<String>)>,
+}
+
+impl<'a> Run<'a> {
+    pub fn new(builder: &'a Builder<'a>) -> Result<Self, Error> {
+        if env::var_os(compile::NESTED).is_some() {
+            return Err(Error::Nested);
+        }
+        let toolchain = builder.toolchain.clone().map_or_else(Toolchain::find, Ok)?;
+        let project = Project::of(&builder.manifest, &toolchain)?;
+        let near = [std::slice::from_ref(&project.workspace), &project.neighbours].concat();
+        let tools = builder.tools.clone().map_or_else(|| CudaTools::find_near(&near), Ok)?;
+        let archs = if builder.archs.is_empty() { vec![Arch::hopper()] } else { builder.archs.clone() };
+        let families = project.families()?;
+        let families = match &builder.family {
+            Some(family) if families.contains(family) => vec![family.clone()],
+            Some(family) => {
+                let why = format!("there is no family `{family}`; this crate has: {}", families.join(", "));
+                return Err(Error::content(&project.manifest, why));
+            }
+            None => families,
+        };
+        let source_hash = source_hash(&project.folder)?;
+        Ok(Self { builder, toolchain, tools, project, archs, families, line_tables: builder.line_tables, source_hash })
+    }
+
+    pub fn inspect(&self) -> Result<Build, Error> {
+        let Measured { kernels, unresolved, .. } = self.measure()?;
+        let mut findings: Vec<Finding> = kernels.iter().flat_map(lint::check).collect();
+        findings.extend(unresolved.iter().flat_map(|(kernel, arch, functions)| lint::unresolved(kernel, arch, functions)));
+        let mut notes = Vec::new();
+        self.hold_to_ratchet(&kernels, &mut findings, &mut notes)?;
+        notes.extend(self.notes(&kernels));
+        Ok(Build { kernels, findings, notes, out_dir: self.out_dir(), source_hash: self.source_hash.clone() })
+    }
+
+    /// What a person should know who uses the kernels as they are.
+    fn notes(&self, kernels: &[Kernel]) -> Vec<String> {
+        let can_panic = kernels.iter().filter(|kernel| !kernel.panics.is_empty());
+        let can_panic = can_panic.map(|kernel| format!("{} ({}) {}", kernel.meta.name, kernel.arch, lint::describe_panics(&kernel.panics)));
+        let is_unhashed = kernels.iter().any(|kernel| kernel.meta.hashed == 0);
+        let unhashed = is_unhashed.then(|| {
+            format!(
+                "{}: programs do not know the hash of these sources, so that none loads the kernels on a GPU: add the build script that prints \
+                 oxtile_build::source_hash::cargo_directives (docs/own-crate.md), or run with OXTILE_STALE_KERNELS=1",
+                self.project.package
+            )
+        });
+        can_panic.chain(unhashed).collect()
+    }
+
+    /// The findings of a build, those on speed with their source lines where a build with line tables has any.
+    pub fn located(&self, build: Build) -> Vec<Finding> {
+        let Build { kernels, mut findings, .. } = build;
+        let is_slow = |kernel: &&Kernel| {
+            findings.iter().any(|finding| finding.slow && finding.kernel == kernel.meta.name && finding.arch.as_ref() == Some(&kernel.arch))
+        };
+        let families: BTreeSet<_> = kernels.iter().filter(is_slow).map(|kernel| kernel.meta.family.clone()).collect();
+        if families.is_empty() {
+            return findings;
+        }
+        (self.builder.say)("looking for the source lines of what is slow");
+        let twin = Self { families: families.into_iter().collect(), line_tables: true, ..self.clone() };
+        // What is wrong is known without its line.
+        let Ok(Measured { kernels, .. }) = twin.measure() else { return findings };
+        for finding in findings.iter_mut().filter(|finding| finding.slow) {
+            let twin = kernels.iter().find(|kernel| kernel.meta.name == finding.kernel && finding.arch.as_ref() == Some(&kernel.arch));
+            let listing = twin.and_then(|twin| Some((twin, Listing::of(&twin.cubin, &self.tools).ok()?)));
+            let lines = listing.map_or_else(Vec::new, |(twin, listing)| causes::lines(twin, &listing, &self.project.folder));
+            if !lines.is_empty() {
+                finding.why.push_str(&format!("; at {}", lines.join(", ")));
+            }
+        }
+        findings
+    }
+
+    /// Compiles and assembles, or takes the kernels of the last build of the same sources.
+    fn measure(&self) -> Result<Measured, Error> {
+        let name = format!("measured-{}.json", &hex_digest([self.asked().as_str()])[..16]);
+        let state = self.project.folder_for_ptx(&self.toolchain).join(name);
+        let key = self.key();
+        let known = fs::read(&state).ok().and_then(|json| serde_json::from_slice::<Measured>(&json).ok());
+        if let Some(known) =
+            known.filter(|known| known.key == key && known.kernels.iter().all(|kernel| kernel.ptx.exists() && kernel.cubin.exists()))
+        {
+            return Ok(known);
+        }
+        dependencies::check(&self.project, &self.toolchain)?;
+        let (mut entries, mut unresolved, mut built) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let families = compile::described(&self.families);
+        for arch in &self.archs {
+            (self.builder.say)(&format!("rustc {}: {families} for {arch}", self.toolchain.release));
+            let text = compile::compile(&self.project, &self.families, arch, &self.toolchain, self.variant())?;
+            let found = ptx::split(&text).map_err(|why| Error::Ptx { families: families.clone(), why })?;
+            for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
+                built.insert(entry.meta.family.clone());
+                match entry.unresolved.is_empty() {
+                    true => entries.push((entry, arch.clone())),
+                    false => unresolved.push((entry.meta.name, arch.clone(), entry.unresolved)),
+                }
+            }
+        }
+        let archs = self.archs.iter().map(Arch::as_str).collect::<Vec<_>>().join(", ");
+        for family in self.families.iter().filter(|family| !built.contains(*family)) {
+            (self.builder.say)(&format!("family {family} has no kernel for {archs}"));
+        }
+        (self.builder.say)(&format!("ptxas {}: {} kernels", self.tools.release, entries.len()));
+        if source_hash(&self.project.folder)? != self.source_hash {
+            return Err(Error::content(&self.project.folder, "a source changed while it was compiled; build again"));
+        }
+        // Compiling may have written the lock file.
+        let measured = Measured { key: self.key(), kernels: self.assemble(&entries)?, unresolved };
+        let json = serde_json::to_string(&measured).map_err(|error| Error::content(&state, error))?;
+        fs::write(&state, json).map_err(Error::file("write", &state))?;
+        Ok(measured)
+    }
+
+    fn variant(&self) -> Variant {
+        Variant { line_tables: self.line_tables, checked: self.builder.checked }
+    }
+
+    /// What was asked for, besides the sources.
+    fn asked(&self) -> String {
+        let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
+        let (families, variant) = (self.families.join(","), self.variant().suffix());
+        [&archs.join(","), &families, variant, &self.toolchain.version, &self.tools.release].join(" ")
+    }
+
+    /// All that the measured figures depend on.
+    fn key(&self) -> String {
+        hex_digest([assemble::FORMAT, &self.source_hash, &self.lock(), &self.asked()])
+    }
+
+    /// The versions of the dependencies.
+    fn lock(&self) -> String {
+        fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default()
+    }
+
+    /// Assembles the entries on all cores.
+    fn assemble(&self, entries: &[(ptx::Entry, Arch)]) -> Result<Vec<Kernel>, Error> {
+        let cache = self.project.target.join("ptx").join("cache");
+        let (next, tools) = (AtomicUsize::new(0), &self.tools);
+        let work = || {
+            let mut done = Vec::new();
+            while let Some((entry, arch)) = entries.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let assembled = assemble::assemble(&entry.text, arch, tools, &cache);
+                done.push(assembled.map(|assembled| Kernel {
+                    meta: entry.meta.clone(),
+                    arch: arch.clone(),
+                    usage: assembled.usage,
+                    operations: ptx::count_operations(&entry.text),
+                    panics: causes::panics(&entry.text),
+                    ptx: assembled.ptx,
+                    cubin: assembled.cubin,
+                }));
+            }
+            done
+        };
+        let workers = thread::available_parallelism().map_or(1, |count| count.get());
+        let results: Vec<_> = thread::scope(|scope| {
+            let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            handles.into_iter().flat_map(|handle| handle.join().expect("assembling does not panic")).collect()
+        });
+        let mut kernels = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+        kernels.sort_by_cached_key(|kernel| (kernel.meta.family.clone(), kernel.meta.name.clone(), kernel.arch.clone()));
+        Ok(kernels)
+    }
+
+    fn ratchet(&self) -> PathBuf {
+        self.builder.ratchet.clone().unwrap_or_else(|| self.project.folder.join("ratchet"))
+    }
+
+    /// Whether the figures of the ratchet are those of these tools.
+    fn ratchet_binds(&self) -> bool {
+        self.toolchain.is_pinned() && self.tools.is_pinned()
+    }
+
+    fn hold_to_ratchet(&self, kernels: &[Kernel], findings: &mut Vec<Finding>, notes: &mut Vec<String>) -> Result<(), Error> {
+        let folder = self.ratchet();
+        if !folder.is_dir() || self.builder.accept || self.variant() != Variant::default() {
+            return Ok(());
+        }
+        let scope = self.scope(&folder, kernels);
+        let mut found = Vec::new();
+        for family in &self.families {
+            found.extend(scope.check(family, notes)?);
+        }
+        if self.builder.family.is_none() {
+            found.extend(scope.strays(&self.families)?);
+        }
+        match self.ratchet_binds() {
+            true => findings.extend(found),
+            false => notes.extend(found.iter().map(|finding| format!("not binding for this compiler: {finding}"))),
+        }
+        Ok(())
+    }
+
+    pub fn accept(&self, kernels: &[Kernel]) -> Result<(), Error> {
+        if !self.ratchet_binds() {
+            let what = format!("the ratchet holds the figures of rustc {} and ptxas {}", recipe::PINNED_RELEASE, recipe::PINNED_PTXAS);
+            return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` installs them".into() });
+        }
+        self.scope(&self.ratchet(), kernels).accept(&self.families)
+    }
+
+    fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
+        let alone = self.builder.family.is_some();
+        ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
+    }
+
+    fn out_dir(&self) -> PathBuf {
+        let default = || self.project.target.join(format!("oxtile/kernels{}", self.variant().suffix())).join(&self.project.package);
+        self.builder.out_dir.clone().unwrap_or_else(default)
+    }
+
+    /// Writes PTX, cubins and the manifest, and removes files whose kernel is gone.
+    pub fn write(&self, build: Build) -> Result<Build, Error> {
+        let folder = &build.out_dir;
+        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
+        let mut manifest = Manifest {
+            package: self.project.package.clone(),
+            source_hash: self.source_hash.clone(),
+            dependencies: hex_digest([self.lock().as_str()]),
+            compiler: self.toolchain.version.clone(),
+            ptxas: self.tools.release.clone(),
+            flags: self.variant().flags(),
+            kernels: Default::default(),
+        };
+        if let Ok(old) = Manifest::read(folder) {
+            manifest.keep(old, &self.families, &self.archs);
+        }
+        for kernel in &build.kernels {
+            manifest.add(kernel);
+            copy(&kernel.ptx, &folder.join(kernel.file_name("ptx")))?;
+            copy(&kernel.cubin, &folder.join(kernel.file_name("cubin")))?;
+        }
+        manifest.write(folder)?;
+        manifest::remove_strays(folder, &manifest)?;
+        Ok(build)
+    }
+}
+
+/// Copies a file unless the same bytes are there.
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    let bytes = fs::read(from).map_err(Error::file("read", from))?;
+    if fs::read(to).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    fs::write(to, bytes).map_err(Error::file("write", to))
+}
