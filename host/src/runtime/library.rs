@@ -110,8 +110,8 @@ impl KernelLibrary {
         };
         let path = folder.join("manifest.json");
         let manifest = Manifest::read(&path)?;
-        if !info.source_hash.is_empty() && info.source_hash != manifest.source_hash {
-            let (expected, found) = (info.source_hash.to_owned(), manifest.source_hash);
+        if !info.source_hash.is_empty() && *info.source_hash != manifest.source_hash {
+            let (expected, found) = ((*info.source_hash).to_owned(), manifest.source_hash);
             return Err(Error::StaleKernels { manifest: path, expected, found });
         }
         let Some(entry) = manifest.kernels.get(info.name) else {

@@ -11,7 +11,7 @@ use oxtile_tile::launch::{Kernel, KernelInfo};
 const HOPPER: (u32, u32) = (9, 0);
 
 fn info() -> KernelInfo {
-    KernelInfo { package: "some-kernels", source_hash: "abc", ..CopyWords::INFO }
+    KernelInfo { package: "some-kernels", source_hash: &"abc", ..CopyWords::INFO }
 }
 
 /// A folder with a manifest of one kernel for these architectures.
@@ -65,7 +65,7 @@ fn stale_kernels_are_an_error() {
     assert!(matches!(error, Error::StaleKernels { .. }));
     assert!(error.to_string().ends_with("built from sources old, this program from abc: run `cargo xtask build-ptx`"), "{error}");
     // A program that knows no hash cannot tell.
-    assert!(library.find(&KernelInfo { source_hash: "", ..info() }, HOPPER).is_ok());
+    assert!(library.find(&KernelInfo { source_hash: &"", ..info() }, HOPPER).is_ok());
 }
 
 #[test]
