@@ -35,6 +35,8 @@ pub mod shards;
 
 use oxtile_tile::launch::KernelFamily;
 
+oxtile_tile::source_hash!();
+
 /// Every kernel of this crate. A test holds it against the sources.
 pub const KERNELS: &[KernelFamily] = &[
     activation::ACTIVATE,

@@ -7,10 +7,10 @@ use std::{
 };
 
 use libtest_mimic::{Failed, Trial};
-use oxtile::timeline::Timeline;
+use oxtile::timeline::{Activity, Timeline};
 use oxtile::{EmulatedOptions, Runtime};
 use oxtile_emulator::Mode;
-use oxtile_tests::driver;
+use oxtile_tests::{driver, launches};
 
 use crate::case::{Case, Outcome, Size};
 use crate::coverage;
@@ -68,11 +68,16 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
         let options = EmulatedOptions { mode, seed: Some(seed), ..EmulatedOptions::default() };
         let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
         // A runtime has one recording: with OXTILE_TRACE it is that one, and no test reads it.
-        let notes = coverage::counts(case) && env::var_os("OXTILE_TRACE").is_none();
+        let notes = (coverage::counts(case) || launches::wanted()) && env::var_os("OXTILE_TRACE").is_none();
         let timeline = notes.then(|| Timeline::start(&runtime)).transpose().map_err(|e| e.to_string())?;
         (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))?;
         if let Some(timeline) = timeline {
-            coverage::note(case, timeline.finish().map_err(|e| e.to_string())?);
+            let spans = timeline.finish().map_err(|e| e.to_string())?.spans;
+            let kernels = spans.into_iter().filter(|span| span.activity == Activity::Kernel).map(|span| span.name).collect();
+            launches::note(&case.name, &kernels);
+            if coverage::counts(case) {
+                coverage::note(case, &kernels);
+            }
         }
         Ok(())
     };

@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use oxtile::timeline::{Activity, Recording};
-
 use crate::case::{Case, Size};
 
 /// How the names of these kernels begin, and those of their cases.
@@ -18,16 +16,16 @@ struct Ran {
 
 static RAN: Mutex<Ran> = Mutex::new(Ran { cases: BTreeSet::new(), kernels: BTreeSet::new() });
 
-/// Whether a case's launches are to be noted.
+/// Whether a case's launches count.
 pub fn counts(case: &Case) -> bool {
     case.name.starts_with(FAMILY) && matches!(case.size, Size::Small | Size::Large)
 }
 
 /// Notes what a case launched.
-pub fn note(case: &Case, recording: Recording) {
+pub fn note(case: &Case, kernels: &BTreeSet<String>) {
     let mut ran = RAN.lock().unwrap_or_else(PoisonError::into_inner);
     ran.cases.insert(case.name.clone());
-    ran.kernels.extend(recording.spans.into_iter().filter(|span| span.activity == Activity::Kernel).map(|span| span.name));
+    ran.kernels.extend(kernels.iter().cloned());
 }
 
 /// Names the instances that no case launched, unless not all cases were run.

@@ -13,6 +13,7 @@
 
 pub mod driver;
 pub mod inputs;
+pub mod launches;
 pub mod oracle;
 
 #[cfg(test)]

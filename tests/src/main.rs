@@ -10,6 +10,7 @@
 //! | `OXTILE_SEED=N` | this one seed, to replay |
 //! | `OXTILE_LONG=1` | 64 seeds, full sweeps, the largest shapes (`cargo xtask test --long`) |
 //! | `OXTILE_TIMES=FILE` | append seconds and name of every case |
+//! | `OXTILE_LAUNCHES=FILE`, `OXTILE_KERNEL=NAME` | note which kernels each case launches, and run the cases of one kernel alone |
 //! | `OXTILE_GOLDEN_OUT=FILE` | write the GPU's bytes of the conformance kernels there, compare nothing |
 
 mod backend;
@@ -23,10 +24,24 @@ mod times;
 
 use std::process::ExitCode;
 
+use oxtile_tests::launches::{self, Selection};
+
 fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
-    let trials = backend::trials(cases::all()).into_iter().chain(mutation::trials()).chain(sweep::trials()).collect();
+    let selection = match Selection::from_environment() {
+        Ok(selection) => selection,
+        Err(error) => {
+            eprintln!("OXTILE_KERNEL: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let cases = cases::all().into_iter().filter(|case| selection.has(&case.name)).collect();
+    let trials = backend::trials(cases).into_iter().chain(mutation::trials()).chain(sweep::trials()).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Err(error) = launches::finish() {
+        eprintln!("OXTILE_LAUNCHES: {error}");
+        return ExitCode::FAILURE;
+    }
     if let Err(error) = golden::finish(&backend::device_line()) {
         eprintln!("OXTILE_GOLDEN_OUT: {error}");
         return ExitCode::FAILURE;

@@ -22,10 +22,13 @@ struct Options {
 /// `kernel NAME [--arch A] [--watch] [--emulate --seed N]`.
 pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
     let options = options(arguments)?;
-    let (_, tools) = machine::ready()?;
     loop {
         let seen = sources()?;
-        let result = if options.emulate { emulate(&options) } else { report(&options, &tools).map(|()| ExitCode::SUCCESS) };
+        let result = if options.emulate {
+            programs::emulated_cases(&options.name, options.seed)
+        } else {
+            machine::ready().and_then(|(_, tools)| report(&options, &tools)).map(|()| ExitCode::SUCCESS)
+        };
         if !options.watch {
             return result;
         }
@@ -68,18 +71,6 @@ fn options(arguments: &mut Parser) -> Result<Options> {
         bail!("--seed chooses an interleaving of the emulator; add --emulate");
     }
     Ok(options)
-}
-
-/// Runs the cases of the kernel's family; a conformance kernel has one of its own name.
-fn emulate(options: &Options) -> Result<ExitCode> {
-    let [shipped, conformance] = kernels::CRATES.map(|folder| kernels::builder(root().join(folder)).inspect());
-    let named = |kernel: &&Kernel| kernel.meta.name.starts_with(&options.name);
-    let filter = match (shipped?.kernels.iter().find(named), conformance?.kernels.iter().find(named)) {
-        (Some(kernel), _) => kernel.meta.family.clone(),
-        (None, Some(kernel)) => format!("conformance::{}", kernel.meta.name),
-        (None, None) => bail!("no kernel begins with `{}`; `cargo xtask build-ptx` lists them", options.name),
-    };
-    programs::emulated_cases(&filter, options.seed)
 }
 
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {

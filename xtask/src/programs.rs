@@ -13,27 +13,37 @@ use crate::{cargo, commit, kernels, root, say, target};
 /// The seed of the checkpoint that `demo` makes.
 const DEMO_SEED: &str = "22700000";
 
-/// `cargo run` of a program of the workspace.
-fn program(package: &str, binary: &str, profile: &[&str]) -> Command {
-    let mut cargo = cargo(["run", "--quiet", "--package", package, "--bin", binary]);
-    cargo.args(profile).arg("--").env("OXTILE_COMMIT", commit());
-    cargo
-}
-
-/// Compiles a program, and prints that it does: the first time it takes minutes, which are not the program's own.
-fn compile(package: &str, binary: &str, profile: &[&str]) -> Result<()> {
+/// Builds a program and gives its path. The whole workspace's features are asked for, as `cargo test --workspace` asks: what either of them
+/// compiled, the other does not compile again.
+fn build(binary: &str, profile: Profile) -> Result<PathBuf> {
     say(&format!("cargo: {binary}, minutes the first time"));
-    let mut cargo = cargo(["build", "--quiet", "--package", package, "--bin", binary]);
-    let status = cargo.args(profile).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
+    let (options, folder): (&[&str], _) = match profile {
+        Profile::Dev => (&[], "debug"),
+        Profile::Release => (&["--release"], "release"),
+    };
+    let mut cargo = cargo(["build", "--workspace", "--bin", binary]);
+    let status = cargo.args(options).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
     ensure!(status.success(), "{binary} does not compile: see above");
-    Ok(())
+    Ok(target().join(folder).join(binary))
 }
 
-/// The case binary as `cargo test --workspace` compiled it: with the features of the whole workspace. `cargo run` of its package alone
-/// would compile the kernels, the library and the cases again, with fewer.
+#[derive(Clone, Copy)]
+enum Profile {
+    Dev,
+    Release,
+}
+
+/// A program of this checkout, in its root.
+fn program(path: impl AsRef<Path>) -> Command {
+    let mut program = Command::new(path.as_ref());
+    program.current_dir(root()).env("OXTILE_COMMIT", commit());
+    program
+}
+
+/// The case binary as `cargo test --workspace` compiled it. It notes which kernels each case launches.
 pub fn compiled_cases() -> Command {
-    let mut cases = Command::new(target().join("debug/oxtile-tests"));
-    cases.current_dir(root()).env("OXTILE_COMMIT", commit());
+    let mut cases = program(target().join("debug/oxtile-tests"));
+    cases.env("OXTILE_LAUNCHES", target().join("oxtile/launches.tsv"));
     cases
 }
 
@@ -42,26 +52,21 @@ fn status(command: &mut Command) -> Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The case binary.
-fn cases() -> Command {
-    program("oxtile-tests", "oxtile-tests", &[])
-}
-
-/// Runs the cases with this in their name on the emulator, under one seed if it is given.
-pub fn emulated_cases(filter: &str, seed: Option<u64>) -> Result<ExitCode> {
-    let mut cases = cases();
+/// Runs the emulated cases of the kernels whose names begin so, under one seed if it is given.
+pub fn emulated_cases(kernel: &str, seed: Option<u64>) -> Result<ExitCode> {
+    build("oxtile-tests", Profile::Dev)?;
+    let mut cases = compiled_cases();
     if let Some(seed) = seed {
         cases.env("OXTILE_SEED", seed.to_string());
     }
-    status(cases.args([filter, "--skip", "cuda::", "--skip", "mutation::"]))
+    status(cases.env("OXTILE_KERNEL", kernel).args(["emulated::"]))
 }
 
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.
 pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
     let arguments: Vec<_> = arguments.raw_args()?.collect();
     kernels::shipped()?;
-    compile("oxtile-benches", "oxtile-benches", &["--release"])?;
-    status(program("oxtile-benches", "oxtile-benches", &["--release"]).args(arguments))
+    status(program(build("oxtile-benches", Profile::Release)?).args(arguments))
 }
 
 /// `demo [--input FILE]`: quantizes a checkpoint to MXFP8, on the GPU if there is one, else on the emulator.
@@ -77,8 +82,8 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
     let folder = target().join("demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");
-    compile("oxtile-cli", "oxtile", &[])?;
-    let oxtile = || program("oxtile-cli", "oxtile", &[]);
+    let path = build("oxtile", Profile::Dev)?;
+    let oxtile = || program(&path);
     if input.is_none() {
         say(&format!("oxtile demo-checkpoint --seed {DEMO_SEED} --output {}", short(&made)));
         let made = status(oxtile().args(["demo-checkpoint", "--seed", DEMO_SEED, "--output"]).arg(&made))?;

@@ -250,19 +250,21 @@ impl Expansion {
         let requires = self.options.requires.as_ref().map(Ident::to_string).unwrap_or_default();
         let names = self.parameters.iter().map(|p| p.name.to_string());
         let types = self.parameters.iter().map(|p| &p.ty);
+        let launch = quote!(::oxtile_tile::launch);
         quote! {
-            ::oxtile_tile::launch::KernelInfo {
+            #launch::KernelInfo {
                 name: #name,
                 family: #family,
                 package: env!("CARGO_PKG_NAME"),
-                source_hash: match option_env!("OXTILE_SOURCE_HASH") { Some(hash) => hash, None => "" },
+                // The crate's own if its root has one, else that of the outer scope.
+                source_hash: { use #launch::OXTILE_SOURCE_HASH; { use crate::*; &OXTILE_SOURCE_HASH } },
                 threads: #threads,
                 min_blocks: #min_blocks,
                 cluster: #cluster,
                 shared_bytes: #shared,
                 requires: #requires,
                 parameters: &[#(#names),*],
-                words: (0 #(+ <#types as ::oxtile_tile::launch::Parameter>::WORDS)*) as u32,
+                words: (0 #(+ <#types as #launch::Parameter>::WORDS)*) as u32,
             }
             .checked()
         }

@@ -125,8 +125,8 @@ impl KernelLibrary {
         };
         let path = folder.join("manifest.json");
         let manifest = Manifest::read(&path)?;
-        if info.source_hash != manifest.source_hash && !self.takes_stale && env::var_os(STALE).is_none_or(|value| value != "1") {
-            let (expected, found) = (info.source_hash.to_owned(), manifest.source_hash);
+        if *info.source_hash != manifest.source_hash && !self.takes_stale && env::var_os(STALE).is_none_or(|value| value != "1") {
+            let (expected, found) = ((*info.source_hash).to_owned(), manifest.source_hash);
             return Err(match expected.is_empty() {
                 true => Error::UnhashedKernels { package: info.package, kernel: info.name },
                 false => Error::StaleKernels { manifest: path, expected, found },

@@ -37,7 +37,7 @@ mod tests {
         name: "some_kernel",
         family: "some",
         package: "some-kernels",
-        source_hash: "",
+        source_hash: &"",
         threads: 128,
         min_blocks: 1,
         cluster: 2,

@@ -11,7 +11,7 @@ use oxtile_tile::launch::{Kernel, KernelInfo};
 const HOPPER: (u32, u32) = (9, 0);
 
 fn info() -> KernelInfo {
-    KernelInfo { package: "some-kernels", source_hash: "abc", ..CopyWords::INFO }
+    KernelInfo { package: "some-kernels", source_hash: &"abc", ..CopyWords::INFO }
 }
 
 /// A folder with a manifest of one kernel for these architectures.
@@ -73,7 +73,7 @@ fn stale_kernels_are_an_error() {
 fn a_program_that_cannot_tell_whether_kernels_are_stale_takes_none() {
     let folder = tempfile::tempdir().unwrap();
     let library = library(folder.path(), "abc", "copy_words", &["sm_90a"]);
-    let unhashed = KernelInfo { source_hash: "", ..info() };
+    let unhashed = KernelInfo { source_hash: &"", ..info() };
     let error = library.find(&unhashed, HOPPER).unwrap_err();
     assert!(matches!(error, Error::UnhashedKernels { .. }), "{error}");
     assert!(error.to_string().starts_with("kernel `copy_words`: `some-kernels` has no hash of its sources"), "{error}");

@@ -37,6 +37,8 @@ pub mod warp_matrix;
 pub use coverage::COVERED;
 use oxtile_tile::launch::KernelFamily;
 
+oxtile_tile::source_hash!();
+
 /// Every kernel of this crate.
 pub const KERNELS: &[KernelFamily] = &[
     cluster::CLUSTER_SHARE,

@@ -72,8 +72,8 @@ pub struct KernelInfo {
     pub family: &'static str,
     /// The Cargo package the kernel belongs to: kernels are looked up by it.
     pub package: &'static str,
-    /// Hash of the sources the host side was compiled from; empty where the package sets none.
-    pub source_hash: &'static str,
+    /// Hash of the sources the host side was compiled from; empty where the package has none ([`source_hash!`](crate::source_hash)).
+    pub source_hash: &'static &'static str,
     /// Threads a block.
     pub threads: u32,
     /// Blocks that must be resident on a multiprocessor; caps the registers of a thread.
@@ -88,6 +88,24 @@ pub struct KernelInfo {
     pub parameters: &'static [&'static str],
     /// The words that they are packed into: the PTX parameters of the entry.
     pub words: u32,
+}
+
+/// The hash of a package that has none. For the macro.
+#[doc(hidden)]
+pub static OXTILE_SOURCE_HASH: &str = "";
+
+/// Compiles the hash of a kernel crate's sources in, so that stale kernels are refused by name. It stands in the crate's root, once; the
+/// build script sets `OXTILE_SOURCE_HASH` (`oxtile_build::source_hash::cargo_directives`).
+///
+/// The hash is one static, which the facts of all kernels point to: an edit of one kernel compiles that kernel again, and not all that
+/// names a kernel.
+#[macro_export]
+macro_rules! source_hash {
+    () => {
+        /// The hash of the sources that this crate was compiled from.
+        pub static OXTILE_SOURCE_HASH: &str =
+            env!("OXTILE_SOURCE_HASH", "the build script of a kernel crate prints `oxtile_build::source_hash::cargo_directives`");
+    };
 }
 
 impl KernelInfo {

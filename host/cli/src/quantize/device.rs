@@ -131,7 +131,7 @@ fn aligned<T: bytemuck::Pod>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(elements) => Cow::Borrowed(elements),
         // Nothing in the format makes a header's length a multiple of the element size.
-        Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+        Err(_) => Cow::Owned(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()),
     }
 }
 
