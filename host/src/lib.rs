@@ -6,7 +6,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //!
 //! let weights = Buffer::from_slice(&stream, &[0.5_f32; 4 * 64])?;
@@ -31,6 +31,7 @@
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 //! | what ran when | [`timeline`] |
+//! | a test under several seeds | [`testing`] |
 #![deny(missing_docs)]
 
 pub mod attention;
@@ -44,6 +45,7 @@ mod recording;
 pub mod runtime;
 pub mod symmetric;
 pub mod tensor;
+pub mod testing;
 pub mod timeline;
 
 pub use choice::Choice;

@@ -37,7 +37,8 @@ pub struct Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Allocates without writing anything: every element must be written before it is read.
+    /// Allocates without writing anything: every element must be written before it is read. On the emulator its bytes are 255, NaN in each float
+    /// format, and a checked runtime reports a read of what was not written, by a kernel or by the host.
     ///
     /// # Errors
     /// Out of memory, [`Error::TooLarge`], [`Error::NotCapturable`] during a capture.
@@ -204,7 +205,7 @@ impl<T: Pod> Buffer<T> {
     /// Copies the buffer into a host slice and waits for it.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    /// [`Error::Length`], [`Error::NotCapturable`], [`Error::Unwritten`], and what went wrong in earlier work of the stream.
     #[track_caller]
     pub fn copy_to_slice<H: HostElement<Device = T>>(&self, stream: &Stream, slice: &mut [H]) -> Result<()> {
         const WHAT: &str = "Buffer::copy_to_slice";
@@ -213,7 +214,7 @@ impl<T: Pod> Buffer<T> {
         self.copy(
             stream,
             Copy {
-                direction: Direction::DeviceToHost,
+                direction: Direction::DeviceToHost { element_bytes: size_of::<T>() as u64 },
                 target,
                 source: self.address(),
                 bytes: self.memory.bytes,
@@ -273,7 +274,13 @@ impl<T: Pod> Buffer<T> {
         let (to, source, bytes) = (target.memory().address, self.address(), self.memory.bytes);
         copy(
             &stream.0,
-            Copy { direction: Direction::DeviceToHost, target: to, source, bytes, caller: Location::caller() },
+            Copy {
+                direction: Direction::DeviceToHost { element_bytes: size_of::<T>() as u64 },
+                target: to,
+                source,
+                bytes,
+                caller: Location::caller(),
+            },
             Some(target.memory()),
             Some(&self.memory),
         )
