@@ -7,7 +7,7 @@ use oxtile_tile::launch::{ArgumentWords, DeviceLimits, Kernel, KernelArgs};
 use std::hint::black_box;
 
 fn host_paths(criterion: &mut Criterion) {
-    let runtime = Runtime::emulated(1).expect("an emulated runtime");
+    let runtime = Runtime::emulated_fast(1).expect("an emulated runtime");
     let stream = runtime.device(0).and_then(|device| device.stream()).expect("a stream");
     let source = Buffer::<u32>::zeros(&stream, 1024).expect("a buffer");
     let mut target = Buffer::<u32>::zeros(&stream, 1024).expect("a buffer");

@@ -134,7 +134,7 @@ fn check(options: &Options) -> Result<()> {
 fn open(options: &Options) -> Result<Gpu> {
     let runtime = match options.size {
         Size::Full => Runtime::cuda().context("the benchmarks need a GPU; --smoke runs them, tiny, on the emulator")?,
-        Size::Smoke => Runtime::emulated(1)?,
+        Size::Smoke => Runtime::emulated_fast(1)?,
     };
     let device = runtime.device(0)?;
     let pattern = Pattern::new(options.seed, options.size.pick(1 << 22, 1 << 10))?;

@@ -9,7 +9,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //! let config = GemmConfig { m: 16, n: 24, k: 8, ..GemmConfig::default() };
 //!

@@ -6,7 +6,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //!
 //! let weights = Buffer::from_slice(&stream, &[0.5_f32; 4 * 64])?;
@@ -33,6 +33,7 @@
 //! | what ran when | [`timeline`], recorded as `recording` |
 //! | which kernel is taken, and why | [`Choice`] (`choice`) |
 //! | values of ranks, which the modules above give out | `rank` |
+//! | a test under several seeds | [`testing`] |
 //!
 //! [`quantize`], [`gemm`], [`attention`] and [`symmetric`] use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
 //! that has kernels of its own and uses none of these compiles faster without it.
@@ -54,6 +55,7 @@ pub mod runtime;
 #[cfg(feature = "kernels")]
 pub mod symmetric;
 pub mod tensor;
+pub mod testing;
 pub mod timeline;
 
 pub use choice::Choice;

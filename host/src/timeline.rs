@@ -5,7 +5,7 @@
 //! use oxtile::{Buffer, Runtime};
 //!
 //! # fn main() -> oxtile::Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let timeline = Timeline::start(&runtime)?;
 //! let stream = runtime.device(0)?.stream()?;
 //! let mut zeros = Buffer::<u32>::uninitialised(&stream, 4)?;

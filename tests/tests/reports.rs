@@ -115,7 +115,9 @@ fn a_missing_barrier_is_a_race_with_both_lines() {
         let mut output = Buffer::<f32>::zeros(stream, 64)?;
         runtime.load::<NoBarrier>()?.launch(stream, NoBarrierArgs { output: output.view_mut() })
     });
-    for part in ["no_barrier", &line_of("cells.store(t, t as f32)"), &line_of("cells.load(63 - t)")] {
+    for part in
+        ["no_barrier", "two accesses to `cells[", "]` of `Cells`", &line_of("cells.store(t, t as f32)"), &line_of("cells.load(63 - t)")]
+    {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
 }
@@ -126,7 +128,33 @@ fn shared_arrays_are_bounded() {
         let mut output = Buffer::<f32>::zeros(stream, 1)?;
         runtime.load::<BeyondShared>()?.launch(stream, BeyondSharedArgs { output: output.view_mut() })
     });
-    for part in ["index 64 of the shared array at byte 0, which has length 64", &line_of("cells.store(64, 0.0)")] {
+    for part in ["index 64 of `cells` of `Cells`, which has length 64", &line_of("cells.store(64, 0.0)")] {
+        assert!(text.contains(part), "no {part:?} in:\n{text}");
+    }
+}
+
+#[kernel(threads = 32, grid = forgotten_block)]
+pub fn without_its_layout(output: GlobalMut<f32>) {
+    let forgotten = Cells::claim().cells;
+    forgotten.store(thread::index(), 1.0);
+    output.store(u64::from(thread::index()), forgotten.load(thread::index()));
+}
+
+fn forgotten_block(_: &WithoutItsLayoutArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+#[test]
+fn a_layout_that_the_attribute_lacks_is_named() {
+    let text = report(|runtime, stream| {
+        let mut output = Buffer::<f32>::zeros(stream, 32)?;
+        runtime.load::<WithoutItsLayout>()?.launch(stream, WithoutItsLayoutArgs { output: output.view_mut() })
+    });
+    for part in [
+        "claims `Cells`, 256 bytes of shared memory; its launch has 0",
+        &line_of("let forgotten = Cells::claim().cells;"),
+        "#[kernel(shared = ..)]",
+    ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
 }

@@ -110,7 +110,7 @@ pub fn run(
 ) -> Result<Document> {
     ensure!(world >= 2, "--ranks {world}: at least 2 ranks communicate");
     let is_smoke = options.size == Size::Smoke;
-    let runtime = if is_smoke { Runtime::emulated(world)? } else { Runtime::cuda()? };
+    let runtime = if is_smoke { Runtime::emulated_fast(world)? } else { Runtime::cuda()? };
     let found = runtime.device_count();
     ensure!(found >= world, "{world} ranks need as many GPUs; there are {found}");
     let library = if is_smoke { "no NCCL".to_owned() } else { NcclCommunicator::version()?.to_string() };

@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
         let is_unhashed = kernels.iter().any(|kernel| kernel.meta.hashed == 0);
         let unhashed = is_unhashed.then(|| {
             format!(
-                "{}: programs do not know the hash of these sources, so that none loads the kernels on a GPU: add the build script that prints \
+                "{}: programs do not know the hash of these sources, so that none loads the kernels on a GPU: add `oxtile_tile::source_hash!();` to src/lib.rs and the build script that prints \
                  oxtile_build::source_hash::cargo_directives (docs/own-crate.md), or run with OXTILE_STALE_KERNELS=1",
                 self.project.package
             )

@@ -48,7 +48,7 @@ fn misaligned_global(thread: &Thread, address: u64, bytes: u64, site: Site) -> !
 
 #[cold]
 fn misaligned_shared(thread: &Thread, offset: u32, bytes: u32, site: Site) -> ! {
-    let message = format!("an access of {bytes} bytes at offset {offset} of the block's shared memory");
+    let message = format!("an access of {bytes} bytes at {}", thread.worker().shared.place(offset, 1));
     thread.fail(FaultKind::Misaligned, site, message, MEND_ALIGNMENT)
 }
 
@@ -278,7 +278,7 @@ fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes:
     check_not_mbarrier(thread, offset, bytes, site);
     let (address, bytes) = (u64::from(offset), u64::from(bytes));
     let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
-    thread.judge(detector.shared_access(thread.worker().memory(), thread.number, &access), site);
+    thread.judge(detector.shared_access(thread.worker(), thread.number, &access), site);
     if writes {
         detector.publish(thread.worker().memory(), thread.number, (Space::Shared, address), None, false, false);
     }
@@ -288,7 +288,8 @@ fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes:
 
 fn check_not_mbarrier(thread: &Thread, offset: u32, bytes: u32, site: Site) {
     if let Some(at) = mbarrier::overlapping(thread.block(), offset, bytes) {
-        let message = format!("a plain access of {bytes} bytes at shared offset {offset}, where the mbarrier at {at} lies");
+        let names = &thread.worker().shared;
+        let message = format!("a plain access of {bytes} bytes at {}, where {} lies", names.place(offset, 1), names.mbarrier(at));
         thread.fail(FaultKind::MbarrierMisuse, site, message, "place it elsewhere, or invalidate the mbarrier first");
     }
 }
@@ -300,7 +301,7 @@ fn check_atomic(thread: &Thread, detector: &Detector, allocation: Option<&Alloca
     let access = Access { address, bytes: u64::from(operation.width), writes: true, reads: true, manner, site };
     let (space, result) = match allocation {
         Some(allocation) => (Space::Global, detector.global_access(thread.worker(), thread.number, allocation, &access)),
-        None => (Space::Shared, detector.shared_access(thread.worker().memory(), thread.number, &access)),
+        None => (Space::Shared, detector.shared_access(thread.worker(), thread.number, &access)),
     };
     thread.judge(result, site);
     let (releases, acquires) = operation.edges();

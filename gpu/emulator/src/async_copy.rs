@@ -145,7 +145,7 @@ impl Transfer {
         let access = Access { address, bytes: u64::from(bytes), writes, reads: !writes || reduces, manner, site: self.site };
         let entered = match allocation {
             Some(allocation) => detector.enter_global(block.worker(), allocation, &access, &record, &order.view),
-            None => detector.enter_shared(block.worker().memory(), &access, &record, &order.view),
+            None => detector.enter_shared(block.worker(), &access, &record, &order.view),
         };
         entered.map_err(|bad| {
             let mut fault = self.fault(block, bad.0, bad.1, bad.3);
@@ -246,7 +246,8 @@ pub(crate) fn bulk(thread: &Thread, direction: Direction, shared: u32, global: u
 fn check_alignment(thread: &Thread, shared: u32, global: u64, bytes: u32, site: Site) {
     if !shared.is_multiple_of(bytes) || !global.is_multiple_of(u64::from(bytes)) {
         let message = format!(
-            "a copy in units of {bytes} bytes between shared offset {shared} and an address that is {} past a unit",
+            "a copy in units of {bytes} bytes between {} and an address that is {} past a unit",
+            thread.worker().shared.place(shared, 1),
             global % u64::from(bytes)
         );
         thread.fail(FaultKind::Misaligned, site, message, "align both sides to the unit");
@@ -257,15 +258,16 @@ fn check_piece(thread: &Thread, direction: Direction, piece: &Piece, site: Site)
     let block = thread.block();
     let shared_end = u64::from(piece.shared) + u64::from(piece.bytes);
     if shared_end > u64::from(block.shared_bytes()) {
-        let message =
-            format!("an asynchronous copy of {} bytes at shared offset {} of {}", piece.bytes, piece.shared, block.shared_bytes());
+        let place = block.worker().shared.place(piece.shared, 1);
+        let message = format!("an asynchronous copy of {} bytes at {place}, which has {}", piece.bytes, block.shared_bytes());
         thread.fail(FaultKind::OutOfBounds, site, message, "keep the copy inside the shared memory");
     }
     if direction == Direction::Load
         && let Some(at) = mbarrier::overlapping(block, piece.shared, piece.bytes)
     {
-        let message =
-            format!("an asynchronous copy to shared offset {}, {} bytes, where the mbarrier at {at} lies", piece.shared, piece.bytes);
+        let names = &block.worker().shared;
+        let (place, mbarrier) = (names.place(piece.shared, 1), names.mbarrier(at));
+        let message = format!("an asynchronous copy of {} bytes to {place}, where {mbarrier} lies", piece.bytes);
         thread.fail(FaultKind::MbarrierMisuse, site, message, "place it elsewhere, or invalidate the mbarrier first");
     }
     let Some(address) = piece.global else { return };

@@ -38,6 +38,11 @@ impl Barrier {
         *self = Self::default();
     }
 
+    /// Whether this phase waits for every thread of a block of so many.
+    pub fn is_of_all(&self, threads: usize) -> bool {
+        self.expected as usize == threads
+    }
+
     pub fn describe(&self, id: u32) -> String {
         format!("barrier {id}, {} of {} threads arrived", self.arrivals, self.expected)
     }

@@ -9,6 +9,7 @@ use crate::detector::Detector;
 use crate::fault::{Coordinates, Fault};
 use crate::launch::{Launch, unflatten};
 use crate::mbarrier::{self, Mbarrier};
+use crate::memory::UNWRITTEN_WORD;
 use crate::stack::PooledStack;
 use crate::thread::{Thread, Waiting, set_current};
 use crate::warp::Warp;
@@ -62,7 +63,7 @@ impl Block {
                 threads,
                 coroutines: UnsafeCell::new(coroutines),
                 warps: (0..count.div_ceil(32)).map(|w| Warp::new((count - w * 32).min(32))).collect(),
-                shared: UnsafeCell::new(vec![0; (launch.shared_bytes as usize).div_ceil(8)]),
+                shared: UnsafeCell::new(vec![UNWRITTEN_WORD; (launch.shared_bytes as usize).div_ceil(8)]),
                 barriers: RefCell::new(Vec::new()),
                 mbarriers: RefCell::new(Vec::new()),
                 gatherings: RefCell::new(Vec::new()),
@@ -166,9 +167,7 @@ impl Block {
     pub fn describe_waiting(&self) -> String {
         let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for thread in &self.threads {
-            if thread.waiting.get() != Waiting::Exited {
-                groups.entry(self.describe(thread)).or_default().push(thread.number);
-            }
+            groups.entry(self.describe(thread)).or_default().push(thread.number);
         }
         let mut text = String::new();
         for (what, threads) in groups {
@@ -191,7 +190,7 @@ impl Block {
             Waiting::BulkGroups { pending, read_only: false } => format!("bulk groups, until {pending} are in flight"),
             Waiting::BulkGroups { pending, .. } => format!("bulk groups, until {pending} have sources to read"),
             Waiting::Sleep => "sleeps (nanosleep)".to_owned(),
-            Waiting::Exited => "exited".to_owned(),
+            Waiting::Exited => return "have ended".to_owned(),
         };
         match thread.site.get() {
             Some(site) => format!("{what} at {site}"),

@@ -124,28 +124,30 @@ impl Detector {
     }
 
     /// A thread's access to shared memory.
-    pub fn shared_access(&self, memory: &Memory, thread: u32, access: &Access) -> Result<(), Bad> {
+    pub fn shared_access(&self, worker: &Worker, thread: u32, access: &Access) -> Result<(), Bad> {
         let state = self.thread(thread).borrow();
         let record = self.record(thread, &state.view, access);
-        self.enter_shared(memory, access, &record, &state.view)
+        self.enter_shared(worker, access, &record, &state.view)
     }
 
     /// An access to shared memory by any agent of the block.
-    pub fn enter_shared(&self, memory: &Memory, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
+    pub fn enter_shared(&self, worker: &Worker, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
         let mut shared = self.shared.borrow_mut();
         let missing = bit_ranges(access.address, access.bytes).find_map(|(word, mask)| {
             let missing = mask & !shared.initialised[word];
             (missing != 0).then(|| word as u64 * 64 + u64::from(missing.trailing_zeros()))
         });
         if let (true, Some(at)) = (access.reads, missing) {
-            let message = format!("a read of {} bytes at shared offset {}; byte {at} was never written", access.bytes, access.address);
+            let place = worker.shared.place(access.address as u32, 1);
+            let unwritten = if at == access.address { ", which".to_owned() } else { format!("; {}", worker.shared.place(at as u32, 1)) };
+            let message = format!("a read of {} bytes at {place}{unwritten} was never written", access.bytes);
             let mend = "write it first, and let a barrier stand between the write and the read";
             return Err(Box::new((FaultKind::Uninitialised, message, at_site(access.site), mend)));
         }
-        let history = memory.history();
+        let history = worker.memory().history();
         let entered = shared.shadow.access(Space::Shared, access.address, access.bytes, record, view, &history.grids);
         if let Err((conflict, other, at)) = entered {
-            let place = format!("offset {at} of the block's shared memory");
+            let place = worker.shared.place(at as u32, 1);
             return Err(describe(&history.grids, conflict, record, &other, &place, Space::Shared));
         }
         if access.writes {
@@ -294,7 +296,8 @@ fn access_by(grids: &Grids, record: &Record, home: u32) -> String {
     let copy = if record.slot >= threads { " by a copy issued" } else { "" };
     let thread = unflatten(u64::from(record.thread), grid.block);
     let mut text = format!("{verb}{copy} by thread {}", Coordinates(thread));
-    if record.block != home {
+    // Of one block, the report's second line has it.
+    if grid.blocks.len() > 1 {
         text += &format!(" of block {}", Coordinates(grid.block_index(record.block)));
     }
     if !grids.same_grid(record.block, home) {

@@ -19,7 +19,7 @@ pub enum FaultKind {
     Race,
     /// A generic access and an asynchronous one with no `fence.proxy.async` between them.
     MissingProxyFence,
-    /// Lanes of a warp at different collectives, or an exited lane named in a mask.
+    /// Threads that must meet at a collective or a barrier are at different ones, or have ended.
     Divergence,
     /// A named barrier used with a wrong count or id.
     BarrierMisuse,
@@ -85,8 +85,9 @@ pub struct Involved {
     pub action: String,
 }
 
-/// Why a run ended early: the emulator's report of a bug in a kernel or its launch.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a run ended early: the emulator's report of a bug in a kernel or its launch. `Debug` writes the same text as `Display`, so that it can be read
+/// where a test or `main` returns it.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Fault {
     /// The class.
     pub kind: FaultKind,
@@ -100,6 +101,12 @@ pub struct Fault {
     pub involved: Vec<Involved>,
     /// How to mend it; empty where the message says it.
     pub mend: &'static str,
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for Fault {

@@ -56,7 +56,7 @@ impl Mbarrier {
             let mut fault = thread.fault(
                 FaultKind::Race,
                 site,
-                format!("the mbarrier at {} is used with no barrier after its initialisation", self.offset),
+                format!("{} is used with no barrier after its initialisation", thread.worker().shared.mbarrier(self.offset)),
                 "let a block barrier stand between mbarrier_init and the first use by other threads",
             );
             fault.involved.push(Involved { location: self.initialised_at, action: format!("initialised by thread {by}") });
@@ -70,8 +70,9 @@ impl Mbarrier {
         let known = u64::from(state.view.knowledge.generic.time(detector.block, self.slot));
         if known % 2 == u64::from(parity) && self.phase >= known + 2 {
             let message = format!(
-                "a wait for phase {known} of the mbarrier at {}, which is in phase {}: the parity means another phase",
-                self.offset, self.phase
+                "a wait for phase {known} of {}, which is in phase {}: the parity means another phase",
+                thread.worker().shared.mbarrier(self.offset),
+                self.phase
             );
             let mend = "let the phase end only after every waiting thread has seen the one before (count their arrivals)";
             drop(state);
@@ -101,7 +102,7 @@ pub(crate) fn fence_init(thread: &Thread, site: Site) {
 pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, target: &Block, offset: u32, site: Site) -> (u32, u32) {
     let mut mbarriers = target.mbarriers.borrow_mut();
     let Some(m) = mbarriers.iter_mut().find(|m| m.offset == offset) else {
-        thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT);
+        thread.fail(FaultKind::MbarrierMisuse, site, absent(target, offset), MEND_INIT);
     };
     m.check_visible(thread, detector, site);
     let (by, time) = m.initialised_by;
@@ -110,7 +111,10 @@ pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, target: &Block, 
         let mut fault = thread.fault(
             FaultKind::MissingProxyFence,
             site,
-            format!("a copy completes on the mbarrier at {offset}, whose initialisation the asynchronous proxy may not see"),
+            format!(
+                "a copy completes on {}, whose initialisation the asynchronous proxy may not see",
+                thread.worker().shared.mbarrier(offset)
+            ),
             "let the initialising thread call fence_mbarrier_init before the block barrier",
         );
         fault.involved.push(Involved { location: m.initialised_at, action: "initialised here".to_owned() });
@@ -124,12 +128,20 @@ impl Block {
     pub fn describe_mbarrier(&self, verb: &str, offset: u32, parity: u32) -> String {
         match self.mbarriers.borrow().iter().find(|m| m.offset == offset) {
             Some(m) => format!(
-                "{verb} parity {parity} of the mbarrier at {offset}: phase {}, {} of {} arrivals and {} bytes pending",
-                m.phase, m.pending, m.count, m.bytes
+                "{verb} parity {parity} of {}: phase {}, {} of {} arrivals and {} bytes pending",
+                self.worker().shared.mbarrier(offset),
+                m.phase,
+                m.pending,
+                m.count,
+                m.bytes
             ),
-            None => format!("{verb} an mbarrier at {offset} that is no more"),
+            None => format!("{verb} {}, which is no more", self.worker().shared.mbarrier(offset)),
         }
     }
+}
+
+fn absent(block: &Block, offset: u32) -> String {
+    format!("there is no mbarrier at {}", block.worker().shared.place(offset, 1))
 }
 
 const MEND_INIT: &str = "call mbarrier_init once, then fence_mbarrier_init and a block barrier, before any other use";
@@ -140,7 +152,7 @@ pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
     let fail = |message: String, mend: &'static str| -> ! { thread.fail(FaultKind::MbarrierMisuse, site, message, mend) };
     if !offset.is_multiple_of(BYTES) || u64::from(offset) + u64::from(BYTES) > u64::from(block.shared_bytes()) {
         fail(
-            format!("an mbarrier at shared offset {offset} of {}", block.shared_bytes()),
+            format!("an mbarrier at {}, which has {} bytes", thread.worker().shared.place(offset, 1), block.shared_bytes()),
             "place it at a multiple of 8 inside the shared memory",
         );
     }
@@ -149,7 +161,8 @@ pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
     }
     let mut mbarriers = block.mbarriers.borrow_mut();
     if let Some(known) = mbarriers.iter().find(|m| m.offset == offset) {
-        fail(format!("the mbarrier at {offset} was initialised at {} already", known.initialised_at), "invalidate it first");
+        let mbarrier = thread.worker().shared.mbarrier(offset);
+        fail(format!("{mbarrier} was initialised at {} already", known.initialised_at), "invalidate it first");
     }
     let detector = thread.detector();
     mbarriers.push(Mbarrier {
@@ -178,10 +191,10 @@ pub(crate) fn invalidate(thread: &Thread, offset: u32, site: Site) {
         Some(_) => thread.fail(
             FaultKind::MbarrierMisuse,
             site,
-            format!("threads wait on the mbarrier at {offset}"),
+            format!("threads wait on {}", thread.worker().shared.mbarrier(offset)),
             "invalidate it when all are done",
         ),
-        None => thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT),
+        None => thread.fail(FaultKind::MbarrierMisuse, site, absent(thread.block(), offset), MEND_INIT),
     }
 }
 
@@ -193,7 +206,7 @@ pub(crate) fn update(
 ) -> Result<(), (String, &'static str)> {
     let mut mbarriers = block.mbarriers.borrow_mut();
     let Some(m) = mbarriers.iter_mut().find(|m| m.offset == offset) else {
-        return Err((format!("there is no mbarrier at {offset}"), MEND_INIT));
+        return Err((absent(block, offset), MEND_INIT));
     };
     change(m).map_err(|message| (message, "let arrivals and bytes equal what the phase was given"))?;
     if m.pending == 0 && m.bytes == 0 {
@@ -212,18 +225,18 @@ pub(crate) fn update(
 }
 
 /// Takes arrivals off the current phase.
-pub(crate) fn arrivals(m: &mut Mbarrier, count: u32) -> Result<(), String> {
-    let left = m.pending.checked_sub(count);
-    m.pending = left
-        .ok_or_else(|| format!("one arrival too many in phase {1} of the mbarrier at {2}, which counts {0}", m.count, m.phase, m.offset))?;
+fn arrivals(block: &Block, m: &mut Mbarrier, count: u32) -> Result<(), String> {
+    let name = || block.worker().shared.mbarrier(m.offset);
+    let too_many = || format!("one arrival too many in phase {} of {}, which counts {}", m.phase, name(), m.count);
+    m.pending = m.pending.checked_sub(count).ok_or_else(too_many)?;
     Ok(())
 }
 
 /// Adds announced bytes, or takes copied ones off.
-pub(crate) fn transaction(m: &mut Mbarrier, bytes: i64) -> Result<(), String> {
+fn transaction(block: &Block, m: &mut Mbarrier, bytes: i64) -> Result<(), String> {
     m.bytes += bytes;
     if m.bytes.abs() > LIMIT {
-        return Err(format!("{} bytes pending on the mbarrier at {}, beyond 2^20 - 1", m.bytes, m.offset));
+        return Err(format!("{} bytes pending on {}, beyond 2^20 - 1", m.bytes, block.worker().shared.mbarrier(m.offset)));
     }
     Ok(())
 }
@@ -256,8 +269,8 @@ fn update_by(thread: &Thread, target: &Block, offset: u32, bytes: u32, count: u3
             m.check_visible(thread, detector, site);
             detector.release(thread.number, &mut m.gathering);
         }
-        transaction(m, i64::from(bytes))?;
-        arrivals(m, count)
+        transaction(target, m, i64::from(bytes))?;
+        arrivals(target, m, count)
     });
     if let Err((message, mend)) = result {
         thread.fail(FaultKind::MbarrierMisuse, site, message, mend);
@@ -277,8 +290,8 @@ pub(crate) fn complete(
         if let (Some(detector), Some((slot, time))) = (&block.detector, learnt) {
             m.gathering.generic.learn(detector.block, slot, time);
         }
-        transaction(m, -i64::from(bytes))?;
-        arrivals(m, arrive)
+        transaction(block, m, -i64::from(bytes))?;
+        arrivals(block, m, arrive)
     })
     .map_err(|(message, mend)| fault(FaultKind::MbarrierMisuse, message, mend))
 }
@@ -301,7 +314,7 @@ pub(crate) fn test(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
             }
             complete
         }
-        None => thread.fail(FaultKind::MbarrierMisuse, site, format!("there is no mbarrier at {offset}"), MEND_INIT),
+        None => thread.fail(FaultKind::MbarrierMisuse, site, absent(thread.block(), offset), MEND_INIT),
     }
 }
 
@@ -344,7 +357,7 @@ pub(crate) fn check_finished(block: &Block) -> Result<(), Fault> {
         kind: FaultKind::InFlightAtExit,
         kernel: block.worker().grid().launch.kernel.clone(),
         thread: Some((block.index, block.threads[0].index)),
-        message: format!("the block ended with {what} on the mbarrier at {}, phase {}", m.offset, m.phase),
+        message: format!("the block ended with {what} on {}, phase {}", block.worker().shared.mbarrier(m.offset), m.phase),
         involved: vec![Involved { location: m.initialised_at, action: "initialised here".to_owned() }],
         mend: "announce exactly the bytes that are copied, and wait for them",
     })

@@ -45,7 +45,11 @@ pub(crate) fn check_since_wait(thread: &Thread, offset: u32, site: Site) {
     thread.fail(
         FaultKind::MbarrierMisuse,
         site,
-        format!("lane {} arrives for its warp, whose other lanes may still wait at the mbarrier at {offset}", thread.lane()),
+        format!(
+            "lane {} arrives for its warp, whose other lanes may still wait at {}",
+            thread.lane(),
+            thread.worker().shared.mbarrier(offset)
+        ),
         "let a warp barrier (`release` has one) or matrix instructions stand between the wait and the arrival",
     );
 }

@@ -4,10 +4,15 @@ use crate::history::History;
 use crate::initialisation::Initialisation;
 use crate::reservation::{ALIGNMENT, Reservation};
 use crate::words::{read_bytes, write_bytes};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What every byte of new memory holds. It was never written and reads as NaN in each float format, so that a result of it shows.
+pub(crate) const UNWRITTEN: u8 = 0xff;
+/// The same of a word.
+pub(crate) const UNWRITTEN_WORD: u64 = u64::from_ne_bytes([UNWRITTEN; 8]);
 
 /// Bytes that a copy handles at once.
 const PIECE: usize = 1 << 20;
@@ -80,7 +85,9 @@ impl Allocation {
         let size = usize::try_from(bytes.max(1)).expect("an allocation fits the address space");
         let layout = Layout::from_size_align(size.next_multiple_of(ALIGNMENT), ALIGNMENT).expect("a size below isize::MAX");
         // SAFETY: the layout's size is not zero.
-        let Some(words) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        let Some(words) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        // SAFETY: just allocated with this size, and nothing else knows of it.
+        unsafe { words.write_bytes(UNWRITTEN, layout.size()) };
         Self::over(words.cast(), layout, None, name, bytes, device)
     }
 
@@ -99,7 +106,7 @@ impl Allocation {
     /// The 8-byte words; the last may reach past `bytes`.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the layout is a multiple of 8 bytes, zeroed at allocation, and lives as long as `self`, or the range that it keeps.
+        // SAFETY: the layout is a multiple of 8 bytes, filled at allocation, and lives as long as `self`, or the range that it keeps.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.layout.size() / 8) }
     }
 
@@ -186,6 +193,10 @@ impl Memory {
         if let Some(other) = before.or(after) {
             return Err(MemoryError::Occupied { address: start, bytes, by: other.name.clone() });
         }
+        // What lay there before is gone.
+        if allocation.range.is_some() {
+            allocation.words().iter().for_each(|word| word.store(UNWRITTEN_WORD, Ordering::Relaxed));
+        }
         table.freed.retain(|freed| freed.start + freed.bytes <= start || start + bytes <= freed.start);
         let mut live = Vec::clone(&table.live);
         live.insert(at, Arc::new(allocation));
@@ -216,7 +227,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads bytes to the host. Bytes that were never written read as zero.
+    /// Reads bytes to the host. Bytes that were never written read as 255, which is NaN in every float format;
+    /// [`first_unwritten`](Self::first_unwritten) finds them.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let (allocation, offset) = self.checked(address, bytes.len() as u64)?;
         read_bytes(allocation.words(), offset as usize, bytes);
@@ -235,10 +247,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether every byte of the range was written by the host or a kernel.
-    pub fn is_initialised(&self, address: u64, bytes: u64) -> Result<bool, MemoryError> {
+    /// How many bytes from `address` on the first byte of the range lies that neither the host nor a kernel wrote. A kernel in fast mode counts
+    /// as a writer of all of an allocation.
+    pub fn first_unwritten(&self, address: u64, bytes: u64) -> Result<Option<u64>, MemoryError> {
         let (allocation, offset) = self.checked(address, bytes)?;
-        Ok(allocation.initialisation.first_missing(offset, bytes).is_none())
+        Ok(allocation.initialisation.first_missing(offset, bytes).map(|at| at - offset))
     }
 
     /// The live allocation that an address lies in.

@@ -3,6 +3,7 @@
 use crate::async_copy;
 use crate::block::Block;
 use crate::cluster::Cluster;
+use crate::divergence;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Progress};
 use crate::launch::{Mode, Policy};
@@ -252,11 +253,18 @@ impl Scheduler {
             self.idle = 0;
             return Ok(Some(Progress::Blocked(self.describe_waiting())));
         }
-        Err(self.stuck(
-            FaultKind::Deadlock,
-            "every thread waits".to_owned(),
-            "let as many arrive as are waited for, and announce the bytes that are copied",
-        ))
+        let (kind, what, mend) = match self.blocks.iter().any(|block| divergence::is_cause(block)) {
+            true => (
+                FaultKind::Divergence,
+                "threads wait at a collective or barrier for others, which are at another one or have ended",
+                "let all threads of the group reach the same collective or barrier: no branch around it, no early return before it, that only \
+                 some of them take",
+            ),
+            false => {
+                (FaultKind::Deadlock, "every thread waits", "let as many arrive as are waited for, and announce the bytes that are copied")
+            }
+        };
+        Err(self.stuck(kind, what.to_owned(), mend))
     }
 
     fn describe_waiting(&self) -> String {

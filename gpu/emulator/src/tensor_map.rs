@@ -192,14 +192,13 @@ fn plan(
     }
     let alignment = map.swizzle.span().map_or(128, |span| span * 8);
     if !shared.is_multiple_of(alignment) {
-        fail(format!("a box at shared offset {shared} under {:?}", map.swizzle), "align it to 8 swizzled rows, 128 bytes without swizzle");
+        let place = thread.worker().shared.place(shared, 1);
+        fail(format!("a box at {place} under {:?}", map.swizzle), "align it to 8 swizzled rows, 128 bytes without swizzle");
     }
     let bytes = map.box_dimensions.iter().product::<u32>() * map.element_bytes;
     if u64::from(shared) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
-        fail(
-            format!("a box of {bytes} bytes at shared offset {shared} of {}", thread.block().shared_bytes()),
-            "launch with more shared memory",
-        );
+        let (place, there) = (thread.worker().shared.place(shared, 1), thread.block().shared_bytes());
+        fail(format!("a box of {bytes} bytes at {place}, which has {there}"), "launch with more shared memory");
     }
     let completion = match mbarrier {
         Some(mbarrier) => Completion::Bytes { mbarrier, bytes },

@@ -279,7 +279,7 @@ fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth:
     for run in chunks.chunk_by(|a, b| a + 16 == *b) {
         let (address, bytes) = (u64::from(run[0]), 16 * run.len() as u64);
         let access = Access { address, bytes, writes: false, reads: true, manner: Manner::Async, site };
-        thread.judge(detector.enter_shared(block.worker().memory(), &access, &record, &view), site);
+        thread.judge(detector.enter_shared(block.worker(), &access, &record, &view), site);
     }
 }
 

@@ -9,6 +9,7 @@ use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
 use crate::report::{SiteUse, SyncSite};
+use crate::shared_layout::SharedNames;
 use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
 use rustc_hash::FxHashMap as HashMap;
@@ -34,6 +35,8 @@ pub(crate) struct Worker {
     history: OnceCell<(Range<u32>, Knowledge)>,
     ended: Cell<bool>,
     pub totals: RefCell<Totals>,
+    /// The names of the shared memory's pieces.
+    pub shared: SharedNames,
     sites: RefCell<HashMap<(usize, usize), Seen>>,
 }
 
@@ -59,6 +62,7 @@ impl Worker {
             history: OnceCell::new(),
             ended: Cell::new(false),
             totals: RefCell::default(),
+            shared: SharedNames::default(),
             sites: RefCell::default(),
         }
     }

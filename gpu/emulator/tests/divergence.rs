@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::{FaultKind, ShuffleMode, device};
+use oxtile_emulator::{FaultKind, Options, ShuffleMode, device};
 
 #[test]
 fn divergence_names_both_lines() {
@@ -32,6 +32,53 @@ fn divergence_names_both_lines() {
         }
     };
     reported(job(read_outside), FaultKind::Divergence);
+}
+
+/// A lane that goes around a collective is at the next barrier, or at none: the others wait, which is no deadlock by a wrong count.
+#[test]
+fn a_lane_around_a_collective_diverges() {
+    fn around(_: &[u64]) {
+        if thread() != 5 {
+            device::shuffle(u32::MAX, ShuffleMode::Butterfly, 1, 16, 0x1f);
+        }
+        device::barrier_sync(0, 64);
+    }
+    let text = reported(job(around), FaultKind::Divergence).to_string();
+    for part in [
+        "divergence: threads wait at a collective or barrier for others",
+        "lanes 0x00000020 missing",
+        "threads 5, 32..64: barrier 0",
+        "no branch around it",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    assert_eq!(job(around)().run(Options::fast()).unwrap_err().kind, FaultKind::Divergence);
+}
+
+#[test]
+fn a_thread_that_ends_before_a_barrier_diverges() {
+    fn early(_: &[u64]) {
+        if thread() < 40 {
+            device::barrier_sync(0, 64);
+        }
+    }
+    let text = reported(job(early), FaultKind::Divergence).to_string();
+    for part in ["threads 0..40: barrier 0, 40 of 64 threads arrived", "threads 40..64: have ended"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+/// The lane that is missing waits for an mbarrier: the deadlock is there.
+#[test]
+fn a_lane_that_waits_for_an_mbarrier_does_not_diverge() {
+    fn held(_: &[u64]) {
+        if thread() == 0 {
+            device::mbarrier_init(0, 1);
+            device::mbarrier_wait_parity(0, 0);
+        }
+        device::barrier_sync(0, 64);
+    }
+    reported(job(held), FaultKind::Deadlock);
 }
 
 #[test]

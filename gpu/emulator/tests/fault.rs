@@ -91,6 +91,13 @@ fn traps_assumptions_and_panics_name_their_line() {
     assert!(fast.kind == FaultKind::Panic && fast.message.contains("no 1"), "{fast}");
 }
 
+/// A test or `main` that returns a fault prints it by `Debug`.
+#[test]
+fn a_fault_reads_the_same_where_it_is_returned() {
+    let fault = reported(job(|_| device::trap()), FaultKind::Trap);
+    assert_eq!(format!("{fault:?}"), fault.to_string());
+}
+
 #[test]
 fn a_bad_launch_is_refused() {
     let memory = Memory::new();

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::{FaultKind, GridRun, Launch, Memory, MemoryError, Options, ReadOrder, device};
+use oxtile_emulator::{FaultKind, GridRun, Launch, Memory, MemoryError, Options, ReadOrder, Reservation, device};
 
 #[test]
 fn memory_faults_name_tensor_offset_and_line() {
@@ -54,8 +54,32 @@ fn copied_bytes_are_as_initialised_as_their_source() {
     assert!(fault.to_string().contains("offset 36 of `target`"), "{fault}");
     let mut bytes = [0; 64];
     memory.read(target, &mut bytes).unwrap();
-    assert_eq!(bytes, *[[2; 8].as_slice(), &[1; 28], &[0; 28]].concat());
+    assert_eq!(bytes, *[[2; 8].as_slice(), &[1; 28], &[255; 28]].concat());
     assert!(memory.copy(target + 32, source, 40).is_err());
+}
+
+/// Neither device memory nor shared memory reads as zero before it is written, in fast mode either.
+#[test]
+fn new_memory_reads_as_nan() {
+    let (memory, range) = (Memory::new(), Reservation::new(512));
+    let parts = [memory.allocate("whole", 256, 0), memory.allocate_in(&range, 256, "part", 256, 0).unwrap()];
+    for address in parts {
+        let mut bytes = [0; 256];
+        memory.read(address, &mut bytes).unwrap();
+        assert_eq!(bytes, [255; 256]);
+        assert_eq!(memory.first_unwritten(address, 256), Ok(Some(0)));
+        memory.write(address + 8, &[0; 16]).unwrap();
+        assert_eq!(memory.first_unwritten(address + 8, 16), Ok(None));
+        assert_eq!(memory.first_unwritten(address + 10, 15), Ok(Some(14)));
+    }
+    // Memory at a place that was written and freed is new.
+    memory.free(parts[1]).unwrap();
+    let mut bytes = [0; 256];
+    memory.read(memory.allocate_in(&range, 256, "again", 256, 0).unwrap(), &mut bytes).unwrap();
+    assert_eq!(bytes, [255; 256]);
+    let job = Job::new("shared", 1, 1, 1, 64, |a| store(a[1], shared_load(12)));
+    job.run(Options::fast()).unwrap();
+    assert_eq!(job.output(), [u32::MAX]);
 }
 
 #[test]

@@ -81,6 +81,24 @@ fn blocks_need_release_and_acquire_of_device_scope() {
     reported(job(|a| hand_over(a, WriteOrder::Weak, ReadOrder::Acquire(Device))), FaultKind::Race);
 }
 
+#[test]
+fn both_threads_of_a_race_have_their_block() {
+    let job = || {
+        Job::new("one_element", 3, 32, 4, 0, |a| {
+            if thread() == 0 {
+                store(a[1], 1)
+            }
+        })
+    };
+    let fault = reported(job, FaultKind::Race);
+    let blocks: std::collections::BTreeSet<&str> = fault
+        .involved
+        .iter()
+        .map(|line| line.action.strip_prefix("write by thread (0, 0, 0) of block ").expect("it names the block"))
+        .collect();
+    assert_eq!(blocks.len(), 2, "{fault}");
+}
+
 /// The same with fences around relaxed accesses.
 fn hand_over_fenced(arguments: &[u64], first: bool, second: bool) {
     let (data, flag) = (arguments[1], arguments[1] + 4);

@@ -14,7 +14,7 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     let name = &item.ident;
     let (generics, type_generics, bounds) = item.generics.split_for_impl();
     let mut end = quote!(0u32);
-    let (mut offsets, mut inits, mut aligns) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut offsets, mut inits, mut aligns, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for field in &fields.named {
         let (ident, ty) = (&field.ident, &field.ty);
         let offset = format_ident!("__OFFSET_{}", ident.as_ref().expect("a named field").to_string().to_uppercase());
@@ -26,6 +26,7 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
             // SAFETY: the caller vouches for the whole; `SIZE` counts this field at its offset, aligned.
             #ident: unsafe { <#ty as ::oxtile_tile::shared::SharedStorage>::at(address + Self::#offset) }
         });
+        names.push(quote!(::oxtile_tile::shared::name_field::<#ty>(stringify!(#ident), Self::#offset, offset, bytes, name)?));
         aligns.push(quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN));
         end = quote!(Self::#offset + <#ty as ::oxtile_tile::shared::SharedStorage>::SIZE);
     }
@@ -35,10 +36,11 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
 
             /// The block's arena, as this layout. Every thread gets the same addresses.
             #[inline(always)]
+            #[track_caller]
             pub fn claim() -> Self {
                 // SAFETY: the arena starts here, 1024-byte aligned; that it has `SIZE` bytes, since the kernel says
-                // `shared = ...` of this layout, the emulator checks at every access.
-                unsafe { <Self as ::oxtile_tile::shared::SharedStorage>::at(::oxtile_tile::shared::arena()) }
+                // `shared = ...` of this layout, the emulator checks here.
+                unsafe { <Self as ::oxtile_tile::shared::SharedStorage>::at(::oxtile_tile::shared::claim::<Self>(stringify!(#name))) }
             }
         }
 
@@ -49,6 +51,12 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
             #[inline(always)]
             unsafe fn at(address: u32) -> Self {
                 Self { #(#inits),* }
+            }
+
+            #[inline]
+            fn name_part(offset: u32, bytes: u32, name: &mut dyn ::core::fmt::Write) -> ::core::fmt::Result {
+                let _ = false #(|| #names)*;
+                ::core::result::Result::Ok(())
             }
         }
     })

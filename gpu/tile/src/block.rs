@@ -1,5 +1,7 @@
 //! The block of threads (CTA): its place in the grid, reductions over its threads.
 
+use core::fmt::{self, Write};
+
 use crate::arch::{Barrier, Identity, Target};
 use crate::shared::{SharedArray, SharedStorage};
 use crate::warp;
@@ -48,6 +50,11 @@ impl SharedStorage for ReduceStorage {
     unsafe fn at(address: u32) -> Self {
         // SAFETY: passed on to the caller; this is that array.
         Self { partial: unsafe { SharedArray::at(address) } }
+    }
+
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        <SharedArray<u32, 32> as SharedStorage>::name_part(offset, bytes, name)
     }
 }
 

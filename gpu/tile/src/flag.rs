@@ -6,6 +6,8 @@
 //!
 //! A wait has a bound and looks for the end of the team. Code after a wait that was not answered does not run.
 
+use core::fmt::{self, Write};
+
 use crate::arch::{GlobalMemory, Target};
 use crate::global::GlobalMut;
 use crate::shared::{SharedArray, SharedStorage};
@@ -54,6 +56,11 @@ impl SharedStorage for FlagStorage {
     unsafe fn at(address: u32) -> Self {
         // SAFETY: passed on to the caller; this is that array.
         Self { outcome: unsafe { SharedArray::at(address) } }
+    }
+
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        <SharedArray<u32, 1> as SharedStorage>::name_part(offset, bytes, name)
     }
 }
 

@@ -4,10 +4,12 @@
 //! The 4 numbers of a thread's pair `j` of both its rows lie together; the 128 threads' lie one after the other; the
 //! pairs follow. So every access is one of 16 bytes, free of bank conflicts, and the tile is one contiguous piece.
 
+use core::fmt::{self, Write};
+
 use crate::arch::{BulkCopy, Columns, MatrixColumns, SharedMemory, Target};
 use crate::global::GlobalMut;
 use crate::register_tile::{ROWS, RegisterTile};
-use crate::shared::{SharedStorage, Tiles};
+use crate::shared::{SharedStorage, Tiles, name_element};
 use crate::{thread, warpgroup};
 
 /// A 64 by `COLUMNS` register tile in shared memory.
@@ -31,6 +33,12 @@ impl<const COLUMNS: usize> SharedStorage for FragmentTile<COLUMNS> {
     #[inline(always)]
     unsafe fn at(address: u32) -> Self {
         Self { address }
+    }
+
+    /// `[element]`, in the order of the memory.
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        name_element(4, offset, bytes, name)
     }
 }
 

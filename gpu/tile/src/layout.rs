@@ -140,6 +140,14 @@ impl TileLayout {
         self.swizzle.apply(address + panel * self.panel() + row * self.panel_row() + rest)
     }
 
+    /// The row, and the byte of it, that lie at this offset in the tile: what [`address`](Self::address) finds.
+    pub const fn place(self, offset: u32) -> (u32, u32) {
+        // A swizzle is its own inverse: it leaves the bits that it reads.
+        let straight = self.swizzle.apply(offset);
+        let (panel, rest) = (straight / self.panel(), straight % self.panel());
+        (rest / self.panel_row(), panel * self.panel_row() + rest % self.panel_row())
+    }
+
     /// The descriptor of a matrix operand that starts at `address`.
     ///
     /// There are two strides. The one between atoms along the panel's rows is the same either way; the one between
@@ -223,6 +231,7 @@ mod tests {
             for (row, byte) in (0..layout.rows).flat_map(|row| (0..layout.row_bytes).map(move |byte| (row, byte))) {
                 let at = layout.address(4096, row, byte) - 4096;
                 assert!(!core::mem::replace(&mut seen[at as usize], true), "{layout:?}: two bytes at {at}");
+                assert_eq!(layout.place(at), (row, byte), "{layout:?}: byte {at}");
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Fields are handles: 32-bit addresses that know their type and size. They are `Copy`; every thread
 //! of the block has the same ones.
 
+use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
@@ -24,6 +25,54 @@ pub trait SharedStorage: Sized {
     /// [`SIZE`](Self::SIZE) bytes at `address`, a multiple of [`ALIGN`](Self::ALIGN), are in the block's arena, and only
     /// handles of this type at this address name them while it is used.
     unsafe fn at(address: u32) -> Self;
+
+    /// Names the smallest part that holds `bytes` bytes, one at least, from `offset` on, after this piece's own name: `[5]` in an array, `.sums[5]`
+    /// in a struct. Nothing where no part holds them all. For the emulator's reports.
+    ///
+    /// # Errors
+    /// Those of `name`.
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        let _ = (offset, bytes, name);
+        Ok(())
+    }
+}
+
+/// `[5]`, if the element of so many bytes in an array holds them all.
+#[inline]
+pub(crate) fn name_element(element: u32, offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+    if offset % element + bytes <= element { write!(name, "[{}]", offset / element) } else { Ok(()) }
+}
+
+/// The same, then the part of that piece, in a row of pieces.
+#[inline]
+pub(crate) fn name_piece<S: SharedStorage>(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+    let stride = S::SIZE.next_multiple_of(S::ALIGN);
+    name_element(stride, offset, bytes, name)?;
+    if offset % stride + bytes <= S::SIZE { S::name_part(offset % stride, bytes, name) } else { Ok(()) }
+}
+
+/// `.field`, then its part, if the field of so many bytes from `start` on holds them all; whether it does. For the derive.
+///
+/// # Errors
+/// Those of `name`.
+#[doc(hidden)]
+#[inline]
+pub fn name_field<S: SharedStorage>(field: &str, start: u32, offset: u32, bytes: u32, name: &mut dyn Write) -> Result<bool, fmt::Error> {
+    let holds = start <= offset && offset + bytes <= start + S::SIZE;
+    if holds {
+        write!(name, ".{field}")?;
+        S::name_part(offset - start, bytes, name)?;
+    }
+    Ok(holds)
+}
+
+/// The arena's address, for a kernel that takes the arena for the layout `S` of this name. For the derive.
+#[doc(hidden)]
+#[inline(always)]
+#[track_caller]
+pub fn claim<S: SharedStorage>(name: &'static str) -> u32 {
+    Target::claim::<S>(name)
 }
 
 /// No memory.
@@ -81,6 +130,11 @@ impl<T: Pod, const N: usize> SharedStorage for SharedArray<T, N> {
     unsafe fn at(address: u32) -> Self {
         Self { address, element: PhantomData }
     }
+
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        name_element(size_of::<T>() as u32, offset, bytes, name)
+    }
 }
 
 impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
@@ -91,6 +145,11 @@ impl<S: SharedStorage, const N: usize> SharedStorage for [S; N] {
     unsafe fn at(address: u32) -> Self {
         // SAFETY: the caller vouches for all pieces; they lie one after the other.
         core::array::from_fn(|i| unsafe { S::at(address + i as u32 * S::SIZE.next_multiple_of(S::ALIGN)) })
+    }
+
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        name_piece::<S>(offset, bytes, name)
     }
 }
 
@@ -193,7 +252,7 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     #[track_caller]
     pub(crate) fn range(self, index: u32, count: u32) -> u32 {
         if Target::CHECKED && (index as usize > N || N - (index as usize) < count as usize) {
-            Target::out_of_bounds_shared(self.address, u64::from(index) + u64::from(count.saturating_sub(1)), N as u64);
+            Target::out_of_bounds_shared(self.address, Self::SIZE, u64::from(index) + u64::from(count.saturating_sub(1)), N as u64);
         }
         self.address + index * size_of::<T>() as u32
     }

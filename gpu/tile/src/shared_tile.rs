@@ -1,11 +1,12 @@
 //! Matrices in shared memory.
 
+use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
 use crate::layout::{ATOM_ROWS, Linear, Swizzle, SwizzleMode, TileLayout};
 use crate::num::Pod;
-use crate::shared::SharedStorage;
+use crate::shared::{SharedStorage, name_piece};
 
 /// A `ROWS` by `COLUMNS` matrix in shared memory, row by row in panels of the swizzle's span
 /// ([`layout`](crate::layout)), where TMA can put it and matrix instructions can read it.
@@ -37,6 +38,17 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedStorage 
     #[inline(always)]
     unsafe fn at(address: u32) -> Self {
         Self { address, element: PhantomData }
+    }
+
+    /// `[row, column]`.
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        let element = size_of::<T>() as u32;
+        let (row, byte) = Self::LAYOUT.place(offset);
+        if byte % element + bytes > element {
+            return Ok(());
+        }
+        write!(name, "[{row}, {}]", byte / element)
     }
 }
 
@@ -80,7 +92,12 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, 
     #[track_caller]
     pub fn address_of(self, row: u32, column: u32) -> u32 {
         if Target::CHECKED && (row as usize >= ROWS || column as usize >= COLUMNS) {
-            Target::out_of_bounds_shared(self.address, u64::from(row) * COLUMNS as u64 + u64::from(column), (ROWS * COLUMNS) as u64);
+            Target::out_of_bounds_shared(
+                self.address,
+                Self::SIZE,
+                u64::from(row) * COLUMNS as u64 + u64::from(column),
+                (ROWS * COLUMNS) as u64,
+            );
         }
         Self::LAYOUT.address(self.address, row, column * size_of::<T>() as u32)
     }
@@ -110,6 +127,11 @@ impl<S: SharedStorage, const COUNT: usize> SharedStorage for Tiles<S, COUNT> {
     unsafe fn at(address: u32) -> Self {
         Self { address, piece: PhantomData }
     }
+
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        name_piece::<S>(offset, bytes, name)
+    }
 }
 
 impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
@@ -118,7 +140,7 @@ impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
     #[track_caller]
     pub fn tile(self, index: u32) -> S {
         if Target::CHECKED && index >= COUNT as u32 {
-            Target::out_of_bounds_shared(self.address, index.into(), COUNT as u64);
+            Target::out_of_bounds_shared(self.address, Self::SIZE, index.into(), COUNT as u64);
         }
         // SAFETY: the code that made this handle vouched for `COUNT` pieces one after the other.
         unsafe { S::at(self.address + index * S::SIZE.next_multiple_of(S::ALIGN)) }

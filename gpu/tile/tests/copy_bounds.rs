@@ -79,10 +79,10 @@ fn refused(which: u32, part: &str) {
 
 #[test]
 fn the_array_in_shared_memory_bounds_a_copy() {
-    refused(LOAD_SHARED, "index 11 of the shared array at byte 0, which has length 6");
-    refused(STORE_SHARED, "index 11 of the shared array at byte 0, which has length 6");
-    refused(ASYNC_SHARED, "index 7 of the shared array at byte 0, which has length 6");
-    refused(WORD_SHARED, "index 6 of the shared array at byte 0, which has length 6");
+    refused(LOAD_SHARED, "index 11 of `six` of `Cells`, which has length 6");
+    refused(STORE_SHARED, "index 11 of `six` of `Cells`, which has length 6");
+    refused(ASYNC_SHARED, "index 7 of `six` of `Cells`, which has length 6");
+    refused(WORD_SHARED, "index 6 of `six` of `Cells`, which has length 6");
 }
 
 #[test]

@@ -33,7 +33,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //! let config = AttentionConfig { queries: 3, keys: 3, head_size: 64, mask: Mask::CausalBottomRight, ..AttentionConfig::default() };
 //!

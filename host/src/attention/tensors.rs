@@ -32,7 +32,7 @@ pub struct Inputs<'a, T> {
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 /// let stream = runtime.device(0)?.stream()?;
 /// let config = AttentionConfig { queries: 2, keys: 2, head_size: 64, ..AttentionConfig::default() };
 ///

@@ -113,6 +113,7 @@ impl<S: Pod> InterleavedScales<S> {
     ///
     /// # Errors
     /// As [`Buffer::copy_to_slice`].
+    #[track_caller]
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<S>>
     where
         S: HostElement<Device = S>,

@@ -10,7 +10,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //! let weights = Buffer::from_slice(&stream, &[[3.0_f32, -1.5, 0.75, 0.0]; 64].concat())?;
 //!

@@ -9,7 +9,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //! let x = Buffer::from_slice(&stream, &[[24.0_f32, 18.0, -18.0, 18.0].repeat(4), vec![48.0; 16]].concat())?;
 //! let mut restored = Buffer::<f32>::uninitialised(&stream, 32)?;

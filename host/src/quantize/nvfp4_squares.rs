@@ -8,7 +8,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let stream = runtime.device(0)?.stream()?;
 //! let weights: Vec<f32> = (0..512).map(|i| (i % 37) as f32 - 18.0).collect();
 //! let weights = Buffer::from_slice(&stream, &weights)?;

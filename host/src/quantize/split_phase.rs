@@ -29,7 +29,7 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 /// let (device, stream) = (runtime.device(0)?, runtime.device(0)?.stream()?);
 /// let ranks = SingleRank::new(&device); // or a communicator of more
 /// let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default())?;

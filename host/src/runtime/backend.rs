@@ -216,7 +216,10 @@ pub(crate) struct Copy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     HostToDevice,
-    DeviceToHost,
+    /// The host reads elements of so many bytes.
+    DeviceToHost {
+        element_bytes: u64,
+    },
     DeviceToDevice,
 }
 
@@ -225,7 +228,7 @@ impl Direction {
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostToDevice => "copy from host",
-            Self::DeviceToHost => "copy to host",
+            Self::DeviceToHost { .. } => "copy to host",
             Self::DeviceToDevice => "copy",
         }
     }

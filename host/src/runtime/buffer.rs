@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -40,7 +41,11 @@ pub struct Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Allocates without writing anything: every element must be written before it is read.
+    /// The reads of the host, in errors.
+    const READ: &str = "Buffer::copy_to_slice";
+
+    /// Allocates without writing anything: every element must be written before it is read. On the emulator its bytes are 255, NaN in each float
+    /// format, and a checked runtime reports a read of what was not written, by a kernel or by the host.
     ///
     /// # Errors
     /// Out of memory, [`Error::TooLarge`], [`Error::NotCapturable`] during a capture.
@@ -190,7 +195,8 @@ impl<T: Pod> Buffer<T> {
     #[track_caller]
     pub fn copy_from_slice<H: HostElement<Device = T>>(&mut self, stream: &Stream, slice: &[H]) -> Result<()> {
         const WHAT: &str = "Buffer::copy_from_slice";
-        self.check_host(stream, WHAT, slice.len())?;
+        self.check_host(stream, WHAT)?;
+        self.check_len(WHAT, slice.len() as u64)?;
         let source = slice.as_ptr().expose_provenance() as u64;
         self.copy(
             stream,
@@ -207,22 +213,11 @@ impl<T: Pod> Buffer<T> {
     /// Copies the buffer into a host slice and waits for it.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::NotCapturable`], and what went wrong in earlier work of the stream.
+    /// [`Error::Length`], [`Error::NotCapturable`], [`Error::Unwritten`], and what went wrong in earlier work of the stream.
     #[track_caller]
     pub fn copy_to_slice<H: HostElement<Device = T>>(&self, stream: &Stream, slice: &mut [H]) -> Result<()> {
-        const WHAT: &str = "Buffer::copy_to_slice";
-        self.check_host(stream, WHAT, slice.len())?;
-        let target = slice.as_mut_ptr().expose_provenance() as u64;
-        self.copy(
-            stream,
-            Copy {
-                direction: Direction::DeviceToHost,
-                target,
-                source: self.address(),
-                bytes: self.memory.bytes,
-                caller: Location::caller(),
-            },
-        )
+        self.check_len(Self::READ, slice.len() as u64)?;
+        self.read(stream, 0, slice)
     }
 
     /// The elements, on the host; waits for the stream.
@@ -243,11 +238,26 @@ impl<T: Pod> Buffer<T> {
     /// As [`copy_to_slice`](Self::copy_to_slice).
     #[track_caller]
     pub fn to_vec_as<H: HostElement<Device = T>>(&self, stream: &Stream) -> Result<Vec<H>> {
-        let len = usize::try_from(self.len).map_err(|_| self.too_large())?;
+        self.part_to_vec(stream, 0..self.len)
+    }
+
+    /// As [`to_vec_as`](Self::to_vec_as), the elements of a range inside of the buffer alone.
+    #[track_caller]
+    pub(crate) fn part_to_vec<H: HostElement<Device = T>>(&self, stream: &Stream, part: Range<u64>) -> Result<Vec<H>> {
+        let len = usize::try_from(part.end - part.start).map_err(|_| self.too_large())?;
         // SAFETY: every bit pattern is an `H` (`HostElement`, `Pod`), zero among them.
         let mut elements = vec![unsafe { std::mem::zeroed::<H>() }; len];
-        self.copy_to_slice(stream, &mut elements)?;
+        self.read(stream, part.start, &mut elements)?;
         Ok(elements)
+    }
+
+    /// Copies the elements from `start` on into a host slice and waits for it. The caller has checked that the buffer has that many.
+    #[track_caller]
+    fn read<H: HostElement<Device = T>>(&self, stream: &Stream, start: u64, slice: &mut [H]) -> Result<()> {
+        self.check_host(stream, Self::READ)?;
+        let (target, element_bytes) = (slice.as_mut_ptr().expose_provenance() as u64, size_of::<T>() as u64);
+        let (source, bytes) = (self.address() + start * element_bytes, slice.len() as u64 * element_bytes);
+        self.copy(stream, Copy { direction: Direction::DeviceToHost { element_bytes }, target, source, bytes, caller: Location::caller() })
     }
 
     /// Copies page-locked host memory into the buffer, in stream order.
@@ -276,7 +286,13 @@ impl<T: Pod> Buffer<T> {
         let (to, source, bytes) = (target.memory().address, self.address(), self.memory.bytes);
         copy(
             &stream.0,
-            Copy { direction: Direction::DeviceToHost, target: to, source, bytes, caller: Location::caller() },
+            Copy {
+                direction: Direction::DeviceToHost { element_bytes: size_of::<T>() as u64 },
+                target: to,
+                source,
+                bytes,
+                caller: Location::caller(),
+            },
             Some(target.memory()),
             Some(&self.memory),
         )
@@ -346,10 +362,9 @@ impl<T: Pod> Buffer<T> {
         runtime.backend.synchronize(stream.0.id)
     }
 
-    fn check_host(&self, stream: &Stream, what: &'static str, len: usize) -> Result<()> {
+    fn check_host(&self, stream: &Stream, what: &'static str) -> Result<()> {
         self.memory.check_stream(&stream.0, what)?;
-        stream.0.refuse_capture("a copy of pageable host memory", "copy before or after Graph::replay, on the same stream")?;
-        self.check_len(what, len as u64)
+        stream.0.refuse_capture("a copy of pageable host memory", "copy before or after Graph::replay, on the same stream")
     }
 
     /// A graph would touch the host's memory at each replay, while the host may hold a slice of it.

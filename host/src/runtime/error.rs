@@ -1,5 +1,7 @@
 //! What can go wrong, where, and how to mend it.
 
+use std::fmt;
+use std::panic::Location;
 use std::path::PathBuf;
 
 use oxtile_emulator::Fault;
@@ -12,8 +14,8 @@ use crate::rank::{BootstrapError, Rank, SymmetricError};
 /// The result of a runtime call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the runtime.
-#[derive(Clone, Debug, thiserror::Error)]
+/// An error of the runtime. `Debug` writes the same text as `Display`, so that it can be read where a test or `main` returns it.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A call of the CUDA driver failed.
@@ -47,6 +49,21 @@ pub enum Error {
     /// An emulated kernel misbehaved. Nothing runs on its runtime any more, as on a GPU after such an error.
     #[error("{0}")]
     Fault(Box<Fault>),
+    /// On a checked emulator the host read what no kernel, copy or fill wrote. Nothing runs on the runtime any more.
+    #[error(
+        "unwritten memory: the host reads `{buffer}`, of which element {element} (of {elements}) was never written\n  at {at}\n  mend: let a kernel, \
+         a copy or a fill write every element, begin with Buffer::zeros, or read only what is written"
+    )]
+    Unwritten {
+        /// The buffer's name.
+        buffer: String,
+        /// The first element that was not written, from the start of what was read.
+        element: u64,
+        /// How many elements were read.
+        elements: u64,
+        /// Where the read was asked for.
+        at: &'static Location<'static>,
+    },
     /// An argument does not fit its kernel. Nothing was enqueued.
     #[error("kernel `{kernel}`: {error}")]
     Argument {
@@ -325,6 +342,12 @@ impl Error {
     /// Fails with [`Error::Length`] unless there are as many elements as are needed.
     pub(crate) fn check_length(what: &'static str, expected: u64, found: u64) -> Result<()> {
         if expected == found { Ok(()) } else { Err(Self::Length { what, expected, found }) }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use oxtile_emulator::Mode;
 use oxtile_tile::launch::{Kernel, KernelInfo};
 
 use super::backend::{Backend, DeviceProperties, EventId, FunctionId, StreamId};
@@ -93,12 +94,31 @@ impl Runtime {
         Self::new(cuda::platform()?, library, Kind::Cuda, options.deadline)
     }
 
-    /// `devices` virtual GPUs that run kernels fast, checking bounds alone.
+    /// One virtual GPU for tests of kernels: every access, barrier and copy of a kernel is checked, for races, for reads of what was never written and for all
+    /// that [`FaultKind`](super::FaultKind) lists, and so are the host's reads. The seed determines the interleaving of threads and streams: what it finds,
+    /// it finds again. [`testing::seeds`](crate::testing::seeds) tries several.
+    ///
+    /// # Errors
+    /// As [`emulated_with`](Self::emulated_with).
+    pub fn checked(seed: u64) -> Result<Self> {
+        Self::emulated_with(EmulatedOptions { seed: Some(seed), ..EmulatedOptions::default() })
+    }
+
+    /// As [`checked`](Self::checked), `devices` virtual GPUs and the seed of `OXTILE_SEED`, or 0.
     ///
     /// # Errors
     /// As [`emulated_with`](Self::emulated_with).
     pub fn emulated(devices: u32) -> Result<Self> {
         Self::emulated_with(EmulatedOptions { devices, ..EmulatedOptions::default() })
+    }
+
+    /// `devices` virtual GPUs that run kernels fast, on all cores. Bounds, alignment, divergence and deadlocks are checked, races and reads of
+    /// what was never written are not.
+    ///
+    /// # Errors
+    /// As [`emulated_with`](Self::emulated_with).
+    pub fn emulated_fast(devices: u32) -> Result<Self> {
+        Self::emulated_with(EmulatedOptions { devices, mode: Mode::Fast, ..EmulatedOptions::default() })
     }
 
     /// Virtual GPUs, with options.
@@ -118,7 +138,8 @@ impl Runtime {
         Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, events, kernels, trace })))
     }
 
-    /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU.
+    /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU that runs kernels
+    /// [fast](Self::emulated_fast).
     ///
     /// # Errors
     /// As [`emulated_with`](Self::emulated_with); a GPU that is not usable is a reason, not an error.
@@ -133,7 +154,7 @@ impl Runtime {
             },
             Err(error) => error.to_string(),
         };
-        Ok(AutoRuntime { runtime: Self::emulated(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
+        Ok(AutoRuntime { runtime: Self::emulated_fast(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
     }
 
     /// Whether there are any compiled kernels that run on the first device; virtual GPUs need none.

@@ -191,7 +191,7 @@ fn pause(time: Duration) {
 
 /// The same on virtual GPUs.
 pub fn on_virtual_gpus(world: u32) {
-    let runtime = oxtile::Runtime::emulated(world).expect("virtual GPUs");
+    let runtime = oxtile::Runtime::emulated_fast(world).expect("virtual GPUs");
     let devices: Vec<_> = (0..world).map(|index| runtime.device(index).expect("a device")).collect();
     let ranks = HostRank::threads(&devices).expect("ranks");
     std::thread::scope(|scope| {

@@ -3,6 +3,7 @@
 use oxtile::attention::{
     AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, Gradients, Inputs, Kernels, Layout, Mask, Order, Sink, Window,
 };
+use oxtile::runtime::Mode;
 use oxtile::{Buffer, EmulatedOptions, Error, HostElement, Kind, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention::{Problem, attention};
@@ -282,7 +283,8 @@ fn same_bits(runtime: &Runtime, config: &AttentionConfig) -> Outcome {
             .try_for_each(|(i, name)| equal(&format!("{name} of the first batch, alone"), &alone[i], &once[i][..alone[i].len()]));
     }
     [1, 3, 7].into_iter().try_for_each(|multiprocessors| {
-        let options = EmulatedOptions { multiprocessors, seed: Some(multiprocessors.into()), ..EmulatedOptions::default() };
+        let options =
+            EmulatedOptions { mode: Mode::Fast, multiprocessors, seed: Some(multiprocessors.into()), ..EmulatedOptions::default() };
         again(&text(Runtime::emulated_with(options))?, &format!("on {multiprocessors} multiprocessors"))
     })
 }

@@ -5,6 +5,7 @@ use oxtile::attention::{
     AttentionBackward, AttentionConfig, BackwardElement, BackwardInputs, GradientOutput, Gradients, Inputs, Layout, Order, Padding,
     Sequences, Sink, Window,
 };
+use oxtile::runtime::Mode;
 use oxtile::{Buffer, EmulatedOptions, HostElement, Kind, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tile::num::{Element, bf16};
@@ -280,7 +281,8 @@ pub(super) fn same_bits(runtime: &Runtime, problem: &Problem) -> Outcome {
         return (0..20).try_for_each(|run| again(runtime, &format!("in run {run}")));
     }
     [1, 5].into_iter().try_for_each(|multiprocessors| {
-        let options = EmulatedOptions { multiprocessors, seed: Some(multiprocessors.into()), ..EmulatedOptions::default() };
+        let options =
+            EmulatedOptions { mode: Mode::Fast, multiprocessors, seed: Some(multiprocessors.into()), ..EmulatedOptions::default() };
         again(&text(Runtime::emulated_with(options))?, &format!("on {multiprocessors} multiprocessors"))
     })
 }

@@ -30,6 +30,13 @@ pub fn view_out_of_bounds(address: u64, index: u64, length: u64) -> ! {
     out_of_bounds(&name, index, length)
 }
 
+/// Ends the run: `index` is not below `length` of the piece of so many bytes at a shared offset, which the report names.
+#[cold]
+#[track_caller]
+pub fn shared_out_of_bounds(offset: u32, bytes: u32, index: u64, length: u64) -> ! {
+    out_of_bounds(&current().worker().shared.place(offset, bytes), index, length)
+}
+
 /// Ends the run with `message` unless `condition` holds.
 #[track_caller]
 #[inline]

@@ -5,6 +5,7 @@ use crate::{
     atomic::Atomic,
     mbarrier,
     order::{ReadOrder, Scope, Space, WriteOrder},
+    shared_layout::{self, SharedLayout},
     thread::acting,
 };
 use std::panic::Location;
@@ -23,6 +24,14 @@ pub fn global_read<const N: usize>(address: u64, order: ReadOrder) -> [u8; N] {
 pub fn global_write<const N: usize>(address: u64, value: [u8; N], order: WriteOrder) {
     let Some(thread) = acting() else { return };
     access::global_write(thread, address, value, order, Location::caller());
+}
+
+/// Takes the block's shared memory for this layout: reports name its pieces from here on. A report where the launch has less memory.
+#[track_caller]
+#[inline]
+pub fn claim_shared(layout: SharedLayout) {
+    let Some(thread) = acting() else { return };
+    shared_layout::claim(thread, layout, Location::caller());
 }
 
 /// Loads `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`ld.shared`).

@@ -4,6 +4,7 @@
 //! memory. `unsafe` marks what takes an address that is not checked.
 
 use crate::num::Pod;
+use crate::shared::SharedStorage;
 
 /// Special registers: which thread this is. PTX ISA section 10.
 pub trait Identity {
@@ -99,6 +100,8 @@ pub trait GlobalMemory {
 pub trait SharedMemory {
     /// The address of the first byte of the dynamic arena.
     fn arena() -> u32;
+    /// The same, for a kernel that takes the arena for the layout `S` of this name; the emulator's reports name its pieces.
+    fn claim<S: SharedStorage>(name: &'static str) -> u32;
     /// `ld.shared`; `T` has 1, 2, 4 or 8 bytes.
     ///
     /// # Safety
@@ -322,6 +325,6 @@ pub trait Control {
     const CHECKED: bool;
     /// Ends the kernel because element `index` of a view of `length` at `address` was asked for.
     fn out_of_bounds(address: u64, index: u64, length: u64) -> !;
-    /// Ends the kernel because element `index` of a shared array of `length` at `address` was asked for.
-    fn out_of_bounds_shared(address: u32, index: u64, length: u64) -> !;
+    /// Ends the kernel because element `index` of a shared array of `length`, which takes so many bytes at `address`, was asked for.
+    fn out_of_bounds_shared(address: u32, bytes: u32, index: u64, length: u64) -> !;
 }

@@ -12,10 +12,11 @@
 mod copy;
 mod mbarrier;
 
+use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
 use crate::arch::{Cluster, Target};
-use crate::shared::SharedStorage;
+use crate::shared::{SharedStorage, Tiles, name_field};
 
 pub use copy::{
     commit_copies, commit_stores, copy_async, copy_async_lasting, copy_async_pair, copy_async_to_tile, copy_async_word, prefetch,
@@ -45,6 +46,15 @@ impl<S: SharedStorage, const STAGES: usize> SharedStorage for Pipeline<S, STAGES
     #[inline(always)]
     unsafe fn at(address: u32) -> Self {
         Self { address, stage: PhantomData }
+    }
+
+    /// `.stages[1]`, `.full[1]`, `.empty[1]`.
+    #[inline]
+    fn name_part(offset: u32, bytes: u32, name: &mut dyn Write) -> fmt::Result {
+        let _ = name_field::<Tiles<S, STAGES>>("stages", 0, offset, bytes, name)?
+            || name_field::<[Mbarrier; STAGES]>("full", Self::FULL, offset, bytes, name)?
+            || name_field::<[Mbarrier; STAGES]>("empty", Self::EMPTY, offset, bytes, name)?;
+        Ok(())
     }
 }
 

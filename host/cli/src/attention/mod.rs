@@ -50,7 +50,7 @@ pub fn run(request: &arguments::Attention) -> Result<Report, Error> {
     let (runtime, reason) = match request.device {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, Some(choice.reason))),
         arguments::Device::Cuda => Runtime::cuda().map(|runtime| (runtime, None)),
-        arguments::Device::Emulated => Runtime::emulated(1).map(|runtime| (runtime, None)),
+        arguments::Device::Emulated => Runtime::emulated_fast(1).map(|runtime| (runtime, None)),
     }
     .map_err(failed)?;
     let device = runtime.device(0).map_err(failed)?;

@@ -96,7 +96,7 @@ pub fn open(requested: arguments::Device) -> std::result::Result<(RuntimeDevice,
     let (runtime, reason) = match requested {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, choice.reason)),
         arguments::Device::Cuda => Runtime::cuda().map(|runtime| (runtime, "as asked for".into())),
-        arguments::Device::Emulated => Runtime::emulated(1).map(|runtime| (runtime, "as asked for".into())),
+        arguments::Device::Emulated => Runtime::emulated_fast(1).map(|runtime| (runtime, "as asked for".into())),
     }
     .map_err(failed)?;
     let mut device = RuntimeDevice::new(&runtime).map_err(failed)?;

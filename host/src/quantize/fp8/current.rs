@@ -24,7 +24,7 @@ use crate::tensor::shape::numel;
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 /// let stream = runtime.device(0)?.stream()?;
 /// let casts = CurrentScaling::<f32>::new(&runtime, ScaleOptions::default())?;
 ///

@@ -30,7 +30,7 @@ pub enum AmaxAlgorithm {
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 /// let stream = runtime.device(0)?.stream()?;
 /// let casts = DelayedScaling::<f32>::new(&runtime, AmaxAlgorithm::Max, 0)?;
 /// let mut scales = DelayedScales::new(&stream, 2, 16)?; // two tensors, a history of 16 steps

@@ -24,7 +24,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let device = runtime.device(0)?;
 //! let stream = device.stream()?;
 //! let halves = Buffer::from_slice(&stream, &vec![half::bf16::from_f32(0.5); 16 * 64])?;

@@ -24,7 +24,7 @@ use crate::runtime::{Loaded, Result, Runtime, Stream};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 /// let (device, stream) = (runtime.device(0)?, runtime.device(0)?.stream()?);
 /// let casts = GroupedFp8::<f32>::new(&runtime, ScaleOptions::default())?;
 /// let experts = [Buffer::from_slice(&stream, &[224.0_f32; 15])?, Buffer::from_slice(&stream, &[-7.0_f32; 64])?];

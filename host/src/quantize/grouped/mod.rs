@@ -21,7 +21,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?; // or Runtime::cuda()
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
 //! let (device, stream) = (runtime.device(0)?, runtime.device(0)?.stream()?);
 //! let casts = GroupedNvfp4::<f32>::new(&runtime)?;
 //! let experts = [Buffer::from_slice(&stream, &[1.5_f32; 16 * 64])?, Buffer::from_slice(&stream, &[-6.0_f32; 48 * 32])?];

@@ -122,14 +122,15 @@ impl<F: Format<Direction = Direction>, L: Layout> Quantized<F, L> {
     ///
     /// # Errors
     /// As [`Buffer::copy_to_slice`].
+    #[track_caller]
     pub fn to_vecs(&self, stream: &Stream, member: usize) -> Result<CodesAndScales<F>>
     where
         F::Code: HostElement<Device = F::Code>,
         F::Scale: HostElement<Device = F::Scale>,
     {
         let (codes, scales) = (self.codes_of(member), self.scales_of(member));
-        let part = |(start, length): (u64, u64)| start as usize..(start + length) as usize;
-        Ok((self.data.to_vec(stream)?[part(codes)].to_vec(), self.scales.to_vec(stream)?[part(scales)].to_vec()))
+        let part = |(start, length): (u64, u64)| start..start + length;
+        Ok((self.data.part_to_vec(stream, part(codes))?, self.scales.part_to_vec(stream, part(scales))?))
     }
 
     fn codes_of(&self, member: usize) -> (u64, u64) {

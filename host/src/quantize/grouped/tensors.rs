@@ -105,12 +105,13 @@ impl<T: Pod> Matrices<T> {
     ///
     /// # Errors
     /// As [`Buffer::copy_to_slice`].
+    #[track_caller]
     pub fn to_vec(&self, stream: &Stream, member: usize) -> Result<Vec<T>>
     where
         T: HostElement<Device = T>,
     {
-        let (start, [rows, columns]) = (self.starts.of[member] as usize, self.shapes[member]);
-        Ok(self.values.to_vec(stream)?[start..start + (rows * columns) as usize].to_vec())
+        let (start, [rows, columns]) = (self.starts.of[member], self.shapes[member]);
+        self.values.part_to_vec(stream, start..start + rows * columns)
     }
 
     pub(super) fn shapes(&self) -> &[[u64; 2]] {

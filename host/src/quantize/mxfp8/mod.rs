@@ -10,7 +10,7 @@
 //! use oxtile::{Buffer, Result, Runtime};
 //!
 //! # fn main() -> Result<()> {
-//! let runtime = Runtime::emulated(1)?;
+//! let runtime = Runtime::checked(1)?;
 //! let stream = runtime.device(0)?.stream()?;
 //! let weights = Buffer::from_slice(&stream, &[0.5_f32; 64 * 96])?;
 //! let mxfp8 = Mxfp8::<f32>::new(&runtime)?;

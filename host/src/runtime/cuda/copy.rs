@@ -31,7 +31,7 @@ pub(super) unsafe fn enqueue(stream: CUstream, copy: Copy) -> Result<()> {
             // SAFETY: the caller vouches for stream and memory.
             check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(copy.target, source, bytes, stream) })
         }
-        Direction::DeviceToHost => {
+        Direction::DeviceToHost { .. } => {
             let target = ptr::with_exposed_provenance_mut::<c_void>(copy.target as usize);
             // SAFETY: as above.
             check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, copy.source, bytes, stream) })

@@ -27,7 +27,7 @@ const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;
 
 /// Virtual GPUs in one process.
 pub(crate) struct Cluster {
-    pub(super) options: EmulatedOptions,
+    pub options: EmulatedOptions,
     devices: Vec<DeviceProperties>,
     pub(super) memory: Arc<Memory>,
     pub(super) state: Mutex<State>,

@@ -175,7 +175,10 @@ impl Operation {
             Self::Launch(launched) => launched.accesses(),
             Self::Copy(copy) => vec![
                 on_host(access(copy.source, copy.bytes, Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
-                on_host(access(copy.target, copy.bytes, Kind::Write, "a copy writes"), copy.direction == Direction::DeviceToHost),
+                on_host(
+                    access(copy.target, copy.bytes, Kind::Write, "a copy writes"),
+                    matches!(copy.direction, Direction::DeviceToHost { .. }),
+                ),
             ],
             Self::Fill { address, bytes, .. } => vec![access(*address, *bytes, Kind::Write, "a fill writes")],
             Self::Free { address } => {
@@ -223,7 +226,7 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
             // pageable slices, and a pinned buffer is freed in stream order and waits before the host writes it.
             memory.write(copy.target, unsafe { std::slice::from_raw_parts(source, bytes) })
         }
-        Direction::DeviceToHost => {
+        Direction::DeviceToHost { .. } => {
             let target = std::ptr::with_exposed_provenance_mut::<u8>(copy.target as usize);
             // SAFETY: as above, and nothing else reads it until the copy is done.
             memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
@@ -231,6 +234,14 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
         Direction::DeviceToDevice => memory.copy(copy.target, copy.source, copy.bytes),
     }
     .map_err(misuse)
+}
+
+/// Refuses a copy to the host of bytes that nothing wrote.
+pub(super) fn check_written(memory: &Memory, copy: &Copy) -> Result<()> {
+    let Direction::DeviceToHost { element_bytes } = copy.direction else { return Ok(()) };
+    let Some(byte) = memory.first_unwritten(copy.source, copy.bytes).map_err(misuse)? else { return Ok(()) };
+    let buffer = memory.find(copy.source).map_or_else(String::new, |found| found.name);
+    Err(Error::Unwritten { buffer, element: byte / element_bytes, elements: copy.bytes / element_bytes, at: copy.caller })
 }
 
 fn fill(memory: &Memory, address: u64, byte: u8, bytes: u64) -> Result<()> {

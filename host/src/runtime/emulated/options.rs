@@ -11,7 +11,7 @@ use super::explore::Exploration;
 pub struct EmulatedOptions {
     /// How many virtual GPUs.
     pub devices: u32,
-    /// What is checked in a kernel.
+    /// What is checked in a kernel, and whether reads of the host are.
     pub mode: Mode,
     /// Determines the order and delays of streams and, in [`Mode::Check`], of threads; `None` takes `OXTILE_SEED`, else 0. One
     /// seed gives one order as long as one thread enqueues.
@@ -34,7 +34,7 @@ impl Default for EmulatedOptions {
     fn default() -> Self {
         Self {
             devices: 1,
-            mode: Mode::Fast,
+            mode: Mode::Check,
             seed: None,
             workers: 0,
             multiprocessors: 4,

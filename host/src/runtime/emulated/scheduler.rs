@@ -11,7 +11,7 @@ use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
 use super::log::Log;
-use super::operation::{Entry, Mark, Operation, word};
+use super::operation::{Entry, Mark, Operation, check_written, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
 use super::ranges::Ranges;
@@ -252,6 +252,11 @@ impl State {
             clock.tick(queue);
         }
         self.sanitize(queue, entry, memory, &clock)?;
+        if let (Operation::Copy(copy), Mode::Check) = (&entry.operation, options.mode)
+            && !self.poisoned.contains(&queue)
+        {
+            check_written(memory, copy)?;
+        }
         let result = match &entry.operation {
             Operation::WriteValue { address, value } => {
                 let written = self.signals.entry(*address).or_default();

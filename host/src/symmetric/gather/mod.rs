@@ -48,7 +48,7 @@ use crate::runtime::{Buffer, Result, Stream};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
-/// let runtime = Runtime::emulated(1)?;
+/// let runtime = Runtime::checked(1)?;
 /// let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::ONE)?.remove(0);
 /// let (compute, copies) = (rank.device().stream()?, rank.device().stream()?);
 /// let mut gather = CollectiveGather::<bf16, _>::new(&rank, &copies, &[64 * 64], 1)?;

@@ -1,12 +1,17 @@
 //! Global and shared memory, atomics.
 
-use core::mem::transmute_copy;
+extern crate std;
 
-use oxtile_emulator::{Atomic as Operation, AtomicOp, AtomicOrder, ReadOrder, Scope, Space, WriteOrder, device};
+use core::mem::transmute_copy;
+use std::borrow::ToOwned;
+use std::string::String;
+
+use oxtile_emulator::{Atomic as Operation, AtomicOp, AtomicOrder, ReadOrder, Scope, SharedLayout, Space, WriteOrder, device};
 
 use super::Emulated;
 use crate::arch::families::{Atomic, GlobalMemory, SharedMemory};
 use crate::num::Pod;
+use crate::shared::SharedStorage;
 
 /// Reads the bytes of a `T`; the branch is resolved at compile time.
 macro_rules! read {
@@ -143,10 +148,24 @@ impl GlobalMemory for Emulated {
     }
 }
 
+/// Names a part of the layout, for reports.
+fn piece<S: SharedStorage>(offset: u32, bytes: u32) -> String {
+    let mut name = String::new();
+    S::name_part(offset, bytes, &mut name).expect("a string takes all");
+    name.trim_start_matches('.').to_owned()
+}
+
 impl SharedMemory for Emulated {
     #[inline(always)]
     fn arena() -> u32 {
         0
+    }
+
+    #[inline]
+    #[track_caller]
+    fn claim<S: SharedStorage>(name: &'static str) -> u32 {
+        device::claim_shared(SharedLayout { name, bytes: S::SIZE, piece: piece::<S> });
+        Self::arena()
     }
 
     #[inline(always)]

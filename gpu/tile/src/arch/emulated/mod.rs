@@ -86,7 +86,7 @@ impl Control for Emulated {
 
     #[cold]
     #[track_caller]
-    fn out_of_bounds_shared(address: u32, index: u64, length: u64) -> ! {
-        device::out_of_bounds(&std::format!("the shared array at byte {address}"), index, length)
+    fn out_of_bounds_shared(address: u32, bytes: u32, index: u64, length: u64) -> ! {
+        device::shared_out_of_bounds(address, bytes, index, length)
     }
 }

@@ -6,6 +6,7 @@ use core::mem::transmute_copy;
 use super::Nvptx;
 use crate::arch::families::{Atomic, GlobalMemory, SharedMemory};
 use crate::num::Pod;
+use crate::shared::SharedStorage;
 
 global_asm!(".extern .shared .align 1024 .b8 oxtile_arena[];");
 
@@ -205,6 +206,11 @@ impl SharedMemory for Nvptx {
         // SAFETY: the address of a symbol that this file declares.
         unsafe { asm!("mov.u32 {0}, oxtile_arena;", out(reg32) address, options(pure, nomem, nostack)) };
         address
+    }
+
+    #[inline(always)]
+    fn claim<S: SharedStorage>(_: &'static str) -> u32 {
+        Self::arena()
     }
 
     #[inline(always)]

@@ -97,7 +97,7 @@ impl Control for Nvptx {
     }
 
     #[inline(always)]
-    fn out_of_bounds_shared(_: u32, _: u64, _: u64) -> ! {
+    fn out_of_bounds_shared(_: u32, _: u32, _: u64, _: u64) -> ! {
         Self::trap()
     }
 }
