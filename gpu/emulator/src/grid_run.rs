@@ -73,22 +73,26 @@ impl GridRun {
     }
 }
 
+/// Polls without an answer before [`Options::patience`] counts: on a busy machine all of that time may pass between two of them.
+const LEAST_POLLS: u32 = 64;
+
 /// Steps a scheduler to its end. What it polls for may come from another worker: as long as one of them goes on, it waits.
 fn drive(scheduler: &mut Scheduler) -> Result<(), Fault> {
-    let (mut productive_at, mut seen) = (Instant::now(), u64::MAX);
+    let (mut productive_at, mut seen, mut polls) = (Instant::now(), u64::MAX, 0);
     loop {
         let before = scheduler.progress();
         let progress = scheduler.step(1 << 12)?;
         let made = scheduler.progress() - before;
         let all = scheduler.grid().progress.fetch_add(made, Ordering::Relaxed) + made;
         if all != std::mem::replace(&mut seen, all) {
-            productive_at = Instant::now();
+            (productive_at, polls) = (Instant::now(), 0);
         }
         match progress {
             Progress::Done => return Ok(()),
             Progress::Running => {}
             Progress::Blocked(on) => {
-                if productive_at.elapsed() > scheduler.grid().options.patience {
+                polls += 1;
+                if polls >= LEAST_POLLS && productive_at.elapsed() > scheduler.grid().options.patience {
                     scheduler.grid().stopped.store(true, Ordering::Relaxed);
                     return Err(scheduler.no_progress(&on));
                 }
