@@ -19,12 +19,6 @@ use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
 use super::stream::Stream;
 
-/// No elements, for an output of a kernel that is left out. It needs no memory, so that it is there during a capture too.
-pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
-    // SAFETY: there is no element at the address.
-    unsafe { DeviceViewMut::from_raw(0, 0, &()) }
-}
-
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
 /// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that
