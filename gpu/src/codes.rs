@@ -5,6 +5,7 @@ use oxtile_tile::prelude::*;
 
 /// One output of a cast, such as the rows of a matrix or its transpose.
 #[derive(Clone, Copy, Parameter)]
+#[parameter(optional)]
 pub struct Codes<C: Pod, S: Pod> {
     /// The codes.
     pub data: GlobalMut<C>,

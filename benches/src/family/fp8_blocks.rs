@@ -85,7 +85,7 @@ fn prepare_delayed(gpu: &Gpu, shape: Shape) -> Result<Prepared> {
     Ok(Prepared::new(graph, move |stream| Ok(vec![bytes_of("data", &sets[0].0, stream)?])))
 }
 
-/// Codes and scales, and of the transpose, or nothing.
+/// Codes and scales, and of the transpose, empty where it is not wanted.
 struct Blocks {
     data: [Buffer<e4m3>; 2],
     inverses: [Buffer<f32>; 2],
@@ -108,13 +108,14 @@ fn cast_blocks(gpu: &Gpu, inputs: &[Buffer<bf16>], sets: &mut [Blocks], shape: S
         let Blocks { data: [data, transposed], inverses: [inverses, transposed_inverses] } = set;
         let codes = CodesArgument { data: data.view_mut(), scales: inverses.view_mut() };
         let transposed = CodesArgument { data: transposed.view_mut(), scales: transposed_inverses.view_mut() };
+        let transposed = Some(transposed).filter(|transposed| !transposed.data.is_empty());
         let (input, options) = (MatrixArgument::new(input.view(), [rows, columns]), ScaleOptions::default());
         match block {
-            ScaleBlock::Row if transposed.data.is_empty() => {
+            ScaleBlock::Row if transposed.is_none() => {
                 let CodesArgument { data, scales: scale_inverses } = codes;
                 rows_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, options })
             }
-            ScaleBlock::Row => by_rows.launch(stream, Fp8CastRowBlocksArgs { input, codes, transposed, options }),
+            ScaleBlock::Row => by_rows.launch(stream, Fp8CastRowBlocksArgs { input, codes: Some(codes), transposed, options }),
             ScaleBlock::Square => by_squares.launch(stream, Fp8CastSquaresArgs { input, codes, transposed, options }),
         }
     })

@@ -25,7 +25,8 @@ pub(crate) fn in_f32<T: Float + Pod>(vector: Vector<T>) -> [f32; 8] {
     core::array::from_fn(|i| if i < Vector::<T>::LANES { vector.lane(i).to_f32() } else { 0.0 })
 }
 
-/// Writes the result of an operation, `[rows, columns]`, rounded to nearest even. Rows of all tensors are whole vectors.
+/// Writes the result of an operation, `[rows, columns]`, rounded to nearest even. Rows of all tensors are whole vectors. Backward operations
+/// have a gradient.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(O = [
     Forward<Gelu>, Forward<Silu>, Forward<QuickGelu>, Forward<Relu>, Forward<SquaredRelu>,
@@ -33,12 +34,12 @@ pub(crate) fn in_f32<T: Float + Pod>(vector: Vector<T>) -> [f32; 8] {
     GatedForward<Gelu>, GatedForward<Silu>, GatedForward<QuickGelu>, GatedForward<Relu>, GatedForward<SquaredRelu>,
     GatedBackward<Gelu>, GatedBackward<Silu>, GatedBackward<QuickGelu>, GatedBackward<Relu>, GatedBackward<SquaredRelu>
 ], T = [bf16])]
-pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Global<T>, output: GlobalMut<T>, columns: u64) {
+pub fn activate<O: Operation, T: Wide>(input: Global<T>, gradient: Option<Global<T>>, output: GlobalMut<T>, columns: u64) {
     let [row, group, _] = block::index();
     let of_result = columns / O::RESULTS as u64;
     let column = u64::from(group * THREADS + thread::index()) * Vector::<T>::LANES as u64;
     if column < of_result {
-        let operands = Operands { input, gradient, columns: of_result };
+        let operands = Operands { input, gradient: gradient.unwrap_or_default(), columns: of_result };
         let values = O::values(&operands, operands.at::<O>(u64::from(row), column));
         for (result, values) in values.into_iter().take(O::RESULTS).enumerate() {
             output.store_vector(u64::from(row) * columns + result as u64 * of_result + column, vector_of(values));
@@ -54,7 +55,7 @@ pub(crate) fn vector_of<T: Wide>([a, b, c, d, e, f, g, h]: [f32; 8]) -> Vector<T
 
 fn grid<O: Operation, T: Wide>(args: &ActivateArgs<'_, O, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let (elements, columns) = (args.output.len(), args.columns);
-    let operands = [("input", Some(&args.input)), ("gradient", Some(&args.gradient))];
+    let operands = [("input", Some(&args.input)), ("gradient", args.gradient.as_ref())];
     let rows = check_operands::<O, T>(operands, ("output", elements), ("columns", columns))?;
     LaunchError::check_alignment("output", 16, args.output.address())?;
     let groups = Grid::cover("columns", columns / O::RESULTS as u64, THREADS * Vector::<T>::LANES as u32)?.x;

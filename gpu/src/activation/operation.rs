@@ -42,7 +42,7 @@ pub trait Operation: 'static {
 pub struct Operands<T> {
     /// The input of the activation.
     pub input: Global<T>,
-    /// The gradient of the result, empty in the forward operations.
+    /// The gradient of the result, which backward operations alone read.
     pub gradient: Global<T>,
     /// Columns of one result.
     pub columns: u64,

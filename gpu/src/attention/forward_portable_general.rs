@@ -44,9 +44,9 @@ struct Shared<T: Pod, const PANELS: usize, const KEYS: usize> {
 /// The result and its log-sum-exp, or running ones, which become those of the keys seen before and now together.
 #[derive(Clone, Copy, Parameter)]
 pub struct PortableGeneralResults<T: Pod> {
-    /// The result, rows of heads as the queries are; not used if there is a running one.
-    pub out: GlobalMut<T>,
-    /// The running result.
+    /// The result, rows of heads as the queries are.
+    pub out: Option<GlobalMut<T>>,
+    /// The running result, in its place.
     pub running: Option<GlobalMut<f32>>,
     /// The log-sum-exp, running too if there is a running result.
     pub log_sum_exp: LogSumExp,
@@ -160,11 +160,11 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
                 panel += 1;
             }
         } else {
-            let mut panel = 0;
+            let (out, mut panel) = (results.out.unwrap_or_default(), 0);
             while panel < PANELS {
                 let place = Place { rows: of_queries, head, row, written: sequence.rows, panel: panel as u32 };
                 finished.divide::<PANEL>(&mut sums[panel]);
-                place.store_rounded(&sums[panel], value_size, &results.out);
+                place.store_rounded(&sums[panel], value_size, &out);
                 panel += 1;
             }
             store_rows(&log_sum_exp, statistics, row, sequence.rows, finished.log_sum_exp());
@@ -203,10 +203,13 @@ impl<T: Pod> PortableGeneralResultsArgument<'_, T> {
     fn check(&self, elements: u64) -> Checked {
         if let Some(running) = &self.running {
             LaunchError::check_length("results.running", elements, running.len())?;
-            return LaunchError::check_alignment("results.running", 8, running.address());
+            LaunchError::check_alignment("results.running", 8, running.address())?;
         }
-        LaunchError::check_length("results.out", elements, self.out.len())?;
-        LaunchError::check_alignment("results.out", 4, self.out.address())
+        // One of both: a running result asks for no other.
+        let of_out = if self.running.is_some() { 0 } else { elements };
+        let (length, address) = self.out.as_ref().map_or((0, 0), |out| (out.len(), out.address()));
+        LaunchError::check_length("results.out", of_out, length)?;
+        LaunchError::check_alignment("results.out", 4, address)
     }
 }
 

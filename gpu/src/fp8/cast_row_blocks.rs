@@ -42,25 +42,30 @@ type Maxima = SharedArray<u32, { WARPS as usize * COLUMNS as usize }>;
 type Scales = SharedArray<u32, { COLUMNS as usize }>;
 
 /// Casts a matrix `[rows, columns]` of whole vectors a row to `codes`, and its transpose to `transposed`, `[columns, rows]`; either may be
-/// empty. The inverse of the scale of block `j` of row `i` is `codes.scales[j, i]`, in rows of a multiple of 4, and so in
+/// left out. The inverse of the scale of block `j` of row `i` is `codes.scales[j, i]`, in rows of a multiple of 4, and so in
 /// `transposed.scales` of the transpose. What fills up the rows is not written.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, f32>, transposed: Codes<Q, f32>, options: ScaleOptions) {
+pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(
+    input: Matrix<T>,
+    codes: Option<Codes<Q, f32>>,
+    transposed: Option<Codes<Q, f32>>,
+    options: ScaleOptions,
+) {
     let tile = Tile::<T>::of_block(input.rows, input.columns);
     let lines = tile.load(&input.values);
     let rule = ScaleRule::new(options, T::MAX.to_f32());
     let shared = Shared::claim();
-    if !transposed.data.is_empty() {
+    if let Some(transposed) = &transposed {
         find_maxima(&tile, &lines, shared.maxima);
         block::sync();
         make_column_scale::<T, Q>(&tile, rule, shared.maxima, shared.scales, &transposed.scales);
     }
-    if !codes.data.is_empty() {
-        cast_rows(&tile, &lines, rule, &codes);
+    if let Some(codes) = &codes {
+        cast_rows(&tile, &lines, rule, codes);
     }
     // A separate branch: otherwise the values for both casts are converted once, kept, and do not fit the registers.
-    if !transposed.data.is_empty() {
+    if let Some(transposed) = &transposed {
         block::sync();
         let scales = column_scales(&tile, shared.scales);
         Tile::<T>::for_each_step(|step| {
@@ -73,17 +78,16 @@ pub fn fp8_cast_row_blocks<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<
 
 fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastRowBlocksArgs<'_, T, Q>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let MatrixArgument { values, rows, columns } = args.input;
-    let codes = &args.codes;
-    if !codes.data.is_empty() {
+    if let Some(codes) = &args.codes {
         LaunchError::check_length("codes.data", values.len(), codes.data.len())?;
         LaunchError::check_length("codes.scales", columns.div_ceil(SIDE) * row_of_scales(rows), codes.scales.len())?;
     }
-    let transposed = &args.transposed;
-    if !transposed.data.is_empty() {
+    if let Some(transposed) = &args.transposed {
         LaunchError::check_length("transposed.data", values.len(), transposed.data.len())?;
         LaunchError::check_length("transposed.scales", rows.div_ceil(SIDE) * row_of_scales(columns), transposed.scales.len())?;
     }
-    Tile::<T>::check_vectors(columns, ("input.values", values.address()), ("codes.data", codes.data.address()))?;
+    let address = args.codes.as_ref().map_or(0, |codes| codes.data.address());
+    Tile::<T>::check_vectors(columns, ("input.values", values.address()), ("codes.data", address))?;
     Tile::<T>::grid(&args.input)
 }
 

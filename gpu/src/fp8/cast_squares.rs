@@ -26,12 +26,17 @@ struct Shared {
     maxima: SharedArray<u32, { WARPS as usize }>,
 }
 
-/// Casts a matrix `[rows, columns]` of whole vectors a row to `codes` and, where that is not empty, to `transposed`, `[columns, rows]`. The
+/// Casts a matrix `[rows, columns]` of whole vectors a row to `codes` and, where it is there, to `transposed`, `[columns, rows]`. The
 /// inverse of the scale of square `i, j` is `codes.scales[i, j]`, in rows of a multiple of 4, and `transposed.scales[j, i]`,
 /// in such rows too. What fills up the rows is not written.
 #[kernel(threads = THREADS, grid = grid, shared = Shared, min_blocks = resident::<T>())]
 #[instances(T = [bf16, f16, f32], Q = [e4m3, e5m2])]
-pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, f32>, transposed: Codes<Q, f32>, options: ScaleOptions) {
+pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(
+    input: Matrix<T>,
+    codes: Codes<Q, f32>,
+    transposed: Option<Codes<Q, f32>>,
+    options: ScaleOptions,
+) {
     let Matrix { values: input, rows, columns } = input;
     let tile = Tile::<T>::of_block(rows, columns);
     let lines = tile.load(&input);
@@ -48,11 +53,11 @@ pub fn fp8_cast_squares<T: Magnitude, Q: Fp8>(input: Matrix<T>, codes: Codes<Q, 
     let [row, column] = [tile.first_row / SIDE, tile.first_column / SIDE];
     if thread::index() == 0 && tile.has_elements() {
         codes.scales.store(row * row_of_scales(columns.div_ceil(SIDE)) + column, 1.0 / scale);
-        if !transposed.data.is_empty() {
+        if let Some(transposed) = &transposed {
             transposed.scales.store(column * row_of_scales(rows.div_ceil(SIDE)) + row, 1.0 / scale);
         }
     }
-    if !transposed.data.is_empty() {
+    if let Some(transposed) = &transposed {
         block::sync();
         shared.staging.store(&tile, &transposed.data);
     }
@@ -63,8 +68,7 @@ fn grid<T: Magnitude, Q: Fp8>(args: &Fp8CastSquaresArgs<'_, T, Q>, _: &DeviceLim
     let (elements, [down, across]) = (values.len(), [rows, columns].map(|side| side.div_ceil(SIDE)));
     LaunchError::check_length("codes.data", elements, args.codes.data.len())?;
     LaunchError::check_length("codes.scales", down * row_of_scales(across), args.codes.scales.len())?;
-    let transposed = &args.transposed;
-    if !transposed.data.is_empty() {
+    if let Some(transposed) = &args.transposed {
         LaunchError::check_length("transposed.data", elements, transposed.data.len())?;
         LaunchError::check_length("transposed.scales", across * row_of_scales(down), transposed.scales.len())?;
     }

@@ -57,9 +57,11 @@ struct Shared<O: Operation> {
 
 /// Casts the results of `O`, side by side `[rows, columns]`.
 ///
-/// - `rows` and `columns`: as in the cast in both directions without an operation; a direction that is not wanted is empty. As an `Option`
-///   it would cost up to 1.5 % more instructions.
-/// - `partial_sums`: `[ceil(rows / 32), columns]`, the sums of each column over 32 rows, or empty, for the same reason.
+/// - `rows` and `columns`: as in the cast in both directions without an operation; a direction that is not wanted is empty.
+/// - `partial_sums`: `[ceil(rows / 32), columns]`, the sums of each column over 32 rows, or empty.
+///
+///   None of the three is an `Option`: whether it is there would be asked of its address, not of its length, which costs up to 1.5 % more
+///   instructions, here and in [the cast along columns](super::cast_fused_columns::mxfp8_cast_fused_columns).
 /// - `amax`: raised to the largest magnitude, NaN dropped. The host zeroes it first.
 /// - `skip`: where its one element is 1, nothing is written.
 /// - `options`: [`SQUARE_BLOCKS`], [`INTERLEAVED_SCALES`], [`COPIED_OPERANDS`].

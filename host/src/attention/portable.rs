@@ -17,7 +17,7 @@ use super::forward::{AttentionElement, Binding};
 use super::sequences::BoundSequences;
 use super::sink::BoundSink;
 use super::tensors::{Inputs, Outputs, Target};
-use crate::runtime::{Bound, Buffer, Error, Loaded, Result, nothing_mut};
+use crate::runtime::{Bound, Buffer, Error, Loaded, Result};
 use crate::tensor::Uploads;
 
 /// Copies are of 16 bytes, which lie at multiples of 16.
@@ -103,7 +103,7 @@ where
         let args = AttentionForwardPortableGeneralArgs {
             inputs: SizedInputsArgument { q, k, v, size, value_size, sink: sink.argument() },
             results: PortableGeneralResultsArgument {
-                out: out.as_mut().map_or_else(nothing_mut, DeviceViewMut::reborrow),
+                out: out.as_mut().map(DeviceViewMut::reborrow),
                 running: running.as_mut().map(DeviceViewMut::reborrow),
                 log_sum_exp: LogSumExpArgument { values: log_sum_exp.reborrow(), rows: sequences.log_rows },
                 max_logit: values.map(|values| MaxLogitArgument { values, workspace: workspace.view_mut() }),

@@ -23,12 +23,6 @@ use super::stream::Stream;
 /// The name of a buffer that was given none.
 pub(crate) const UNNAMED: &str = "buffer";
 
-/// No elements, for an output of a kernel that is left out. It needs no memory, so that it is there during a capture too.
-pub(crate) fn nothing_mut<'a, T>() -> DeviceViewMut<'a, T> {
-    // SAFETY: there is no element at the address.
-    unsafe { DeviceViewMut::from_raw(0, 0, &()) }
-}
-
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
 /// A buffer remembers the streams that used it. Use it on any stream of its device: the runtime adds the events that

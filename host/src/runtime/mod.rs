@@ -69,7 +69,6 @@ pub use pinned::PinnedBuffer;
 pub use runtime::{AutoRuntime, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
 
-pub(crate) use buffer::nothing_mut;
 pub(crate) use memory::{Memory, Owner, order};
 pub(crate) use oxtile_tile::flag::POISON;
 pub(crate) use runtime::lock;

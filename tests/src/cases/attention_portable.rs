@@ -165,7 +165,7 @@ fn arguments(runtime: &Runtime) -> Outcome {
                     sink: Some(sink.view().slice(0, sinks)),
                 },
                 results: PortableGeneralResultsArgument {
-                    out: out.slice_mut(of_out, of_out + 128),
+                    out: (!merged).then(|| out.slice_mut(of_out, of_out + 128)),
                     running: merged.then(|| running.slice_mut(of_running, of_running + 128)),
                     log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 4 },
                     max_logit: Some(MaxLogitArgument { values: max_logit.slice_mut(0, logits), workspace: workspace.slice_mut(0, words) }),
@@ -193,6 +193,7 @@ fn arguments(runtime: &Runtime) -> Outcome {
     text(launch([0, 0, 0], false, right, &|args| (args.results.max_logit, args.inputs.sink) = (None, None)))?;
     refuses("inputs.q", launch([1, 0, 0], false, right, &|_| {}))?;
     refuses("results.out", launch([0, 1, 0], false, right, &|_| {}))?;
+    refuses("results.out", launch([0, 0, 0], false, right, &|args| args.results.out = None))?;
     refuses("results.running", launch([0, 0, 1], true, right, &|_| {}))?;
     for (name, change) in [
         ("sequences.query_ends", (|args| args.heads.batches = 1) as fn(&mut Args<'_>)),

@@ -72,7 +72,7 @@ fn attend(device: &Device, merged: bool) -> Result<Vec<u32>, Outcome> {
     device.launch::<AttentionForwardPortableGeneral<bf16, 2, 64>>(AttentionForwardPortableGeneralArgs {
         inputs: SizedInputsArgument { q: q.view(), k: k.view(), v: v.view(), size: SIZE, value_size: SIZE, sink: Some(sink.view()) },
         results: PortableGeneralResultsArgument {
-            out: out.view_mut(),
+            out: (!merged).then(|| out.view_mut()),
             running: merged.then(|| running.view_mut()),
             log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 0 },
             max_logit: Some(MaxLogitArgument { values: max_logit.view_mut(), workspace: workspace.view_mut() }),

@@ -95,7 +95,7 @@ fn fp8_transpose(device: &Device) -> Result<Vec<u32>, Outcome> {
 
 /// A matrix of 160 rows of 144, four tiles, cast to blocks or squares.
 macro_rules! fp8_cast_blocks {
-    ($($function:ident: $kernel:ident, $args:ident;)*) => { $(
+    ($($function:ident: $kernel:ident, $args:ident, $codes:expr;)*) => { $(
         fn $function(device: &Device) -> Result<Vec<u32>, Outcome> {
             let input = device.upload::<bf16>("input", &words(160 * 72));
             let (mut data, mut transposed) = (device.upload("data", &[0; 40 * 144]), device.upload("transposed", &[0; 40 * 144]));
@@ -104,8 +104,8 @@ macro_rules! fp8_cast_blocks {
             (of_rows.length, of_columns.length) = if squares { (8, 8) } else { (320, 288) };
             device.launch::<$kernel<bf16, e4m3>>($args {
                 input: MatrixArgument::new(input.view(), [160, 144]),
-                codes: CodesArgument { data: data.view_mut(), scales: of_rows.view_mut() },
-                transposed: CodesArgument { data: transposed.view_mut(), scales: of_columns.view_mut() },
+                codes: $codes(CodesArgument { data: data.view_mut(), scales: of_rows.view_mut() }),
+                transposed: Some(CodesArgument { data: transposed.view_mut(), scales: of_columns.view_mut() }),
                 options: ScaleOptions::default(),
             })?;
             Ok([device.download(&data), device.download(&transposed), device.download(&of_rows), device.download(&of_columns)].concat())
@@ -114,8 +114,8 @@ macro_rules! fp8_cast_blocks {
 }
 
 fp8_cast_blocks! {
-    fp8_cast_squares: Fp8CastSquares, Fp8CastSquaresArgs;
-    fp8_cast_row_blocks: Fp8CastRowBlocks, Fp8CastRowBlocksArgs;
+    fp8_cast_squares: Fp8CastSquares, Fp8CastSquaresArgs, core::convert::identity;
+    fp8_cast_row_blocks: Fp8CastRowBlocks, Fp8CastRowBlocksArgs, Some;
 }
 
 /// 36 rows of 144: warps inside, at the lower edge, at the right one and at both.

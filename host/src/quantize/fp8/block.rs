@@ -13,7 +13,7 @@ use oxtile_tile::num::{Fp8, e4m3};
 use super::{Fp8Number, ScaleOptions};
 use crate::quantize::format::ScaleBlock;
 use crate::quantize::tensor::Fp8BlockTensor;
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream, nothing_mut};
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// The casts between `T` and FP8 elements `Q` with one scale a block, in one pass over the input. Scales lie as in
@@ -125,23 +125,15 @@ impl<T: Fp8Number<Q>, Q: Fp8> BlockScaling<T, Q> {
     ) -> Result<()> {
         Error::check_length("BlockScaling::quantize, input", numel(&tensor.shape)?, input.len())?;
         let (input, options) = (MatrixArgument::new(input, tensor.shape), self.options);
-        let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
-        let transposed = match transpose {
-            Some(transpose) => CodesArgument { data: transpose.data.view_mut(), scales: transpose.scales.view_mut() },
-            None => CodesArgument { data: nothing_mut(), scales: nothing_mut() },
-        };
+        let codes = CodesArgument { data: tensor.data.view_mut(), scales: tensor.scales.view_mut() };
+        let transposed = transpose.map(|transpose| CodesArgument { data: transpose.data.view_mut(), scales: transpose.scales.view_mut() });
         match tensor.direction {
-            ScaleBlock::Row if transposed.data.is_empty() => {
+            ScaleBlock::Row if transposed.is_none() => {
+                let CodesArgument { data, scales } = codes;
                 self.row_blocks_alone.launch(stream, Fp8CastRowBlocksAloneArgs { input, data, scale_inverses: scales, options })
             }
-            ScaleBlock::Row => {
-                let codes = CodesArgument { data, scales };
-                self.row_blocks.launch(stream, Fp8CastRowBlocksArgs { input, codes, transposed, options })
-            }
-            ScaleBlock::Square => {
-                let codes = CodesArgument { data, scales };
-                self.squares.launch(stream, Fp8CastSquaresArgs { input, codes, transposed, options })
-            }
+            ScaleBlock::Row => self.row_blocks.launch(stream, Fp8CastRowBlocksArgs { input, codes: Some(codes), transposed, options }),
+            ScaleBlock::Square => self.squares.launch(stream, Fp8CastSquaresArgs { input, codes, transposed, options }),
         }
     }
 

@@ -15,7 +15,7 @@ use oxtile_tile::num::{Fp8, Pod, bf16, e4m3, ue8m0};
 use crate::quantize::format::Direction;
 use crate::quantize::layout::{Layout, Scales};
 use crate::quantize::tensor::Mxfp8Tensor;
-use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream, nothing_mut};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// Casts the result of an operation `O`, such as [`Identity`](oxtile_kernels::activation::Identity) or
@@ -123,11 +123,11 @@ where
         let FusedInput { input, gradient, shape: [rows, columns], square_blocks, skip } = input;
         let FusedOutput { rows: by_rows, columns: by_columns, mut bias_gradient, amax } = output;
         let partial_sums = match &mut bias_gradient {
-            None => nothing_mut(),
+            None => None,
             Some(_) if skip.is_some() => {
                 return Err(invalid("a bias gradient cannot be skipped: leave `skip` or `bias_gradient` out".to_owned()));
             }
-            Some(bias) => bias.partial_sums_of([rows, columns])?,
+            Some(bias) => Some(bias.partial_sums_of([rows, columns])?),
         };
         let by_rows = codes(by_rows, [rows, columns], Direction::Rows)?;
         let by_columns = codes(by_columns, [rows, columns], Direction::Columns)?;
@@ -136,24 +136,28 @@ where
         let operands = FusedOperandsArgument { input, gradient, rows, columns };
         let amax = amax.map(Buffer::view_mut);
         let raised = amax.as_ref().map(|amax| amax.access("amax"));
-        if by_columns.data.is_empty() && partial_sums.is_empty() && !square_blocks && !by_rows.data.is_empty() {
-            let CodesArgument { data, scales } = by_rows;
-            let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
-            if let (true, Some(cast)) = (is_plain, &self.cast_rows_interleaved) {
-                return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns });
+        match (by_rows, by_columns) {
+            (Some(CodesArgument { data, scales }), None) if partial_sums.is_none() && !square_blocks => {
+                let is_plain = L::IS_INTERLEAVED && amax.is_none() && skip.is_none() && columns.is_multiple_of(BLOCK);
+                if let (true, Some(cast)) = (is_plain, &self.cast_rows_interleaved) {
+                    return cast.launch(stream, Mxfp8CastRowsInterleavedArgs { input, data, scales, rows, columns });
+                }
+                let args = Mxfp8CastFusedRowsArgs { operands, data, scales, amax, skip, options, marker: PhantomData };
+                self.cast_rows.launch_on_zeros(stream, args, raised.as_slice())?;
             }
-            let args = Mxfp8CastFusedRowsArgs { operands, data, scales, amax, skip, options, marker: PhantomData };
-            return self.cast_rows.launch_on_zeros(stream, args, raised.as_slice());
-        }
-        if by_rows.data.is_empty() && !by_columns.data.is_empty() {
-            let CodesArgument { data, scales } = by_columns;
-            let args = Mxfp8CastFusedColumnsArgs { operands, data, scales, partial_sums, amax, skip, options, marker: PhantomData };
-            self.cast_columns.launch_on_zeros(stream, args, raised.as_slice())?;
-        } else {
-            let options = options | copied_where_many::<O, T>(rows, columns);
-            let (rows, columns) = (by_rows, by_columns);
-            let args = Mxfp8CastFusedArgs { operands, rows, columns, partial_sums, amax, skip, options, marker: PhantomData };
-            self.cast.launch_on_zeros(stream, args, raised.as_slice())?;
+            (None, Some(CodesArgument { data, scales })) => {
+                let partial_sums = partial_sums.unwrap_or_else(nothing);
+                let args = Mxfp8CastFusedColumnsArgs { operands, data, scales, partial_sums, amax, skip, options, marker: PhantomData };
+                self.cast_columns.launch_on_zeros(stream, args, raised.as_slice())?;
+            }
+            (by_rows, by_columns) => {
+                let options = options | copied_where_many::<O, T>(rows, columns);
+                let [rows, columns] =
+                    [by_rows, by_columns].map(|codes| codes.unwrap_or_else(|| CodesArgument { data: nothing(), scales: nothing() }));
+                let partial_sums = partial_sums.unwrap_or_else(nothing);
+                let args = Mxfp8CastFusedArgs { operands, rows, columns, partial_sums, amax, skip, options, marker: PhantomData };
+                self.cast.launch_on_zeros(stream, args, raised.as_slice())?;
+            }
         }
         match bias_gradient {
             Some(bias) => self.sums.launch(stream, ColumnSumsArgs { matrix: bias.partial_sums.view(), output: bias.sums.view_mut() }),
@@ -162,22 +166,28 @@ where
     }
 }
 
-/// Codes and scales of a tensor of that shape and direction, or nothing.
+/// Codes and scales of a tensor of that shape and direction, if there is one.
 fn codes<Q: Fp8, L: Layout>(
     tensor: Option<&mut Mxfp8Tensor<Q, L>>,
     shape: [u64; 2],
     direction: Direction,
-) -> Result<CodesArgument<'_, Q, ue8m0>> {
+) -> Result<Option<CodesArgument<'_, Q, ue8m0>>> {
     match tensor {
-        None => Ok(CodesArgument { data: nothing_mut(), scales: nothing_mut() }),
+        None => Ok(None),
         Some(tensor) if tensor.shape == shape && tensor.direction == direction => {
-            Ok(CodesArgument { data: tensor.data.view_mut(), scales: tensor.scales.view_mut() })
+            Ok(Some(CodesArgument { data: tensor.data.view_mut(), scales: tensor.scales.view_mut() }))
         }
         Some(tensor) => Err(invalid(format!(
             "a tensor of {:?} along {:?} where one of {shape:?} along {direction:?} goes",
             tensor.shape, tensor.direction
         ))),
     }
+}
+
+/// No elements: what is left out of the casts, which ask for the length (see [`mxfp8_cast_fused`](fn@mxfp8_cast_fused)).
+fn nothing<'a, T>() -> DeviceViewMut<'a, T> {
+    // SAFETY: there is no element at the address.
+    unsafe { DeviceViewMut::from_raw(0, 0, &()) }
 }
 
 fn invalid(why: String) -> Error {

@@ -9,6 +9,7 @@ use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::fp8::{BLOCK, Quantized, Rule, dequantize, quantize, transpose};
 use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
+use super::super::attention_limits::refuses;
 use super::super::element::{TestElement, comparable_bits, rounded_bits};
 use super::super::mxfp8::{TestFp8, large_of};
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -29,7 +30,26 @@ pub fn cases() -> Vec<Case> {
     macro_rules! instances {
         ($($t:ty, $q:ty;)*) => { [$(of_types::<$t, $q>()),*] };
     }
-    instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect()
+    let mut cases: Vec<_> =
+        instances! { bf16, e4m3; bf16, e5m2; f16, e4m3; f16, e5m2; f32, e4m3; f32, e5m2; }.into_iter().flatten().collect();
+    cases.push(Case::new("fp8::blocks::refused", Size::Small, refused));
+    cases
+}
+
+/// An output that is there must be of the matrix: one that is not wanted is `None`, not empty.
+fn refused(r: &Runtime) -> Outcome {
+    let stream = stream(r)?;
+    let (row_blocks, squares) = (text(r.load::<Fp8CastRowBlocks<bf16, e4m3>>())?, text(r.load::<Fp8CastSquares<bf16, e4m3>>())?);
+    let input = text(Buffer::<bf16>::zeros(&stream, 8 * 8))?;
+    let (matrix, options) = (|| MatrixArgument::new(input.view(), [8, 8]), ScaleOptions::default());
+    let output = |shape| Output::<e4m3>::new(&stream, Kind::Squares, shape);
+    let (mut square, mut nothing) = (output([8, 8])?, output([0, 0])?);
+    let args = Fp8CastSquaresArgs { input: matrix(), codes: square.codes(), transposed: Some(nothing.codes()), options };
+    refuses("transposed.data", squares.launch(&stream, args))?;
+    let args = Fp8CastRowBlocksArgs { input: matrix(), codes: None, transposed: Some(nothing.codes()), options };
+    refuses("transposed.data", row_blocks.launch(&stream, args))?;
+    let args = Fp8CastRowBlocksArgs { input: matrix(), codes: Some(nothing.codes()), transposed: None, options };
+    refuses("codes.data", row_blocks.launch(&stream, args))
 }
 
 /// Row blocks or squares.
@@ -94,15 +114,15 @@ fn of_types<T: TestElement + Fp8Number<Q>, Q: TestFp8>() -> Vec<Case> {
     cases
 }
 
-/// What a cast writes, poisoned; empty where it is not asked for.
+/// What a cast writes, poisoned.
 struct Output<Q> {
     data: Buffer<Q>,
     inverses: Buffer<f32>,
 }
 
 impl<Q: TestFp8> Output<Q> {
-    fn new(stream: &Stream, kind: Kind, shape: [usize; 2], asked: bool) -> Result<Self, String> {
-        let (elements, places) = if asked { (shape[0] * shape[1], kind.layout(shape).1) } else { (0, 0) };
+    fn new(stream: &Stream, kind: Kind, shape: [usize; 2]) -> Result<Self, String> {
+        let (elements, places) = (shape[0] * shape[1], kind.layout(shape).1);
         let data = text(Buffer::from_slice(stream, &vec![Q::of_code(0xa5); elements]))?;
         Ok(Self { data, inverses: text(Buffer::from_slice(stream, &vec![UNWRITTEN; places]))? })
     }
@@ -112,9 +132,6 @@ impl<Q: TestFp8> Output<Q> {
     }
 
     fn equals(&self, stream: &Stream, what: &str, data: &[u8], inverses: &[f32]) -> Outcome {
-        if self.data.is_empty() {
-            return Ok(());
-        }
         let found: Vec<u8> = text(self.data.to_vec(stream))?.into_iter().map(Q::code).collect();
         equal(&format!("inverses of the {what}"), &text(self.inverses.to_vec(stream))?, inverses)?;
         equal(&format!("codes of the {what}"), &found, data)
@@ -136,21 +153,30 @@ fn cast<T: TestElement + Fp8Number<Q>, Q: TestFp8>(
     let matrix = quantize(&values, shape, kind.block(), Q::FORMAT, rule);
     let turned = quantize(&transpose(&values, shape), turned_shape, kind.block(), Q::FORMAT, rule);
     let input = T::upload(&stream, &values)?;
-    let mut of_matrix = Output::<Q>::new(&stream, kind, shape, asked[0])?;
-    let mut of_transpose = Output::<Q>::new(&stream, kind, turned_shape, asked[1])?;
+    let output = |asked: bool, shape| asked.then(|| Output::<Q>::new(&stream, kind, shape)).transpose();
+    let (mut of_matrix, mut of_transpose) = (output(asked[0], shape)?, output(asked[1], turned_shape)?);
     let (input, options) = (MatrixArgument::new(input.view(), shape.map(|side| side as u64)), ScaleOptions { epsilon, power_of_two });
-    let (codes, transposed) = (of_matrix.codes(), of_transpose.codes());
-    text(match kind {
-        Kind::Rows if !asked[1] => {
-            let CodesArgument { data, scales: scale_inverses } = codes;
+    let [codes, transposed] = [&mut of_matrix, &mut of_transpose].map(|output| output.as_mut().map(Output::codes));
+    text(match (kind, codes, transposed) {
+        (Kind::Rows, Some(CodesArgument { data, scales: scale_inverses }), None) => {
             let args = Fp8CastRowBlocksAloneArgs { input, data, scale_inverses, options };
             text(r.load::<T::CastRowBlocksAlone>())?.launch(&stream, args)
         }
-        Kind::Rows => text(r.load::<T::CastRowBlocks>())?.launch(&stream, Fp8CastRowBlocksArgs { input, codes, transposed, options }),
-        Kind::Squares => text(r.load::<T::CastSquares>())?.launch(&stream, Fp8CastSquaresArgs { input, codes, transposed, options }),
+        (Kind::Rows, codes, transposed) => {
+            text(r.load::<T::CastRowBlocks>())?.launch(&stream, Fp8CastRowBlocksArgs { input, codes, transposed, options })
+        }
+        (Kind::Squares, codes, transposed) => {
+            let codes = codes.expect("squares are always cast as they are");
+            text(r.load::<T::CastSquares>())?.launch(&stream, Fp8CastSquaresArgs { input, codes, transposed, options })
+        }
     })?;
-    of_matrix.equals(&stream, "matrix", &matrix.data, &kind.laid_out(&matrix, shape))?;
-    of_transpose.equals(&stream, "transpose", &turned.data, &kind.laid_out(&turned, turned_shape))
+    if let Some(of_matrix) = of_matrix {
+        of_matrix.equals(&stream, "matrix", &matrix.data, &kind.laid_out(&matrix, shape))?;
+    }
+    match of_transpose {
+        Some(output) => output.equals(&stream, "transpose", &turned.data, &kind.laid_out(&turned, turned_shape)),
+        None => Ok(()),
+    }
 }
 
 /// Every code, NaN and Inf among them, and scales of many magnitudes.
