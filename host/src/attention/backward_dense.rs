@@ -29,7 +29,7 @@ use crate::tensor::{HeadsMut, Strided, Uploads};
 fn dense_rows(what: &'static str, tensor: Strided<4>) -> Result<DenseRows> {
     let Strided { shape: [batches, rows, heads, size], strides: [batch, row, head, _] } = tensor;
     let count = |elements: u64| u32::try_from(elements / size).ok().filter(|_| elements.is_multiple_of(size));
-    match (count(batch), count(row)) {
+    match (count(if batches > 1 { batch } else { 0 }), count(row)) {
         (Some(batch_heads), Some(row_heads)) if heads <= 1 || head == size => {
             let [batches, heads, rows] = [batches, heads, rows].map(|count| count as u32);
             Ok(DenseRows { batches, heads, rows, batch_heads, row_heads })

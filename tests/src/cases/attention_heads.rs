@@ -81,6 +81,7 @@ pub fn cases() -> Vec<Case> {
         let config = AttentionConfig { layout: Layout::Packed, output, ..base };
         cases.push(Case::new(format!("attention_heads::forward::{name}"), Size::Small, move |r| forward::<bf16>(r, config, Interleaved)));
     }
+    cases.push(Case::new("attention_heads::halves", Size::Small, halves));
     cases.push(Case::new("attention_heads::refused", Size::Small, refused));
     cases
 }
@@ -248,6 +249,37 @@ fn forward<T: Value>(runtime: &Runtime, config: AttentionConfig, keys: Keys) -> 
     equal("running", &bits(&found.0), &bits(&expected_sums))?;
     equal("out", &found.1, &expected)?;
     equal("log_sum_exp", &found.2, &logs)
+}
+
+/// Operations on both halves of the rows are bound at the same time, and write to one tensor.
+fn halves(runtime: &Runtime) -> Outcome {
+    let (stream, mut random) = (&stream(runtime)?, Random::new(31));
+    let config = AttentionConfig { batches: 2, queries: 40, keys: 60, heads: 2, head_size: 64, ..AttentionConfig::default() };
+    let half = |first: u64| Part { shape: [2, 80, 2, 64], sbhd: false, rows: [first, first + 40], heads: [0, 2] };
+    let parts = [half(0), half(40)];
+    let q = Part::fill::<bf16>(&parts, &mut random);
+    let keys = Part { shape: [2, 60, 1, 64], sbhd: false, rows: [0, 60], heads: [0, 1] };
+    let k = upload(stream, &Part::fill::<bf16>(&[keys], &mut random))?;
+    let attention = text(Attention::<bf16>::new(runtime, config))?;
+    let [mut expected, before] = [(); 2].map(|()| vec![bf16::from_bits(0x7bff); q.len()]);
+    let mut log_sum_exp = [(); 2].map(|()| Buffer::<f32>::zeros(stream, 160));
+    let [first, second] = log_sum_exp.each_mut().map(|logs| logs.as_mut().expect("memory"));
+    for part in &parts {
+        let (q, mut out) = (upload(stream, &part.gather(&q))?, upload(stream, &part.gather(&before))?);
+        let outputs = Outputs::new(out.view_mut(), first.view_mut());
+        text(attention.forward(stream, Inputs::new(q.view(), k.view(), k.view()), outputs))?;
+        part.scatter(&mut expected, text(out.to_vec(stream))?);
+    }
+    let (q, mut out) = (upload(stream, &q)?, upload(stream, &before)?);
+    let (low, high) = text(text(HeadsMut::bshd(out.view_mut(), [2, 80, 2, 64]))?.split_rows(40))?;
+    let inputs = |part: &Part| Ok::<_, String>(Inputs::new(part.heads(q.view())?, k.view(), k.view()));
+    let mut low = text(attention.bind(stream, inputs(&parts[0])?, Outputs::new(low, first.view_mut())))?;
+    let mut high = text(attention.bind(stream, inputs(&parts[1])?, Outputs::new(high, second.view_mut())))?;
+    text(high.run(stream))?;
+    text(low.run(stream))?;
+    drop((low, high));
+    let bits = |values: &[bf16]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    equal("out", &bits(&text(out.to_vec(stream))?), &bits(&expected))
 }
 
 /// Both forms of the pass: at once, and a step of a result that was prepared.
