@@ -131,7 +131,8 @@ fn sequences_without_rows_are_none() -> Result<()> {
         let forward = || Inputs { sink: learnable.then(|| scores.view()), ..Inputs::new(empty.view(), empty.view(), empty.view()) };
         let [out, dq, dk, dv] = rows.each_mut().map(|buffer| buffer.as_mut().expect("nothing is there").view_mut());
         Attention::new(&runtime, config)?.forward(&stream, forward(), Outputs::new(out, sums.view_mut()))?;
-        let inputs = BackwardInputs { forward: forward(), out: empty.view(), log_sum_exp: sums.view(), grad_out: empty.view() };
+        let inputs =
+            BackwardInputs { forward: forward(), out: empty.view().into(), log_sum_exp: sums.view(), grad_out: empty.view().into() };
         let gradients = Gradients { sink: learnable.then(|| grad_sink.view_mut()), ..Gradients::new(dq, dk, dv) };
         AttentionBackward::new(&runtime, config, Order::Deterministic)?.backward(&stream, inputs, gradients)?;
         assert_eq!(grad_sink.to_vec(&stream)?[0].is_nan(), !learnable, "{sink:?}");

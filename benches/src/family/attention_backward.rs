@@ -148,7 +148,8 @@ fn capture(gpu: &Gpu, shape: Shape, config: AttentionConfig, offsets: &[u32], or
     let gradient = |length: u64| Buffer::<bf16>::uninitialised(&gpu.stream, length);
     let (mut dq, mut dk, mut dv) = (gradient(of_q)?, gradient(of_k)?, gradient(of_v)?);
     let graph = {
-        let inputs = BackwardInputs { forward: inputs(), out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
+        let inputs =
+            BackwardInputs { forward: inputs(), out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
         let gradients = Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         let mut bound = backward.bind(&gpu.stream, inputs, gradients)?;
         Prepared::capture(gpu, || bound.run(&gpu.stream))?

@@ -51,10 +51,10 @@ impl DenseRows {
 
     /// Refuses a tensor that does not hold all rows.
     pub(super) fn check(&self, name: &'static str, size: u64, found: u64) -> Checked {
-        LaunchError::check_length(name, self.all_heads().saturating_mul(self.rows.into()).saturating_mul(size), found)?;
+        let elements = self.all_heads().saturating_mul(self.rows.into()).saturating_mul(size);
         let last = |count: u32, stride: u32| u64::from(count.saturating_sub(1)) * u64::from(stride);
         let end = last(self.batches, self.batch_heads) + last(self.rows, self.row_heads) + u64::from(self.heads);
-        LaunchError::check_limit("rows.row_heads", if found == 0 { 0 } else { end.saturating_mul(size) }, found)
+        LaunchError::check_limit(name, if elements == 0 { 0 } else { end.saturating_mul(size) }, found)
     }
 }
 

@@ -95,11 +95,11 @@ impl<T: Pod> CombinedArgument<'_, T> {
         let (all_rows, size) = (self.log_sum_exp.len(), u64::from(parts.size));
         let (heads, rows) = (u64::from(self.heads), u64::from(self.rows));
         LaunchError::check_multiple("result.log_sum_exp", heads * rows, all_rows)?;
-        LaunchError::check_length("result.out", all_rows * size, self.out.len())?;
         LaunchError::check_alignment("result.out", 4, self.out.address())?;
         if all_rows == 0 {
             return Ok(());
         }
+        LaunchError::check_limit("parts.size", size, self.out.len())?;
         // The last row of the last head of the last batch ends in `out`.
         let mut room = self.out.len() - size;
         let batches = all_rows / (heads * rows);

@@ -5,7 +5,7 @@ use oxtile_tile::fragment_tile::FragmentTile;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::pipeline::{Mbarrier, Pipeline};
 use oxtile_tile::prelude::*;
-use oxtile_tile::shared::{Overlay, SharedStorage as _, SharedTile, Tiles};
+use oxtile_tile::shared::{Overlay, SharedTile, Tiles};
 
 #[derive(SharedStorage, Clone, Copy)]
 #[expect(dead_code, reason = "the layout alone is looked at")]

@@ -19,6 +19,7 @@ use super::tensors::Inputs;
 use super::{backward_dense, backward_general, backward_portable};
 use crate::choice::{Choice, Table};
 use crate::runtime::{Bound, Error, Result, Runtime, Stream};
+use crate::tensor::Heads;
 
 /// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels are always deterministic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,13 +70,12 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// of dense tensors are added, one `f32` for each element of `K` and `V`. Waits for those to be there.
     ///
     /// # Errors
-    /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many; as
-    /// [`TensorMap::strided`](crate::tensor::TensorMap::strided).
+    /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many, or has another
+    /// shape, or strides that the kernels do not take; as [`TensorMap::strided`](crate::tensor::TensorMap::strided).
     pub fn bind<'a>(&self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
         let BackwardInputs { forward, out, log_sum_exp, grad_out } = inputs;
-        forward.check(&self.config)?;
-        self.check_result("AttentionBackward, out", out)?;
-        let deltas = DeltaSource::Of(ResultRows::new(&self.config, out, grad_out));
+        let forward = forward.shaped(&self.config)?;
+        let deltas = DeltaSource::Of(ResultRows::new(&self.config, out, grad_out)?);
         self.bind_of(stream, forward, deltas, log_sum_exp, grad_out, gradients)
     }
 
@@ -86,18 +86,17 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// The sums serve steps of any configuration with the same queries, heads, layout and size of `V`.
     ///
     /// # Errors
-    /// [`Error::Length`] if a view does not have the configuration's size.
+    /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if a tensor has another shape, or gaps within a batch.
     pub fn prepare<'a>(
         &self,
-        out: DeviceView<'a, T>,
-        grad_out: DeviceView<'a, T>,
+        out: impl Into<Heads<'a, T>>,
+        grad_out: impl Into<Heads<'a, T>>,
         mut deltas: DeviceViewMut<'a, f32>,
     ) -> Result<Bound<'a>> {
-        self.check_result("AttentionBackward, out", out)?;
-        self.check_result("AttentionBackward, grad_out", grad_out)?;
+        let result = ResultRows::new(&self.config, out.into(), grad_out.into())?;
         self.check_statistics("AttentionBackward, deltas", deltas.as_view())?;
         let Some((kernel, _)) = &self.loaded else { return Ok(Bound::in_turn(Vec::new())) };
-        let (kernel, result) = (Arc::clone(kernel), ResultRows::new(&self.config, out, grad_out));
+        let kernel = Arc::clone(kernel);
         Ok(Bound::new(move |stream| kernel(stream, &result, deltas.reborrow())))
     }
 
@@ -107,7 +106,7 @@ impl<T: BackwardElement> AttentionBackward<T> {
     /// As [`bind`](Self::bind).
     pub fn step<'a>(&self, stream: &Stream, step: BackwardStep<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
         let BackwardStep { forward, deltas, log_sum_exp, grad_out } = step;
-        forward.check(&self.config)?;
+        let forward = forward.shaped(&self.config)?;
         self.check_statistics("AttentionBackward, deltas", deltas)?;
         self.bind_of(stream, forward, DeltaSource::Given(deltas), log_sum_exp, grad_out, gradients)
     }
@@ -118,23 +117,18 @@ impl<T: BackwardElement> AttentionBackward<T> {
         inputs: Inputs<'a, T>,
         deltas: DeltaSource<'a, T>,
         log_sum_exp: DeviceView<'a, f32>,
-        grad_out: DeviceView<'a, T>,
+        grad_out: Heads<'a, T>,
         gradients: Gradients<'a, T>,
     ) -> Result<Bound<'a>> {
         self.check_statistics("AttentionBackward, log_sum_exp", log_sum_exp)?;
-        self.check_result("AttentionBackward, grad_out", grad_out)?;
-        gradients.check(&self.config)?;
+        let grad_out = grad_out.shaped("AttentionBackward, grad_out", self.config.whole_result())?;
+        let gradients = gradients.shaped(&self.config)?;
         let Some((delta_kernel, bind)) = &self.loaded else { return Ok(Bound::in_turn(Vec::new())) };
         let is_dense = self.config.layout != Layout::Packed;
         // However many sequences there are: without rows there are none.
         let config = if is_dense && self.config.is_empty() { AttentionConfig { batches: 0, ..self.config } } else { self.config };
         let (order, parts) = (self.order, self.parts);
         bind(Binding { stream, config, order, parts, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients })
-    }
-
-    /// A tensor of the result's shape.
-    fn check_result(&self, what: &'static str, tensor: DeviceView<'_, T>) -> Result<()> {
-        Error::check_length(what, self.config.rows()[0] * self.config.heads * self.config.value_size(), tensor.len())
     }
 
     /// A number for each row of a head of the result.
@@ -166,7 +160,7 @@ pub trait BackwardElement: AttentionElement<Out = Self> {
 #[doc(hidden)]
 pub type Bind<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<Bound<'a>> + Send + Sync>;
 
-/// Tensors to be bound, of the lengths that the configuration says.
+/// Tensors to be bound, of the shapes that the configuration says.
 #[doc(hidden)]
 pub struct Binding<'s, 'a, T> {
     pub(super) stream: &'s Stream,
@@ -177,7 +171,7 @@ pub struct Binding<'s, 'a, T> {
     pub(super) delta_kernel: &'s DeltaKernel<T>,
     pub(super) deltas: DeltaSource<'a, T>,
     pub(super) log_sum_exp: DeviceView<'a, f32>,
-    pub(super) grad_out: DeviceView<'a, T>,
+    pub(super) grad_out: Heads<'a, T>,
     pub(super) gradients: Gradients<'a, T>,
 }
 

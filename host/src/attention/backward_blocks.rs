@@ -3,13 +3,13 @@
 use oxtile_kernels::attention::{
     BACKWARD_KEYS, BackwardTensorsArgument, BlockStatisticsArgument, KeyGradientsArgument, QuerySumsArgument, WARPGROUP_KEYS,
 };
-use oxtile_tile::launch::{DeviceTensorMapMut, DeviceView, DeviceViewMut};
+use oxtile_tile::launch::{DeviceTensorMapMut, DeviceViewMut};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::RegisterElement;
 
 use super::backward_tensors::Three;
 use crate::runtime::{Buffer, Result, Stream};
-use crate::tensor::{MapLayout, TensorMap, TensorMapMut, Uploads};
+use crate::tensor::{Heads, HeadsMut, MapLayout, Strided, TensorMap, TensorMapMut, Uploads};
 
 /// Tensor maps, and blocks of `QUERIES` queries between the kernels: their statistics, the sums of their gradients, and which tile of keys
 /// adds next.
@@ -45,34 +45,34 @@ pub(super) struct BlockArguments<'s, T: RegisterElement, const D: usize, const Q
 }
 
 impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> Blocks<'a, T, D, QUERIES, RANK> {
-    /// Maps `Q`, `dO`, `K`, `V` and the gradients, with these layouts; allocates so many blocks of each of `heads` heads.
+    /// Maps `Q`, `dO`, `K`, `V` and the gradients, which lie as `layout` has it; allocates so many blocks of each of `heads` heads.
     pub(super) fn new<R: MapLayout<RANK>>(
         uploads: &mut Uploads,
         stream: &Stream,
-        [q, grad_out, k, v]: [DeviceView<'a, T>; 4],
-        [of_q, of_out, of_k, of_v]: [R; 4],
+        [q, grad_out, k, v]: [Heads<'a, T>; 4],
         gradients: Three<'a, T>,
+        layout: impl Fn(Strided<4>) -> R,
         [heads, blocks]: [u64; 2],
     ) -> Result<Self> {
-        let (has_queries, has_keys) = (!q.is_empty(), !k.is_empty());
+        let (has_queries, has_keys) = (!q.view().is_empty(), !k.view().is_empty());
         // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
-        let (q, of_q, grad_out, of_out) = if has_queries { (q, of_q, grad_out, of_out) } else { (k, of_k, k, of_k) };
-        let (k, of_k, v, of_v) = if has_keys { (k, of_k, v, of_v) } else { (q, of_q, q, of_q) };
+        let (q, grad_out) = if has_queries { (q, grad_out) } else { (k, k) };
+        let (k, v) = if has_keys { (k, v) } else { (q, q) };
         let (mut grad_q, mut grad_kv) = (None, None);
         if let Some([q, k, v]) = gradients {
             if has_queries {
-                grad_q = Some(TensorMapMut::with(uploads, stream, q, of_q)?);
+                grad_q = Some(map_mut(uploads, stream, q, &layout)?);
             }
             if has_keys {
-                grad_kv = Some([TensorMapMut::with(uploads, stream, k, of_k)?, TensorMapMut::with(uploads, stream, v, of_v)?]);
+                grad_kv = Some([map_mut(uploads, stream, k, &layout)?, map_mut(uploads, stream, v, &layout)?]);
             }
         }
         let rows = heads * blocks * QUERIES as u64;
         Ok(Self {
-            q: TensorMap::with(uploads, stream, q, of_q)?,
-            grad_out: TensorMap::with(uploads, stream, grad_out, of_out)?,
-            k: TensorMap::with(uploads, stream, k, of_k)?,
-            v: TensorMap::with(uploads, stream, v, of_v)?,
+            q: TensorMap::with(uploads, stream, q.view(), layout(q.layout()))?,
+            grad_out: TensorMap::with(uploads, stream, grad_out.view(), layout(grad_out.layout()))?,
+            k: TensorMap::with(uploads, stream, k.view(), layout(k.layout()))?,
+            v: TensorMap::with(uploads, stream, v.view(), layout(v.layout()))?,
             grad_q,
             grad_kv,
             offsets: Buffer::uninitialised(stream, rows)?,
@@ -104,4 +104,15 @@ impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: u
             counter: self.counter.view_mut(),
         }
     }
+}
+
+/// The map of a gradient.
+fn map_mut<'a, T: RegisterElement, const ROWS: usize, const D: usize, const RANK: usize, R: MapLayout<RANK>>(
+    uploads: &mut Uploads,
+    stream: &Stream,
+    gradient: HeadsMut<'a, T>,
+    layout: impl Fn(Strided<4>) -> R,
+) -> Result<TensorMapMut<'a, T, ROWS, D, Swizzle128, RANK>> {
+    let layout = layout(gradient.layout());
+    TensorMapMut::with(uploads, stream, gradient.into_view(), layout)
 }

@@ -14,12 +14,12 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use super::backward::{BackwardElement, Binding, Order};
 use super::backward_blocks::{BlockArguments, Blocks};
 use super::backward_deltas::Deltas;
-use super::config::AttentionConfig;
-use super::heads::Side;
+use super::config::{AttentionConfig, GradientOutput};
+use super::heads::Rows;
 use super::sequences::BoundSequences;
 use super::sink::differentiate_sink;
 use crate::runtime::{Bound, Loaded, Result};
-use crate::tensor::Uploads;
+use crate::tensor::{HeadsMut, Uploads};
 
 /// The main kernel, those before and after it, and that of the sink's gradient.
 type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const CAPPED: bool> =
@@ -42,14 +42,16 @@ where
     let mut deltas = Deltas::new(stream, delta_kernel, deltas, log_sum_exp.len())?;
     let AttentionConfig { batches, heads, key_heads, head_size, .. } = config;
     let (value_size, sink, mut grad_sink) = (config.value_size(), inputs.sink, gradients.sink.take());
-    let [of_q, of_out] = [head_size, value_size].map(|size| config.sequence_rows(Side::Queries, size));
-    let [of_k, of_v] = [head_size, value_size].map(|size| config.sequence_rows(Side::Keys, size));
+    // Gradients are added by the numbers of rows.
+    let target = if config.gradients == GradientOutput::Added { Rows::Whole } else { Rows::Strided };
+    let steps = gradients.row_steps(&config, &inputs, &grad_out, [Rows::Strided, target])?;
     let mut uploads = Uploads::default();
-    let ((rounded, mut added), tensors) = (gradients.split(), [inputs.q, grad_out, inputs.k, inputs.v]);
+    let ((rounded, added), tensors) = (gradients.split(), [inputs.q, grad_out, inputs.k, inputs.v]);
+    let mut added = added.map(|tensors| tensors.map(HeadsMut::into_view));
     let counts = [heads, QueryBlocks::of(config.rows()[0], batches, QUERIES as u64)];
-    let layouts = [of_q, of_out, of_k, of_v];
-    let mut blocks = Blocks::<_, D, QUERIES, 5>::new(&mut uploads, stream, tensors, layouts, rounded, counts)?;
-    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
+    let layout = |tensor| config.sequence_rows(tensor);
+    let mut blocks = Blocks::<_, D, QUERIES, 5>::new(&mut uploads, stream, tensors, rounded, layout, counts)?;
+    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, steps);
     uploads.copy(stream)?;
     let (ordered, scale, section) =
         (order == Order::Deterministic, config.scale() as f32, config.cached_keys(size_of::<T>() as u64) as u32);

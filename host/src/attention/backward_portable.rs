@@ -12,11 +12,12 @@ use oxtile_tile::register_tile::RegisterElement;
 
 use super::backward::{BackwardElement, Binding};
 use super::backward_deltas::Deltas;
+use super::heads::Rows;
 use super::sequences::BoundSequences;
 use super::sink::differentiate_sink;
 use super::tensors::Inputs;
 use crate::runtime::{Bound, Loaded, Result};
-use crate::tensor::Uploads;
+use crate::tensor::{HeadsMut, Uploads};
 
 /// The kernels of the gradients of keys, of queries and of the sink.
 type Kernels<T, const PANELS: usize, const STEP: usize, const PARTS: usize> =
@@ -35,10 +36,14 @@ where
 {
     let Binding { stream, config, inputs, delta_kernel, deltas, log_sum_exp, grad_out, mut gradients, .. } = binding;
     let mut deltas = Deltas::new(stream, delta_kernel, deltas, log_sum_exp.len())?;
+    let steps = gradients.row_steps(&config, &inputs, &grad_out, [Rows::Whole; 2])?;
     let (Inputs { q, k, v, sequences, sink, .. }, mut grad_sink) = (inputs, gradients.sink.take());
-    let (mut rounded, mut added) = gradients.split();
+    let [q, k, v, grad_out] = [q, k, v, grad_out].map(|tensor| tensor.view());
+    let (rounded, added) = gradients.split();
+    let mut rounded = rounded.map(|tensors| tensors.map(HeadsMut::into_view));
+    let mut added = added.map(|tensors| tensors.map(HeadsMut::into_view));
     let mut uploads = Uploads::default();
-    let sequences = BoundSequences::new(&mut uploads, &config, sequences);
+    let sequences = BoundSequences::new(&mut uploads, &config, sequences, steps);
     uploads.copy(stream)?;
     let (size, value_size, scale) = (config.head_size as u32, config.value_size() as u32, config.scale() as f32);
     let row_tiles = |rows: u64| rows.div_ceil(PORTABLE_ROWS as u64) as u32;

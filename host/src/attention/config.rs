@@ -4,8 +4,9 @@ use std::fmt::Display;
 
 use oxtile_kernels::attention::MOST_PARTS;
 
+use super::heads::Side;
 use crate::runtime::{Error, Result};
-use crate::tensor::shape::numel;
+use crate::tensor::Strided;
 
 /// What is computed. `..AttentionConfig::default()` completes it: one batch of one head, whose queries see all keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +78,9 @@ pub enum Kernels {
     Portable,
 }
 
-/// How sequences lie in the tensors, all without gaps.
+/// How sequences lie in tensors that are given as plain views: without gaps. [`Heads`](crate::tensor::Heads) have strides of their own; the kernels
+/// with options and the portable ones then take batches that are rows apart (`Bshd`), or neighbours in a row (`Sbhd`). The log-sum-exp is always a
+/// plain view, without gaps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
     /// `[batches, rows, heads, size]`; the log-sum-exp is `[batches, heads, rows]`.
@@ -283,13 +286,26 @@ impl AttentionConfig {
         Ok(())
     }
 
-    /// Elements of `Q`, `K` and `V`.
-    pub(super) fn lengths(&self) -> Result<[u64; 3]> {
-        let [queries, keys] = self.rows();
-        Ok([
-            numel(&[queries, self.heads, self.head_size])?,
-            numel(&[keys, self.key_heads, self.head_size])?,
-            numel(&[keys, self.key_heads, self.value_size()])?,
-        ])
+    /// A tensor without gaps, with rows of heads of `size` elements.
+    pub(super) fn whole(&self, side: Side, size: u64) -> Strided<4> {
+        let [rows, heads] = match side {
+            Side::Queries => [self.queries, self.heads],
+            Side::Keys => [self.keys, self.key_heads],
+        };
+        match self.layout {
+            Layout::Packed => Strided::bshd([1, rows, heads, size]),
+            Layout::Bshd => Strided::bshd([self.batches, rows, heads, size]),
+            Layout::Sbhd => Strided::sbhd([self.batches, rows, heads, size]),
+        }
+    }
+
+    /// `Q`, `K` and `V` without gaps.
+    pub(super) fn whole_inputs(&self) -> [Strided<4>; 3] {
+        [self.whole(Side::Queries, self.head_size), self.whole(Side::Keys, self.head_size), self.whole(Side::Keys, self.value_size())]
+    }
+
+    /// The result without gaps.
+    pub(super) fn whole_result(&self) -> Strided<4> {
+        self.whole(Side::Queries, self.value_size())
     }
 }

@@ -14,8 +14,9 @@ use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 use super::choice::Problem;
 use super::config::{AttentionConfig, Mask};
 use super::forward::{AttentionElement, Binding};
-use super::heads::{ForwardMaps, Side};
+use super::heads::{ForwardMaps, by_head};
 use super::portable::check_aligned;
+use super::tensors::Inputs;
 use crate::runtime::{Bound, Buffer, Device, Loaded, Result};
 use crate::tensor::{Strided, Uploads};
 
@@ -84,13 +85,14 @@ where
     AttentionForwardSplit<T, D, V, KEYS, G>: Kernel,
     AttentionCombine<T>: Kernel,
 {
-    let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
+    let (out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
+    let Strided { shape: [batches, heads, rows, size], strides: [batch_stride, head_stride, row_stride, _] } = config.folded(out.layout());
+    let mut out = out.into_view();
     check_aligned("Attention, out", out.as_view())?;
-    let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::folded)?;
+    let (mut uploads, Inputs { q, k, v, .. }) = (Uploads::default(), inputs);
+    let layouts = [config.folded(q.layout()), by_head(k.layout()), by_head(v.layout())];
+    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, [q, k, v], layouts)?;
     uploads.copy(stream)?;
-    let Strided { shape: [batches, heads, rows, size], strides: [batch_stride, head_stride, row_stride, _] } =
-        config.folded(Side::Queries, config.value_size());
     let part_rows = config.parts() * batches * heads * rows;
     let mut sums = Buffer::<f32>::uninitialised(stream, part_rows * size)?;
     let mut logs = Buffer::<f32>::uninitialised(stream, part_rows)?;

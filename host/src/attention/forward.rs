@@ -54,10 +54,10 @@ impl<T: AttentionElement> Attention<T> {
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) if a view does not have the configuration's size, [`Error::Invalid`](crate::Error::Invalid) if
-    /// one is missing or too many; as [`TensorMap::strided`](crate::tensor::TensorMap::strided).
+    /// one is missing or too many, or has another shape, or strides that the kernel does not take; as
+    /// [`TensorMap::strided`](crate::tensor::TensorMap::strided).
     pub fn bind<'a>(&self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T::Out>) -> Result<Bound<'a>> {
-        inputs.check(&self.config)?;
-        outputs.check(&self.config)?;
+        let (inputs, outputs) = (inputs.shaped(&self.config)?, outputs.shaped(&self.config)?);
         match &self.bind {
             Some(bind) => bind(Binding { stream, config: self.config, inputs, outputs }),
             None => outputs.of_nothing(stream),
@@ -94,7 +94,7 @@ pub(super) type ForwardEntry<T> = Entry<ForwardKernel, Bind<T>>;
 #[doc(hidden)]
 pub type Bind<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<Bound<'a>> + Send + Sync>;
 
-/// Tensors to be bound, of the lengths that the configuration says.
+/// Tensors to be bound, of the shapes that the configuration says.
 #[doc(hidden)]
 pub struct Binding<'s, 'a, T: AttentionElement> {
     pub(super) stream: &'s Stream,

@@ -14,7 +14,7 @@ use oxtile_tile::num::e4m3;
 use super::choice::ForwardKernel;
 use super::config::{AttentionConfig, Kernels, Layout, Mask, Output, Sink, Window, refuse};
 use super::forward::Binding;
-use super::heads::{ForwardMaps, Side};
+use super::heads::{ForwardMaps, by_head};
 use super::tensors::{Outputs, Scales};
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result};
 use crate::tensor::{TensorMapMut, Uploads};
@@ -64,10 +64,12 @@ where
         unreachable!("inputs are checked before they are bound")
     };
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, FP8_KEYS, D, D, 4, S>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::dense)?;
+    let tensors = [inputs.q, inputs.k, inputs.v];
+    let layouts = tensors.map(|tensor| by_head(tensor.layout()));
+    let maps = ForwardMaps::<_, FP8_KEYS, D, D, 4, S>::new(&mut uploads, stream, tensors, layouts)?;
     let Outputs { out, mut log_sum_exp, .. } = outputs;
-    let of_out = config.dense(Side::Queries, config.head_size);
-    let mut out = TensorMapMut::<_, WARPGROUP_QUERIES, D, Swizzle128, 4>::with(&mut uploads, stream, out.rounded()?, of_out)?;
+    let of_out = by_head(out.layout());
+    let mut out = TensorMapMut::<_, WARPGROUP_QUERIES, D, Swizzle128, 4>::with(&mut uploads, stream, out.rounded()?.into_view(), of_out)?;
     uploads.copy(stream)?;
     let mut counter = Buffer::<u32>::zeros(stream, 1)?;
     let shape = config.shape([config.queries, config.heads]);

@@ -1,8 +1,20 @@
 //! Attention: `softmax(scale Q K^T + mask) V`, forward and backward.
 //!
 //! `Q` and the output are `[batches, queries, heads, head_size]`, `K` and `V` are `[batches, keys, key_heads, head_size]`, or in
-//! another [`Layout`]; query head `h` sees key head `h / (heads / key_heads)`. The log-sum-exp is natural, of the scaled scores. A
+//! another [`Layout`], or parts of larger tensors ([`Heads`](crate::tensor::Heads)): some rows of each sequence, keys and values that take turns in
+//! one buffer. Query head `h` sees key head `h / (heads / key_heads)`. The log-sum-exp is natural, of the scaled scores. A
 //! query that sees no key gets zeros and -inf.
+//!
+//! Which strides a kernel takes, beyond those without gaps; the others are refused by name when tensors are bound. Rows of a head are always
+//! neighbours in their elements, and what maps address has strides of whole 16 bytes. The log-sum-exp and the row sums of `O dO` have no gaps.
+//!
+//! | kernels | of tensors and gradients | of running results and sums |
+//! |---|---|---|
+//! | dense, forward and backward; divided keys; 8 bits | any | any; sums: whole heads, alike for keys and values |
+//! | packed sequences | any of rows and heads | the same |
+//! | options, general backward | batches whole rows apart (bshd), or neighbours in a row (sbhd), alike for queries and results, for keys and values | running: the same; sums: row ranges |
+//! | portable | row ranges: gaps between batches alone | the same |
+//! | row sums of `O dO` | gaps between batches alone | |
 //!
 //! | file | what it holds |
 //! |---|---|

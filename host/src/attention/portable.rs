@@ -14,7 +14,8 @@ use oxtile_tile::register_tile::RegisterElement;
 
 use super::config::AttentionConfig;
 use super::forward::{AttentionElement, Binding};
-use super::sequences::BoundSequences;
+use super::heads::Rows;
+use super::sequences::{BoundSequences, row_steps};
 use super::sink::BoundSink;
 use super::tensors::{Inputs, Outputs, Target};
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result};
@@ -29,10 +30,12 @@ pub(super) fn check_aligned<T: Pod>(what: &'static str, view: DeviceView<'_, T>)
     Err(Error::Invalid { what, why: format!("it starts at {address:#x}, no multiple of 16 bytes: slice it elsewhere, or copy it") })
 }
 
-fn check_inputs<T: Pod>(inputs: &Inputs<'_, T>) -> Result<()> {
-    check_aligned("Attention, q", inputs.q)?;
-    check_aligned("Attention, k", inputs.k)?;
-    check_aligned("Attention, v", inputs.v)
+/// The views of queries, keys and values.
+fn aligned_inputs<'a, T: Pod>(Inputs { q, k, v, .. }: &Inputs<'a, T>) -> Result<[DeviceView<'a, T>; 3]> {
+    check_aligned("Attention, q", q.view())?;
+    check_aligned("Attention, k", k.view())?;
+    check_aligned("Attention, v", v.view())?;
+    Ok([q.view(), k.view(), v.view()])
 }
 
 impl AttentionConfig {
@@ -52,11 +55,10 @@ where
     Columns<D>: MatrixColumns,
     AttentionForwardPortable<T, D>: Kernel,
 {
-    check_inputs(&inputs)?;
-    let Inputs { q, k, v, .. } = inputs;
-    let (mut out, mut log_sum_exp) = (outputs.out.rounded()?, outputs.log_sum_exp);
+    let ([q, k, v], steps) = (aligned_inputs(&inputs)?, row_steps(&config, &inputs, &outputs, Rows::Whole)?);
+    let (mut out, mut log_sum_exp) = (outputs.out.rounded()?.into_view(), outputs.log_sum_exp);
     let mut uploads = Uploads::default();
-    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
+    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, steps);
     uploads.copy(stream)?;
     Ok(Bound::new(move |stream| {
         let log_sum_exp = LogSumExpArgument { values: log_sum_exp.reborrow(), rows: sequences.log_rows };
@@ -83,16 +85,15 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForwardPortableGeneral<T, PANELS, KEYS>: Kernel,
 {
-    check_inputs(&inputs)?;
-    let Inputs { q, k, v, .. } = inputs;
+    let ([q, k, v], steps) = (aligned_inputs(&inputs)?, row_steps(&config, &inputs, &outputs, Rows::Whole)?);
     let Outputs { out, mut log_sum_exp, mut max_logit } = outputs;
     let (mut out, mut running) = match out {
-        Target::Rounded(out) => (Some(out), None),
-        Target::Merged(running) => (None, Some(running)),
+        Target::Rounded(out) => (Some(out.into_view()), None),
+        Target::Merged(running) => (None, Some(running.into_view())),
         Target::Last { .. } => return Err(Error::Invalid { what: "Attention, out", why: "this kernel merges every step".to_owned() }),
     };
     let mut uploads = Uploads::default();
-    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
+    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, steps);
     let sink = BoundSink::new(&mut uploads, &config, inputs.sink);
     uploads.copy(stream)?;
     let words = if config.max_logit { Workspace::words(config.heads) } else { 0 };

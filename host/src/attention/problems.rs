@@ -11,12 +11,13 @@ use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceViewMut, Kernel};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::config::{AttentionConfig, Mask};
+use super::config::Mask;
 use super::forward::{AttentionElement, Binding};
-use super::heads::{ForwardMaps, Side};
+use super::heads::{ForwardMaps, Rows, by_head};
 use super::results::{BoundResult, ResultTarget};
-use super::sequences::BoundSequences;
+use super::sequences::{BoundSequences, row_steps};
 use super::sink::BoundSink;
+use super::tensors::Inputs;
 use crate::runtime::{Bound, Buffer, Loaded, Result};
 use crate::tensor::{Strided, Uploads};
 
@@ -36,8 +37,10 @@ where
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::folded)?;
-    let of_out = config.folded(Side::Queries, config.value_size());
+    let Inputs { q, k, v, .. } = inputs;
+    let layouts = [config.folded(q.layout()), by_head(k.layout()), by_head(v.layout())];
+    let maps = ForwardMaps::<_, KEYS, D, V, 4>::new(&mut uploads, stream, [q, k, v], layouts)?;
+    let of_out = config.folded(outputs.out.layout());
     let Strided { strides: [batch, head, row, _], .. } = of_out;
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [batch, head, row]))?;
     uploads.copy(stream)?;
@@ -75,10 +78,12 @@ where
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::sequence_rows)?;
-    let of_out = config.sequence_rows(Side::Queries, config.value_size());
+    let Inputs { q, k, v, .. } = inputs;
+    let layouts = [q, k, v].map(|tensor| config.sequence_rows(tensor.layout()));
+    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, [q, k, v], layouts)?;
+    let of_out = config.sequence_rows(outputs.out.layout());
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [0, of_out.head, of_out.row]))?;
-    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
+    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, [0; 2]);
     uploads.copy(stream)?;
     let mut counter = Buffer::<u32>::zeros(stream, 1)?;
     let (section_keys, scale) = (config.section_keys(size_of::<T>() as u64), config.scale_log2());
@@ -113,10 +118,13 @@ where
     AttentionForward<T, D, V, KEYS, G, Optioned>: Kernel,
 {
     let mut uploads = Uploads::default();
-    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, &config, &inputs, AttentionConfig::sequence_rows)?;
-    let (of_out, mut max_logit) = (config.sequence_rows(Side::Queries, config.value_size()), outputs.max_logit.take());
+    let steps = row_steps(&config, &inputs, &outputs, Rows::Strided)?;
+    let Inputs { q, k, v, .. } = inputs;
+    let layouts = [q, k, v].map(|tensor| config.sequence_rows(tensor.layout()));
+    let maps = ForwardMaps::<_, KEYS, D, V, 5>::new(&mut uploads, stream, [q, k, v], layouts)?;
+    let (of_out, mut max_logit) = (config.sequence_rows(outputs.out.layout()), outputs.max_logit.take());
     let mut result = BoundResult::new(&mut uploads, stream, &config, outputs, (of_out, [0, of_out.head, of_out.row]))?;
-    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences);
+    let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, steps);
     let sink = BoundSink::new(&mut uploads, &config, inputs.sink);
     uploads.copy(stream)?;
     let mut workspace = Buffer::<u32>::zeros(stream, Workspace::words(config.heads))?;

@@ -27,13 +27,14 @@ impl<'a, T: RegisterElement, const V: usize, const RANK: usize> BoundResult<'a, 
     ) -> Result<Self> {
         let (sums, rounded) = match out {
             Target::Rounded(out) => {
-                return Ok(Self::Rounded { out: TensorMapMut::with(uploads, stream, out, rows)?, log_sum_exp });
+                return Ok(Self::Rounded { out: TensorMapMut::with(uploads, stream, out.into_view(), rows)?, log_sum_exp });
             }
-            Target::Merged(sums) => (sums, None),
+            Target::Merged(sums) => (sums.into_view(), None),
             Target::Last { running, out } => {
+                let running = running.view();
                 let access = running.access("running");
                 // SAFETY: the kernel only reads the running result of a step that rounds; the view borrows it as long.
-                (unsafe { DeviceViewMut::from_raw(access.address, running.len(), access.owner) }, Some(out))
+                (unsafe { DeviceViewMut::from_raw(access.address, running.len(), access.owner) }, Some(out.into_view()))
             }
         };
         let (begins, size) = (config.output == Output::First, config.value_size() as u32);

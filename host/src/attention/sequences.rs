@@ -4,7 +4,9 @@ use oxtile_kernels::attention::{Heads, QueryStatisticsArgument, SequencesArgumen
 use oxtile_tile::launch::DeviceView;
 
 use super::config::{AttentionConfig, Layout};
-use super::tensors::{Padding, Sequences};
+use super::heads::Rows;
+use super::tensors::{Inputs, Outputs, Padding, Sequences};
+use crate::runtime::Result;
 use crate::tensor::{UploadedArray, Uploads};
 
 /// The sequences that tensors hold.
@@ -26,17 +28,19 @@ enum Places<'a> {
 }
 
 impl<'a> BoundSequences<'a> {
-    /// Those of a dense layout, or those given.
-    pub(super) fn new(uploads: &mut Uploads, config: &AttentionConfig, given: Option<Sequences<'a>>) -> Self {
+    /// Those of a dense layout, `steps` rows of queries and of keys apart, or those given.
+    pub(super) fn new(uploads: &mut Uploads, config: &AttentionConfig, given: Option<Sequences<'a>>, steps: [u64; 2]) -> Self {
         let AttentionConfig { layout, batches, queries, keys, heads, .. } = *config;
         let sbhd = layout == Layout::Sbhd;
+        let sides = [(queries, steps[0]), (keys, steps[1])];
+        let is_empty = batches == 0 && layout != Layout::Packed;
+        let rows = sides.map(|(rows, step)| if is_empty { 0 } else { batches.saturating_sub(1) * step + rows } as u32);
         let mut array = |step: u64| uploads.add_array(&(0..=batches).map(|batch| (batch * step) as u32).collect::<Vec<u32>>());
-        let places = given
-            .map_or_else(|| Places::Dense([queries, keys].map(|rows| [array(rows), array(if sbhd { 0 } else { rows })])), Places::Given);
+        let places = given.map_or_else(|| Places::Dense(sides.map(|(rows, step)| [array(rows), array(step)])), Places::Given);
         let [batches, heads, group, step] = [batches, heads, config.group(), if sbhd { heads } else { 0 }].map(|count| count as u32);
         Self {
             places,
-            rows: if sbhd { [queries, keys] } else { config.rows() }.map(|rows| rows as u32),
+            rows,
             heads: Heads { batches, heads, group, step },
             log_rows: if layout == Layout::Packed { 0 } else { queries as u32 },
         }
@@ -61,4 +65,13 @@ impl<'a> BoundSequences<'a> {
         let ([query_ends, key_ends], [query_offsets, key_offsets], [query_rows, key_rows]) = (ends, offsets, self.rows);
         SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals, query_rows, key_rows, padded }
     }
+}
+
+/// The rows from one sequence of a dense layout to the next, of queries and of keys, in what the forward pass reads and writes.
+pub(super) fn row_steps<T, O>(config: &AttentionConfig, inputs: &Inputs<'_, T>, outputs: &Outputs<'_, O>, rows: Rows) -> Result<[u64; 2]> {
+    let (q, k, v, out) = (inputs.q.layout(), inputs.k.layout(), inputs.v.layout(), outputs.out.layout());
+    Ok([
+        config.row_step(&[("Attention, q", q, rows), ("Attention, out", out, rows)])?,
+        config.row_step(&[("Attention, k", k, rows), ("Attention, v", v, rows)])?,
+    ])
 }

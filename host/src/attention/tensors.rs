@@ -5,15 +5,16 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use super::config::{AttentionConfig, Layout, Output, Sink};
 use super::forward::AttentionElement;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
+use crate::tensor::{Heads, HeadsMut, Strided};
 
-/// What attention reads.
+/// What attention reads. A tensor is [`Heads`], or a plain view: one without gaps, of the configuration's layout.
 pub struct Inputs<'a, T> {
     /// Queries.
-    pub q: DeviceView<'a, T>,
+    pub q: Heads<'a, T>,
     /// Keys.
-    pub k: DeviceView<'a, T>,
+    pub k: Heads<'a, T>,
     /// Values.
-    pub v: DeviceView<'a, T>,
+    pub v: Heads<'a, T>,
     /// Where the sequences lie, if [packed](Layout::Packed).
     pub sequences: Option<Sequences<'a>>,
     /// A score for each query head, if the sink is [learnable](Sink::Learnable).
@@ -107,21 +108,21 @@ pub struct Outputs<'a, T> {
 /// Where the result goes.
 pub enum Target<'a, T> {
     /// As [`Output::Rounded`].
-    Rounded(DeviceViewMut<'a, T>),
+    Rounded(HeadsMut<'a, T>),
     /// As [`Output::Merged`] or [`Output::First`], with the log-sum-exp.
-    Merged(DeviceViewMut<'a, f32>),
+    Merged(HeadsMut<'a, f32>),
     /// As [`Output::Last`], with the log-sum-exp.
     Last {
         /// The running result of the steps before.
-        running: DeviceView<'a, f32>,
-        /// The result.
-        out: DeviceViewMut<'a, T>,
+        running: Heads<'a, f32>,
+        /// The result, of the same strides.
+        out: HeadsMut<'a, T>,
     },
 }
 
 impl<'a, T> Target<'a, T> {
     /// Where a rounded result goes.
-    pub(super) fn rounded(self) -> Result<DeviceViewMut<'a, T>> {
+    pub(super) fn rounded(self) -> Result<HeadsMut<'a, T>> {
         match self {
             Self::Rounded(out) => Ok(out),
             Self::Merged(_) | Self::Last { .. } => {
@@ -129,23 +130,29 @@ impl<'a, T> Target<'a, T> {
             }
         }
     }
+
+    /// Shape and strides.
+    pub(super) fn layout(&self) -> Strided<4> {
+        match self {
+            Self::Rounded(out) | Self::Last { out, .. } => out.layout(),
+            Self::Merged(running) => running.layout(),
+        }
+    }
 }
 
 impl<'a, T> Inputs<'a, T> {
     /// Tensors of a dense layout, without a sink and scales.
-    pub fn new(q: DeviceView<'a, T>, k: DeviceView<'a, T>, v: DeviceView<'a, T>) -> Self {
-        Self { q, k, v, sequences: None, sink: None, scales: None }
+    pub fn new(q: impl Into<Heads<'a, T>>, k: impl Into<Heads<'a, T>>, v: impl Into<Heads<'a, T>>) -> Self {
+        Self { q: q.into(), k: k.into(), v: v.into(), sequences: None, sink: None, scales: None }
     }
 
-    /// Lengths as configured, and what the configuration and the elements ask for.
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()>
+    /// Tensors of the shapes that are configured, with what the configuration and the elements ask for.
+    pub(super) fn shaped(self, config: &AttentionConfig) -> Result<Self>
     where
         T: AttentionElement,
     {
-        let [q, k, v] = config.lengths()?;
-        Error::check_length("Attention, q", q, self.q.len())?;
-        Error::check_length("Attention, k", k, self.k.len())?;
-        Error::check_length("Attention, v", v, self.v.len())?;
+        let [q, k, v] = config.whole_inputs();
+        let (q, k, v) = (self.q.shaped("Attention, q", q)?, self.k.shaped("Attention, k", k)?, self.v.shaped("Attention, v", v)?);
         check_given("sink", "the configuration", config.sink == Sink::Learnable, self.sink.is_some())?;
         check_given("sequences", "the configuration", config.layout == Layout::Packed, self.sequences.is_some())?;
         check_given("scales", "the element type", T::IS_SCALED, self.scales.is_some())?;
@@ -153,7 +160,8 @@ impl<'a, T> Inputs<'a, T> {
             Error::check_length("Attention, sink", config.heads, sink.len())?;
         }
         self.scales.map_or(Ok(()), |scales| scales.check(config))?;
-        self.sequences.map_or(Ok(()), |sequences| sequences.check(config))
+        self.sequences.map_or(Ok(()), |sequences| sequences.check(config))?;
+        Ok(Self { q, k, v, ..self })
     }
 }
 
@@ -206,23 +214,23 @@ impl<'a> Sequences<'a> {
 
 impl<'a, T> Outputs<'a, T> {
     /// A rounded result and its log-sum-exp.
-    pub fn new(out: DeviceViewMut<'a, T>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
-        Self { out: Target::Rounded(out), log_sum_exp, max_logit: None }
+    pub fn new(out: impl Into<HeadsMut<'a, T>>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
+        Self { out: Target::Rounded(out.into()), log_sum_exp, max_logit: None }
     }
 
     /// A running result and its log-sum-exp.
-    pub fn merged(out: DeviceViewMut<'a, f32>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
-        Self { out: Target::Merged(out), log_sum_exp, max_logit: None }
+    pub fn merged(out: impl Into<HeadsMut<'a, f32>>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
+        Self { out: Target::Merged(out.into()), log_sum_exp, max_logit: None }
     }
 
     /// The last step of a ring: the running result of those before, where the result goes, and the running log-sum-exp, which
     /// becomes the result's.
-    pub fn last(running: DeviceView<'a, f32>, out: DeviceViewMut<'a, T>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
-        Self { out: Target::Last { running, out }, log_sum_exp, max_logit: None }
+    pub fn last(running: impl Into<Heads<'a, f32>>, out: impl Into<HeadsMut<'a, T>>, log_sum_exp: DeviceViewMut<'a, f32>) -> Self {
+        Self { out: Target::Last { running: running.into(), out: out.into() }, log_sum_exp, max_logit: None }
     }
 
-    /// As [`Inputs::check`].
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
+    /// As [`Inputs::shaped`].
+    pub(super) fn shaped(self, config: &AttentionConfig) -> Result<Self> {
         let rows = config.rows()[0];
         let (constructor, fits) = match config.output {
             Output::Rounded => ("new", matches!(self.out, Target::Rounded(_))),
@@ -233,18 +241,23 @@ impl<'a, T> Outputs<'a, T> {
             let why = format!("the configuration's output is {:?}: give `Outputs::{constructor}`", config.output);
             return Err(Error::Invalid { what: "Attention, out", why });
         }
-        let elements = rows * config.heads * config.value_size();
-        match &self.out {
-            Target::Rounded(out) => Error::check_length("Attention, out", elements, out.len())?,
-            Target::Merged(running) => Error::check_length("Attention, out", elements, running.len())?,
+        let whole = config.whole_result();
+        let out = match self.out {
+            Target::Rounded(out) => Target::Rounded(out.shaped("Attention, out", whole)?),
+            Target::Merged(running) => Target::Merged(running.shaped("Attention, out", whole)?),
             Target::Last { running, out } => {
-                Error::check_length("Attention, running", elements, running.len())?;
-                Error::check_length("Attention, out", elements, out.len())?;
+                let (running, out) = (running.shaped("Attention, running", whole)?, out.shaped("Attention, out", whole)?);
+                if !running.layout().lies_as(&out.layout()) {
+                    let why = format!("strides are {:?}, those of the result {:?}: give both the same", running.strides(), out.strides());
+                    return Err(Error::Invalid { what: "Attention, running", why });
+                }
+                Target::Last { running, out }
             }
-        }
+        };
         Error::check_length("Attention, log_sum_exp", rows * config.heads, self.log_sum_exp.len())?;
         check_given("max_logit", "the configuration", config.max_logit, self.max_logit.is_some())?;
-        self.max_logit.as_ref().map_or(Ok(()), |scores| Error::check_length("Attention, max_logit", config.heads, scores.len()))
+        self.max_logit.as_ref().map_or(Ok(()), |scores| Error::check_length("Attention, max_logit", config.heads, scores.len()))?;
+        Ok(Self { out, ..self })
     }
 
     /// Binds an empty output: nothing is seen, so each head's largest score becomes -inf.

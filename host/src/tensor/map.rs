@@ -43,8 +43,8 @@ impl<const RANK: usize> Strided<RANK> {
         Self { shape, strides }
     }
 
-    /// The number of elements from the first to the last, gaps included; `None` if it overflows.
-    fn extent(&self) -> Option<u64> {
+    /// The number of elements from the first to the last, gaps included; `None` if there are none, or it overflows.
+    pub(crate) fn extent(&self) -> Option<u64> {
         let mut last = 0_u64;
         for (&length, &stride) in self.shape.iter().zip(&self.strides) {
             last = last.checked_add(length.checked_sub(1)?.checked_mul(stride)?)?;
@@ -62,6 +62,26 @@ impl<const RANK: usize> Strided<RANK> {
             return refuse(format!("{self:?} does not lie in a view of {len} elements with neighbours in the last dimension"));
         }
         Ok(())
+    }
+}
+
+/// `[batches, rows, heads, size]`.
+impl Strided<4> {
+    /// A tensor without gaps.
+    pub(crate) fn bshd(shape: [u64; 4]) -> Self {
+        Self::dense(shape)
+    }
+
+    /// The same where a row has the heads of all batches.
+    pub(crate) fn sbhd([batches, rows, heads, size]: [u64; 4]) -> Self {
+        let Strided { strides: [row, batch, head, one], .. } = Self::dense([rows, batches, heads, size]);
+        Self { shape: [batches, rows, heads, size], strides: [batch, row, head, one] }
+    }
+
+    /// Whether elements of the same index are at the same place.
+    pub(crate) fn lies_as(&self, other: &Self) -> bool {
+        let same = |i: usize| self.shape[i] <= 1 || self.strides[i] == other.strides[i];
+        self.shape == other.shape && (self.shape.contains(&0) || (0..4).all(same))
     }
 }
 

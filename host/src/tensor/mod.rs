@@ -1,10 +1,12 @@
-//! Shapes, tensor maps (TMA's descriptors), tables of many tensors, and small arrays uploaded together.
+//! Shapes, tensors of heads, tensor maps (TMA's descriptors), tables of many tensors, and small arrays uploaded together.
 
+mod heads;
 mod map;
 pub mod shape;
 mod table;
 mod uploads;
 
+pub use heads::{Heads, HeadsMut};
 pub(crate) use map::MapLayout;
 pub use map::{SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;

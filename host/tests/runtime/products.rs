@@ -39,7 +39,8 @@ fn a_graph_holds_both_passes_of_attention() {
     let backward = AttentionBackward::<bf16>::new(&runtime, config, Order::Deterministic).unwrap();
     let inputs = || Inputs::new(q.view(), k.view(), v.view());
     let mut forward = attention.bind(&stream, inputs(), Outputs::merged(running.view_mut(), log_sum_exp.view_mut())).unwrap();
-    let of_backward = BackwardInputs { forward: inputs(), out: out.view(), log_sum_exp: of_keys.view(), grad_out: grad_out.view() };
+    let of_backward =
+        BackwardInputs { forward: inputs(), out: out.view().into(), log_sum_exp: of_keys.view(), grad_out: grad_out.view().into() };
     let gradients = Gradients::added(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut());
     let mut gradients = backward.bind(&stream, of_backward, gradients).unwrap();
     let graph = Graph::capture(&[&stream], || {
@@ -77,7 +78,8 @@ fn a_graph_holds_dense_attention() {
     let backward = AttentionBackward::<bf16>::new(&runtime, config, Order::Fast).unwrap();
     let inputs = || Inputs::new(q.view(), q.view(), v.view());
     let mut forward = attention.bind(&stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut())).unwrap();
-    let of_backward = BackwardInputs { forward: inputs(), out: of_forward.view(), log_sum_exp: of_keys.view(), grad_out: grad_out.view() };
+    let of_backward =
+        BackwardInputs { forward: inputs(), out: of_forward.view().into(), log_sum_exp: of_keys.view(), grad_out: grad_out.view().into() };
     let gradients = Gradients::new(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut());
     let mut gradients = backward.bind(&stream, of_backward, gradients).unwrap();
     let graph = Graph::capture(&[&stream], || {

@@ -178,9 +178,9 @@ impl<T: Differentiable> Pass<T> {
         let backward = text(AttentionBackward::<T>::new(runtime, *config, order))?;
         let inputs = BackwardInputs {
             forward: Inputs::new(q.view(), k.view(), v.view()),
-            out: out.view(),
+            out: out.view().into(),
             log_sum_exp: log_sum_exp.view(),
-            grad_out: grad_out.view(),
+            grad_out: grad_out.view().into(),
         };
         let gradients = Gradients::new(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut());
         let mut bound = text(backward.bind(&stream, inputs, gradients))?;
@@ -308,7 +308,8 @@ fn refused(runtime: &Runtime) -> Outcome {
     let [mut dq, mut dk, mut dv] =
         [text(Buffer::<bf16>::zeros(&stream, 512))?, text(Buffer::zeros(&stream, 512))?, text(Buffer::zeros(&stream, 512))?];
     let all = q.view();
-    let inputs = BackwardInputs { forward: Inputs::new(all, all, all), out: all, log_sum_exp: log_sum_exp.view(), grad_out: all };
+    let inputs =
+        BackwardInputs { forward: Inputs::new(all, all, all), out: all.into(), log_sum_exp: log_sum_exp.view(), grad_out: all.into() };
     match backward.backward(&stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut())) {
         Err(Error::Length { what: "AttentionBackward, log_sum_exp", expected: 8, found: 9 }) => Ok(()),
         other => Err(format!("{other:?}")),

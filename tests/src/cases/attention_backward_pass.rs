@@ -153,7 +153,7 @@ impl<T: Differentiable> Pass<T> {
         let mut grad_sink = text(Buffer::from_slice(&stream, &vec![f32::NAN; if learnable { config.heads as usize } else { 0 }]))?;
         let backward = text(AttentionBackward::<T>::new(runtime, config, order))?;
         let forward = Inputs { sequences, sink: learnable.then(|| sink.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
-        let inputs = BackwardInputs { forward, out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
+        let inputs = BackwardInputs { forward, out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
         let added = config.gradients == GradientOutput::Added;
         let gradients = match added {
             false => Gradients::new(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut()),

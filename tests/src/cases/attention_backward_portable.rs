@@ -124,7 +124,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     let mut attempt = |config: AttentionConfig, with_sink: bool| {
         let backward = AttentionBackward::<f16>::new(runtime, config, Order::Fast)?;
         let forward = Inputs::new(q.view(), q.view(), q.view());
-        let inputs = BackwardInputs { forward, out: q.view(), log_sum_exp: log_sum_exp.view(), grad_out: q.view() };
+        let inputs = BackwardInputs { forward, out: q.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: q.view().into() };
         let [dq, dk, dv] = gradients.each_mut().map(Buffer::view_mut);
         backward.backward(&stream, inputs, Gradients { sink: with_sink.then(|| sink.view_mut()), ..Gradients::new(dq, dk, dv) })
     };

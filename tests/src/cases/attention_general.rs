@@ -285,7 +285,7 @@ impl Problem {
         let attention = text(Attention::<T>::new(runtime, self.config))?;
         let inputs =
             Inputs { sequences, sink: (sink == Sink::Learnable).then(|| sink_scores.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
-        let target = if running { Target::Merged(merged.view_mut()) } else { Target::Rounded(out.view_mut()) };
+        let target = if running { Target::Merged(merged.view_mut().into()) } else { Target::Rounded(out.view_mut().into()) };
         let outputs = Outputs { out: target, log_sum_exp: log_sum_exp.view_mut(), max_logit: max_logit.then(|| largest.view_mut()) };
         let mut bound = text(attention.bind(&stream, inputs, outputs))?;
         text(bound.run(&stream))?;

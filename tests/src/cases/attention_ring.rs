@@ -70,7 +70,7 @@ fn backward(runtime: &Runtime, config: AttentionConfig) -> Outcome {
             forward: Inputs::new(q.view(), k.view().slice(begin * row, end * row), v.view().slice(begin * row, end * row)),
             deltas: deltas.view(),
             log_sum_exp: log_sum_exp.view(),
-            grad_out: grad_out.view(),
+            grad_out: grad_out.view().into(),
         };
         let (mut of_k, mut of_v) = (grad_k.view_mut(), grad_v.view_mut());
         let gradients = Gradients::added(grad_q.view_mut(), of_k.slice_mut(begin * row, end * row), of_v.slice_mut(begin * row, end * row));

@@ -168,8 +168,8 @@ impl Ring {
         for (number, &(_, output)) in self.steps.iter().enumerate() {
             let before = text(running.to_vec(&stream))?;
             let target = match output {
-                Last => Target::Last { running: running.view(), out: out.view_mut() },
-                _ => Target::Merged(running.view_mut()),
+                Last => Target::Last { running: running.view().into(), out: out.view_mut().into() },
+                _ => Target::Merged(running.view_mut().into()),
             };
             self.step(runtime, number, (&tensors, &q), target, log_sum_exp.view_mut())?;
             if output == Last {

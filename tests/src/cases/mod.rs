@@ -28,6 +28,7 @@ mod attention_backward_pass;
 mod attention_backward_portable;
 mod attention_fp8;
 mod attention_general;
+mod attention_heads;
 mod attention_limits;
 mod attention_nan;
 mod attention_portable;
@@ -93,6 +94,7 @@ pub fn all() -> Vec<Case> {
         attention_backward_portable::cases(),
         attention_fp8::cases(),
         attention_general::cases(),
+        attention_heads::cases(),
         attention_nan::cases(),
         attention_portable::cases(),
         attention_ring::cases(),

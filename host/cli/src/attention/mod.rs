@@ -166,7 +166,8 @@ where
     if let Some((backward, grad_out)) = backward {
         let zeros = |length: u64| Buffer::<H::Device>::zeros(stream, length);
         let (mut dq, mut dk, mut dv) = (zeros(q.len())?, zeros(k.len())?, zeros(v.len())?);
-        let inputs = BackwardInputs { forward: inputs(), out: out.view(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view() };
+        let inputs =
+            BackwardInputs { forward: inputs(), out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
         backward.backward(stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?;
         for gradient in [&dq, &dk, &dv] {
             tensors.push(download(gradient)?);
