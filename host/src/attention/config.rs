@@ -293,8 +293,8 @@ impl AttentionConfig {
             Side::Keys => [self.keys, self.key_heads],
         };
         match self.layout {
-            Layout::Packed => Strided::bshd([1, rows, heads, size]),
-            Layout::Bshd => Strided::bshd([self.batches, rows, heads, size]),
+            Layout::Packed => Strided::dense([1, rows, heads, size]),
+            Layout::Bshd => Strided::dense([self.batches, rows, heads, size]),
             Layout::Sbhd => Strided::sbhd([self.batches, rows, heads, size]),
         }
     }

@@ -60,7 +60,7 @@ impl<'a, T> Heads<'a, T> {
     /// # Errors
     /// [`Error::Length`] if the view does not have as many elements.
     pub fn bshd(view: DeviceView<'a, T>, shape: [u64; 4]) -> Result<Self> {
-        Self::from(view).shaped("Heads", Strided::bshd(shape))
+        Self::from(view).shaped("Heads", Strided::dense(shape))
     }
 
     /// A tensor without gaps of shape `[batches, rows, heads, size]` that lies as `[rows, batches, heads, size]`.

@@ -67,12 +67,7 @@ impl<const RANK: usize> Strided<RANK> {
 
 /// `[batches, rows, heads, size]`.
 impl Strided<4> {
-    /// A tensor without gaps.
-    pub(crate) fn bshd(shape: [u64; 4]) -> Self {
-        Self::dense(shape)
-    }
-
-    /// The same where a row has the heads of all batches.
+    /// A tensor without gaps, of which a row has the heads of all batches.
     pub(crate) fn sbhd([batches, rows, heads, size]: [u64; 4]) -> Self {
         let Strided { strides: [row, batch, head, one], .. } = Self::dense([rows, batches, heads, size]);
         Self { shape: [batches, rows, heads, size], strides: [batch, row, head, one] }

@@ -24,62 +24,75 @@ enum Keys {
 }
 use Keys::{Apart, Interleaved};
 
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    Forward,
+    Fp8,
+    Backward,
+}
+use Pass::{Backward, Forward, Fp8};
+
+impl Pass {
+    fn push(self, cases: &mut Vec<Case>, name: &str, size: Size, config: AttentionConfig, keys: Keys) {
+        let run = match self {
+            Forward => forward::<bf16>,
+            Fp8 => forward::<e4m3>,
+            Backward => backward,
+        };
+        cases.push(Case::new(format!("attention_heads::{self:?}::{name}"), size, move |runtime| run(runtime, config, keys)));
+    }
+}
+
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let base = AttentionConfig { batches: 2, queries: 70, keys: 140, heads: 2, head_size: 64, ..AttentionConfig::default() };
+    let base = AttentionConfig { batches: 2, queries: 40, keys: 140, heads: 2, head_size: 64, ..AttentionConfig::default() };
     let window = Window { left: Some(50), right: None };
     let portable = AttentionConfig { kernels: Kernels::Portable, ..base };
     let added = AttentionConfig { gradients: GradientOutput::Added, ..base };
     for layout in [Layout::Bshd, Layout::Sbhd] {
         // Those that see batches of sbhd as heads of a row take them without gaps.
         let by_turns = if layout == Layout::Bshd { Interleaved } else { Apart };
+        let wide = AttentionConfig { head_size: 128, ..base };
         for (mask_name, mask) in [("full", Mask::Full), ("causal", Mask::CausalBottomRight)] {
-            let mut push = |name: &str, size: Size, config: AttentionConfig, keys: Keys| {
-                let config = AttentionConfig { layout, mask, ..config };
-                let name = format!("attention_heads::forward::{name}::{layout:?}::{mask_name}");
-                cases.push(Case::new(name, size, move |runtime| forward::<bf16>(runtime, config, keys)));
+            let mut push = |pass: Pass, name: &str, size: Size, config: AttentionConfig, keys: Keys| {
+                let name = format!("{name}::{layout:?}::{mask_name}");
+                pass.push(&mut cases, &name, size, AttentionConfig { layout, mask, ..config }, keys);
             };
-            let wide = AttentionConfig { head_size: 128, ..base };
-            push("d64", Size::Small, base, Interleaved);
-            push("d128", Size::Small, wide, Interleaved);
-            push("d192", Size::Large, AttentionConfig { head_size: 192, value_size: Some(192), ..base }, Interleaved);
-            push("divided", Size::Large, AttentionConfig { key_parts: Some(2), ..base }, Interleaved);
-            push("options", Size::Small, AttentionConfig { window, ..base }, by_turns);
-            push("options merged", Size::Large, AttentionConfig { window, output: Output::Merged, ..base }, by_turns);
-            for output in [Output::First, Output::Merged, Output::Last] {
-                push(&format!("{output:?}"), Size::Large, AttentionConfig { output, ..base }, Interleaved);
-            }
-            push("portable", Size::Small, portable, Apart);
-            push("portable general", Size::Large, AttentionConfig { soft_cap: Some(9.0), ..portable }, Apart);
-            push("portable merged", Size::Large, AttentionConfig { output: Output::Merged, ..portable }, Apart);
-            let config = AttentionConfig { layout, mask, ..base };
-            let name = format!("attention_heads::forward::fp8::{layout:?}::{mask_name}");
-            cases.push(Case::new(name, Size::Large, move |runtime| forward::<e4m3>(runtime, config, Interleaved)));
-
-            let mut push = |name: &str, size: Size, config: AttentionConfig, keys: Keys| {
-                let config = AttentionConfig { layout, mask, ..config };
-                let name = format!("attention_heads::backward::{name}::{layout:?}::{mask_name}");
-                cases.push(Case::new(name, size, move |runtime| backward(runtime, config, keys)));
-            };
-            push("d64", Size::Small, base, Interleaved);
-            push("d128", Size::Large, wide, Interleaved);
-            push("added", Size::Small, added, if layout == Layout::Bshd { Interleaved } else { Apart });
-            push("general", Size::Small, AttentionConfig { soft_cap: Some(9.0), ..base }, by_turns);
-            push("general added", Size::Large, AttentionConfig { soft_cap: Some(9.0), ..added }, Apart);
-            push("portable", Size::Small, portable, Apart);
-            push("portable added", Size::Large, AttentionConfig { kernels: Kernels::Portable, ..added }, Apart);
+            push(Forward, "d64", Size::Small, base, Interleaved);
+            push(Forward, "d128", Size::Small, wide, Interleaved);
+            push(Forward, "options", Size::Small, AttentionConfig { window, ..base }, by_turns);
+            push(Forward, "portable", Size::Small, portable, Apart);
+            push(Backward, "d64", Size::Small, base, Interleaved);
+            push(Backward, "d128", Size::Large, wide, Interleaved);
+            push(Backward, "general", Size::Small, AttentionConfig { soft_cap: Some(9.0), ..base }, by_turns);
+            push(Backward, "portable", Size::Small, portable, Apart);
         }
+        let mut push = |pass: Pass, name: &str, config: AttentionConfig, keys: Keys| {
+            let config = AttentionConfig { layout, mask: Mask::CausalBottomRight, ..config };
+            pass.push(&mut cases, &format!("{name}::{layout:?}"), Size::Large, config, keys);
+        };
+        push(Forward, "d192", AttentionConfig { head_size: 192, value_size: Some(192), ..base }, Interleaved);
+        push(Forward, "divided", AttentionConfig { key_parts: Some(2), ..base }, Interleaved);
+        for output in [Output::First, Output::Merged, Output::Last] {
+            push(Forward, &format!("{output:?}"), AttentionConfig { output, ..base }, Interleaved);
+        }
+        push(Forward, "options merged", AttentionConfig { window, output: Output::Merged, ..base }, by_turns);
+        push(Forward, "portable general", AttentionConfig { soft_cap: Some(9.0), ..portable }, Apart);
+        push(Forward, "portable merged", AttentionConfig { output: Output::Merged, ..portable }, Apart);
+        push(Fp8, "fp8", base, Interleaved);
+        push(Backward, "added", added, Interleaved);
+        push(Backward, "general added", AttentionConfig { soft_cap: Some(9.0), ..added }, Apart);
+        push(Backward, "portable added", AttentionConfig { kernels: Kernels::Portable, ..added }, Apart);
         // Query heads that share keys are rows of one.
         let folded = AttentionConfig { layout, queries: 1, heads: 4, key_heads: 2, ..base };
         for (name, key_parts) in [("folded", 1), ("folded divided", 2)] {
             let config = AttentionConfig { key_parts: Some(key_parts), ..folded };
-            let name = format!("attention_heads::forward::{name}::{layout:?}");
-            cases.push(Case::new(name, Size::Small, move |runtime| forward::<bf16>(runtime, config, Interleaved)));
+            Forward.push(&mut cases, &format!("{name}::{layout:?}"), Size::Small, config, Interleaved);
         }
     }
     for (name, output) in [("packed", Output::Rounded), ("packed merged", Output::Merged)] {
         let config = AttentionConfig { layout: Layout::Packed, output, ..base };
-        cases.push(Case::new(format!("attention_heads::forward::{name}"), Size::Small, move |r| forward::<bf16>(r, config, Interleaved)));
+        Forward.push(&mut cases, name, Size::Small, config, Interleaved);
     }
     cases.push(Case::new("attention_heads::halves", Size::Small, halves));
     cases.push(Case::new("attention_heads::refused", Size::Small, refused));
@@ -206,8 +219,8 @@ fn forward<T: Value>(runtime: &Runtime, config: AttentionConfig, keys: Keys) -> 
     let q = Part::fill::<T>(&[of_q], &mut random);
     let [k, v] = keys_and_values::<T>(&parts, keys, &mut random);
     let values_of = if keys == Interleaved { &k } else { &v };
-    // Sequences of 30 and 40 queries, 100 and 40 keys.
-    let [query_ends, key_ends] = [upload(&stream, &[0_u32, 30, 70])?, upload(&stream, &[0_u32, 100, 140])?];
+    // Sequences of 25 and 15 queries, 100 and 40 keys.
+    let [query_ends, key_ends] = [upload(&stream, &[0_u32, 25, 40])?, upload(&stream, &[0_u32, 100, 140])?];
     let sequences = (config.layout == Layout::Packed).then(|| Sequences::new(query_ends.view(), key_ends.view()));
     let one = upload(&stream, &[1.0_f32])?;
     let scales = T::IS_SCALED.then(|| Scales { q: one.view(), k: one.view(), v: one.view() });
