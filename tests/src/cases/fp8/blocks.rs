@@ -41,14 +41,21 @@ fn refused(r: &Runtime) -> Outcome {
     let stream = stream(r)?;
     let (row_blocks, squares) = (text(r.load::<Fp8CastRowBlocks<bf16, e4m3>>())?, text(r.load::<Fp8CastSquares<bf16, e4m3>>())?);
     let input = text(Buffer::<bf16>::zeros(&stream, 8 * 8))?;
-    let (matrix, options) = (|| MatrixArgument::new(input.view(), [8, 8]), ScaleOptions::default());
+    let (shape, options) = ([8, 8], ScaleOptions::default());
     let output = |shape| Output::<e4m3>::new(&stream, Kind::Squares, shape);
-    let (mut square, mut empty, mut of_rows, mut turned) = (output([8, 8])?, output([0, 0])?, output([0, 0])?, output([0, 0])?);
-    let args = Fp8CastSquaresArgs { input: matrix(), codes: square.codes(), transposed: Some(empty.codes()), options };
+    let (mut square, mut nothing) = (output([8, 8])?, output([0, 0])?);
+    let args = Fp8CastSquaresArgs {
+        input: MatrixArgument::new(input.view(), shape),
+        codes: square.codes(),
+        transposed: Some(nothing.codes()),
+        options,
+    };
     refuses("transposed.data", squares.launch(&stream, args))?;
-    let args = Fp8CastRowBlocksArgs { input: matrix(), codes: None, transposed: Some(turned.codes()), options };
+    let args =
+        Fp8CastRowBlocksArgs { input: MatrixArgument::new(input.view(), shape), codes: None, transposed: Some(nothing.codes()), options };
     refuses("transposed.data", row_blocks.launch(&stream, args))?;
-    let args = Fp8CastRowBlocksArgs { input: matrix(), codes: Some(of_rows.codes()), transposed: None, options };
+    let args =
+        Fp8CastRowBlocksArgs { input: MatrixArgument::new(input.view(), shape), codes: Some(nothing.codes()), transposed: None, options };
     refuses("codes.data", row_blocks.launch(&stream, args))
 }
 
