@@ -188,9 +188,10 @@ impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: boo
         LaunchError::check_length("problem.sums.blocks", mask.queries.div_ceil(QUERIES as u32).into(), sums.blocks.into())?;
         LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
         LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
-        LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
-        let tiles = heads.tile_heads().saturating_mul(mask.keys.div_ceil(BACKWARD_KEYS as u32).into());
         LaunchError::check_limit("problem.mask.keys", mask.keys.into(), MOST_KEYS)?;
+        let key_blocks = u64::from(mask.keys.div_ceil(BACKWARD_KEYS as u32));
+        order.check_heads(key_blocks)?;
+        let tiles = heads.tile_heads().saturating_mul(key_blocks);
         LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
         let in_parts = if gradients.is_some() { 0 } else { tiles * partial_elements(D as u64) };
         LaunchError::check_length("problem.partials", in_parts, partials.as_ref().map_or(0, |partials| partials.len()))?;

@@ -25,7 +25,7 @@ use super::backward_workspace::{BACKWARD_KEYS, Keys, MOST_KEYS, Rows, Shared as 
 use super::mask::Window;
 use super::scores::Scores;
 use super::sequence::{Sequences, place};
-use super::shape::MOST_BLOCKS;
+use super::shape::{MOST_BLOCKS, check_one};
 
 type Shared<T, const D: usize, const QUERIES: usize, const SPAN: usize> = Workspace<T, D, QUERIES, SPAN, SEQUENCE_TILE_WORDS>;
 
@@ -248,7 +248,7 @@ where
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
-    let SequenceKeysArgument { tensors, sums, added, sequences, heads, window, order, .. } = &args.problem;
+    let SequenceKeysArgument { tensors, sums, gradients, added, sequences, heads, window, order, .. } = &args.problem;
     heads.check()?;
     sequences.check(heads.batches)?;
     window.check()?;
@@ -256,9 +256,10 @@ where
     let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], query_heads, QUERIES * D)?;
     LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
     LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
-    LaunchError::check_length("problem.order.counter", 1, order.counter.len())?;
+    order.check()?;
     let key_rows = u64::from(sequences.key_rows);
     LaunchError::check_limit("problem.sequences.key_rows", key_rows, MOST_KEYS)?;
+    check_one("problem.gradients", [gradients.is_some(), added.is_some()])?;
     if let Some(KeySumsArgument { k, v, size, value_size }) = added {
         let row_heads = if heads.step == 0 { heads.heads.into() } else { heads.tile_heads() };
         for (name, sum, size) in [("problem.added.k", k, *size), ("problem.added.v", v, *value_size)] {

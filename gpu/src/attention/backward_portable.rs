@@ -33,7 +33,7 @@ use super::mask::{Span, Window};
 use super::panels::{PANEL, PORTABLE_ROWS, Place, Rows, Side, THREADS, accumulate, copy_side, product};
 use super::scores::Scores;
 use super::sequence::{Sequences, SequencesArgument};
-use super::shape::{Heads, MOST_BLOCKS};
+use super::shape::{Heads, MOST_BLOCKS, check_one};
 
 /// What is known of each query of a side.
 #[derive(SharedStorage, Clone, Copy)]
@@ -301,6 +301,10 @@ where
         LaunchError::check_alignment(name, 16, view.address())?;
     }
     let PortableTargetArgument { grad, grad_v, grad_sum, grad_v_sum, row_tiles, .. } = &args.target;
+    check_one("target.grad", [grad.is_some(), grad_sum.is_some()])?;
+    if OF_KEYS {
+        check_one("target.grad_v", [grad_v.is_some(), grad_v_sum.is_some()])?;
+    }
     let rows = if OF_KEYS { keys } else { queries };
     for (name, grad, size) in [("target.grad", grad, size), ("target.grad_v", grad_v, value_size)] {
         let Some(grad) = grad else { continue };

@@ -16,7 +16,7 @@ use super::backward_statistics::QueryStatistics;
 use super::backward_sums::add_transposed;
 use super::backward_tensors::{BlockStatistics, QuerySums};
 use super::sequence::{Sequences, place};
-use super::shape::Heads;
+use super::shape::{Heads, check_one};
 
 const THREADS: u32 = 2 * warpgroup::THREADS;
 /// Heads that grids count.
@@ -151,6 +151,7 @@ where
     let row_heads = args.heads.of_row()?;
     args.sums.check(["sums.values", "sums.turns", "sums.blocks"], heads.into(), QUERIES * D)?;
     LaunchError::check_limit("target.size", args.target.size.into(), D as u64)?;
+    check_one("target.rounded", [args.target.rounded.is_some(), args.target.added.is_some()])?;
     if let Some(added) = &args.target.added {
         let rows = u64::from(args.sequences.query_rows).saturating_mul(row_heads);
         LaunchError::check_length("target.added", rows.saturating_mul(args.target.size.into()), added.len())?;

@@ -74,6 +74,20 @@ pub struct KeyOrder {
     pub ordered: bool,
 }
 
+impl KeyOrderArgument<'_> {
+    /// For key heads of dense tensors, of so many tiles.
+    pub(super) fn check_heads(&self, key_blocks: u64) -> Checked {
+        LaunchError::check_at_least("problem.order.section", 1, self.section.into())?;
+        LaunchError::check_limit("problem.order.section", key_blocks * u64::from(self.section), MOST_BLOCKS)?;
+        self.check()
+    }
+
+    /// For keys of sequences, of which a section may have any number.
+    pub(super) fn check(&self) -> Checked {
+        LaunchError::check_length("problem.order.counter", 1, self.counter.len())
+    }
+}
+
 impl QuerySumsArgument<'_> {
     /// Sums for `heads` query heads of all batches, in blocks of `elements`; returns how many blocks that is.
     pub(super) fn check(&self, [values, turns, blocks]: [&'static str; 3], heads: u64, elements: usize) -> Result<u64, LaunchError> {

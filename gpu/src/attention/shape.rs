@@ -98,6 +98,11 @@ fn check_heads(heads_name: &'static str, group_name: &'static str, heads: u32, g
     LaunchError::check_multiple(heads_name, group.into(), heads.into())
 }
 
+/// Refuses no tensor, and more than one, where a result goes to one of them.
+pub(super) fn check_one(name: &'static str, given: [bool; 2]) -> Checked {
+    LaunchError::check_length(name, 1, given.into_iter().map(u64::from).sum())
+}
+
 /// Refuses more rows than kernels count.
 pub(super) fn check_rows(sides: [(&'static str, u32); 2]) -> Checked {
     sides.into_iter().try_for_each(|(name, rows)| LaunchError::check_limit(name, rows.into(), MOST_ROWS))

@@ -15,7 +15,7 @@ use oxtile_tile::tensor_map::TensorMapMut;
 use super::epilogue::{store, store_rows};
 use super::problem::Staging;
 use super::running::Running;
-use super::shape::Checked;
+use super::shape::{Checked, check_one};
 use super::softmax::Finished;
 use super::warpgroup_roles::{WARPGROUP_QUERIES, WarpgroupRoles};
 
@@ -149,7 +149,7 @@ where
     }
 
     fn check(argument: &Self::Argument<'_>, statistics: u64, extent: [u64; 3]) -> Checked {
-        LaunchError::check_length("target.rounded", 1, u64::from(argument.rounded.is_some() ^ argument.running.is_some()))?;
+        check_one("target.rounded", [argument.rounded.is_some(), argument.running.is_some()])?;
         if let Some(running) = &argument.running {
             running.check(V, statistics)?;
             running.check_room(extent)?;

@@ -3,8 +3,9 @@
 use oxtile::attention::{Attention, AttentionConfig, Kernels, Layout, Mask, Output, Padding, Sink, Window};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
-    AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR, Heads, LogSumExpArgument, MaxLogitArgument,
-    PortableGeneralResultsArgument, Scores, SequencesArgument, SizedInputsArgument, Window as Seen, Workspace,
+    AttentionForwardPortable, AttentionForwardPortableArgs, AttentionForwardPortableGeneral, AttentionForwardPortableGeneralArgs, FAR,
+    Heads, InputsArgument, LogSumExpArgument, MaxLogitArgument, PortableGeneralResultsArgument, PortableResultsArgument, Scores,
+    SequencesArgument, SizedInputsArgument, Window as Seen, Workspace,
 };
 use oxtile_tile::num::{Element, bf16, f16};
 
@@ -46,6 +47,7 @@ pub fn cases() -> Vec<Case> {
     layouts(&mut cases);
     cases.push(Case::new("attention_portable::refused", Size::Small, refused));
     cases.push(Case::new("attention_portable::general::refused", Size::Small, arguments));
+    cases.push(Case::new("attention_portable::refused::arguments", Size::Small, plain));
     cases
 }
 
@@ -222,6 +224,77 @@ fn arguments(runtime: &Runtime) -> Outcome {
         ("results.max_logit.workspace", [2, 2, right[2] - 1]),
     ] {
         refuses(name, launch([0, 0, 0], false, lengths, &|_| {}))?;
+    }
+    Ok(())
+}
+
+/// The same of the kernel without options.
+fn plain(runtime: &Runtime) -> Outcome {
+    type Args<'a> = AttentionForwardPortableArgs<'a, bf16, 64>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionForwardPortable<bf16, 64>>())?;
+    // Two sequences of four queries and two keys, two heads that share keys.
+    let (of_queries, of_keys) = (text(Buffer::<bf16>::zeros(&stream, 1024 + 8))?, text(Buffer::<bf16>::zeros(&stream, 256 + 8))?);
+    let (mut out, mut log_sum_exp) = (text(Buffer::<bf16>::zeros(&stream, 1024 + 1))?, text(Buffer::<f32>::zeros(&stream, 16))?);
+    let [queries, keys] = [[0_u32, 4, 8], [0, 2, 4]].map(|ends| text(Buffer::from_slice(&stream, &ends)));
+    let (queries, keys, mut out) = (queries?, keys?, out.view_mut());
+    let mut launch = |[of_q, of_k, of_v, of_out]: [u64; 4], change: &dyn Fn(&mut Args<'_>)| {
+        let mut args = Args {
+            inputs: InputsArgument {
+                q: of_queries.view().slice(of_q, of_q + 1024),
+                k: of_keys.view().slice(of_k, of_k + 256),
+                v: of_keys.view().slice(of_v, of_v + 256),
+            },
+            results: PortableResultsArgument {
+                out: out.slice_mut(of_out, of_out + 1024),
+                log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut(), rows: 4 },
+            },
+            sequences: SequencesArgument {
+                query_ends: queries.view(),
+                key_ends: keys.view(),
+                query_offsets: queries.view(),
+                key_offsets: keys.view(),
+                diagonals: None,
+                query_rows: 8,
+                key_rows: 4,
+                padded: false,
+            },
+            heads: Heads { batches: 2, heads: 2, group: 2, step: 0 },
+            row_tiles: 1,
+            window: Seen { left: FAR, right: FAR, top_left: false },
+            scale: 1.0,
+        };
+        change(&mut args);
+        kernel.launch(&stream, args)
+    };
+    let starts = [0; 4];
+    text(launch(starts, &|_| {}))?;
+    text(launch(starts, &|args| args.results.log_sum_exp.rows = 0))?;
+    for (name, starts) in
+        [("inputs.q", [1, 0, 0, 0]), ("inputs.k", [0, 1, 0, 0]), ("inputs.v", [0, 0, 1, 0]), ("results.out", [0, 0, 0, 1])]
+    {
+        refuses(name, launch(starts, &|_| {}))?;
+    }
+    for (name, change) in [
+        ("sequences.query_ends", (|args| args.heads.batches = 1) as fn(&mut Args<'_>)),
+        ("heads.group", |args| args.heads.group = 3),
+        ("heads.heads", |args| (args.heads.heads, args.heads.group) = (3, 2)),
+        ("sequences.query_rows", |args| args.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |args| args.sequences.key_rows = 1 << 30),
+        ("window.left", |args| args.window.left = FAR + 1),
+        ("window.right", |args| args.window.right = i32::MIN),
+        ("row_tiles", |args| args.row_tiles = 2),
+        ("heads.step", |args| args.heads.step = 1),
+        ("heads.step", |args| args.heads.step = 4),
+        ("inputs.q", |args| args.sequences.query_rows = 9),
+        ("inputs.k", |args| args.sequences.key_rows = 5),
+        ("inputs.k", |args| args.heads.group = 1),
+        ("results.log_sum_exp.values", |args| args.results.log_sum_exp.rows = 5),
+        ("sequences.key_ends", |args| args.sequences.key_ends = args.sequences.key_ends.slice(0, 2)),
+        ("sequences.query_offsets", |args| args.sequences.query_offsets = args.sequences.query_offsets.slice(0, 2)),
+        ("sequences.key_offsets", |args| args.sequences.key_offsets = args.sequences.key_offsets.slice(0, 2)),
+    ] {
+        refuses(name, launch(starts, &change))?;
     }
     Ok(())
 }

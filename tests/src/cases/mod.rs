@@ -5,6 +5,7 @@ mod amax;
 mod attention;
 mod attention_backward;
 mod attention_backward_general;
+mod attention_backward_limits;
 mod attention_backward_pass;
 mod attention_backward_portable;
 mod attention_fp8;
@@ -70,6 +71,7 @@ pub fn all() -> Vec<Case> {
         attention::cases(),
         attention_backward::cases(),
         attention_backward_general::cases(),
+        attention_backward_limits::cases(),
         attention_backward_portable::cases(),
         attention_fp8::cases(),
         attention_general::cases(),

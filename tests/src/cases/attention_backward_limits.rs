@@ -1,0 +1,220 @@
+//! What the backward kernels refuse to be launched with: a section that has no order, a result that goes nowhere or to two tensors.
+
+use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
+use oxtile::{Buffer, Runtime};
+use oxtile_kernels::attention::{
+    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvertGeneral, AttentionBackwardConvertGeneralArgs,
+    AttentionBackwardGeneral, AttentionBackwardGeneralArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, BACKWARD_KEYS,
+    BackwardTensorsArgument, DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeySumsArgument, Mask,
+    PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, QuerySumsArgument, QueryTargetArgument, Scores,
+    SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window,
+};
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::bf16;
+
+use super::attention_limits::{refuses, sequences};
+use crate::case::{Case, Outcome, Size, stream, text};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        Case::new("attention_backward::refused::arguments", Size::Small, dense),
+        Case::new("attention_backward_general::refused::arguments", Size::Small, general),
+        Case::new("attention_backward_general::refused::arguments::queries", Size::Small, queries),
+        Case::new("attention_backward_portable::refused::arguments", Size::Small, portable),
+    ]
+}
+
+/// Queries of a block.
+const QUERIES: usize = 128;
+/// No factor that matters, no cap.
+const SCORES: Scores = Scores { scale: 1.0, cap_limit: 0.0, cap_factor: 0.0 };
+const ALL: Window = Window { left: FAR, right: FAR, top_left: false };
+
+/// Two batches of two heads of three queries and keys.
+fn dense(runtime: &Runtime) -> Outcome {
+    type Problem<'a> = DenseKeysArgument<'a, bf16, 64, QUERIES, true>;
+    let rows = Strided { shape: [2, 2, 3, 64], strides: [384, 192, 64, 1] };
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionBackward<bf16, 64, QUERIES, 64, true>>())?;
+    let tensor = text(Buffer::<bf16>::zeros(&stream, 768))?;
+    let (mut grad_k, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768))?);
+    let q = text(TensorMap::<_, QUERIES, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
+    let k = text(TensorMap::<_, BACKWARD_KEYS, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
+    let mut grad_k = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, grad_k.view_mut(), rows))?;
+    let mut grad_v = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, grad_v.view_mut(), rows))?;
+    let statistics = text(Buffer::<f32>::zeros(&stream, 4 * QUERIES as u64))?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, 4 * QUERIES as u64 * 64))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let mut counter = text(Buffer::<u32>::zeros(&stream, 2))?;
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let mut counter = counter.view_mut();
+        let mut problem = Problem {
+            tensors: BackwardTensorsArgument {
+                q: q.view(),
+                grad_out: q.view(),
+                k: k.view(),
+                v: k.view(),
+                offsets: statistics.view(),
+                deltas: statistics.view(),
+            },
+            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: 1 },
+            gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
+            partials: None,
+            heads: KeyHeads { batches: 2, heads: 2, group: 1, splits: 1, step: 0 },
+            mask: Mask { queries: 3, keys: 3, first: -FAR, last: FAR },
+            order: KeyOrderArgument { counter: counter.slice_mut(0, counters), section: 1, ordered: false },
+            scale: 1.0,
+        };
+        change(&mut problem);
+        kernel.launch(&stream, AttentionBackwardArgs { problem })
+    };
+    text(launch(1, &|_| {}))?;
+    // More heads than there are.
+    text(launch(1, &|problem| problem.order.section = i32::MAX as u32))?;
+    refuses("problem.order.counter", launch(2, &|_| {}))?;
+    for (name, change) in [
+        ("problem.order.section", (|problem| problem.order.section = 0) as fn(&mut Problem<'_>)),
+        ("problem.order.section", |problem| problem.order.section = 1 << 31),
+        ("problem.order.section", |problem| (problem.mask.keys, problem.order.section) = (129, 1 << 30)),
+        ("problem.partials", |problem| problem.gradients = None),
+    ] {
+        refuses(name, launch(1, &change))?;
+    }
+    Ok(())
+}
+
+/// Packed: two sequences of two queries and two keys, two heads of 16 elements.
+const SEQUENCES: SequenceRows = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
+/// Blocks of queries of a head, of which each sequence has one.
+const BLOCKS: u32 = 2;
+/// Queries that they have room for, of both heads.
+const ROWS: u64 = 2 * BLOCKS as u64 * QUERIES as u64;
+
+fn general(runtime: &Runtime) -> Outcome {
+    type Problem<'a> = SequenceKeysArgument<'a, bf16, 64, QUERIES, false>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionBackwardGeneral<bf16, 64, QUERIES, 64, false>>())?;
+    let tensor = text(Buffer::<bf16>::zeros(&stream, 128))?;
+    let (mut grad_k, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
+    let (mut sum_k, mut sum_v) = (text(Buffer::<f32>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
+    let q = text(TensorMap::<_, QUERIES, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let k = text(TensorMap::<_, BACKWARD_KEYS, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let mut grad_k = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 5>::sequences(&stream, grad_k.view_mut(), SEQUENCES))?;
+    let mut grad_v = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 5>::sequences(&stream, grad_v.view_mut(), SEQUENCES))?;
+    let statistics = text(Buffer::<f32>::zeros(&stream, ROWS))?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, ROWS * 64))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let (mut counter, ends) = (text(Buffer::<u32>::zeros(&stream, 2))?, text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?);
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let mut counter = counter.view_mut();
+        let mut problem = Problem {
+            tensors: BackwardTensorsArgument {
+                q: q.view(),
+                grad_out: q.view(),
+                k: k.view(),
+                v: k.view(),
+                offsets: statistics.view(),
+                deltas: statistics.view(),
+            },
+            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: BLOCKS },
+            gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
+            added: Some(KeySumsArgument { k: sum_k.view_mut(), v: sum_v.view_mut(), size: 16, value_size: 16 }),
+            grad_scale: 1.0,
+            sequences: sequences(ends.view()),
+            heads: KeyHeads { batches: 2, heads: 2, group: 1, splits: 1, step: 0 },
+            window: ALL,
+            scores: SCORES,
+            order: KeyOrderArgument { counter: counter.slice_mut(0, counters), section: 2, ordered: false },
+        };
+        change(&mut problem);
+        kernel.launch(&stream, AttentionBackwardGeneralArgs { problem })
+    };
+    text(launch(1, &|problem| problem.gradients = None))?;
+    text(launch(1, &|problem| problem.added = None))?;
+    // Keys of a section: any number of them is right.
+    text(launch(1, &|problem| (problem.added, problem.order.section) = (None, 0)))?;
+    text(launch(1, &|problem| (problem.added, problem.order.section) = (None, u32::MAX)))?;
+    refuses("problem.gradients", launch(1, &|_| {}))?;
+    refuses("problem.gradients", launch(1, &|problem| (problem.gradients, problem.added) = (None, None)))?;
+    refuses("problem.order.counter", launch(2, &|problem| problem.added = None))
+}
+
+/// Where the gradients of queries go.
+fn queries(runtime: &Runtime) -> Outcome {
+    type Args<'a> = AttentionBackwardConvertGeneralArgs<'a, bf16, 64, QUERIES, 64>;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionBackwardConvertGeneral<bf16, 64, QUERIES, 64>>())?;
+    let (mut rounded, mut added) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
+    let mut rounded = text(TensorMapMut::<_, QUERIES, 64, Swizzle128, 5>::sequences(&stream, rounded.view_mut(), SEQUENCES))?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, ROWS * 64))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
+    let mut launch = |change: &dyn Fn(&mut Args<'_>)| {
+        let mut args = Args {
+            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: BLOCKS },
+            target: QueryTargetArgument { rounded: Some(rounded.view_mut()), added: Some(added.view_mut()), size: 16, scale: 1.0 },
+            sequences: sequences(ends.view()),
+            heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
+        };
+        change(&mut args);
+        kernel.launch(&stream, args)
+    };
+    text(launch(&|args| args.target.rounded = None))?;
+    text(launch(&|args| args.target.added = None))?;
+    refuses("target.rounded", launch(&|_| {}))?;
+    refuses("target.rounded", launch(&|args| (args.target.rounded, args.target.added) = (None, None)))
+}
+
+type PortableArgs<'a, const OF_KEYS: bool> = AttentionBackwardPortableArgs<'a, bf16, 1, 64, 1, OF_KEYS>;
+
+/// The arguments of either kernel.
+fn portable_args<'a, const OF_KEYS: bool>(
+    tensor: DeviceView<'a, bf16>,
+    statistics: DeviceView<'a, f32>,
+    sequences: SequencesArgument<'a>,
+    target: PortableTargetArgument<'a, bf16>,
+) -> PortableArgs<'a, OF_KEYS> {
+    PortableArgs {
+        tensors: PortableTensorsArgument { q: tensor, k: tensor, v: tensor, grad_out: tensor, size: 16, value_size: 16 },
+        statistics: QueryStatisticsArgument { log_sum_exp: statistics, deltas: statistics, rows: 0 },
+        target,
+        sequences,
+        heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
+        window: ALL,
+        scores: SCORES,
+    }
+}
+
+fn portable(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let of_keys = text(runtime.load::<AttentionBackwardPortable<bf16, 1, 64, 1, true>>())?;
+    let of_queries = text(runtime.load::<AttentionBackwardPortable<bf16, 1, 64, 1, false>>())?;
+    let (tensor, statistics) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 8))?);
+    let (mut grad, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
+    let (mut sum, mut sum_v) = (text(Buffer::<f32>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
+    let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
+    let mut launch = |keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
+        let target = PortableTargetArgument {
+            grad: rounded.then(|| grad.view_mut()),
+            grad_v: rounded_v.then(|| grad_v.view_mut()),
+            grad_sum: added.then(|| sum.view_mut()),
+            grad_v_sum: added_v.then(|| sum_v.view_mut()),
+            scale: 1.0,
+            row_tiles: 1,
+        };
+        let (tensor, statistics, sequences) = (tensor.view(), statistics.view(), sequences(ends.view()));
+        match keys {
+            true => of_keys.launch(&stream, portable_args(tensor, statistics, sequences, target)),
+            false => of_queries.launch(&stream, portable_args(tensor, statistics, sequences, target)),
+        }
+    };
+    text(launch(true, [true, true, false, false]))?;
+    text(launch(true, [false, false, true, true]))?;
+    text(launch(false, [true, false, false, false]))?;
+    text(launch(false, [false, false, true, false]))?;
+    for keys in [true, false] {
+        refuses("target.grad", launch(keys, [false, true, false, false]))?;
+        refuses("target.grad", launch(keys, [true, true, true, false]))?;
+    }
+    refuses("target.grad_v", launch(true, [true, false, false, false]))?;
+    refuses("target.grad_v", launch(true, [false, false, true, false]))?;
+    refuses("target.grad_v", launch(true, [true, true, false, true]))
+}
