@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use paths::{Found, files_of, paths};
 
 /// The modules of `host/src` from the bottom up. `kernels` is the crate `oxtile_kernels`: what is below it knows of no kernel.
-const LAYERS: [&str; 16] = [
+const LAYERS: [&str; 17] = [
     "rank",
     "recording",
     "runtime",
+    "testing",
     "choice",
     "timeline",
     "tensor",

@@ -163,8 +163,27 @@ fn queries(runtime: &Runtime) -> Outcome {
     refuses("target.rounded", launch(&|args| (args.target.rounded, args.target.added) = (None, None)))
 }
 
+type PortableArgs<'a, const OF_KEYS: bool> = AttentionBackwardPortableArgs<'a, bf16, 1, 64, 1, OF_KEYS>;
+
+/// The arguments of either kernel.
+fn portable_args<'a, const OF_KEYS: bool>(
+    tensor: DeviceView<'a, bf16>,
+    statistics: DeviceView<'a, f32>,
+    sequences: SequencesArgument<'a>,
+    target: PortableTargetArgument<'a, bf16>,
+) -> PortableArgs<'a, OF_KEYS> {
+    PortableArgs {
+        tensors: PortableTensorsArgument { q: tensor, k: tensor, v: tensor, grad_out: tensor, size: 16, value_size: 16 },
+        statistics: QueryStatisticsArgument { log_sum_exp: statistics, deltas: statistics, rows: 0 },
+        target,
+        sequences,
+        heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
+        window: ALL,
+        scores: SCORES,
+    }
+}
+
 fn portable(runtime: &Runtime) -> Outcome {
-    type Args<'a, const OF_KEYS: bool> = AttentionBackwardPortableArgs<'a, bf16, 1, 64, 1, OF_KEYS>;
     let stream = stream(runtime)?;
     let of_keys = text(runtime.load::<AttentionBackwardPortable<bf16, 1, 64, 1, true>>())?;
     let of_queries = text(runtime.load::<AttentionBackwardPortable<bf16, 1, 64, 1, false>>())?;
@@ -172,23 +191,6 @@ fn portable(runtime: &Runtime) -> Outcome {
     let (mut grad, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
     let (mut sum, mut sum_v) = (text(Buffer::<f32>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
     let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
-    /// The arguments with the tensors that are given.
-    fn args<'a, const OF_KEYS: bool>(
-        tensor: DeviceView<'a, bf16>,
-        statistics: DeviceView<'a, f32>,
-        sequences: SequencesArgument<'a>,
-        target: PortableTargetArgument<'a, bf16>,
-    ) -> Args<'a, OF_KEYS> {
-        Args {
-            tensors: PortableTensorsArgument { q: tensor, k: tensor, v: tensor, grad_out: tensor, size: 16, value_size: 16 },
-            statistics: QueryStatisticsArgument { log_sum_exp: statistics, deltas: statistics, rows: 0 },
-            target,
-            sequences,
-            heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
-            window: ALL,
-            scores: SCORES,
-        }
-    }
     let mut launch = |keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
         let target = PortableTargetArgument {
             grad: rounded.then(|| grad.view_mut()),
@@ -200,8 +202,8 @@ fn portable(runtime: &Runtime) -> Outcome {
         };
         let (tensor, statistics, sequences) = (tensor.view(), statistics.view(), sequences(ends.view()));
         match keys {
-            true => of_keys.launch(&stream, args(tensor, statistics, sequences, target)),
-            false => of_queries.launch(&stream, args(tensor, statistics, sequences, target)),
+            true => of_keys.launch(&stream, portable_args(tensor, statistics, sequences, target)),
+            false => of_queries.launch(&stream, portable_args(tensor, statistics, sequences, target)),
         }
     };
     text(launch(true, [true, true, false, false]))?;

@@ -87,15 +87,17 @@ impl Problem {
         }
     }
 
-    /// A running result before the first merge, whose log-sum-exp is -inf: NaN in the rows of sequences, which must count as zeros, and zeros
-    /// in those that nothing is merged into.
+    /// A running result before the first merge, whose log-sum-exp is -inf: NaN, which must count as zeros, in the rows that see a key, and zeros in
+    /// those that nothing is merged into.
     pub fn running(&self, elements: usize) -> Vec<f32> {
         let mut values = vec![0.0; elements];
         let [heads, size] = [self.config.heads, self.config.value_size()].map(|n| n as usize);
         for batch in 0..self.config.batches as usize {
-            let place = self.place(batch, 0, heads, size);
-            for (row, head, element) in each([self.lengths(batch)[0], heads, size]) {
-                values[place.at(row, head, element)] = f32::NAN;
+            let ([queries, keys], place, of_one) = (self.lengths(batch), self.place(batch, 0, heads, size), self.head(batch, None));
+            for row in (0..queries).filter(|&row| (0..keys).any(|key| of_one.sees(row, key))) {
+                for (_, head, element) in each([1, heads, size]) {
+                    values[place.at(row, head, element)] = f32::NAN;
+                }
             }
         }
         values
