@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, path::Path, process::ExitCode, thread, time::Du
 
 use anyhow::{Result, bail};
 use lexopt::{Arg, Parser, ValueExt};
-use oxtile_build::{Arch, CudaTools, Kernel, ratchet, sass::Listing, source_hash};
+use oxtile_build::{Arch, CudaTools, Kernel, Manifest, ratchet, sass::Listing, source_hash};
 
-use crate::{kernels, machine, programs, root, say};
+use crate::{kernels, machine, programs, root, say, target};
 
 /// How often `--watch` looks at the sources.
 const WATCH_PERIOD: Duration = Duration::from_millis(400);
@@ -73,29 +73,47 @@ fn options(arguments: &mut Parser) -> Result<Options> {
     Ok(options)
 }
 
+/// Prints the figures of the kernels of that name first, then the hot loop of each: a build of its own, with source lines.
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {
+    let is_wanted = |name: &str| name.starts_with(&options.name);
     let mut names = Vec::new();
-    for folder in kernels::CRATES.map(|folder| root().join(folder)) {
+    let mut folders = kernels::CRATES.map(|folder| root().join(folder));
+    folders.sort_by_key(|folder| family_at_last(folder, is_wanted).is_none());
+    for folder in folders {
         let builder = || kernels::builder(&folder).arch(options.arch.clone());
-        let shipped = builder().inspect()?;
-        let wanted: Vec<&Kernel> = shipped.kernels.iter().filter(|kernel| kernel.meta.name.starts_with(&options.name)).collect();
+        let shipped = match family_at_last(&folder, is_wanted) {
+            Some(family) => builder().family(family).inspect()?,
+            None => builder().inspect()?,
+        };
+        let wanted: Vec<&Kernel> = shipped.kernels.iter().filter(|kernel| is_wanted(&kernel.meta.name)).collect();
         let Some(first) = wanted.first() else {
             names.extend(shipped.kernels.into_iter().map(|kernel| kernel.meta.name));
             continue;
         };
-        // The figures are those of the shipped code; the listing, with its source lines, is of a build of its own.
-        let lines = builder().family(&first.meta.family).line_tables(true).inspect()?;
-        for kernel in wanted {
+        for kernel in &wanted {
             figures(kernel, &folder.join("ratchet"))?;
-            if let Some(twin) = lines.kernels.iter().find(|twin| twin.meta.name == kernel.meta.name) {
-                hot_loop(&Listing::of(&twin.cubin, tools)?);
-            }
-            println!();
         }
-        shipped.findings.iter().filter(|finding| finding.kernel.starts_with(&options.name)).for_each(|finding| println!("MEND {finding}"));
+        shipped.findings.iter().filter(|finding| is_wanted(&finding.kernel)).for_each(|finding| println!("MEND {finding}"));
+        let lines = builder().family(&first.meta.family).line_tables(true).inspect()?;
+        for kernel in lines.kernels.iter().filter(|kernel| is_wanted(&kernel.meta.name)) {
+            println!("\n{} on {}", kernel.meta.name, kernel.arch);
+            hot_loop(&Listing::of(&kernel.cubin, tools)?);
+        }
         return Ok(());
     }
     bail!("no kernel begins with `{}`; there are: {}", options.name, names.join(", "))
+}
+
+/// The family of the kernels of that name, if the last build of the crate in `folder` had them and none of another family: it is compiled alone.
+fn family_at_last(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Option<String> {
+    let package = match folder.ends_with(kernels::CRATES[0]) {
+        true => "oxtile-kernels",
+        false => "oxtile-conformance",
+    };
+    let manifest = Manifest::read(&target().join("oxtile/kernels").join(package)).ok()?;
+    let mut families = manifest.kernels.into_iter().filter(|(name, _)| is_wanted(name)).map(|(_, entry)| entry.meta.family);
+    let first = families.next()?;
+    families.all(|family| family == first).then_some(first)
 }
 
 fn figures(kernel: &Kernel, ratchet: &Path) -> Result<()> {
