@@ -388,7 +388,7 @@ fn refused(runtime: &Runtime) -> Outcome {
         other => Err(format!("{other:?} does not say: {words}")),
     };
     let made = |heads: oxtile::Result<Heads<'_, bf16>>| heads.map(|_| ());
-    contains(made(Heads::bshd(view, [2, 4, 8, 65])), "\"Heads\" has 4096 elements, expected 4160")?;
+    contains(made(Heads::bshd(view, [2, 4, 8, 65])), "Heads: 4096 elements where 4160 are needed")?;
     contains(
         made(Heads::strided(view, [2, 4, 1, 64], [4000, 64, 64])),
         "[batches, rows, heads, size] of [2, 4, 1, 64] with strides of [4000, 64, 64] elements end at element 4256, the view at 4096: give a longer view, or fewer rows",
