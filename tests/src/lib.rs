@@ -9,6 +9,7 @@
 //! | `mutation` | mutants that the emulator must report |
 //! | `coverage` | which built instances no case launches |
 //! | `golden` | the GPU's bytes of the conformance kernels |
+//! | `launches` | which kernels each case launches; the cases of one kernel |
 //! | `driver`, `times` | the driver by its name; how long each case took |
 
 pub mod driver;

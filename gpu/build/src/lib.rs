@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `dependencies` looks for what
-//! cannot be compiled for a GPU; `compile` runs rustc once an architecture, on all families; [`ptx`] cuts the module into one file an entry and writes the launch bounds into it, which it reads
+//! cannot be compiled for a GPU; `compile` runs rustc once an architecture, on all families; [`ptx`] cuts the module into one
+//! file an entry and writes the launch bounds into it, which it reads
 //! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
 //! the result; [`manifest`] lists what was built, for the program that loads it.
 //!
@@ -21,12 +22,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `builder` | the build as a whole |
+//! | `builder`, `run` | what a build is asked for; its steps |
+//! | `dependencies` | what cannot be compiled for a GPU, found before rustc runs |
 //! | `toolchain`, `recipe`, `compile` | the compiler, its flags, a run of it |
 //! | `ptx`, `labels` | a PTX module, cut into one file an entry; labels as if each were alone |
 //! | `arch`, `cuda_tools`, `assemble` | architectures, NVIDIA's tools, ptxas |
 //! | `machine_code`, `sass` | instructions of a cubin: counted, and listed |
-//! | `lint`, `ratchet` | what no kernel may have; the figures that each was accepted with |
+//! | `lint`, `ratchet`, `causes` | what no kernel may have; the figures that each was accepted with; source lines of findings |
 //! | `manifest`, `source_hash` | what was built, and from which sources |
 //! | `tool`, `error` | how programs are run; what can go wrong |
 #![deny(missing_docs)]

@@ -38,6 +38,8 @@
 //! | `tensor_map`, `swizzle` | descriptors of TMA, and permutations of 16-byte chunks |
 //! | `memory`, `reservation`, `words` | device memory, its addresses and bytes |
 //! | `detector`, `shadow`, `clock`, `history`, `initialisation` | races and bytes that were never written, within a grid and across grids |
+//! | `shared_layout` | what pieces of shared memory are called |
+//! | `divergence` | threads that part before a collective |
 //! | `fault`, `site`, `report`, `cost` | what a run reports: errors, source lines, counts, costs of accesses |
 //! | `mutation` | kernels broken on purpose |
 //! | `stack`, `stack_overflow`, `panic_hook` | the stacks of coroutines, and how they end |

@@ -1,8 +1,5 @@
 //! What the pieces of the shared memory are called in reports: the layout that a kernel claims.
 
-use crate::fault::FaultKind;
-use crate::site::Site;
-use crate::thread::Thread;
 use std::cell::Cell;
 
 /// The layout of a block's shared memory, by which reports name its pieces.
@@ -21,6 +18,11 @@ pub struct SharedLayout {
 pub(crate) struct SharedNames(Cell<Option<SharedLayout>>);
 
 impl SharedNames {
+    /// A thread claims its block's shared memory for this layout.
+    pub fn claim(&self, layout: SharedLayout) {
+        self.0.set(Some(layout));
+    }
+
     fn piece(&self, offset: u32, bytes: u32) -> Option<String> {
         let layout = self.0.get()?;
         let piece = (layout.piece)(offset, bytes);
@@ -36,15 +38,4 @@ impl SharedNames {
     pub fn mbarrier(&self, offset: u32) -> String {
         self.piece(offset, 1).map_or_else(|| format!("the mbarrier at {offset}"), |piece| format!("the mbarrier {piece}"))
     }
-}
-
-/// The thread takes the shared memory for this layout.
-pub(crate) fn claim(thread: &Thread, layout: SharedLayout, site: Site) {
-    let there = thread.block().shared_bytes();
-    if layout.bytes > there {
-        let SharedLayout { name, bytes, .. } = layout;
-        let message = format!("the kernel claims `{name}`, {bytes} bytes of shared memory; its launch has {there}");
-        thread.fail(FaultKind::OutOfBounds, site, message, "name the layout in the kernel's attribute: #[kernel(shared = ..)]");
-    }
-    thread.worker().shared.0.set(Some(layout));
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `words` | one word after another, and the values that options take |
 //! | `help` | the help texts |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `build` | the options of each command |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build` | the options of each command |
 //! | `demo` | the options of `oxtile demo-checkpoint` |
 //! | `tests` | what the command line takes and refuses |
 

@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `build` | the commands of these names |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build` | the commands of these names |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |

@@ -1,4 +1,12 @@
 //! Shapes, tensors of heads, tensor maps (TMA's descriptors), tables of many tensors, and small arrays uploaded together.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `shape` | shapes and their products |
+//! | `heads` | tensors `[batches, rows, heads, size]` with strides |
+//! | `map` | TMA's descriptors |
+//! | `table` | tables of many tensors |
+//! | `uploads` | small arrays uploaded together |
 
 mod heads;
 mod map;

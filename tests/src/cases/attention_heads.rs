@@ -19,7 +19,7 @@ use crate::case::{Case, Outcome, Size, equal, stream, text};
 enum Keys {
     /// In a buffer each.
     Apart,
-    /// In one: in each row first the heads of keys, then those of values.
+    /// In one: in each row first the key heads, then the value heads.
     Interleaved,
 }
 use Keys::{Apart, Interleaved};

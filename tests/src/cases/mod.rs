@@ -3,12 +3,14 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `amax`, `copy`, `exchange`, `gemm`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
-//! | `attention_limits` | what the forward kernels refuse |
+//! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
+//! | `attention_heads` | tensors with strides, and parts of them |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; any GPU |
-//! | `attention_problem` | a problem of attention in any layout, for the others |
+//! | `attention_problem`, `attention_backward_pass` | a problem of attention in any layout, and its gradients, for the others |
 //! | `fp8` | FP8 |
 //! | `mxfp8`, `mxfp8_columns`, `mxfp8_fused`, `mxfp8_bias` | MXFP8: by rows; by columns and in both directions; fused; with bias gradients |
 //! | `nvfp4`, `nvfp4_columns`, `nvfp4_variants`, `nvfp4_sweeps` | NVFP4: by rows; by columns, Hadamard, stochastic; other rules; all numbers |

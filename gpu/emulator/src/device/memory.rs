@@ -3,9 +3,10 @@
 use crate::{
     access,
     atomic::Atomic,
+    fault::FaultKind,
     mbarrier,
     order::{ReadOrder, Scope, Space, WriteOrder},
-    shared_layout::{self, SharedLayout},
+    shared_layout::SharedLayout,
     thread::acting,
 };
 use std::panic::Location;
@@ -31,7 +32,14 @@ pub fn global_write<const N: usize>(address: u64, value: [u8; N], order: WriteOr
 #[inline]
 pub fn claim_shared(layout: SharedLayout) {
     let Some(thread) = acting() else { return };
-    shared_layout::claim(thread, layout, Location::caller());
+    let SharedLayout { name, bytes, .. } = layout;
+    let there = thread.block().shared_bytes();
+    if bytes > there {
+        let message = format!("the kernel claims `{name}`, {bytes} bytes of shared memory; its launch has {there}");
+        let mend = "name the layout in the kernel's attribute: #[kernel(shared = ..)]";
+        thread.fail(FaultKind::OutOfBounds, Location::caller(), message, mend);
+    }
+    thread.worker().shared.claim(layout);
 }
 
 /// Loads `N` (1, 2, 4, 8 or 16) bytes at an offset into the block's shared memory (`ld.shared`).
