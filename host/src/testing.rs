@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use crate::runtime::runtime::seed_from_environment;
-use crate::{Result, Runtime};
+use crate::runtime::{Result, Runtime};
 
 /// Runs a test under each seed, on a [checked](Runtime::checked) runtime of its own: an interleaving in which a missing barrier shows is one of many. With
 /// `OXTILE_SEED` it runs under that seed alone.
@@ -64,8 +64,7 @@ fn command(thread: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
-    use crate::runtime::Mode;
+    use crate::runtime::{Error, Mode};
 
     #[test]
     fn a_failure_names_the_seed_and_its_replay() {

@@ -6,10 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of `host/src` from the bottom up. `kernels` is the crate `oxtile_kernels`: what is below it knows of no kernel.
-const LAYERS: [&str; 13] = [
+const LAYERS: [&str; 14] = [
     "rank",
     "recording",
     "runtime",
+    "testing",
     "choice",
     "timeline",
     "tensor",

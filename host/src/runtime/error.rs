@@ -51,7 +51,7 @@ pub enum Error {
     /// On a checked emulator the host read what no kernel, copy or fill wrote. Nothing runs on the runtime any more.
     #[error(
         "unwritten memory: the host reads `{buffer}`, of which element {element} (of {elements}) was never written\n  at {at}\n  mend: let a kernel, \
-         a copy or a fill write every element, begin with Buffer::zeros, or read only what is written"
+         a copy or a fill write every element before the read, begin with Buffer::zeros, or read only what is written"
     )]
     Unwritten {
         /// The buffer's name.

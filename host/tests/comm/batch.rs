@@ -26,7 +26,12 @@ impl Ranks {
         let size = world.size().get();
         let options = ArenaOptions { deadline, ..ArenaOptions::default() };
         let arenas: Vec<_> = world.ranks.iter().map(|rank| Arena::open(rank, options.clone()).unwrap()).collect();
-        let buffers = arenas.iter().map(|arena| arena.buffer(4 * u64::from(size)).unwrap()).collect();
+        let mut buffers: Vec<SymmetricBuffer<u32>> = arenas.iter().map(|arena| arena.buffer(4 * u64::from(size)).unwrap()).collect();
+        // What comes too early is a race then, not a read of what was never written.
+        for (buffer, stream) in buffers.iter_mut().zip(&world.streams) {
+            buffer.local_mut().fill_zero(stream).unwrap();
+            stream.synchronize().unwrap();
+        }
         let arrived = arenas.iter().map(|arena| arena.channel().unwrap()).collect();
         Self { world, arenas, buffers, arrived }
     }

@@ -34,7 +34,10 @@ struct Place {
 
 impl Place {
     fn take(arena: &Arena, stream: &Stream) -> Result<Self> {
-        let (handover, inbox) = (Handover::take(arena)?, arena.buffer(LEN.into())?);
+        let (handover, mut inbox) = (Handover::take(arena)?, arena.buffer(LEN.into())?);
+        // What is read too early is a race then, not a read of what was never written.
+        inbox.local_mut().fill_zero(stream)?;
+        stream.synchronize()?;
         Ok(Self { handover, inbox, own: Buffer::zeros(stream, LEN.into())?, taken: Buffer::zeros(stream, LEN.into())? })
     }
 
