@@ -322,13 +322,11 @@ where
     gemm::Gemm<T, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
-        let GemmConfig { m, n, k, .. } = config;
-        let Matrices { a, b, scales, bias, d } = matrices;
+        let (GemmConfig { m, n, k, .. }, Matrices { a, b, scales, bias, d }) = (config, matrices);
         let (of_a, of_b) = (if M_MAJOR { [k, m] } else { [m, k] }, if N_MAJOR { [k, n] } else { [n, k] });
-        let mut uploads = Uploads::default();
+        let (mut uploads, memory, length) = (Uploads::default(), d.access("old"), d.len());
         let a = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, a, Strided::dense(of_a))?;
         let b = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, b, Strided::dense(of_b))?;
-        let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
         uploads.copy(stream)?;
         Ok(Bound::new(move |stream| {
@@ -346,8 +344,7 @@ where
     GemmAny<T, O>: Kernel,
 {
     fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
-        let Matrices { a, b, scales, bias, d } = matrices;
-        let shape @ gemm::Shape { m, n, k } = config.shape();
+        let (Matrices { a, b, scales, bias, d }, shape @ gemm::Shape { m, n, k }) = (matrices, config.shape());
         let a_strides = if config.transpose_a { [1, m] } else { [k, 1] };
         let b_strides = if config.transpose_b { [k, 1] } else { [1, n] };
         let operand = |values, [stride, step]: [u32; 2]| OperandArgument { values, stride, step };
