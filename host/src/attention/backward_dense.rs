@@ -101,7 +101,7 @@ impl<'a, T> GivenStatistics<'a, T> {
 /// What the statistics of blocks are made of.
 enum Statistics<'a, T> {
     Of(ResultRows<'a, T>),
-    Given(GivenStatistics<'a, T>),
+    Given(Box<GivenStatistics<'a, T>>),
 }
 
 /// The main kernel, those of the statistics before it, and those of the gradients of keys and of queries after it.
@@ -143,7 +143,7 @@ where
         DeltaSource::Of(result) if result.is_whole() => Statistics::Of(result),
         deltas => {
             let deltas = Deltas::new(stream, delta_kernel, deltas, log_sum_exp.len())?;
-            Statistics::Given(GivenStatistics::new(&mut uploads, &config, log_sum_exp, deltas))
+            Statistics::Given(Box::new(GivenStatistics::new(&mut uploads, &config, log_sum_exp, deltas)))
         }
     };
     uploads.copy(stream)?;
