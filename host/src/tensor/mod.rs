@@ -1,12 +1,12 @@
-//! Shapes, tensors of heads, tensor maps (TMA's descriptors), tables of many tensors, and small arrays uploaded together.
+//! Tensors as values: shapes, strides, and what kernels need to address them.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `shape` | shapes and their products |
-//! | `heads` | tensors `[batches, rows, heads, size]` with strides |
-//! | `map` | TMA's descriptors |
+//! | `heads` | tensors of heads that carry their shape and strides |
+//! | `map` | tensor maps (TMA's descriptors) |
+//! | `shape` | shapes, counted and checked |
 //! | `table` | tables of many tensors |
-//! | `uploads` | small arrays uploaded together |
+//! | `uploads` | what a bind copies to the device together |
 
 mod heads;
 mod map;

@@ -25,14 +25,14 @@ enum Keys {
 use Keys::{Apart, Interleaved};
 
 #[derive(Clone, Copy, Debug)]
-enum Pass {
+enum Kind {
     Forward,
     Fp8,
     Backward,
 }
-use Pass::{Backward, Forward, Fp8};
+use Kind::{Backward, Forward, Fp8};
 
-impl Pass {
+impl Kind {
     fn push(self, cases: &mut Vec<Case>, name: &str, size: Size, config: AttentionConfig, keys: Keys) {
         let run = match self {
             Forward => forward::<bf16>,
@@ -56,9 +56,9 @@ pub fn cases() -> Vec<Case> {
         for (mask_name, mask) in [("full", Mask::Full), ("causal", Mask::CausalBottomRight)] {
             // The race detector looks at the kernels in other cases; here at a few of the places.
             let checked = if layout == Layout::Bshd && mask != Mask::Full { Size::Small } else { Size::Large };
-            let mut push = |pass: Pass, name: &str, size: Size, config: AttentionConfig, keys: Keys| {
+            let mut push = |kind: Kind, name: &str, size: Size, config: AttentionConfig, keys: Keys| {
                 let name = format!("{name}::{layout:?}::{mask_name}");
-                pass.push(&mut cases, &name, size, AttentionConfig { layout, mask, ..config }, keys);
+                kind.push(&mut cases, &name, size, AttentionConfig { layout, mask, ..config }, keys);
             };
             push(Forward, "d64", Size::Small, base, Interleaved);
             push(Forward, "d128", Size::Large, wide, Interleaved);
@@ -69,9 +69,9 @@ pub fn cases() -> Vec<Case> {
             push(Backward, "general", Size::Large, AttentionConfig { soft_cap: Some(9.0), ..base }, by_turns);
             push(Backward, "portable", Size::Large, portable, Apart);
         }
-        let mut push = |pass: Pass, name: &str, config: AttentionConfig, keys: Keys| {
+        let mut push = |kind: Kind, name: &str, config: AttentionConfig, keys: Keys| {
             let config = AttentionConfig { layout, mask: Mask::CausalBottomRight, ..config };
-            pass.push(&mut cases, &format!("{name}::{layout:?}"), Size::Large, config, keys);
+            kind.push(&mut cases, &format!("{name}::{layout:?}"), Size::Large, config, keys);
         };
         push(Forward, "d192", AttentionConfig { head_size: 192, value_size: Some(192), ..base }, Interleaved);
         push(Forward, "divided", AttentionConfig { key_parts: Some(2), ..base }, Interleaved);
