@@ -47,7 +47,8 @@ pub fn finish() -> Result<(), String> {
 fn read(path: &Path) -> Launches {
     let words = |kernels: &str| kernels.split(' ').map(str::to_owned).collect();
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|line| line.split_once('\t')).map(|(case, kernels)| (case.to_owned(), words(kernels))).collect()
+    let lines = text.lines().filter(|line| !line.ends_with('\t'));
+    lines.filter_map(|line| line.split_once('\t')).map(|(case, kernels)| (case.to_owned(), words(kernels))).collect()
 }
 
 fn write(path: &Path, launches: &Launches) -> io::Result<()> {
@@ -79,6 +80,9 @@ impl Selection {
     pub fn from_environment() -> Result<Self, String> {
         let Ok(name) = env::var("OXTILE_KERNEL") else { return Ok(Self(None)) };
         let noted = file().map(|path| read(&path)).unwrap_or_default();
+        // A kernel that is new or was renamed is in no note: then notes say nothing.
+        let is_noted = noted.values().flatten().any(|kernel| kernel.starts_with(&name));
+        let noted = if is_noted { noted } else { Launches::new() };
         Ok(Self(Some(Kernel { families: families_of(&name)?, name, noted })))
     }
 
@@ -89,7 +93,7 @@ impl Selection {
 }
 
 fn belongs(case: &str, noted: Option<&BTreeSet<String>>, kernel: &str, families: &BTreeSet<String>) -> bool {
-    match noted {
+    match noted.filter(|kernels| !kernels.is_empty()) {
         Some(kernels) => kernels.iter().any(|launched| launched.starts_with(kernel)),
         None => families.iter().any(|family| case.starts_with(family)),
     }
@@ -134,7 +138,8 @@ mod tests {
         let found = read(&path);
         fs::remove_file(&path).unwrap();
         assert_eq!(found["amax::f32"], launches["amax::f32"]);
-        assert!(!belongs("none", found.get("none"), "amax", &BTreeSet::from(["none".into()])));
+        // A case that was noted without kernels may launch some now.
+        assert!(belongs("none", found.get("none"), "amax", &BTreeSet::from(["none".into()])));
     }
 
     #[test]

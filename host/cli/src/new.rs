@@ -64,7 +64,7 @@ pub fn run(request: &arguments::New) -> Result<Report, NewError> {
     let name = request.name.as_str();
     let is_plain = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_'));
-    if !is_plain || TAKEN.contains(&name) || KEYWORDS.split_whitespace().any(|word| word == name) {
+    if !is_plain || TAKEN.contains(&name.replace('_', "-").as_str()) || KEYWORDS.split_whitespace().any(|word| word == name) {
         return Err(NewError::Name(name.into()));
     }
     let folder = request.path.clone().unwrap_or_else(|| name.into());

@@ -229,8 +229,8 @@ pub enum Error {
     },
     /// The program does not know the hash of its kernels' sources, so that it cannot tell whether the compiled ones are of them.
     #[error(
-        "kernel `{kernel}`: `{package}` has no hash of its sources, so that stale kernels would run unseen: give it the build script that prints \
-         oxtile_build::source_hash::cargo_directives (`oxtile new` writes it), or take them with OXTILE_STALE_KERNELS=1"
+        "kernel `{kernel}`: `{package}` has no hash of its sources, so that stale kernels would run unseen: add `oxtile_tile::source_hash!();` to src/lib.rs \
+         and the build script that prints oxtile_build::source_hash::cargo_directives (`oxtile new` writes both), or take them with OXTILE_STALE_KERNELS=1"
     )]
     UnhashedKernels {
         /// The Cargo package.

@@ -209,7 +209,8 @@ impl<'a, T> HeadsMut<'a, T> {
                 );
                 return Err(Error::Invalid { what: "HeadsMut", why });
             }
-            extent += stride * (count - 1);
+            // Strides of a tensor without elements may be any numbers.
+            extent = extent.saturating_add(stride.saturating_mul(count - 1));
         }
         Ok(Self(heads))
     }
