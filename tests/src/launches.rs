@@ -3,7 +3,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `OXTILE_LAUNCHES=FILE` | note there which kernels each case launches: a line a case, its name, a tab, the kernels |
-//! | `OXTILE_KERNEL=NAME` | run the cases of the kernels whose names begin so alone: those that are noted to launch one, and those of its family of which nothing is noted |
+//! | `OXTILE_KERNEL=NAME` | run the cases of the kernels whose names begin so alone: those that are noted to launch one, and those of its family of which nothing is noted. Where no note has the kernel, all of its family |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
