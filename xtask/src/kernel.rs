@@ -1,6 +1,12 @@
 //! `kernel NAME`: one kernel at a time, for the person who writes it.
 
-use std::{collections::BTreeMap, path::Path, process::ExitCode, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use lexopt::{Arg, Parser, ValueExt};
@@ -73,47 +79,48 @@ fn options(arguments: &mut Parser) -> Result<Options> {
     Ok(options)
 }
 
-/// Prints the figures of the kernels of that name first, then the hot loop of each: a build of its own, with source lines.
+/// Prints the figures of the kernels of that name first, then the hot loop of each.
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {
-    let is_wanted = |name: &str| name.starts_with(&options.name);
-    let mut names = Vec::new();
+    let mut others = BTreeSet::new();
     let mut folders = kernels::CRATES.map(|folder| root().join(folder));
-    folders.sort_by_key(|folder| family_at_last(folder, is_wanted).is_none());
+    folders.sort_by_key(|folder| !known(folder).is_ok_and(|names| names.iter().any(|name| name.starts_with(&options.name))));
     for folder in folders {
-        let builder = || kernels::builder(&folder).arch(options.arch.clone());
-        let shipped = match family_at_last(&folder, is_wanted) {
-            Some(family) => builder().family(family).inspect()?,
-            None => builder().inspect()?,
-        };
-        let wanted: Vec<&Kernel> = shipped.kernels.iter().filter(|kernel| is_wanted(&kernel.meta.name)).collect();
-        let Some(first) = wanted.first() else {
-            names.extend(shipped.kernels.into_iter().map(|kernel| kernel.meta.name));
+        let (mut names, rest): (BTreeSet<_>, BTreeSet<_>) = known(&folder)?.into_iter().partition(|name| name.starts_with(&options.name));
+        if names.is_empty() {
+            others.extend(rest);
+        }
+        // A new kernel is found by its whole name.
+        names.insert(options.name.clone());
+        // One build. With line tables and without the others, a kernel may have a few instructions more or less than what is shipped.
+        let build = kernels::builder(&folder).arch(options.arch.clone()).line_tables(true).kernels(names).inspect()?;
+        if build.kernels.is_empty() {
             continue;
-        };
-        for kernel in &wanted {
+        }
+        for kernel in &build.kernels {
             figures(kernel, &folder.join("ratchet"))?;
         }
-        shipped.findings.iter().filter(|finding| is_wanted(&finding.kernel)).for_each(|finding| println!("MEND {finding}"));
-        let lines = builder().family(&first.meta.family).line_tables(true).inspect()?;
-        for kernel in lines.kernels.iter().filter(|kernel| is_wanted(&kernel.meta.name)) {
+        build.findings.iter().for_each(|finding| println!("MEND {finding}"));
+        for kernel in &build.kernels {
             println!("\n{} on {}", kernel.meta.name, kernel.arch);
             hot_loop(&Listing::of(&kernel.cubin, tools)?);
         }
         return Ok(());
     }
-    bail!("no kernel begins with `{}`; there are: {}", options.name, names.join(", "))
+    let others = others.into_iter().collect::<Vec<_>>().join(", ");
+    bail!("no kernel begins with `{}`. Name a new one wholly, with its types: `amax__bf16`. There are: {others}", options.name)
 }
 
-/// The family of the kernels of that name, if the last build of the crate in `folder` had them and none of another family: it is compiled alone.
-fn family_at_last(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Option<String> {
+/// The names of the kernels that the ratchet or the last build knows.
+fn known(folder: &Path) -> Result<BTreeSet<String>> {
     let package = match folder.ends_with(kernels::CRATES[0]) {
         true => "oxtile-kernels",
         false => "oxtile-conformance",
     };
-    let manifest = Manifest::read(&target().join("oxtile/kernels").join(package)).ok()?;
-    let mut families = manifest.kernels.into_iter().filter(|(name, _)| is_wanted(name)).map(|(_, entry)| entry.meta.family);
-    let first = families.next()?;
-    families.all(|family| family == first).then_some(first)
+    let mut names = ratchet::kernels(&folder.join("ratchet"))?;
+    if let Ok(manifest) = Manifest::read(&target().join("oxtile/kernels").join(package)) {
+        names.extend(manifest.kernels.into_keys());
+    }
+    Ok(names)
 }
 
 fn figures(kernel: &Kernel, ratchet: &Path) -> Result<()> {
@@ -126,7 +133,7 @@ fn figures(kernel: &Kernel, ratchet: &Path) -> Result<()> {
     println!("  instructions  {:>5} {}", usage.instructions, beside(accepted.as_ref().map(|accepted| accepted.instructions)));
     let none = BTreeMap::new();
     let expected = accepted.as_ref().map_or(&none, |accepted| &accepted.operations);
-    let names: std::collections::BTreeSet<_> = operations.keys().chain(expected.keys()).collect();
+    let names: BTreeSet<_> = operations.keys().chain(expected.keys()).collect();
     for name in names {
         let expected = accepted.is_some().then(|| expected.get(name).copied().unwrap_or(0));
         println!("  {name:<12}  {:>5} {}", operations.get(name).copied().unwrap_or(0), beside(expected));

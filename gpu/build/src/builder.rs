@@ -55,6 +55,7 @@ pub struct Builder<'a> {
     pub(crate) manifest: PathBuf,
     pub(crate) archs: Vec<Arch>,
     pub(crate) family: Option<String>,
+    pub(crate) kernels: Vec<String>,
     pub(crate) out_dir: Option<PathBuf>,
     pub(crate) ratchet: Option<PathBuf>,
     pub(crate) accept: bool,
@@ -72,6 +73,7 @@ impl<'a> Builder<'a> {
             manifest: manifest.into(),
             archs: Vec::new(),
             family: None,
+            kernels: Vec::new(),
             out_dir: None,
             ratchet: None,
             accept: false,
@@ -93,6 +95,12 @@ impl<'a> Builder<'a> {
     /// Builds one family only. The other families of the manifest stay if they were made from the same sources by the same tools.
     pub fn family(mut self, family: impl Into<String>) -> Self {
         self.family = Some(family.into());
+        self
+    }
+
+    /// Compiles these kernels of the family alone, by the names of their instances, for [`inspect`](Self::inspect).
+    pub fn kernels(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.kernels = names.into_iter().map(Into::into).collect();
         self
     }
 
@@ -146,8 +154,12 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Builds, checks and writes the output folder. Nothing is written where a check fails.
+    /// Builds, checks and writes the output folder. Nothing is written where a check fails, nor where kernels are
+    /// [named](Self::kernels): the folder holds whole families.
     pub fn build(&self) -> Result<Build, Error> {
+        if !self.kernels.is_empty() {
+            return Err(Error::content(&self.manifest, "kernels by name are inspected; build their whole family"));
+        }
         let run = Run::new(self)?;
         let build = run.inspect()?;
         if !build.findings.is_empty() {

@@ -145,20 +145,21 @@ pub(crate) fn described(families: &[String]) -> String {
     }
 }
 
-/// Compiles families for one architecture by one run, since most of a small family's time is the crate's own, and returns the PTX as
-/// rustc writes it.
+/// Compiles families, or these kernels alone if any are named, for one architecture by one run, since most of a small family's time is the
+/// crate's own. Returns the PTX as rustc writes it.
 pub(crate) fn compile(
     project: &Project,
     families: &[String],
+    kernels: &[String],
     arch: &Arch,
     toolchain: &Toolchain,
     variant: Variant,
 ) -> Result<String, Error> {
     let folder = project.folder_for_ptx(toolchain);
-    let name = match families {
-        [family] => family.clone(),
-        // Cargo compiles no set of families again that it remembers, so that each has a file of its own.
-        families => hex_digest(families.iter().map(String::as_str))[..16].to_owned(),
+    let name = match (families, kernels) {
+        ([family], []) => family.clone(),
+        // Cargo compiles no set of families or kernels again that it remembers, so that each has a file of its own.
+        _ => hex_digest(families.iter().chain(kernels).map(String::as_str))[..16].to_owned(),
     };
     let output = folder.join(format!("{name}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
@@ -172,8 +173,8 @@ pub(crate) fn compile(
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
     cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg("-Clinker=/bin/true").args(recipe::CRATE_FLAGS);
-    cargo.args(["--cfg", "oxtile_family"]);
-    families.iter().for_each(|family| _ = cargo.args(["--cfg", &format!("oxtile_family=\"{family}\"")]));
+    let (of_what, names) = if kernels.is_empty() { ("family", families) } else { ("kernel", kernels) };
+    names.iter().for_each(|name| _ = cargo.args(["--cfg", &format!("oxtile_{of_what}=\"{name}\"")]));
     let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     tool::run(&format!("compiling {} for {arch}", described(families)), &mut cargo)?;

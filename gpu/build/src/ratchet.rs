@@ -38,16 +38,29 @@ pub(crate) struct Scope<'a> {
     pub command: String,
 }
 
-/// How many instructions more than accepted a kernel of a family compiled alone may have. What it shares with other families LLVM sees
-/// called otherwise then (arguments that are always the same go into a function before it is inlined), and orders a few values otherwise.
+/// How many instructions more than accepted a kernel may have that was compiled without the others, or with line tables. What it
+/// shares with others LLVM sees called otherwise then (arguments that are always the same go into a function before it is inlined),
+/// and orders a few values otherwise.
 const fn slack(instructions: u32, alone: bool) -> u32 {
-    if alone { instructions / 500 } else { 0 }
+    if alone { instructions / 500 + 2 } else { 0 }
 }
 
 /// The accepted figures of a kernel, if the ratchet in this folder has any.
 pub fn accepted(folder: &Path, kernel: &Kernel) -> Result<Option<Accepted>, Error> {
     let mut figures = read(&path(folder, &kernel.meta.family))?;
     Ok(figures.get_mut(&kernel.meta.name).and_then(|archs| archs.remove(&kernel.arch)))
+}
+
+/// The names of the kernels that the ratchet in this folder has figures of; none where there is no folder.
+pub fn kernels(folder: &Path) -> Result<BTreeSet<String>, Error> {
+    let mut names = BTreeSet::new();
+    if !folder.is_dir() {
+        return Ok(names);
+    }
+    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
+        names.extend(read(&entry.map_err(Error::file("read", folder))?.path())?.into_keys());
+    }
+    Ok(names)
 }
 
 fn path(folder: &Path, family: &str) -> PathBuf {

@@ -127,10 +127,14 @@ impl<'a> Run<'a> {
         }
         dependencies::check(&self.project, &self.toolchain)?;
         let (mut entries, mut unresolved, mut built) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let families = compile::described(&self.families);
+        let families = match self.builder.kernels.as_slice() {
+            [] => compile::described(&self.families),
+            [kernel] => format!("`{kernel}`"),
+            kernels => format!("{} kernels", kernels.len()),
+        };
         for arch in &self.archs {
             (self.builder.say)(&format!("rustc {}: {families} for {arch}", self.toolchain.release));
-            let text = compile::compile(&self.project, &self.families, arch, &self.toolchain, self.variant())?;
+            let text = compile::compile(&self.project, &self.families, &self.builder.kernels, arch, &self.toolchain, self.variant())?;
             let found = ptx::split(&text).map_err(|why| Error::Ptx { families: families.clone(), why })?;
             for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
                 built.insert(entry.meta.family.clone());
@@ -141,7 +145,8 @@ impl<'a> Run<'a> {
             }
         }
         let archs = self.archs.iter().map(Arch::as_str).collect::<Vec<_>>().join(", ");
-        for family in self.families.iter().filter(|family| !built.contains(*family)) {
+        let whole = self.families.iter().filter(|_| self.builder.kernels.is_empty());
+        for family in whole.filter(|family| !built.contains(*family)) {
             (self.builder.say)(&format!("family {family} has no kernel for {archs}"));
         }
         (self.builder.say)(&format!("ptxas {}: {} kernels", self.tools.release, entries.len()));
@@ -162,8 +167,8 @@ impl<'a> Run<'a> {
     /// What was asked for, besides the sources.
     fn asked(&self) -> String {
         let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
-        let (families, variant) = (self.families.join(","), self.variant().suffix());
-        [&archs.join(","), &families, variant, &self.toolchain.version, &self.tools.release].join(" ")
+        let (families, kernels) = (self.families.join(","), self.builder.kernels.join(","));
+        [&archs.join(","), &families, &kernels, self.variant().suffix(), &self.toolchain.version, &self.tools.release].join(" ")
     }
 
     /// All that the measured figures depend on.
@@ -217,7 +222,7 @@ impl<'a> Run<'a> {
 
     fn hold_to_ratchet(&self, kernels: &[Kernel], findings: &mut Vec<Finding>, notes: &mut Vec<String>) -> Result<(), Error> {
         let folder = self.ratchet();
-        if !folder.is_dir() || self.builder.accept || self.variant() != Variant::default() {
+        if !folder.is_dir() || self.builder.accept || self.builder.checked {
             return Ok(());
         }
         let scope = self.scope(&folder, kernels);
@@ -225,8 +230,11 @@ impl<'a> Run<'a> {
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
         }
-        if self.builder.family.is_none() {
+        if !scope.alone {
             found.extend(scope.strays(&self.families)?);
+        }
+        if !self.builder.kernels.is_empty() {
+            found.retain(|finding| self.builder.kernels.contains(&finding.kernel));
         }
         match self.ratchet_binds() {
             true => findings.extend(found),
@@ -244,7 +252,7 @@ impl<'a> Run<'a> {
     }
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
-        let alone = self.builder.family.is_some();
+        let alone = self.builder.family.is_some() || !self.builder.kernels.is_empty();
         ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
     }
 

@@ -315,7 +315,7 @@ impl Expansion {
         let types = self.parameters.iter().map(|p| &p.ty);
         let call = self.parameters.iter().map(|p| &p.name);
         quote! {
-            #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
+            #[cfg(all(target_arch = "nvptx64", any(oxtile_family = #family, oxtile_kernel = #name)))]
             #gate
             const _: () = {
                 type #first = #whole;
@@ -350,7 +350,7 @@ impl Expansion {
             mod #module {
                 use super::*;
 
-                #[cfg(all(target_arch = "nvptx64", oxtile_family = #family))]
+                #[cfg(all(target_arch = "nvptx64", any(oxtile_family = #family, oxtile_kernel = #name)))]
                 #gate
                 ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words, const !#info.source_hash.is_empty() as u32);
             }
