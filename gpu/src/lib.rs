@@ -9,6 +9,8 @@
 //! | `group` | groups of matrices (experts) that one launch works on |
 //! | `shards` | gathered shards of a transposed tensor joined |
 //! | `activation`, `column_sums` | activations with their derivatives; bias gradients |
+//! | `rms_norm` | RMS norm, forward and backward |
+//! | `row` | rows and the threads that share them: the policy of kernels that reduce rows |
 //! | `gemm` | matrix multiplication |
 //! | `attention` | attention, forward and backward |
 //! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
@@ -31,6 +33,8 @@ pub mod magnitude;
 pub mod matrix;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod rms_norm;
+pub mod row;
 pub mod shards;
 
 use oxtile_tile::launch::KernelFamily;
@@ -113,6 +117,8 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS_GROUPED,
     mxfp8::MXFP8_DEQUANTIZE_COLUMNS_GROUPED,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_COLUMNS_GROUPED,
+    rms_norm::RMS_NORM,
+    rms_norm::RMS_NORM_BACKWARD,
     shards::JOIN_SHARDS,
     shards::JOIN_SHARDS_GROUPED,
     nvfp4::NVFP4_CAST_ROWS,

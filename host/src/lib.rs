@@ -27,6 +27,7 @@
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |
+//! | RMS norm | [`rms_norm`] |
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
@@ -51,6 +52,8 @@ pub mod gemm;
 pub mod quantize;
 mod rank;
 mod recording;
+#[cfg(feature = "kernels")]
+pub mod rms_norm;
 pub mod runtime;
 #[cfg(feature = "kernels")]
 pub mod symmetric;

@@ -3,7 +3,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4` | mutants of the kernels of that name |
+//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, any GPU |
@@ -31,6 +31,7 @@ mod interleaved;
 mod mxfp8;
 mod mxfp8_fused;
 mod nvfp4;
+mod rms_norm;
 
 use std::collections::BTreeSet;
 
@@ -73,6 +74,7 @@ const SHIPPED: &[&[Job]] = &[
     mxfp8::JOBS,
     mxfp8_fused::JOBS,
     nvfp4::JOBS,
+    rms_norm::JOBS,
 ];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.

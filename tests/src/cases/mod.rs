@@ -18,10 +18,13 @@
 //! | `grouped`, `grouped_fp8` | groups of matrices |
 //! | `nvfp4_shards`, `grouped_shards`, `in_turn` | shards quantized by ranks; ranks that take turns on one device |
 //! | `quantized_gemm` | products of quantized matrices |
+//! | `approximate` | functions that hardware approximates |
+//! | `rms_norm` | RMS norm, forward and backward |
 //! | `element` | the wide element types, for the others |
 
 mod activation;
 mod amax;
+mod approximate;
 mod attention;
 mod attention_backward;
 mod attention_backward_general;
@@ -61,6 +64,7 @@ mod nvfp4_shards;
 mod nvfp4_sweeps;
 mod nvfp4_variants;
 mod quantized_gemm;
+mod rms_norm;
 mod shards;
 
 use crate::case::Case;
@@ -104,6 +108,8 @@ pub fn all() -> Vec<Case> {
         attention_split::cases(),
         attention_steps::cases(),
         conformance::cases(),
+        approximate::cases(),
+        rms_norm::cases(),
     ]
     .into_iter()
     .flatten()
