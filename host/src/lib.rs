@@ -27,7 +27,8 @@
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |
-//! | RMS norm | [`rms_norm`] |
+//! | RMS norm, rotary embedding, embedding, cross entropy | [`rms_norm`], [`rotary`], [`embedding`], [`cross_entropy`] |
+//! | the AdamW optimizer | [`adamw`] |
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
@@ -42,10 +43,16 @@
 #![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
 
 #[cfg(feature = "kernels")]
+pub mod adamw;
+#[cfg(feature = "kernels")]
 pub mod attention;
 pub mod bootstrap;
 mod choice;
 pub mod comm;
+#[cfg(feature = "kernels")]
+pub mod cross_entropy;
+#[cfg(feature = "kernels")]
+pub mod embedding;
 #[cfg(feature = "kernels")]
 pub mod gemm;
 #[cfg(feature = "kernels")]
@@ -54,6 +61,8 @@ mod rank;
 mod recording;
 #[cfg(feature = "kernels")]
 pub mod rms_norm;
+#[cfg(feature = "kernels")]
+pub mod rotary;
 pub mod runtime;
 #[cfg(feature = "kernels")]
 pub mod symmetric;

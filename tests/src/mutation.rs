@@ -7,6 +7,7 @@
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, any GPU |
+//! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
 //! | `device` | emulated memory for the jobs, and launches on it |
 
 mod amax;
@@ -32,6 +33,7 @@ mod mxfp8;
 mod mxfp8_fused;
 mod nvfp4;
 mod rms_norm;
+mod training;
 
 use std::collections::BTreeSet;
 
@@ -75,6 +77,7 @@ const SHIPPED: &[&[Job]] = &[
     mxfp8_fused::JOBS,
     nvfp4::JOBS,
     rms_norm::JOBS,
+    training::JOBS,
 ];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.
