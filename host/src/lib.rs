@@ -37,7 +37,7 @@
 //! | values of ranks, which the modules above give out | `rank` |
 //! | a test under several seeds | [`testing`] |
 //!
-//! [`quantize`], [`gemm`], [`attention`] and [`symmetric`] use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
+//! [`quantize`], [`gemm`], [`attention`], [`symmetric`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
 //! that has kernels of its own and uses none of these compiles faster without it.
 #![deny(missing_docs)]
 #![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
