@@ -6,5 +6,6 @@ import fp8
 import gemm
 import mxfp8
 import nvfp4
+import training
 
-PEERS = {name: peer for family in (copies, fp8, mxfp8, nvfp4, gemm, attention) for name, peer in family.PEERS.items()}
+PEERS = {name: peer for family in (copies, fp8, mxfp8, nvfp4, gemm, attention, training) for name, peer in family.PEERS.items()}

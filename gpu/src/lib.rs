@@ -9,6 +9,9 @@
 //! | `group` | groups of matrices (experts) that one launch works on |
 //! | `shards` | gathered shards of a transposed tensor joined |
 //! | `activation`, `column_sums` | activations with their derivatives; bias gradients |
+//! | `rms_norm`, `rotary`, `cross_entropy`, `embedding` | RMS norm; rotary embedding; softmax cross entropy with its gradient; embedding: forward and backward |
+//! | `adamw` | a step of AdamW |
+//! | `row` | rows and the threads that share them: the policy of kernels that reduce rows |
 //! | `gemm` | matrix multiplication |
 //! | `attention` | attention, forward and backward |
 //! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
@@ -17,11 +20,14 @@
 #![deny(missing_docs)]
 
 pub mod activation;
+pub mod adamw;
 pub mod amax;
 pub mod attention;
 pub mod codes;
 pub mod column_sums;
 pub mod copy;
+pub mod cross_entropy;
+pub mod embedding;
 pub mod exchange;
 pub mod fp8;
 pub mod gemm;
@@ -31,6 +37,9 @@ pub mod magnitude;
 pub mod matrix;
 pub mod mxfp8;
 pub mod nvfp4;
+pub mod rms_norm;
+pub mod rotary;
+pub mod row;
 pub mod shards;
 
 use oxtile_tile::launch::KernelFamily;
@@ -40,6 +49,7 @@ oxtile_tile::source_hash!();
 /// Every kernel of this crate. A test holds it against the sources.
 pub const KERNELS: &[KernelFamily] = &[
     activation::ACTIVATE,
+    adamw::ADAMW,
     amax::AMAX,
     amax::MULTI_AMAX,
     column_sums::COLUMN_SUMS,
@@ -62,6 +72,9 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_FORWARD_PORTABLE_GENERAL,
     attention::ATTENTION_FORWARD_SPLIT,
     copy::COPY_WORDS,
+    cross_entropy::CROSS_ENTROPY,
+    embedding::EMBEDDING,
+    embedding::EMBEDDING_BACKWARD,
     exchange::EXCHANGE,
     fp8::FP8_CAST,
     fp8::FP8_CAST_DELAYED,
@@ -113,6 +126,9 @@ pub const KERNELS: &[KernelFamily] = &[
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_ROWS_GROUPED,
     mxfp8::MXFP8_DEQUANTIZE_COLUMNS_GROUPED,
     mxfp8::MXFP8_DEQUANTIZE_RAGGED_COLUMNS_GROUPED,
+    rms_norm::RMS_NORM,
+    rms_norm::RMS_NORM_BACKWARD,
+    rotary::ROTARY,
     shards::JOIN_SHARDS,
     shards::JOIN_SHARDS_GROUPED,
     nvfp4::NVFP4_CAST_ROWS,

@@ -27,6 +27,8 @@
 //! | formats | [`quantize`] |
 //! | matrix multiplication | [`gemm`] |
 //! | attention | [`attention`] |
+//! | RMS norm, rotary embedding, embedding, cross entropy | [`rms_norm`], [`rotary`], [`embedding`], [`cross_entropy`] |
+//! | the AdamW optimizer | [`adamw`] |
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
@@ -35,22 +37,32 @@
 //! | values of ranks, which the modules above give out | `rank` |
 //! | a test under several seeds | [`testing`] |
 //!
-//! [`quantize`], [`gemm`], [`attention`] and [`symmetric`] use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
+//! [`quantize`], [`gemm`], [`attention`], [`symmetric`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
 //! that has kernels of its own and uses none of these compiles faster without it.
 #![deny(missing_docs)]
 #![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
 
+#[cfg(feature = "kernels")]
+pub mod adamw;
 #[cfg(feature = "kernels")]
 pub mod attention;
 pub mod bootstrap;
 mod choice;
 pub mod comm;
 #[cfg(feature = "kernels")]
+pub mod cross_entropy;
+#[cfg(feature = "kernels")]
+pub mod embedding;
+#[cfg(feature = "kernels")]
 pub mod gemm;
 #[cfg(feature = "kernels")]
 pub mod quantize;
 mod rank;
 mod recording;
+#[cfg(feature = "kernels")]
+pub mod rms_norm;
+#[cfg(feature = "kernels")]
+pub mod rotary;
 pub mod runtime;
 #[cfg(feature = "kernels")]
 pub mod symmetric;

@@ -3,10 +3,11 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4` | mutants of the kernels of that name |
+//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, any GPU |
+//! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
 //! | `device` | emulated memory for the jobs, and launches on it |
 
 mod amax;
@@ -31,6 +32,8 @@ mod interleaved;
 mod mxfp8;
 mod mxfp8_fused;
 mod nvfp4;
+mod rms_norm;
+mod training;
 
 use std::collections::BTreeSet;
 
@@ -73,6 +76,8 @@ const SHIPPED: &[&[Job]] = &[
     mxfp8::JOBS,
     mxfp8_fused::JOBS,
     nvfp4::JOBS,
+    rms_norm::JOBS,
+    training::JOBS,
 ];
 
 /// One trial a job, and one that holds the jobs to the registry of kernels.

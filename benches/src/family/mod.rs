@@ -8,6 +8,7 @@
 //! | `attention_fp8`, `attention_portable` | attention of e4m3 tensors; on any GPU |
 //! | `attention_shape` | the sizes of an attention problem, and what they cost |
 //! | `attention_sweep` | attention at shapes of every kind |
+//! | `training` | RMS norm, rotary embedding, cross entropy, AdamW, embedding |
 //! | `launch`, `raw_launch` | what a launch costs the host: by Oxtile, and by the driver alone |
 
 pub mod amax;
@@ -30,11 +31,12 @@ pub mod mxfp8_fused;
 pub mod nvfp4;
 mod quantized_gemm;
 mod raw_launch;
+pub mod training;
 
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
@@ -48,6 +50,7 @@ pub const NAMES: [&str; 14] = [
     attention_backward::FAMILY,
     attention_fp8::FAMILY,
     attention_portable::FAMILY,
+    training::FAMILY,
     launch::FAMILY,
 ];
 
@@ -69,6 +72,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         attention_backward::benches(size),
         attention_fp8::benches(size),
         attention_portable::benches(size),
+        training::benches(size),
     ]
     .into_iter()
     .flatten()

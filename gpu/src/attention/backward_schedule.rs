@@ -90,14 +90,14 @@ impl KeyTile {
     #[track_caller]
     pub fn store<const WORDS: usize>(tile: Option<Self>, number: SharedArray<u32, WORDS>) {
         let Self { block, batch, head } = tile.unwrap_or_default();
-        number.store_vector(0, [tile.is_some().into(), block, batch, head]);
+        number.store_vector(0, Vector::from_words([tile.is_some().into(), block, batch, head]));
     }
 
     /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
     #[inline(always)]
     #[track_caller]
     pub fn load<const WORDS: usize>(number: SharedArray<u32, WORDS>) -> Option<Self> {
-        let [is_there, block, batch, head] = number.load_vector(0).map(|word| warp::shuffle(word, 0));
+        let [is_there, block, batch, head] = number.load_vector(0).words().map(|word| warp::shuffle(word, 0));
         (is_there != 0).then_some(Self { block, batch, head })
     }
 
@@ -105,7 +105,7 @@ impl KeyTile {
     #[inline(always)]
     #[track_caller]
     pub fn load_alone<const WORDS: usize>(number: SharedArray<u32, WORDS>) -> Self {
-        let [_, block, batch, head] = number.load_vector(0);
+        let [_, block, batch, head] = number.load_vector(0).words();
         Self { block, batch, head }
     }
 }

@@ -101,8 +101,8 @@ impl SequenceTile {
         let Some(Self { mask: Mask { queries, keys, first, last }, query_offset, key_offset, key_rows, first_block, .. }) = item else {
             return;
         };
-        number.store_vector(4, [queries, keys, first.cast_unsigned(), last.cast_unsigned()]);
-        number.store_vector(8, [query_offset, key_offset, key_rows, first_block]);
+        number.store_vector(4, Vector::from_words([queries, keys, first.cast_unsigned(), last.cast_unsigned()]));
+        number.store_vector(8, Vector::from_words([query_offset, key_offset, key_rows, first_block]));
     }
 
     /// Reads one that is there. All lanes of a warp call it; the compiler sees that all have the same.
@@ -123,13 +123,13 @@ impl SequenceTile {
     #[inline(always)]
     #[track_caller]
     pub fn load_mask(number: Number) -> Mask {
-        Self::mask(number.load_vector(4))
+        Self::mask(number.load_vector(4).words())
     }
 
     #[inline(always)]
     #[track_caller]
     fn read(number: Number, word: impl Fn(u32) -> u32) -> Self {
-        let vector = |first: u32| number.load_vector(first).map(&word);
+        let vector = |first: u32| number.load_vector(first).words().map(&word);
         let [_, block, batch, head] = vector(0);
         let (mask, [query_offset, key_offset, key_rows, first_block]) = (Self::mask(vector(4)), vector(8));
         Self { tile: KeyTile { block, batch, head }, mask, query_offset, key_offset, key_rows, first_block }

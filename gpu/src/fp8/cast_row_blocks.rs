@@ -134,7 +134,7 @@ fn find_maxima<T: Magnitude>(tile: &Tile<T>, lines: &Lines<T>, maxima: Maxima) {
         running = running.map(|word| T::join(word, warp::shuffle_xor(word, Tile::<T>::VECTORS)));
     }
     if thread::lane() < Tile::<T>::VECTORS {
-        maxima.store_vector(thread::warp() * COLUMNS + tile.column() / T::PER_WORD as u32, running);
+        maxima.store_vector(thread::warp() * COLUMNS + tile.column() / T::PER_WORD as u32, Vector::from_words(running));
     }
 }
 
@@ -163,7 +163,7 @@ fn make_column_scale<T: Magnitude, Q: Fp8>(
 /// The scales of the lane's columns, of which `T` has four or eight.
 #[inline(always)]
 fn column_scales<T: Magnitude>(tile: &Tile<T>, scales: Scales) -> [f32; 8] {
-    let four = |from: u32| scales.load_vector(tile.column() + from);
+    let four = |from: u32| scales.load_vector(tile.column() + from).words();
     let (low, high) = (four(0), if Vector::<T>::LANES == 8 { four(4) } else { [0; 4] });
     core::array::from_fn(|i| f32::from_bits(if i < 4 { low[i] } else { high[i - 4] }))
 }

@@ -54,9 +54,9 @@ impl Staging {
         let start = (tile.first_column + u64::from(first)) * tile.rows + tile.first_row + u64::from(chunk * 16);
         for step in 0..SIDE as u32 / COLUMNS_A_STEP {
             let distance = step * COLUMNS_A_STEP;
-            let words = self.words.load_vector(word_of::<T>(first + distance, chunk * CHUNK));
+            let vector = self.words.load_vector(word_of::<T>(first + distance, chunk * CHUNK));
             if tile.has(chunk * 16, first + distance) {
-                transposed.store_vector(start + u64::from(distance) * tile.rows, Vector::from_words(words));
+                transposed.store_vector(start + u64::from(distance) * tile.rows, Vector::from_words(vector.words()));
             }
         }
     }

@@ -74,7 +74,7 @@ pub fn mxfp8_cast_rows_interleaved<T: Magnitude, Q: Fp8>(
     // A grid in three dimensions may have more blocks than there are groups of rows.
     let is_group = group < rows.div_ceil(TILE_OUTER) * GROUPS;
     if is_group && tile < blocks_a_warp::<T>() / TILE_BLOCKS as u32 && j < blocks {
-        let of_row = Vector::from_words(staged.load_vector(thread::index() * ROW_BYTES));
+        let of_row = staged.load_vector(thread::index() * ROW_BYTES);
         scales.store_vector(offset(first_row + u64::from(neighbour), j, blocks), of_row);
     }
 }

@@ -31,7 +31,7 @@ const fn words(steps: usize) -> usize {
 impl<const WORDS: usize> Vectors<WORDS> {
     #[inline(always)]
     fn store<T: Pod>(self, step: usize, vector: Vector<T>) {
-        self.words.store_vector((step as u32 * THREADS + thread::index()) * 4, vector.words());
+        self.words.store_vector((step as u32 * THREADS + thread::index()) * 4, Vector::from_words(vector.words()));
     }
 
     #[inline(always)]
@@ -41,7 +41,7 @@ impl<const WORDS: usize> Vectors<WORDS> {
 
     #[inline(always)]
     pub fn load<T: Pod>(self, step: usize) -> Vector<T> {
-        Vector::from_words(self.words.load_vector((step as u32 * THREADS + thread::index()) * 4))
+        Vector::from_words(self.words.load_vector((step as u32 * THREADS + thread::index()) * 4).words())
     }
 }
 

@@ -65,7 +65,7 @@ pub use ragged_rows::{MXFP8_DEQUANTIZE_RAGGED_ROWS, Mxfp8DequantizeRaggedRows, M
 
 pub use wide::Wide;
 
-use oxtile_tile::num::{Fp8, Pod, ue8m0};
+use oxtile_tile::num::{Fp8, ue8m0};
 use oxtile_tile::prelude::{Global, GlobalMut, Vector, thread, warp};
 
 use crate::magnitude::{Magnitude, of_vector};

@@ -138,7 +138,10 @@ impl<T: Magnitude> CastTile<T> {
     #[inline(always)]
     pub fn store(&self, chunks: [Vector<T>; STEPS]) {
         for (step, chunk) in chunks.iter().enumerate() {
-            self.words.store_vector(self.place(step as u32, thread::index() / CHUNKS, thread::index() % CHUNKS * 4), chunk.words());
+            self.words.store_vector(
+                self.place(step as u32, thread::index() / CHUNKS, thread::index() % CHUNKS * 4),
+                Vector::from_words(chunk.words()),
+            );
         }
     }
 
@@ -171,7 +174,10 @@ impl<T: Magnitude> CastTile<T> {
         for (step, chunk) in chunks.iter().enumerate() {
             let (number, part) = ((step / size_of::<T>()) as u32, (step % size_of::<T>()) as u32);
             let row_block = row / BLOCK as u32 + number * (THREADS / blocks / BLOCK as u32);
-            self.words.store_vector(self.place(row_block, row % BLOCK as u32, of_row * (WORDS / blocks) + part * 4), chunk.words());
+            self.words.store_vector(
+                self.place(row_block, row % BLOCK as u32, of_row * (WORDS / blocks) + part * 4),
+                Vector::from_words(chunk.words()),
+            );
         }
     }
 
@@ -262,7 +268,7 @@ impl<T: Magnitude> CastTile<T> {
         let mut words = [0; BLOCK as usize];
         for i in 0..size_of::<T>() {
             let chunk = self.words.load_vector(self.place(block.row_block, block.row, block.word + 4 * i as u32));
-            words[4 * i..4 * i + 4].copy_from_slice(&chunk);
+            words[4 * i..4 * i + 4].copy_from_slice(&chunk.words());
         }
         words
     }

@@ -78,3 +78,37 @@ pub fn max_u32(value: u32, storage: ReduceStorage) -> u32 {
     let partial = if lane < warps { storage.partial.load(lane) } else { 0 };
     warp::max_u32(partial)
 }
+
+/// The sum of `value` over the block, in every thread: of each warp by [`warp::sum_f32`], then of the warps' sums by the same, so that the bits are
+/// the same every run, on every target. A NaN in any thread gives NaN.
+///
+/// All threads of the block call it; contains one block barrier. The storage may be used again after the next block barrier. Blocks are of whole
+/// warps.
+#[inline(always)]
+#[track_caller]
+pub fn sum_f32(value: f32, storage: ReduceStorage) -> f32 {
+    warp::sum_f32(of_warps(warp::sum_f32(value), 0.0, storage))
+}
+
+/// The maximum of `value` over the block, in every thread, by [`num::max`](crate::num::max): a NaN loses to a number, all NaN give 0x7FFFFFFF, and
+/// +0 is above -0.
+///
+/// All threads of the block call it; contains one block barrier. The storage may be used again after the next block barrier. Blocks are of whole
+/// warps.
+#[inline(always)]
+#[track_caller]
+pub fn max_f32(value: f32, storage: ReduceStorage) -> f32 {
+    warp::max_f32(of_warps(warp::max_f32(value), f32::NAN, storage))
+}
+
+/// In lane `i` of every warp the value of warp `i`, or `none` where there is no such warp.
+#[inline(always)]
+#[track_caller]
+fn of_warps(of_warp: f32, none: f32, storage: ReduceStorage) -> f32 {
+    let lane = crate::thread::lane();
+    if lane == 0 {
+        storage.partial.store(crate::thread::warp(), of_warp.to_bits());
+    }
+    sync();
+    if lane < threads().div_ceil(warp::LANES) { f32::from_bits(storage.partial.load(lane)) } else { none }
+}

@@ -7,6 +7,7 @@ use core::marker::PhantomData;
 
 use crate::arch::{Control, GlobalMemory, Target};
 use crate::num::Pod;
+use crate::vector::Vector;
 
 /// Device memory that is not written while the kernel runs. Loads go through `ld.global.nc`.
 pub struct Global<T> {
@@ -21,13 +22,6 @@ pub struct Lasting<T>(Global<T>);
 /// Device memory that the kernel writes. A copy of the handle writes the same memory: that no two
 /// threads touch one element unordered is what the emulator's race detector shows.
 pub struct GlobalMut<T>(Global<T>);
-
-/// 16 bytes of elements, loaded or stored in one instruction.
-#[derive(Clone, Copy)]
-pub struct Vector<T> {
-    words: [u32; 4],
-    element: PhantomData<fn() -> T>,
-}
 
 impl<T> Clone for Global<T> {
     #[inline(always)]
@@ -337,7 +331,7 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub fn store_vector(&self, index: u64, value: Vector<T>) {
         // SAFETY: as `Global::load`.
-        unsafe { <Target as GlobalMemory>::store_vector(self.range(index, Vector::<T>::LANES as u64), value.words) };
+        unsafe { <Target as GlobalMemory>::store_vector(self.range(index, Vector::<T>::LANES as u64), value.words()) };
     }
 
     /// The device address that the view starts at, of an empty one too: what alignment is judged by.
@@ -365,37 +359,5 @@ impl<T: Pod> GlobalMut<T> {
     #[track_caller]
     pub(crate) fn range(&self, index: u64, count: u64) -> u64 {
         self.0.range(index, count)
-    }
-}
-
-impl<T: Pod> Vector<T> {
-    /// Elements a vector.
-    pub const LANES: usize = 16 / size_of::<T>();
-
-    /// From four words, the first element in the low bits of the first.
-    #[inline(always)]
-    pub const fn from_words(words: [u32; 4]) -> Self {
-        Self { words, element: PhantomData }
-    }
-
-    /// The four words.
-    #[inline(always)]
-    pub const fn words(self) -> [u32; 4] {
-        self.words
-    }
-
-    /// Element `lane`; a constant after unrolling, so that it stays in registers.
-    #[inline(always)]
-    pub fn lane(self, lane: usize) -> T {
-        let bits = size_of::<T>() * 8;
-        // SAFETY: each arm reinterprets exactly the bytes of `T`, any pattern of which is valid (`Pod`).
-        unsafe {
-            match size_of::<T>() {
-                1 => core::mem::transmute_copy(&((self.words[lane / 4] >> (lane % 4 * bits)) as u8)),
-                2 => core::mem::transmute_copy(&((self.words[lane / 2] >> (lane % 2 * bits)) as u16)),
-                4 => core::mem::transmute_copy(&self.words[lane]),
-                _ => core::mem::transmute_copy(&(u64::from(self.words[2 * lane]) | u64::from(self.words[2 * lane + 1]) << 32)),
-            }
-        }
     }
 }

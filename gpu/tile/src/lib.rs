@@ -7,6 +7,7 @@
 //! |---|---|
 //! | which thread, warp, warpgroup, block, cluster | [`thread`], [`warp`], [`warpgroup`] (with its roles), [`block`], [`cluster`] |
 //! | device memory | [`global`]: [`Global`](global::Global), [`GlobalMut`](global::GlobalMut) |
+//! | 16 bytes of elements | [`vector`]: [`Vector`](vector::Vector) |
 //! | the block's memory | [`shared`]: [`SharedArray`](shared::SharedArray), [`SharedTile`](shared::SharedTile) (`shared_tile`), `#[derive(SharedStorage)]` |
 //! | copies, mbarriers, rings of stages | [`pipeline`] |
 //! | TMA's descriptors (tensor maps) | [`tensor_map`] |
@@ -49,6 +50,7 @@ pub mod sync;
 pub mod tensor_map;
 pub mod thread;
 mod turn;
+pub mod vector;
 pub mod warp;
 pub mod warp_matrix;
 pub mod warpgroup;
@@ -57,9 +59,11 @@ pub use oxtile_macros::{Parameter, SharedStorage, kernel};
 
 /// What a kernel file imports.
 pub mod prelude {
-    pub use crate::global::{Global, GlobalMut, Vector};
+    pub use crate::block::ReduceStorage;
+    pub use crate::global::{Global, GlobalMut};
     pub use crate::launch::{DeviceLimits, DeviceView, DeviceViewMut, Grid, LaunchError, Parameter};
-    pub use crate::num::{Element, Float, bf16, f16};
+    pub use crate::num::{Element, Float, Half, HalfPair, Pod, bf16, f16};
     pub use crate::shared::{SharedArray, SharedStorage};
-    pub use crate::{Parameter, SharedStorage, atomic, block, flag, kernel, sync, thread, warp};
+    pub use crate::vector::Vector;
+    pub use crate::{Parameter, SharedStorage, atomic, block, flag, kernel, num, sync, thread, warp};
 }

@@ -7,8 +7,8 @@ use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
-use crate::global::elements_of;
 use crate::num::Pod;
+use crate::vector::Vector;
 
 pub use crate::shared_tile::{SharedTile, Tiles};
 
@@ -227,17 +227,17 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     /// The 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
     #[inline(always)]
     #[track_caller]
-    pub fn load_vector(self, index: u32) -> [u32; 4] {
+    pub fn load_vector(self, index: u32) -> Vector<T> {
         // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::load_vector(self.range(index, elements_of::<T>(16))) }
+        Vector::from_words(unsafe { <Target as SharedMemory>::load_vector(self.range(index, Vector::<T>::LANES as u32)) })
     }
 
     /// Writes the 16 bytes that start at element `index`, which lies at a multiple of 16 bytes.
     #[inline(always)]
     #[track_caller]
-    pub fn store_vector(self, index: u32, words: [u32; 4]) {
+    pub fn store_vector(self, index: u32, value: Vector<T>) {
         // SAFETY: as `load`.
-        unsafe { <Target as SharedMemory>::store_vector(self.range(index, elements_of::<T>(16)), words) };
+        unsafe { <Target as SharedMemory>::store_vector(self.range(index, Vector::<T>::LANES as u32), value.words()) };
     }
 
     /// The shared address of element `index`, which is in the array.

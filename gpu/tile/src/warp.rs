@@ -3,6 +3,7 @@
 //! All 32 lanes must call each function at the same place, unless it takes a mask.
 
 use crate::arch::{Barrier, Target, Warp};
+use crate::num;
 
 /// Lanes of a warp.
 pub const LANES: u32 = 32;
@@ -112,13 +113,26 @@ pub fn sum_u32(value: u32) -> u32 {
     Target::add_u32(ALL, value)
 }
 
-/// The sum over the lanes, in every lane, added pairwise in butterfly order: the same bits every run.
+/// The sum over the lanes, in every lane, added pairwise in butterfly order: the same bits every run, on every target.
+/// A NaN in any lane gives NaN.
 #[inline(always)]
 #[track_caller]
 pub fn sum_f32(mut value: f32) -> f32 {
     let mut flip = LANES / 2;
     while flip > 0 {
         value += shuffle_xor(value, flip);
+        flip /= 2;
+    }
+    value
+}
+
+/// The maximum over the lanes, in every lane, by [`num::max`]: a NaN loses to a number, all NaN give 0x7FFFFFFF, and +0 is above -0.
+#[inline(always)]
+#[track_caller]
+pub fn max_f32(mut value: f32) -> f32 {
+    let mut flip = LANES / 2;
+    while flip > 0 {
+        value = num::max(value, shuffle_xor(value, flip));
         flip /= 2;
     }
     value

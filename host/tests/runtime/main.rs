@@ -8,6 +8,7 @@
 //! | `collectives` | collectives in a world of one rank |
 //! | `quantization`, `fp8`, `grouped`, `products` | the host's side of casts, of FP8, of groups; products and attention in graphs |
 //! | `faults` | kernels that misbehave on the emulator |
+//! | `training` | the host's side of RMS norm, rotary embedding, cross entropy, AdamW, embedding |
 //! | `timeline` | what is recorded of streams |
 //! | `support` | what the tests share |
 
@@ -24,3 +25,4 @@ mod quantization;
 mod streams;
 mod support;
 mod timeline;
+mod training;

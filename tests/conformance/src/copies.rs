@@ -40,7 +40,7 @@ pub fn copy_async_ring(input: Global<u32>, output: GlobalMut<u32>) {
         }
         block::sync();
         let vector = stages[round as usize % 2].load_vector(4 * ((t + 1) % THREADS));
-        output.store(u64::from(round * THREADS + t), vector.into_iter().fold(0, u32::wrapping_add));
+        output.store(u64::from(round * THREADS + t), vector.words().into_iter().fold(0, u32::wrapping_add));
         block::sync();
     }
 }
@@ -63,7 +63,7 @@ struct Widths {
 #[kernel(threads = THREADS, grid = widths_grid, shared = Widths)]
 pub fn copy_async_widths(input: Global<u32>, output: GlobalMut<u32>) {
     let (Widths { words, pairs, quads }, t) = (Widths::claim(), thread::index());
-    quads.store_vector(4 * t, [!t; 4]);
+    quads.store_vector(4 * t, Vector::from_words([!t; 4]));
     pipeline::copy_async_word(words, t, &input, u64::from(5 * t % THREADS));
     pipeline::copy_async_pair(pairs, 2 * t, &input, u64::from(2 * (3 * t % THREADS)));
     let valid = t % 5 * 4;
@@ -75,7 +75,7 @@ pub fn copy_async_widths(input: Global<u32>, output: GlobalMut<u32>) {
     output.store(first, words.load(t));
     output.store(first + 1, pairs.load(2 * t));
     output.store(first + 2, pairs.load(2 * t + 1));
-    for (i, word) in quads.load_vector(4 * t).into_iter().enumerate() {
+    for (i, word) in quads.load_vector(4 * t).words().into_iter().enumerate() {
         output.store(first + 3 + i as u64, word);
     }
 }

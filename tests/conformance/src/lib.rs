@@ -13,6 +13,7 @@
 //! | `exchange`, `order`, `cluster` | shuffles, votes, barriers; fences and flags; clusters |
 //! | `convert`, `formats` | conversions and arithmetic; packed number types |
 //! | `matrix`, `turned`, `fragments`, `warp_matrix` | matrix products by warpgroups, of transposed 8-bit tiles, of parts of tiles; by warps |
+//! | `reductions` | reductions of a row over a block; functions that hardware approximates |
 //! | `roles` | roles of warpgroups |
 //! | `parameters` | structs of parameters |
 #![no_std]
@@ -29,6 +30,7 @@ pub mod matrix;
 pub mod memory;
 pub mod order;
 pub mod parameters;
+pub mod reductions;
 pub mod roles;
 pub mod turned;
 pub mod views;
@@ -77,6 +79,8 @@ pub const KERNELS: &[KernelFamily] = &[
     order::CLOCK,
     order::MBARRIER_PHASES,
     parameters::NESTED,
+    reductions::APPROXIMATIONS,
+    reductions::ROW_REDUCTIONS,
     roles::TEAM_ROLES,
     turned::TURNED_PRODUCTS,
     views::ODD_VIEW,

@@ -1,6 +1,5 @@
 //! Identity, loads and stores, shared memory, atomics, acquire and release.
 
-use oxtile_tile::global::Vector;
 use oxtile_tile::launch::Problem;
 use oxtile_tile::prelude::*;
 
@@ -70,11 +69,11 @@ pub fn shared_memory(input: Global<u32>, output: GlobalMut<u32>) {
     let word = input.load(u64::from(t));
     arena.bytes.store(t, word as u8);
     arena.words.store(t, word);
-    arena.vectors.store_vector(4 * t, [word, word + 1, word + 2, word + 3]);
+    arena.vectors.store_vector(4 * t, Vector::from_words([word, word + 1, word + 2, word + 3]));
     block::sync();
     let other = (t + 37) % THREADS;
     let vector = arena.vectors.load_vector(4 * other);
-    let sum = vector.into_iter().fold(0u32, u32::wrapping_add);
+    let sum = vector.words().into_iter().fold(0u32, u32::wrapping_add);
     output.store(u64::from(3 * t), u32::from(arena.bytes.load(other)));
     output.store(u64::from(3 * t + 1), arena.words.load(other));
     output.store(u64::from(3 * t + 2), sum);

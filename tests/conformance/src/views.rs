@@ -1,6 +1,6 @@
 //! What views say of themselves, accesses of several elements, tables, shared addresses.
 
-use oxtile_tile::global::{GlobalTable, Vector};
+use oxtile_tile::global::GlobalTable;
 use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 use oxtile_tile::shared::{self, SharedTile};

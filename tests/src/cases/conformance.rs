@@ -3,13 +3,13 @@
 use oxtile::tensor::{DeviceTable, TensorMap, TensorMapMut};
 use oxtile::{Buffer, HostElement, Runtime, Stream};
 use oxtile_conformance::{
-    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, roles::*, turned::*,
-    views::*, warp_matrix::*,
+    THREADS, cluster::*, convert::*, copies::*, exchange::*, formats::*, fragments::*, matrix::*, memory::*, order::*, reductions::*,
+    roles::*, turned::*, views::*, warp_matrix::*,
 };
-use oxtile_tests::inputs::{Dtype, Random, Scenario};
+use oxtile_tests::inputs::{Dtype, Random, Scenario, codes};
 use oxtile_tile::flag::POISON;
 use oxtile_tile::launch::{Kernel, Signature};
-use oxtile_tile::num::Pod;
+use oxtile_tile::num::{Pod, bf16};
 
 use super::conformance_parameters::nested;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -21,7 +21,7 @@ pub(super) type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 45] = [
+    let kernels: [(&str, Written); 46] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -33,6 +33,7 @@ pub fn cases() -> Vec<Case> {
         ("votes", votes),
         ("warp_reductions", warp_reductions),
         ("block_maximum", block_maximum),
+        ("row_reductions", row_reductions),
         ("named_barriers", named_barriers),
         ("copy_async_ring", copy_async_ring),
         ("bulk_pipeline", bulk_pipeline),
@@ -194,6 +195,24 @@ fn half_words() -> Vec<u32> {
         _ => random.bits() as u16,
     };
     (0..1024).map(|_| u32::from(half()) | u32::from(half()) << 16).collect()
+}
+
+/// Sums of rounded numbers, so that another order gives other bits.
+fn row_reductions(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let row: Vec<u16> = codes(Dtype::Bf16, &Scenario::Normal.generate(Dtype::Bf16, ROW as usize, 5));
+    let row: Vec<bf16> = row.into_iter().map(bf16::from_bits).collect();
+    let (input, mut doubled) = (run.input(&row)?, run.input(&vec![bf16::NAN; ROW as usize])?);
+    let (mut pairs, mut output) = (run.input(&[0f32; ROW as usize / 2])?, run.input(&[0f32; (THREADS * ROW_WORDS) as usize])?);
+    run.launch::<RowReductions>(RowReductionsArgs {
+        input: input.view(),
+        doubled: doubled.view_mut(),
+        pairs: pairs.view_mut(),
+        output: output.view_mut(),
+    })?;
+    let doubled = text(doubled.to_vec(stream))?.into_iter().flat_map(|half: bf16| half.to_bits().to_le_bytes());
+    let floats = [text(pairs.to_vec(stream))?, text(output.to_vec(stream))?].concat();
+    Ok(doubled.chain(floats.into_iter().flat_map(f32::to_le_bytes)).collect())
 }
 
 fn cluster_share(runtime: &Runtime, stream: &Stream) -> Bytes {

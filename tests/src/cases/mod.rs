@@ -18,10 +18,14 @@
 //! | `grouped`, `grouped_fp8` | groups of matrices |
 //! | `nvfp4_shards`, `grouped_shards`, `in_turn` | shards quantized by ranks; ranks that take turns on one device |
 //! | `quantized_gemm` | products of quantized matrices |
+//! | `approximate` | functions that hardware approximates |
+//! | `rms_norm`, `rotary`, `cross_entropy`, `embedding`, `adamw` | kernels of that name, forward and backward |
 //! | `element` | the wide element types, for the others |
 
 mod activation;
+mod adamw;
 mod amax;
+mod approximate;
 mod attention;
 mod attention_backward;
 mod attention_backward_general;
@@ -41,7 +45,9 @@ mod attention_steps;
 mod conformance;
 mod conformance_parameters;
 mod copy;
+mod cross_entropy;
 mod element;
+mod embedding;
 mod exchange;
 mod fp8;
 mod gemm;
@@ -61,6 +67,8 @@ mod nvfp4_shards;
 mod nvfp4_sweeps;
 mod nvfp4_variants;
 mod quantized_gemm;
+mod rms_norm;
+mod rotary;
 mod shards;
 
 use crate::case::Case;
@@ -104,6 +112,12 @@ pub fn all() -> Vec<Case> {
         attention_split::cases(),
         attention_steps::cases(),
         conformance::cases(),
+        approximate::cases(),
+        rms_norm::cases(),
+        rotary::cases(),
+        cross_entropy::cases(),
+        embedding::cases(),
+        adamw::cases(),
     ]
     .into_iter()
     .flatten()

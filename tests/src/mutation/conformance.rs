@@ -1,6 +1,6 @@
 //! Mutants of the conformance kernels that synchronise.
 
-use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*, order::*};
+use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*, order::*, reductions::*};
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
@@ -17,6 +17,7 @@ pub(super) const STRICTER_WAIT: Equivalent<'static> = Equivalent {
 pub const JOBS: &[Job] = &[
     Job { name: "shared_memory", run: shared_memory, equivalents: &[] },
     Job { name: "block_maximum", run: block_maximum, equivalents: &[] },
+    Job { name: "row_reductions", run: row_reductions, equivalents: &[] },
     Job { name: "named_barriers", run: named_barriers, equivalents: &[] },
     Job { name: "copy_async_ring", run: copy_async_ring, equivalents: &[STRICTER_WAIT] },
     Job { name: "bulk_pipeline", run: bulk_pipeline, equivalents: &[] },
@@ -27,6 +28,19 @@ pub const JOBS: &[Job] = &[
     Job { name: "fences", run: fences, equivalents: &[] },
     Job { name: "tensor_boxes", run: tensor_boxes, equivalents: &[] },
 ];
+
+fn row_reductions(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let ones = vec![0x3f80_3f81; ROW as usize / 2];
+    let (input, mut doubled) = (device.upload("input", &ones), device.upload("doubled", &ones));
+    let (mut pairs, mut output) = (device.upload("pairs", &ones), device.upload("output", &[0; (THREADS * ROW_WORDS) as usize]));
+    device.launch::<RowReductions>(RowReductionsArgs {
+        input: input.view(),
+        doubled: doubled.view_mut(),
+        pairs: pairs.view_mut(),
+        output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}
 
 fn fences(device: &Device) -> Result<Vec<u32>, Outcome> {
     let zeros = || device.upload("zeros", &[0; SCOPES as usize]);

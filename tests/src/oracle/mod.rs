@@ -8,12 +8,13 @@
 //! | `formats`, `agreement` | number formats by definition, held to golden vectors |
 //! | `fp8`, `mxfp8`, `nvfp4` | the formats |
 //! | `nvfp4_stochastic`, `nvfp4_variants` | stochastic rounding; four over six, an amax for each row |
-//! | `amax`, `activation`, `gemm`, `interleave` | what they are named after |
+//! | `amax`, `activation`, `gemm`, `interleave`, `rms_norm`, `rotary`, `cross_entropy`, `adamw` | what they are named after |
 //! | `attention`, `attention_backward` | attention of all heads, forward and backward |
 //! | `attention_head`, `attention_head_backward` | one head of one sequence, with every option |
 //! | `attention_fp8` | what rounded weights lose at least |
 
 pub mod activation;
+pub mod adamw;
 #[cfg(test)]
 mod agreement;
 pub mod amax;
@@ -22,6 +23,7 @@ pub mod attention_backward;
 pub mod attention_fp8;
 pub mod attention_head;
 pub mod attention_head_backward;
+pub mod cross_entropy;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;
@@ -30,3 +32,5 @@ pub mod mxfp8;
 pub mod nvfp4;
 pub mod nvfp4_stochastic;
 pub mod nvfp4_variants;
+pub mod rms_norm;
+pub mod rotary;

@@ -8,4 +8,8 @@ pub trait Approximate {
     fn log2(x: f32) -> f32;
     /// `rcp.approx.ftz.f32`: within 1 ulp.
     fn reciprocal(x: f32) -> f32;
+    /// `rsqrt.approx.ftz.f32`: relative error at most 2^-22.9.
+    fn rsqrt(x: f32) -> f32;
+    /// `sqrt.approx.ftz.f32`: relative error at most 2^-23.
+    fn sqrt(x: f32) -> f32;
 }

@@ -38,6 +38,21 @@ impl Grid {
         }
     }
 
+    /// One block for every row of `width` elements of a tensor of `length`; none for a tensor of none.
+    ///
+    /// # Errors
+    /// A length that is not a multiple of the width, and more than 2^31 - 1 rows; `argument` is named as the cause.
+    pub fn rows(argument: &'static str, length: u64, width: u64) -> Result<Self, LaunchError> {
+        LaunchError::check_multiple(argument, width, length)?;
+        let rows = length.checked_div(width).unwrap_or(0);
+        match i32::try_from(rows) {
+            Ok(x) => Ok(Self::x(x.cast_unsigned())),
+            Err(_) => {
+                Err(LaunchError { argument, problem: Problem::TooLarge { found: length, limit: (i32::MAX as u64).saturating_mul(width) } })
+            }
+        }
+    }
+
     /// `x` blocks across and, down, one for every `per_block` of `items`: in y and, where those are more than 65535, in z too. The one at `y` and
     /// `z` is number `z * count_y + y`; the last ones may be beyond the items, and a kernel leaves them without work.
     ///
@@ -190,6 +205,16 @@ mod tests {
             let (blocks, found) = (items.div_ceil(8), u64::from(y) * u64::from(z));
             assert!((blocks..blocks + u64::from(z)).contains(&found) && y <= 65_535 && z <= 65_535, "{items}: {y} by {z}");
         }
+    }
+
+    #[test]
+    fn a_block_a_row() {
+        assert_eq!(Grid::rows("input", 12, 4), Ok(Grid::x(3)));
+        assert_eq!([Grid::rows("input", 0, 4), Grid::rows("input", 0, 0)], [Ok(Grid::x(0)); 2]);
+        let refused = |length, width| Grid::rows("input", length, width).unwrap_err().problem;
+        assert_eq!(refused(13, 4), Problem::Multiple { of: 4, found: 13 });
+        assert_eq!(refused(1, 0), Problem::Multiple { of: 0, found: 1 });
+        assert_eq!(refused(1 << 40, 2), Problem::TooLarge { found: 1 << 40, limit: 2 * i32::MAX as u64 });
     }
 
     #[test]

@@ -33,7 +33,7 @@ mod math;
 mod scale;
 pub mod software;
 
-pub use approximate::{exp2, log2, reciprocal};
+pub use approximate::{exp, exp2, ln, log2, reciprocal, rsqrt, sqrt, tanh};
 pub use element::{Element, Float, Pod};
 pub use fp4::{e2m1, e2m1x2, e2m1x8};
 pub use fp8::{Fp8, e4m3, e4m3x2, e4m3x4, e5m2, e5m2x2, e5m2x4};

@@ -23,4 +23,14 @@ impl Approximate for Emulated {
     fn reciprocal(x: f32) -> f32 {
         flushed(1.0 / flushed(x))
     }
+
+    #[inline(always)]
+    fn rsqrt(x: f32) -> f32 {
+        (1.0 / f64::from(flushed(x)).sqrt()) as f32
+    }
+
+    #[inline(always)]
+    fn sqrt(x: f32) -> f32 {
+        flushed(x).sqrt()
+    }
 }

@@ -23,4 +23,6 @@ functions! {
     exp2 => "ex2.approx.ftz.f32";
     log2 => "lg2.approx.ftz.f32";
     reciprocal => "rcp.approx.ftz.f32";
+    rsqrt => "rsqrt.approx.ftz.f32";
+    sqrt => "sqrt.approx.ftz.f32";
 }

@@ -1,0 +1,116 @@
+//! AdamW: one step of all weights of a tensor, with decoupled weight decay.
+//!
+//! Floor: 26 bytes a weight, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has eight weights,
+//! with seven loads in flight.
+
+use oxtile_tile::prelude::*;
+
+const THREADS: u32 = 256;
+/// Weights of a thread.
+const WEIGHTS: usize = 8;
+
+/// The numbers of a step.
+#[derive(Clone, Copy, Debug, Parameter)]
+pub struct Step {
+    /// The learning rate.
+    pub rate: f32,
+    /// What is taken off the weights: the part `rate * decay` of them.
+    pub decay: f32,
+    /// The part of the first moment that stays.
+    pub beta1: f32,
+    /// The part of the second moment that stays.
+    pub beta2: f32,
+    /// What is added to the square root of the second moment.
+    pub epsilon: f32,
+    /// `1 / (1 - beta1^t)` of step `t`.
+    pub correction1: f32,
+    /// `1 / sqrt(1 - beta2^t)`.
+    pub correction2: f32,
+    /// What gradients are multiplied by first.
+    pub gradient_scale: f32,
+}
+
+/// A weight and its moments.
+#[derive(Clone, Copy)]
+struct Weight {
+    value: f32,
+    first: f32,
+    second: f32,
+}
+
+impl Step {
+    #[inline(always)]
+    fn update(&self, Weight { value, first, second }: Weight, gradient: f32) -> Weight {
+        let g = gradient * self.gradient_scale;
+        let first = num::fma(self.beta1, first, (1.0 - self.beta1) * g);
+        let second = num::fma(self.beta2, second, (1.0 - self.beta2) * (g * g));
+        let direction = first * self.correction1 * num::reciprocal(num::fma(num::sqrt(second), self.correction2, self.epsilon));
+        let decayed = num::fma(-self.rate * self.decay, value, value);
+        Weight { value: num::fma(-self.rate, direction, decayed), first, second }
+    }
+}
+
+/// Updates weights and moments in place, in `f32`, and writes the weights rounded to the gradient's type, if that is wanted.
+///
+/// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`, `w = w - rate (decay w + m correction1 / (sqrt(v) correction2 + epsilon))`.
+#[kernel(threads = THREADS, grid = grid)]
+#[instances(G = [bf16, f16])]
+pub fn adamw<G: Half>(
+    gradient: Global<G>,
+    weights: GlobalMut<f32>,
+    first: GlobalMut<f32>,
+    second: GlobalMut<f32>,
+    rounded: Option<GlobalMut<G>>,
+    step: Step,
+) {
+    let at = (u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index())) * WEIGHTS as u64;
+    if at + WEIGHTS as u64 <= weights.len() {
+        let g = gradient.load_vector(at).to_f32();
+        let [w, m, v] = [&weights, &first, &second].map(|tensor| eight(tensor, at));
+        let new: [Weight; WEIGHTS] = core::array::from_fn(|i| step.update(Weight { value: w[i], first: m[i], second: v[i] }, g[i]));
+        store_eight(&weights, at, new.map(|weight| weight.value));
+        store_eight(&first, at, new.map(|weight| weight.first));
+        store_eight(&second, at, new.map(|weight| weight.second));
+        if let Some(rounded) = rounded {
+            rounded.store_vector(at, Vector::<G>::from_f32(new.map(|weight| weight.value)));
+        }
+    } else {
+        for at in at..weights.len() {
+            let weight = Weight { value: weights.load(at), first: first.load(at), second: second.load(at) };
+            let new = step.update(weight, gradient.load(at).to_f32());
+            weights.store(at, new.value);
+            first.store(at, new.first);
+            second.store(at, new.second);
+            if let Some(rounded) = rounded {
+                rounded.store(at, G::from_f32(new.value));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn eight(tensor: &GlobalMut<f32>, at: u64) -> [f32; WEIGHTS] {
+    let [[a, b, c, d], [e, f, g, h]] = [0, 4].map(|part| tensor.load_vector(at + part).to_f32());
+    [a, b, c, d, e, f, g, h]
+}
+
+#[inline(always)]
+fn store_eight(tensor: &GlobalMut<f32>, at: u64, [a, b, c, d, e, f, g, h]: [f32; WEIGHTS]) {
+    tensor.store_vector(at, Vector::<f32>::from_f32([a, b, c, d]));
+    tensor.store_vector(at + 4, Vector::<f32>::from_f32([e, f, g, h]));
+}
+
+fn grid<G: Half>(args: &AdamwArgs<'_, G>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let count = args.weights.len();
+    LaunchError::check_length("gradient", count, args.gradient.len())?;
+    LaunchError::check_alignment("gradient", 16, args.gradient.address())?;
+    for (name, tensor) in [("weights", &args.weights), ("first", &args.first), ("second", &args.second)] {
+        LaunchError::check_length(name, count, tensor.len())?;
+        LaunchError::check_alignment(name, 16, tensor.address())?;
+    }
+    if let Some(rounded) = &args.rounded {
+        LaunchError::check_length("rounded", count, rounded.len())?;
+        LaunchError::check_alignment("rounded", 16, rounded.address())?;
+    }
+    Grid::cover("weights", count, THREADS * WEIGHTS as u32)
+}
