@@ -32,6 +32,7 @@
 //! | `launch`, `grid_run` | a launch as a value, and its run |
 //! | `grid`, `cluster`, `block`, `thread`, `worker` | what is under way, from the grid to a thread; the share of one operating system thread |
 //! | `scheduler`, `random` | which warp goes on |
+//! | `schedule`, `replay`, `story` | the turns of a run, to give them to another one and to tell them in words |
 //! | `warp`, `collective`, `mma`, `wgmma`, `format` | operations that several threads carry out together; matrix products and their numbers |
 //! | `barrier`, `mbarrier`, `meeting`, `copy_group` | what threads wait for |
 //! | `access`, `async_copy`, `atomic`, `order` | loads and stores, copies that finish later, atomics, memory orders |
@@ -73,8 +74,10 @@ pub mod mutation;
 mod order;
 mod panic_hook;
 mod random;
+mod replay;
 mod report;
 mod reservation;
+mod schedule;
 mod scheduler;
 mod shadow;
 mod shared_layout;
@@ -82,6 +85,7 @@ mod site;
 mod stack;
 #[cfg(unix)]
 mod stack_overflow;
+mod story;
 mod swizzle;
 pub mod tensor_map;
 mod thread;
@@ -101,4 +105,5 @@ pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
 pub use report::{Report, SiteUse, SyncSite};
 pub use reservation::Reservation;
+pub use schedule::{Actor, Schedule, Sentence, Turn};
 pub use shared_layout::SharedLayout;

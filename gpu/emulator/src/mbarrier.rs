@@ -323,7 +323,7 @@ pub(crate) fn poll(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
     if !thread.worker().performs("mbarrier_try_wait_parity", site) {
         return true;
     }
-    if thread.worker().is_checked() && thread.worker().random.once_in(4) {
+    if thread.worker().is_checked() && thread.turn_ends(4, false) {
         // The hardware may give up early, whatever the phase.
         thread.give_way(Waiting::Poll { offset, parity }, site);
         return false;

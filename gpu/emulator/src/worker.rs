@@ -9,6 +9,7 @@ use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
 use crate::report::{SiteUse, SyncSite};
+use crate::schedule::{Deed, Deeds, What};
 use crate::shared_layout::SharedNames;
 use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
@@ -38,6 +39,10 @@ pub(crate) struct Worker {
     /// The names of the shared memory's pieces.
     pub shared: SharedNames,
     sites: RefCell<HashMap<(usize, usize), Seen>>,
+    /// Where the turn of the thread now running ends, by a schedule: after so many places at which it may stop. None where the seed decides.
+    pub turn_end: Cell<Option<u32>>,
+    /// What the thread did in its turn, where that is told.
+    pub deeds: Deeds,
 }
 
 /// Slots of the allocation cache.
@@ -64,6 +69,8 @@ impl Worker {
             totals: RefCell::default(),
             shared: SharedNames::default(),
             sites: RefCell::default(),
+            turn_end: Cell::new(None),
+            deeds: Deeds::default(),
         }
     }
 
@@ -125,6 +132,7 @@ impl Worker {
     }
 
     fn mutate(&self, operation: &'static str, site: Site, count: Option<u32>) -> Option<u32> {
+        self.note(site, || What::Synchronisation(operation));
         let mut sites = self.sites.borrow_mut();
         // The addresses of the two constants are cheaper to look up than their contents.
         let key = (std::ptr::from_ref(site).addr(), operation.as_ptr().addr());
@@ -135,6 +143,14 @@ impl Worker {
         match &self.grid.options.mutation {
             Some(mutation) if mutation.is_at(operation, site) => mutation.change.apply(given),
             _ => Some(given),
+        }
+    }
+
+    /// Notes what the thread now running does, where that is told.
+    #[inline(always)]
+    pub fn note(&self, site: Site, what: impl FnOnce() -> What) {
+        if let Some(about) = self.grid.options.schedule.as_ref().and_then(|schedule| schedule.about()) {
+            self.deeds.add(Deed { site, what: what() }, about);
         }
     }
 
