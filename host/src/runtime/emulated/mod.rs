@@ -12,6 +12,7 @@
 //! | `clock`, `sanitizer`, `race` | which uses of memory are ordered, and the report of two that are not |
 //! | `log` | what the scheduler did, as spans |
 //! | `explore`, `random` | every order of operations, or one drawn from a seed |
+//! | `script` | the order of a run, noted or given |
 //! | `protocols`, `tables` | tests: exhaustive searches of signal protocols, and tables that do not grow |
 
 mod clock;
@@ -30,6 +31,7 @@ mod reduction;
 mod sanitizer;
 mod schedule;
 mod scheduler;
+mod script;
 #[cfg(test)]
 pub(crate) mod tables;
 mod wait;
@@ -41,3 +43,4 @@ pub use options::EmulatedOptions;
 pub use race::{RaceKind, StreamRace, StreamUse};
 pub(crate) use ranges::Place;
 pub(crate) use reduction::Reduction;
+pub(crate) use script::{Decision, Script};
