@@ -221,6 +221,7 @@ impl Scheduler {
     }
 
     /// Check mode with given turns: the next one, or the default order's.
+    #[cold]
     fn follow(&self, replay: &Replay) -> Result<(), Fault> {
         let started = self.grid().next_block.load(Ordering::Relaxed).min(self.grid().launch.blocks());
         match replay.choose(&self.blocks, started) {
@@ -247,11 +248,13 @@ impl Scheduler {
     }
 
     /// Resumes a lane, and notes it where turns are noted.
+    #[inline(always)]
     fn take_turn(&self, block: &Block, warp: u32, lane: u32) {
+        let Some(replay) = &self.replay else { return self.resume(block, warp, lane) };
         let thread = &block.threads[(warp * 32 + lane) as usize];
-        self.replay.iter().for_each(|replay| replay.begin(block, thread));
+        replay.begin(block, thread);
         self.resume(block, warp, lane);
-        self.replay.iter().for_each(|replay| replay.end(block, thread));
+        replay.end(block, thread);
     }
 
     #[inline(always)]
@@ -303,9 +306,11 @@ impl Scheduler {
                 "let all threads of the group reach the same collective or barrier: no branch around it, no early return before it, that only \
                  some of them take",
             ),
-            false => {
-                (FaultKind::Deadlock, "every thread waits", "let as many arrive as are waited for, and announce the bytes that are copied")
-            }
+            false => (
+                FaultKind::Deadlock,
+                "every thread waits",
+                "let as many arrive as are waited for, at a barrier of the same number, and announce the bytes that are copied",
+            ),
         };
         Err(self.stuck(kind, what.to_owned(), mend))
     }

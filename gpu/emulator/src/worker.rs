@@ -9,7 +9,7 @@ use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
 use crate::random::Random;
 use crate::report::{SiteUse, SyncSite};
-use crate::schedule::{Deed, Deeds, What};
+use crate::schedule::{Deed, Deeds, Schedule, What};
 use crate::shared_layout::SharedNames;
 use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
@@ -41,6 +41,8 @@ pub(crate) struct Worker {
     sites: RefCell<HashMap<(usize, usize), Seen>>,
     /// Where the turn of the thread now running ends, by a schedule: after so many places at which it may stop. None where the seed decides.
     pub turn_end: Cell<Option<u32>>,
+    /// Whether what threads do is told.
+    tells: bool,
     /// What the thread did in its turn, where that is told.
     pub deeds: Deeds,
 }
@@ -70,6 +72,7 @@ impl Worker {
             shared: SharedNames::default(),
             sites: RefCell::default(),
             turn_end: Cell::new(None),
+            tells: grid.options.schedule.as_ref().is_some_and(|schedule| schedule.about().is_some()),
             deeds: Deeds::default(),
         }
     }
@@ -149,8 +152,9 @@ impl Worker {
     /// Notes what the thread now running does, where that is told.
     #[inline(always)]
     pub fn note(&self, site: Site, what: impl FnOnce() -> What) {
-        if let Some(about) = self.grid.options.schedule.as_ref().and_then(|schedule| schedule.about()) {
-            self.deeds.add(Deed { site, what: what() }, about);
+        if self.tells {
+            let about = self.grid.options.schedule.as_ref().and_then(Schedule::about);
+            self.deeds.add(Deed { site, what: what() }, about.unwrap_or_default());
         }
     }
 

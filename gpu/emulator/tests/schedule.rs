@@ -177,7 +177,15 @@ fn a_race_between_all_threads_needs_no_turn() {
     let job = job(rotate);
     let (turns, fault) = failing(&job, FaultKind::Race);
     assert_eq!(needed(&job, &turns, FaultKind::Race), []);
-    let story = told(&job, &[], &fault);
+    // Threads that do the same are told together.
+    let [first, second, third] = &told(&job, &[], &fault)[..] else { panic!("three sentences") };
+    for (sentence, start, end) in [
+        (first, "threads 0..63 of block (0, 0, 0) run past ", "(barrier_sync), where they wait"),
+        (second, "thread (63, 0, 0) of block (0, 0, 0) runs past ", "(read of offset 0 of the block's shared memory) to the end"),
+        (third, "thread (0, 0, 0) of block (0, 0, 0) runs until ", "(write of offset 0 of the block's shared memory)"),
+    ] {
+        assert!(sentence.text.starts_with(start) && sentence.text.ends_with(end), "{}", sentence.text);
+    }
 }
 
 #[test]
