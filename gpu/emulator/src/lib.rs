@@ -41,7 +41,7 @@
 //! | `detector`, `shadow`, `clock`, `history`, `initialisation` | races and bytes that were never written, within a grid and across grids |
 //! | `shared_layout` | what pieces of shared memory are called |
 //! | `divergence` | threads that part before a collective |
-//! | `fault`, `site`, `report`, `cost` | what a run reports: errors, source lines, counts, costs of accesses |
+//! | `fault`, `site`, `report`, `cost`, `phases` | what a run reports: errors, source lines, counts, costs of accesses, phases of mbarriers |
 //! | `mutation` | kernels broken on purpose |
 //! | `stack`, `stack_overflow`, `panic_hook` | the stacks of coroutines, and how they end |
 #![deny(missing_docs)]
@@ -73,6 +73,7 @@ mod mma;
 pub mod mutation;
 mod order;
 mod panic_hook;
+mod phases;
 mod random;
 mod replay;
 mod report;
@@ -103,7 +104,8 @@ pub use grid_run::GridRun;
 pub use launch::{Launch, Mode, Options, Policy, TensorName};
 pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
-pub use report::{Report, SiteUse, SyncSite};
+pub use phases::Phase;
+pub use report::{BoxCopy, Report, SiteUse, SyncSite};
 pub use reservation::Reservation;
 pub use schedule::{Actor, Schedule, Sentence, Turn};
-pub use shared_layout::SharedLayout;
+pub use shared_layout::{SharedField, SharedLayout};

@@ -67,7 +67,11 @@ impl Scheduler {
     }
 
     pub fn report(&self) -> Report {
-        Report { steps: self.worker.steps.get(), sites: self.worker.sites(), lines: self.worker.totals.borrow().lines() }
+        let worker = &self.worker;
+        let plain = Report { steps: worker.steps.get(), sites: worker.sites(), lines: worker.totals.borrow().lines(), ..Report::default() };
+        let Some(explained) = &worker.explained else { return plain };
+        let phases = explained.phases.borrow().named(|offset| worker.shared.mbarrier(offset));
+        Report { shared: worker.shared.fields(), boxes: explained.boxes.borrow().iter().cloned().collect(), phases, ..plain }
     }
 
     /// How often a thread went on so far.

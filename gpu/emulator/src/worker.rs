@@ -7,15 +7,16 @@ use crate::grid::Grid;
 use crate::history::GridBlocks;
 use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
+use crate::phases::Phases;
 use crate::random::Random;
-use crate::report::{SiteUse, SyncSite};
+use crate::report::{BoxCopy, SiteUse, SyncSite};
 use crate::schedule::{Deed, Deeds, Schedule, What};
 use crate::shared_layout::SharedNames;
 use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -41,10 +42,20 @@ pub(crate) struct Worker {
     sites: RefCell<HashMap<(usize, usize), Seen>>,
     /// Where the turn of the thread now running ends, by a schedule: after so many places at which it may stop. None where the seed decides.
     pub turn_end: Cell<Option<u32>>,
+    /// What pictures of the run need, where they are wanted.
+    pub explained: Option<Explained>,
     /// Whether what threads do is told.
     tells: bool,
     /// What the thread did in its turn, where that is told.
     pub deeds: Deeds,
+}
+
+/// What pictures of a run need.
+#[derive(Default)]
+pub(crate) struct Explained {
+    /// Of the first block.
+    pub phases: RefCell<Phases>,
+    pub boxes: RefCell<BTreeSet<BoxCopy>>,
 }
 
 /// Slots of the allocation cache.
@@ -72,6 +83,7 @@ impl Worker {
             shared: SharedNames::default(),
             sites: RefCell::default(),
             turn_end: Cell::new(None),
+            explained: (grid.options.explain && grid.options.mode == Mode::Check).then(Explained::default),
             tells: grid.options.schedule.as_ref().is_some_and(|schedule| schedule.about().is_some()),
             deeds: Deeds::default(),
         }
