@@ -13,11 +13,13 @@
 //! | `log` | what the scheduler did, as spans |
 //! | `explore`, `random` | every order of operations, or one drawn from a seed |
 //! | `script` | the order of a run, noted or given |
+//! | `explain` | the files of `OXTILE_EXPLAIN` |
 //! | `protocols`, `tables` | tests: exhaustive searches of signal protocols, and tables that do not grow |
 
 mod clock;
 mod cluster;
 mod collective;
+mod explain;
 mod explore;
 mod log;
 mod operation;

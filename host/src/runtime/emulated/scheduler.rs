@@ -10,6 +10,7 @@ use std::thread::ThreadId;
 use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
+use super::explain::Explanations;
 use super::log::{Log, name_of};
 use super::operation::{Entry, Mark, Operation, check_written, word};
 use super::options::EmulatedOptions;
@@ -65,6 +66,8 @@ pub(super) struct State {
     pub log: Option<Log>,
     /// The order, where it is noted or given.
     pub script: Option<Script>,
+    /// What launches show, where it is asked for.
+    pub explanations: Option<Explanations>,
     /// What ended all work.
     fault: Option<Error>,
 }
@@ -94,6 +97,7 @@ impl State {
             waiting: HashSet::new(),
             log: None,
             script: None,
+            explanations: Explanations::from_environment(),
             fault: None,
         }
     }
@@ -305,18 +309,11 @@ impl State {
             }
             Operation::Arrive(part) => part.arrive(memory, &clock),
             Operation::Leave(part) => part.leave(memory, &mut clock),
-            operation => {
+            Operation::Launch(launched) => {
                 let run = run_options(options, self.random.next());
-                let script = self.script.as_mut().filter(|_| matches!(operation, Operation::Launch(_)));
-                match script {
-                    Some(script) => {
-                        let result = operation.execute(memory, script.begin(queue, run));
-                        script.end();
-                        result
-                    }
-                    None => operation.execute(memory, run),
-                }
+                self.launch(queue, launched, memory, run)
             }
+            operation => operation.execute(memory, run_options(options, self.random.next())),
         };
         self.clocks.insert(queue, clock);
         result

@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Duration;
 
-use oxtile_emulator::{Options, Schedule, Sentence, Turn};
+use oxtile_emulator::{Memory, Mode, Options, Schedule, Sentence, Turn};
+
+use super::operation::Launched;
+use super::scheduler::State;
+use crate::runtime::error::Result;
 
 /// One scheduling decision. Operations of a stream are counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,5 +159,23 @@ impl Script {
             kernel.matters = true;
         }
         self.story.extend(story.into_iter().map(|sentence| (sentence, false)));
+    }
+}
+
+impl State {
+    /// Runs a kernel, in the order that is given, if one is; notes its order, and what it shows.
+    pub fn launch(&mut self, queue: u64, launched: &Launched, memory: &Arc<Memory>, run: Options) -> Result<()> {
+        let run = Options { explain: self.explanations.is_some(), ..run };
+        let run = match &mut self.script {
+            Some(script) => script.begin(queue, run),
+            None => run,
+        };
+        let (is_checked, result) = (run.mode == Mode::Check, launched.run(memory, run));
+        self.script.iter_mut().for_each(Script::end);
+        let report = result?;
+        if let Some(explanations) = self.explanations.as_mut().filter(|_| is_checked) {
+            explanations.add(&launched.launch, report);
+        }
+        Ok(())
     }
 }
