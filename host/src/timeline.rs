@@ -40,6 +40,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use crate::recording::{Activity, Clock, Lane, Recording, Span, TimelineError};
+pub use crate::recording::{BoxRecord, FieldRecord, KernelRecord, LineRecord, PhaseRecord};
 
 use crate::runtime::runtime::Inner;
 use crate::runtime::{Error, Result, Runtime};

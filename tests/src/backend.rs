@@ -8,7 +8,7 @@ use std::{
 
 use libtest_mimic::{Failed, Trial};
 use oxtile::timeline::{Activity, Timeline};
-use oxtile::{EmulatedOptions, Runtime};
+use oxtile::{EmulatedOptions, Runtime, testing};
 use oxtile_emulator::Mode;
 use oxtile_tests::{driver, launches};
 
@@ -66,11 +66,14 @@ fn failed(outcome: Outcome) -> Result<(), Failed> {
 fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
     let run = |mode, seed: u64| {
         let options = EmulatedOptions { mode, seed: Some(seed), ..EmulatedOptions::default() };
-        let runtime = Runtime::emulated_with(options).map_err(|e| e.to_string())?;
+        let runtime = Runtime::emulated_with(options.clone()).map_err(|e| e.to_string())?;
         // A runtime has one recording: with OXTILE_TRACE it is that one, and no test reads it.
         let notes = (coverage::counts(case) || launches::wanted()) && env::var_os("OXTILE_TRACE").is_none();
         let timeline = notes.then(|| Timeline::start(&runtime)).transpose().map_err(|e| e.to_string())?;
-        (case.run)(&runtime).map_err(|error| format!("{mode:?} mode, seed {seed}: {error}"))?;
+        if let Err(error) = (case.run)(&runtime) {
+            let shrunk = if mode == Mode::Check { testing::shortest_schedule(&options, |runtime| (case.run)(runtime)) } else { Ok(()) };
+            return Err(format!("{mode:?} mode, seed {seed}: {}", shrunk.err().unwrap_or(error)));
+        }
         if let Some(timeline) = timeline {
             let spans = timeline.finish().map_err(|e| e.to_string())?.spans;
             let kernels = spans.into_iter().filter(|span| span.activity == Activity::Kernel).map(|span| span.name).collect();

@@ -7,6 +7,7 @@ use crate::fault::FaultKind;
 use crate::mbarrier;
 use crate::memory::Allocation;
 use crate::order::{AtomicOp, ReadOrder, Scope, Space, WriteOrder};
+use crate::schedule::What;
 use crate::shadow::Access;
 use crate::shadow::Manner;
 use crate::site::Site;
@@ -205,11 +206,19 @@ fn poll_again(thread: &Thread, address: u64, site: Site) {
     }
 }
 
-/// Check mode: lets other threads run now and then, before an access that they might conflict with.
-fn preempt(thread: &Thread, strong: bool, site: Site) {
-    if thread.worker().random.once_in(if strong { 2 } else { 16 }) {
-        thread.give_way(if strong { Waiting::Turn } else { Waiting::Nothing }, site);
+/// Check mode: lets other threads run now and then, before an access that they might conflict with. A strong load may poll its address.
+fn preempt(thread: &Thread, strong: bool, load: Option<u64>, site: Site) {
+    let polls = load.is_some_and(|address| thread.polled.replace(address) == address);
+    if thread.turn_ends(if strong { 2 } else { 16 }, polls) {
+        // Where turns are given and none ends here, a thread that runs long counts as one that polls.
+        let idle = thread.worker().turn_end.get().map_or(strong, |end| end == u32::MAX);
+        thread.give_way(if idle { Waiting::Turn } else { Waiting::Nothing }, site);
     }
+}
+
+/// What a story tells of an access.
+fn deed(verb: &'static str, space: Space, access: &Access) -> What {
+    What::Access { verb, space, address: access.address, bytes: access.bytes as u32 }
 }
 
 /// Whether an access keeps its order: a mutant makes one between devices relaxed.
@@ -239,8 +248,9 @@ fn check_global_read(
         ReadOrder::Relaxed(scope) => (Manner::Strong(scope), Some((scope, false))),
         ReadOrder::Acquire(scope) => (Manner::Strong(scope), Some((scope, is_kept(thread, "acquire", scope, site)))),
     };
-    preempt(thread, strong.is_some(), site);
+    preempt(thread, strong.is_some(), strong.map(|_| address), site);
     let access = Access { address, bytes, writes: false, reads: true, manner, site };
+    thread.worker().note(site, || deed("read", Space::Global, &access));
     thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
     match strong {
         Some((scope, acquire)) => detector.observe(thread.worker().memory(), thread.number, (Space::Global, address), scope, acquire),
@@ -263,8 +273,9 @@ fn check_global_write(
         WriteOrder::Relaxed(scope) => (Manner::Strong(scope), Some(scope), false),
         WriteOrder::Release(scope) => (Manner::Strong(scope), Some(scope), is_kept(thread, "release", scope, site)),
     };
-    preempt(thread, scope.is_some(), site);
+    preempt(thread, scope.is_some(), None, site);
     let access = Access { address, bytes, writes: true, reads: false, manner, site };
+    thread.worker().note(site, || deed("write", Space::Global, &access));
     thread.judge(detector.global_access(thread.worker(), thread.number, allocation, &access), site);
     detector.publish(thread.worker().memory(), thread.number, (Space::Global, address), scope, release, false);
     if scope.is_none() {
@@ -274,10 +285,11 @@ fn check_global_write(
 
 #[cold]
 fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes: u32, writes: bool, site: Site) {
-    preempt(thread, false, site);
+    preempt(thread, false, None, site);
     check_not_mbarrier(thread, offset, bytes, site);
     let (address, bytes) = (u64::from(offset), u64::from(bytes));
     let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
+    thread.worker().note(site, || deed(if writes { "write" } else { "read" }, Space::Shared, &access));
     thread.judge(detector.shared_access(thread.worker(), thread.number, &access), site);
     if writes {
         detector.publish(thread.worker().memory(), thread.number, (Space::Shared, address), None, false, false);
@@ -296,9 +308,10 @@ fn check_not_mbarrier(thread: &Thread, offset: u32, bytes: u32, site: Site) {
 
 #[cold]
 fn check_atomic(thread: &Thread, detector: &Detector, allocation: Option<&Allocation>, address: u64, operation: &Atomic, site: Site) {
-    preempt(thread, true, site);
+    preempt(thread, true, (operation.op == AtomicOp::CompareAndSwap).then_some(address), site);
     let manner = Manner::Strong(operation.scope);
     let access = Access { address, bytes: u64::from(operation.width), writes: true, reads: true, manner, site };
+    thread.worker().note(site, || deed("atomic", if allocation.is_some() { Space::Global } else { Space::Shared }, &access));
     let (space, result) = match allocation {
         Some(allocation) => (Space::Global, detector.global_access(thread.worker(), thread.number, allocation, &access)),
         None => (Space::Shared, detector.shared_access(thread.worker(), thread.number, &access)),

@@ -10,6 +10,7 @@ use crate::copy_group::Order;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::mbarrier;
 use crate::memory::Allocation;
+use crate::schedule::{Actor, Turn};
 use crate::shadow::Access;
 use crate::shadow::{Manner, Record};
 use crate::site::Site;
@@ -55,6 +56,8 @@ enum Stage {
 
 pub(crate) struct Transfer {
     thread: u32,
+    /// How many copies the thread had issued before.
+    number: u32,
     site: Site,
     direction: Direction,
     pieces: Vec<Piece>,
@@ -204,8 +207,9 @@ pub(crate) fn issue_to(thread: &Thread, block: &Block, direction: Direction, pie
         check_piece(thread, direction, piece, site);
     }
     let order = thread.detector().map(|detector| Order::new(thread, detector, block, completion, site));
+    let number = thread.copies.replace(thread.copies.get().wrapping_add(1));
     let mut transfer =
-        Transfer { thread: thread.number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new(), order };
+        Transfer { thread: thread.number, number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new(), order };
     if block.worker().is_checked() {
         block.transfers.borrow_mut().push(transfer);
         return;
@@ -278,13 +282,27 @@ fn check_piece(thread: &Thread, direction: Direction, piece: &Piece, site: Site)
     }
 }
 
-/// Takes one transfer of the block one stage on.
-pub(crate) fn advance(block: &Block, choice: usize) -> Result<(), Fault> {
-    let mut transfers = block.transfers.borrow_mut();
+/// Which transfer goes on where this one is chosen, the stage that it comes to, and where it was issued: an arrival comes after its thread's copies.
+pub(crate) fn chosen(block: &Block, choice: usize) -> (usize, Turn, Site) {
+    let transfers = block.transfers.borrow();
     let at = choice % transfers.len();
     let blocked = matches!(transfers[at].completion, Completion::Arrival { .. })
         && transfers[..at].iter().any(|t| t.thread == transfers[at].thread && matches!(t.completion, Completion::CopyGroup(_)));
     let at = if blocked { 0 } else { at };
+    let Transfer { thread, number, site, stage, .. } = transfers[at];
+    (at, Turn { block: block.number, actor: Actor::Copy { thread, number }, until: stage as u32 + 1 }, site)
+}
+
+/// The place in the queue of a copy, and the stages behind it.
+pub(crate) fn find(block: &Block, thread: u32, number: u32) -> Option<(usize, u32)> {
+    let transfers = block.transfers.borrow();
+    let at = transfers.iter().position(|transfer| (transfer.thread, transfer.number) == (thread, number))?;
+    Some((at, transfers[at].stage as u32))
+}
+
+/// Takes one transfer of the block one stage on.
+pub(crate) fn advance(block: &Block, at: usize) -> Result<(), Fault> {
+    let mut transfers = block.transfers.borrow_mut();
     let thread = &block.threads[transfers[at].thread as usize];
     match transfers[at].stage {
         Stage::Issued => transfers[at].capture(block)?,

@@ -43,6 +43,11 @@ impl Barrier {
         self.expected as usize == threads
     }
 
+    /// Threads that have not arrived yet.
+    pub fn missing(&self) -> u32 {
+        self.expected.saturating_sub(self.arrivals)
+    }
+
     pub fn describe(&self, id: u32) -> String {
         format!("barrier {id}, {} of {} threads arrived", self.arrivals, self.expected)
     }

@@ -27,6 +27,8 @@ type ThreadCoroutine = Coroutine<(), (), (), PooledStack>;
 
 pub(crate) struct Block {
     worker: Rc<Worker>,
+    /// Its number in the grid.
+    pub number: u64,
     pub index: [u32; 3],
     pub cluster: Rc<Cluster>,
     /// Its number in the cluster.
@@ -57,6 +59,7 @@ impl Block {
             let coroutines = threads.iter().zip(stacks).map(|(thread, stack)| Some(coroutine(launch, thread, stack))).collect();
             Self {
                 worker: Rc::clone(worker),
+                number,
                 index: unflatten(number, launch.grid),
                 cluster: Rc::clone(cluster),
                 rank,

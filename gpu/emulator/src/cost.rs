@@ -86,10 +86,10 @@ impl Totals {
 /// A source line's constant in memory and the operation there: cheaper to look up than the line.
 type Place = (usize, Operation);
 
-/// The lanes that joined a request, as (address, bytes).
+/// The lanes that joined a request, as (lane, address, bytes), in the order in which they came.
 struct Request {
     site: Site,
-    lanes: Vec<(u64, u64)>,
+    lanes: Vec<(u32, u64, u64)>,
 }
 
 /// Requests of a block that not all lanes have joined yet.
@@ -108,26 +108,27 @@ impl Costs {
         *count += 1;
         let key = (thread / 32, place, *count);
         let request = self.open.entry(key).or_insert_with(|| Request { site, lanes: Vec::with_capacity(lanes as usize) });
-        request.lanes.push((address, bytes));
+        request.lanes.push((thread % 32, address, bytes));
         if request.lanes.len() as u32 == lanes {
             let request = self.open.remove(&key).expect("just entered");
-            add(totals, operation, &request);
+            add(totals, operation, request);
         }
     }
 
     /// Enters the requests that some lanes never joined.
     pub fn close(&mut self, totals: &mut Totals) {
         for ((_, (_, operation), _), request) in self.open.drain() {
-            add(totals, operation, &request);
+            add(totals, operation, request);
         }
     }
 }
 
-fn add(totals: &mut Totals, operation: Operation, request: &Request) {
-    let Request { site, lanes } = request;
+fn add(totals: &mut Totals, operation: Operation, request: Request) {
+    let Request { site, mut lanes } = request;
+    lanes.sort_unstable();
     let (transactions, ideal) = match operation {
-        Operation::SharedRead | Operation::SharedWrite => wavefronts(lanes),
-        Operation::GlobalRead | Operation::GlobalWrite => sectors(lanes),
+        Operation::SharedRead | Operation::SharedWrite => wavefronts(&lanes),
+        Operation::GlobalRead | Operation::GlobalWrite => sectors(&lanes),
     };
     let total = totals.0.entry((site.file(), site.line(), site.column(), operation)).or_default();
     total.requests += 1;
@@ -137,13 +138,13 @@ fn add(totals: &mut Totals, operation: Operation, request: &Request) {
 
 /// Shared memory has 32 banks of 4 bytes; lanes of 8 or 16 bytes are served by halves or quarters of a warp.
 /// Lanes that use the same word share it.
-fn wavefronts(request: &[(u64, u64)]) -> (u64, u64) {
-    let widest = request.iter().map(|r| r.1).max().unwrap_or(4).max(4);
-    let together = (128 / widest).max(1) as usize;
+fn wavefronts(request: &[(u32, u64, u64)]) -> (u64, u64) {
+    let widest = request.iter().map(|lane| lane.2).max().unwrap_or(4).max(4);
+    let together = (128 / widest).max(1) as u32;
     let mut total = 0;
     let mut phases = 0;
-    for lanes in request.chunks(together) {
-        let mut words: Vec<u64> = lanes.iter().flat_map(|&(address, bytes)| address / 4..(address + bytes).div_ceil(4)).collect();
+    for lanes in request.chunk_by(|a, b| a.0 / together == b.0 / together) {
+        let mut words: Vec<u64> = lanes.iter().flat_map(|&(_, address, bytes)| address / 4..(address + bytes).div_ceil(4)).collect();
         words.sort_unstable();
         words.dedup();
         let mut banks = [0u64; 32];
@@ -154,11 +155,11 @@ fn wavefronts(request: &[(u64, u64)]) -> (u64, u64) {
     (total, phases)
 }
 
-fn sectors(request: &[(u64, u64)]) -> (u64, u64) {
-    let mut touched: Vec<u64> = request.iter().flat_map(|&(address, bytes)| address / 32..(address + bytes).div_ceil(32)).collect();
+fn sectors(request: &[(u32, u64, u64)]) -> (u64, u64) {
+    let mut touched: Vec<u64> = request.iter().flat_map(|&(_, address, bytes)| address / 32..(address + bytes).div_ceil(32)).collect();
     touched.sort_unstable();
     touched.dedup();
-    let mut spans = request.to_vec();
+    let mut spans: Vec<_> = request.iter().map(|&(_, address, bytes)| (address, bytes)).collect();
     spans.sort_unstable();
     spans.dedup();
     let bytes: u64 = spans.iter().map(|span| span.1).sum();

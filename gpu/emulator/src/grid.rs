@@ -26,13 +26,27 @@ pub(crate) struct Grid {
     pub stopped: AtomicBool,
     /// How often a thread of any worker went on.
     pub progress: AtomicU64,
+    /// By worker: the progress of all when it polled last and nothing answered, [`GOES_ON`] or [`ENDED`].
+    pub polls: Vec<AtomicU64>,
 }
+
+/// A worker has something else to do than to poll, or has not begun.
+pub(crate) const GOES_ON: u64 = u64::MAX - 1;
+/// A worker has nothing left to do.
+pub(crate) const ENDED: u64 = u64::MAX;
 
 impl Grid {
     /// The first block of the next cluster.
     pub fn next_cluster(&self) -> Option<u64> {
         let next = self.next_block.fetch_add(self.launch.cluster[0].into(), Ordering::Relaxed);
         (next < self.launch.blocks()).then_some(next)
+    }
+
+    /// Whether every worker has polled, or ended, since a thread of any went on last.
+    pub fn all_poll(&self) -> bool {
+        let progress = self.progress.load(Ordering::SeqCst);
+        let polls = |worker: &AtomicU64| matches!(worker.load(Ordering::SeqCst), ENDED) || worker.load(Ordering::SeqCst) == progress;
+        self.polls.iter().all(polls)
     }
 
     pub fn blocks_left(&self) -> bool {

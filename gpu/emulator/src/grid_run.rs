@@ -1,7 +1,7 @@
 //! The run of a launch, step by step or to its end.
 
 use crate::fault::Fault;
-use crate::grid::{Grid, Progress};
+use crate::grid::{ENDED, GOES_ON, Grid, Progress};
 use crate::launch::{Launch, Mode, Options};
 use crate::memory::Memory;
 use crate::report::Report;
@@ -21,6 +21,12 @@ impl GridRun {
     /// Prepares a launch; nothing runs yet. Its memory is the allocations live now.
     pub fn new(memory: &Arc<Memory>, launch: Launch, options: Options) -> Result<Self, Fault> {
         launch.validate()?;
+        let workers = match (options.mode, options.workers) {
+            (Mode::Check, _) => 1,
+            (Mode::Fast, 0) => std::thread::available_parallelism().map_or(1, usize::from),
+            (Mode::Fast, n) => n,
+        };
+        let workers = workers.min(usize::try_from(launch.blocks()).unwrap_or(usize::MAX)).max(1);
         let grid = Arc::new(Grid {
             snapshot: memory.snapshot(),
             launch,
@@ -29,6 +35,7 @@ impl GridRun {
             next_block: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
             progress: AtomicU64::new(0),
+            polls: (0..workers).map(|_| AtomicU64::new(GOES_ON)).collect(),
         });
         Ok(Self { scheduler: Scheduler::new(&grid), grid, done: false })
     }
@@ -45,17 +52,12 @@ impl GridRun {
 
     /// Runs to the end. Polling that nothing answers becomes a fault after [`Options::patience`].
     pub fn run(mut self) -> Result<Report, Fault> {
-        let workers = match (self.grid.options.mode, self.grid.options.workers) {
-            (Mode::Check, _) => 1,
-            (Mode::Fast, 0) => std::thread::available_parallelism().map_or(1, usize::from),
-            (Mode::Fast, n) => n,
-        };
-        let workers = workers.min(usize::try_from(self.grid.launch.blocks()).unwrap_or(usize::MAX)).max(1);
         let grid = &self.grid;
         let scheduler = &mut self.scheduler;
         let result = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..workers).map(|_| scope.spawn(|| drive(&mut Scheduler::new(grid)))).collect();
-            let mut result = drive(scheduler);
+            let others: Vec<_> =
+                (1..grid.polls.len()).map(|worker| scope.spawn(move || drive(&mut Scheduler::new(grid), worker))).collect();
+            let mut result = drive(scheduler, 0);
             for other in others {
                 let theirs = other.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload));
                 result = result.and(theirs);
@@ -76,24 +78,32 @@ impl GridRun {
 /// Polls without an answer before [`Options::patience`] counts: on a busy machine all of that time may pass between two of them.
 const LEAST_POLLS: u32 = 64;
 
-/// Steps a scheduler to its end. What it polls for may come from another worker: as long as one of them goes on, it waits.
-fn drive(scheduler: &mut Scheduler) -> Result<(), Fault> {
-    let (mut productive_at, mut seen, mut polls) = (Instant::now(), u64::MAX, 0);
+/// Steps a worker's scheduler to its end. What it polls for may come from another worker: as long as one of them does anything else, or has not looked since another went on,
+/// it waits, however long that takes on a busy machine. The patience is for other OS threads.
+fn drive(scheduler: &mut Scheduler, worker: usize) -> Result<(), Fault> {
+    let (mut since, mut polls) = (Instant::now(), 0);
     loop {
-        let before = scheduler.progress();
+        let (before, seen) = (scheduler.progress(), scheduler.grid().progress.load(Ordering::SeqCst));
         let progress = scheduler.step(1 << 12)?;
         let made = scheduler.progress() - before;
-        let all = scheduler.grid().progress.fetch_add(made, Ordering::Relaxed) + made;
-        if all != std::mem::replace(&mut seen, all) {
-            (productive_at, polls) = (Instant::now(), 0);
+        let grid = scheduler.grid();
+        let all = grid.progress.fetch_add(made, Ordering::SeqCst) + made;
+        let state = match progress {
+            Progress::Done => ENDED,
+            Progress::Blocked(_) if all == seen => all,
+            _ => GOES_ON,
+        };
+        grid.polls[worker].store(state, Ordering::SeqCst);
+        if !grid.all_poll() {
+            (since, polls) = (Instant::now(), 0);
         }
         match progress {
             Progress::Done => return Ok(()),
             Progress::Running => {}
             Progress::Blocked(on) => {
                 polls += 1;
-                if polls >= LEAST_POLLS && productive_at.elapsed() > scheduler.grid().options.patience {
-                    scheduler.grid().stopped.store(true, Ordering::Relaxed);
+                if polls >= LEAST_POLLS && since.elapsed() > grid.options.patience {
+                    grid.stopped.store(true, Ordering::Relaxed);
                     return Err(scheduler.no_progress(&on));
                 }
                 std::thread::yield_now();

@@ -2,6 +2,7 @@
 
 use crate::fault::{Fault, FaultKind};
 use crate::mutation::Mutation;
+use crate::schedule::Schedule;
 use std::time::Duration;
 
 /// A range of device memory with the name that reports use for it: a kernel's tensor parameter.
@@ -152,6 +153,10 @@ pub struct Options {
     pub resident_blocks: usize,
     /// One change to one synchronisation site.
     pub mutation: Option<Mutation>,
+    /// Whether the [`Report`](crate::Report) says what shared memory holds, which boxes are copied and when mbarriers' phases ended ([`Mode::Check`]).
+    pub explain: bool,
+    /// Which thread goes on when, to note it or to give it ([`Mode::Check`]).
+    pub schedule: Option<Schedule>,
 }
 
 impl Options {
@@ -167,6 +172,8 @@ impl Options {
             stack_bytes: 128 << 10,
             resident_blocks: 16,
             mutation: None,
+            explain: false,
+            schedule: None,
         }
     }
 

@@ -32,6 +32,7 @@
 //! | `launch`, `grid_run` | a launch as a value, and its run |
 //! | `grid`, `cluster`, `block`, `thread`, `worker` | what is under way, from the grid to a thread; the share of one operating system thread |
 //! | `scheduler`, `random` | which warp goes on |
+//! | `schedule`, `replay`, `story` | the turns of a run, to give them to another one and to tell them in words |
 //! | `warp`, `collective`, `mma`, `wgmma`, `format` | operations that several threads carry out together; matrix products and their numbers |
 //! | `barrier`, `mbarrier`, `meeting`, `copy_group` | what threads wait for |
 //! | `access`, `async_copy`, `atomic`, `order` | loads and stores, copies that finish later, atomics, memory orders |
@@ -40,7 +41,7 @@
 //! | `detector`, `shadow`, `clock`, `history`, `initialisation` | races and bytes that were never written, within a grid and across grids |
 //! | `shared_layout` | what pieces of shared memory are called |
 //! | `divergence` | threads that part before a collective |
-//! | `fault`, `site`, `report`, `cost` | what a run reports: errors, source lines, counts, costs of accesses |
+//! | `fault`, `site`, `report`, `cost`, `phases` | what a run reports: errors, source lines, counts, costs of accesses, phases of mbarriers |
 //! | `mutation` | kernels broken on purpose |
 //! | `stack`, `stack_overflow`, `panic_hook` | the stacks of coroutines, and how they end |
 #![deny(missing_docs)]
@@ -72,9 +73,12 @@ mod mma;
 pub mod mutation;
 mod order;
 mod panic_hook;
+mod phases;
 mod random;
+mod replay;
 mod report;
 mod reservation;
+mod schedule;
 mod scheduler;
 mod shadow;
 mod shared_layout;
@@ -82,6 +86,7 @@ mod site;
 mod stack;
 #[cfg(unix)]
 mod stack_overflow;
+mod story;
 mod swizzle;
 pub mod tensor_map;
 mod thread;
@@ -99,6 +104,8 @@ pub use grid_run::GridRun;
 pub use launch::{Launch, Mode, Options, Policy, TensorName};
 pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
-pub use report::{Report, SiteUse, SyncSite};
+pub use phases::Phase;
+pub use report::{BoxCopy, Report, SiteUse, SyncSite};
 pub use reservation::Reservation;
-pub use shared_layout::SharedLayout;
+pub use schedule::{Actor, Schedule, Sentence, Turn};
+pub use shared_layout::{SharedField, SharedLayout};

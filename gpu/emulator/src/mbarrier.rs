@@ -6,6 +6,7 @@ use crate::cluster;
 use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::order::Space;
+use crate::phases::Phases;
 use crate::site::Site;
 use crate::thread::{Thread, Waiting};
 
@@ -210,6 +211,7 @@ pub(crate) fn update(
     };
     change(m).map_err(|message| (message, "let arrivals and bytes equal what the phase was given"))?;
     if m.pending == 0 && m.bytes == 0 {
+        explain(block, |phases, step| phases.end(offset, m.phase, step));
         m.phase += 1;
         m.pending = m.count;
         if let Some(detector) = &block.detector {
@@ -222,6 +224,13 @@ pub(crate) fn update(
         block.worker().productive();
     }
     Ok(())
+}
+
+/// Notes what happens at a phase of the first block, where that is wanted.
+fn explain(block: &Block, note: impl FnOnce(&mut Phases, u64)) {
+    if let Some(explained) = block.worker().explained.as_ref().filter(|_| block.number == 0) {
+        note(&mut explained.phases.borrow_mut(), block.worker().steps.get());
+    }
 }
 
 /// Takes arrivals off the current phase.
@@ -265,6 +274,9 @@ pub(crate) fn expect(thread: &Thread, offset: u32, bytes: u32, arrives: bool, si
 
 fn update_by(thread: &Thread, target: &Block, offset: u32, bytes: u32, count: u32, site: Site) {
     let result = update(target, offset, |m| {
+        if count != 0 {
+            explain(target, |phases, step| phases.arrive(offset, m.phase, Some(thread.warp_number()), step));
+        }
         if let (Some(detector), true) = (thread.detector(), count != 0) {
             m.check_visible(thread, detector, site);
             detector.release(thread.number, &mut m.gathering);
@@ -287,6 +299,7 @@ pub(crate) fn complete(
     fault: impl FnOnce(FaultKind, String, &'static str) -> Fault,
 ) -> Result<(), Fault> {
     update(block, offset, |m| {
+        explain(block, |phases, step| phases.arrive(offset, m.phase, None, step));
         if let (Some(detector), Some((slot, time))) = (&block.detector, learnt) {
             m.gathering.generic.learn(detector.block, slot, time);
         }
@@ -309,6 +322,11 @@ pub(crate) fn test(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
                 m.observe(thread, detector, parity, site);
             }
             let complete = m.is_complete(parity);
+            let phase = m.phase.wrapping_sub(u64::from(complete));
+            // The phase before the first is complete from the start.
+            if phase != u64::MAX {
+                explain(thread.block(), |phases, step| phases.wait(offset, phase, thread.warp_number(), step));
+            }
             if complete {
                 thread.meetings.waited(offset);
             }
@@ -323,7 +341,7 @@ pub(crate) fn poll(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
     if !thread.worker().performs("mbarrier_try_wait_parity", site) {
         return true;
     }
-    if thread.worker().is_checked() && thread.worker().random.once_in(4) {
+    if thread.worker().is_checked() && thread.turn_ends(4, false) {
         // The hardware may give up early, whatever the phase.
         thread.give_way(Waiting::Poll { offset, parity }, site);
         return false;

@@ -1,6 +1,8 @@
 //! What a run counted: steps, synchronisation sites, and the cost of memory lines.
 
 use crate::cost::LineCost;
+use crate::phases::Phase;
+use crate::shared_layout::SharedField;
 use crate::site::Site;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -55,6 +57,25 @@ pub struct Report {
     pub sites: BTreeMap<SyncSite, SiteUse>,
     /// Memory requests by source line.
     pub lines: Vec<LineCost>,
+    /// The type of the shared memory's layout and its fields, with [`Options::explain`](crate::Options::explain).
+    pub shared: Option<(String, Vec<SharedField>)>,
+    /// The boxes that tensor maps copied to or from shared memory, with [`Options::explain`](crate::Options::explain).
+    pub boxes: Vec<BoxCopy>,
+    /// The phases of the first block's mbarriers, with [`Options::explain`](crate::Options::explain).
+    pub phases: Vec<Phase>,
+}
+
+/// A copy of a box by a tensor map.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BoxCopy {
+    /// The piece of shared memory where it begins, such as `a` of `Shared`; of a ring the first of its stages that a copy went to.
+    pub place: String,
+    /// Elements of the box in each dimension, innermost first.
+    pub dimensions: Vec<u32>,
+    /// Bytes an element.
+    pub element_bytes: u32,
+    /// Bytes of the swizzle's span: 32, 64 or 128; 0 without swizzle.
+    pub swizzle: u32,
 }
 
 impl Report {

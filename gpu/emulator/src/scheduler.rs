@@ -8,6 +8,7 @@ use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Progress};
 use crate::launch::{Mode, Policy};
 use crate::panic_hook;
+use crate::replay::{Next, Replay};
 use crate::report::Report;
 #[cfg(unix)]
 use crate::stack_overflow;
@@ -30,6 +31,8 @@ pub(crate) struct Scheduler {
     starved: u32,
     /// Resumptions in a row that were mere polling.
     idle: u64,
+    /// In check mode, where turns are noted or given.
+    replay: Option<Replay>,
 }
 
 impl Scheduler {
@@ -48,7 +51,9 @@ impl Scheduler {
             policy => policy,
         };
         let starved = if policy == Policy::StarveLane { 1 << worker.random.below(32) } else { 0 };
-        Self { blocks: Vec::new(), worker, policy, starved, idle: 0 }
+        let is_checked = grid.options.mode == Mode::Check;
+        let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
+        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay }
     }
 
     /// The run is over, one way or the other.
@@ -62,7 +67,11 @@ impl Scheduler {
     }
 
     pub fn report(&self) -> Report {
-        Report { steps: self.worker.steps.get(), sites: self.worker.sites(), lines: self.worker.totals.borrow().lines() }
+        let worker = &self.worker;
+        let plain = Report { steps: worker.steps.get(), sites: worker.sites(), lines: worker.totals.borrow().lines(), ..Report::default() };
+        let Some(explained) = &worker.explained else { return plain };
+        let phases = explained.phases.borrow().named(|offset| worker.shared.mbarrier(offset));
+        Report { shared: worker.shared.fields(), boxes: explained.boxes.borrow().iter().cloned().collect(), phases, ..plain }
     }
 
     /// How often a thread went on so far.
@@ -78,6 +87,7 @@ impl Scheduler {
             Err(payload) => Err(self.fault_of(payload)),
         };
         if result.is_err() {
+            self.replay.iter().for_each(|replay| replay.finish(&self.blocks));
             self.grid().stopped.store(true, Ordering::Relaxed);
             self.end();
         }
@@ -98,7 +108,10 @@ impl Scheduler {
             let before = (self.worker.steps.get(), self.worker.progress());
             match self.grid().options.mode {
                 Mode::Fast => self.sweep(),
-                Mode::Check => self.pick()?,
+                Mode::Check => match &self.replay {
+                    Some(replay) if replay.is_given() => self.follow(replay)?,
+                    _ => self.pick()?,
+                },
             }
             if let Some(fault) = self.worker.take_fault() {
                 return Err(fault);
@@ -164,7 +177,7 @@ impl Scheduler {
     }
 
     /// Check mode: one choice of the seed, a warp's ready lanes or an asynchronous copy.
-    fn pick(&mut self) -> Result<(), Fault> {
+    fn pick(&self) -> Result<(), Fault> {
         let random = &self.worker.random;
         let ready_but = |held: u32| -> Vec<(usize, usize)> {
             (self.blocks.iter().enumerate())
@@ -183,7 +196,7 @@ impl Scheduler {
         };
         if !in_flight.is_empty() && (copy_turn || ready.is_empty() || self.idle > 256) {
             let block = &self.blocks[in_flight[random.below(in_flight.len())]];
-            return async_copy::advance(block, random.next() as usize);
+            return self.advance(block, random.next() as usize);
         }
         if ready.is_empty() {
             held = 0;
@@ -203,12 +216,49 @@ impl Scheduler {
         let turn = random.below(32) as u32;
         for lane in lanes(ready.rotate_right(turn)) {
             let lane = (lane as u32 + turn) % 32;
-            self.resume(block, warp as u32, lane);
+            self.take_turn(block, warp as u32, lane);
             if self.worker.has_fault() {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Check mode with given turns: the next one, or the default order's.
+    #[cold]
+    fn follow(&self, replay: &Replay) -> Result<(), Fault> {
+        let started = self.grid().next_block.load(Ordering::Relaxed).min(self.grid().launch.blocks());
+        match replay.choose(&self.blocks, started) {
+            Some(Next::Thread(block, thread, until)) => {
+                let block = &self.blocks[block];
+                let place = |block: &Block| block.threads[thread as usize].places.get();
+                let before = place(block);
+                self.worker.turn_end.set(Some(until));
+                self.take_turn(block, thread / 32, thread % 32);
+                // A turn may be long: it counts as the steps that a seed makes of it.
+                self.worker.steps.set(self.worker.steps.get() + u64::from(place(block).wrapping_sub(before)) / 16);
+                Ok(())
+            }
+            Some(Next::Copy(block, at)) => self.advance(&self.blocks[block], at),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a copy one stage on.
+    fn advance(&self, block: &Block, choice: usize) -> Result<(), Fault> {
+        let (at, turn, site) = async_copy::chosen(block, choice);
+        self.replay.iter().for_each(|replay| replay.copy(block, &turn, site));
+        async_copy::advance(block, at)
+    }
+
+    /// Resumes a lane, and notes it where turns are noted.
+    #[inline(always)]
+    fn take_turn(&self, block: &Block, warp: u32, lane: u32) {
+        let Some(replay) = &self.replay else { return self.resume(block, warp, lane) };
+        let thread = &block.threads[(warp * 32 + lane) as usize];
+        replay.begin(block, thread);
+        self.resume(block, warp, lane);
+        replay.end(block, thread);
     }
 
     #[inline(always)]
@@ -260,9 +310,11 @@ impl Scheduler {
                 "let all threads of the group reach the same collective or barrier: no branch around it, no early return before it, that only \
                  some of them take",
             ),
-            false => {
-                (FaultKind::Deadlock, "every thread waits", "let as many arrive as are waited for, and announce the bytes that are copied")
-            }
+            false => (
+                FaultKind::Deadlock,
+                "every thread waits",
+                "let as many arrive as are waited for, at a barrier of the same number, and announce the bytes that are copied",
+            ),
         };
         Err(self.stuck(kind, what.to_owned(), mend))
     }
@@ -272,6 +324,7 @@ impl Scheduler {
     }
 
     pub fn no_progress(&self, on: &str) -> Fault {
+        self.replay.iter().for_each(|replay| replay.finish(&self.blocks));
         let mut fault = self.stuck(
             FaultKind::NoProgress,
             "threads poll and nothing answers".to_owned(),

@@ -3,6 +3,7 @@
 use crate::async_copy::{self, Completion, Direction, Piece};
 use crate::cluster;
 use crate::fault::FaultKind;
+use crate::report::BoxCopy;
 use crate::site::Site;
 use crate::thread::Thread;
 use crate::words;
@@ -204,5 +205,10 @@ fn plan(
         Some(mbarrier) => Completion::Bytes { mbarrier, bytes },
         None => Completion::BulkGroup(thread.bulk_groups.get()),
     };
+    if let Some(explained) = &thread.worker().explained {
+        let place = thread.worker().shared.place(shared, bytes);
+        let (dimensions, swizzle) = (map.box_dimensions.clone(), map.swizzle.span().unwrap_or(0));
+        explained.boxes.borrow_mut().insert(BoxCopy { place, dimensions, element_bytes: map.element_bytes, swizzle });
+    }
     (map.pieces(coordinates, shared, direction != Direction::Load), completion)
 }

@@ -15,6 +15,9 @@ thread_local! {
     static CURRENT: Cell<*const Thread> = const { Cell::new(ptr::null()) };
 }
 
+/// Places that a thread passes at most before others get their turn.
+const LONGEST_TURN: u32 = 1024;
+
 /// What a suspended thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
@@ -72,6 +75,10 @@ pub(crate) struct Thread {
     pub stack_limit: Cell<usize>,
     /// The global address of its last strong read; no address is 0.
     pub polled: Cell<u64>,
+    /// How many places it has passed at which it may stop.
+    pub places: Cell<u32>,
+    /// The asynchronous copies that it issued.
+    pub copies: Cell<u32>,
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
@@ -97,6 +104,8 @@ impl Thread {
             site: Cell::new(None),
             stack_limit: Cell::new(0),
             polled: Cell::new(0),
+            places: Cell::new(0),
+            copies: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
             meetings: Meetings::default(),
@@ -136,6 +145,7 @@ impl Thread {
     pub fn suspend(&self, waiting: Waiting, site: Site) {
         self.waiting.set(waiting);
         self.site.set(Some(site));
+        self.places.set(self.places.get().wrapping_add(1));
         // SAFETY: the thread's coroutine stored its yielder before any kernel code ran, and it lives on that
         // coroutine's stack, which is the one running.
         unsafe { (*self.yielder.get()).suspend(()) };
@@ -146,6 +156,21 @@ impl Thread {
     pub fn give_way(&self, waiting: Waiting, site: Site) {
         self.block().make_ready(self.number);
         self.suspend(waiting, site);
+    }
+
+    /// Check mode: whether the thread stops here, before an operation: once in so many times by the seed, else where its turn ends. One that nothing else stops lets
+    /// the others run where it polls, and after many operations, for it may poll by plain ones.
+    pub fn turn_ends(&self, once_in: usize, polls: bool) -> bool {
+        let (worker, here) = (self.worker(), self.places.get().wrapping_add(1));
+        let ends = match worker.turn_end.get() {
+            None => worker.random.once_in(once_in),
+            Some(u32::MAX) => polls || here.is_multiple_of(LONGEST_TURN),
+            Some(end) => here == end,
+        };
+        if !ends {
+            self.places.set(here);
+        }
+        ends
     }
 
     #[cold]

@@ -7,14 +7,16 @@ use crate::grid::Grid;
 use crate::history::GridBlocks;
 use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
+use crate::phases::Phases;
 use crate::random::Random;
-use crate::report::{SiteUse, SyncSite};
+use crate::report::{BoxCopy, SiteUse, SyncSite};
+use crate::schedule::{Deed, Deeds, Schedule, What};
 use crate::shared_layout::SharedNames;
 use crate::site::Site;
 use crate::stack::{PooledStack, StackPool};
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -38,6 +40,22 @@ pub(crate) struct Worker {
     /// The names of the shared memory's pieces.
     pub shared: SharedNames,
     sites: RefCell<HashMap<(usize, usize), Seen>>,
+    /// Where the turn of the thread now running ends, by a schedule: after so many places at which it may stop. None where the seed decides.
+    pub turn_end: Cell<Option<u32>>,
+    /// What pictures of the run need, where they are wanted.
+    pub explained: Option<Explained>,
+    /// Whether what threads do is told.
+    tells: bool,
+    /// What the thread did in its turn, where that is told.
+    pub deeds: Deeds,
+}
+
+/// What pictures of a run need.
+#[derive(Default)]
+pub(crate) struct Explained {
+    /// Of the first block.
+    pub phases: RefCell<Phases>,
+    pub boxes: RefCell<BTreeSet<BoxCopy>>,
 }
 
 /// Slots of the allocation cache.
@@ -64,6 +82,10 @@ impl Worker {
             totals: RefCell::default(),
             shared: SharedNames::default(),
             sites: RefCell::default(),
+            turn_end: Cell::new(None),
+            explained: (grid.options.explain && grid.options.mode == Mode::Check).then(Explained::default),
+            tells: grid.options.schedule.as_ref().is_some_and(|schedule| schedule.about().is_some()),
+            deeds: Deeds::default(),
         }
     }
 
@@ -125,6 +147,7 @@ impl Worker {
     }
 
     fn mutate(&self, operation: &'static str, site: Site, count: Option<u32>) -> Option<u32> {
+        self.note(site, || What::Synchronisation(operation));
         let mut sites = self.sites.borrow_mut();
         // The addresses of the two constants are cheaper to look up than their contents.
         let key = (std::ptr::from_ref(site).addr(), operation.as_ptr().addr());
@@ -135,6 +158,15 @@ impl Worker {
         match &self.grid.options.mutation {
             Some(mutation) if mutation.is_at(operation, site) => mutation.change.apply(given),
             _ => Some(given),
+        }
+    }
+
+    /// Notes what the thread now running does, where that is told.
+    #[inline(always)]
+    pub fn note(&self, site: Site, what: impl FnOnce() -> What) {
+        if self.tells {
+            let about = self.grid.options.schedule.as_ref().and_then(Schedule::about);
+            self.deeds.add(Deed { site, what: what() }, about.unwrap_or_default());
         }
     }
 

@@ -81,6 +81,49 @@ fn a_lane_that_waits_for_an_mbarrier_does_not_diverge() {
     reported(job(held), FaultKind::Deadlock);
 }
 
+/// The lanes that are missing at the shuffle wait at a barrier, for threads that wait for an mbarrier: all of them may come yet, and the mbarrier is the cause.
+#[test]
+fn lanes_that_wait_for_those_that_wait_do_not_diverge() {
+    fn held(_: &[u64], arrives: bool) {
+        if thread() == 0 {
+            device::mbarrier_init(0, 1);
+        }
+        device::barrier_sync(0, 96);
+        match thread() {
+            0..16 => {}
+            16..64 => device::barrier_sync(1, 64),
+            64 if arrives => {
+                device::mbarrier_arrive(0);
+                device::barrier_sync(1, 64);
+            }
+            64..80 => {
+                device::mbarrier_wait_parity(0, 0);
+                device::barrier_sync(1, 64);
+            }
+            _ => {}
+        }
+        if thread() < 32 {
+            device::shuffle(u32::MAX, ShuffleMode::Butterfly, 1, 16, 0x1f);
+        }
+    }
+    silent(|| Job::new("held", 1, 96, 4, 256, |a| held(a, true)), |_| ());
+    reported(|| Job::new("held", 1, 96, 4, 256, |a| held(a, false)), FaultKind::Deadlock);
+}
+
+/// No thread has left the others' way: one of the numbers is wrong.
+#[test]
+fn barriers_of_different_numbers_are_a_deadlock() {
+    let text = reported(job(|_| device::barrier_sync(thread() / 32, 64)), FaultKind::Deadlock).to_string();
+    assert!(text.contains("a barrier of the same number"), "{text}");
+    // A warp that goes around a shuffle to the barrier has parted, and so has one that ends.
+    let around = |_: &[u64]| match thread() {
+        0..16 => _ = device::shuffle(u32::MAX, ShuffleMode::Butterfly, 1, 16, 0x1f),
+        16..32 => device::barrier_sync(1, 64),
+        _ => device::barrier_sync(0, 64),
+    };
+    reported(job(around), FaultKind::Divergence);
+}
+
 #[test]
 fn lanes_of_disjoint_masks_may_diverge() {
     fn halves(arguments: &[u64]) {

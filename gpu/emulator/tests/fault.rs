@@ -48,6 +48,31 @@ fn a_deadlock_says_who_waits_on_what() {
     assert_eq!(fast.kind, FaultKind::Deadlock);
 }
 
+/// A worker that the machine does not let run is no silence: the other one polls for longer than its patience.
+#[test]
+fn a_late_worker_is_waited_for() {
+    fn late(arguments: &[u64]) {
+        let flag = arguments[1];
+        if device::block_index()[0] == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+            device::global_write(flag, 1u32.to_le_bytes(), WriteOrder::Release(oxtile_emulator::Scope::Device));
+        } else {
+            while u32::from_le_bytes(device::global_read(flag, ReadOrder::Acquire(oxtile_emulator::Scope::Device))) == 0 {
+                device::nanosleep(10);
+            }
+        }
+    }
+    let job = Job::new("late", 2, 1, 4, 0, late);
+    job.run(Options { workers: 2, patience: Duration::from_millis(5), ..Options::fast() }).unwrap();
+    // Both poll: neither is waited for.
+    let silent = |arguments: &[u64]| {
+        let flag = arguments[1] + u64::from(device::block_index()[0]) * 4;
+        while u32::from_le_bytes(device::global_read(flag, ReadOrder::Acquire(oxtile_emulator::Scope::Device))) == 0 {}
+    };
+    let options = Options { workers: 2, patience: Duration::from_millis(5), ..Options::fast() };
+    assert_eq!(Job::new("silent", 2, 1, 4, 0, silent).run(options).unwrap_err().kind, FaultKind::NoProgress);
+}
+
 #[test]
 fn polling_without_end_is_reported() {
     fn poll(arguments: &[u64]) {

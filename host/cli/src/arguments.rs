@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `words` | one word after another, and the values that options take |
 //! | `help` | the help texts |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build` | the options of each command |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command |
 //! | `demo` | the options of `oxtile demo-checkpoint` |
 //! | `tests` | what the command line takes and refuses |
 
@@ -14,6 +14,7 @@ mod compare;
 mod demo;
 mod dequantize;
 mod doctor;
+mod explain;
 mod help;
 mod inspect;
 mod launch;
@@ -34,6 +35,7 @@ pub use compare::Compare;
 pub use demo::DemoCheckpoint;
 pub use dequantize::Dequantize;
 pub use doctor::Doctor;
+pub use explain::Explain;
 pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
 pub use launch::Launch;
@@ -71,6 +73,8 @@ pub enum Request {
     New(New),
     /// Compile kernels.
     Build(Build),
+    /// Say what a kernel takes and does.
+    Explain(Explain),
     /// Make a checkpoint to try things on.
     DemoCheckpoint(DemoCheckpoint),
 }
@@ -126,7 +130,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 11] = [
+    const COMMANDS: [(&str, Parse); 12] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
@@ -137,6 +141,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         ("doctor", doctor::parse),
         ("new", new::parse),
         ("build", build::parse),
+        ("explain", explain::parse),
         ("demo-checkpoint", demo::parse),
     ];
     // `help COMMAND` is `COMMAND --help`.

@@ -26,7 +26,11 @@ impl Job {
     /// Whatever keeps the kernels from being built.
     pub fn new(request: &arguments::Build) -> Result<Self, oxtile_build::Error> {
         let begin = Instant::now();
-        let builder = Builder::new(&request.manifest).checked(request.checked).accept(request.accept).on_step(|step| eprintln!("{step}"));
+        let builder = Builder::new(&request.manifest)
+            .checked(request.checked)
+            .line_tables(request.line_tables)
+            .accept(request.accept)
+            .on_step(|step| eprintln!("{step}"));
         let mut builder = request.archs.iter().cloned().fold(builder, Builder::arch);
         if let Some(family) = &request.family {
             builder = builder.family(family);

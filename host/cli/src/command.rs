@@ -9,7 +9,7 @@ use crate::{
     arguments::{self, Request},
     attention, build,
     compare::Comparison,
-    demo, dequantize, doctor,
+    demo, dequantize, doctor, explain,
     inspect::{Inspection, histogram},
     launch, new,
     progress::Progress,
@@ -55,6 +55,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             print(out, &build.table())?;
             print(out, &build.finish()?.to_string())
         }
+        Request::Explain(request) => print(out, &explain::run(&request)?.to_string()),
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     compare::TooFar,
     dequantize,
     doctor::Broken,
+    explain::ExplainError,
     inspect::HistogramError,
     launch::LaunchError,
     new::NewError,
@@ -55,6 +56,9 @@ pub enum Error {
     /// A crate that cannot be made.
     #[error(transparent)]
     New(#[from] NewError),
+    /// A kernel that cannot be explained.
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
     /// A build of kernels.
     #[error(transparent)]
     Build(#[from] oxtile_build::Error),

@@ -1,5 +1,5 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `doctor`, `new`, `build`
-//! and `demo-checkpoint`.
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `launch`, `timeline`, `doctor`, `new`, `build`,
+//! `explain` and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build` | the commands of these names |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the commands of these names |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
@@ -24,6 +24,7 @@ pub mod demo;
 pub mod dequantize;
 pub mod doctor;
 pub mod error;
+pub mod explain;
 pub mod inspect;
 pub mod interrupt;
 pub mod launch;

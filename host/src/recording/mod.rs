@@ -6,9 +6,11 @@
 //! | `recording` | spans on one clock |
 //! | `json` | recordings as files |
 //! | `error` | what can be wrong with a file |
+//! | `kernel_record` | what checked launches show of a kernel, as a file |
 
 mod error;
 mod json;
+mod kernel_record;
 #[allow(clippy::module_inception, reason = "the noun")]
 mod recording;
 mod span;
@@ -16,6 +18,7 @@ mod span;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use error::TimelineError;
+pub use kernel_record::{BoxRecord, FieldRecord, KernelRecord, LineRecord, PhaseRecord};
 pub(crate) use recording::MOST_SPANS;
 pub use recording::{Clock, Recording};
 pub use span::{Activity, Lane, Span};

@@ -23,12 +23,15 @@ pub struct Build {
     pub out_dir: Option<PathBuf>,
     /// With bounds checks.
     pub checked: bool,
+    /// Whether line tables are kept.
+    pub line_tables: bool,
     /// Whether the figures are written into the ratchet.
     pub accept: bool,
 }
 
 pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut manifest, mut archs, mut family, mut out_dir, mut checked, mut accept) = (None, Vec::new(), None, None, false, false);
+    let (mut manifest, mut archs, mut family, mut out_dir) = (None, Vec::new(), None, None);
+    let (mut checked, mut line_tables, mut accept) = (false, false, false);
     while let Some(word) = words.next()? {
         match &word {
             Word::Help => return Ok(Request::Help(BUILD_HELP)),
@@ -43,11 +46,12 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                 "family" => family = Some(words.text()?),
                 "out-dir" => out_dir = Some(words.path("--out-dir")?),
                 "checked" => checked = true,
+                "line-tables" => line_tables = true,
                 "accept" => accept = true,
                 _ => return Err(words.unexpected(&word)),
             },
         }
     }
     let manifest = manifest.unwrap_or_else(|| "Cargo.toml".into());
-    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked, accept }))
+    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked, line_tables, accept }))
 }

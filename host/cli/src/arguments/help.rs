@@ -17,6 +17,7 @@ Commands:
   doctor           List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
   new              Make a crate with a kernel and its test
   build            Compile the kernels of a Rust crate for the GPU
+  explain          Say what a kernel takes of a GPU, and what its runs on the emulator have shown of its memory
   demo-checkpoint  Make a 22.7 M-parameter checkpoint from a seed, to try the others on
 
 Options:
@@ -166,6 +167,7 @@ Options:
       --out-dir FOLDER      Where manifest.json, PTX and cubins go
                             (default target/oxtile/kernels/PACKAGE)
       --checked             Compile bounds checks in (default: none)
+      --line-tables         Keep line tables, by which Nsight Compute shows the kernels' source lines (default: none)
       --accept              Write registers, instructions and collectives into ratchet/ beside Cargo.toml; later builds
                             are held to them (default: compare, where there is such a folder)
   -h, --help                Show this
@@ -244,4 +246,21 @@ Options:
       --scale X        Factor of the scores; by default the head size to the power -1/2
       --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
   -h, --help           Show this
+";
+
+pub const EXPLAIN_HELP: &str = "\
+Say what a kernel takes of a GPU, and what checked runs on the emulator have shown of its memory and pipelines
+
+Usage: oxtile explain KERNEL [OPTIONS]
+
+Options:
+      --records FOLDER  What runs have shown, as OXTILE_EXPLAIN=FOLDER had it written (default: target/oxtile/explain)
+      --kernels FOLDER  Compiled kernels, as oxtile build writes them (default: target/oxtile/kernels)
+      --svg FOLDER      Draw there: KERNEL.box1.svg, how a box of a tensor map lies in shared memory, and KERNEL.stages.svg, phases
+                        of mbarriers over time
+  -h, --help            Show this
+
+KERNEL is an entry, or how the names of several begin. Registers and occupancy are those of compiled kernels. Bank conflicts and
+uncoalesced accesses by source line, fields of shared memory, boxes and phases are those of runs: of any test that launches the
+kernel on a checked runtime, OXTILE_EXPLAIN=target/oxtile/explain cargo test. Times of phases are steps of the emulator's scheduler.
 ";

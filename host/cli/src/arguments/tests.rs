@@ -54,11 +54,20 @@ fn every_option_reaches_its_command() {
         family: Some("amax".into()),
         out_dir: Some("b".into()),
         checked: true,
+        line_tables: true,
         accept: true,
     };
-    let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked --accept";
+    let line = "build --manifest-path a/Cargo.toml --arch sm_90a,sm_120a --family amax --out-dir b --checked --line-tables --accept";
     assert_eq!(words(line).expect("valid"), Request::Build(build));
-    let build = Build { manifest: "Cargo.toml".into(), archs: Vec::new(), family: None, out_dir: None, checked: false, accept: false };
+    let build = Build {
+        manifest: "Cargo.toml".into(),
+        archs: Vec::new(),
+        family: None,
+        out_dir: None,
+        checked: false,
+        line_tables: false,
+        accept: false,
+    };
     assert_eq!(words("build").expect("valid"), Request::Build(build));
     let new = New { name: "a".into(), path: Some("b".into()), oxtile: Some("c".into()) };
     assert_eq!(words("new a --path b --oxtile c").expect("valid"), Request::New(new));

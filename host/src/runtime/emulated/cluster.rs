@@ -14,6 +14,7 @@ use super::options::EmulatedOptions;
 use super::ranges::Place;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
+use super::script::Script;
 use crate::recording::Recording;
 use crate::runtime::backend::{Backend, BoxMap, Caller, Copy, DeviceProperties, EventId, FunctionId, GraphId, KernelLaunch, StreamId};
 use crate::runtime::buffer::UNNAMED;
@@ -46,6 +47,17 @@ impl Cluster {
         let devices = (0..options.devices).map(properties).collect();
         let sanitize = options.sanitize_streams;
         Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed, sanitize)), progress: Condvar::new() })
+    }
+
+    /// Notes the order of all that runs from now on, or takes it as given.
+    pub fn follow(&self, script: Script) {
+        lock(&self.state).script = Some(script);
+    }
+
+    /// The order noted so far, which is not noted any further, and the error that ended all work.
+    pub fn outcome(&self) -> (Option<Script>, Option<Error>) {
+        let mut state = lock(&self.state);
+        (state.script.take(), state.check().err())
     }
 
     fn push(&self, stream: StreamId, operation: Operation, caller: Option<Caller>) -> Result<()> {

@@ -54,6 +54,12 @@ impl Log {
     }
 }
 
+/// What an operation is called in a story; none for what only marks a point or frees.
+pub(super) fn name_of(entry: &Entry, device: u32, memory: &Memory) -> Option<String> {
+    let kernel = if matches!(entry.operation, Operation::Launch(_)) { "kernel " } else { "" };
+    work(entry, device, memory).map(|work| format!("{kernel}{}", work.name))
+}
+
 /// What an operation is called; none for what only marks a point or frees.
 fn work(entry: &Entry, device: u32, memory: &Memory) -> Option<Work> {
     use Activity::{Collective, Fill, Graph, Kernel, Signal, Wait};

@@ -12,11 +12,14 @@
 //! | `clock`, `sanitizer`, `race` | which uses of memory are ordered, and the report of two that are not |
 //! | `log` | what the scheduler did, as spans |
 //! | `explore`, `random` | every order of operations, or one drawn from a seed |
+//! | `script` | the order of a run, noted or given |
+//! | `explain` | the files of `OXTILE_EXPLAIN` |
 //! | `protocols`, `tables` | tests: exhaustive searches of signal protocols, and tables that do not grow |
 
 mod clock;
 mod cluster;
 mod collective;
+mod explain;
 mod explore;
 mod log;
 mod operation;
@@ -30,6 +33,7 @@ mod reduction;
 mod sanitizer;
 mod schedule;
 mod scheduler;
+mod script;
 #[cfg(test)]
 pub(crate) mod tables;
 mod wait;
@@ -41,3 +45,4 @@ pub use options::EmulatedOptions;
 pub use race::{RaceKind, StreamRace, StreamUse};
 pub(crate) use ranges::Place;
 pub(crate) use reduction::Reduction;
+pub(crate) use script::{Decision, Script};

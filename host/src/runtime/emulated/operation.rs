@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options};
+use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options, Report};
 use oxtile_tile::flag::POISON;
 use oxtile_tile::launch::ParameterName;
 
@@ -151,10 +151,7 @@ impl Operation {
     /// Does what touches memory alone; the rest is the scheduler's.
     pub fn execute(&self, memory: &Arc<Memory>, options: Options) -> Result<()> {
         match self {
-            Self::Launch(launch) => {
-                GridRun::new(memory, Launch::clone(&launch.launch), options)?.run()?;
-                Ok(())
-            }
+            Self::Launch(launched) => launched.run(memory, options).map(drop),
             Self::Copy(bytes) => copy(memory, *bytes),
             Self::Fill { address, byte, bytes } => fill(memory, *address, *byte, *bytes),
             Self::Free { address } => memory.free(*address).map_err(misuse),
@@ -197,6 +194,11 @@ impl Operation {
 }
 
 impl Launched {
+    /// Runs the kernel to its end.
+    pub fn run(&self, memory: &Arc<Memory>, options: Options) -> Result<Report> {
+        Ok(GridRun::new(memory, self.launch.clone(), options)?.run()?)
+    }
+
     fn accesses(&self) -> Vec<Access> {
         let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, ParameterName)| {
             let (kind, verb) = if writes { (Kind::Write, "writes") } else { (Kind::Read, "reads") };

@@ -58,6 +58,13 @@ impl Queues {
         queue.entries.pop_front().map(|entry| (chosen, entry))
     }
 
+    /// Takes the next entry of the queue that `choose` picks, of those that can go on, lowest first.
+    pub fn take_chosen(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Option<u64>) -> Option<(u64, Entry)> {
+        let ready: Vec<u64> = self.heads().filter(|(_, entry)| entry.operation.is_ready(memory)).map(|(handle, _)| handle).collect();
+        let chosen = choose(&ready)?;
+        self.0.get_mut(&chosen)?.entries.pop_front().map(|entry| (chosen, entry))
+    }
+
     /// Takes what `choose` picks among the visible operations that can go on, by their queues; before that everything else.
     pub fn take_explored(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Result<usize>) -> Result<Option<(u64, Entry)>> {
         let ready = |(handle, entry): (u64, &Entry)| entry.operation.is_ready(memory).then_some((handle, entry.operation.is_visible()));

@@ -10,13 +10,15 @@ use std::thread::ThreadId;
 use oxtile_emulator::{Memory, Mode, Options};
 
 use super::clock::Clock;
-use super::log::Log;
+use super::explain::Explanations;
+use super::log::{Log, name_of};
 use super::operation::{Entry, Mark, Operation, check_written, word};
 use super::options::EmulatedOptions;
 use super::random::Random;
 use super::ranges::Ranges;
 use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
+use super::script::Script;
 use crate::recording::Recording;
 use crate::runtime::POISON;
 use crate::runtime::backend::{Caller, EventId};
@@ -62,6 +64,10 @@ pub(super) struct State {
     pub waiting: HashSet<ThreadId>,
     /// What is recorded, if it is.
     pub log: Option<Log>,
+    /// The order, where it is noted or given.
+    pub script: Option<Script>,
+    /// What launches show, where it is asked for.
+    pub explanations: Option<Explanations>,
     /// What ended all work.
     fault: Option<Error>,
 }
@@ -90,6 +96,8 @@ impl State {
             drivers: BTreeMap::new(),
             waiting: HashSet::new(),
             log: None,
+            script: None,
+            explanations: Explanations::from_environment(),
             fault: None,
         }
     }
@@ -186,6 +194,10 @@ impl State {
         let Some((queue, entry)) = taken else { return Ok(false) };
         self.steps += 1;
         self.waiting.clear();
+        if let Some(script) = &mut self.script {
+            let device = self.streams.get(&queue).copied().unwrap_or(0);
+            script.take(queue, device, name_of(&entry, device, memory), entry.caller);
+        }
         let done = self.execute(queue, &entry, memory, options);
         if let Some(log) = &mut self.log {
             log.add(queue, self.streams.get(&queue), &entry, memory, self.steps, done.is_ok());
@@ -236,6 +248,9 @@ impl State {
     }
 
     fn take(&mut self, memory: &Memory, options: &EmulatedOptions) -> Result<Option<(u64, Entry)>> {
+        if let Some(script) = self.script.as_mut().filter(|script| script.is_given()) {
+            return Ok(self.queues.take_chosen(memory, |ready| script.choose(ready)));
+        }
         let Some(exploration) = &options.exploration else { return Ok(self.queues.take(&mut self.random, memory)) };
         let place = |address: u64| memory.find(address).map(|found| (found.device, found.name, found.offset));
         let mut signals: Vec<_> = self.signals.iter().map(|(address, written)| (place(*address), written)).collect();
@@ -294,6 +309,10 @@ impl State {
             }
             Operation::Arrive(part) => part.arrive(memory, &clock),
             Operation::Leave(part) => part.leave(memory, &mut clock),
+            Operation::Launch(launched) => {
+                let run = run_options(options, self.random.next());
+                self.launch(queue, launched, memory, run)
+            }
             operation => operation.execute(memory, run_options(options, self.random.next())),
         };
         self.clocks.insert(queue, clock);
