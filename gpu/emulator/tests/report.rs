@@ -51,7 +51,7 @@ fn padding_and_swizzles_have_no_conflicts() {
         let run = |body: fn(&[u64])| Job::new("costs", 1, 32, 1024, 4096, body).run(Options::check(seed)).unwrap();
         let chunks = run(|_| device::shared_write(thread() * 128, [0; 16]));
         assert_eq!(cost(&chunks, "shared_write"), (1, 32, 4), "a quarter of the warp after another, eight rows of one chunk each");
-        let swizzled = run(|_| device::shared_write(thread() * 128 ^ thread() % 8 * 16, [0; 16]));
+        let swizzled = run(|_| device::shared_write((thread() * 128) ^ (thread() % 8 * 16), [0; 16]));
         assert_eq!(cost(&swizzled, "shared_write"), (1, 4, 4), "whichever lane comes first");
         let pairs = run(|_| device::shared_write(thread() * 16, [0; 8]));
         assert_eq!(cost(&pairs, "shared_write"), (1, 4, 2), "halves of a warp");

@@ -28,7 +28,7 @@ const ENDINGS: [(FaultKind, fn()); 4] = [
         assert_ne!(thread(), 40);
         device::barrier_sync(1, 64);
     }),
-    (FaultKind::Divergence, || device::barrier_sync(1 + thread() / 32, 64)),
+    (FaultKind::Deadlock, || device::barrier_sync(1 + thread() / 32, 64)),
     (FaultKind::NoProgress, || {
         loop {
             device::nanosleep(10);
