@@ -125,10 +125,11 @@ fn what_is_turned_and_turned_back_is_the_same() {
     for pairing in [Pairing::Halves, Pairing::Neighbours] {
         let rotary = Rotary::<bf16>::new(&runtime, pairing).unwrap();
         let mut turned = filled(&stream, 7.0, 4 * 2 * 32);
-        let of = |view| HeadsMut::bshd(view, shape).unwrap();
-        rotary.turn(&stream, Heads::bshd(tensor.view(), shape).unwrap(), of(turned.view_mut()), angles).unwrap();
+        rotary
+            .turn(&stream, Heads::bshd(tensor.view(), shape).unwrap(), HeadsMut::bshd(turned.view_mut(), shape).unwrap(), angles)
+            .unwrap();
         assert!(values(&stream, &turned)[64..].iter().any(|x| (x - 1.0).abs() > 0.1));
-        rotary.turn_back_in_place(&stream, of(turned.view_mut()), angles).unwrap();
+        rotary.turn_back_in_place(&stream, HeadsMut::bshd(turned.view_mut(), shape).unwrap(), angles).unwrap();
         assert!(values(&stream, &turned).iter().all(|x| (x - 1.0).abs() < 2e-2), "{pairing:?}");
     }
 }
