@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use paths::{Found, files_of, paths};
 
 /// The modules of `host/src` from the bottom up. `kernels` is the crate `oxtile_kernels`: what is below it knows of no kernel.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 22] = [
     "rank",
     "recording",
     "runtime",
@@ -20,6 +20,11 @@ const LAYERS: [&str; 17] = [
     "comm",
     "kernels",
     "symmetric",
+    "rms_norm",
+    "rotary",
+    "embedding",
+    "cross_entropy",
+    "adamw",
     "gemm",
     "quantize",
     "attention",

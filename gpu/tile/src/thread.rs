@@ -40,7 +40,7 @@ pub fn warp() -> u32 {
 #[inline(always)]
 #[track_caller]
 pub fn stride(width: u64, step: u32) -> Stride {
-    Stride { at: u64::from(index()) * u64::from(step), width, step: u64::from(crate::block::threads()) * u64::from(step) }
+    Stride { at: u64::from(index()) * u64::from(step), width, step: u64::from(Target::threads()) * u64::from(step) }
 }
 
 /// What [`stride`] gives.

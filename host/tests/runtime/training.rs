@@ -116,16 +116,20 @@ fn what_is_turned_and_turned_back_is_the_same() {
     let shape = [1, 4, 2, 32];
     let tensor = filled(&stream, 1.0, 4 * 2 * 32);
     let (cosines, sines) = Angles::tables(0..4, 32, 10_000.0);
-    assert!(cosines[0] == 1.0 && sines[0] == 0.0 && (cosines[16] - 1_f32.cos()).abs() < 1e-7, "the first row does not turn, the second by 1");
+    assert!(
+        cosines[0] == 1.0 && sines[0] == 0.0 && (cosines[16] - 1_f32.cos()).abs() < 1e-7,
+        "the first row does not turn, the second by 1"
+    );
     let (cosines, sines) = (Buffer::from_slice(&stream, &cosines).unwrap(), Buffer::from_slice(&stream, &sines).unwrap());
     let angles = Angles { cosines: cosines.view(), sines: sines.view() };
     for pairing in [Pairing::Halves, Pairing::Neighbours] {
         let rotary = Rotary::<bf16>::new(&runtime, pairing).unwrap();
         let mut turned = filled(&stream, 7.0, 4 * 2 * 32);
-        let of = |view| HeadsMut::bshd(view, shape).unwrap();
-        rotary.turn(&stream, Heads::bshd(tensor.view(), shape).unwrap(), of(turned.view_mut()), angles).unwrap();
+        rotary
+            .turn(&stream, Heads::bshd(tensor.view(), shape).unwrap(), HeadsMut::bshd(turned.view_mut(), shape).unwrap(), angles)
+            .unwrap();
         assert!(values(&stream, &turned)[64..].iter().any(|x| (x - 1.0).abs() > 0.1));
-        rotary.turn_back_in_place(&stream, of(turned.view_mut()), angles).unwrap();
+        rotary.turn_back_in_place(&stream, HeadsMut::bshd(turned.view_mut(), shape).unwrap(), angles).unwrap();
         assert!(values(&stream, &turned).iter().all(|x| (x - 1.0).abs() < 2e-2), "{pairing:?}");
     }
 }
@@ -151,10 +155,10 @@ fn what_does_not_fit_is_refused() {
     let (tensor, mut output) = (filled(&stream, 1.0, 64), filled(&stream, 1.0, 64));
     let table = Buffer::<f32>::zeros(&stream, 16).unwrap();
     let angles = Angles { cosines: table.view(), sines: table.view() };
-    let (input, of_output) = (Heads::bshd(tensor.view(), [1, 2, 1, 32]).unwrap(), HeadsMut::bshd(output.view_mut(), [1, 1, 2, 32]).unwrap());
+    let (input, of_output) =
+        (Heads::bshd(tensor.view(), [1, 2, 1, 32]).unwrap(), HeadsMut::bshd(output.view_mut(), [1, 1, 2, 32]).unwrap());
     let error = Rotary::<bf16>::new(&runtime, Pairing::Halves).unwrap().turn(&stream, input, of_output, angles).unwrap_err();
-    let expected =
-        "Rotary: an input of [batches, rows, heads, size] [1, 2, 1, 32] and an output of [1, 1, 2, 32]: give both one shape";
+    let expected = "Rotary: an input of [batches, rows, heads, size] [1, 2, 1, 32] and an output of [1, 1, 2, 32]: give both one shape";
     assert_eq!(text(error), expected);
     let [mut weights, mut first, mut second] = [(); 3].map(|()| Buffer::<f32>::zeros(&stream, 64).unwrap());
     let weights = Weights { values: weights.view_mut(), first: first.view_mut(), second: second.view_mut(), rounded: None };
