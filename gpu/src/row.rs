@@ -9,7 +9,7 @@
 //! | [`ByBlock<THREADS, N>`](ByBlock) | a block | in registers, `N` vectors | `8 THREADS N` | the same |
 //! | [`ByElements`] | a block | nowhere: each use reads it again, from a cache if it is lucky | any | anywhere |
 //!
-//! All loads of a row are in flight together, and the first three policies read it once.
+//! All loads of a row are in flight together, and the first two policies read it once.
 
 #![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
 
