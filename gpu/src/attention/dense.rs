@@ -4,7 +4,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::mask::{FAR, Mask, check_reach};
@@ -110,6 +110,7 @@ where
     type Tile = Tile;
     type Tiles = DenseTiles;
     type Message = SharedArray<u32, 1>;
+    type Staging<G: WarpgroupRoles> = R::Staging<G>;
     const TURN: u32 = 0;
     const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
@@ -163,8 +164,14 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn fetch(&self, tile: &Tile, row: u32) {
-        self.target.fetch(&self.spot(tile, row));
+    fn fetch<G: WarpgroupRoles>(&self, tile: &Tile, row: u32, staging: R::Staging<G>, part: u32) {
+        self.target.fetch::<G>(&self.spot(tile, row), staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn logs(&self, tile: &Tile, row: u32) -> Rows {
+        self.target.logs(&self.spot(tile, row))
     }
 
     #[inline(always)]
@@ -184,12 +191,28 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
-        self.target.store::<G>(sum, finished, self.spot(tile, row), staging);
+    fn store<G: WarpgroupRoles>(
+        &self,
+        tile: &Tile,
+        row: u32,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        staging: Staging<T, D, R::Staging<G>>,
+    ) {
+        self.target.store::<G, D>(sum, finished, self.spot(tile, row), staging);
     }
 
     #[inline(always)]
-    fn end<G: WarpgroupRoles>(&self) {}
+    #[track_caller]
+    fn begin<G: WarpgroupRoles>(staging: R::Staging<G>, part: u32) {
+        R::begin::<G>(staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn end<G: WarpgroupRoles>(&self, staging: R::Staging<G>) {
+        R::end::<G>(staging);
+    }
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
         let DenseArgument { target, shape, diagonal, order, .. } = argument;

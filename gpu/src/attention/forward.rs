@@ -15,21 +15,29 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 use oxtile_tile::warpgroup;
 
 use super::mask::Span;
 use super::problem::{
     Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull,
-    Seen, Tiles,
+    Seen, Staging, Tiles,
 };
 use super::rings::Rings;
-use super::walk::walk;
-use super::warpgroup_roles::{Narrow, Pair, Part, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
+use super::running::NO_LOGS;
+use super::walk::{Step, walk};
+use super::warpgroup_roles::{Narrow, Pair, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
 type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
-type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
-    Rings<T, D, V, KEYS, G, <G as WarpgroupRoles>::Staging<Part<T, V>>, <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message>;
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> = Rings<
+    T,
+    D,
+    V,
+    KEYS,
+    G,
+    <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Staging<G>,
+    <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message,
+>;
 
 /// Attends, with heads of up to `D` elements of queries and `V` of values, `KEYS` keys at a time.
 #[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G, P>, requires = sm_90a)]
@@ -76,6 +84,7 @@ where
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
+            Of::<T, D, V, KEYS, P>::begin::<G>(shared.staging, part);
             let (mut rings, mut turn) = (shared.consumers(), 0);
             loop {
                 let stage = rings.queries.wait();
@@ -86,16 +95,21 @@ where
                 let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
-                if !stores_by_tma {
-                    problem.fetch(&tile, row);
-                }
                 let mut softmax = problem.softmax::<G>(&tile);
-                let sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
-                    problem.edit(scores, step, &seen);
-                });
+                let edit = |scores: &mut RegisterTile<KEYS>, step: Step| problem.edit(scores, step, &seen);
+                let fetch = || problem.fetch::<G>(&tile, row, shared.staging, part);
+                let logs = || {
+                    if stores_by_tma {
+                        return NO_LOGS;
+                    }
+                    let tile = problem.told_again(tile, shared.tile, turn);
+                    problem.logs(&tile, tile.row() + part * WARPGROUP_QUERIES as u32)
+                };
+                let (sum, logs) =
+                    walk::<T, D, V, KEYS, _>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, edit, fetch, logs);
                 let tile = problem.told_again(tile, shared.tile, turn);
                 turn ^= turn_words;
-                let staging = (G::staging(query_part, shared.staging, part), part);
+                let staging = Staging { queries: query_part, memory: shared.staging, part, parity: rings.queries.parity() ^ 1, logs };
                 problem.store::<G>(&tile, tile.row() + part * WARPGROUP_QUERIES as u32, sum, softmax.finish(), staging);
                 if let Some(stage) = stage {
                     if stores_by_tma && warpgroup::is_leader() {
@@ -107,7 +121,7 @@ where
             if stores_by_tma && !G::IN_PLACE && warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
             }
-            problem.end::<G>();
+            problem.end::<G>(shared.staging);
         }
     }
 }

@@ -6,7 +6,7 @@ use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{exp2, log2, max, reciprocal};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
+use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, THREAD_ROWS};
 
 use super::shape::Checked;
 use super::softmax::Finished;
@@ -48,9 +48,10 @@ pub struct Place {
 /// What becomes of one row: the factors of what was there and of the new sum.
 #[derive(Clone, Copy)]
 pub struct Share {
-    /// [`UNSEEN`] if the row saw nothing before.
-    keep: f32,
-    add: f32,
+    /// That of what was there: negative if the row saw nothing before.
+    pub keep: f32,
+    /// That of the new sum.
+    pub add: f32,
     /// Whether the row is stored: it is one, and changes.
     stored: bool,
 }
@@ -61,10 +62,19 @@ impl Share {
     fn counts(&self) -> bool {
         self.keep.to_bits() != UNSEEN.to_bits()
     }
+
+    /// Whether an element becomes the sum of two products, of which a step that begins knows the first to be 0.
+    #[inline(always)]
+    pub fn is_plain(&self, begins: bool) -> bool {
+        (begins || self.counts()) && self.add != 0.0
+    }
 }
 
 /// In the place of a factor: what is there counts for nothing, NaN too. A flag of its own would take a register more, which spills.
 const UNSEEN: f32 = -1.0;
+
+/// The log-sum-exps of rows that saw nothing.
+pub const NO_LOGS: Rows = [f32::NEG_INFINITY; THREAD_ROWS];
 
 /// Pairs of columns at most that are loaded before the first of them is stored: a load takes its time.
 const BATCH: usize = 8;
@@ -115,6 +125,16 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         Columns<V>: MatrixColumns,
     {
         let shares = self.merge_logs(finished, place, row);
+        self.merge_sums(sum, shares, place, row);
+    }
+
+    /// Merges the sum of values, by device memory.
+    #[inline(always)]
+    #[track_caller]
+    pub fn merge_sums<const V: usize>(&self, sum: &RegisterTile<V>, shares: [Share; THREAD_ROWS], place: Place, row: u32)
+    where
+        Columns<V>: MatrixColumns,
+    {
         let plain = shares.iter().all(|share| share.stored && share.counts() && share.add != 0.0) && self.size == V as u32;
         if STEPS && warp::all(plain) {
             self.merge_plain(sum, shares.map(|Share { keep, add, .. }| [keep, add]), place, row);
@@ -171,7 +191,33 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     #[inline(always)]
     #[track_caller]
     pub fn merge_logs(&self, finished: &Finished, place: Place, row: u32) -> [Share; THREAD_ROWS] {
-        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32)))
+        [0, 1].map(|half| {
+            let row = row + register_tile::row(half as u32);
+            self.merge_log(finished, half, place, row, || self.log(place, row))
+        })
+    }
+
+    /// The same with the [old ones](Self::logs), loaded before.
+    #[inline(always)]
+    #[track_caller]
+    pub fn merge_loaded_logs(&self, finished: &Finished, place: Place, row: u32, logs: Rows) -> [Share; THREAD_ROWS] {
+        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32), || logs[half]))
+    }
+
+    /// The old log-sum-exps of a thread's rows, to base 2.
+    #[inline(always)]
+    #[track_caller]
+    pub fn logs(&self, place: Place, row: u32) -> Rows {
+        [0, 1].map(|half| self.log(place, row + register_tile::row(half)))
+    }
+
+    /// That of a row; -inf where there is none.
+    #[inline(always)]
+    #[track_caller]
+    fn log(&self, place: Place, row: u32) -> f32 {
+        let begins = STEPS && self.begins;
+        let inside = row < place.rows;
+        if inside && !begins { self.log_sum_exp.load(place.statistics + u64::from(row)) * LOG2_E } else { f32::NEG_INFINITY }
     }
 
     /// The other half: of the columns from `first` on.
@@ -222,10 +268,10 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     /// Merges a row's log-sum-exp.
     #[inline(always)]
     #[track_caller]
-    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32) -> Share {
+    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32, old: impl FnOnce() -> f32) -> Share {
         let (inside, at) = (row < place.rows, place.statistics + u64::from(row));
         let begins = STEPS && self.begins;
-        let old = if inside && !begins { self.log_sum_exp.load(at) * LOG2_E } else { f32::NEG_INFINITY };
+        let old = old();
         let new = finished.log_sum[half];
         // All lanes of a row have read before one writes.
         warp::sync();

@@ -24,7 +24,7 @@ pub struct Step {
 
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
 /// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks after
-/// the first [follow](Softmax::follow).
+/// the first [follow](Softmax::follow). `early` is called once, beside the first product, and `late` beside the last, whose value is given back.
 ///
 /// In each step
 ///
@@ -34,24 +34,29 @@ pub struct Step {
 /// 4. that product is waited for, and scaled if a row's maximum has risen.
 #[inline(always)]
 #[track_caller]
-pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize>(
+pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, L>(
     query: impl Left<T, D>,
     keys: &mut Consumer<Block<T, KEYS, D>, 2>,
     values: &mut Consumer<Block<T, KEYS, V>, 2>,
     softmax: &mut Softmax,
     blocks: Span,
     edit: impl Fn(&mut RegisterTile<KEYS>, Step),
-) -> RegisterTile<V>
+    early: impl FnOnce(),
+    late: impl FnOnce() -> L,
+) -> (RegisterTile<V>, L)
 where
     Columns<KEYS>: MatrixColumns,
     Columns<V>: MatrixColumns,
 {
     let mut sum = RegisterTile::<V>::zero();
     if blocks.begin >= blocks.end {
-        return sum;
+        early();
+        return (sum, late());
     }
     let key = keys.wait();
-    let mut scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major()).wait();
+    let scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major());
+    early();
+    let mut scores = scores.wait();
     key.release_after_wait();
     edit(&mut scores, Step { block: blocks.end - 1, first: true });
     softmax.update(&mut scores);
@@ -81,7 +86,9 @@ where
         }
     }
     let value = values.wait();
-    sum = sum.multiply_add(weights, value.memory().mn_major()).wait();
+    let product = sum.multiply_add(weights, value.memory().mn_major());
+    let late = late();
+    sum = product.wait();
     value.release_after_wait();
-    sum
+    (sum, late)
 }
