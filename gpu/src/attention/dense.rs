@@ -10,7 +10,7 @@ use oxtile_tile::tensor_map::TensorMap;
 use super::mask::{FAR, Mask, check_reach};
 use super::problem::{Problem, ProblemTile, Seen, Staging, Tiles};
 use super::rings::Producers;
-use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder};
+use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder, ToldTile};
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
@@ -109,9 +109,9 @@ where
 {
     type Tile = Tile;
     type Tiles = DenseTiles;
-    type Message = SharedArray<u32, 1>;
+    type Message = R::Told;
     type Staging<G: WarpgroupRoles> = R::Staging<G>;
-    const TURN: u32 = 0;
+    const TURN: u32 = R::Told::TURN;
     const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
 
@@ -124,19 +124,20 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn tell(tiles: &DenseTiles, _: Option<Tile>, words: SharedArray<u32, 1>, _: u32) {
-        words.store(0, tiles.index);
+    fn tell(tiles: &DenseTiles, tile: Option<Tile>, words: R::Told, turn: u32) {
+        words.tell(tiles.index, tile, turn);
     }
 
     #[inline(always)]
     #[track_caller]
-    fn told(&self, tile_rows: u32, words: SharedArray<u32, 1>, _: u32) -> Option<Tile> {
-        self.schedule(tile_rows).tile(warp::shuffle(words.load(0), 0))
+    fn told(&self, tile_rows: u32, words: R::Told, turn: u32) -> Option<Tile> {
+        words.told(self.schedule(tile_rows), turn)
     }
 
     #[inline(always)]
-    fn told_again(&self, tile: Tile, _: SharedArray<u32, 1>, _: u32) -> Tile {
-        tile
+    #[track_caller]
+    fn told_again(&self, tile: Tile, words: R::Told, turn: u32) -> Tile {
+        words.told_again(tile, turn)
     }
 
     #[inline(always)]

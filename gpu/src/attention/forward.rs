@@ -12,10 +12,13 @@
 //! gets zeros and a log-sum-exp of -inf. Scores, weights and sums are `f32`, weights are rounded to `T` for their
 //! product. Scores below -1e30 count as masked; NaN and +inf give NaN in their rows.
 
+use core::marker::PhantomData;
+
 use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::num::opaque;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, Rows, StoredElement};
 use oxtile_tile::warpgroup;
 
 use super::mask::Span;
@@ -25,7 +28,7 @@ use super::problem::{
 };
 use super::rings::Rings;
 use super::running::NO_LOGS;
-use super::walk::{Step, walk};
+use super::walk::{Beside, walk};
 use super::warpgroup_roles::{Narrow, Pair, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
 type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
@@ -89,24 +92,33 @@ where
             loop {
                 let stage = rings.queries.wait();
                 let Some(tile) = problem.told(G::QUERIES, shared.tile, turn) else { break };
-                let query_part = G::part(stage.memory(), part);
+                // Steps of rings have no registers for addresses that the compiler would hold over the walk.
+                let query_part = G::part(stage.memory(), if stores_by_tma || G::IN_PLACE { part } else { opaque(part) });
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
                 let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
                 let mut softmax = problem.softmax::<G>(&tile);
-                let edit = |scores: &mut RegisterTile<KEYS>, step: Step| problem.edit(scores, step, &seen);
                 let fetch = || problem.fetch::<G>(&tile, row, shared.staging, part);
-                let logs = || {
-                    if stores_by_tma {
-                        return NO_LOGS;
-                    }
-                    let tile = problem.told_again(tile, shared.tile, turn);
-                    problem.logs(&tile, tile.row() + part * WARPGROUP_QUERIES as u32)
-                };
-                let (sum, logs) =
-                    walk::<T, D, V, KEYS, _>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, edit, fetch, logs);
+                if !stores_by_tma && blocks.begin >= blocks.end {
+                    fetch();
+                }
+                let logs = OldLogs { problem: &problem, tile: &tile, words: shared.tile, turn, part, element: PhantomData };
+                let (sum, logs) = walk::<T, D, V, KEYS, _>(
+                    query,
+                    &mut rings.keys,
+                    &mut rings.values,
+                    &mut softmax,
+                    blocks,
+                    |scores, step| {
+                        if !stores_by_tma && step.first {
+                            fetch();
+                        }
+                        problem.edit(scores, step, &seen);
+                    },
+                    logs,
+                );
                 let tile = problem.told_again(tile, shared.tile, turn);
                 turn ^= turn_words;
                 let staging = Staging { queries: query_part, memory: shared.staging, part, parity: rings.queries.parity() ^ 1, logs };
@@ -123,6 +135,30 @@ where
             }
             problem.end::<G>(shared.staging);
         }
+    }
+}
+
+/// The log-sum-exps that a warpgroup's rows had, loaded beside the last product of their walk.
+struct OldLogs<'a, T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: Problem<T, D, V, KEYS>> {
+    problem: &'a P,
+    tile: &'a P::Tile,
+    words: P::Message,
+    turn: u32,
+    part: u32,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: Problem<T, D, V, KEYS>> Beside<Rows>
+    for OldLogs<'_, T, D, V, KEYS, P>
+{
+    #[inline(always)]
+    #[track_caller]
+    fn last(self) -> Rows {
+        if P::STORES_BY_TMA {
+            return NO_LOGS;
+        }
+        let tile = self.problem.told_again(*self.tile, self.words, self.turn);
+        self.problem.logs(&tile, tile.row() + self.part * WARPGROUP_QUERIES as u32)
     }
 }
 

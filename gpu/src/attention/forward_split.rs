@@ -14,7 +14,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile};
+use oxtile_tile::register_tile::RegisterElement;
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::epilogue::{store_rows, store_sums};
@@ -24,7 +24,7 @@ use super::rings::Rings;
 use super::schedule::Schedule;
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::Softmax;
-use super::walk::{Step, walk};
+use super::walk::walk;
 use super::warpgroup_roles::{Narrow, Pair, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
 type Shared<T, const D: usize, const V: usize, const KEYS: usize, G> = Rings<T, D, V, KEYS, G, (), ()>;
@@ -88,13 +88,19 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
             let row = tile.row + part * WARPGROUP_QUERIES as u32;
             let whole = mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }).end;
             let mut softmax = Softmax::new(scale);
-            let edit = |scores: &mut RegisterTile<KEYS>, step: Step| {
-                if step.block >= whole {
-                    mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
-                }
-            };
-            let (mut sum, ()) =
-                walk::<T, D, V, KEYS, _>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, edit, || (), || ());
+            let (mut sum, ()) = walk::<T, D, V, KEYS, _>(
+                query,
+                &mut rings.keys,
+                &mut rings.values,
+                &mut softmax,
+                blocks,
+                |scores, step| {
+                    if step.block >= whole {
+                        mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
+                    }
+                },
+                (),
+            );
             let finished = softmax.finish();
             sum.scale_rows(finished.factor);
             let head = u64::from(of_keys * all_heads + tile.batch * heads + tile.head) * u64::from(rows);

@@ -6,6 +6,7 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Linear;
+use oxtile_tile::num::opaque;
 use oxtile_tile::pipeline::{self, Mbarrier};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, StoredElement, THREAD_ROWS};
@@ -14,6 +15,7 @@ use oxtile_tile::tensor_map::TensorMapMut;
 
 use super::problem::Staging;
 use super::running::{Place, Running, Share};
+use super::schedule::TILE_WORDS;
 use super::shape::Checked;
 use super::softmax::Finished;
 use super::target::{Spot, Target};
@@ -69,35 +71,28 @@ struct WarpRows {
 }
 
 impl HeldRows {
-    /// Those of the calling warp, of warpgroup `part`.
+    /// Those of a warp.
     #[inline(always)]
     #[track_caller]
-    fn of_warp(self, part: u32) -> WarpRows {
-        let warp = 4 * part + warp_of_part();
+    fn of_warp(self, warp: u32) -> WarpRows {
         WarpRows { left: self.left.tile(warp), right: self.right.tile(warp), full: self.full.tile(warp) }
     }
 }
 
-/// The warp's number in its warpgroup, which the compiler sees to be the same in all lanes.
+/// The number of a warp of warpgroup `part` among those that multiply. The compiler sees that it is the same in all lanes, and cannot hold over the
+/// walk along keys what follows from it.
 #[inline(always)]
 #[track_caller]
-fn warp_of_part() -> u32 {
-    warp::shuffle(thread::warp() % 4, 0)
-}
-
-/// The row of a warp that is the thread's row `half`.
-#[inline(always)]
-#[track_caller]
-fn warp_row(half: usize) -> u32 {
-    thread::lane() / 4 + 8 * half as u32
+fn number(part: u32) -> u32 {
+    warp::shuffle(4 * part + thread::warp() % 4, 0)
 }
 
 impl WarpRows {
-    /// The two neighbours of a thread's row from [`column(pair)`](register_tile::column) on; `pair` is a constant.
+    /// The two neighbours of a lane's row from [`column(pair)`](register_tile::column) on; `pair` is a constant.
     #[inline(always)]
     #[track_caller]
-    fn pair(self, half: usize, pair: usize) -> [f32; 2] {
-        let (row, column) = (warp_row(half), register_tile::column(pair as u32));
+    fn pair(self, lane: u32, half: usize, pair: usize) -> [f32; 2] {
+        let (row, column) = (lane / 4 + 8 * half as u32, 8 * pair as u32 + 2 * (lane % 4));
         if 8 * pair < LEFT {
             self.left.second().load_pair(row * LEFT as u32 + column)
         } else {
@@ -108,8 +103,8 @@ impl WarpRows {
     /// Replaces [`pair`](Self::pair).
     #[inline(always)]
     #[track_caller]
-    fn set_pair(self, half: usize, pair: usize, values: [f32; 2]) {
-        let (row, column) = (warp_row(half), register_tile::column(pair as u32));
+    fn set_pair(self, lane: u32, half: usize, pair: usize, values: [f32; 2]) {
+        let (row, column) = (lane / 4 + 8 * half as u32, 8 * pair as u32 + 2 * (lane % 4));
         if 8 * pair < LEFT {
             self.left.first().store_pair(row, column, values);
         } else {
@@ -119,12 +114,12 @@ impl WarpRows {
 }
 
 impl<const RANK: usize> RowMaps<RANK> {
-    /// The places of the boxes of the calling warp.
+    /// The places of the boxes of a warp.
     #[inline(always)]
     #[track_caller]
-    fn places(spot: &Spot<RANK>) -> [[u32; RANK]; 2] {
+    fn places(spot: &Spot<RANK>, warp: u32) -> [[u32; RANK]; 2] {
         let mut left = spot.at;
-        left[RANK - 2] += WARP_ROWS as u32 * warp_of_part();
+        left[RANK - 2] += WARP_ROWS as u32 * (warp % 4);
         let mut right = left;
         right[RANK - 1] += LEFT as u32;
         [left, right]
@@ -163,33 +158,37 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
         &self,
         maps: &RowMaps<RANK>,
         rows: WarpRows,
+        warp: u32,
+        begins: bool,
         mut sum: RegisterTile<V>,
         shares: [Share; THREAD_ROWS],
         spot: &Spot<RANK>,
     ) where
         Columns<V>: MatrixColumns,
     {
-        if self.running.begins {
+        // Else the compiler holds what follows from it in registers, over the walk along keys.
+        let lane = opaque(thread::lane());
+        if begins {
             sum.scale_rows(shares.map(|share| share.add));
         } else {
             sum.map_pairs(|half, pair, new| {
-                let (old, Share { keep, add, .. }) = (rows.pair(half, pair), shares[half]);
+                let (old, Share { keep, add, .. }) = (rows.pair(lane, half, pair), shares[half]);
                 [0, 1].map(|j| old[j] * keep + new[j] * add)
             });
         }
         if self.running.rounded.is_some() {
             // All lanes have read before one writes.
             warp::sync();
-            self.store_rounded(rows, &sum, self.running.place(spot), spot.row);
+            self.store_rounded(rows, lane, &sum, self.running.place(spot), spot.row + WARP_ROWS as u32 * (warp % 4));
         } else {
             sum.map_pairs(|half, pair, merged| {
-                rows.set_pair(half, pair, merged);
+                rows.set_pair(lane, half, pair, merged);
                 merged
             });
         }
         sync::fence_proxy_async();
         warp::sync();
-        let places = RowMaps::places(spot);
+        let places = RowMaps::places(spot, warp);
         if self.running.rounded.is_none() && thread::lane() == 0 {
             maps.store::<V>(rows, places);
         }
@@ -198,7 +197,7 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
     /// Stores merged rows rounded, by way of shared memory, whole rows together.
     #[inline(always)]
     #[track_caller]
-    fn store_rounded<const V: usize>(&self, rows: WarpRows, merged: &RegisterTile<V>, place: Place, row: u32)
+    fn store_rounded<const V: usize>(&self, rows: WarpRows, lane: u32, merged: &RegisterTile<V>, place: Place, first: u32)
     where
         Columns<V>: MatrixColumns,
     {
@@ -207,17 +206,17 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
         while half < THREAD_ROWS {
             let mut pair = 0;
             while pair < RegisterTile::<V>::PAIRS {
-                let word = register_tile::column(pair as u32) / 2;
-                words.store(warp_row(half) * ROUNDED_WORDS + word, f32::from_bits(T::pack(merged.pair(half, pair))));
+                let word = (lane / 4 + 8 * half as u32) * ROUNDED_WORDS + 4 * pair as u32 + lane % 4;
+                words.store(word, f32::from_bits(T::pack(merged.pair(half, pair))));
                 pair += 1;
             }
             half += 1;
         }
         warp::sync();
-        let (chunks, first) = (V as u32 / 8, row + WARP_ROWS as u32 * warp_of_part());
+        let chunks = V as u32 / 8;
         let mut i = 0;
         while i < WARP_ROWS as u32 * chunks / warp::LANES {
-            let chunk = i * warp::LANES + thread::lane();
+            let chunk = i * warp::LANES + lane;
             let (row, column) = (chunk / chunks, chunk % chunks * 8);
             if first + row < place.rows && column < self.running.size {
                 let at = place.start + u64::from(first + row) * self.running.row_stride + u64::from(column);
@@ -234,13 +233,14 @@ where
 {
     const BY_TMA: bool = false;
 
+    type Told = SharedArray<u32, { 2 * TILE_WORDS }>;
     type Staging<G: WarpgroupRoles> = G::Held<HeldRows>;
 
     #[inline(always)]
     #[track_caller]
     fn begin<G: WarpgroupRoles>(staging: G::Held<HeldRows>, part: u32) {
         if let Some(held) = G::held(staging) {
-            let full = held.of_warp(part).full;
+            let full = held.of_warp(number(part)).full;
             if thread::lane() == 0 {
                 full.init(1);
                 pipeline::publish_barriers();
@@ -253,7 +253,8 @@ where
     #[track_caller]
     fn fetch<G: WarpgroupRoles>(&self, spot: &Spot<RANK>, staging: G::Held<HeldRows>, part: u32) {
         let Some(held) = G::held(staging) else { return self.running.fetch_rows(self.running.place(spot), spot.row) };
-        let (rows, places) = (held.of_warp(part), RowMaps::places(spot));
+        let warp = number(part);
+        let (rows, places) = (held.of_warp(warp), RowMaps::places(spot, warp));
         if thread::lane() == 0 {
             pipeline::wait_stores_read::<0>();
             if let Some(maps) = self.rows
@@ -280,22 +281,24 @@ where
         staging: Staging<T, D, G::Held<HeldRows>>,
     ) {
         let place = self.running.place(&spot);
+        let Some(held) = G::held(staging.memory) else { return self.running.merge(&sum, &finished, place, spot.row) };
         let shares = self.running.merge_loaded_logs(&finished, place, spot.row, staging.logs);
-        let Some(held) = G::held(staging.memory) else { return self.running.merge_sums(&sum, shares, place, spot.row) };
-        let rows = held.of_warp(staging.part);
-        let Some(maps) = &self.rows else { return self.running.merge_columns(&sum, shares, place, spot.row, 0) };
-        if !self.running.begins {
+        let warp = number(staging.part);
+        let (rows, begins) = (held.of_warp(warp), opaque(self.running.begins.into()) != 0);
+        if self.rows.is_some() && !begins {
             rows.full.wait(staging.parity);
         }
-        let mut plain = true;
+        let mut plain = self.rows.is_some();
         let mut half = 0;
         while half < THREAD_ROWS {
             let outside = spot.row + register_tile::row(half as u32) >= place.rows;
-            plain &= outside || shares[half].is_plain(self.running.begins);
+            plain &= outside || shares[half].is_plain(begins);
             half += 1;
         }
-        if warp::all(plain) {
-            self.merge_held(maps, rows, sum, shares, &spot);
+        if let Some(maps) = &self.rows
+            && warp::all(plain)
+        {
+            self.merge_held(maps, rows, warp, begins, sum, shares, &spot);
         } else {
             self.running.merge_columns(&sum, shares, place, spot.row, 0);
         }

@@ -3,7 +3,7 @@
 use core::f32::consts::{LN_2, LOG2_E};
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::num::{exp2, log2, max, reciprocal};
+use oxtile_tile::num::{exp2, log2, max, opaque, reciprocal};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, THREAD_ROWS};
@@ -125,16 +125,6 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         Columns<V>: MatrixColumns,
     {
         let shares = self.merge_logs(finished, place, row);
-        self.merge_sums(sum, shares, place, row);
-    }
-
-    /// Merges the sum of values, by device memory.
-    #[inline(always)]
-    #[track_caller]
-    pub fn merge_sums<const V: usize>(&self, sum: &RegisterTile<V>, shares: [Share; THREAD_ROWS], place: Place, row: u32)
-    where
-        Columns<V>: MatrixColumns,
-    {
         let plain = shares.iter().all(|share| share.stored && share.counts() && share.add != 0.0) && self.size == V as u32;
         if STEPS && warp::all(plain) {
             self.merge_plain(sum, shares.map(|Share { keep, add, .. }| [keep, add]), place, row);
@@ -193,7 +183,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     pub fn merge_logs(&self, finished: &Finished, place: Place, row: u32) -> [Share; THREAD_ROWS] {
         [0, 1].map(|half| {
             let row = row + register_tile::row(half as u32);
-            self.merge_log(finished, half, place, row, || self.log(place, row))
+            self.merge_log(finished, half, place, row, None)
         })
     }
 
@@ -201,23 +191,18 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     #[inline(always)]
     #[track_caller]
     pub fn merge_loaded_logs(&self, finished: &Finished, place: Place, row: u32, logs: Rows) -> [Share; THREAD_ROWS] {
-        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32), || logs[half]))
+        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32), Some(logs[half])))
     }
 
     /// The old log-sum-exps of a thread's rows, to base 2.
     #[inline(always)]
     #[track_caller]
     pub fn logs(&self, place: Place, row: u32) -> Rows {
-        [0, 1].map(|half| self.log(place, row + register_tile::row(half)))
-    }
-
-    /// That of a row; -inf where there is none.
-    #[inline(always)]
-    #[track_caller]
-    fn log(&self, place: Place, row: u32) -> f32 {
-        let begins = STEPS && self.begins;
-        let inside = row < place.rows;
-        if inside && !begins { self.log_sum_exp.load(place.statistics + u64::from(row)) * LOG2_E } else { f32::NEG_INFINITY }
+        [0, 1].map(|half| {
+            let row = row + register_tile::row(half);
+            let counts = row < place.rows && !self.begins;
+            if counts { self.log_sum_exp.load(place.statistics + u64::from(row)) * LOG2_E } else { f32::NEG_INFINITY }
+        })
     }
 
     /// The other half: of the columns from `first` on.
@@ -265,19 +250,34 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         }
     }
 
+    /// Whether this is the first of the four lanes that share a row.
+    #[inline(always)]
+    #[track_caller]
+    fn is_first_of_row() -> bool {
+        // A step has no register to hold this over the walk along keys.
+        let lane = if STEPS { opaque(thread::lane()) } else { thread::lane() };
+        lane.is_multiple_of(4)
+    }
+
     /// Merges a row's log-sum-exp.
     #[inline(always)]
     #[track_caller]
-    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32, old: impl FnOnce() -> f32) -> Share {
+    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32, loaded: Option<f32>) -> Share {
         let (inside, at) = (row < place.rows, place.statistics + u64::from(row));
         let begins = STEPS && self.begins;
-        let old = old();
+        let old = if let Some(old) = loaded {
+            old
+        } else if inside && !begins {
+            self.log_sum_exp.load(at) * LOG2_E
+        } else {
+            f32::NEG_INFINITY
+        };
         let new = finished.log_sum[half];
         // All lanes of a row have read before one writes.
         warp::sync();
         if new == f32::NEG_INFINITY {
             // Nothing is seen: what was there stays, but the first step makes it zeros, and the last one rounds it.
-            if begins && inside && thread::lane().is_multiple_of(4) {
+            if begins && inside && Self::is_first_of_row() {
                 self.log_sum_exp.store(at, new);
             }
             let keep = if old == f32::NEG_INFINITY { UNSEEN } else { 1.0 };
@@ -287,7 +287,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         let largest = max(old, new);
         let (keep, add) = (exp2(old - largest), exp2(new - largest));
         let total = keep + add;
-        if inside && thread::lane().is_multiple_of(4) {
+        if inside && Self::is_first_of_row() {
             self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
         }
         let one = reciprocal(total);

@@ -16,6 +16,7 @@ use oxtile_tile::tensor_map::TensorMapMut;
 use super::epilogue::{store, store_rows};
 use super::problem::Staging;
 use super::running::{NO_LOGS, Running};
+use super::schedule::ToldTile;
 use super::shape::{Checked, check_one};
 use super::softmax::Finished;
 use super::warpgroup_roles::{Part, WARPGROUP_QUERIES, WarpgroupRoles};
@@ -45,6 +46,9 @@ where
 {
     /// Whether results are stored by TMA, whose reads of shared memory must be waited for.
     const BY_TMA: bool = true;
+
+    /// How a tile of dense tensors is handed over.
+    type Told: ToldTile;
 
     /// Where results wait in shared memory.
     type Staging<G: WarpgroupRoles>: SharedStorage + Copy;
@@ -94,6 +98,7 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 4> for Rou
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
     type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
 
     #[inline(always)]
@@ -120,6 +125,7 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 5> for Rou
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
     type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
 
     #[inline(always)]
@@ -154,6 +160,7 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 5> for Cho
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
     type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
 
     #[inline(always)]

@@ -22,9 +22,21 @@ pub struct Step {
     pub first: bool,
 }
 
+/// What a warpgroup does beside a product: always inlined, as a closure of two callers is not at once.
+pub trait Beside<L> {
+    /// Called once in a walk, beside the last product if there is one.
+    fn last(self) -> L;
+}
+
+impl Beside<()> for () {
+    #[inline(always)]
+    fn last(self) {}
+}
+
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
 /// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks after
-/// the first [follow](Softmax::follow). `early` is called once, beside the first product, and `late` beside the last, whose value is given back.
+/// the first [follow](Softmax::follow). `beside` gives
+/// what is computed beside the last product.
 ///
 /// In each step
 ///
@@ -41,8 +53,7 @@ pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usiz
     softmax: &mut Softmax,
     blocks: Span,
     edit: impl Fn(&mut RegisterTile<KEYS>, Step),
-    early: impl FnOnce(),
-    late: impl FnOnce() -> L,
+    beside: impl Beside<L>,
 ) -> (RegisterTile<V>, L)
 where
     Columns<KEYS>: MatrixColumns,
@@ -50,13 +61,10 @@ where
 {
     let mut sum = RegisterTile::<V>::zero();
     if blocks.begin >= blocks.end {
-        early();
-        return (sum, late());
+        return (sum, beside.last());
     }
     let key = keys.wait();
-    let scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major());
-    early();
-    let mut scores = scores.wait();
+    let mut scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major()).wait();
     key.release_after_wait();
     edit(&mut scores, Step { block: blocks.end - 1, first: true });
     softmax.update(&mut scores);
@@ -87,8 +95,8 @@ where
     }
     let value = values.wait();
     let product = sum.multiply_add(weights, value.memory().mn_major());
-    let late = late();
+    let last = beside.last();
     sum = product.wait();
     value.release_after_wait();
-    (sum, late)
+    (sum, last)
 }
