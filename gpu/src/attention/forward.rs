@@ -100,11 +100,17 @@ where
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
                 let mut softmax = problem.softmax::<G>(&tile);
-                let fetch = || problem.fetch::<G>(&tile, row, shared.staging, part);
+                // Copied, as the compiler makes other code of a tile that others refer to.
+                let merged = (!stores_by_tma).then_some(tile);
+                let fetch = || {
+                    if let Some(tile) = &merged {
+                        problem.fetch::<G>(tile, row, shared.staging, part);
+                    }
+                };
                 if !stores_by_tma && blocks.begin >= blocks.end {
                     fetch();
                 }
-                let logs = OldLogs { problem: &problem, tile: &tile, words: shared.tile, turn, part, element: PhantomData };
+                let logs = OldLogs { problem: &problem, tile: merged, words: shared.tile, turn, part, element: PhantomData };
                 let (sum, logs) = walk::<T, D, V, KEYS, _>(
                     query,
                     &mut rings.keys,
@@ -141,7 +147,7 @@ where
 /// The log-sum-exps that a warpgroup's rows had, loaded beside the last product of their walk.
 struct OldLogs<'a, T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: Problem<T, D, V, KEYS>> {
     problem: &'a P,
-    tile: &'a P::Tile,
+    tile: Option<P::Tile>,
     words: P::Message,
     turn: u32,
     part: u32,
@@ -154,10 +160,8 @@ impl<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: P
     #[inline(always)]
     #[track_caller]
     fn last(self) -> Rows {
-        if P::STORES_BY_TMA {
-            return NO_LOGS;
-        }
-        let tile = self.problem.told_again(*self.tile, self.words, self.turn);
+        let Some(tile) = self.tile else { return NO_LOGS };
+        let tile = self.problem.told_again(tile, self.words, self.turn);
         self.problem.logs(&tile, tile.row() + self.part * WARPGROUP_QUERIES as u32)
     }
 }

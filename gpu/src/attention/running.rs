@@ -217,7 +217,8 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             let Share { keep, add, stored } = shares[half];
             let (reads, adds) = (stored && shares[half].counts(), !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
-            let at = |pair: usize| first + register_tile::column(pair as u32);
+            let column = first + register_tile::column(0);
+            let at = |pair: usize| column + 8 * pair as u32;
             let mut batch = 0;
             while batch < RegisterTile::<V>::PAIRS {
                 let old: [[f32; 2]; BATCH] = core::array::from_fn(|i| {
