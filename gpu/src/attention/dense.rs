@@ -4,13 +4,13 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::mask::{FAR, Mask, check_reach};
 use super::problem::{Problem, ProblemTile, Seen, Staging, Tiles};
 use super::rings::Producers;
-use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder};
+use super::schedule::{Queue, Schedule, Ticket, Tile, TileOrder, ToldTile};
 use super::shape::{MOST_BLOCKS, Shape};
 use super::softmax::{Finished, Softmax};
 use super::target::{Spot, Target};
@@ -109,8 +109,9 @@ where
 {
     type Tile = Tile;
     type Tiles = DenseTiles;
-    type Message = SharedArray<u32, 1>;
-    const TURN: u32 = 0;
+    type Message = R::Told;
+    type Staging<G: WarpgroupRoles> = R::Staging<G>;
+    const TURN: u32 = R::Told::TURN;
     const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
 
@@ -123,19 +124,20 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn tell(tiles: &DenseTiles, _: Option<Tile>, words: SharedArray<u32, 1>, _: u32) {
-        words.store(0, tiles.index);
+    fn tell(tiles: &DenseTiles, tile: Option<Tile>, words: R::Told, turn: u32) {
+        words.tell(tiles.index, tile, turn);
     }
 
     #[inline(always)]
     #[track_caller]
-    fn told(&self, tile_rows: u32, words: SharedArray<u32, 1>, _: u32) -> Option<Tile> {
-        self.schedule(tile_rows).tile(warp::shuffle(words.load(0), 0))
+    fn told(&self, tile_rows: u32, words: R::Told, turn: u32) -> Option<Tile> {
+        words.told(self.schedule(tile_rows), turn)
     }
 
     #[inline(always)]
-    fn told_again(&self, tile: Tile, _: SharedArray<u32, 1>, _: u32) -> Tile {
-        tile
+    #[track_caller]
+    fn told_again(&self, tile: Tile, words: R::Told, turn: u32) -> Tile {
+        words.told_again(tile, turn)
     }
 
     #[inline(always)]
@@ -163,8 +165,14 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn fetch(&self, tile: &Tile, row: u32) {
-        self.target.fetch(&self.spot(tile, row));
+    fn fetch<G: WarpgroupRoles>(&self, tile: &Tile, row: u32, staging: R::Staging<G>, part: u32) {
+        self.target.fetch::<G>(&self.spot(tile, row), staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn logs(&self, tile: &Tile, row: u32) -> Rows {
+        self.target.logs(&self.spot(tile, row))
     }
 
     #[inline(always)]
@@ -184,12 +192,28 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, tile: &Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
-        self.target.store::<G>(sum, finished, self.spot(tile, row), staging);
+    fn store<G: WarpgroupRoles>(
+        &self,
+        tile: &Tile,
+        row: u32,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        staging: Staging<T, D, R::Staging<G>>,
+    ) {
+        self.target.store::<G, D>(sum, finished, self.spot(tile, row), staging);
     }
 
     #[inline(always)]
-    fn end<G: WarpgroupRoles>(&self) {}
+    #[track_caller]
+    fn begin<G: WarpgroupRoles>(staging: R::Staging<G>, part: u32) {
+        R::begin::<G>(staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn end<G: WarpgroupRoles>(&self, staging: R::Staging<G>) {
+        R::end::<G>(staging);
+    }
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
         let DenseArgument { target, shape, diagonal, order, .. } = argument;

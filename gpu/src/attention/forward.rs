@@ -12,24 +12,35 @@
 //! gets zeros and a log-sum-exp of -inf. Scores, weights and sums are `f32`, weights are rounded to `T` for their
 //! product. Scores below -1e30 count as masked; NaN and +inf give NaN in their rows.
 
+use core::marker::PhantomData;
+
 use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::num::opaque;
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, Rows, StoredElement};
 use oxtile_tile::warpgroup;
 
 use super::mask::Span;
 use super::problem::{
     Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull,
-    Seen, Tiles,
+    Seen, Staging, Tiles,
 };
 use super::rings::Rings;
-use super::walk::walk;
-use super::warpgroup_roles::{Narrow, Pair, Part, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
+use super::running::NO_LOGS;
+use super::walk::{Beside, walk};
+use super::warpgroup_roles::{Narrow, Pair, Role, WARPGROUP_QUERIES, WarpgroupRoles, Wide};
 
 type Of<T, const D: usize, const V: usize, const KEYS: usize, P> = <P as Policy>::Of<T, D, V, KEYS>;
-type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> =
-    Rings<T, D, V, KEYS, G, <G as WarpgroupRoles>::Staging<Part<T, V>>, <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message>;
+type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> = Rings<
+    T,
+    D,
+    V,
+    KEYS,
+    G,
+    <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Staging<G>,
+    <Of<T, D, V, KEYS, P> as Problem<T, D, V, KEYS>>::Message,
+>;
 
 /// Attends, with heads of up to `D` elements of queries and `V` of values, `KEYS` keys at a time.
 #[kernel(threads = G::THREADS, grid = grid, shared = Shared<T, D, V, KEYS, G, P>, requires = sm_90a)]
@@ -76,26 +87,47 @@ where
         }
         Role::Multiplies(role) => {
             let part = G::begin_multiplies(role);
+            Of::<T, D, V, KEYS, P>::begin::<G>(shared.staging, part);
             let (mut rings, mut turn) = (shared.consumers(), 0);
             loop {
                 let stage = rings.queries.wait();
                 let Some(tile) = problem.told(G::QUERIES, shared.tile, turn) else { break };
-                let query_part = G::part(stage.memory(), part);
+                // Steps of rings have no registers for addresses that the compiler would hold over the walk.
+                let query_part = G::part(stage.memory(), if stores_by_tma || G::IN_PLACE { part } else { opaque(part) });
                 let query = G::query(query_part);
                 let stage = stage.release_unless(G::IN_PLACE);
                 let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
-                if !stores_by_tma {
-                    problem.fetch(&tile, row);
-                }
                 let mut softmax = problem.softmax::<G>(&tile);
-                let sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
-                    problem.edit(scores, step, &seen);
-                });
+                // Copied, as the compiler makes other code of a tile that others refer to.
+                let merged = (!stores_by_tma).then_some(tile);
+                let fetch = || {
+                    if let Some(tile) = &merged {
+                        problem.fetch::<G>(tile, row, shared.staging, part);
+                    }
+                };
+                if !stores_by_tma && blocks.begin >= blocks.end {
+                    fetch();
+                }
+                let logs = OldLogs { problem: &problem, tile: merged, words: shared.tile, turn, part, element: PhantomData };
+                let (sum, logs) = walk::<T, D, V, KEYS, _>(
+                    query,
+                    &mut rings.keys,
+                    &mut rings.values,
+                    &mut softmax,
+                    blocks,
+                    |scores, step| {
+                        if !stores_by_tma && step.first {
+                            fetch();
+                        }
+                        problem.edit(scores, step, &seen);
+                    },
+                    logs,
+                );
                 let tile = problem.told_again(tile, shared.tile, turn);
                 turn ^= turn_words;
-                let staging = (G::staging(query_part, shared.staging, part), part);
+                let staging = Staging { queries: query_part, memory: shared.staging, part, parity: rings.queries.parity() ^ 1, logs };
                 problem.store::<G>(&tile, tile.row() + part * WARPGROUP_QUERIES as u32, sum, softmax.finish(), staging);
                 if let Some(stage) = stage {
                     if stores_by_tma && warpgroup::is_leader() {
@@ -107,8 +139,30 @@ where
             if stores_by_tma && !G::IN_PLACE && warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
             }
-            problem.end::<G>();
+            problem.end::<G>(shared.staging);
         }
+    }
+}
+
+/// The log-sum-exps that a warpgroup's rows had, loaded beside the last product of their walk.
+struct OldLogs<'a, T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: Problem<T, D, V, KEYS>> {
+    problem: &'a P,
+    tile: Option<P::Tile>,
+    words: P::Message,
+    turn: u32,
+    part: u32,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, P: Problem<T, D, V, KEYS>> Beside<Rows>
+    for OldLogs<'_, T, D, V, KEYS, P>
+{
+    #[inline(always)]
+    #[track_caller]
+    fn last(self) -> Rows {
+        let Some(tile) = self.tile else { return NO_LOGS };
+        let tile = self.problem.told_again(tile, self.words, self.turn);
+        self.problem.logs(&tile, tile.row() + self.part * WARPGROUP_QUERIES as u32)
     }
 }
 

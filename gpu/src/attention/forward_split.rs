@@ -88,11 +88,19 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
             let row = tile.row + part * WARPGROUP_QUERIES as u32;
             let whole = mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }).end;
             let mut softmax = Softmax::new(scale);
-            let mut sum = walk::<T, D, V, KEYS>(query, &mut rings.keys, &mut rings.values, &mut softmax, blocks, |scores, step| {
-                if step.block >= whole {
-                    mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
-                }
-            });
+            let (mut sum, ()) = walk::<T, D, V, KEYS, _>(
+                query,
+                &mut rings.keys,
+                &mut rings.values,
+                &mut softmax,
+                blocks,
+                |scores, step| {
+                    if step.block >= whole {
+                        mask.hide_after::<KEYS>(scores, row, step.block * KEYS as u32);
+                    }
+                },
+                (),
+            );
             let finished = softmax.finish();
             sum.scale_rows(finished.factor);
             let head = u64::from(of_keys * all_heads + tile.batch * heads + tile.head) * u64::from(rows);

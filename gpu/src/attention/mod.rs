@@ -5,7 +5,7 @@
 //! | `forward` | the kernel of forward attention on Hopper |
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
 //! | `dense`, `packed`, `options` | the problems: dense tensors; packed (varlen) sequences; windows, caps, sinks, largest logits |
-//! | `target`, `running` | where the result goes; the running result of ring attention, into which each step merges its own |
+//! | `target`, `running`, `ring_step` | where the result goes; the running result of ring attention, into which each step merges its own; the step |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
 //! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
 //! | `warpgroup_roles` | which warps compute a tile |
@@ -74,6 +74,7 @@ mod panels;
 mod parts;
 mod portable;
 mod problem;
+mod ring_step;
 mod rings;
 mod running;
 mod schedule;
@@ -114,6 +115,7 @@ pub use panels::{PORTABLE_PANEL, PORTABLE_ROWS, portable_general_keys};
 pub use parts::{MOST_PARTS, Parts, PartsArgument, PartsMut, PartsMutArgument};
 pub use portable::{Inputs, InputsArgument, LogSumExp, LogSumExpArgument, SizedInputs, SizedInputsArgument};
 pub use problem::*;
+pub use ring_step::{LEFT, RIGHT, RingStep, RingStepArgument, RowMaps, RowMapsArgument, WARP_ROWS};
 pub use running::*;
 pub use schedule::{TileOrder, TileOrderArgument};
 pub use scores::Scores;

@@ -9,12 +9,13 @@ use core::f32::consts::LOG2_E;
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::mask::{Mask, Window};
 use super::problem::{Problem, Seen, Staging, Tiles};
 use super::rings::Producers;
+use super::running::NO_LOGS;
 use super::schedule::{DIAGONAL_ITEM_WORDS, Item, SequenceSchedule};
 use super::scores::Scores;
 use super::sequence::{Sequence, Sequences, place};
@@ -97,6 +98,7 @@ where
     type Tile = Item;
     type Tiles = OptionTiles;
     type Message = SharedArray<u32, { 2 * DIAGONAL_ITEM_WORDS }>;
+    type Staging<G: WarpgroupRoles> = <Chosen<T, V> as Target<T, V, 5>>::Staging<G>;
     const TURN: u32 = DIAGONAL_ITEM_WORDS as u32;
     const WINDOWED: bool = true;
 
@@ -131,7 +133,12 @@ where
     }
 
     #[inline(always)]
-    fn fetch(&self, _: &Item, _: u32) {}
+    fn fetch<G: WarpgroupRoles>(&self, _: &Item, _: u32, _: Self::Staging<G>, _: u32) {}
+
+    #[inline(always)]
+    fn logs(&self, _: &Item, _: u32) -> Rows {
+        NO_LOGS
+    }
 
     #[inline(always)]
     #[track_caller]
@@ -185,7 +192,14 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(
+        &self,
+        item: &Item,
+        row: u32,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        staging: Staging<T, D, Self::Staging<G>>,
+    ) {
         let Item { tile, sequence: Sequence { queries, rows, query_offset, .. } } = *item;
         let (finished, head) = (finished.of_rows(|half| row + register_tile::row(half) < queries), self.heads.of(tile.batch, tile.head));
         if self.max_logit.is_some() {
@@ -197,12 +211,15 @@ where
             log_rows => (u64::from(tile.batch) * u64::from(self.heads.heads) + u64::from(tile.head)) * u64::from(log_rows),
         };
         let spot = Spot { at, batch: 0, head, first: query_offset, row, rows, statistics };
-        self.target.store::<G>(sum, finished, spot, staging);
+        self.target.store::<G, D>(sum, finished, spot, staging);
     }
 
     #[inline(always)]
+    fn begin<G: WarpgroupRoles>(_: Self::Staging<G>, _: u32) {}
+
+    #[inline(always)]
     #[track_caller]
-    fn end<G: WarpgroupRoles>(&self) {
+    fn end<G: WarpgroupRoles>(&self, _: Self::Staging<G>) {
         Workspace { words: self.workspace }.leave(G::CONSUMER_WARPS, self.max_logit);
     }
 

@@ -9,7 +9,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::mask::{FAR, Mask};
@@ -116,6 +116,7 @@ where
     type Tile = Item;
     type Tiles = PackedTiles;
     type Message = SharedArray<u32, { 2 * ITEM_WORDS }>;
+    type Staging<G: WarpgroupRoles> = R::Staging<G>;
     const TURN: u32 = ITEM_WORDS as u32;
     const STORES_BY_TMA: bool = R::BY_TMA;
     const WINDOWED: bool = false;
@@ -177,8 +178,14 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn fetch(&self, item: &Item, row: u32) {
-        self.target.fetch(&self.spot(item, row));
+    fn fetch<G: WarpgroupRoles>(&self, item: &Item, row: u32, staging: R::Staging<G>, part: u32) {
+        self.target.fetch::<G>(&self.spot(item, row), staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn logs(&self, item: &Item, row: u32) -> Rows {
+        self.target.logs(&self.spot(item, row))
     }
 
     #[inline(always)]
@@ -198,13 +205,29 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, item: &Item, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles>(
+        &self,
+        item: &Item,
+        row: u32,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        staging: Staging<T, D, R::Staging<G>>,
+    ) {
         let finished = finished.of_rows(|half| row + register_tile::row(half) < item.sequence.queries);
-        self.target.store::<G>(sum, finished, self.spot(item, row), staging);
+        self.target.store::<G, D>(sum, finished, self.spot(item, row), staging);
     }
 
     #[inline(always)]
-    fn end<G: WarpgroupRoles>(&self) {}
+    #[track_caller]
+    fn begin<G: WarpgroupRoles>(staging: R::Staging<G>, part: u32) {
+        R::begin::<G>(staging, part);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn end<G: WarpgroupRoles>(&self, staging: R::Staging<G>) {
+        R::end::<G>(staging);
+    }
 
     fn check(argument: &Self::Argument<'_>, tile_rows: u32) -> Result<u64, LaunchError> {
         let PackedArgument { target, sequences, heads, counter, .. } = argument;

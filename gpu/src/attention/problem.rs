@@ -4,7 +4,7 @@
 //! | policy | problem | takes |
 //! |---|---|---|
 //! | [`Full`], [`Causal`] | [`Dense`](super::Dense) | dense tensors |
-//! | [`RingFull`], [`RingCausal`] | the same | a step of a ring: merges its result into a [`Running`] one |
+//! | [`RingFull`], [`RingCausal`] | the same | a step of a ring: merges its result into a running one ([`RingStep`]) |
 //! | [`PackedFull`], [`PackedCausal`] | [`Packed`](super::Packed) | packed sequences |
 //! | [`PackedRingFull`], [`PackedRingCausal`] | the same | a step of a ring |
 //! | [`Optioned`] | [`Options`](super::Options) | windows, caps, sinks, merged results, largest logits, of any layout |
@@ -13,16 +13,17 @@
 //! was 1 to 2 % slower than with the mask as a constant, and that of all options 6 to 14 % slower on packed sequences.
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::shared::SharedStorage;
 
 use super::dense::Dense;
 use super::mask::{Mask, Span};
 use super::options::Options;
 use super::packed::Packed;
+use super::ring_step::RingStep;
 use super::rings::Producers;
-use super::running::Running;
 use super::softmax::{Finished, Softmax};
 use super::target::Rounded;
 use super::walk::Step;
@@ -65,6 +66,8 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     type Tiles: Tiles<Self::Tile>;
     /// The shared words in which the thread that copies tells the others about a tile.
     type Message: SharedStorage + Copy;
+    /// Where results wait in shared memory.
+    type Staging<G: WarpgroupRoles>: SharedStorage + Copy;
     /// Words from one tile's place to the next one's, which take turns; 0 where there is one place.
     const TURN: u32;
     /// Whether results are stored by TMA.
@@ -92,8 +95,10 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     where
         Columns<D>: MatrixColumns;
 
-    /// Fetches what the result of a warpgroup whose first query is `row` is merged into, early. All its threads call it.
-    fn fetch(&self, tile: &Self::Tile, row: u32);
+    /// Fetches what the result of warpgroup `part`, whose first query is `row`, is merged into, early. All its threads call it.
+    fn fetch<G: WarpgroupRoles>(&self, tile: &Self::Tile, row: u32, staging: Self::Staging<G>, part: u32);
+    /// Loads the log-sum-exps that it is merged into, of a thread's rows.
+    fn logs(&self, tile: &Self::Tile, row: u32) -> Rows;
     /// The softmax of a tile's rows before any key.
     fn softmax<G: WarpgroupRoles>(&self, tile: &Self::Tile) -> Softmax;
     /// Changes the scores of a warpgroup's queries before they count.
@@ -101,11 +106,19 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
     where
         Columns<KEYS>: MatrixColumns;
     /// Stores the result of a warpgroup whose first query is `row`. All its threads call it.
-    fn store<G: WarpgroupRoles>(&self, tile: &Self::Tile, row: u32, sum: RegisterTile<V>, finished: Finished, staging: Staging<T, V>)
-    where
+    fn store<G: WarpgroupRoles>(
+        &self,
+        tile: &Self::Tile,
+        row: u32,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        staging: Staging<T, D, Self::Staging<G>>,
+    ) where
         Columns<V>: MatrixColumns;
+    /// Called by every warp that multiplies before its first tile.
+    fn begin<G: WarpgroupRoles>(staging: Self::Staging<G>, part: u32);
     /// Called by every warp that multiplies after its last tile.
-    fn end<G: WarpgroupRoles>(&self);
+    fn end<G: WarpgroupRoles>(&self, staging: Self::Staging<G>);
 
     /// Checks the argument of a launch, and counts its tiles, or more.
     ///
@@ -124,8 +137,29 @@ pub struct Seen {
     pub whole: Span,
 }
 
-/// Where a warpgroup's part of the result waits to be stored.
-pub type Staging<T, const V: usize> = (Part<T, V>, u32);
+/// The shared memory of a warpgroup at the end of a tile, and what it knows of what is there.
+#[derive(Clone, Copy)]
+pub struct Staging<T, const D: usize, S> {
+    /// Where the queries were.
+    pub queries: Part<T, D>,
+    /// Where [results](super::Target::Staging) wait.
+    pub memory: S,
+    /// The warpgroup's number.
+    pub part: u32,
+    /// Whether the tile is an odd one of the block's.
+    pub parity: u32,
+    /// The log-sum-exps that were there.
+    pub logs: Rows,
+}
+
+impl<T: Pod, const D: usize, S> Staging<T, D, S> {
+    /// Where the warpgroup's part of a rounded result waits to be stored.
+    #[inline(always)]
+    #[track_caller]
+    pub fn of_result<G: WarpgroupRoles<Staging<Part<T, V>> = S>, const V: usize>(self) -> Part<T, V> {
+        G::staging(self.queries, self.memory, self.part)
+    }
+}
 
 macro_rules! policies {
     ($($(#[$doc:meta])* $policy:ident = |$t:ident, $d:ident, $v:ident, $keys:ident| $problem:ty;)*) => { $(
@@ -150,17 +184,17 @@ policies! {
     /// Dense tensors, a causal mask.
     Causal = |T, D, V, KEYS| Dense<T, D, V, KEYS, Rounded<T, V, 4>, true>;
     /// A step of a ring: dense tensors, all keys, a running result.
-    RingFull = |T, D, V, KEYS| Dense<T, D, V, KEYS, Running<T, true>, false>;
+    RingFull = |T, D, V, KEYS| Dense<T, D, V, KEYS, RingStep<T, 4>, false>;
     /// The same with a causal mask.
-    RingCausal = |T, D, V, KEYS| Dense<T, D, V, KEYS, Running<T, true>, true>;
+    RingCausal = |T, D, V, KEYS| Dense<T, D, V, KEYS, RingStep<T, 4>, true>;
     /// Packed sequences, all keys.
     PackedFull = |T, D, V, KEYS| Packed<T, D, V, KEYS, Rounded<T, V, 5>, false>;
     /// Packed sequences, a causal mask.
     PackedCausal = |T, D, V, KEYS| Packed<T, D, V, KEYS, Rounded<T, V, 5>, true>;
     /// A step of a ring: packed sequences, all keys, a running result.
-    PackedRingFull = |T, D, V, KEYS| Packed<T, D, V, KEYS, Running<T, true>, false>;
+    PackedRingFull = |T, D, V, KEYS| Packed<T, D, V, KEYS, RingStep<T, 5>, false>;
     /// The same with a causal mask.
-    PackedRingCausal = |T, D, V, KEYS| Packed<T, D, V, KEYS, Running<T, true>, true>;
+    PackedRingCausal = |T, D, V, KEYS| Packed<T, D, V, KEYS, RingStep<T, 5>, true>;
     /// Everything.
     Optioned = |T, D, V, KEYS| Options<T, D, V, KEYS>;
 }

@@ -3,10 +3,10 @@
 use core::f32::consts::{LN_2, LOG2_E};
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
-use oxtile_tile::num::{exp2, log2, max, reciprocal};
+use oxtile_tile::num::{exp2, log2, max, opaque, reciprocal};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, THREAD_ROWS};
+use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, Rows, THREAD_ROWS};
 
 use super::shape::Checked;
 use super::softmax::Finished;
@@ -48,9 +48,10 @@ pub struct Place {
 /// What becomes of one row: the factors of what was there and of the new sum.
 #[derive(Clone, Copy)]
 pub struct Share {
-    /// [`UNSEEN`] if the row saw nothing before.
-    keep: f32,
-    add: f32,
+    /// That of what was there: negative if the row saw nothing before.
+    pub keep: f32,
+    /// That of the new sum.
+    pub add: f32,
     /// Whether the row is stored: it is one, and changes.
     stored: bool,
 }
@@ -61,10 +62,19 @@ impl Share {
     fn counts(&self) -> bool {
         self.keep.to_bits() != UNSEEN.to_bits()
     }
+
+    /// Whether an element becomes the sum of two products, of which a step that begins knows the first to be 0.
+    #[inline(always)]
+    pub fn is_plain(&self, begins: bool) -> bool {
+        (begins || self.counts()) && self.add != 0.0
+    }
 }
 
 /// In the place of a factor: what is there counts for nothing, NaN too. A flag of its own would take a register more, which spills.
 const UNSEEN: f32 = -1.0;
+
+/// The log-sum-exps of rows that saw nothing.
+pub const NO_LOGS: Rows = [f32::NEG_INFINITY; THREAD_ROWS];
 
 /// Pairs of columns at most that are loaded before the first of them is stored: a load takes its time.
 const BATCH: usize = 8;
@@ -171,7 +181,28 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
     #[inline(always)]
     #[track_caller]
     pub fn merge_logs(&self, finished: &Finished, place: Place, row: u32) -> [Share; THREAD_ROWS] {
-        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32)))
+        [0, 1].map(|half| {
+            let row = row + register_tile::row(half as u32);
+            self.merge_log(finished, half, place, row, None)
+        })
+    }
+
+    /// The same with the [old ones](Self::logs), loaded before.
+    #[inline(always)]
+    #[track_caller]
+    pub fn merge_loaded_logs(&self, finished: &Finished, place: Place, row: u32, logs: Rows) -> [Share; THREAD_ROWS] {
+        [0, 1].map(|half| self.merge_log(finished, half, place, row + register_tile::row(half as u32), Some(logs[half])))
+    }
+
+    /// The old log-sum-exps of a thread's rows, to base 2.
+    #[inline(always)]
+    #[track_caller]
+    pub fn logs(&self, place: Place, row: u32) -> Rows {
+        [0, 1].map(|half| {
+            let row = row + register_tile::row(half);
+            let counts = row < place.rows && !self.begins;
+            if counts { self.log_sum_exp.load(place.statistics + u64::from(row)) * LOG2_E } else { f32::NEG_INFINITY }
+        })
     }
 
     /// The other half: of the columns from `first` on.
@@ -186,7 +217,8 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
             let Share { keep, add, stored } = shares[half];
             let (reads, adds) = (stored && shares[half].counts(), !STEPS || add != 0.0);
             let start = place.start + u64::from(row + register_tile::row(half as u32)) * self.row_stride;
-            let at = |pair: usize| first + register_tile::column(pair as u32);
+            let column = first + register_tile::column(0);
+            let at = |pair: usize| column + 8 * pair as u32;
             let mut batch = 0;
             while batch < RegisterTile::<V>::PAIRS {
                 let old: [[f32; 2]; BATCH] = core::array::from_fn(|i| {
@@ -219,19 +251,34 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         }
     }
 
+    /// Whether this is the first of the four lanes that share a row.
+    #[inline(always)]
+    #[track_caller]
+    fn is_first_of_row() -> bool {
+        // A step has no register to hold this over the walk along keys.
+        let lane = if STEPS { opaque(thread::lane()) } else { thread::lane() };
+        lane.is_multiple_of(4)
+    }
+
     /// Merges a row's log-sum-exp.
     #[inline(always)]
     #[track_caller]
-    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32) -> Share {
+    fn merge_log(&self, finished: &Finished, half: usize, place: Place, row: u32, loaded: Option<f32>) -> Share {
         let (inside, at) = (row < place.rows, place.statistics + u64::from(row));
         let begins = STEPS && self.begins;
-        let old = if inside && !begins { self.log_sum_exp.load(at) * LOG2_E } else { f32::NEG_INFINITY };
+        let old = if let Some(old) = loaded {
+            old
+        } else if inside && !begins {
+            self.log_sum_exp.load(at) * LOG2_E
+        } else {
+            f32::NEG_INFINITY
+        };
         let new = finished.log_sum[half];
         // All lanes of a row have read before one writes.
         warp::sync();
         if new == f32::NEG_INFINITY {
             // Nothing is seen: what was there stays, but the first step makes it zeros, and the last one rounds it.
-            if begins && inside && thread::lane().is_multiple_of(4) {
+            if begins && inside && Self::is_first_of_row() {
                 self.log_sum_exp.store(at, new);
             }
             let keep = if old == f32::NEG_INFINITY { UNSEEN } else { 1.0 };
@@ -241,7 +288,7 @@ impl<T: RegisterElement, const STEPS: bool> Running<T, STEPS> {
         let largest = max(old, new);
         let (keep, add) = (exp2(old - largest), exp2(new - largest));
         let total = keep + add;
-        if inside && thread::lane().is_multiple_of(4) {
+        if inside && Self::is_first_of_row() {
             self.log_sum_exp.store(at, (largest + log2(total)) * LN_2);
         }
         let one = reciprocal(total);

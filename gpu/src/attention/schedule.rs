@@ -2,6 +2,7 @@
 
 use oxtile_tile::num::opaque;
 use oxtile_tile::prelude::*;
+use oxtile_tile::shared::SharedStorage;
 
 use super::sequence::{Sequence, Sequences};
 use super::shape::{Checked, Heads, MOST_BLOCKS};
@@ -87,6 +88,68 @@ impl Schedule {
         let width = (self.heads * self.batches - first_head).min(self.section).max(1);
         let (head, heads) = (first_head + inside % width, self.heads.max(1));
         Some(Tile { row: (self.row_tiles - 1 - inside / width) * self.tile_rows, head: head % heads, batch: head / heads })
+    }
+}
+
+/// The shared words by which the thread that copies tells the others a tile of dense tensors.
+pub trait ToldTile: SharedStorage + Copy {
+    /// Words from one tile's place to the next one's, which take turns; 0 where there is one place.
+    const TURN: u32;
+    /// Writes tile `index`, or that there are no more.
+    fn tell(self, index: u32, tile: Option<Tile>, turn: u32);
+    /// Reads it. All lanes of a warp call it; the compiler sees that all have the same.
+    fn told(self, schedule: Schedule, turn: u32) -> Option<Tile>;
+    /// The tile again, where registers need not hold it meanwhile.
+    fn told_again(self, tile: Tile, turn: u32) -> Tile;
+}
+
+/// The index: each warp computes the tile, and keeps it.
+impl ToldTile for SharedArray<u32, 1> {
+    const TURN: u32 = 0;
+
+    #[inline(always)]
+    #[track_caller]
+    fn tell(self, index: u32, _: Option<Tile>, _: u32) {
+        self.store(0, index);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn told(self, schedule: Schedule, _: u32) -> Option<Tile> {
+        schedule.tile(warp::shuffle(self.load(0), 0))
+    }
+
+    #[inline(always)]
+    fn told_again(self, tile: Tile, _: u32) -> Tile {
+        tile
+    }
+}
+
+/// Two tiles, which take turns.
+impl ToldTile for SharedArray<u32, { 2 * TILE_WORDS }> {
+    const TURN: u32 = TILE_WORDS as u32;
+
+    #[inline(always)]
+    #[track_caller]
+    fn tell(self, _: u32, tile: Option<Tile>, turn: u32) {
+        let Tile { row, head, batch } = tile.unwrap_or(Tile { row: 0, head: 0, batch: NOTHING });
+        self.store(turn, row);
+        self.store(turn + 1, head);
+        self.store(turn + 2, batch);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn told(self, _: Schedule, turn: u32) -> Option<Tile> {
+        let [row, head, batch] = [0, 1, 2].map(|i| warp::shuffle(self.load(turn + i), 0));
+        (batch != NOTHING).then_some(Tile { row, head, batch })
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn told_again(self, _: Tile, turn: u32) -> Tile {
+        let [row, head, batch] = [0, 1, 2].map(|i| warp::shuffle(self.load(turn + i), 0));
+        Tile { row, head, batch }
     }
 }
 

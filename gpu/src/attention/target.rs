@@ -3,21 +3,23 @@
 //! | target | the result is |
 //! |---|---|
 //! | [`Rounded`] | rounded to the inputs' type and stored through shared memory by TMA |
-//! | [`Running`] | merged in `f32` into that of the keys seen before: the first step of a ring stores, the last one rounds |
+//! | [`RingStep`](super::RingStep) | merged in `f32` into that of the keys seen before: the first step of a ring stores, the last one rounds |
 //! | [`Chosen`] | one of them, by whether there is a running result |
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
+use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElement};
+use oxtile_tile::shared::SharedStorage;
 use oxtile_tile::tensor_map::TensorMapMut;
 
 use super::epilogue::{store, store_rows};
 use super::problem::Staging;
-use super::running::Running;
+use super::running::{NO_LOGS, Running};
+use super::schedule::ToldTile;
 use super::shape::{Checked, check_one};
 use super::softmax::Finished;
-use super::warpgroup_roles::{WARPGROUP_QUERIES, WarpgroupRoles};
+use super::warpgroup_roles::{Part, WARPGROUP_QUERIES, WarpgroupRoles};
 
 /// Where a warpgroup's rows go.
 pub struct Spot<const RANK: usize> {
@@ -45,12 +47,38 @@ where
     /// Whether results are stored by TMA, whose reads of shared memory must be waited for.
     const BY_TMA: bool = true;
 
-    /// Fetches what is there, early. All threads of the warpgroup call it.
+    /// How a tile of dense tensors is handed over.
+    type Told: ToldTile;
+
+    /// Where results wait in shared memory.
+    type Staging<G: WarpgroupRoles>: SharedStorage + Copy;
+
+    /// Readies it. All threads of warpgroup `part` call it first.
     #[inline(always)]
-    fn fetch(&self, _: &Spot<RANK>) {}
+    fn begin<G: WarpgroupRoles>(_: Self::Staging<G>, _part: u32) {}
+
+    /// Fetches what is there, early. All threads of warpgroup `part` call it.
+    #[inline(always)]
+    fn fetch<G: WarpgroupRoles>(&self, _: &Spot<RANK>, _: Self::Staging<G>, _part: u32) {}
+
+    /// Loads the log-sum-exps that are there, of a thread's rows, for the `store` that follows.
+    #[inline(always)]
+    fn logs(&self, _: &Spot<RANK>) -> Rows {
+        NO_LOGS
+    }
 
     /// Stores a warpgroup's sum of values, before it is divided by the sum of weights, and its log-sum-exp. All its threads call it.
-    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, staging: Staging<T, V>);
+    fn store<G: WarpgroupRoles, const D: usize>(
+        &self,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        spot: Spot<RANK>,
+        staging: Staging<T, D, Self::Staging<G>>,
+    );
+
+    /// Waits for what a warpgroup stored. All its threads call it last.
+    #[inline(always)]
+    fn end<G: WarpgroupRoles>(_: Self::Staging<G>) {}
 
     /// Checks the argument of a launch whose log-sum-exp has `statistics` elements, and whose tensor `[batches, heads, rows]`.
     fn check(argument: &Self::Argument<'_>, statistics: u64, extent: [u64; 3]) -> Checked;
@@ -70,11 +98,20 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 4> for Rou
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
+    type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
+
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<4>, (staging, part): Staging<T, V>) {
+    fn store<G: WarpgroupRoles, const D: usize>(
+        &self,
+        mut sum: RegisterTile<V>,
+        finished: Finished,
+        spot: Spot<4>,
+        staging: Staging<T, D, G::Staging<Part<T, V>>>,
+    ) {
         sum.scale_rows(finished.factor);
-        store::<G, _, _, _>(&self.out, &sum, staging, part, spot.at);
+        store::<G, _, _, _>(&self.out, &sum, staging.of_result::<G, V>(), staging.part, spot.at);
         store_rows(&self.log_sum_exp, spot.statistics, spot.row, spot.rows, finished.log_sum_exp());
     }
 
@@ -88,40 +125,25 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 5> for Rou
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
+    type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
+
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, mut sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, (staging, part): Staging<T, V>) {
+    fn store<G: WarpgroupRoles, const D: usize>(
+        &self,
+        mut sum: RegisterTile<V>,
+        finished: Finished,
+        spot: Spot<5>,
+        staging: Staging<T, D, G::Staging<Part<T, V>>>,
+    ) {
         finished.divide(&mut sum);
-        store::<G, _, _, _>(&self.out, &sum, staging, part, spot.at);
+        store::<G, _, _, _>(&self.out, &sum, staging.of_result::<G, V>(), staging.part, spot.at);
         store_rows(&self.log_sum_exp, spot.statistics, spot.row, spot.rows, finished.log_sum_exp());
     }
 
     fn check(argument: &Self::Argument<'_>, statistics: u64, _: [u64; 3]) -> Checked {
         LaunchError::check_length("target.log_sum_exp", statistics, argument.log_sum_exp.len())
-    }
-}
-
-impl<T: RegisterElement, const V: usize, const RANK: usize> Target<T, V, RANK> for Running<T, true>
-where
-    Columns<V>: MatrixColumns,
-{
-    const BY_TMA: bool = false;
-
-    #[inline(always)]
-    #[track_caller]
-    fn fetch(&self, spot: &Spot<RANK>) {
-        self.fetch_rows(self.place(spot), spot.row);
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<RANK>, _: Staging<T, V>) {
-        self.merge(&sum, &finished, self.place(&spot), spot.row);
-    }
-
-    fn check(argument: &Self::Argument<'_>, statistics: u64, extent: [u64; 3]) -> Checked {
-        argument.check(V, statistics)?;
-        argument.check_room(extent)
     }
 }
 
@@ -138,11 +160,20 @@ impl<T: RegisterElement + StoredElement, const V: usize> Target<T, V, 5> for Cho
 where
     Columns<V>: MatrixColumns,
 {
+    type Told = SharedArray<u32, 1>;
+    type Staging<G: WarpgroupRoles> = G::Staging<Part<T, V>>;
+
     #[inline(always)]
     #[track_caller]
-    fn store<G: WarpgroupRoles>(&self, sum: RegisterTile<V>, finished: Finished, spot: Spot<5>, staging: Staging<T, V>) {
+    fn store<G: WarpgroupRoles, const D: usize>(
+        &self,
+        sum: RegisterTile<V>,
+        finished: Finished,
+        spot: Spot<5>,
+        staging: Staging<T, D, G::Staging<Part<T, V>>>,
+    ) {
         if let Some(rounded) = &self.rounded {
-            rounded.store::<G>(sum, finished, spot, staging);
+            rounded.store::<G, D>(sum, finished, spot, staging);
         } else if let Some(running) = &self.running {
             running.merge(&sum, &finished, running.place(&spot), spot.row);
         }

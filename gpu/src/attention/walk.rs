@@ -22,9 +22,21 @@ pub struct Step {
     pub first: bool,
 }
 
+/// What a warpgroup does beside a product: always inlined, as a closure of two callers is not at once.
+pub trait Beside<L> {
+    /// Called once in a walk, beside the last product if there is one.
+    fn last(self) -> L;
+}
+
+impl Beside<()> for () {
+    #[inline(always)]
+    fn last(self) {}
+}
+
 /// The weighted sum of values, before it is divided by the sum of weights, of 64 queries over the blocks of keys `blocks`, the
 /// last first. `edit` changes the scores of a block before they count. Where the softmax is [sparing](Softmax::sparing), blocks after
-/// the first [follow](Softmax::follow).
+/// the first [follow](Softmax::follow). `beside` gives
+/// what is computed beside the last product.
 ///
 /// In each step
 ///
@@ -34,21 +46,22 @@ pub struct Step {
 /// 4. that product is waited for, and scaled if a row's maximum has risen.
 #[inline(always)]
 #[track_caller]
-pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize>(
+pub fn walk<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, L>(
     query: impl Left<T, D>,
     keys: &mut Consumer<Block<T, KEYS, D>, 2>,
     values: &mut Consumer<Block<T, KEYS, V>, 2>,
     softmax: &mut Softmax,
     blocks: Span,
     edit: impl Fn(&mut RegisterTile<KEYS>, Step),
-) -> RegisterTile<V>
+    beside: impl Beside<L>,
+) -> (RegisterTile<V>, L)
 where
     Columns<KEYS>: MatrixColumns,
     Columns<V>: MatrixColumns,
 {
     let mut sum = RegisterTile::<V>::zero();
     if blocks.begin >= blocks.end {
-        return sum;
+        return (sum, beside.last());
     }
     let key = keys.wait();
     let mut scores = matrix::multiply::<T, KEYS, D, false>(query, key.memory().k_major()).wait();
@@ -81,7 +94,9 @@ where
         }
     }
     let value = values.wait();
-    sum = sum.multiply_add(weights, value.memory().mn_major()).wait();
+    let product = sum.multiply_add(weights, value.memory().mn_major());
+    let last = beside.last();
+    sum = product.wait();
     value.release_after_wait();
-    sum
+    (sum, last)
 }

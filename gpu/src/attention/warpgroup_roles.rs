@@ -41,6 +41,8 @@ pub trait WarpgroupRoles: 'static {
     type Parts<S: SharedStorage>: SharedStorage + Copy;
     /// Where parts of the result wait to be stored, if not in place.
     type Staging<S: SharedStorage>: SharedStorage + Copy;
+    /// What stays in shared memory besides, if there is room for it.
+    type Held<S: SharedStorage + Copy>: SharedStorage + Copy;
     /// A warpgroup's queries as an operand.
     type Query<T: RegisterElement, const D: usize>: Left<T, D>
     where
@@ -56,6 +58,9 @@ pub trait WarpgroupRoles: 'static {
 
     /// Where the result of a part waits to be stored.
     fn staging<T: Pod, const D: usize, const V: usize>(query: Part<T, D>, staging: Self::Staging<Part<T, V>>, number: u32) -> Part<T, V>;
+
+    /// What stays besides, if there is room for it.
+    fn held<S: SharedStorage + Copy>(held: Self::Held<S>) -> Option<S>;
 
     /// The role of the warpgroup that copies.
     type Copies;
@@ -124,6 +129,7 @@ macro_rules! roles {
         const IN_PLACE: bool = false;
 
         type Staging<S: SharedStorage> = Tiles<S, $parts>;
+        type Held<S: SharedStorage + Copy> = S;
         type Query<T: RegisterElement, const D: usize>
             = OperandTile<T, D>
         where
@@ -143,11 +149,17 @@ macro_rules! roles {
         fn staging<T: Pod, const D: usize, const V: usize>(_: Part<T, D>, staging: Tiles<Part<T, V>, $parts>, number: u32) -> Part<T, V> {
             staging.tile(number)
         }
+
+        #[inline(always)]
+        fn held<S: SharedStorage + Copy>(held: S) -> Option<S> {
+            Some(held)
+        }
     };
     (in place) => {
         const IN_PLACE: bool = true;
 
         type Staging<S: SharedStorage> = ();
+        type Held<S: SharedStorage + Copy> = ();
         type Query<T: RegisterElement, const D: usize>
             = Operand<T, WARPGROUP_QUERIES, D, false>
         where
@@ -166,6 +178,11 @@ macro_rules! roles {
             const { assert!(V <= D, "the result fits where the queries were") };
             // SAFETY: the part's memory has room for it, and no warp reads the queries any more.
             unsafe { SharedStorage::at(query.address()) }
+        }
+
+        #[inline(always)]
+        fn held<S: SharedStorage + Copy>((): ()) -> Option<S> {
+            None
         }
     };
 }

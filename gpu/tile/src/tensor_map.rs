@@ -63,6 +63,20 @@ macro_rules! maps {
                 Self { address, element: PhantomData }
             }
 
+            /// Starts to load a box, by what each map says of it.
+            #[inline(always)]
+            #[track_caller]
+            fn start_load(&self, target: SharedTile<T, ROWS, COLUMNS, S>, at: [u32; RANK], mbarrier: Mbarrier) {
+                const { assert!(Self::BYTES > 0) };
+                let mut panel = 0;
+                while panel < Self::LAYOUT.panels() {
+                    let (shared, columns) = (target.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
+                    // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
+                    unsafe { Target::load_tensor(shared, self.address, coordinates(at, columns), mbarrier.address()) };
+                    panel += 1;
+                }
+            }
+
             /// The device address of the encoded map.
             #[inline(always)]
             pub(crate) const fn address(&self) -> u64 {
@@ -97,14 +111,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: us
     #[inline(always)]
     #[track_caller]
     pub fn load(&self, target: SharedTile<T, ROWS, COLUMNS, S>, at: [u32; RANK], mbarrier: Mbarrier) {
-        const { assert!(Self::BYTES > 0) };
-        let mut panel = 0;
-        while panel < Self::LAYOUT.panels() {
-            let (shared, columns) = (target.address() + panel * Self::LAYOUT.panel(), panel * Self::PANEL_COLUMNS as u32);
-            // SAFETY: the maker vouched for the map; the tile has the box's shape by its type.
-            unsafe { Target::load_tensor(shared, self.address, coordinates(at, columns), mbarrier.address()) };
-            panel += 1;
-        }
+        self.start_load(target, at, mbarrier);
     }
 
     /// The same into the tile at this place in every block of the cluster that `blocks` has a bit for; each completes the
@@ -124,6 +131,13 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: us
 }
 
 impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMapMut<T, ROWS, COLUMNS, S, RANK> {
+    /// As [`TensorMap::load`]. What this kernel stored there is loaded once the store has [landed](crate::pipeline::wait_stores).
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(&self, target: SharedTile<T, ROWS, COLUMNS, S>, at: [u32; RANK], mbarrier: Mbarrier) {
+        self.start_load(target, at, mbarrier);
+    }
+
     /// Starts to store the box whose first element is at `at`, in this thread's bulk group. The tile was written before
     /// a [`fence_proxy_async`](crate::sync::fence_proxy_async) and a barrier.
     #[inline(always)]

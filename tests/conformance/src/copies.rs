@@ -206,7 +206,7 @@ struct Boxes {
     full: Mbarrier,
 }
 
-/// Loads one box a block by TMA, turns every word over and stores the box elsewhere. The last
+/// Loads one box a block by TMA, turns every word over and stores the box elsewhere, loads it from there and stores it again. The last
 /// boxes hang over both edges of the matrix: zero inside, clipped outside.
 #[kernel(threads = THREADS, grid = boxes_grid, shared = Boxes, requires = sm_90)]
 pub fn tensor_boxes(input: TensorMap<u32, 8, 32>, output: TensorMapMut<u32, 8, 32>, rows: u32, columns: u32) {
@@ -235,6 +235,14 @@ pub fn tensor_boxes(input: TensorMap<u32, 8, 32>, output: TensorMapMut<u32, 8, 3
     block::sync();
     if t == 0 {
         output.store(origin, target);
+        pipeline::commit_stores();
+        pipeline::wait_stores::<0>();
+        full.arrive_expect(TensorMap::<u32, 8, 32>::BYTES);
+        output.load(source, origin, full);
+    }
+    full.wait(1);
+    if t == 0 {
+        output.store(origin, source);
         pipeline::commit_stores();
         pipeline::wait_stores::<0>();
     }

@@ -49,6 +49,7 @@ pub const COVERED: &[(&str, &[&str])] = &[
         "tensor_boxes",
         &[
             "tensor_map::TensorMap::load",
+            "tensor_map::TensorMapMut::load",
             "tensor_map::TensorMapMut::store",
             "shared_tile::SharedTile::load",
             "shared_tile::SharedTile::store",

@@ -6,12 +6,12 @@ use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, Causal, ChosenArgument, DenseArgument, FAR,
-    FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Heads, Narrow, Optioned, OptionsArgument, PackedArgument,
-    PackedCausal, Pair, RingCausal, Rounded, RoundedArgument, Running, RunningArgument, Scores, SequencesArgument, Shape,
-    TileOrderArgument, WARPGROUP_QUERIES, Window, Workspace,
+    FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Heads, LEFT, Narrow, Optioned, OptionsArgument, PackedArgument,
+    PackedCausal, Pair, RIGHT, RingCausal, RingStep, RingStepArgument, Rounded, RoundedArgument, RowMapsArgument, RunningArgument, Scores,
+    SequencesArgument, Shape, TileOrderArgument, WARP_ROWS, WARPGROUP_QUERIES, Window, Workspace,
 };
 use oxtile_tile::launch::DeviceView;
-use oxtile_tile::layout::{Swizzle64, Swizzle128};
+use oxtile_tile::layout::{Linear, Swizzle64, Swizzle128};
 use oxtile_tile::num::{bf16, e4m3};
 
 use crate::case::{Case, Outcome, Size, stream, text};
@@ -90,12 +90,16 @@ fn ring(runtime: &Runtime) -> Outcome {
     type Target<'a> = RunningArgument<'a, bf16, true>;
     let stream = stream(runtime)?;
     let kernel = text(runtime.load::<AttentionForward<bf16, 64, 64, 128, Narrow, RingCausal>>())?;
-    let (tensor, mut rounded) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768 + 1))?);
+    let (tensor, mut rounded) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768 + 2))?);
     let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
     let k = text(TensorMap::<_, 128, 64, Swizzle128, 4>::strided(&stream, tensor.view(), ROWS))?;
     let (mut sums, mut log_sum_exp) = (text(Buffer::<f32>::zeros(&stream, 768 + 1))?, text(Buffer::<f32>::zeros(&stream, 12))?);
     let mut counter = text(Buffer::<u32>::zeros(&stream, 1))?;
-    let mut launch = |[begin, end]: [u64; 2], rounds: Option<[u64; 2]>, change: &dyn Fn(&mut Target<'_>)| {
+    let mut mapped = text(Buffer::<f32>::zeros(&stream, 2 * 768))?;
+    let (left, right) = mapped.view_mut().split_at(768);
+    let mut left = text(TensorMapMut::<_, WARP_ROWS, LEFT, Linear, 4>::strided(&stream, left, ROWS))?;
+    let mut right = text(TensorMapMut::<_, WARP_ROWS, RIGHT, Linear, 4>::strided(&stream, right, ROWS))?;
+    let mut launch_with = |is_mapped: bool, [begin, end]: [u64; 2], rounds: Option<[u64; 2]>, change: &dyn Fn(&mut Target<'_>)| {
         let (mut sums, mut rounded) = (sums.view_mut(), rounded.view_mut());
         let mut target = Target {
             sums: sums.slice_mut(begin, end),
@@ -108,14 +112,27 @@ fn ring(runtime: &Runtime) -> Outcome {
             row_stride: 64,
         };
         change(&mut target);
+        let rows = is_mapped.then(|| RowMapsArgument { left: left.view_mut(), right: right.view_mut() });
+        let target = RingStepArgument { running: target, rows };
         let order = TileOrderArgument { counter: counter.view_mut(), section: 1 };
-        let problem: DenseArgument<'_, _, 64, 64, 128, Running<bf16, true>, true> =
+        let problem: DenseArgument<'_, _, 64, 64, 128, RingStep<bf16, 4>, true> =
             DenseArgument { q: q.view(), k: k.view(), v: k.view(), target, shape: SHAPE, order, diagonal: 0, scale: 1.0 };
         kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
     let whole = [0, 768];
+    text(launch_with(true, whole, None, &|target| target.begins = true))?;
+    text(launch_with(true, whole, Some(whole), &|_| {}))?;
+    // Rounded rows that leave in 16 bytes.
+    let change: fn(&mut Target<'_>) = |target| (target.batch_stride, target.row_stride) = (380, 62);
+    text(launch_with(true, whole, None, &change))?;
+    refuses("target.batch_stride", launch_with(true, whole, Some(whole), &change))?;
+    refuses("target.row_stride", launch_with(true, whole, Some(whole), &|target| target.row_stride = 62))?;
+    refuses("target.size", launch_with(true, whole, Some(whole), &|target| target.size = 60))?;
+    refuses("target.rounded", launch_with(true, whole, Some([2, 770]), &|_| {}))?;
+    let mut launch = |sums, rounds, change: &dyn Fn(&mut Target<'_>)| launch_with(false, sums, rounds, change);
     text(launch(whole, None, &|target| target.begins = true))?;
     text(launch(whole, Some(whole), &|_| {}))?;
+    text(launch(whole, Some([2, 770]), &|_| {}))?;
     refuses("target.sums", launch([1, 769], None, &|_| {}))?;
     refuses("target.rounded", launch(whole, Some([1, 769]), &|_| {}))?;
     refuses("target.rounded", launch(whole, Some([0, 767]), &|_| {}))?;

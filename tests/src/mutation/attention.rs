@@ -5,14 +5,14 @@ use std::marker::PhantomData;
 use oxtile_emulator::mutation::{Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::attention::{
-    AttentionForward, AttentionForwardArgs, Causal, DenseArgument, Narrow, RingCausal, Rounded, RoundedArgument, Running, RunningArgument,
-    Shape, Target, TileOrderArgument,
+    AttentionForward, AttentionForwardArgs, Causal, DenseArgument, LEFT, Narrow, RIGHT, RingCausal, RingStep, RingStepArgument, Rounded,
+    RoundedArgument, RowMapsArgument, RunningArgument, Shape, Target, TileOrderArgument, WARP_ROWS,
 };
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut};
+use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use oxtile_tile::num::bf16;
 
 use super::Job;
-use super::device::{Device, Elements, words};
+use super::device::{Device, Elements, OWNER, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "attention_forward", run: attention_forward, equivalents: EQUIVALENTS },
@@ -39,7 +39,11 @@ pub(super) fn map(device: &Device, tensor: &Elements<bf16>, rows: u64, box_rows:
         box_dimensions: vec![SIZE as u32, box_rows, 1, 1],
         swizzle: Swizzle::Bytes128,
     };
-    let bytes = tensor_map::encode(&map).expect("a map within the limits");
+    upload(device, &map)
+}
+
+fn upload(device: &Device, map: &TensorMap) -> Elements<u64> {
+    let bytes = tensor_map::encode(map).expect("a map within the limits");
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     device.upload("map", &words)
 }
@@ -76,16 +80,54 @@ fn ring(device: &Device) -> Result<Vec<u32>, Outcome> {
     let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &words(queries as usize));
     let mut out = device.upload::<bf16>("out", &small(queries));
     let mut written = Vec::new();
+    let maps = row_maps(device, &sums, &[SIZE, queries, 1, 1], &[4 * SIZE, 4 * SIZE * queries, 4 * SIZE * queries]);
     for (keys, begins, ends) in [(300, true, false), (70, false, false), (200, false, true)] {
         let rounded = ends.then(|| out.view_mut());
+        let access = whole(sums.address);
         let target = running::<true>(sums.view_mut(), log_sum_exp.view_mut(), rounded, begins, [queries * SIZE, queries * SIZE, SIZE]);
         let mut tensors = Tensors::new(device, [queries, keys]);
-        let problem = tensors.problem::<Running<bf16, true>>(target);
+        let problem = tensors.problem::<RingStep<bf16, 4>>(step(target, access, &maps));
         device.launch::<Attend<RingCausal>>(AttentionForwardArgs { problem, marker: PhantomData })?;
         written.extend([device.download(&sums), device.download(&log_sum_exp), device.download(&tensors.counter)].concat());
     }
     written.extend(device.download(&out));
     Ok(written)
+}
+
+/// The two maps of rows of `f32` of these dimensions, innermost first, and strides in bytes.
+pub(super) fn row_maps(device: &Device, sums: &Elements<f32>, dimensions: &[u64], strides: &[u64]) -> [Elements<u64>; 2] {
+    [LEFT, RIGHT].map(|columns| {
+        let mut box_dimensions = vec![1; dimensions.len()];
+        (box_dimensions[0], box_dimensions[1]) = (columns as u32, WARP_ROWS as u32);
+        let map = TensorMap {
+            address: sums.address,
+            element_bytes: 4,
+            dimensions: dimensions.to_vec(),
+            strides: strides.to_vec(),
+            box_dimensions,
+            swizzle: Swizzle::None,
+        };
+        upload(device, &map)
+    })
+}
+
+/// The memory at an address, lent beside a view of it.
+pub(super) fn whole(address: u64) -> BufferAccess<'static> {
+    // SAFETY: nothing is read by it; the emulator checks every access.
+    unsafe { DeviceView::<f32>::from_raw(address, 1, &OWNER) }.access("tensor")
+}
+
+/// A step of a ring, whose rows have these maps.
+pub(super) fn step<'a, const RANK: usize>(
+    running: RunningArgument<'a, bf16, true>,
+    sums: BufferAccess<'a>,
+    maps: &'a [Elements<u64>; 2],
+) -> RingStepArgument<'a, bf16, RANK> {
+    let [left, right] = maps.each_ref().map(|map| map.view().access("map"));
+    // SAFETY: the maps were encoded for this tensor and these boxes.
+    let rows =
+        unsafe { RowMapsArgument { left: DeviceTensorMapMut::from_raw(left, sums), right: DeviceTensorMapMut::from_raw(right, sums) } };
+    RingStepArgument { running, rows: Some(rows) }
 }
 
 /// A running result of heads of [`SIZE`] elements.

@@ -4,15 +4,15 @@ use std::marker::PhantomData;
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::attention::{
-    AttentionForward, AttentionForwardArgs, Heads, Narrow, PackedArgument, PackedCausal, PackedFull, PackedRingFull, Pair, Rounded,
-    RoundedArgument, Running, SequencesArgument, Target,
+    AttentionForward, AttentionForwardArgs, Heads, MAP_ROWS, Narrow, PackedArgument, PackedCausal, PackedFull, PackedRingFull, Pair,
+    RingStep, Rounded, RoundedArgument, SequencesArgument, Target,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
 use oxtile_tile::num::bf16;
 
 use super::Job;
-use super::attention::{EQUIVALENTS, SIZE, running};
+use super::attention::{EQUIVALENTS, SIZE, row_maps, running, step, whole};
 use super::attention_general::map;
 use super::device::{Device, Elements, words};
 
@@ -103,11 +103,14 @@ fn ring(device: &Device) -> Result<Vec<u32>, Outcome> {
     let mut log_sum_exp = device.upload::<f32>("log_sum_exp", &words(ROWS[0] as usize));
     let mut out = small(device, "out", ROWS[0], SIZE as usize);
     let mut counters = Vec::new();
+    let (row, unbounded) = (4 * SIZE, 0x7fff_0000);
+    let maps = row_maps(device, &sums, &[SIZE, u64::from(MAP_ROWS), 1, unbounded, unbounded], &[row, row, row, (1 << 36) - row]);
     for begins in [true, false] {
         let rounded = (!begins).then(|| out.view_mut());
+        let access = whole(sums.address);
         let target = running::<true>(sums.view_mut(), log_sum_exp.view_mut(), rounded, begins, [0, SIZE, SIZE]);
         let mut tensors = Tensors::<64>::new(device);
-        let problem = tensors.problem::<Running<bf16, true>, false>(target);
+        let problem = tensors.problem::<RingStep<bf16, 5>, false>(step(target, access, &maps));
         device
             .launch::<AttentionForward<bf16, 64, 64, 128, Narrow, PackedRingFull>>(AttentionForwardArgs { problem, marker: PhantomData })?;
         counters.extend(device.download(&tensors.counter));
