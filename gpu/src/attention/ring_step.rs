@@ -220,7 +220,7 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
             let (row, column) = (chunk / chunks, chunk % chunks * 8);
             if first + row < place.rows && column < self.running.size {
                 let at = place.start + u64::from(first + row) * self.running.row_stride + u64::from(column);
-                rounded.store_vector(at, Vector::from_words(words.load_vector(row * ROUNDED_WORDS + column / 2)));
+                rounded.store_vector(at, Vector::from_words(words.load_vector(row * ROUNDED_WORDS + column / 2).words()));
             }
             i += 1;
         }
