@@ -1,13 +1,13 @@
 //! AdamW: one step of all weights of a tensor, with decoupled weight decay.
 //!
-//! Floor: 26 bytes a weight, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has eight weights,
-//! with seven loads in flight.
+//! Floor: 26 bytes a weight, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has four weights,
+//! so that the loads and stores of a warp have no gaps.
 
 use oxtile_tile::prelude::*;
 
 const THREADS: u32 = 256;
 /// Weights of a thread.
-const WEIGHTS: usize = 8;
+const WEIGHTS: usize = 4;
 
 /// The numbers of a step.
 #[derive(Clone, Copy, Debug, Parameter)]
@@ -65,14 +65,15 @@ pub fn adamw<G: Half>(
 ) {
     let at = (u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index())) * WEIGHTS as u64;
     if at + WEIGHTS as u64 <= weights.len() {
-        let g = gradient.load_vector(at).to_f32();
-        let [w, m, v] = [&weights, &first, &second].map(|tensor| eight(tensor, at));
+        let [[a, b], [c, d]] = gradient.load_pair(at).map(|word| G::X2::from_bits(word).to_f32());
+        let (g, [w, m, v]) = ([a, b, c, d], [&weights, &first, &second].map(|tensor| tensor.load_vector(at).to_f32()));
         let new: [Weight; WEIGHTS] = core::array::from_fn(|i| step.update(Weight { value: w[i], first: m[i], second: v[i] }, g[i]));
-        store_eight(&weights, at, new.map(|weight| weight.value));
-        store_eight(&first, at, new.map(|weight| weight.first));
-        store_eight(&second, at, new.map(|weight| weight.second));
+        weights.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.value)));
+        first.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.first)));
+        second.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.second)));
         if let Some(rounded) = rounded {
-            rounded.store_vector(at, Vector::<G>::from_f32(new.map(|weight| weight.value)));
+            let [a, b, c, d] = new.map(|weight| weight.value);
+            rounded.store_pair(at, [[a, b], [c, d]].map(|pair| G::X2::from_f32(pair).to_bits()));
         }
     } else {
         for at in at..weights.len() {
@@ -86,18 +87,6 @@ pub fn adamw<G: Half>(
             }
         }
     }
-}
-
-#[inline(always)]
-fn eight(tensor: &GlobalMut<f32>, at: u64) -> [f32; WEIGHTS] {
-    let [[a, b, c, d], [e, f, g, h]] = [0, 4].map(|part| tensor.load_vector(at + part).to_f32());
-    [a, b, c, d, e, f, g, h]
-}
-
-#[inline(always)]
-fn store_eight(tensor: &GlobalMut<f32>, at: u64, [a, b, c, d, e, f, g, h]: [f32; WEIGHTS]) {
-    tensor.store_vector(at, Vector::<f32>::from_f32([a, b, c, d]));
-    tensor.store_vector(at + 4, Vector::<f32>::from_f32([e, f, g, h]));
 }
 
 fn grid<G: Half>(args: &AdamwArgs<'_, G>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

@@ -238,6 +238,7 @@ macro_rules! elements {
                 Ok(vec![
                     Of::<Self, ByWarp<2>>::load(runtime)?,
                     Of::<Self, ByBlock<128, 2>>::load(runtime)?,
+                    Of::<Self, ByBlock<256, 2>>::load(runtime)?,
                     Of::<Self, ByBlock<256, 4>>::load(runtime)?,
                     Of::<Self, ByBlock<512, 4>>::load(runtime)?,
                     Of::<Self, ByElements>::load(runtime)?,

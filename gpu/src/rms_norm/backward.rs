@@ -16,7 +16,7 @@ struct Shared {
 /// The gradient of the input of [`rms_norm`](fn@super::rms_norm), given that of its output and the `1 / rms` of each row, and in each row of
 /// `partial_sums` the part of the weight's gradient of the rows that went there. Those rows are a multiple of [`Split::ROWS`].
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared, min_blocks = resident::<S>())]
-#[instances(T = [bf16, f16], S = [ByWarp<2>, ByBlock<128, 2>, ByBlock<256, 4>, ByBlock<512, 4>, ByElements])]
+#[instances(T = [bf16, f16], S = [ByWarp<2>, ByBlock<128, 2>, ByBlock<256, 2>, ByBlock<256, 4>, ByBlock<512, 4>, ByElements])]
 pub fn rms_norm_backward<T: Half, S: Split>(
     gradient: Global<T>,
     input: Global<T>,

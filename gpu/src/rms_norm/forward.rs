@@ -13,7 +13,7 @@ struct Shared {
 ///
 /// A NaN in a row makes the whole row NaN, an Inf makes itself NaN and the rest 0; an `epsilon` of 0 makes a row of zeros NaN.
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared)]
-#[instances(T = [bf16, f16], S = [ByWarp<2>, ByBlock<128, 2>, ByBlock<256, 4>, ByBlock<512, 4>, ByElements])]
+#[instances(T = [bf16, f16], S = [ByWarp<2>, ByBlock<128, 2>, ByBlock<256, 2>, ByBlock<256, 4>, ByBlock<512, 4>, ByElements])]
 pub fn rms_norm<T: Half, S: Split>(
     input: Global<T>,
     weight: Global<T>,

@@ -39,6 +39,8 @@ pub fn cases() -> Vec<Case> {
         of_split::<f16, ByWarp<2>>("by_warp", &[shape(17, 136)], 700),
         of_split::<bf16, ByBlock<128, 2>>("by_block_128", &[shape(1, 8), shape(7, 1032), shape(37, 40), shape(3, 2048)], 120),
         of_split::<f16, ByBlock<128, 2>>("by_block_128", &[shape(7, 1024)], 120),
+        of_split::<bf16, ByBlock<256, 2>>("by_block_256_of_2", &[shape(3, 4096), shape(5, 2056)], 60),
+        of_split::<f16, ByBlock<256, 2>>("by_block_256_of_2", &[shape(2, 3080)], 60),
         of_split::<bf16, ByBlock<256, 4>>("by_block_256", &wide, 40),
         of_split::<f16, ByBlock<256, 4>>("by_block_256", &[shape(5, 2056)], 40),
         of_split::<bf16, ByBlock<512, 4>>("by_block_512", &[shape(2, 16384)], 6),
