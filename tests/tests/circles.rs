@@ -146,7 +146,15 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
     (
         "gpu/src",
         &[
-            &["attention/dense", "attention/options", "attention/packed", "attention/problem", "attention/running", "attention/target"],
+            &[
+                "attention/dense",
+                "attention/options",
+                "attention/packed",
+                "attention/problem",
+                "attention/ring_step",
+                "attention/running",
+                "attention/target",
+            ],
             &["attention/mask", "attention/sequence"],
             &["mxfp8/cast_fused", "mxfp8/computed", "mxfp8/fused_tile"],
         ],

@@ -107,10 +107,18 @@ where
                         problem.fetch::<G>(tile, row, shared.staging, part);
                     }
                 };
-                if !stores_by_tma && blocks.begin >= blocks.end {
+                // Beside the first product, if the next rows find their place in shared memory by then.
+                if !stores_by_tma && (G::IN_PLACE || blocks.begin >= blocks.end) {
                     fetch();
                 }
-                let logs = OldLogs { problem: &problem, tile: merged, words: shared.tile, turn, part, element: PhantomData };
+                let logs = OldLogs {
+                    problem: &problem,
+                    tile: merged.filter(|_| !G::IN_PLACE),
+                    words: shared.tile,
+                    turn,
+                    part,
+                    element: PhantomData,
+                };
                 let (sum, logs) = walk::<T, D, V, KEYS, _>(
                     query,
                     &mut rings.keys,
@@ -118,7 +126,7 @@ where
                     &mut softmax,
                     blocks,
                     |scores, step| {
-                        if !stores_by_tma && step.first {
+                        if !stores_by_tma && !G::IN_PLACE && step.first {
                             fetch();
                         }
                         problem.edit(scores, step, &seen);

@@ -245,7 +245,6 @@ where
                 full.init(1);
                 pipeline::publish_barriers();
             }
-            warp::sync();
         }
     }
 
