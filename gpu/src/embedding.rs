@@ -61,6 +61,7 @@ fn forward_grid<T: Half, S: Split>(args: &EmbeddingArgs<'_, T, S>, _: &DeviceLim
 
 fn backward_grid<T: Half>(args: &EmbeddingBackwardArgs<'_, T>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let width = u64::from(args.width);
+    ByElements::check(args.width, &[])?;
     LaunchError::check_multiple("table_gradient", width, args.table_gradient.len())?;
     LaunchError::check_length("gradient", args.tokens.len().saturating_mul(width), args.gradient.len())?;
     Grid::rows("gradient", args.gradient.len(), width)

@@ -142,11 +142,11 @@ fn grid<T: Half, P: Pairing>(args: &RotaryArgs<'_, T, P>, _: &DeviceLimits) -> R
     {
         LaunchError::check_alignment(name, 16, address)?;
         [batch, row, head].into_iter().try_for_each(|stride| LaunchError::check_multiple(strides, 8, stride))?;
-        let last = [(batches, batch), (rows, row), (heads, head), (size, 1)]
-            .into_iter()
-            .try_fold(1_u64, |end, (count, stride)| end.checked_add(u64::from(count.checked_sub(1)?).checked_mul(stride)?));
-        // Nothing, of an empty tensor or of one beyond all addresses, which no launch could have.
-        LaunchError::check_at_least(name, last.unwrap_or(0), length)?;
+        let extents = [(batches, batch), (rows, row), (heads, head), (size, 1)].map(|(count, stride)| (u64::from(count), stride));
+        let is_empty = extents.iter().any(|&(count, _)| count == 0);
+        // An end beyond all addresses is more than any tensor has.
+        let end = extents.iter().fold(1_u64, |end, &(count, stride)| end.saturating_add(count.saturating_sub(1).saturating_mul(stride)));
+        LaunchError::check_at_least(name, if is_empty { 0 } else { end }, length)?;
     }
     for (name, table) in [("angles.cosines", args.angles.cosines), ("angles.sines", args.angles.sines)] {
         LaunchError::check_length(name, u64::from(rows) * u64::from(size / 2), table.len())?;

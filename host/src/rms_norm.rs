@@ -99,7 +99,7 @@ impl<T: RmsNormElement> RmsNorm<T> {
     }
 
     /// Enqueues the gradients of the input, `[rows, width]`, and of the weight, given the output's. The weight's is summed in `f32`, always in the
-    /// same order on devices with the same number of multiprocessors, and rounded once. Allocates nothing, so that a graph can hold it.
+    /// same order for tensors of the same alignment on devices with the same number of multiprocessors, and rounded once. Allocates nothing, so that a graph can hold it.
     ///
     /// # Errors
     /// [`Error::Length`] for a place of a weight gradient that was made for another width or fewer rows; as [`Loaded::launch`].

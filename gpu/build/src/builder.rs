@@ -160,6 +160,9 @@ impl<'a> Builder<'a> {
         if !self.kernels.is_empty() {
             return Err(Error::content(&self.manifest, "kernels by name are inspected; build their whole family"));
         }
+        if self.accept && self.line_tables {
+            return Err(Error::content(&self.manifest, "figures with line tables are not those of what is shipped; accept without them"));
+        }
         let run = Run::new(self)?;
         let build = run.inspect()?;
         if !build.findings.is_empty() {

@@ -230,7 +230,7 @@ impl<'a> Run<'a> {
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
         }
-        if !scope.alone {
+        if self.builder.family.is_none() && self.builder.kernels.is_empty() {
             found.extend(scope.strays(&self.families)?);
         }
         if !self.builder.kernels.is_empty() {
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
     }
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
-        let alone = self.builder.family.is_some() || !self.builder.kernels.is_empty();
+        let alone = self.builder.family.is_some() || !self.builder.kernels.is_empty() || self.line_tables;
         ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
     }
 

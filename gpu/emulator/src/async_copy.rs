@@ -293,7 +293,7 @@ pub(crate) fn chosen(block: &Block, choice: usize) -> (usize, Turn, Site) {
     (at, Turn { block: block.number, actor: Actor::Copy { thread, number }, until: stage as u32 + 1 }, site)
 }
 
-/// The place in the queue of a copy, and the stages behind it.
+/// The place in the queue of a copy, and the stages after it.
 pub(crate) fn find(block: &Block, thread: u32, number: u32) -> Option<(usize, u32)> {
     let transfers = block.transfers.borrow();
     let at = transfers.iter().position(|transfer| (transfer.thread, transfer.number) == (thread, number))?;

@@ -54,7 +54,7 @@ pub struct Rule {
 ///
 /// Without `logits` they are in `gradient`, which is written over. Without `gradient` there are losses alone. A target that is not in
 /// `0..width` and is not the ignored one makes the loss NaN. A NaN or +Inf among the logits makes the row's loss and gradients NaN. Logits below -1e30
-/// count as -Inf.
+/// count as -Inf. Where something is smoothed, logits of -Inf other than the target's are left out of the mean, so that masked ones do no harm.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, R>, min_blocks = 2)]
 #[instances(T = [bf16, f16], R = [Once, Twice, Elements])]
 pub fn cross_entropy<T: Half, R: Reading>(
@@ -89,7 +89,8 @@ pub fn cross_entropy<T: Half, R: Reading>(
     let alike = rule.smoothing * num::reciprocal(width as f32);
     let total = if rule.smoothing != 0.0 { alike * block::sum_f32(running.total, shared.totals) } else { 0.0 };
     if is_first {
-        losses.store(index, num::ln(sum) + (maximum - at_target) + (rule.smoothing * at_target - total));
+        // A target's logit of -Inf makes the loss Inf, which 0 times it would not be.
+        losses.store(index, num::ln(sum) + (1.0 - rule.smoothing) * (maximum - at_target) + (rule.smoothing * maximum - total));
     }
     if gradient.is_some() {
         let inverse = num::reciprocal(sum);

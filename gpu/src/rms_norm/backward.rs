@@ -70,7 +70,7 @@ const fn resident<S: Split>() -> u32 {
     512 / S::THREADS
 }
 
-/// The rows of `partial_sums` that fill a device, at most one a row.
+/// The rows of `partial_sums` that fill a device, at most as those of `rows`, rounded up to [`Split::ROWS`].
 pub const fn partial_rows<S: Split>(rows: u64, multiprocessors: u32) -> u64 {
     let (blocks, most) = (rows.div_ceil(S::ROWS as u64), (multiprocessors * resident::<S>()) as u64);
     (if blocks < most { blocks } else { most }) * S::ROWS as u64

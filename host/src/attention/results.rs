@@ -44,7 +44,7 @@ impl<'a, const RANK: usize> BoundRows<'a, RANK> {
             return Ok(None);
         }
         let access = sums.access("out");
-        // SAFETY: the kernel that takes the maps takes the view beside them, and reads and writes each row by one of them; all three borrow the sums
+        // SAFETY: the kernel that takes the maps takes the view beside them, and waits for a copy of a row before it reads or writes the row by the view; all three borrow the sums
         // as long.
         let [left, right] = [(); 2].map(|()| unsafe { DeviceViewMut::from_raw(access.address, sums.len(), access.owner) });
         let (left, right) = (TensorMapMut::with(uploads, stream, left, rows)?, TensorMapMut::with(uploads, stream, right, rows)?);

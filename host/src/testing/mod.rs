@@ -3,8 +3,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `shrink` | the fewest scheduling decisions under which a test still fails |
-//! | `likeness` | by what a failure is known again |
-//! | `quiet` | panics of runs that only look for them |
+//! | `likeness` | whether two failures are the same |
+//! | `quiet` | runs whose panics are not printed |
 //! | `planted` | tests: bugs on purpose |
 
 use std::any::Any;
@@ -26,7 +26,8 @@ mod shrink;
 /// Runs a test under each seed, on a [checked](Runtime::checked) runtime of its own: an interleaving in which a missing barrier shows is one of many. With
 /// `OXTILE_SEED` it runs under that seed alone.
 ///
-/// A test that fails is run again, many times, to find the [shortest schedule](shortest_schedule) under which it still fails.
+/// A test that fails is run again, many times, to find the [shortest schedule](shortest_schedule) under which it still fails. So it must do the same each time it is
+/// called: what it waits for outside may not come again. What it said first is an event of `tracing` before that.
 ///
 /// ```
 /// use oxtile::{Buffer, testing};
@@ -41,7 +42,7 @@ mod shrink;
 ///
 /// # Panics
 /// If the test returns an error or panics: with what it said, the seed, the command that runs the test under this seed alone, and the shortest schedule. If there
-/// are no seeds, or `OXTILE_SEED` or `OXTILE_SHRINK` is not a number.
+/// are no seeds, or `OXTILE_SEED` is not a number.
 #[track_caller]
 pub fn seeds(seeds: impl IntoIterator<Item = u64>, test: impl FnMut(&Runtime) -> Result<()>) {
     let asked = seed_from_environment().unwrap_or_else(|error| panic!("{error}"));
@@ -58,6 +59,7 @@ fn first_failure(seeds: &[u64], mut test: impl FnMut(&Runtime) -> Result<()>) ->
         let options = EmulatedOptions { seed: Some(seed), ..EmulatedOptions::default() };
         let failure = attempt(&options, None, &mut test).0?;
         let replay = format!("under seed {seed}: {}\n  replay: OXTILE_SEED={seed} {}", failure.text, command(thread::current().name()));
+        tracing::error!("{replay}");
         Some(replay + &shrunk(&options, &failure, &mut test))
     })
 }
@@ -67,8 +69,8 @@ fn first_failure(seeds: &[u64], mut test: impl FnMut(&Runtime) -> Result<()>) ->
 /// which thread runs until which source line, and what it does there.
 ///
 /// A decision lets one thread, copy or stream go on before all others. What is not decided is the default order: the lowest that can go on runs until it waits.
-/// The search takes 10 seconds at most; `OXTILE_SHRINK` is another number of seconds, 0 turns it off. The test must do the same each time, enqueue from one host
-/// thread, and use no other runtime.
+/// The search begins no run after 10 seconds; `OXTILE_SHRINK` is another number of seconds, 0 turns it off. The test must do the same each time it is called, enqueue
+/// from one host thread, and use no other runtime.
 ///
 /// # Errors
 /// What the test said, then the schedule.

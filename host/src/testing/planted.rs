@@ -191,3 +191,21 @@ fn a_test_that_differs_from_run_to_run_is_not_shrunk() {
     });
     contains(&error.unwrap_err(), &["only once\n  its schedule is not shrunk: another run under the seed does not fail so"]);
 }
+
+/// A host that enqueues to the lowest stream until an event of another one comes ends in the default order too: no stream goes on for ever.
+#[test]
+fn a_host_that_waits_for_a_higher_stream_is_shrunk() {
+    let error = shortest_schedule(&EmulatedOptions::default(), |runtime| {
+        let device = runtime.device(0)?;
+        let (low, high) = (device.stream()?, device.stream()?);
+        let mut buffer = Buffer::<u32>::zeros(&low, 64)?;
+        let mut other = Buffer::<u32>::zeros(&high, 64)?;
+        other.fill_zero(&high)?;
+        let event = high.record()?;
+        while !event.is_done()? {
+            buffer.fill_zero(&low)?;
+        }
+        Err(crate::Error::Invalid { what: "the test", why: "it fails".to_owned() })
+    });
+    contains(&error.unwrap_err(), &["needs none of ", "then the test fails: "]);
+}

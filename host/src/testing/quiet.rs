@@ -1,4 +1,4 @@
-//! Panics of runs that only look for them: they are not printed.
+//! Runs whose panics are not printed: those of a search.
 
 use std::cell::Cell;
 use std::panic;
@@ -19,8 +19,15 @@ pub(super) fn run<T>(body: impl FnOnce() -> T) -> T {
             }
         }));
     });
-    let was_quiet = IS_QUIET.replace(true);
-    let result = body();
-    IS_QUIET.set(was_quiet);
-    result
+    let _guard = Guard(IS_QUIET.replace(true));
+    body()
+}
+
+/// Ends the silence, also where `body` unwinds.
+struct Guard(bool);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        IS_QUIET.set(self.0);
+    }
 }

@@ -41,7 +41,7 @@ pub(super) fn report(
     let unshrunk = |why: &str| format!("\n  its schedule is not shrunk: {why}\n  {SWITCH}");
     if !is_alike(&found) {
         return unshrunk(
-            "another run under the seed does not fail so (several host threads that enqueue, or a clock, make each run another)",
+            "another run under the seed does not fail so (several host threads that enqueue, a clock, or what an earlier run left make each run another)",
         );
     }
     let all = noted.decisions();
@@ -55,10 +55,16 @@ pub(super) fn report(
             is_alike(&attempt(options, Script::given(decisions, step_limit)).0)
         })
     };
-    if fails(all) != Some(true) && fails(&[]) != Some(true) {
-        return unshrunk("the run is not repeated by its decisions (several host threads that enqueue, or a clock, make each run another)");
-    }
-    let (needed, is_least) = shortest(all, fails);
+    let first = if fails(all) == Some(true) {
+        all
+    } else if fails(&[]) == Some(true) {
+        &[]
+    } else {
+        return unshrunk(
+            "the run is not repeated by its decisions (several host threads that enqueue, a clock, or what an earlier run left make each run another)",
+        );
+    };
+    let (needed, is_least) = shortest(first, fails);
     let (last, told) = attempt(options, Script::given(&needed, step_limit).told(failure.about()));
     let mut steps: Vec<String> = fold(&told.story(), LINES - 3);
     last.as_ref().unwrap_or(failure).end(&mut steps);

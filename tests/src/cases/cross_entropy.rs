@@ -132,9 +132,12 @@ where
 /// Without a gradient the losses are the same.
 fn losses_alone(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
-    let logits = bf16::upload(&stream, &Scenario::Zeros.generate(Dtype::Bf16, 3 * 64, 1))?;
-    let targets = text(Buffer::from_slice(&stream, &[0, 63, IGNORED]))?;
-    let mut losses = text(Buffer::<f32>::named(&stream, "losses", 3))?;
+    // The last row's target has no weight.
+    let mut values = Scenario::Zeros.generate(Dtype::Bf16, 4 * 64, 1);
+    values[4 * 64 - 1] = f32::NEG_INFINITY;
+    let logits = bf16::upload(&stream, &values)?;
+    let targets = text(Buffer::from_slice(&stream, &[0, 63, IGNORED, 63]))?;
+    let mut losses = text(Buffer::<f32>::named(&stream, "losses", 4))?;
     let args = CrossEntropyArgs {
         logits: Some(logits.view()),
         gradient: None,
@@ -147,8 +150,8 @@ fn losses_alone(runtime: &Runtime) -> Outcome {
     text(text(runtime.load::<CrossEntropy<bf16, Once>>())?.launch(&stream, args))?;
     let losses = text(losses.to_vec(&stream))?;
     let near = |found: f32, expected: f32| (found - expected).abs() < 1e-5;
-    let is_right = near(losses[0], 64f32.ln()) && near(losses[1], 64f32.ln()) && losses[2] == 0.0;
-    if is_right { Ok(()) } else { Err(format!("{losses:?}, expected ln(64) twice and 0")) }
+    let is_right = near(losses[0], 64f32.ln()) && near(losses[1], 64f32.ln()) && losses[2] == 0.0 && losses[3] == f32::INFINITY;
+    if is_right { Ok(()) } else { Err(format!("{losses:?}, expected ln(64) twice, 0 and Inf")) }
 }
 
 /// What does not fit is named, with what would.

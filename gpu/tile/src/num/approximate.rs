@@ -64,6 +64,6 @@ pub fn tanh(x: f32) -> f32 {
     let far = fma(-2.0, reciprocal(1.0 + exp(2.0 * magnitude)), 1.0).copysign(x);
     // An odd polynomial of degree 11: x + x^3 P(x^2).
     let tail = [-0.008_863_2, 0.021_869_5, -0.053_968_254, 0.133_333_33, -0.333_333_34];
-    let near = fma(tail.into_iter().skip(1).fold(tail[0], |sum, factor| fma(sum, square, factor)) * square, x, x);
+    let near = fma(tail.into_iter().skip(1).fold(tail[0], |sum, factor| fma(sum, square, factor)) * square, x, x).copysign(x);
     if magnitude < 0.45 { near } else { far }
 }

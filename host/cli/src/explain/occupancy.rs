@@ -50,12 +50,12 @@ impl Occupancy {
             _ => None,
         }?;
         let warps = block.threads.div_ceil(32).max(1);
-        // Registers are given out by warp, in units of 256.
-        let by_registers = REGISTERS / (block.registers.max(1) * 32).next_multiple_of(256) / warps;
+        // Registers are given out by warp, in units of 256; a quarter of the warps has a quarter of them.
+        let by_registers = 4 * (REGISTERS / 4 / (block.registers.max(1) * 32).next_multiple_of(256)) / warps;
         let limits = [
             (there.threads / (warps * 32), "threads"),
             (by_registers, "registers"),
-            (there.shared_bytes / (block.shared_bytes + SYSTEM_BYTES), "shared memory"),
+            (there.shared_bytes / (block.shared_bytes + SYSTEM_BYTES).next_multiple_of(128), "shared memory"),
             (there.blocks, "blocks"),
         ];
         let (blocks, limit) = limits.into_iter().min_by_key(|limit| limit.0)?;
@@ -77,6 +77,8 @@ mod tests {
         assert_eq!(of("sm_90a", 256, 255, 0), (1, 8, "registers"));
         assert_eq!(of("sm_90a", 384, 168, 200 << 10), (1, 12, "registers"));
         assert_eq!(of("sm_90a", 128, 32, 100 << 10), (2, 8, "shared memory"));
+        assert_eq!(of("sm_90a", 352, 88, 0), (1, 11, "registers"));
+        assert_eq!(of("sm_90a", 32, 32, 32_300), (6, 6, "shared memory"));
         assert_eq!(of("sm_89", 32, 16, 0), (24, 24, "blocks"));
         assert!(Occupancy::of("sm_10", Block { threads: 32, registers: 32, shared_bytes: 0 }).is_none());
     }

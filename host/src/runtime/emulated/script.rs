@@ -20,6 +20,9 @@ pub(crate) enum Decision {
     Turn { stream: u64, operation: u64, turn: Turn },
 }
 
+/// Operations of a stream in a row after which, in the default order, another one goes on if it can.
+const MOST_ALONE: u64 = 1000;
+
 /// The order of a run.
 pub(crate) struct Script {
     /// `None` leaves the order to the seed.
@@ -40,6 +43,8 @@ pub(crate) struct Script {
     launches: usize,
     /// The resumptions of threads in the longest kernel.
     longest: u64,
+    /// The stream that went on last, and for how many operations.
+    alone: (u64, u64),
 }
 
 impl Script {
@@ -56,6 +61,7 @@ impl Script {
             launch: None,
             launches: 0,
             longest: 0,
+            alone: (0, 0),
         }
     }
 
@@ -96,7 +102,10 @@ impl Script {
 
     /// Which of these streams, lowest first, goes on.
     pub fn choose(&mut self, ready: &[u64]) -> Option<u64> {
-        let lowest = ready.first().copied();
+        // One that has gone on for very long lets another go on: a host that enqueues to the lowest until an event of another comes would never end.
+        let (last, operations) = self.alone;
+        let is_tired = |stream: &u64| operations >= MOST_ALONE && *stream == last;
+        let lowest = ready.iter().find(|stream| !is_tired(stream)).or(ready.first()).copied();
         while let Some(decision) = self.given_next() {
             match decision {
                 Decision::Stream { stream, until } if self.done.get(&stream).is_none_or(|done| *done < until) => {
@@ -113,6 +122,7 @@ impl Script {
         let done = self.done.entry(stream).or_default();
         *done += 1;
         let until = *done;
+        self.alone = if self.alone.0 == stream { (stream, self.alone.1 + 1) } else { (stream, 1) };
         match self.taken.last_mut() {
             Some(Decision::Stream { stream: last, until: end }) if *last == stream => *end = until,
             _ => self.taken.push(Decision::Stream { stream, until }),
