@@ -68,6 +68,8 @@ struct WarpRows {
     left: Box<LEFT, { WARP_ROWS * LEFT }>,
     right: Box<RIGHT, { WARP_ROWS * RIGHT }>,
     full: Mbarrier,
+    /// The number of the warp.
+    warp: u32,
 }
 
 impl HeldRows {
@@ -75,7 +77,7 @@ impl HeldRows {
     #[inline(always)]
     #[track_caller]
     fn of_warp(self, warp: u32) -> WarpRows {
-        WarpRows { left: self.left.tile(warp), right: self.right.tile(warp), full: self.full.tile(warp) }
+        WarpRows { left: self.left.tile(warp), right: self.right.tile(warp), full: self.full.tile(warp), warp }
     }
 }
 
@@ -158,7 +160,6 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
         &self,
         maps: &RowMaps<RANK>,
         rows: WarpRows,
-        warp: u32,
         begins: bool,
         mut sum: RegisterTile<V>,
         shares: [Share; THREAD_ROWS],
@@ -179,7 +180,7 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
         if self.running.rounded.is_some() {
             // All lanes have read before one writes.
             warp::sync();
-            self.store_rounded(rows, lane, &sum, self.running.place(spot), spot.row + WARP_ROWS as u32 * (warp % 4));
+            self.store_rounded(rows, lane, &sum, self.running.place(spot), spot.row + WARP_ROWS as u32 * (rows.warp % 4));
         } else {
             sum.map_pairs(|half, pair, merged| {
                 rows.set_pair(lane, half, pair, merged);
@@ -188,7 +189,7 @@ impl<T: RegisterElement + StoredElement, const RANK: usize> RingStep<T, RANK> {
         }
         sync::fence_proxy_async();
         warp::sync();
-        let places = RowMaps::places(spot, warp);
+        let places = RowMaps::places(spot, rows.warp);
         if self.running.rounded.is_none() && thread::lane() == 0 {
             maps.store::<V>(rows, places);
         }
@@ -297,7 +298,7 @@ where
         if let Some(maps) = &self.rows
             && warp::all(plain)
         {
-            self.merge_held(maps, rows, warp, begins, sum, shares, &spot);
+            self.merge_held(maps, rows, begins, sum, shares, &spot);
         } else {
             self.running.merge_columns(&sum, shares, place, spot.row, 0);
         }
