@@ -133,7 +133,7 @@ fn score(job: &Job) -> Result<(), String> {
     let run = |options: &Options| {
         let device = Device::new(options);
         match (job.run)(&device) {
-            Ok(words) if words == expected => Outcome::Passed(device.report.take()),
+            Ok(words) if words == expected => Outcome::Passed(Box::new(device.report.take())),
             Ok(_) => Outcome::WrongOutput("the output differs from the unchanged kernel's".to_owned()),
             Err(outcome) => outcome,
         }

@@ -81,9 +81,9 @@ fn empty<T: Pod>(gpu: &Gpu, count: u64) -> Result<Buffer<T>> {
 }
 
 /// An output as bytes.
-fn output<T: HostElement<Device = T> + Pod>(gpu: &oxtile::runtime::Stream, name: &'static str, buffer: &Buffer<T>) -> Result<Output>
+fn output<T>(gpu: &oxtile::runtime::Stream, name: &'static str, buffer: &Buffer<T>) -> Result<Output>
 where
-    T: ToBytes,
+    T: HostElement<Device = T> + Pod + ToBytes,
 {
     Ok(Output { name, bytes: buffer.to_vec(gpu)?.into_iter().flat_map(ToBytes::bytes).collect() })
 }

@@ -126,7 +126,7 @@ fn main() {
         Err(fault) => println!("{fault}\n"),
     }
     let outcome = |options: &Options| match run("transpose", transpose, options.clone()) {
-        Ok(report) => Outcome::Passed(report),
+        Ok(report) => Outcome::Passed(Box::new(report)),
         Err(fault) => Outcome::Faulted(fault),
     };
     match score(outcome, &[1, 2, 3, 4], &[]) {

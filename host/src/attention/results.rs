@@ -16,7 +16,7 @@ use crate::tensor::{MapLayout, TensorMapMut, Uploads};
 /// A result between launches.
 pub(super) enum BoundResult<'a, T: RegisterElement, const V: usize, const RANK: usize> {
     Rounded { out: TensorMapMut<'a, T, WARPGROUP_QUERIES, V, Swizzle128, RANK>, log_sum_exp: DeviceViewMut<'a, f32> },
-    Running { running: RunningArgument<'a, T, true>, rows: Option<BoundRows<'a, RANK>> },
+    Running { running: RunningArgument<'a, T, true>, rows: Option<Box<BoundRows<'a, RANK>>> },
 }
 
 /// The maps of a running result's rows, for steps of a ring.
@@ -75,7 +75,7 @@ impl<'a, T: RegisterElement, const V: usize, const RANK: usize> BoundResult<'a, 
         };
         let (begins, size) = (config.output == Output::First, config.value_size() as u32);
         let mut running = RunningArgument { sums, log_sum_exp, rounded, begins, size, batch_stride, head_stride, row_stride };
-        let rows = BoundRows::new(uploads, stream, &mut running, rows)?;
+        let rows = BoundRows::new(uploads, stream, &mut running, rows)?.map(Box::new);
         Ok(Self::Running { running, rows })
     }
 }

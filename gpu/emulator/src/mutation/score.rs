@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// Its output is right.
-    Passed(Report),
+    Passed(Box<Report>),
     /// Its output is wrong; the text says where.
     WrongOutput(String),
     /// The emulator reported a fault.
