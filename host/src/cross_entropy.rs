@@ -32,6 +32,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Half, bf16, f16};
 
 use crate::runtime::{Error, Result, Runtime, Stream};
+use crate::tensor::shape::row_width;
 
 /// What the loss is besides cross entropy. Made complete by `..Rule::default()`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,13 +65,12 @@ impl<T: CrossEntropyElement> CrossEntropy<T> {
     /// # Errors
     /// [`Error::Invalid`] for a width of 0, or of 2^31 and more, and for smoothing outside of `0.0..1.0`; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, width: u64, rule: Rule) -> Result<Self> {
-        let invalid = |why| Error::Invalid { what: "CrossEntropy", why };
-        let least = i32::try_from(width).ok().filter(|&width| width > 0);
-        let width = least.ok_or_else(|| invalid(format!("rows of {width} logits: give a width of 1 to {}", i32::MAX)))?;
+        let width = row_width("CrossEntropy", width)?;
         if !(0.0..1.0).contains(&rule.smoothing) {
-            return Err(invalid(format!("smoothing by {}: give 0 or more, and less than 1", rule.smoothing)));
+            let why = format!("smoothing by {}: give 0 or more, and less than 1", rule.smoothing);
+            return Err(Error::Invalid { what: "CrossEntropy", why });
         }
-        Ok(Self { width: width.cast_unsigned(), rule, entries: T::entries(runtime)? })
+        Ok(Self { width, rule, entries: T::entries(runtime)? })
     }
 
     /// Enqueues the losses of `[rows, width]` logits alone; there is a target and a loss for each row. A target outside of the row, which is not

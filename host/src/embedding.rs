@@ -31,7 +31,8 @@ use oxtile_kernels::row::{ByBlock, ByElements, ByWarp, Split};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{Half, bf16, f16};
 
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Loaded, Result, Runtime, Stream};
+use crate::tensor::shape::row_width;
 
 /// The embedding of tokens in rows of one width. Rows of whole 16-byte vectors that begin at multiples of 16 bytes, up to 8192 elements, are fast.
 ///
@@ -49,8 +50,7 @@ impl<T: EmbeddingElement> Embedding<T> {
     /// # Errors
     /// [`Error::Invalid`] for a width of 0, or of 2^31 and more; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, width: u64) -> Result<Self> {
-        let invalid = || Error::Invalid { what: "Embedding", why: format!("rows of {width} elements: give a width of 1 to {}", i32::MAX) };
-        let width = i32::try_from(width).ok().filter(|&width| width > 0).ok_or_else(invalid)?.cast_unsigned();
+        let width = row_width("Embedding", width)?;
         Ok(Self { width, entries: T::entries(runtime)?, backward: runtime.load()? })
     }
 

@@ -29,7 +29,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{Half, bf16, f16};
 
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
-use crate::tensor::shape::numel;
+use crate::tensor::shape::{numel, row_width};
 
 /// RMS norm of rows of one width.
 pub struct RmsNorm<T: RmsNormElement> {
@@ -65,8 +65,7 @@ impl<T: RmsNormElement> RmsNorm<T> {
     /// # Errors
     /// [`Error::Invalid`] for a width of 0, or of 2^31 and more; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, width: u64, epsilon: f32) -> Result<Self> {
-        let invalid = || Error::Invalid { what: "RmsNorm", why: format!("rows of {width} elements: give a width of 1 to {}", i32::MAX) };
-        let width = i32::try_from(width).ok().filter(|&width| width > 0).ok_or_else(invalid)?.cast_unsigned();
+        let width = row_width("RmsNorm", width)?;
         Ok(Self { width, epsilon, kernels: T::kernels(runtime)?, sums: runtime.load()? })
     }
 

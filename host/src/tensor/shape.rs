@@ -37,6 +37,15 @@ pub fn packed_bytes(elements: u64, bits: u32) -> Result<u64> {
     u64::try_from(total.div_ceil(8)).map_err(too_large)
 }
 
+/// The width of rows, as kernels count it.
+///
+/// # Errors
+/// [`Error::Invalid`] of `what` for 0, and for 2^31 and more.
+pub fn row_width(what: &'static str, width: u64) -> Result<u32> {
+    let invalid = || Error::Invalid { what, why: format!("rows of {width} elements: give a width of 1 to {}", i32::MAX) };
+    i32::try_from(width).ok().filter(|&width| width > 0).map(i32::cast_unsigned).ok_or_else(invalid)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! By what a failure of a run is known again, and how its last step is told.
+//! Whether two runs fail alike: the same fault at the same source lines, or the same words of the test. And how a failure ends its story.
 
 use std::panic::Location;
 
