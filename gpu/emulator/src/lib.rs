@@ -104,6 +104,7 @@ pub use grid_run::GridRun;
 pub use launch::{Launch, Mode, Options, Policy, TensorName};
 pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};
+pub use panic_hook::quietly;
 pub use phases::Phase;
 pub use report::{BoxCopy, Report, SiteUse, SyncSite};
 pub use reservation::Reservation;

@@ -23,7 +23,7 @@ impl Failure {
         let mut words = match &self.fault {
             Some(Error::Fault(fault)) => {
                 let lines = if ends_by_waiting(fault) { Vec::new() } else { lines(fault) };
-                let places = lines.into_iter().map(ToString::to_string);
+                let places = lines.into_iter().map(ToString::to_string).chain(panicked_at(fault));
                 places.chain([fault.kind.to_string(), fault.kernel.clone()]).collect()
             }
             Some(Error::Race(race)) => {
@@ -74,6 +74,12 @@ fn end_last(story: &mut [String], what: &str) {
 /// Whether no single operation ended the run.
 fn ends_by_waiting(fault: &Fault) -> bool {
     matches!(fault.kind, FaultKind::Deadlock | FaultKind::Divergence | FaultKind::NoProgress | FaultKind::StepLimit)
+}
+
+/// Where the kernel panicked: the end of the message, since no location of a panic outlives it.
+fn panicked_at(fault: &Fault) -> Option<String> {
+    let place = fault.message.rsplit_once(" (at ").filter(|_| fault.kind == FaultKind::Panic);
+    place.map(|(_, place)| place.to_owned())
 }
 
 fn lines(fault: &Fault) -> Vec<&'static Location<'static>> {

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `shrink` | the fewest scheduling decisions under which a test still fails |
 //! | `likeness` | whether two failures are the same |
-//! | `quiet` | runs whose panics are not printed |
 //! | `planted` | tests: bugs on purpose |
 
 use std::any::Any;
@@ -20,7 +19,6 @@ use likeness::Failure;
 mod likeness;
 #[cfg(test)]
 mod planted;
-mod quiet;
 mod shrink;
 
 /// Runs a test under each seed, on a [checked](Runtime::checked) runtime of its own: an interleaving in which a missing barrier shows is one of many. With
@@ -91,7 +89,7 @@ fn shrunk<E: Display>(options: &EmulatedOptions, failure: &Failure, test: &mut i
         Err(error) => return format!("\n  {error}"),
     };
     shrink::report(options, failure, patience, |options, script| {
-        let (failure, script) = quiet::run(|| attempt(options, Some(script), test));
+        let (failure, script) = oxtile_emulator::quietly(|| attempt(options, Some(script), test));
         (failure, script.unwrap_or_else(Script::seeded))
     })
 }
