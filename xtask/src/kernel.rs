@@ -86,6 +86,7 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
     folders.sort_by_key(|folder| !known(folder).is_ok_and(|names| names.iter().any(|name| name.starts_with(&options.name))));
     for folder in folders {
         let (mut names, rest): (BTreeSet<_>, BTreeSet<_>) = known(&folder)?.into_iter().partition(|name| name.starts_with(&options.name));
+        let a_known = names.first().cloned();
         if names.is_empty() {
             others.extend(rest);
         }
@@ -94,7 +95,10 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
         // One build. With line tables and without the others, a kernel may have a few instructions more or less than what is shipped.
         let build = kernels::builder(&folder).arch(options.arch.clone()).line_tables(true).kernels(names).inspect()?;
         if build.kernels.is_empty() {
-            continue;
+            match a_known {
+                Some(name) => bail!("`{name}` has no code for {}: it needs another architecture (`requires` of its #[kernel])", options.arch),
+                None => continue,
+            }
         }
         for kernel in &build.kernels {
             figures(kernel, &folder.join("ratchet"))?;

@@ -49,9 +49,10 @@ impl Cluster {
         Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed, sanitize)), progress: Condvar::new() })
     }
 
-    /// Notes the order of all that runs from now on, or takes it as given.
+    /// Notes the order of all that runs from now on, or takes it as given. Such a run repeats another one, so that it is not explained again.
     pub fn follow(&self, script: Script) {
-        lock(&self.state).script = Some(script);
+        let mut state = lock(&self.state);
+        (state.script, state.explanations) = (Some(script), None);
     }
 
     /// The order noted so far, which is not noted any further, and the error that ended all work.
