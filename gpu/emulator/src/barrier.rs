@@ -1,10 +1,10 @@
-//! The 16 named barriers of a block (PTX ISA, "barrier").
+//! The 16 named barriers of a block (PTX ISA, "barrier", in its aligned form: all lanes of a warp execute the same instruction).
 
 use crate::clock::Knowledge;
-use crate::fault::FaultKind;
+use crate::fault::{FaultKind, Involved};
 use crate::site::Site;
 use crate::thread::{Thread, Waiting};
-use crate::warp::lanes;
+use crate::warp::{lanes, same};
 
 /// Named barriers of a block.
 const BARRIERS: u32 = 16;
@@ -80,6 +80,14 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     if barrier.arrived[warp] & bit != 0 {
         let mend = "wait for the barrier's phase (another barrier or barrier_sync) before arriving again";
         misuse(format!("a second arrival at barrier {id} in one phase"), mend);
+    }
+    let beside = barrier.waiting[warp].checked_ilog2().map(|lane| &block.threads[warp * 32 + lane as usize]);
+    if let Some(other) = beside.filter(|other| !same(other.site.get(), site)) {
+        let message =
+            format!("lanes {} and {} of warp {warp} meet at different lines in one phase of barrier {id}", other.lane(), thread.lane());
+        let mut fault = thread.fault(FaultKind::Divergence, site, message, "take the barrier out of the branch: the lanes of a warp come to one together");
+        fault.involved.extend(other.site.get().map(|location| Involved { location, action: format!("lane {} waits here", other.lane()) }));
+        thread.stop(fault);
     }
     barrier.expected = count;
     barrier.arrived[warp] |= bit;

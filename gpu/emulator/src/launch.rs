@@ -145,6 +145,8 @@ pub struct Options {
     pub workers: usize,
     /// Resumptions of a thread after which the run ends with [`FaultKind::StepLimit`].
     pub step_limit: u64,
+    /// How long a launch may go on in which no block ends, before it ends with [`FaultKind::StepLimit`] too.
+    pub time_limit: Duration,
     /// How long [`GridRun::run`](crate::GridRun::run) polls, when nothing but polling is left, before it gives up.
     pub patience: Duration,
     /// Stack of an emulated thread in bytes.
@@ -168,6 +170,7 @@ impl Options {
             policy: Policy::Seeded,
             workers: 0,
             step_limit: 1 << 28,
+            time_limit: Duration::MAX,
             patience: Duration::from_millis(200),
             stack_bytes: 128 << 10,
             resident_blocks: 16,

@@ -21,6 +21,7 @@ use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// One OS thread's share of a launch.
 pub(crate) struct Scheduler {
@@ -33,7 +34,12 @@ pub(crate) struct Scheduler {
     idle: u64,
     /// In check mode, where turns are noted or given.
     replay: Option<Replay>,
+    /// When a block last ended, and after which step the clock is looked at next.
+    last_end: (Instant, u64),
 }
+
+/// Steps between looks at the clock.
+const CLOCK_PERIOD: u64 = 1 << 16;
 
 impl Scheduler {
     pub fn new(grid: &Arc<Grid>) -> Self {
@@ -53,7 +59,7 @@ impl Scheduler {
         let starved = if policy == Policy::StarveLane { 1 << worker.random.below(32) } else { 0 };
         let is_checked = grid.options.mode == Mode::Check;
         let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
-        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay }
+        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay, last_end: (Instant::now(), 0) }
     }
 
     /// The run is over, one way or the other.
@@ -124,6 +130,9 @@ impl Scheduler {
                     format!("{steps} steps were made"),
                     "raise Options::step_limit, or end the loop",
                 ));
+            }
+            if steps > self.last_end.1 {
+                self.look_at_clock(steps)?;
             }
             if self.worker.progress() != before.1 {
                 self.idle = 0;
@@ -278,11 +287,24 @@ impl Scheduler {
             if self.blocks[at].is_done() {
                 let block = self.blocks.swap_remove(at);
                 block.finish()?;
+                self.last_end.0 = Instant::now();
             } else {
                 at += 1;
             }
         }
         Ok(())
+    }
+
+    /// Ends a launch that goes on and on: a loop that does not end.
+    #[cold]
+    fn look_at_clock(&mut self, steps: u64) -> Result<(), Fault> {
+        self.last_end.1 = steps + CLOCK_PERIOD;
+        let passed = self.last_end.0.elapsed();
+        if passed <= self.grid().options.time_limit {
+            return Ok(());
+        }
+        let what = format!("no block has ended for {:.0} s, in which threads went on and on", passed.as_secs_f64());
+        Err(self.stuck(FaultKind::StepLimit, what, "end the loop; a kernel that needs longer runs with a larger EmulatedOptions::time_limit"))
     }
 
     /// Nothing but polling happened lately, if anything.

@@ -70,6 +70,36 @@ fn a_thread_that_ends_before_a_barrier_diverges() {
 
 /// The lane that is missing waits for an mbarrier: the deadlock is there.
 #[test]
+fn lanes_of_a_warp_at_two_block_barriers_diverge() {
+    #[expect(clippy::if_same_then_else, reason = "two lines is the bug")]
+    fn split(_: &[u64]) {
+        if thread() % 2 == 0 {
+            device::barrier_sync(0, 64);
+        } else {
+            device::barrier_sync(0, 64);
+        }
+    }
+    let text = reported(job(split), FaultKind::Divergence).to_string();
+    for part in ["meet at different lines in one phase of barrier 0", "waits here", "mend: take the barrier out of the branch"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(text.matches("divergence.rs:").count(), 2, "{text}");
+}
+
+#[test]
+fn warps_may_come_to_a_barrier_from_different_lines() {
+    #[expect(clippy::if_same_then_else, reason = "each warp has its own")]
+    fn by_warp(_: &[u64]) {
+        if thread() < 32 {
+            device::barrier_sync(0, 64);
+        } else {
+            device::barrier_sync(0, 64);
+        }
+    }
+    silent(job(by_warp), |_| ());
+}
+
+#[test]
 fn a_lane_that_waits_for_an_mbarrier_does_not_diverge() {
     fn held(_: &[u64]) {
         if thread() == 0 {
@@ -92,12 +122,11 @@ fn lanes_that_wait_for_those_that_wait_do_not_diverge() {
         match thread() {
             0..16 => {}
             16..64 => device::barrier_sync(1, 64),
-            64 if arrives => {
-                device::mbarrier_arrive(0);
-                device::barrier_sync(1, 64);
-            }
-            64..80 => {
-                device::mbarrier_wait_parity(0, 0);
+            thread @ 64..80 => {
+                match thread {
+                    64 if arrives => device::mbarrier_arrive(0),
+                    _ => device::mbarrier_wait_parity(0, 0),
+                }
                 device::barrier_sync(1, 64);
             }
             _ => {}

@@ -99,6 +99,11 @@ fn polling_without_end_is_reported() {
     }
     let fault = job(forever)().run(Options { step_limit: 10_000, ..Options::default() }).unwrap_err();
     assert_eq!(fault.kind, FaultKind::StepLimit, "{fault}");
+    let limited = Options { time_limit: Duration::from_millis(20), ..Options::default() };
+    let text = job(forever)().run(limited).unwrap_err().to_string();
+    for part in ["no block has ended for ", "fault.rs:97", "mend: end the loop"] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]

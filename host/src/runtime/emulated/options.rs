@@ -26,6 +26,9 @@ pub struct EmulatedOptions {
     pub exploration: Option<Exploration>,
     /// How long a wait goes on when nothing can run, while other threads that do not wait drive ranks: they may still enqueue what is missing.
     pub patience: Duration,
+    /// How long a kernel may go on in which no block ends, before it is an error that names the lines where threads are. A loop without any operation of the device
+    /// is not seen: it hangs.
+    pub time_limit: Duration,
     /// How long a host waits for a stream, whether something can run or not: as [`CudaOptions::deadline`](crate::runtime::CudaOptions::deadline).
     pub deadline: Option<Duration>,
 }
@@ -41,6 +44,7 @@ impl Default for EmulatedOptions {
             sanitize_streams: true,
             exploration: None,
             patience: Duration::from_secs(10),
+            time_limit: Duration::from_secs(60),
             deadline: None,
         }
     }

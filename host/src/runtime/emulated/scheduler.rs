@@ -394,5 +394,5 @@ fn run_options(options: &EmulatedOptions, seed: u64) -> Options {
         Mode::Check => Options::check(seed),
         Mode::Fast => Options::fast(),
     };
-    Options { workers: options.workers, ..run }
+    Options { workers: options.workers, time_limit: options.time_limit, ..run }
 }
