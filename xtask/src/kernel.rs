@@ -96,7 +96,9 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
         let build = kernels::builder(&folder).arch(options.arch.clone()).line_tables(true).kernels(names).inspect()?;
         if build.kernels.is_empty() {
             match a_known {
-                Some(name) => bail!("`{name}` has no code for {}: it needs another architecture (`requires` of its #[kernel])", options.arch),
+                Some(name) => {
+                    bail!("`{name}` has no code for {}: it needs another architecture (`requires` of its #[kernel])", options.arch)
+                }
                 None => continue,
             }
         }

@@ -85,7 +85,12 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     if let Some(other) = beside.filter(|other| !same(other.site.get(), site)) {
         let message =
             format!("lanes {} and {} of warp {warp} meet at different lines in one phase of barrier {id}", other.lane(), thread.lane());
-        let mut fault = thread.fault(FaultKind::Divergence, site, message, "take the barrier out of the branch: the lanes of a warp come to one together");
+        let mut fault = thread.fault(
+            FaultKind::Divergence,
+            site,
+            message,
+            "take the barrier out of the branch: the lanes of a warp come to one together",
+        );
         fault.involved.extend(other.site.get().map(|location| Involved { location, action: format!("lane {} waits here", other.lane()) }));
         thread.stop(fault);
     }

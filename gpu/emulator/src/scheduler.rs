@@ -304,7 +304,11 @@ impl Scheduler {
             return Ok(());
         }
         let what = format!("no block has ended for {:.0} s, in which threads went on and on", passed.as_secs_f64());
-        Err(self.stuck(FaultKind::StepLimit, what, "end the loop; a kernel that needs longer runs with a larger EmulatedOptions::time_limit"))
+        Err(self.stuck(
+            FaultKind::StepLimit,
+            what,
+            "end the loop; a kernel that needs longer runs with a larger EmulatedOptions::time_limit",
+        ))
     }
 
     /// Nothing but polling happened lately, if anything.

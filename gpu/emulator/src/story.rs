@@ -117,6 +117,7 @@ impl Step {
             several => {
                 let mut numbers: Vec<u32> = several.iter().map(|thread| thread.0).collect();
                 numbers.sort_unstable();
+                numbers.dedup();
                 format!("threads {} of block {block}", ranges(&numbers))
             }
         };
@@ -130,6 +131,7 @@ impl Step {
                 let place = |told: &Option<(Site, String)>| told.as_ref().map(|(site, what)| format!("{site} ({what})"));
                 let past = place(&self.past).map_or(String::new(), |past| format!(" past {past}"));
                 let run = if one { "runs" } else { "run" };
+                let go = if one { "goes" } else { "go" };
                 let begin = if one { "begins" } else { "begin" };
                 let wait = if one { "where it waits" } else { "where they wait" };
                 match (self.end, place(&self.last)) {
@@ -139,6 +141,7 @@ impl Step {
                     (End::Ended, _) => format!("{who} {run}{past} to the end"),
                     (End::Waits, Some(last)) => format!("{who} {run}{past} until {last}, {wait}"),
                     (_, Some(last)) => format!("{who} {run}{past} until {last}"),
+                    (End::Last, None) => format!("{who} {go} on"),
                     (_, None) => format!("{who} {begin}"),
                 }
             }

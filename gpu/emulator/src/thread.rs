@@ -1,10 +1,11 @@
 //! One emulated CUDA thread, and which one is running.
 
-use crate::block::Block;
+use crate::block::{Block, ranges};
 use crate::detector::{Bad, Detector};
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::meeting::Meetings;
 use crate::site::Site;
+use crate::warp::same;
 use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::Yielder;
@@ -196,8 +197,23 @@ impl Thread {
         if let Err(bad) = result {
             let mut fault: Fault = self.fault(bad.0, site, bad.1, bad.3);
             fault.involved = bad.2;
+            if matches!(fault.kind, FaultKind::Race | FaultKind::Uninitialised) {
+                fault.message.push_str(&self.missed_barrier());
+            }
             self.stop(fault)
         }
+    }
+
+    /// The block barrier at which others wait and to which this thread has not come: it may go around it.
+    #[cold]
+    fn missed_barrier(&self) -> String {
+        let threads = &self.block().threads;
+        let at_barrier = |thread: &&Self| matches!(thread.waiting.get(), Waiting::Barrier { .. });
+        let Some(site) = threads.iter().find(at_barrier).and_then(|thread| thread.site.get()) else { return String::new() };
+        let there = threads.iter().filter(at_barrier).filter(|thread| same(thread.site.get(), site));
+        let numbers: Vec<u32> = there.map(|thread| thread.number).collect();
+        let (verb, threads) = if numbers.len() == 1 { ("waits", "thread") } else { ("wait", "threads") };
+        format!("; {threads} {} {verb} at the barrier at {site}, to which this thread has not come", ranges(&numbers))
     }
 
     #[cold]

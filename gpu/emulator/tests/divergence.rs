@@ -87,6 +87,21 @@ fn lanes_of_a_warp_at_two_block_barriers_diverge() {
 }
 
 #[test]
+fn a_race_names_the_barrier_that_a_thread_goes_around() {
+    fn around(_: &[u64]) {
+        shared_store(4 * thread(), 1);
+        if thread() < 32 {
+            device::barrier_sync(0, 64);
+        }
+        shared_load(4 * (63 - thread()));
+    }
+    // The policy under which warp 0 waits before warp 1 reads.
+    let texts = (0..32).filter_map(|seed| job(around)().run(Options::check(seed)).err()).map(|fault| fault.to_string());
+    let part = "; threads 0..32 wait at the barrier at gpu/emulator/tests/divergence.rs:";
+    assert!(texts.clone().any(|text| text.contains(part)), "{:?}", texts.collect::<Vec<_>>());
+}
+
+#[test]
 fn warps_may_come_to_a_barrier_from_different_lines() {
     #[expect(clippy::if_same_then_else, reason = "each warp has its own")]
     fn by_warp(_: &[u64]) {

@@ -51,7 +51,7 @@ pub enum Error {
     Fault(Box<Fault>),
     /// On a checked emulator the host read what no kernel, copy or fill wrote. Nothing runs on the runtime any more.
     #[error(
-        "unwritten memory: the host reads `{buffer}`, of which element {element} (of {elements}) was never written\n  at {at}\n  mend: let a kernel, \
+        "unwritten memory: the host reads `{buffer}`, of which element {element} (of {elements}) was never written{given}\n  at {at}\n  mend: let a kernel, \
          a copy or a fill write every element before the read, begin with Buffer::zeros, or read only what is written"
     )]
     Unwritten {
@@ -61,6 +61,8 @@ pub enum Error {
         element: u64,
         /// How many elements were read.
         elements: u64,
+        /// The kernel that it was last given to, and the parameter: `, last given to kernel `sum` as `sums``; empty if there is none.
+        given: String,
         /// Where the read was asked for.
         at: &'static Location<'static>,
     },

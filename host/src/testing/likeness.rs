@@ -39,6 +39,16 @@ impl Failure {
         Likeness(words)
     }
 
+    /// Whether the order of threads or streams may be its cause. A launch that is refused, a wrong argument, memory that nobody wrote and words of the test tell nothing
+    /// by the steps of the default order.
+    pub fn is_of_order(&self) -> bool {
+        match &self.fault {
+            Some(Error::Fault(fault)) => fault.kind != FaultKind::Launch,
+            Some(Error::Race(_) | Error::Stuck { .. }) => true,
+            _ => false,
+        }
+    }
+
     /// The source lines that the failure is about.
     pub fn about(&self) -> Vec<&'static Location<'static>> {
         match &self.fault {
@@ -55,8 +65,10 @@ impl Failure {
             Some(Error::Fault(fault)) if fault.kind == FaultKind::Deadlock => "then every thread waits: deadlock".to_owned(),
             Some(Error::Fault(fault)) if ends_by_waiting(fault) => format!("then no thread gets any further: {}", fault.kind),
             Some(Error::Stuck { .. }) => "then no stream can go on".to_owned(),
-            Some(Error::Fault(fault)) => return end_last(story, &fault.kind.to_string()),
-            Some(Error::Race(_)) => return end_last(story, "stream race"),
+            Some(Error::Fault(fault)) => {
+                return end_last(story, &fault.kind.to_string(), lines(fault).first().map(ToString::to_string).or(panicked_at(fault)));
+            }
+            Some(Error::Race(_)) => return end_last(story, "stream race", None),
             Some(error) => format!("then: {}", first_line(&error.to_string())),
             None => format!("then the test fails: {}", first_line(&self.text)),
         };
@@ -64,10 +76,13 @@ impl Failure {
     }
 }
 
-fn end_last(story: &mut [String], what: &str) {
+/// Adds what ended the run to the last step, with its place where the step does not end there: an access that faults is not done.
+fn end_last(story: &mut [String], what: &str, place: Option<String>) {
     if let Some(last) = story.last_mut() {
-        last.push_str(": ");
-        last.push_str(what);
+        match place.filter(|place| !last.contains(place.as_str())) {
+            Some(place) => last.push_str(&format!(", then: {what} at {place}")),
+            None => last.push_str(&format!(": {what}")),
+        }
     }
 }
 

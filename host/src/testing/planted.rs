@@ -88,6 +88,21 @@ fn one_block_that_panics(_: &PanicByOrderArgs<'_>, _: &DeviceLimits) -> Result<G
     Ok(Grid::x(1))
 }
 
+/// Moves values up by one, the last one too far, after the warp met several times at one line.
+#[kernel(threads = 32, grid = one_block_that_moves)]
+pub fn move_up(values: GlobalMut<u32>) {
+    let i = u64::from(thread::index());
+    let value = values.load(i);
+    for _ in 0..6 {
+        warp::sync();
+    }
+    values.store(i + 1, value);
+}
+
+fn one_block_that_moves(_: &MoveUpArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
 /// A kernel's values after it, from `numbers`. Kernels before it do nothing wrong.
 macro_rules! after {
     ($kernel:ident, $args:ident, $numbers:expr, $runtime:expr) => {{
@@ -164,6 +179,16 @@ fn a_forgotten_arrival_shows_in_the_default_order() {
 }
 
 #[test]
+fn an_access_that_faults_is_the_last_step() {
+    let report = reported(|runtime| after!(MoveUp, MoveUpArgs, [0_u32; 32], runtime).map(drop));
+    contains(
+        &report,
+        &["needs none of ", "thread (31, 0, 0) of block (0, 0, 0) goes on, then: out of bounds at host/src/testing/planted.rs:"],
+    );
+    assert!(!report.contains(" 1, 1"), "a thread is named twice:\n{report}");
+}
+
+#[test]
 fn a_panic_is_not_taken_for_another_of_its_kernel() {
     let panics = |runtime: &Runtime| after!(PanicByOrder, PanicByOrderArgs, [0_u32; 2], runtime).map(drop);
     let report = (0..64).filter_map(|seed| first_failure(&[seed], panics)).find(|report| report.contains("warp 1 was first"));
@@ -233,5 +258,5 @@ fn a_host_that_waits_for_a_higher_stream_is_shrunk() {
         }
         Err(crate::Error::Invalid { what: "the test", why: "it fails".to_owned() })
     });
-    contains(&error.unwrap_err(), &["needs none of ", "then the test fails: "]);
+    contains(&error.unwrap_err(), &["the default order fails too"]);
 }

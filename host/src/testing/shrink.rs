@@ -1,6 +1,6 @@
 //! The fewest scheduling decisions under which a test still fails.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use crate::runtime::{EmulatedOptions, Error, Result};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Lines of a report on a shrunk schedule.
 const LINES: usize = 12;
+/// More decisions than this are not told.
+const MOST_TOLD: usize = 20;
 /// More decisions than this are not looked through.
 const MOST_DECISIONS: usize = 1 << 21;
 
@@ -49,10 +51,15 @@ pub(super) fn report(
         return unshrunk(&format!("a run has {} decisions and takes {:.1?}", all.len(), start.elapsed()));
     }
     let step_limit = 4 * noted.longest() + 10_000;
+    let otherwise = RefCell::new(String::new());
     let mut fails = |decisions: &[Decision]| {
         (start.elapsed() < patience).then(|| {
             runs.set(runs.get() + 1);
-            is_alike(&attempt(options, Script::given(decisions, step_limit)).0)
+            let found = attempt(options, Script::given(decisions, step_limit)).0;
+            if let Some(other) = found.as_ref().filter(|_| decisions.is_empty() && !is_alike(&found)) {
+                otherwise.replace(format!("\n  the default order fails too, otherwise: {}", other.text.lines().next().unwrap_or_default()));
+            }
+            is_alike(&found)
         })
     };
     let first = if fails(all) == Some(true) {
@@ -65,6 +72,13 @@ pub(super) fn report(
         );
     };
     let (needed, is_least) = shortest(first, fails);
+    if needed.is_empty() && !failure.is_of_order() {
+        return format!("\n  the default order fails too; {SWITCH}");
+    }
+    if needed.len() > MOST_TOLD {
+        let (needed, all) = (needed.len(), all.len());
+        return unshrunk(&format!("{needed} of {all} scheduling decisions are left, too many to tell{}", otherwise.take()));
+    }
     let (last, told) = attempt(options, Script::given(&needed, step_limit).told(failure.about()));
     let mut steps: Vec<String> = fold(&told.story(), LINES - 3);
     last.as_ref().unwrap_or(failure).end(&mut steps);

@@ -87,7 +87,7 @@ fn the_host_reads_nothing_that_was_never_written() {
             copied.to_vec(stream).map(drop)
         },
     ];
-    for read in reads {
+    for (number, read) in reads.into_iter().enumerate() {
         let runtime = emulated(1, 1);
         let stream = stream(&runtime);
         let error = read(&stream, &half_written(&runtime, &stream)).unwrap_err();
@@ -96,6 +96,8 @@ fn the_host_reads_nothing_that_was_never_written() {
         for part in ["the host reads `gradients`, of which element 31 (of 32) was never written", "faults.rs:", "mend: let a kernel"] {
             assert!(text.contains(part), "no {part:?} in: {text}");
         }
+        // No kernel had the copy.
+        assert_eq!(text.contains("was never written, last given to kernel `most` as `target`\n"), number < 3, "{text}");
         // Nothing runs any more.
         assert_eq!(stream.synchronize().unwrap_err().to_string(), text);
     }

@@ -1,6 +1,7 @@
 //! What waits in the queue of an emulated stream, and how it is done.
 
 use std::alloc::Layout;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -238,12 +239,14 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
     .map_err(misuse)
 }
 
-/// Refuses a copy to the host of bytes that nothing wrote.
-pub(super) fn check_written(memory: &Memory, copy: &Copy) -> Result<()> {
+/// Refuses a copy to the host of bytes that nothing wrote. `given` says to which kernels memory was last given, by its address.
+pub(super) fn check_written(memory: &Memory, copy: &Copy, given: &BTreeMap<u64, String>) -> Result<()> {
     let Direction::DeviceToHost { element_bytes } = copy.direction else { return Ok(()) };
     let Some(byte) = memory.first_unwritten(copy.source, copy.bytes).map_err(misuse)? else { return Ok(()) };
-    let buffer = memory.find(copy.source).map_or_else(String::new, |found| found.name);
-    Err(Error::Unwritten { buffer, element: byte / element_bytes, elements: copy.bytes / element_bytes, at: copy.caller })
+    let found = memory.find(copy.source);
+    let given = found.as_ref().and_then(|found| given.get(&(copy.source - found.offset))).cloned().unwrap_or_default();
+    let buffer = found.map_or_else(String::new, |found| found.name);
+    Err(Error::Unwritten { buffer, element: byte / element_bytes, elements: copy.bytes / element_bytes, given, at: copy.caller })
 }
 
 fn fill(memory: &Memory, address: u64, byte: u8, bytes: u64) -> Result<()> {

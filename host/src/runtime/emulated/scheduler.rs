@@ -68,6 +68,8 @@ pub(super) struct State {
     pub script: Option<Script>,
     /// What launches show, where it is asked for.
     pub explanations: Option<Explanations>,
+    /// The kernel and parameter that an allocation was last given to, by its address.
+    pub given: BTreeMap<u64, String>,
     /// What ended all work.
     fault: Option<Error>,
 }
@@ -98,6 +100,7 @@ impl State {
             log: None,
             script: None,
             explanations: Explanations::from_environment(),
+            given: BTreeMap::new(),
             fault: None,
         }
     }
@@ -270,7 +273,10 @@ impl State {
         if let (Operation::Copy(copy), Mode::Check) = (&entry.operation, options.mode)
             && !self.poisoned.contains(&queue)
         {
-            check_written(memory, copy)?;
+            check_written(memory, copy, &self.given)?;
+        }
+        if let Operation::Free { address } = &entry.operation {
+            self.given.remove(address);
         }
         let result = match &entry.operation {
             Operation::WriteValue { address, value } => {

@@ -175,6 +175,14 @@ impl Script {
 impl State {
     /// Runs a kernel, in the order that is given, if one is; notes its order, and what it shows.
     pub fn launch(&mut self, queue: u64, launched: &Launched, memory: &Arc<Memory>, run: Options) -> Result<()> {
+        for tensor in &launched.launch.tensors {
+            if let Some(found) = memory.find(tensor.address) {
+                // Its name is the parameter's, then the buffer's in brackets.
+                let parameter = tensor.name.split(' ').next().unwrap_or_default();
+                let given = format!(", last given to kernel `{}` as `{parameter}`", launched.launch.kernel);
+                self.given.insert(tensor.address - found.offset, given);
+            }
+        }
         let run = Options { explain: self.explanations.is_some(), ..run };
         let run = match &mut self.script {
             Some(script) => script.begin(queue, run),
