@@ -57,7 +57,7 @@ pub fn shuffle_xor<W: Word>(value: W, flip: u32) -> W {
     W::from_word(Target::shuffle_xor(ALL, value.to_word(), flip))
 }
 
-/// The value of lane `source`.
+/// The value of lane `source` modulo 32: the instruction takes its five low bits (PTX ISA, "shfl.sync"), and so does the emulator.
 #[inline(always)]
 #[track_caller]
 pub fn shuffle<W: Word>(value: W, source: u32) -> W {
