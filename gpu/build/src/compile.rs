@@ -189,8 +189,8 @@ pub(crate) fn compile(
 const OF_STD: [&str; 11] = ["std", "Vec", "Box", "String", "vec", "format", "print", "println", "eprint", "eprintln", "dbg"];
 
 /// What to write instead of the names of std.
-const STD_MEND: &str = "\n  mend: the GPU has no std: take `num::sqrt`, `num::exp` and the like for functions of `f32`, without the trait that rustc may name, and arrays \
-                        for `Vec`; what a kernel may use: docs/kernels.md";
+const STD_MEND: &str = "\n  mend: the GPU has no std: take `num::sqrt`, `num::exp` and the like in place of methods of `f32` (a trait that rustc names for them cannot be imported), arrays in \
+                        place of `Vec`; what a kernel may use: docs/kernels.md";
 
 /// A failed run of rustc, with the mend if a name of std is missing: the same code compiles for the host.
 fn with_std_mend(error: Error) -> Error {

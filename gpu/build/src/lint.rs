@@ -60,10 +60,10 @@ pub(crate) fn describe(findings: &[Finding], command: &str) -> String {
 
 /// A line for each finding, but one for all instances of a function that have the same: `conv (sm_90a, 5 instances: conv__k3, ...): ...`.
 pub(crate) fn lines(findings: &[Finding]) -> Vec<String> {
-    let key = |finding: &Finding| (function(&finding.kernel).to_owned(), finding.arch.clone(), finding.why.clone());
+    let alike = |a: &Finding, b: &Finding| function(&a.kernel) == function(&b.kernel) && a.arch == b.arch && a.why == b.why;
     let mut groups: Vec<Vec<&Finding>> = Vec::new();
     for finding in findings {
-        match groups.iter_mut().find(|group| key(group[0]) == key(finding)) {
+        match groups.iter_mut().find(|group| alike(group[0], finding)) {
             Some(group) => group.push(finding),
             None => groups.push(vec![finding]),
         }
