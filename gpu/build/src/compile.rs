@@ -201,7 +201,7 @@ fn with_std_mend(error: Error) -> Error {
             || ["f32", "f64"].iter().any(|number| line.contains(&format!(" found for type `{number}`")))
             || names()
     };
-    let mend = output.lines().any(is_of_std).then_some(STD_MEND).unwrap_or_default();
+    let mend = if output.lines().any(is_of_std) { STD_MEND } else { "" };
     Error::Failed { what, command, output: output.trim_end().to_owned() + mend }
 }
 
