@@ -48,7 +48,7 @@ impl<T: EmbeddingElement> Embedding<T> {
     /// Loads the kernels, for rows of `width` elements.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a width of 0, or of 2^31 and more; as [`Runtime::load`].
+    /// [`Error::Invalid`](crate::Error::Invalid) for a width of 0, or of 2^31 and more; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, width: u64) -> Result<Self> {
         let width = row_width("Embedding", width)?;
         Ok(Self { width, entries: T::entries(runtime)?, backward: runtime.load()? })
@@ -57,7 +57,7 @@ impl<T: EmbeddingElement> Embedding<T> {
     /// Enqueues `output[i] = table[tokens[i]]`, rows of `[vocabulary, width]` to rows of `[tokens, width]`.
     ///
     /// # Errors
-    /// As [`Loaded::launch`]: [`Error::Argument`] names what does not fit.
+    /// As [`Loaded::launch`]: [`Error::Argument`](crate::Error::Argument) names what does not fit.
     pub fn forward(
         &self,
         stream: &Stream,

@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("shared::SharedStorage::name_part", "names a piece of shared memory in the emulator's reports alone"),
     ("shared::name_field", "names a field of shared memory in the emulator's reports alone"),
     ("shared::claim", "`claim` of every kernel with shared memory calls it"),
+    ("shared::checked_size", "the derive calls it at compile time"),
     ("shared::max_align", "the derive calls it at compile time"),
     ("epilogue::finish", "writes nothing; the emulator reports its absence"),
     ("epilogue::store", "the cases of GEMM store by nothing else, exact sums bit for bit"),

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crate::{Kernel, sass::Listing};
+use crate::{
+    Kernel,
+    sass::{Instruction, Listing},
+};
 
 /// How the module of core's panics stands in a mangled name.
 const PANICKING: &str = "4core9panicking";
@@ -10,27 +13,37 @@ const PANICKING: &str = "4core9panicking";
 /// How many lines are named.
 const MOST_LINES: usize = 4;
 
-/// A call of a function that panics.
-#[derive(Debug, PartialEq)]
-struct Panic {
-    function: String,
-    /// Where, if the PTX has line tables.
-    place: Option<String>,
-}
-
 /// The functions of `core::panicking` that the code of an entry calls.
 pub(crate) fn panics(ptx: &str) -> Vec<String> {
-    distinct(calls(ptx).into_iter().map(|panic| panic.function))
+    distinct(steps(ptx).into_iter().filter_map(|step| panic(step.line)))
 }
 
-/// The lines of a kernel that was compiled with line tables on which it can panic, or else uses memory for registers. Of code that was
-/// inlined into the sources in `folder` the line there before it, since line tables do not tell from where it was called.
-pub(crate) fn lines(kernel: &Kernel, listing: &Listing, folder: &Path) -> Vec<String> {
+/// The lines on which a kernel that was compiled with line tables can panic.
+pub(crate) fn panic_lines(kernel: &Kernel, folder: &Path) -> Vec<String> {
     let ptx = fs::read_to_string(&kernel.ptx).unwrap_or_default();
-    let mut lines = distinct(calls(&ptx).into_iter().filter_map(|panic| panic.place));
-    if lines.is_empty() {
-        lines = memory_lines(listing, folder);
+    named(own_places(steps(&ptx).into_iter().map(|step| (step.place, panic(step.line).is_some())), folder), folder)
+}
+
+/// The lines of a kernel that was compiled with line tables on which it can panic, or else uses memory for registers.
+pub(crate) fn lines(kernel: &Kernel, listing: &Listing, folder: &Path) -> Vec<String> {
+    let panics = panic_lines(kernel, folder);
+    if !panics.is_empty() {
+        return panics;
     }
+    let ptx = fs::read_to_string(&kernel.ptx).unwrap_or_default();
+    // LLVM's accesses are those of arrays, ptxas's are spills. Zeros that fill an array have no line of their own.
+    let is_array = |line: &str| ["ld.local", "st.local"].iter().any(|name| line.contains(name)) && !line.ends_with(", 0;");
+    let arrays = own_places(steps(&ptx).into_iter().map(|step| (step.place, is_array(step.line))), folder);
+    if !arrays.is_empty() {
+        return named(arrays, folder);
+    }
+    let is_local = |instruction: &Instruction| ["LDL", "STL"].iter().any(|name| instruction.mnemonic().starts_with(name));
+    let accesses = listing.instructions.iter().map(|instruction| (instruction.source.clone(), is_local(instruction)));
+    named(own_places(accesses, folder), folder)
+}
+
+/// Lines below a folder as a person there names them, the first ones.
+fn named(mut lines: Vec<String>, folder: &Path) -> Vec<String> {
     let root = format!("{}/", folder.display());
     lines.iter_mut().for_each(|line| *line = line.strip_prefix(&root).unwrap_or(line).to_owned());
     if lines.len() > MOST_LINES {
@@ -41,16 +54,23 @@ pub(crate) fn lines(kernel: &Kernel, listing: &Listing, folder: &Path) -> Vec<St
     lines
 }
 
-fn memory_lines(listing: &Listing, folder: &Path) -> Vec<String> {
-    let mut own = None;
-    let places = listing.instructions.iter().filter_map(|instruction| {
-        let place = instruction.source.as_ref()?;
-        if Path::new(place).starts_with(folder) {
-            own = Some(place);
+/// The places in a folder of the instructions that are meant. If all of these were inlined into its sources, the places there before them: line tables do not
+/// tell from where code was called.
+fn own_places(instructions: impl Iterator<Item = (Option<String>, bool)>, folder: &Path) -> Vec<String> {
+    let (mut own, mut direct, mut before) = (None, Vec::new(), Vec::new());
+    for (place, is_meant) in instructions {
+        let Some(place) = place else { continue };
+        let is_own = Path::new(&place).starts_with(folder);
+        if is_own {
+            own = Some(place.clone());
         }
-        ["LDL", "STL"].iter().any(|name| instruction.mnemonic().starts_with(name)).then(|| own.unwrap_or(place).clone())
-    });
-    distinct(places)
+        match is_meant {
+            true if is_own => direct.push(place),
+            true => before.push(own.clone().unwrap_or(place)),
+            false => {}
+        }
+    }
+    distinct(if direct.is_empty() { before } else { direct }.into_iter())
 }
 
 /// Each once, in the order in which they come first.
@@ -64,8 +84,14 @@ fn distinct(texts: impl Iterator<Item = String>) -> Vec<String> {
     found
 }
 
-/// The calls of panicking functions by functions that are none themselves.
-fn calls(ptx: &str) -> Vec<Panic> {
+/// A line of PTX in a function that is none of core's panics.
+struct Step<'a> {
+    line: &'a str,
+    /// The source line, if the PTX has line tables.
+    place: Option<String>,
+}
+
+fn steps(ptx: &str) -> Vec<Step<'_>> {
     let files: BTreeMap<&str, &str> = ptx.lines().filter_map(file).collect();
     let (mut found, mut place, mut inside) = (Vec::new(), None, false);
     for line in ptx.lines().map(str::trim) {
@@ -73,12 +99,17 @@ fn calls(ptx: &str) -> Vec<Panic> {
             (inside, place) = (line.contains(PANICKING), None);
         } else if let Some(directive) = line.strip_prefix(".loc") {
             place = located(directive, &files).or(place);
-        } else if line.starts_with("call") || line.starts_with('@') && line.contains(" call") {
-            let function = line.find(PANICKING).filter(|_| !inside).map(|at| path(&line[at..]));
-            found.extend(function.map(|function| Panic { function, place: place.clone() }));
+        } else if !inside {
+            found.push(Step { line, place: place.clone() });
         }
     }
     found
+}
+
+/// The function of `core::panicking` that a line calls.
+fn panic(line: &str) -> Option<String> {
+    let calls = line.starts_with("call") || line.starts_with('@') && line.contains(" call");
+    line.find(PANICKING).filter(|_| calls).map(|at| path(&line[at..]))
 }
 
 /// `.file 1 "src/lib.rs"`.
@@ -140,7 +171,10 @@ mod tests {
     fn panics_are_named_with_their_lines() {
         let function = "core::panicking::panic_const::panic_const_div_by_zero";
         assert_eq!(panics(PTX), [function]);
-        assert_eq!(calls(PTX)[0].place.as_deref(), Some("/crate/src/ops.rs:60"));
+        let places = |folder| own_places(steps(PTX).into_iter().map(|step| (step.place, panic(step.line).is_some())), Path::new(folder));
+        assert_eq!(places("/crate"), ["/crate/src/ops.rs:60"]);
+        // The line before what was inlined from elsewhere.
+        assert_eq!(places("/crate/src/k.rs:7"), ["/crate/src/k.rs:7"]);
         assert_eq!(path("4core9panicking9panic_fmt17h0123456789abcdefE, ();"), "core::panicking::panic_fmt");
         assert_eq!(panics(".visible .entry k(\n)\n{\n\tcall.uni helper, ();\n}\n"), [""; 0]);
     }

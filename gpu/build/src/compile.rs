@@ -32,6 +32,10 @@ impl Project {
             true => manifest.join("Cargo.toml"),
             false => manifest.to_owned(),
         };
+        if !manifest.exists() {
+            let mend = "run it in the crate's folder, or name that by --manifest-path".into();
+            return Err(Error::Missing { what: format!("there is no {}", manifest.display()), mend });
+        }
         let manifest = manifest.canonicalize().map_err(Error::file("read", &manifest))?;
         let mut cargo = cargo(toolchain);
         cargo.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(&manifest);
@@ -177,8 +181,28 @@ pub(crate) fn compile(
     names.iter().for_each(|name| _ = cargo.args(["--cfg", &format!("oxtile_{of_what}=\"{name}\"")]));
     let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-    tool::run(&format!("compiling {} for {arch}", described(families)), &mut cargo)?;
+    tool::run(&format!("compiling {} for {arch}", described(families)), &mut cargo).map_err(with_std_mend)?;
     fs::read_to_string(&output).map_err(Error::file("read", &output))
+}
+
+/// Names of std that rustc does not find without it, as its errors have them.
+const OF_STD: [&str; 11] = ["std", "Vec", "Box", "String", "vec", "format", "print", "println", "eprint", "eprintln", "dbg"];
+
+/// What to write instead of the names of std.
+const STD_MEND: &str = "\n  mend: the GPU has no std: take `num::sqrt`, `num::exp` and the like in place of methods of `f32` (a trait that rustc names for them cannot be imported), arrays in \
+                        place of `Vec`; what a kernel may use: docs/kernels.md";
+
+/// A failed run of rustc, with the mend if a name of std is missing: the same code compiles for the host.
+fn with_std_mend(error: Error) -> Error {
+    let Error::Failed { what, command, output } = error else { return error };
+    let is_of_std = |line: &str| {
+        let names = || OF_STD.iter().any(|name| line.contains(&format!("`{name}` in this scope")));
+        line.contains("unresolved import `std")
+            || ["f32", "f64"].iter().any(|number| line.contains(&format!(" found for type `{number}`")))
+            || names()
+    };
+    let mend = if output.lines().any(is_of_std) { STD_MEND } else { "" };
+    Error::Failed { what, command, output: output.trim_end().to_owned() + mend }
 }
 
 /// The toolchain's cargo, free of what a surrounding cargo or build script has set.

@@ -49,12 +49,39 @@ impl fmt::Display for Finding {
 
 /// All findings as one error text. `command` builds these kernels.
 pub(crate) fn describe(findings: &[Finding], command: &str) -> String {
-    let mut text = format!("the kernels compiled, but {} thing(s) must be mended:", findings.len());
-    findings.iter().for_each(|finding| text.push_str(&format!("\n  {finding}")));
+    let lines = lines(findings);
+    let mut text = format!("the kernels compiled, but {} thing(s) must be mended:", lines.len());
+    lines.iter().for_each(|line| text.push_str(&format!("\n  {line}")));
     if findings.iter().any(|finding| finding.acceptable) {
         text.push_str(&format!("\n  where the new figures are meant, `{command} --accept` writes them into the ratchet"));
     }
     text
+}
+
+/// A line for each finding, but one for all instances of a function that have the same: `conv (sm_90a, 5 instances: conv__k3, ...): ...`.
+pub(crate) fn lines(findings: &[Finding]) -> Vec<String> {
+    let alike = |a: &Finding, b: &Finding| function(&a.kernel) == function(&b.kernel) && a.arch == b.arch && a.why == b.why;
+    let mut groups: Vec<Vec<&Finding>> = Vec::new();
+    for finding in findings {
+        match groups.iter_mut().find(|group| alike(group[0], finding)) {
+            Some(group) => group.push(finding),
+            None => groups.push(vec![finding]),
+        }
+    }
+    let line = |group: &Vec<&Finding>| match group[..] {
+        [first, _, ..] => {
+            let arch = first.arch.as_ref().map_or(String::new(), |arch| format!("{arch}, "));
+            let (function, count) = (function(&first.kernel), group.len());
+            format!("{function} ({arch}{count} instances: {}, ...): {}", first.kernel, first.why)
+        }
+        _ => group[0].to_string(),
+    };
+    groups.iter().map(line).collect()
+}
+
+/// The function of a kernel's name, `conv` of `conv__k3`.
+fn function(kernel: &str) -> &str {
+    kernel.split("__").next().unwrap_or(kernel)
 }
 
 /// Looks at one assembled kernel.
@@ -98,11 +125,11 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
 pub(crate) fn describe_panics(panics: &[String]) -> String {
     let mend = |panic: &String| match panic {
         panic if panic.contains("div_by_zero") || panic.contains("rem_by_zero") => {
-            "a `/` or `%` by a variable: pass the quotient as an argument, or divide by a constant"
+            "a `/` or `%` by a variable: divide by a constant or by `divisor.max(1)`, or pass the quotient as an argument"
         }
         panic if panic.contains("bounds_check") => "an index that may be too large: take a constant, a device view or `SharedArray`",
         panic if panic.contains("overflow") => "arithmetic that is checked: take `wrapping_add` and the like",
-        _ => "use what cannot fail",
+        _ => "an `assert!`, `unwrap` or the like: check in `grid`, on the host, or use what cannot fail",
     };
     let each: Vec<String> = panics.iter().map(|panic| format!("calls `{panic}` ({})", mend(panic))).collect();
     each.join(", ")

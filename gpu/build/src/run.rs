@@ -77,7 +77,14 @@ impl<'a> Run<'a> {
     /// What a person should know who uses the kernels as they are.
     fn notes(&self, kernels: &[Kernel]) -> Vec<String> {
         let can_panic = kernels.iter().filter(|kernel| !kernel.panics.is_empty());
-        let can_panic = can_panic.map(|kernel| format!("{} ({}) {}", kernel.meta.name, kernel.arch, lint::describe_panics(&kernel.panics)));
+        let can_panic = can_panic.map(|kernel| {
+            let place = match causes::panic_lines(kernel, &self.project.folder) {
+                lines if lines.is_empty() => "a build with --line-tables names the lines".into(),
+                lines => format!("at {}", lines.join(", ")),
+            };
+            Finding::on(kernel, format!("{}; {place}", lint::describe_panics(&kernel.panics)))
+        });
+        let can_panic = lint::lines(&can_panic.collect::<Vec<_>>());
         let is_unhashed = kernels.iter().any(|kernel| kernel.meta.hashed == 0);
         let unhashed = is_unhashed.then(|| {
             format!(
@@ -86,7 +93,7 @@ impl<'a> Run<'a> {
                 self.project.package
             )
         });
-        can_panic.chain(unhashed).collect()
+        can_panic.into_iter().chain(unhashed).collect()
     }
 
     /// The findings of a build, those on speed with their source lines where a build with line tables has any.

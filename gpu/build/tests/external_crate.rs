@@ -194,7 +194,20 @@ fn a_check_that_can_panic_is_the_cause_that_is_named() {
     assert!(stack.why.ends_with("; at src/panics.rs:8"), "{stack}");
     // A panic alone takes nothing, and is a note.
     let build = Builder::new(&folder).family("panics").inspect().unwrap();
-    assert!(build.notes[0].starts_with("panics (sm_90a) calls `core::panicking::panic_const"), "{:?}", build.notes);
+    assert!(build.notes[0].starts_with("panics (sm_90a): calls `core::panicking::panic_const"), "{:?}", build.notes);
+    assert!(build.notes[0].ends_with("; a build with --line-tables names the lines"), "{:?}", build.notes);
+    let build = Builder::new(&folder).family("panics").line_tables(true).inspect().unwrap();
+    assert!(build.notes[0].ends_with("or pass the quotient as an argument); at src/panics.rs:8"), "{:?}", build.notes);
+}
+
+#[test]
+fn instances_are_refused_by_one_line_that_names_those_of_the_array() {
+    let (_guard, folder) = external_crate();
+    let error = Builder::new(&folder).family("conv").build().unwrap_err().to_string();
+    let [title, stack] = &error.lines().collect::<Vec<_>>()[..] else { panic!("{error}") };
+    assert!(title.contains("but 1 thing(s)"), "{title}");
+    assert!(stack.starts_with("  conv (sm_90a, 2 instances: conv__k3, ...): 256 bytes of stack a thread; "), "{stack}");
+    assert!(stack.ends_with("; at src/conv.rs:14, src/conv.rs:18"), "{stack}");
 }
 
 #[test]
@@ -269,7 +282,7 @@ fn sources_with_old_times_are_compiled() {
 fn an_unknown_family_is_named_with_those_there_are() {
     let (_guard, folder) = external_crate();
     let error = Builder::new(&folder).family("met").build().unwrap_err().to_string();
-    assert!(error.contains("no family `met`; this crate has: duplicated, meet, panics, spill, unresolved"), "{error}");
+    assert!(error.contains("no family `met`; this crate has: conv, duplicated, meet, panics, spill, unresolved"), "{error}");
 }
 
 #[test]
@@ -282,4 +295,21 @@ fn a_kernel_that_does_not_compile_is_shown_as_rustc_shows_it() {
     fs::write(&meet, right).unwrap();
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("compiling family `meet` for sm_90a failed\nerror[E0425]: cannot find function `met`"), "{error}");
+    assert!(!error.contains("mend"), "{error}");
+}
+
+#[test]
+fn what_needs_std_is_told_what_to_take_instead() {
+    let (_guard, folder) = external_crate();
+    let meet = folder.join("src/meet.rs");
+    let right = fs::read_to_string(&meet).unwrap();
+    for wrong in
+        ["2.0_f32.sqrt()", "f32::exp(2.0)", "println!()", "vec![1]", "Vec::<u8>::new()", "std::process::abort()", "{ use std::fs; }"]
+    {
+        fs::write(&meet, right.replace("helper::meet()", wrong)).unwrap();
+        let error = Builder::new(&folder).family("meet").build();
+        fs::write(&meet, &right).unwrap();
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("\n  mend: the GPU has no std: take `num::sqrt`"), "{wrong}: {error}");
+    }
 }

@@ -39,10 +39,10 @@ impl Parse for Options {
                 input.parse::<Token![,]>()?;
             }
         }
-        let missing = |what: &str| Error::new(Span::call_site(), format!("#[kernel] needs `{what} = ...`"));
+        let missing = |what: &str| Error::new(Span::call_site(), format!("#[kernel] needs {what}"));
         Ok(Self {
-            threads: threads.ok_or_else(|| missing("threads"))?,
-            grid: grid.ok_or_else(|| missing("grid"))?,
+            threads: threads.ok_or_else(|| missing("the threads of a block, a multiple of 32: `threads = 256`"))?,
+            grid: grid.ok_or_else(|| missing("the function that checks the arguments and derives the grid: `grid = grid`"))?,
             shared,
             min_blocks,
             cluster,

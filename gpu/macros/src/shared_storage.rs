@@ -1,7 +1,7 @@
 //! `#[derive(SharedStorage)]`.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
+use quote::{format_ident, quote, quote_spanned};
 use syn::{Data, DeriveInput, Error, Fields, Result};
 
 pub fn expand(item: DeriveInput) -> Result<TokenStream> {
@@ -14,7 +14,7 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
     let name = &item.ident;
     let (generics, type_generics, bounds) = item.generics.split_for_impl();
     let mut end = quote!(0u32);
-    let (mut offsets, mut inits, mut aligns, mut names) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut offsets, mut inits, mut aligns, mut names, mut sizes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for field in &fields.named {
         let (ident, ty) = (&field.ident, &field.ty);
         let offset = format_ident!("__OFFSET_{}", ident.as_ref().expect("a named field").to_string().to_uppercase());
@@ -29,7 +29,16 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
         names.push(quote!(::oxtile_tile::shared::name_field::<#ty>(stringify!(#ident), Self::#offset, offset, bytes, name)?));
         aligns.push(quote!(<#ty as ::oxtile_tile::shared::SharedStorage>::ALIGN));
         end = quote!(Self::#offset + <#ty as ::oxtile_tile::shared::SharedStorage>::SIZE);
+        sizes.push(quote!((stringify!(#ident), <#ty as ::oxtile_tile::shared::SharedStorage>::SIZE)));
     }
+    // What is too large is shown at the struct's name.
+    let size = quote_spanned! { name.span() =>
+        ::oxtile_tile::shared::checked_size(
+            stringify!(#name),
+            (#end).next_multiple_of(<Self as ::oxtile_tile::shared::SharedStorage>::ALIGN),
+            &[#(#sizes),*],
+        )
+    };
     Ok(quote! {
         impl #generics #name #type_generics #bounds {
             #(#offsets)*
@@ -46,7 +55,7 @@ pub fn expand(item: DeriveInput) -> Result<TokenStream> {
 
         impl #generics ::oxtile_tile::shared::SharedStorage for #name #type_generics #bounds {
             const ALIGN: u32 = ::oxtile_tile::shared::max_align(&[#(#aligns),*]);
-            const SIZE: u32 = (#end).next_multiple_of(<Self as ::oxtile_tile::shared::SharedStorage>::ALIGN);
+            const SIZE: u32 = #size;
 
             #[inline(always)]
             unsafe fn at(address: u32) -> Self {

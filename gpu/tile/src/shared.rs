@@ -7,6 +7,7 @@ use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
+use crate::launch::SHARED_BYTES;
 use crate::num::Pod;
 use crate::vector::Vector;
 
@@ -104,6 +105,61 @@ pub const fn max_align(aligns: &[u32]) -> u32 {
     largest
 }
 
+/// The bytes of a layout, if a block can have so many. For the derive.
+///
+/// # Panics
+/// If not, with the bytes of each field.
+#[doc(hidden)]
+#[track_caller]
+pub const fn checked_size(layout: &str, bytes: u32, fields: &[(&str, u32)]) -> u32 {
+    if bytes > SHARED_BYTES {
+        let mut text =
+            Text::EMPTY.word("`").word(layout).word("` takes ").number(bytes).word(" bytes of shared memory, but a block has at most ");
+        text = text.number(SHARED_BYTES).word(" (227 KiB): ");
+        let mut i = 0;
+        while i < fields.len() {
+            let separator = if i == 0 { "`" } else { ", `" };
+            text = text.word(separator).word(fields[i].0).word("` ").number(fields[i].1);
+            i += 1;
+        }
+        panic!("{}", text.as_str());
+    }
+    bytes
+}
+
+/// An error text that is made at compile time, cut where it is longer.
+struct Text {
+    bytes: [u8; 512],
+    length: usize,
+}
+
+impl Text {
+    const EMPTY: Self = Self { bytes: [0; 512], length: 0 };
+
+    const fn word(mut self, word: &str) -> Self {
+        let mut i = 0;
+        while i < word.len() && self.length < self.bytes.len() {
+            self.bytes[self.length] = word.as_bytes()[i];
+            self.length += 1;
+            i += 1;
+        }
+        self
+    }
+
+    const fn number(self, number: u32) -> Self {
+        let digit = (number % 10) as usize;
+        let head = if number < 10 { self } else { self.number(number / 10) };
+        head.word("0123456789".split_at(digit).1.split_at(1).0)
+    }
+
+    const fn as_str(&self) -> &str {
+        match core::str::from_utf8(self.bytes.split_at(self.length).0) {
+            Ok(text) => text,
+            Err(_) => "a layout takes too much shared memory",
+        }
+    }
+}
+
 /// `N` elements in shared memory, 16-byte aligned. Uninitialised when the block starts.
 pub struct SharedArray<T, const N: usize> {
     address: u32,
@@ -121,7 +177,8 @@ impl<T, const N: usize> Copy for SharedArray<T, N> {}
 
 impl<T: Pod, const N: usize> SharedStorage for SharedArray<T, N> {
     const SIZE: u32 = {
-        assert!(N * size_of::<T>() <= 227 * 1024, "a block has at most 227 KiB of shared memory");
+        // The layout holds it to the block's limit, and names its field.
+        assert!(N * size_of::<T>() <= u32::MAX as usize, "a block has at most 227 KiB of shared memory");
         (N * size_of::<T>()) as u32
     };
     const ALIGN: u32 = 16;

@@ -26,7 +26,7 @@ impl<T, const ROWS: usize, const COLUMNS: usize, S> Copy for SharedTile<T, ROWS,
 
 impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedStorage for SharedTile<T, ROWS, COLUMNS, S> {
     const SIZE: u32 = {
-        assert!(ROWS * COLUMNS * size_of::<T>() <= 227 * 1024, "a block has at most 227 KiB of shared memory");
+        assert!(ROWS * COLUMNS * size_of::<T>() <= u32::MAX as usize, "a block has at most 227 KiB of shared memory");
         let layout = Self::LAYOUT;
         let swizzled = !matches!(layout.swizzle, SwizzleMode::None);
         assert!(!swizzled || layout.row_bytes.is_multiple_of(layout.swizzle.span()), "a swizzled tile is whole panels wide");

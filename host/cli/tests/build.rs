@@ -57,7 +57,8 @@ fn a_missing_crate_is_named() {
     let missing = folder.path().join("Cargo.toml");
     let built = run(&[&"build", &"--manifest-path", &missing]);
     assert_eq!(built.status.code(), Some(1));
-    assert!(stderr(&built).contains(missing.to_str().expect("UTF-8")), "{}", stderr(&built));
+    let mend = format!("there is no {}\n  mend: run it in the crate's folder, or name that by --manifest-path", missing.display());
+    assert!(stderr(&built).contains(&mend), "{}", stderr(&built));
 }
 
 /// Leaves a file alone that is right, so that cargo does not compile it again.

@@ -23,6 +23,15 @@ const RECORD: &str = r#"{
     }]
 }"#;
 
+/// A manifest of two kernels, one of two instances.
+const MANIFEST: &str = r#"{
+    "package": "mine", "source_hash": "", "compiler": "", "ptxas": "", "flags": [], "kernels": {
+        "conv__k3": {"name": "conv__k3", "family": "conv", "threads": [32, 1, 1], "architectures": {}},
+        "conv__k5": {"name": "conv__k5", "family": "conv", "threads": [32, 1, 1], "architectures": {}},
+        "top_k": {"name": "top_k", "family": "top_k", "threads": [32, 1, 1], "architectures": {}}
+    }
+}"#;
+
 fn explain(folder: &Path, words: &[&str]) -> Output {
     let (records, kernels) = (folder.join("records"), folder.join("kernels"));
     let mut oxtile = Command::new(env!("CARGO_BIN_EXE_oxtile"));
@@ -87,6 +96,11 @@ fn a_kernel_of_which_nothing_is_known_is_told_how_to_learn_of_it() {
     for part in ["begins with `gemm`", "`oxtile build`", "OXTILE_EXPLAIN="] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
+    assert!(text.contains("kernels has no compiled one"), "{text}");
+    std::fs::create_dir(folder.path().join("kernels")).unwrap();
+    std::fs::write(folder.path().join("kernels/manifest.json"), MANIFEST).unwrap();
+    let text = String::from_utf8(explain(folder.path(), &["gem"]).stderr).unwrap();
+    assert!(text.contains("kernels has others (conv, top_k), and"), "{text}");
     std::fs::write(folder.path().join("records/gemm.json"), "{}").unwrap();
     let text = String::from_utf8(explain(folder.path(), &["gemm"]).stderr).unwrap();
     assert!(text.contains("gemm.json") && text.contains("run the test again"), "{text}");

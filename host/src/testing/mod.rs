@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `shrink` | the fewest scheduling decisions under which a test still fails |
 //! | `likeness` | whether two failures are the same |
+//! | `close` | comparison of results with an oracle |
 //! | `planted` | tests: bugs on purpose |
 
 use std::any::Any;
@@ -16,6 +17,9 @@ use crate::runtime::runtime::seed_from_environment;
 use crate::runtime::{EmulatedOptions, Error, Result, Runtime};
 use likeness::Failure;
 
+pub use close::assert_close;
+
+mod close;
 mod likeness;
 #[cfg(test)]
 mod planted;

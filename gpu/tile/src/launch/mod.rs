@@ -117,6 +117,7 @@ impl KernelInfo {
     /// # Panics
     /// If not, naming the option of `#[kernel]` that is wrong.
     #[doc(hidden)]
+    #[track_caller]
     pub const fn checked(self) -> Self {
         assert!(
             self.threads >= 32 && self.threads.is_multiple_of(32),
@@ -144,7 +145,7 @@ impl KernelInfo {
 }
 
 /// Bytes of shared memory that one block can have.
-const SHARED_BYTES: u32 = 227 * 1024;
+pub(crate) const SHARED_BYTES: u32 = 227 * 1024;
 
 /// All compiled instances of one kernel function.
 #[derive(Debug, Clone, Copy)]

@@ -33,14 +33,17 @@ use occupancy::{Block, Occupancy};
 /// Source lines that are listed at most; those that cost the most more than they need come first.
 const MOST_LINES: usize = 40;
 
+/// Names of kernels that are listed at most.
+const MOST_NAMES: usize = 24;
+
 /// Why a kernel cannot be explained.
 #[derive(Debug, thiserror::Error)]
 pub enum ExplainError {
     /// Nothing is known of it.
     #[error(
-        "nothing is known of a kernel whose name begins with `{}`: {} has no compiled one and {} no record of a run. Run `oxtile build` (in this repository `cargo xtask \
+        "nothing is known of a kernel whose name begins with `{}`: {} has {}, and {} no record of a run. Run `oxtile build` (in this repository `cargo xtask \
          build-ptx`), or a test that launches it on a checked runtime, with OXTILE_EXPLAIN={}",
-        printable(kernel), kernels.display(), records.display(), records.display()
+        printable(kernel), kernels.display(), others(compiled), records.display(), records.display()
     )]
     Unknown {
         /// What was asked for.
@@ -49,6 +52,8 @@ pub enum ExplainError {
         kernels: PathBuf,
         /// The folder of records.
         records: PathBuf,
+        /// The compiled ones, by their functions.
+        compiled: Vec<String>,
     },
     /// A record that cannot be read.
     #[error("{}: {}: run the test again with OXTILE_EXPLAIN", .file.display(), printable(&.error.to_string()))]
@@ -94,9 +99,10 @@ struct Kernel {
 /// # Errors
 /// [`ExplainError`].
 pub fn run(request: &arguments::Explain) -> Result<Report, ExplainError> {
-    let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
+    let (mut kernels, mut compiled) = (BTreeMap::<String, Kernel>::new(), Vec::new());
     for folder in manifests(&request.kernels) {
         for (name, entry) in Manifest::read(&folder)?.kernels {
+            compiled.extend(name.split("__").next().map(str::to_owned));
             if name.starts_with(&request.kernel) {
                 kernels.insert(name.clone(), Kernel { name, entry: Some(entry), ..Kernel::default() });
             }
@@ -112,8 +118,10 @@ pub fn run(request: &arguments::Explain) -> Result<Report, ExplainError> {
         kernels = BTreeMap::from([(request.kernel.clone(), kernel)]);
     }
     if kernels.is_empty() {
+        compiled.sort();
+        compiled.dedup();
         let (kernel, kernels, records) = (request.kernel.clone(), request.kernels.clone(), request.records.clone());
-        return Err(ExplainError::Unknown { kernel, kernels, records });
+        return Err(ExplainError::Unknown { kernel, kernels, records, compiled });
     }
     let mut kernels: Vec<Kernel> = kernels.into_values().collect();
     if let Some(folder) = &request.svg {
@@ -123,6 +131,15 @@ pub fn run(request: &arguments::Explain) -> Result<Report, ExplainError> {
         }
     }
     Ok(Report { kernels })
+}
+
+/// The kernels there are instead of the one that was asked for.
+fn others(compiled: &[String]) -> String {
+    match compiled {
+        [] => "no compiled one".into(),
+        all if all.len() > MOST_NAMES => format!("others ({}, ...)", printable(&all[..MOST_NAMES].join(", "))),
+        all => format!("others ({})", printable(&all.join(", "))),
+    }
 }
 
 /// The folders of a folder, or itself, that have a manifest.
