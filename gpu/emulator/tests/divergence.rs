@@ -73,7 +73,7 @@ fn a_thread_that_ends_before_a_barrier_diverges() {
 fn lanes_of_a_warp_at_two_block_barriers_diverge() {
     #[expect(clippy::if_same_then_else, reason = "two lines is the bug")]
     fn split(_: &[u64]) {
-        if thread() % 2 == 0 {
+        if thread().is_multiple_of(2) {
             device::barrier_sync(0, 64);
         } else {
             device::barrier_sync(0, 64);
