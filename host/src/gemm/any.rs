@@ -5,15 +5,16 @@ use oxtile_tile::launch::{DeviceViewMut, Kernel};
 use oxtile_tile::num::{Float, Pod};
 
 use super::config::GemmConfig;
+use super::plan::GemmPlan;
 use super::product::Matrices;
 use super::table::Instance;
 use crate::runtime::{Bound, Loaded, Result, Stream};
 
-impl<T: Float + Pod, O: Float + Pod> Instance<T, O> for Loaded<GemmAny<T, O>>
+impl<T: Float + Pod, O: Float + Pod> Instance<T, T, O> for Loaded<GemmAny<T, O>>
 where
     GemmAny<T, O>: Kernel,
 {
-    fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
+    fn bind<'a>(&'a self, _: &Stream, config: GemmConfig, _: GemmPlan, matrices: Matrices<'a, T, T, O>) -> Result<Bound<'a>> {
         let (Matrices { a, b, scales, bias, d }, shape @ gemm::Shape { m, n, k }) = (matrices, config.shape());
         let a_strides = if config.transpose_a { [1, m] } else { [k, 1] };
         let b_strides = if config.transpose_b { [k, 1] } else { [1, n] };

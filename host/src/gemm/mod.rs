@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `config` | what is computed |
 //! | `choice` | which kernel a product takes, and why |
+//! | `plan` | how a product is divided among the multiprocessors, and how long that takes |
 //! | `table` | the kernels of each pair of elements |
 //! | `product` | a product that is loaded, and matrices bound to it |
 //! | `wgmma` | matrices bound to the kernels on wgmma |
@@ -34,11 +35,13 @@
 mod any;
 mod choice;
 mod config;
+mod plan;
 mod product;
 mod table;
 mod wgmma;
 
-pub use choice::GemmKernel;
+pub use choice::{GemmKernel, GemmTile};
 pub use config::{Activation, GemmConfig};
+pub use plan::GemmPlan;
 pub use product::Gemm;
-pub use table::GemmElement;
+pub use table::{GemmElement, GemmOperands};

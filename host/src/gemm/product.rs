@@ -7,36 +7,39 @@ use oxtile_tile::num::Pod;
 
 use super::choice::GemmKernel;
 use super::config::GemmConfig;
-use super::table::{GemmElement, Instance};
-use crate::choice::Choice;
+use super::plan::GemmPlan;
+use super::table::{GemmOperands, Instance};
+use crate::choice::{Choice, Entry};
 use crate::runtime::{Bound, Error, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
-/// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`.
-pub struct Gemm<T, O> {
+/// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`, `f16` into `f16`; `(e4m3, e5m2)` or `(e5m2, e4m3)`, which are
+/// the elements of `A` and of `B`, into `bf16` or `f32`.
+pub struct Gemm<T: GemmOperands<O>, O: 'static> {
     config: GemmConfig,
     choice: Choice<GemmKernel>,
-    instance: Option<Box<dyn Instance<T, O>>>,
+    plan: GemmPlan,
+    instance: Option<Box<dyn Instance<T::A, T::B, O>>>,
 }
 
 /// What is multiplied.
 #[doc(hidden)]
-pub struct Matrices<'a, T, O> {
-    pub(super) a: DeviceView<'a, T>,
-    pub(super) b: DeviceView<'a, T>,
+pub struct Matrices<'a, A, B, O> {
+    pub(super) a: DeviceView<'a, A>,
+    pub(super) b: DeviceView<'a, B>,
     /// Factors of the product in device memory.
     pub(super) scales: Option<[DeviceView<'a, f32>; 2]>,
     pub(super) bias: Option<DeviceView<'a, O>>,
     pub(super) d: DeviceViewMut<'a, O>,
 }
 
-impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
+impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
     /// Checks the configuration and loads its kernel.
     ///
     /// # Errors
     /// As [`GemmConfig::choose_on`] for the first device, and [`Runtime::load`].
     pub fn new(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
-        Self::chosen(runtime, config, config.choose_on::<T, O>(&runtime.device(0)?)?)
+        Self::chosen(runtime, config, config.plan_on::<T, O>(&runtime.device(0)?)?)
     }
 
     /// As [`new`](Self::new), with the kernel of any shape on any GPU, which leaves the tensor cores idle.
@@ -44,17 +47,33 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn portable(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
-        Self::chosen(runtime, config, config.choose_portable::<T, O>()?)
+        Self::chosen(runtime, config, config.plan_portable::<T, O>()?)
     }
 
-    fn chosen(runtime: &Runtime, config: GemmConfig, choice: Choice<GemmKernel>) -> Result<Self> {
+    /// As [`new`](Self::new), by a given plan on the tensor cores, such as one of [`GemmConfig::plans`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a plan that does not fit the configuration; as [`new`](Self::new).
+    pub fn planned(runtime: &Runtime, config: GemmConfig, plan: GemmPlan) -> Result<Self> {
+        config.check_plan::<T, O>(&plan).map_err(|why| Error::Invalid { what: "GemmPlan", why })?;
+        let kernel = Entry::find(T::KERNELS, &plan.kernel)?.name;
+        let why = format!("{plan}, as asked for");
+        Self::chosen(runtime, config, (Choice { decision: plan.kernel, kernel: Some(kernel), why, refused: Vec::new() }, plan))
+    }
+
+    fn chosen(runtime: &Runtime, config: GemmConfig, (choice, plan): (Choice<GemmKernel>, GemmPlan)) -> Result<Self> {
         let instance = choice.load(T::KERNELS, runtime)?;
-        Ok(Self { config, choice, instance })
+        Ok(Self { config, choice, plan, instance })
     }
 
     /// The kernel, and why.
     pub fn choice(&self) -> &Choice<GemmKernel> {
         &self.choice
+    }
+
+    /// How the product is divided among the multiprocessors.
+    pub fn plan(&self) -> GemmPlan {
+        self.plan
     }
 
     /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
@@ -66,8 +85,8 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     pub fn bind<'a>(
         &'a self,
         stream: &Stream,
-        a: DeviceView<'a, T>,
-        b: DeviceView<'a, T>,
+        a: DeviceView<'a, T::A>,
+        b: DeviceView<'a, T::B>,
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<Bound<'a>> {
@@ -81,7 +100,7 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     pub fn bind_scaled<'a>(
         &'a self,
         stream: &Stream,
-        [a, b]: [DeviceView<'a, T>; 2],
+        (a, b): (DeviceView<'a, T::A>, DeviceView<'a, T::B>),
         scales: [DeviceView<'a, f32>; 2],
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
@@ -89,7 +108,7 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
         self.bind_matrices(stream, Matrices { a, b, scales: Some(scales), bias, d })
     }
 
-    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T, O>) -> Result<Bound<'a>> {
+    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, .. } = self.config;
         let Matrices { a, b, bias, d, .. } = &matrices;
         let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];
@@ -100,7 +119,7 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
             Error::check_length("Gemm, bias", n, bias.len())?;
         }
         match &self.instance {
-            Some(instance) => instance.bind(stream, self.config, matrices),
+            Some(instance) => instance.bind(stream, self.config, self.plan, matrices),
             None => Ok(Bound::in_turn(Vec::new())),
         }
     }
@@ -112,8 +131,8 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     pub fn run(
         &self,
         stream: &Stream,
-        a: DeviceView<'_, T>,
-        b: DeviceView<'_, T>,
+        a: DeviceView<'_, T::A>,
+        b: DeviceView<'_, T::B>,
         bias: Option<DeviceView<'_, O>>,
         d: DeviceViewMut<'_, O>,
     ) -> Result<()> {
@@ -121,7 +140,7 @@ impl<T: GemmElement<O>, O: Pod> Gemm<T, O> {
     }
 }
 
-impl<T, O> fmt::Debug for Gemm<T, O> {
+impl<T: GemmOperands<O>, O> fmt::Debug for Gemm<T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gemm").field("config", &self.config).field("choice", &self.choice).finish_non_exhaustive()
     }
