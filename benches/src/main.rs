@@ -14,12 +14,13 @@ use oxtile_benches::{
     peers::Peers,
     ranks, render,
     results::Document,
-    run::{self, LEAST_ROUNDS, Options, Outcome},
+    run::{self, LEAST_ROUNDS, Options, Outcome, Sweep},
 };
 
 const USAGE: &str = "\
 Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches gemm --sweep | --plans [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --ranks N [nccl] [symmetric] [exchange] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --render FILE.json... | --chart FILE.json...
 
@@ -27,7 +28,8 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
 
   FAMILY          {families};
                   all of them without
-  --sweep         attention at 40 shapes of every kind, forward and backward, for a minute at most
+  --sweep         attention at 40 shapes of every kind, forward and backward, for a minute at most; products at those of models, for four
+  --plans         some of these products by every plan among which ours choose
   --rounds N      rounds of each comparison, at least 30 (40; 30 of a sweep)
   --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family
   --peers FOLDER  where server.py is (OXTILE_PEERS, beside this program, benches/peers)
@@ -64,8 +66,7 @@ fn main() -> ExitCode {
 
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
-    let options =
-        Options { families: Vec::new(), sweep: false, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
+    let options = Options { families: Vec::new(), sweep: None, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
     let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None };
     let mut rounds = None;
     let options = &mut arguments.options;
@@ -74,7 +75,8 @@ fn arguments() -> Result<Option<Arguments>> {
         match argument {
             Arg::Value(family) => options.families.push(family.string()?),
             Arg::Long("rounds") => rounds = Some(parser.value()?.parse()?),
-            Arg::Long("sweep") => options.sweep = true,
+            Arg::Long("sweep") => options.sweep = Some(Sweep::Shapes),
+            Arg::Long("plans") => options.sweep = Some(Sweep::Plans),
             Arg::Long("json") => arguments.json = Some(parser.value()?.into()),
             Arg::Long("peers") => options.peers_folder = Some(parser.value()?.into()),
             Arg::Long("no-peers") => options.peers = false,
@@ -90,7 +92,7 @@ fn arguments() -> Result<Option<Arguments>> {
             other => return Err(other.unexpected().into()),
         }
     }
-    options.rounds = rounds.unwrap_or(if options.sweep { LEAST_ROUNDS } else { ROUNDS });
+    options.rounds = rounds.unwrap_or(if options.sweep.is_some() { LEAST_ROUNDS } else { ROUNDS });
     options.peers &= options.size == Size::Full;
     Ok(Some(arguments))
 }
@@ -126,7 +128,7 @@ fn execute(arguments: &Arguments) -> Result<()> {
     if let Some(path) = &arguments.json {
         for file in document.write(path)? {
             eprintln!("wrote {}", file.display());
-            if arguments.options.sweep {
+            if arguments.options.sweep == Some(Sweep::Shapes) {
                 draw(&document, &file)?;
             }
         }

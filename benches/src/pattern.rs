@@ -13,6 +13,11 @@ use crate::random::Random;
 /// How far the start moves from one buffer to the next; odd, so that no two buffers repeat each other.
 const STEP: usize = 104_729;
 
+/// The value of a pattern of `count` with which buffer number `buffer` begins.
+pub fn start(buffer: usize, count: usize) -> usize {
+    STEP * buffer % count
+}
+
 /// Random normal bf16 values, in a file that the peers read too.
 pub struct Pattern {
     values: Vec<bf16>,
@@ -32,6 +37,11 @@ impl Pattern {
         Ok(pattern)
     }
 
+    /// The number of values.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
     /// The file with the values, two bytes each, little end first.
     pub fn file(&self) -> PathBuf {
         self.folder.path().join("pattern")
@@ -40,7 +50,7 @@ impl Pattern {
     /// The data of buffer number `buffer`: element `i` is value `(STEP * buffer + i) mod count` of the pattern.
     pub fn fill(&self, buffer: usize, count: u64) -> Vec<bf16> {
         let mut filled = Vec::with_capacity(count as usize);
-        let mut start = STEP * buffer % self.values.len();
+        let mut start = start(buffer, self.values.len());
         while filled.len() < count as usize {
             let take = (count as usize - filled.len()).min(self.values.len() - start);
             filled.extend_from_slice(&self.values[start..start + take]);

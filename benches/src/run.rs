@@ -12,7 +12,7 @@ use oxtile::runtime::Runtime;
 
 use crate::{
     bench::{Bench, Gpu, Prepared, Replays, Size},
-    family::{self, attention, attention_sweep, launch},
+    family::{self, attention, attention_sweep, gemm, gemm_shapes, launch},
     machine::{self, Machine},
     pattern::Pattern,
     peers::{Check, PeerSide, Peers},
@@ -30,6 +30,8 @@ const WARM_UP: Duration = Duration::from_millis(500);
 const SWEEP_WARM_UP: Duration = Duration::from_millis(100);
 /// A sweep measures no further shape after this long: an hour of a GPU is expensive.
 const SWEEP_BUDGET: Duration = Duration::from_secs(60);
+/// The same of products, of which there are more.
+const PRODUCTS_BUDGET: Duration = Duration::from_secs(240);
 
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Each side holds its own buffers in its own process, several sets so that no launch finds its input in \
@@ -40,13 +42,22 @@ must move over the median time, over the same of the faster copy in this file. A
 than the record: its times count for as much work as the record's. Where the clock is the host's, it is read \
 around `launches` calls from an empty queue.";
 
+/// Many shapes of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sweep {
+    /// All of them beside the peers.
+    Shapes,
+    /// Some of them by every plan: of products alone.
+    Plans,
+}
+
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Families; none means all.
     pub families: Vec<String>,
-    /// Many shapes of attention instead, for a minute.
-    pub sweep: bool,
+    /// Many shapes of attention, or of products, instead.
+    pub sweep: Option<Sweep>,
     /// Rounds of each comparison.
     pub rounds: usize,
     /// The shapes.
@@ -92,9 +103,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnM
         after: machine::Readings::new(),
     };
     let mut document = Document::new(METHOD.to_owned(), options.seed, machine);
-    let warm_up = if options.sweep { SWEEP_WARM_UP } else { WARM_UP };
+    let warm_up = if options.sweep.is_some() { SWEEP_WARM_UP } else { WARM_UP };
     let plan = Plan { warm_up: options.size.pick(warm_up, Duration::ZERO), rounds: options.rounds };
-    let mut runner = Runner { gpu, peers: peers.ok().map(RefCell::new), plan, random: Random::new(!options.seed) };
+    let shorter = if options.sweep == Some(Sweep::Plans) { 4 } else { 1 };
+    let mut runner = Runner { gpu, shorter, peers: peers.ok().map(RefCell::new), plan, random: Random::new(!options.seed) };
     let mut failures = Vec::new();
     let mut add = |document: &mut Document, name: &str, result: Result<Record>| {
         match result {
@@ -106,11 +118,11 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnM
     };
     for bench in chosen(options) {
         progress(&bench.name());
-        let spent = options.sweep && options.size == Size::Full && start.elapsed() > SWEEP_BUDGET;
-        let result = if spent { Ok(left_out(&bench)) } else { runner.compare(&bench, progress) };
+        let spent = options.sweep.is_some() && options.size == Size::Full && start.elapsed() > budget(options);
+        let result = if spent { Ok(left_out(&bench, budget(options))) } else { runner.compare(&bench, progress) };
         add(&mut document, &bench.name(), result)?;
     }
-    if !options.sweep && is_chosen(options, launch::FAMILY) {
+    if options.sweep.is_none() && is_chosen(options, launch::FAMILY) {
         progress(launch::FAMILY);
         let result = launch::measure(&runner.gpu, options.size, plan, &mut runner.random);
         add(&mut document, launch::FAMILY, result)?;
@@ -122,8 +134,12 @@ fn check(options: &Options) -> Result<()> {
     if let Some(unknown) = options.families.iter().find(|family| !family::NAMES.contains(&family.as_str())) {
         bail!("there is no family `{unknown}`: name some of {}", family::NAMES.join(", "));
     }
-    if options.sweep && options.families.iter().any(|family| family != attention::FAMILY) {
-        bail!("there is a sweep of `{}` alone: name no other family", attention::FAMILY);
+    match options.sweep {
+        Some(_) if options.families == [gemm::FAMILY] => {}
+        Some(Sweep::Shapes) if options.families.iter().all(|family| family == attention::FAMILY) => {}
+        Some(Sweep::Shapes) => bail!("there are sweeps of `{}` and of `{}`: name one of them", attention::FAMILY, gemm::FAMILY),
+        Some(Sweep::Plans) => bail!("there are plans of `{}` alone: name that", gemm::FAMILY),
+        None => {}
     }
     if options.size == Size::Full && options.rounds < LEAST_ROUNDS {
         bail!("{} rounds are too few for quartiles: ask for {LEAST_ROUNDS} or more", options.rounds);
@@ -147,8 +163,11 @@ fn is_chosen(options: &Options, family: &str) -> bool {
 
 /// The benchmarks of the chosen families, and the copies that are their ceilings.
 fn chosen(options: &Options) -> Vec<Bench> {
-    if options.sweep {
-        return attention_sweep::benches(options.size);
+    match options.sweep {
+        Some(Sweep::Plans) => return gemm_shapes::plans(options.size),
+        Some(Sweep::Shapes) if options.families == [gemm::FAMILY] => return gemm_shapes::benches(options.size),
+        Some(Sweep::Shapes) => return attention_sweep::benches(options.size),
+        None => {}
     }
     let (mut benches, others): (Vec<_>, Vec<_>) =
         family::device_benches(options.size).into_iter().partition(|bench| is_chosen(options, bench.family));
@@ -160,6 +179,8 @@ fn chosen(options: &Options) -> Vec<Bench> {
 
 struct Runner {
     gpu: Gpu,
+    /// How many times shorter than usual a round is: there are many plans of a product.
+    shorter: usize,
     peers: Option<RefCell<Peers>>,
     plan: Plan,
     random: Random,
@@ -175,7 +196,7 @@ struct ReadyPeer {
 impl Runner {
     fn compare(&mut self, bench: &Bench, progress: &mut dyn FnMut(&str)) -> Result<Record> {
         let prepared = (bench.prepare)(&self.gpu)?;
-        let replays = bench.replays(self.gpu.runtime.kind());
+        let replays = bench.replays(self.gpu.runtime.kind()).div_ceil(self.shorter);
         let (mut ready, mut missing) = self.prepare_peers(bench, &prepared)?;
         let mut measured = self.rounds(&prepared, replays, &ready);
         if let (Err(error), false) = (&measured, ready.is_empty()) {
@@ -231,9 +252,14 @@ impl Runner {
     }
 }
 
+/// How long a sweep may take.
+fn budget(options: &Options) -> Duration {
+    if options.families == [gemm::FAMILY] { PRODUCTS_BUDGET } else { SWEEP_BUDGET }
+}
+
 /// A record without times, of a shape for which a sweep has no time left.
-fn left_out(bench: &Bench) -> Record {
-    let why = format!("the {} s of a sweep are spent", SWEEP_BUDGET.as_secs());
+fn left_out(bench: &Bench, budget: Duration) -> Record {
+    let why = format!("the {} s of a sweep are spent", budget.as_secs());
     record(bench, 0, Vec::new(), bench.peers.iter().map(|&peer| Missing { peer: peer.to_owned(), why: why.clone() }).collect())
 }
 

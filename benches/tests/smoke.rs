@@ -4,12 +4,12 @@ use oxtile_benches::{
     bench::Size,
     chart, family, render,
     results::{Clock, Document},
-    run::{Options, Outcome, run},
+    run::{Options, Outcome, Sweep, run},
 };
 
 fn options(families: &[&str]) -> Options {
     let families = families.iter().map(|family| (*family).to_owned()).collect();
-    Options { families, sweep: false, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
+    Options { families, sweep: None, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
 }
 
 #[test]
@@ -105,7 +105,13 @@ fn peers_are_compared_and_those_that_fail_are_named() {
 fn a_sweep_of_attention_is_tabled_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("server.py"), SERVER).unwrap();
-    let sweep = Options { sweep: true, peers: true, peers_folder: Some(folder.path().to_owned()), rounds: 1, ..options(&["attention"]) };
+    let sweep = Options {
+        sweep: Some(Sweep::Shapes),
+        peers: true,
+        peers_folder: Some(folder.path().to_owned()),
+        rounds: 1,
+        ..options(&["attention"])
+    };
     let Outcome { document, failures } = run(&sweep, &mut |_| (), &mut |_| Ok(())).unwrap();
     assert_eq!(failures, Vec::<String>::new());
     let names: Vec<_> = document.records.iter().map(|record| record.name()).collect();
@@ -119,8 +125,10 @@ fn a_sweep_of_attention_is_tabled_and_drawn() {
 
     let files = document.write(folder.path()).unwrap();
     assert_eq!(files, [folder.path().join("attention_sweep.json")]);
-    let error = run(&Options { sweep: true, ..options(&["gemm"]) }, &mut |_| (), &mut |_| Ok(())).unwrap_err().to_string();
-    assert_eq!(error, "there is a sweep of `attention` alone: name no other family");
+    let error =
+        |sweep, families| run(&Options { sweep: Some(sweep), ..options(families) }, &mut |_| (), &mut |_| Ok(())).unwrap_err().to_string();
+    assert_eq!(error(Sweep::Shapes, &["amax"]), "there are sweeps of `attention` and of `gemm`: name one of them");
+    assert_eq!(error(Sweep::Plans, &["attention"]), "there are plans of `gemm` alone: name that");
 }
 
 #[test]
@@ -130,4 +138,14 @@ fn without_peers_the_kernels_run_alone() {
     let document = run(&nowhere, &mut |what| said.push(what.to_owned()), &mut |_| Ok(())).unwrap().document;
     assert!(said[0].starts_with("no peers: there is no server.py in /nowhere"), "{said:?}");
     assert!(document.machine.peers.is_err() && document.records.iter().all(|record| record.sides.len() == 1));
+}
+
+#[test]
+fn products_run_at_every_shape_and_by_every_plan() {
+    for (sweep, sides) in [(Sweep::Shapes, 1), (Sweep::Plans, 3)] {
+        let Outcome { document, failures } =
+            run(&Options { sweep: Some(sweep), rounds: 1, ..options(&["gemm"]) }, &mut |_| (), &mut |_| Ok(())).unwrap();
+        assert!(failures.is_empty(), "{failures:?}");
+        assert!(document.records.iter().all(|record| record.family == "gemm_shapes" && record.sides.len() >= sides));
+    }
 }

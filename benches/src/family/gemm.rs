@@ -37,7 +37,7 @@ pub(super) fn yardstick(size: Size) -> Bench {
 }
 
 /// An element made of the pattern's.
-trait Operand: GemmElement<bf16> + HostElement<Device = Self> {
+pub(super) trait Operand: GemmElement<bf16> + HostElement<Device = Self> {
     fn of(value: half::bf16) -> Self;
 }
 

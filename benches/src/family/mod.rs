@@ -8,6 +8,7 @@
 //! | `attention_fp8`, `attention_portable` | attention of e4m3 tensors; on any GPU |
 //! | `attention_shape` | the sizes of an attention problem, and what they cost |
 //! | `attention_sweep` | attention at shapes of every kind |
+//! | `gemm_shapes` | products at the shapes of models |
 //! | `training` | RMS norm, rotary embedding, cross entropy, AdamW, embedding |
 //! | `launch`, `raw_launch` | what a launch costs the host: by Oxtile, and by the driver alone |
 
@@ -23,6 +24,7 @@ pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
 pub mod gemm;
+pub mod gemm_shapes;
 pub mod grouped;
 pub mod interleave;
 pub mod launch;

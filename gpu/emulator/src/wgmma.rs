@@ -30,8 +30,8 @@ const THREADS: u32 = 128;
 pub struct Instruction {
     /// N.
     pub columns: u32,
-    /// The elements of both operands.
-    pub format: Format,
+    /// The elements of the left and of the right operand.
+    pub formats: [Format; 2],
     /// Whether the left operand's rows in shared memory lie along M.
     pub left_mn_major: bool,
     /// Whether the right operand's rows lie along N.
@@ -217,26 +217,27 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
         let message = "threads of a warpgroup multiply different operands";
         last.fail(FaultKind::Divergence, site, message.to_owned(), "give all 128 threads the same descriptors");
     }
-    let (columns, depth) = (instruction.columns as usize, instruction.format.depth());
-    let decode = |descriptor, mn_major| match Operand::decode(descriptor, mn_major, instruction.format) {
+    let [left_format, right_format] = instruction.formats;
+    let (columns, depth) = (instruction.columns as usize, left_format.depth());
+    let decode = |descriptor, mn_major, format| match Operand::decode(descriptor, mn_major, format) {
         Ok(operand) => operand,
         Err(problem) => fail(last, site, problem, "take the descriptor of a tile's layout"),
     };
     let a = match left {
         Left::Shared(descriptor) => {
-            let operand = decode(descriptor, instruction.left_mn_major);
+            let operand = decode(descriptor, instruction.left_mn_major, left_format);
             for warp in 0..4 {
                 read(parts[warp * 32].thread, &operand, 16 * warp as u32..16 * warp as u32 + 16, depth as u32, site);
             }
-            gather(last, &operand, ROWS, depth, instruction.format)
+            gather(last, &operand, ROWS, depth, left_format)
         }
-        Left::Registers(_) => fragments(parts, instruction.format),
+        Left::Registers(_) => fragments(parts, left_format),
     };
-    let operand = decode(right, instruction.right_mn_major);
+    let operand = decode(right, instruction.right_mn_major, right_format);
     for warp in 0..4 {
         read(parts[warp * 32].thread, &operand, 0..instruction.columns, depth as u32, site);
     }
-    let b = gather(last, &operand, columns, depth, instruction.format);
+    let b = gather(last, &operand, columns, depth, right_format);
     let mut in_flight = last.block().wgmma.borrow_mut();
     let key = (last.number / THREADS, ticket);
     if !continues {

@@ -97,8 +97,12 @@ fn misuse_is_not_judged() {
     harmless(misuse);
 }
 
-const INSTRUCTION: oxtile_emulator::wgmma::Instruction =
-    oxtile_emulator::wgmma::Instruction { columns: 16, format: oxtile_emulator::Format::Bf16, left_mn_major: false, right_mn_major: false };
+const INSTRUCTION: oxtile_emulator::wgmma::Instruction = oxtile_emulator::wgmma::Instruction {
+    columns: 16,
+    formats: [oxtile_emulator::Format::Bf16; 2],
+    left_mn_major: false,
+    right_mn_major: false,
+};
 
 fn wait(_: &[u64]) {
     device::barrier_sync(0, 64);

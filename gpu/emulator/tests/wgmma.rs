@@ -25,7 +25,7 @@ enum Bug {
 }
 
 const COLUMNS: u32 = 16;
-const INSTRUCTION: Instruction = Instruction { columns: COLUMNS, format: Format::Bf16, left_mn_major: false, right_mn_major: false };
+const INSTRUCTION: Instruction = Instruction { columns: COLUMNS, formats: [Format::Bf16; 2], left_mn_major: false, right_mn_major: false };
 /// The left operand's 64 rows of 128 bytes, of which 32 are used; the right one's 16 rows come after it.
 const A: u32 = 0;
 const B: u32 = 64 * 128;

@@ -37,6 +37,7 @@ impl<T: Pod> OperandArgument<'_, T> {
 /// `D = alpha A B + beta D`, bias and GELU as [`gemm`](fn@super::gemm) has them.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(T = [bf16, e4m3], O = [bf16, f32])]
+#[instances(T = [f16], O = [f16])]
 pub fn gemm_any<T: Float + Pod, O: Float + Pod>(a: Operand<T>, b: Operand<T>, d: GlobalMut<O>, shape: Shape, fusion: Fusion<O>) {
     let Shape { m, n, k } = shape;
     let [x, y, _] = block::index();

@@ -1,10 +1,9 @@
 //! What is fused after a product, before it is stored.
 
+use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile};
-
-use super::COLUMNS;
 
 /// `alpha a_scale b_scale x + beta old + bias`, then GELU.
 #[derive(Clone, Copy, Parameter)]
@@ -34,14 +33,16 @@ impl<O: Float + Pod> Fusion<O> {
     /// Applies it to a tile of the product, times [`factor`](Self::factor). `old` is the matrix `[rows, columns]` as it was; the tile's first element
     /// is that at `[row, column]`.
     #[inline(always)]
-    pub fn apply(
+    pub fn apply<const COLUMNS: usize>(
         &self,
         tile: &mut RegisterTile<COLUMNS>,
         factor: f32,
         old: &GlobalMut<O>,
         [rows, columns]: [u32; 2],
         [row, column]: [u32; 2],
-    ) {
+    ) where
+        Columns<COLUMNS>: MatrixColumns,
+    {
         let Self { bias, beta, gelu, .. } = *self;
         if factor != 1.0 {
             tile.map(|x| factor * x);

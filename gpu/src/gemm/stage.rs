@@ -9,49 +9,58 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::TensorMap;
 
-use super::{CLUSTER, COLUMNS, PART, ROWS};
-
-/// Boxes of `B` that a block loads for the cluster.
-const SHARE: u32 = COLUMNS as u32 / PART as u32 / CLUSTER;
-const EVERY_BLOCK: u16 = (1 << CLUSTER) - 1;
+use super::PART;
 
 /// A part of an operand: 64 rows of 128 bytes, in either direction.
 type Part<T, const DEPTH: usize> = SharedTile<T, PART, DEPTH, Swizzle128>;
 
-/// The operands of `DEPTH` elements of the sum, which are 128 bytes.
+/// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` each.
 #[derive(SharedStorage, Clone, Copy)]
-pub struct Stage<T: Pod, const DEPTH: usize> {
-    a: Tiles<Part<T, DEPTH>, { ROWS as usize / PART }>,
-    b: Tiles<Part<T, DEPTH>, { COLUMNS / PART }>,
+pub struct Stage<A: Pod, B: Pod, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize> {
+    a: Tiles<Part<A, DEPTH>, ROW_PARTS>,
+    b: Tiles<Tiles<Part<B, DEPTH>, PANELS>, COLUMN_PARTS>,
 }
 
-impl<T: MatrixElement, const DEPTH: usize> Stage<T, DEPTH> {
+impl<A, B, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize>
+    Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>
+where
+    A: MatrixElement,
+    B: MatrixElement,
+{
     /// Starts to load the block's rows of `A` from `m` on into its own stage, and its share of the columns of `B` from `n` on
     /// into that of every block of the cluster.
     #[inline(always)]
-    pub fn load<const M_MAJOR: bool, const N_MAJOR: bool>(
+    pub fn load<const CLUSTER: u32, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
-        [a, b]: [&TensorMap<T, PART, DEPTH, Swizzle128>; 2],
+        (a, b): (&TensorMap<A, PART, DEPTH, Swizzle128>, &TensorMap<B, PART, DEPTH, Swizzle128>),
         [m, n, k]: [u32; 3],
         rank: u32,
         full: Mbarrier,
     ) {
-        for part in 0..ROWS / PART as u32 {
+        for part in 0..ROW_PARTS as u32 {
             let m = m + part * PART as u32;
             a.load(self.a.tile(part), if M_MAJOR { [k, m] } else { [m, k] }, full);
         }
-        for part in rank * SHARE..(rank + 1) * SHARE {
-            let n = n + part * PART as u32;
-            b.load_multicast(self.b.tile(part), if N_MAJOR { [k, n] } else { [n, k] }, full, EVERY_BLOCK);
+        let share = const { PANELS as u32 / CLUSTER };
+        for part in 0..COLUMN_PARTS as u32 {
+            for panel in rank * share..(rank + 1) * share {
+                let (target, n) = (self.b.tile(part).tile(panel), n + (part * PANELS as u32 + panel) * PART as u32);
+                let at = if N_MAJOR { [k, n] } else { [n, k] };
+                if CLUSTER == 1 {
+                    b.load(target, at, full);
+                } else {
+                    b.load_multicast(target, at, full, const { (1 << CLUSTER) - 1 });
+                }
+            }
         }
     }
 
-    /// A warpgroup's rows of `A`, and the columns of `B`.
+    /// Rows of `A` and `COLUMNS` columns of `B`: what the warpgroup of these parts multiplies.
     #[inline(always)]
-    pub fn operands<const M_MAJOR: bool, const N_MAJOR: bool>(
+    pub fn operands<const COLUMNS: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
-        part: u32,
-    ) -> (Operand<T, PART, DEPTH, M_MAJOR>, Operand<T, COLUMNS, DEPTH, N_MAJOR>) {
-        (Operand::of(self.a.tile(part)), Operand::stacked(self.b))
+        [row_part, column_part]: [u32; 2],
+    ) -> (Operand<A, PART, DEPTH, M_MAJOR>, Operand<B, COLUMNS, DEPTH, N_MAJOR>) {
+        (Operand::of(self.a.tile(row_part)), Operand::stacked(self.b.tile(column_part)))
     }
 }

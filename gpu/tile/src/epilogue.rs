@@ -28,7 +28,12 @@ pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swiz
     while first < COLUMNS {
         let target = staging.tile((first / WIDTH % 2) as u32);
         if warpgroup::is_leader() {
-            pipeline::wait_stores_read::<1>();
+            // Tiles take turns, unless a result is an odd number of parts wide.
+            if const { (COLUMNS / WIDTH).is_multiple_of(2) } {
+                pipeline::wait_stores_read::<1>();
+            } else {
+                pipeline::wait_stores_read::<0>();
+            }
         }
         warpgroup::sync(number);
         tile.store_columns(first, target);

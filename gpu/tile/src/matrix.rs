@@ -126,7 +126,8 @@ impl<T: MatrixElement, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Shar
     }
 }
 
-/// A left operand of 64 rows: in shared memory, or in registers.
+/// A left operand of 64 rows, beside a right one of `T`: in shared memory, or in registers. In shared memory it may be of the other format
+/// of 8 bits.
 pub trait Left<T: MatrixElement, const K: usize>: Copy {
     /// Issues instruction `step`.
     ///
@@ -138,7 +139,7 @@ pub trait Left<T: MatrixElement, const K: usize>: Copy {
         Columns<N>: MatrixColumns;
 }
 
-impl<T: MatrixElement, const K: usize, const A_MN: bool> Left<T, K> for Operand<T, 64, K, A_MN> {
+impl<A: MatrixElement, T: MatrixElement, const K: usize, const A_MN: bool> Left<T, K> for Operand<A, 64, K, A_MN> {
     #[inline(always)]
     #[track_caller]
     unsafe fn issue<const N: usize, const B_MN: bool, const FRESH: bool>(self, step: usize, flight: &mut InFlight<N>, b: Descriptor)
@@ -146,7 +147,7 @@ impl<T: MatrixElement, const K: usize, const A_MN: bool> Left<T, K> for Operand<
         Columns<N>: MatrixColumns,
     {
         // SAFETY: passed on to the caller.
-        unsafe { Columns::<N>::multiply::<T, A_MN, B_MN, FRESH>(&mut flight.registers, flight.ticket, self.part(step), b) }
+        unsafe { Columns::<N>::multiply::<A, T, A_MN, B_MN, FRESH>(&mut flight.registers, flight.ticket, self.part(step), b) }
     }
 }
 

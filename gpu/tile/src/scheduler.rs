@@ -36,11 +36,18 @@ impl<const BAND: u32> PersistentTiles<BAND> {
         if self.next >= self.rows * self.columns {
             return None;
         }
+        let tile = self.place(self.next);
+        self.next += self.stride;
+        Some(tile)
+    }
+
+    /// Row and column of tile `index` in the order of time, below the number of tiles.
+    #[inline(always)]
+    pub fn place(&self, index: u32) -> [u32; 2] {
         // No divisor is zero, as there is a tile; `max(1)` saves its check.
         let tiles_of_band = (BAND * self.columns).max(1);
-        let (band, inside) = (self.next / tiles_of_band, self.next % tiles_of_band);
+        let (band, inside) = (index / tiles_of_band, index % tiles_of_band);
         let height = (self.rows - band * BAND).clamp(1, BAND);
-        self.next += self.stride;
-        Some([band * BAND + inside % height, inside / height])
+        [band * BAND + inside % height, inside / height]
     }
 }

@@ -1,12 +1,12 @@
 //! Matrix multiplication against f64: bit for bit where every sum is exact, within a bound elsewhere.
 
-use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmElement};
-use oxtile::{Buffer, Error, HostElement, Runtime};
+use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmKernel, GemmOperands, GemmPlan, GemmTile};
+use oxtile::{Buffer, Error, HostElement, Runtime, Stream};
 use oxtile_kernels::gemm::{FusionArgument, GemmAny, GemmAnyArgs, OperandArgument, Shape};
 use oxtile_tests::inputs::Random;
-use oxtile_tests::oracle::formats::{BF16, E4M3};
-use oxtile_tests::oracle::gemm::{Problem, gemm};
-use oxtile_tile::num::{Pod, bf16, e4m3};
+use oxtile_tests::oracle::formats::{BF16, E4M3, E5M2, F16};
+use oxtile_tests::oracle::gemm::{Problem, Product, gemm};
+use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::attention_limits::refuses;
 use crate::case::{Case, Outcome, Size, equal, stream, text};
@@ -22,7 +22,20 @@ struct Job {
     problem: Problem,
     bias: bool,
     exact: bool,
+    division: Division,
 }
+
+/// How it is divided among blocks.
+#[derive(Clone, Copy)]
+enum Division {
+    Chosen,
+    /// With a tile: so many tiles whole, or all if there are fewer, and parts of the others.
+    Of(GemmTile, [u64; 2]),
+}
+use Division::{Chosen, Of};
+
+/// All tiles whole.
+const WHOLE: [u64; 2] = [u64::MAX, 1];
 
 /// Values of a small format, and what its tensor core loses.
 trait Operand: Pod + HostElement<Device = Self> {
@@ -32,24 +45,37 @@ trait Operand: Pod + HostElement<Device = Self> {
     fn round(value: f32) -> f32;
 }
 
-impl Operand for bf16 {
-    const LOSS: f64 = 1.0 / (1 << 22) as f64;
-    fn encode(value: f32) -> Self {
-        Self::from_bits(BF16.encode(value.into()) as u16)
-    }
-    fn round(value: f32) -> f32 {
-        BF16.round(value.into()) as f32
-    }
+macro_rules! operands {
+    ($($t:ident $bits:ident $format:ident $loss:expr;)*) => { $(
+        impl Operand for $t {
+            const LOSS: f64 = 1.0 / (1 << $loss) as f64;
+            fn encode(value: f32) -> Self {
+                Self::from_bits($format.encode(value.into()) as $bits)
+            }
+            fn round(value: f32) -> f32 {
+                $format.round(value.into()) as f32
+            }
+        }
+    )* };
 }
 
-impl Operand for e4m3 {
-    const LOSS: f64 = 1.0 / (1 << 12) as f64;
-    fn encode(value: f32) -> Self {
-        Self::from_bits(E4M3.encode(value.into()) as u8)
-    }
-    fn round(value: f32) -> f32 {
-        E4M3.round(value.into()) as f32
-    }
+operands! {
+    bf16 u16 BF16 22;
+    f16 u16 F16 22;
+    e4m3 u8 E4M3 12;
+    e5m2 u8 E5M2 12;
+}
+
+/// Both operands.
+trait Operands<O: 'static>: GemmOperands<O, A = Self::Left, B = Self::Right> {
+    type Left: Operand;
+    type Right: Operand;
+    const LOSS: f64 = if Self::Left::LOSS > Self::Right::LOSS { Self::Left::LOSS } else { Self::Right::LOSS };
+}
+
+impl<T: GemmOperands<O, A: Operand, B: Operand>, O: 'static> Operands<O> for T {
+    type Left = T::A;
+    type Right = T::B;
 }
 
 trait Output: Pod + HostElement<Device = Self> + std::fmt::Debug {
@@ -69,6 +95,16 @@ impl Output for bf16 {
     }
 }
 
+impl Output for f16 {
+    const HALF_UNIT: f64 = 1.0 / (1 << 11) as f64;
+    fn encode(value: f32) -> Self {
+        <Self as Operand>::encode(value)
+    }
+    fn value(self) -> f64 {
+        F16.decode(self.to_bits().into())
+    }
+}
+
 impl Output for f32 {
     const HALF_UNIT: f64 = 1.0 / (1 << 24) as f64;
     fn encode(value: f32) -> Self {
@@ -85,16 +121,25 @@ pub fn cases() -> Vec<Case> {
         of_layout::<bf16, bf16>(&mut cases, "bf16", transposed);
         of_layout::<bf16, f32>(&mut cases, "bf16_f32", transposed);
     }
+    for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+        of_layout::<f16, f16>(&mut cases, "f16", transposed);
+    }
     of_layout::<e4m3, bf16>(&mut cases, "e4m3", [false, true]);
     of_layout::<e4m3, f32>(&mut cases, "e4m3_f32", [false, true]);
+    of_layout::<(e4m3, e5m2), bf16>(&mut cases, "e4m3_e5m2", [false, true]);
+    of_layout::<(e5m2, e4m3), bf16>(&mut cases, "e5m2_e4m3", [false, true]);
+    of_layout::<(e4m3, e5m2), f32>(&mut cases, "e4m3_e5m2_f32", [false, true]);
+    of_layout::<(e5m2, e4m3), f32>(&mut cases, "e5m2_e4m3_f32", [false, true]);
     let problem = Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false };
-    cases
-        .push(Case::new("gemm::bf16::nt::waves", Size::Waves, move |r| check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true })));
+    cases.push(Case::new("gemm::bf16::nt::waves", Size::Waves, move |r| {
+        check::<bf16, bf16>(r, &Job { problem, bias: false, exact: true, division: Chosen })
+    }));
     for transposed in [[false, false], [false, true], [true, false], [true, true]] {
         any_shape::<bf16, bf16>(&mut cases, "bf16", transposed);
         any_shape::<e4m3, f32>(&mut cases, "e4m3_f32", transposed);
     }
     any_shape::<bf16, f32>(&mut cases, "bf16_f32", [false, true]);
+    any_shape::<f16, f16>(&mut cases, "f16", [false, true]);
     any_shape::<e4m3, bf16>(&mut cases, "e4m3", [true, false]);
     cases.push(Case::new("gemm::refused", Size::Small, refused));
     cases.push(Case::new("gemm_any::refused", Size::Small, strides_refused));
@@ -102,7 +147,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-fn of_layout<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
+fn of_layout<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
     let layout = match transposed {
         [false, false] => "nn",
         [false, true] => "nt",
@@ -117,49 +162,85 @@ fn of_layout<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name
         let [m, n, k] = shape;
         let problem = Problem { shape, transposed, alpha: 1.0, beta: 0.0, gelu: false };
         cases.push(Case::new(format!("gemm::{name}::{layout}::{m}x{n}x{k}"), size, move |r| {
-            check::<T, O>(r, &Job { problem, bias: false, exact: true })
+            check::<T, O>(r, &Job { problem, bias: false, exact: true, division: Chosen })
         }));
     }
     let problem = Problem { shape: [136, 264, 80], transposed, alpha: 0.5, beta: -2.0, gelu: false };
     cases.push(Case::new(format!("gemm::{name}::{layout}::beta and bias"), Size::Small, move |r| {
-        check::<T, O>(r, &Job { problem, bias: true, exact: true })
+        check::<T, O>(r, &Job { problem, bias: true, exact: true, division: Chosen })
     }));
     cases.push(Case::new(format!("gemm::{name}::{layout}::gelu"), Size::Small, move |r| {
-        check::<T, O>(r, &Job { problem: Problem { alpha: 0.1, beta: 0.0, gelu: true, ..problem }, bias: true, exact: false })
+        check::<T, O>(
+            r,
+            &Job { problem: Problem { alpha: 0.1, beta: 0.0, gelu: true, ..problem }, bias: true, exact: false, division: Chosen },
+        )
     }));
     let problem = Problem { shape: [256, 512, 512], transposed, alpha: 1.0, beta: 0.3, gelu: false };
     cases.push(Case::new(format!("gemm::{name}::{layout}::normal"), Size::Large, move |r| {
-        check::<T, O>(r, &Job { problem, bias: false, exact: false })
+        check::<T, O>(r, &Job { problem, bias: false, exact: false, division: Chosen })
     }));
+    of_tiles::<T, O>(cases, name, layout, transposed);
 }
 
-/// Shapes that no tensor core takes: odd ones, and an empty sum.
-fn any_shape<T: Operand + GemmElement<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
-    for shape in [[9, 35, 13], [17, 3, 0], [1, 1, 1]] {
-        let ([m, n, k], problem) = (shape, Problem { shape, transposed, alpha: 0.5, beta: -2.0, gelu: false });
-        cases.push(Case::new(format!("gemm_any::{name}::{transposed:?}::{m}x{n}x{k}"), Size::Small, move |r| {
-            check::<T, O>(r, &Job { problem, bias: true, exact: true })
+/// Each tile that there is for these operands: whole tiles with edges, sums in parts of unequal length, both in one launch, and the bits of
+/// split sums in one run after another.
+fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout: &str, transposed: [bool; 2]) {
+    let [m_major, n_major] = [transposed[0], !transposed[1]];
+    let sizes = GemmConfig { m: 16, n: 16, k: 16, transpose_a: m_major, transpose_b: !n_major, ..GemmConfig::default() };
+    for kernel in sizes.kernels::<T, O>() {
+        let GemmKernel::Wgmma { tile, .. } = kernel else { continue };
+        let mut push = |what: &str, shape, [alpha, beta]: [f64; 2], gelu, division| {
+            let problem = Problem { shape, transposed, alpha, beta, gelu };
+            let job = Job { problem, bias: gelu, exact: !gelu, division: Of(tile, division) };
+            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), Size::Small, move |r| check::<T, O>(r, &job)));
+        };
+        push("whole", [136, 264, 80], [1.0, 0.0], false, WHOLE);
+        push("a row", [if m_major { 8 } else { 1 }, 144, 528], [1.0, 0.0], false, [0, 4]);
+        push("parts", [72, 16, 912], [0.5, -2.0], false, [0, 3]);
+        push("whole and parts", [200, 304, 272], [1.0, 0.0], false, [1, 2]);
+        push("parts, gelu", [80, 136, 400], [0.1, 0.3], true, [0, 3]);
+        let problem = Problem { shape: [80, 272, 400], transposed, alpha: 1.0, beta: 0.0, gelu: false };
+        let job = Job { problem, bias: false, exact: false, division: Of(tile, [0, 3]) };
+        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::bits"), Size::Small, move |r| {
+            let first = multiply::<T, O>(r, &job)?.found;
+            let again = multiply::<T, O>(r, &job)?.found;
+            equal("d, again", &again, &first)
         }));
     }
 }
 
-fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -> Outcome {
+/// Shapes that no tensor core takes: odd ones, and an empty sum.
+fn any_shape<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, transposed: [bool; 2]) {
+    for shape in [[9, 35, 13], [17, 3, 0], [1, 1, 1]] {
+        let ([m, n, k], problem) = (shape, Problem { shape, transposed, alpha: 0.5, beta: -2.0, gelu: false });
+        cases.push(Case::new(format!("gemm_any::{name}::{transposed:?}::{m}x{n}x{k}"), Size::Small, move |r| {
+            check::<T, O>(r, &Job { problem, bias: true, exact: true, division: Chosen })
+        }));
+    }
+}
+
+/// What was multiplied, and what came of it.
+struct Multiplied {
+    expected: Product,
+    found: Vec<f64>,
+}
+
+fn multiply<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> Result<Multiplied, String> {
     let (stream, problem) = (stream(runtime)?, &job.problem);
     let [m, n, k] = problem.shape;
     let mut random = Random::new((m * n * k) as u64);
     // Small integers: no sum of their products is rounded, in whatever order.
-    let mut values = |count: usize| -> Vec<f32> {
-        (0..count).map(|_| if job.exact { random.below(5) as f32 - 2.0 } else { T::round(random.normal()) }).collect()
+    let mut values = |count: usize, round: fn(f32) -> f32| -> Vec<f32> {
+        (0..count).map(|_| if job.exact { random.below(5) as f32 - 2.0 } else { round(random.normal()) }).collect()
     };
-    let (a, b) = (values(m * k), values(k * n));
-    let (old, bias) = (values(m * n), if job.bias { values(n) } else { Vec::new() });
-    let (old, bias): (Vec<O>, Vec<O>) = (old.into_iter().map(O::encode).collect(), bias.into_iter().map(O::encode).collect());
-    let plain = |values: &[O]| values.iter().map(|x| x.value() as f32).collect::<Vec<f32>>();
-    let expected = gemm(problem, &a, &b, &plain(&old), &plain(&bias));
+    let (a, b) = (values(m * k, T::Left::round), values(k * n, T::Right::round));
+    let round = |value| O::encode(value).value() as f32;
+    let (old, bias) = (values(m * n, round), values(if job.bias { n } else { 0 }, round));
+    let expected = gemm(problem, &a, &b, &old, &bias);
 
-    let upload = |values: &[f32]| text(Buffer::from_slice(&stream, &values.iter().map(|&x| T::encode(x)).collect::<Vec<T>>()));
-    let (a, b) = (upload(&a)?, upload(&b)?);
-    let (bias, mut d) = (text(Buffer::from_slice(&stream, &bias))?, text(Buffer::from_slice(&stream, &old))?);
+    let (a, b) = (upload::<T::Left>(&stream, &a)?, upload::<T::Right>(&stream, &b)?);
+    let encode = |values: Vec<f32>| values.into_iter().map(O::encode).collect::<Vec<O>>();
+    let (bias, mut d) = (text(Buffer::from_slice(&stream, &encode(bias)))?, text(Buffer::from_slice(&stream, &encode(old)))?);
     let config = GemmConfig {
         m: m as u64,
         n: n as u64,
@@ -170,17 +251,32 @@ fn check<T: Operand + GemmElement<O>, O: Output>(runtime: &Runtime, job: &Job) -
         beta: problem.beta as f32,
         activation: if problem.gelu { Activation::Gelu } else { Activation::Identity },
     };
-    let gemm = text(Gemm::<T, O>::new(runtime, config))?;
+    let gemm = text(match job.division {
+        Chosen => Gemm::<T, O>::new(runtime, config),
+        Of(tile, [whole, parts]) => {
+            let kernel = GemmKernel::Wgmma { tile, m_major: config.transpose_a, n_major: !config.transpose_b };
+            let whole = whole.min(tile.count([config.m, config.n]));
+            Gemm::<T, O>::planned(runtime, config, GemmPlan { kernel, whole, parts, microseconds: 0.0 })
+        }
+    })?;
     text(gemm.run(&stream, a.view(), b.view(), job.bias.then(|| bias.view()), d.view_mut()))?;
-    let found = text(d.to_vec(&stream))?;
+    let found = text(d.to_vec(&stream))?.into_iter().map(O::value).collect();
+    Ok(Multiplied { expected, found })
+}
 
+fn upload<T: Operand>(stream: &Stream, values: &[f32]) -> Result<Buffer<T>, String> {
+    text(Buffer::from_slice(stream, &values.iter().map(|&x| T::encode(x)).collect::<Vec<T>>()))
+}
+
+fn check<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> Outcome {
+    let Multiplied { expected, found } = multiply::<T, O>(runtime, job)?;
     if job.exact {
         let expected: Vec<f64> = expected.values.iter().map(|&x| O::encode(x as f32).value()).collect();
-        let found: Vec<f64> = found.into_iter().map(O::value).collect();
         return equal("d", &found, &expected);
     }
-    let instructions = k.div_ceil(32 / size_of::<T>()) as f64 + 1.0;
-    for (i, found) in found.into_iter().map(O::value).enumerate() {
+    let [_, n, k] = job.problem.shape;
+    let instructions = k.div_ceil(32 / size_of::<T::Left>()) as f64 + 1.0;
+    for (i, found) in found.into_iter().enumerate() {
         let (value, magnitude) = (expected.values[i], expected.magnitudes[i]);
         // GELU is nowhere steeper than 1.13, and is approximated within a few units of f32.
         let bound = 1.2 * magnitude * (instructions * T::LOSS + 2f64.powi(-21)) + value.abs() * O::HALF_UNIT;
@@ -207,7 +303,11 @@ fn refused(runtime: &Runtime) -> Outcome {
         }
     };
     choose(good, "gemm__bf16", "B along n")?;
-    choose(GemmConfig { transpose_a: true, transpose_b: true, ..good }, "gemm__bf16__depth64__bf16__width64__m_major", "A along m")?;
+    choose(
+        GemmConfig { transpose_a: true, transpose_b: true, ..good },
+        "gemm__bf16__bf16__depth64__bf16__width64__tile64x128__m_major",
+        "A along m",
+    )?;
     choose(GemmConfig { k: 12, ..good }, "gemm_any__bf16", "k is 12, no multiple of 8")?;
     choose(GemmConfig { n: 9, ..good }, "gemm_any__bf16", "n is 9, no multiple of 8")?;
     choose(GemmConfig { m: 9, transpose_a: true, ..good }, "gemm_any__bf16", "m is 9, no multiple of 8 with transpose_a")?;

@@ -1,9 +1,11 @@
 //! Mutants of the matrix multiplication.
 
+use std::marker::PhantomData;
+
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::gemm::*;
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::Job;
@@ -11,6 +13,7 @@ use super::device::{Device, Elements, OWNER, words};
 
 pub const JOBS: &[Job] = &[
     Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
+    Job { name: "gemm_split", run: gemm_split, equivalents: EQUIVALENTS },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
     Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
 ];
@@ -40,25 +43,45 @@ fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2])
 }
 
 fn gemm(device: &Device) -> Result<Vec<u32>, Outcome> {
-    let [m, n, k] = SHAPE;
+    product::<Tile128x256>(device, SHAPE, [2, 1])
+}
+
+/// Four whole tiles, and two in parts of unequal length.
+fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
+    product::<Tile64x128>(device, [72, 264, 336], [4, 3])
+}
+
+/// The product of a shape by a tile, so many of them whole and the others in parts.
+fn product<S: TileShape>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2]) -> Result<Vec<u32>, Outcome>
+where
+    Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
+{
     // Below 1, so that every place of the result counts.
     let small = |count: u64| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
     let (a, b) = (device.upload::<bf16>("a", &small(m * k)), device.upload::<bf16>("b", &small(n * k)));
     let d = device.upload::<bf16>("d", &small(m * n));
+    let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(S::COLUMNS.into());
+    let counters = (tiles - u64::from(whole)) * u64::from(S::CLUSTER * WARPGROUPS);
+    let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * S::PIECE)) as usize]);
+    let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
+    let split = counters > 0;
     let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));
     // SAFETY: the maps were encoded for these matrices and boxes; the kernel reads the result as it was before it stores it.
     let args = unsafe {
-        GemmArgs::<bf16, 64, bf16, 64, false, false> {
+        GemmArgs::<bf16, bf16, 64, bf16, 64, S, false, false> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
             shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
+            split: SplitArgument { whole, parts, sums: split.then(|| sums.view_mut()), tickets: split.then(|| tickets.view_mut()) },
+            marker: PhantomData,
         }
     };
-    device.launch::<Gemm<bf16, 64, bf16, 64, false, false>>(args)?;
-    Ok(device.download(&d))
+    device.launch::<Gemm<bf16, bf16, 64, bf16, 64, S, false, false>>(args)?;
+    // All tickets are given back.
+    Ok([device.download(&d), device.download(&tickets)].concat())
 }
 
 fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {

@@ -6,7 +6,7 @@ use core::mem::MaybeUninit;
 use super::Target;
 use crate::num::{Element, Pod, bf16, e4m3, e5m2, f16};
 
-/// The types that the tensor cores multiply, of both operands. Accumulation is in f32.
+/// The types that the tensor cores multiply. Accumulation is in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixFormat {
     /// bfloat16.
@@ -25,6 +25,11 @@ pub trait MatrixElement: Pod + Element {
     const FORMAT: MatrixFormat;
     /// Elements of the reduced direction that one instruction takes: 32 bytes.
     const STEP: usize = 32 / size_of::<Self>();
+}
+
+/// Whether elements of `A` and `B` are multiplied with one another: those of one format, and those of the two formats of 8 bits.
+pub const fn multiplied<A: MatrixElement, B: MatrixElement>() -> bool {
+    A::FORMAT as u8 == B::FORMAT as u8 || A::STEP == 32 && B::STEP == 32
 }
 
 impl MatrixElement for bf16 {
@@ -100,12 +105,13 @@ pub trait MatrixColumns {
     const ZERO_WORDS: Self::Words;
 
     /// `D = A * B + D`, or `A * B` if `FRESH`, with `A` 64 by 32 bytes and `B` 32 bytes by `N` in shared memory.
-    /// An operand is K-major, or if `A_MN` or `B_MN` M- or N-major. The registers are in flight until published.
+    /// An operand is K-major, or if `A_MN` or `B_MN` M- or N-major. The elements are [`multiplied`] with one another. The registers are
+    /// in flight until published.
     ///
     /// # Safety
     /// `a` and `b` describe operands in the arena that no thread writes until a wait; a fence came before, and
     /// the registers are written unless `FRESH`.
-    unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
+    unsafe fn multiply<A: MatrixElement, B: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
         registers: &mut MaybeUninit<Self::Registers>,
         ticket: Ticket,
         a: Descriptor,

@@ -165,7 +165,7 @@ impl QuantizedGemmConfig {
             Path::Wgmma if !self.fast_accumulation => Err("the kernel sums in 14 bits: allow it by `fast_accumulation`".to_owned()),
             Path::Wgmma => {
                 let choice = self.narrow_product().choose::<e4m3, O>()?;
-                let fits = choice.decision == GemmKernel::Wgmma { m_major: false, n_major: false };
+                let fits = matches!(choice.decision, GemmKernel::Wgmma { .. });
                 hopper("wgmma").and(if fits { Ok(format!("FP8 codes on tensor cores, {}", choice.why)) } else { Err(choice.why) })
             }
             Path::Dequantize => {

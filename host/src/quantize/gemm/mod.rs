@@ -67,7 +67,11 @@ use matrix::{dequantize, interleave, product_factors};
 use scratch::Pads;
 
 /// Multiplies quantized matrices into one of `O`, `bf16` or `f32`, on one device.
-pub struct QuantizedGemm<O> {
+pub struct QuantizedGemm<O: 'static>
+where
+    bf16: GemmElement<O>,
+    e4m3: GemmElement<O>,
+{
     device: Device,
     config: QuantizedGemmConfig,
     choice: Choice<Path>,
@@ -75,7 +79,11 @@ pub struct QuantizedGemm<O> {
 }
 
 /// The product of a path.
-enum Product<O> {
+enum Product<O: 'static>
+where
+    bf16: GemmElement<O>,
+    e4m3: GemmElement<O>,
+{
     Codes(Gemm<e4m3, O>),
     Wide(Gemm<bf16, O>),
     Library(Matmul),
@@ -146,7 +154,7 @@ where
                 QuantizedMatrix::Fp8 { data: a, scale_inverse: a_scale },
                 QuantizedMatrix::Fp8 { data: b, scale_inverse: b_scale },
             ) => {
-                vec![gemm.bind_scaled(stream, [a, b], [a_scale, b_scale], None, d)?]
+                vec![gemm.bind_scaled(stream, (a, b), [a_scale, b_scale], None, d)?]
             }
             (Product::Codes(_), ..) => return Err(invalid("only FP8 with one scale goes this way".to_owned())),
             (Product::Wide(gemm), ..) => {
@@ -231,7 +239,11 @@ fn invalid(why: String) -> Error {
     Error::Invalid { what: "QuantizedGemm", why }
 }
 
-impl<O> fmt::Debug for QuantizedGemm<O> {
+impl<O> fmt::Debug for QuantizedGemm<O>
+where
+    bf16: GemmElement<O>,
+    e4m3: GemmElement<O>,
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuantizedGemm").field("config", &self.config).field("choice", &self.choice).finish_non_exhaustive()
     }

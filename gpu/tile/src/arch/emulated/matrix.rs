@@ -9,7 +9,9 @@ use oxtile_emulator::{
 use oxtile_emulator::{Group, device};
 
 use super::Emulated;
-use crate::arch::matrix::{Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
+use crate::arch::matrix::{
+    Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma, multiplied,
+};
 use crate::warp;
 
 impl Wgmma for Emulated {
@@ -168,13 +170,15 @@ macro_rules! shapes {
             const ZERO_WORDS: Self::Words = [0; $columns / 4];
 
             #[track_caller]
-            unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
+            unsafe fn multiply<A: MatrixElement, B: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
                 registers: &mut MaybeUninit<Self::Registers>,
                 ticket: u32,
                 a: Descriptor,
                 b: Descriptor,
             ) {
-                let instruction = Instruction { columns: $columns, format: format(T::FORMAT), left_mn_major: A_MN, right_mn_major: B_MN };
+                const { assert!(multiplied::<A, B>(), "operands have one format, or two of 8 bits") };
+                let formats = [format(A::FORMAT), format(B::FORMAT)];
+                let instruction = Instruction { columns: $columns, formats, left_mn_major: A_MN, right_mn_major: B_MN };
                 // SAFETY: passed on to the caller.
                 device::wgmma_multiply(&instruction, ticket, Left::Shared(a.bits()), b.bits(), unsafe { addends::<Self, FRESH>(registers) });
             }
@@ -186,7 +190,8 @@ macro_rules! shapes {
                 a: [u32; 4],
                 b: Descriptor,
             ) {
-                let instruction = Instruction { columns: $columns, format: format(T::FORMAT), left_mn_major: false, right_mn_major: B_MN };
+                let formats = [format(T::FORMAT); 2];
+                let instruction = Instruction { columns: $columns, formats, left_mn_major: false, right_mn_major: B_MN };
                 // SAFETY: passed on to the caller.
                 device::wgmma_multiply(&instruction, ticket, Left::Registers(a), b.bits(), unsafe { addends::<Self, FRESH>(registers) });
             }

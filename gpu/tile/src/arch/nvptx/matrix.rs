@@ -7,7 +7,9 @@ use core::arch::asm;
 use core::mem::MaybeUninit;
 
 use super::{Nvptx, intrinsics};
-use crate::arch::matrix::{Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma};
+use crate::arch::matrix::{
+    Columns, Descriptor, Donation, MatrixColumns, MatrixElement, MatrixFormat, MatrixMove, WarpMatrix, Wgmma, multiplied,
+};
 
 // SAFETY (all of this block): the intrinsics touch registers only; that the warpgroup comes together is the kernel's
 // contract, which the emulator checks.
@@ -145,18 +147,23 @@ macro_rules! issue {
     };
 }
 
-/// Both directions of each format; the branch is resolved at compile time.
+/// Both directions of each pair of formats; the branch is resolved at compile time.
 macro_rules! issue_formats {
-    ($t:ty, $fresh:expr, $registers:ident, $columns:literal, $descriptors:expr, $halves:literal, $bytes:literal, [$($halves_values:tt)*], [$($values:tt)*]; $($i:literal)*) => {
-        match (<$t>::FORMAT, $fresh) {
-            (MatrixFormat::Bf16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
-            (MatrixFormat::Bf16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
-            (MatrixFormat::F16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
-            (MatrixFormat::F16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
-            (MatrixFormat::E4m3, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
-            (MatrixFormat::E4m3, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
-            (MatrixFormat::E5m2, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
-            (MatrixFormat::E5m2, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+    ($a:ty, $b:ty, $fresh:expr, $registers:ident, $columns:literal, $descriptors:expr, $halves:literal, $bytes:literal, [$($halves_values:tt)*], [$($values:tt)*]; $($i:literal)*) => {
+        match (<$a>::FORMAT, <$b>::FORMAT, $fresh) {
+            (MatrixFormat::Bf16, MatrixFormat::Bf16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
+            (MatrixFormat::Bf16, MatrixFormat::Bf16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.bf16.bf16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
+            (MatrixFormat::F16, MatrixFormat::F16, false) => issue!(inout, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 1, $($halves_values)*]; $($i)*),
+            (MatrixFormat::F16, MatrixFormat::F16, true) => issue!(out, $registers, concat!("m64n", $columns, "k16.f32.f16.f16"), $descriptors, $halves, [accumulate = const 0, $($halves_values)*]; $($i)*),
+            (MatrixFormat::E4m3, MatrixFormat::E4m3, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E4m3, MatrixFormat::E4m3, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e4m3"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, MatrixFormat::E5m2, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, MatrixFormat::E5m2, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e5m2"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            (MatrixFormat::E4m3, MatrixFormat::E5m2, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e5m2"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E4m3, MatrixFormat::E5m2, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e4m3.e5m2"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, MatrixFormat::E4m3, false) => issue!(inout, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e4m3"), $descriptors, $bytes, [accumulate = const 1, $($values)*]; $($i)*),
+            (MatrixFormat::E5m2, MatrixFormat::E4m3, true) => issue!(out, $registers, concat!("m64n", $columns, "k32.f32.e5m2.e4m3"), $descriptors, $bytes, [accumulate = const 0, $($values)*]; $($i)*),
+            _ => const { assert!(multiplied::<$a, $b>(), "operands have one format, or two of 8 bits") },
         }
     };
 }
@@ -170,14 +177,14 @@ macro_rules! shape {
             const ZERO_WORDS: Self::Words = [0; $columns / 4];
 
             #[inline(always)]
-            unsafe fn multiply<T: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
+            unsafe fn multiply<A: MatrixElement, B: MatrixElement, const A_MN: bool, const B_MN: bool, const FRESH: bool>(
                 registers: &mut MaybeUninit<Self::Registers>,
                 (): (),
                 a: Descriptor,
                 b: Descriptor,
             ) {
                 let registers: *mut f32 = registers.as_mut_ptr().cast();
-                issue_formats!(T, FRESH, registers, $columns, both!(),
+                issue_formats!(A, B, FRESH, registers, $columns, both!(),
                     "left, right, {accumulate}, 1, 1, {a_mn}, {b_mn}", "left, right, {accumulate}, 1, 1",
                     [a_mn = const A_MN as i32, b_mn = const B_MN as i32,
                         a = in(reg32) a.low, a_offset = in(reg32) a.offset, a_high = in(reg32) a.high,
@@ -194,7 +201,7 @@ macro_rules! shape {
                 b: Descriptor,
             ) {
                 let registers: *mut f32 = registers.as_mut_ptr().cast();
-                issue_formats!(T, FRESH, registers, $columns, right!(),
+                issue_formats!(T, T, FRESH, registers, $columns, right!(),
                     "{{{a0}, {a1}, {a2}, {a3}}}, right, {accumulate}, 1, 1, {b_mn}", "{{{a0}, {a1}, {a2}, {a3}}}, right, {accumulate}, 1, 1",
                     [b_mn = const B_MN as i32, a0 = in(reg32) a[0], a1 = in(reg32) a[1], a2 = in(reg32) a[2], a3 = in(reg32) a[3],
                         b = in(reg32) b.low, b_offset = in(reg32) b.offset, b_high = in(reg32) b.high,],

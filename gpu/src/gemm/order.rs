@@ -1,0 +1,85 @@
+//! Which part of the product a cluster computes next.
+
+use oxtile_tile::prelude::*;
+use oxtile_tile::scheduler::PersistentTiles;
+
+use super::split::Split;
+
+/// Rows of clusters' tiles that run together.
+const BAND: u32 = 8;
+
+/// A tile of a cluster, or a part of its sum.
+#[derive(Clone, Copy)]
+pub struct Work {
+    /// Row and column of the tile, both counted in clusters' tiles.
+    pub tile: [u32; 2],
+    /// The first step along K.
+    pub first: u32,
+    /// The number of steps, at least one.
+    pub steps: u32,
+    /// Which part it is, if the tile is split.
+    pub part: Option<Part>,
+}
+
+/// A part of the sum of a tile.
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// The tile's number among those that are split.
+    pub tile: u32,
+    /// The part's number, in the direction of K.
+    pub number: u32,
+}
+
+/// All work in a fixed order, handed out in turn to clusters of blocks that stay: whole tiles, then the first parts of all tiles that are
+/// split, then their second ones, ... Clusters that run together so share operands: neighbouring tiles at the same place along K.
+#[derive(Clone, Copy)]
+pub struct Order {
+    tiles: PersistentTiles<BAND>,
+    steps: u32,
+    whole: u32,
+    split: u32,
+    parts: u32,
+    next: u32,
+    stride: u32,
+}
+
+impl Order {
+    /// The work of the calling cluster for a matrix of `rows` by `columns` tiles that take `steps` steps each.
+    #[inline(always)]
+    #[track_caller]
+    pub fn new<const CLUSTER: u32>([rows, columns]: [u32; 2], steps: u32, split: &Split) -> Self {
+        Self {
+            tiles: PersistentTiles::of_clusters::<CLUSTER>(rows, columns),
+            steps,
+            whole: split.whole,
+            split: rows * columns - split.whole,
+            parts: split.parts,
+            next: block::index()[0] / CLUSTER,
+            stride: block::count()[0] / CLUSTER,
+        }
+    }
+
+    /// What comes next.
+    #[inline(always)]
+    #[track_caller]
+    pub fn next_work(&mut self) -> Option<Work> {
+        let Self { tiles, steps, whole, split, parts, next, stride } = *self;
+        if next >= whole + split * parts {
+            return None;
+        }
+        self.next += stride;
+        // No divisor is zero, as there is a part; `max(1)` saves its check.
+        let is_part = next >= whole;
+        let after = next.saturating_sub(whole);
+        let (tile, number) = (after % split.max(1), after / split.max(1));
+        let parts = if is_part { parts.max(1) } else { 1 };
+        // The first parts are a step longer where steps are left over.
+        let (each, longer) = (steps / parts, steps % parts);
+        Some(Work {
+            tile: tiles.place(if is_part { whole + tile } else { next }),
+            first: number * each + number.min(longer),
+            steps: each + u32::from(number < longer),
+            part: is_part.then_some(Part { tile, number }),
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! The loops of a block: one thread loads operands, two warpgroups multiply them.
+
+use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
+use oxtile_tile::epilogue;
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::Pod;
+use oxtile_tile::pipeline::{self, Producer};
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{RegisterTile, StoredElement};
+use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
+
+use super::order::Order;
+use super::split::Split;
+use super::stage::Stage;
+use super::tile_shape::{BlockTile, Shared, TileShape, WARPGROUPS};
+use super::{Fusion, PART, Shape};
+
+/// What is multiplied, and where the result goes.
+pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> {
+    pub a: TensorMap<A, PART, DEPTH, Swizzle128>,
+    pub b: TensorMap<B, PART, DEPTH, Swizzle128>,
+    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    pub old: GlobalMut<O>,
+    pub shape: Shape,
+    pub fusion: Fusion<O>,
+    pub split: Split,
+}
+
+impl<const ROW_PARTS: usize, const COLUMN_PARTS: usize, const COLUMNS: usize, const PANELS: usize, const STAGES: usize, const CLUSTER: u32>
+    BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER>
+where
+    Columns<COLUMNS>: MatrixColumns,
+{
+    /// Fills the ring, by one thread.
+    #[inline(always)]
+    pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH>,
+        mut order: Order,
+        mut ring: Producer<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
+        rank: u32,
+    ) where
+        A: MatrixElement,
+        B: MatrixElement,
+        O: StoredElement,
+    {
+        while let Some(work) = order.next_work() {
+            let [row, column] = work.tile;
+            for step in work.first..work.first + work.steps {
+                let (stage, full) = ring.acquire(Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::SIZE);
+                let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, step * DEPTH as u32];
+                stage.load::<CLUSTER, M_MAJOR, N_MAJOR>((&tensors.a, &tensors.b), origin, rank, full);
+            }
+        }
+    }
+
+    /// Multiplies what is in the ring, by warpgroup `number`.
+    #[inline(always)]
+    pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH>,
+        mut order: Order,
+        shared: Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>,
+        rank: u32,
+        number: u32,
+    ) where
+        A: MatrixElement,
+        B: MatrixElement,
+        O: StoredElement,
+    {
+        let Tensors { d, old, shape: Shape { m, n, .. }, fusion, split, .. } = tensors;
+        let mut ring = shared.ring.consumer();
+        let factor = fusion.factor();
+        let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
+        while let Some(work) = order.next_work() {
+            let mut stage = ring.wait();
+            let (left, right) = stage.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
+            let mut product = RegisterTile::zero().multiply_add(left, right);
+            for _ in 1..work.steps {
+                let next = ring.wait();
+                let (left, right) = next.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
+                product = product.multiply_add(left, right);
+                product.wait_earlier();
+                release::<_, CLUSTER>(stage);
+                stage = next;
+            }
+            let mut tile = product.wait();
+            release::<_, CLUSTER>(stage);
+            let [row, column] = work.tile;
+            let origin = [
+                (row * CLUSTER + rank) * Self::ROWS + part[0] * PART as u32,
+                column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
+            ];
+            if let Some(of_tile) = work.part {
+                let warpgroup = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
+                if !split.add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
+                    continue;
+                }
+            }
+            fusion.apply(&mut tile, factor, old, [*m, *n], origin);
+            epilogue::store(d, origin, &tile, shared.staging.tile(number), number);
+        }
+    }
+}
+
+/// Gives a stage back to all producers of the cluster.
+#[inline(always)]
+#[track_caller]
+fn release<S: Copy, const CLUSTER: u32>(stage: pipeline::Stage<S>) {
+    if CLUSTER == 1 {
+        stage.release_after_wait();
+    } else {
+        stage.release_to_cluster::<CLUSTER>();
+    }
+}

@@ -1,0 +1,121 @@
+//! Tiles whose sum is split along K among clusters.
+//!
+//! Each warpgroup leaves the sum of its part in device memory, as its registers hold it, and takes a ticket of its 64 rows. The one that takes the
+//! last ticket adds the parts up, in the order of K: bits do not depend on which comes last. No warpgroup waits for another.
+
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::atomic;
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{self, RegisterTile};
+use oxtile_tile::vector::Vector;
+use oxtile_tile::warpgroup;
+
+use super::order::Part;
+use super::tile_shape::{TileShape, WARPGROUPS};
+
+/// Which tiles are split, and into what.
+#[derive(Clone, Copy, Parameter)]
+pub struct Split {
+    /// Clusters' tiles, the first in the order of time, that are computed whole.
+    pub whole: u32,
+    /// The number of parts of each of the others, at most the number of steps along K.
+    pub parts: u32,
+    /// The parts' sums, in pieces of a warpgroup's tile: by tile, block of the cluster, warpgroup and part. None if no tile is split.
+    pub sums: Option<GlobalMut<f32>>,
+    /// Tickets taken, one counter for each warpgroup of each of these tiles. All are zero before and after a launch. None if no tile is split.
+    pub tickets: Option<GlobalMut<u32>>,
+}
+
+/// Elements from one pair of a thread's columns to its next in a piece: those of all threads of a warpgroup.
+const PAIR: u64 = 4 * warpgroup::THREADS as u64;
+
+/// Pairs that are loaded together: the registers hold their addends beside the sum.
+const TOGETHER: usize = 16;
+
+impl Split {
+    /// Leaves the `tile` of warpgroup `number` of all `warpgroups` of the cluster, of which `rows` rows are in the matrix. Returns true, and
+    /// the sum of all parts, to the warpgroup that comes last. All threads of the warpgroup call it; `word` is its own.
+    #[inline(always)]
+    pub fn add<const COLUMNS: usize>(
+        &self,
+        tile: &mut RegisterTile<COLUMNS>,
+        part: Part,
+        [number, warpgroups]: [u32; 2],
+        rows: u32,
+        (word, barrier): (SharedArray<u32, 1>, u32),
+    ) -> bool
+    where
+        Columns<COLUMNS>: MatrixColumns,
+    {
+        let (Some(sums), Some(tickets)) = (self.sums, self.tickets) else { return true };
+        let counter = u64::from(part.tile) * u64::from(warpgroups) + u64::from(number);
+        let piece = const { (register_tile::ROWS * COLUMNS) as u64 };
+        let first = counter * u64::from(self.parts) * piece + 4 * u64::from(thread::index() % warpgroup::THREADS);
+        // Warps whose rows are all beyond the edge have nothing to add.
+        let inside = warp::shuffle(thread::warp(), 0) % 4 * 16 < rows;
+        if inside {
+            let mut at = first + u64::from(part.number) * piece;
+            let mut pair = 0;
+            while pair < RegisterTile::<COLUMNS>::PAIRS {
+                let ([a, b], [c, d]) = (tile.pair(0, pair), tile.pair(1, pair));
+                sums.store_vector(at, Vector::<f32>::from_f32([a, b, c, d]));
+                at += PAIR;
+                pair += 1;
+            }
+        }
+        warpgroup::sync(barrier);
+        if warpgroup::is_leader() {
+            let last = atomic::take_ticket(&tickets, counter) + 1 == self.parts;
+            if last {
+                tickets.store(counter, 0);
+            }
+            word.store(0, u32::from(last));
+        }
+        warpgroup::sync(barrier);
+        let last = warp::any(word.load(0) != 0);
+        if last && inside {
+            *tile = RegisterTile::zero();
+            for part in 0..self.parts {
+                let mut at = first + u64::from(part) * piece;
+                let mut pair = 0;
+                while pair < RegisterTile::<COLUMNS>::PAIRS {
+                    let values = sums.load_vector(at);
+                    for half in 0..2 {
+                        let [a, b] = tile.pair(half, pair);
+                        tile.set_pair(half, pair, [a + values.lane(2 * half), b + values.lane(2 * half + 1)]);
+                    }
+                    at += PAIR;
+                    pair += 1;
+                    if pair.is_multiple_of(TOGETHER) {
+                        warp::sync();
+                    }
+                }
+            }
+        }
+        warp::sync();
+        last
+    }
+}
+
+impl SplitArgument<'_> {
+    /// Refuses what does not fit a product of so many clusters' tiles and steps. Returns how many pieces of work there are.
+    pub(super) fn check<S: TileShape>(&self, tiles: u64, steps: u32) -> Result<u64, LaunchError> {
+        let (whole, parts) = (u64::from(self.whole), u64::from(self.parts));
+        LaunchError::check_limit("split.whole", whole, tiles)?;
+        let split = tiles - whole;
+        if split > 0 {
+            LaunchError::check_at_least("split.parts", 1, parts)?;
+            LaunchError::check_limit("split.parts", parts, steps.into())?;
+            let counters = split * u64::from(S::CLUSTER * WARPGROUPS);
+            LaunchError::check_length(
+                "split.sums",
+                counters * parts * u64::from(S::PIECE),
+                self.sums.as_ref().map_or(0, |sums| sums.len()),
+            )?;
+            LaunchError::check_length("split.tickets", counters, self.tickets.as_ref().map_or(0, |tickets| tickets.len()))?;
+        }
+        // Indices of work are words.
+        LaunchError::check_limit("split.parts", whole + split * parts, u64::from(u32::MAX / 2))?;
+        Ok(whole + split * parts)
+    }
+}

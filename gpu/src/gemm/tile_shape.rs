@@ -1,0 +1,147 @@
+//! The tile of `D` that a block computes at a time: a compile-time policy of the [kernel](fn@super::gemm).
+//!
+//! | shape | rows, columns | warpgroups | stages | cluster | for |
+//! |---|---|---|---|---|---|
+//! | [`Tile128x256`] | 128, 256 | one above the other | 4 of 48 KiB | 2 blocks, 256 rows | large products |
+//! | [`Tile128x128`] | 128, 128 | one above the other | 6 of 32 KiB | none | few rows or columns |
+//! | [`Tile64x128`] | 64, 128 | side by side | 8 of 24 KiB | none | up to 64 rows, and small products |
+
+use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::Pod;
+use oxtile_tile::pipeline::Pipeline;
+use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::StoredElement;
+use oxtile_tile::shared::{SharedStorage, SharedTile, Tiles};
+use oxtile_tile::warpgroup::{Role, Roles};
+use oxtile_tile::{cluster, epilogue};
+
+use super::PART;
+use super::order::Order;
+use super::product::Tensors;
+use super::stage::Stage;
+
+type WarpgroupRoles = Roles<2, 40, 232>;
+
+/// Threads of a block.
+pub const THREADS: u32 = WarpgroupRoles::THREADS;
+
+/// The tile of a block, and how it is computed.
+pub trait TileShape: 'static {
+    /// Rows of a block's tile.
+    const ROWS: u32;
+    /// Columns of a block's tile.
+    const COLUMNS: u32;
+    /// Blocks that share `B`, one above the other.
+    const CLUSTER: u32;
+    /// Elements of a warpgroup's tile.
+    const PIECE: u32 = Self::ROWS * Self::COLUMNS / WARPGROUPS;
+    /// The shared memory of a block.
+    type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize>: SharedStorage;
+
+    /// Multiplies: the whole work of a block.
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH>,
+    ) where
+        A: MatrixElement,
+        B: MatrixElement,
+        O: StoredElement;
+}
+
+/// Warpgroups of a block that multiply.
+pub const WARPGROUPS: u32 = WarpgroupRoles::CONSUMER_WARPS / 4;
+
+/// Two warpgroups that multiply 64 rows and `COLUMNS` columns each, which are `PANELS` parts of 64 columns of `B`.
+pub struct BlockTile<
+    const ROW_PARTS: usize,
+    const COLUMN_PARTS: usize,
+    const COLUMNS: usize,
+    const PANELS: usize,
+    const STAGES: usize,
+    const CLUSTER: u32,
+>;
+
+/// 128 rows, 256 columns.
+pub type Tile128x256 = BlockTile<2, 1, 256, 4, 4, 2>;
+/// 128 rows, 128 columns.
+pub type Tile128x128 = BlockTile<2, 1, 128, 2, 6, 1>;
+/// 64 rows, 128 columns.
+pub type Tile64x128 = BlockTile<1, 2, 64, 1, 8, 1>;
+
+/// The shared memory of a block.
+#[derive(SharedStorage)]
+pub struct Shared<
+    A: Pod,
+    B: Pod,
+    const DEPTH: usize,
+    O: Pod,
+    const WIDTH: usize,
+    const ROW_PARTS: usize,
+    const COLUMN_PARTS: usize,
+    const PANELS: usize,
+    const STAGES: usize,
+> {
+    pub(super) ring: Pipeline<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
+    /// Two for each warpgroup: one is written while the other is stored.
+    pub(super) staging: Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, 2>,
+    /// Whether each warpgroup is the last of those that share its tile.
+    pub(super) last: Tiles<SharedArray<u32, 1>, 2>,
+}
+
+impl<const ROW_PARTS: usize, const COLUMN_PARTS: usize, const COLUMNS: usize, const PANELS: usize, const STAGES: usize, const CLUSTER: u32>
+    TileShape for BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER>
+where
+    Columns<COLUMNS>: MatrixColumns,
+{
+    const ROWS: u32 = (ROW_PARTS * PART) as u32;
+    const COLUMNS: u32 = (COLUMN_PARTS * COLUMNS) as u32;
+    const CLUSTER: u32 = CLUSTER;
+    type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> =
+        Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>;
+
+    #[inline(always)]
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH>,
+    ) where
+        A: MatrixElement,
+        B: MatrixElement,
+        O: StoredElement,
+    {
+        const {
+            assert!(ROW_PARTS * COLUMN_PARTS == WARPGROUPS as usize && PANELS * PART == COLUMNS, "the warpgroups share the tile");
+            assert!((PANELS as u32).is_multiple_of(CLUSTER), "blocks of a cluster load equal shares of B");
+        }
+        let shared = Shared::<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>::claim();
+        if thread::index() == 0 {
+            shared.ring.init(CLUSTER * WarpgroupRoles::CONSUMER_WARPS);
+        }
+        meet::<CLUSTER>();
+        let rank = if CLUSTER == 1 { 0 } else { cluster::rank() };
+        let order = || Order::new::<CLUSTER>(tensors.shape.tiles::<Self>(), tensors.shape.k.div_ceil(DEPTH as u32), &tensors.split);
+        match WarpgroupRoles::role() {
+            Role::Producer(role) => {
+                if role.begin() {
+                    Self::produce::<A, B, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
+                }
+            }
+            Role::Consumer(role) => {
+                let number = role.begin();
+                Self::consume::<A, B, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>(&tensors, order(), shared, rank, number);
+                epilogue::finish();
+            }
+        }
+        if CLUSTER > 1 {
+            cluster::sync();
+        }
+    }
+}
+
+/// Waits for all threads of the cluster.
+#[inline(always)]
+fn meet<const CLUSTER: u32>() {
+    if CLUSTER == 1 {
+        block::sync();
+    } else {
+        cluster::sync();
+    }
+}

@@ -1,0 +1,214 @@
+//! Which kernel a product takes, and why.
+
+use super::config::GemmConfig;
+use super::plan::{GemmPlan, MOST_PARTS, Problem};
+use super::table::GemmOperands;
+use crate::choice::{Choice, Entry};
+use crate::runtime::{Device, Error, HOPPER, Result};
+
+/// A kernel of matrix multiplication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmKernel {
+    /// On wgmma.
+    Wgmma {
+        /// The tile of a block.
+        tile: GemmTile,
+        /// Whether rows of `A` lie along `m`, and not along `k`.
+        m_major: bool,
+        /// Whether rows of `B` lie along `n`, and not along `k`.
+        n_major: bool,
+    },
+    /// Without tensor cores: any shape, on any GPU.
+    Any,
+}
+
+/// The tile of the result that a block computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmTile {
+    /// 128 rows and 256 columns, in clusters of two blocks that are 256 rows high.
+    Tile128x256,
+    /// 128 rows and columns.
+    Tile128x128,
+    /// 64 rows and 128 columns.
+    Tile64x128,
+}
+
+impl GemmTile {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128];
+}
+
+/// The multiprocessors of an H100 and an H200.
+const MULTIPROCESSORS: u32 = 132;
+
+impl GemmConfig {
+    /// The kernel for operands `T` and results of `O` on a device: the tensor cores' on Hopper, elsewhere a slow one that takes any shape.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub fn choose_on<T: GemmOperands<O>, O: 'static>(&self, device: &Device) -> Result<Choice<GemmKernel>> {
+        self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors).map(|(choice, _)| choice)
+    }
+
+    /// The kernel for operands `T` and results of `O` on an H100 or H200: the fastest of the tensor cores', or where rows are no multiples of 16 bytes or
+    /// 8-bit operands do not lie along `k`, a slow one that takes any shape. Depends on sizes, layouts and types alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
+    pub fn choose<T: GemmOperands<O>, O: 'static>(&self) -> Result<Choice<GemmKernel>> {
+        self.choose_by::<T, O>(Ok(()), MULTIPROCESSORS).map(|(choice, _)| choice)
+    }
+
+    /// The choice of [`Gemm::portable`](super::Gemm::portable).
+    pub(crate) fn choose_portable<T: GemmOperands<O>, O: 'static>(&self) -> Result<Choice<GemmKernel>> {
+        self.plan_portable::<T, O>().map(|(choice, _)| choice)
+    }
+
+    /// The same, and the plan.
+    pub(super) fn plan_portable<T: GemmOperands<O>, O: 'static>(&self) -> Result<(Choice<GemmKernel>, GemmPlan)> {
+        self.choose_by::<T, O>(Err("the kernel of any shape is asked for".to_owned()), MULTIPROCESSORS)
+    }
+
+    /// The choice on a device, and the plan.
+    pub(super) fn plan_on<T: GemmOperands<O>, O: 'static>(&self, device: &Device) -> Result<(Choice<GemmKernel>, GemmPlan)> {
+        self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors)
+    }
+
+    /// The kernels on the tensor cores that take the product.
+    pub fn kernels<T: GemmOperands<O>, O: 'static>(&self) -> Vec<GemmKernel> {
+        self.find_wgmma::<T, O>().map_or_else(|_| Vec::new(), |kernels| kernels.into_iter().map(|(kernel, _)| kernel).collect())
+    }
+
+    /// All plans with the tensor cores on a device among which the choice is made, the predicted fastest of each kernel first: to measure them, or to
+    /// pin one ([`Gemm::planned`](super::Gemm::planned)). None where these kernels do not take the product.
+    pub fn plans<T: GemmOperands<O>, O: 'static>(&self, device: &Device) -> Vec<GemmPlan> {
+        let Ok(kernels) = self.find_wgmma::<T, O>() else { return Vec::new() };
+        let problem = self.problem::<T, O>(device.limits().multiprocessors);
+        kernels.into_iter().flat_map(|(kernel, tile)| problem.plans(kernel, tile)).collect()
+    }
+
+    /// Why a plan does not fit the product.
+    pub(super) fn check_plan<T: GemmOperands<O>, O: 'static>(&self, plan: &GemmPlan) -> Result<(), String> {
+        let kernels = if self.m == 0 || self.n == 0 { Err("the result is empty".to_owned()) } else { self.find_wgmma::<T, O>() }?;
+        let Some((_, tile)) = kernels.iter().find(|(kernel, _)| *kernel == plan.kernel) else {
+            return Err(format!("{:?} does not multiply these operands: take one of {kernels:?}", plan.kernel));
+        };
+        let problem = self.problem::<T, O>(MULTIPROCESSORS);
+        let (tiles, parts) = (tile.count([self.m, self.n]), 1..=problem.steps.min(MOST_PARTS));
+        if plan.whole > tiles || !parts.contains(&plan.parts) {
+            let GemmPlan { whole, parts: found, .. } = plan;
+            return Err(format!("{whole} tiles whole and {found} parts of the others: there are {tiles} tiles, and {parts:?} parts"));
+        }
+        Ok(())
+    }
+
+    /// The choice where the kernels on wgmma can be taken, or cannot, whatever is multiplied.
+    fn choose_by<T: GemmOperands<O>, O: 'static>(
+        &self,
+        wgmma: Result<(), String>,
+        multiprocessors: u32,
+    ) -> Result<(Choice<GemmKernel>, GemmPlan)> {
+        let refuse = |why: String| Err(Error::Invalid { what: "GemmConfig", why });
+        if let Some((field, size)) =
+            [("m", self.m), ("n", self.n), ("k", self.k)].into_iter().find(|(_, size)| i32::try_from(*size).is_err())
+        {
+            return refuse(format!("{field} is {size}: at most {}", i32::MAX));
+        }
+        let any = GemmPlan { kernel: GemmKernel::Any, whole: 0, parts: 1, microseconds: 0.0 };
+        if self.m == 0 || self.n == 0 {
+            return Ok((Choice { decision: any.kernel, kernel: None, why: "the result is empty".to_owned(), refused: Vec::new() }, any));
+        }
+        match wgmma.and_then(|()| self.find_wgmma::<T, O>()) {
+            Ok(kernels) => {
+                let problem = self.problem::<T, O>(multiprocessors);
+                let mut plans: Vec<_> = kernels.into_iter().map(|(kernel, tile)| problem.plan(kernel, tile)).collect();
+                plans.sort_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
+                let plan = plans[0];
+                let kernel = Some(Entry::find(T::KERNELS, &plan.kernel)?.name);
+                let [m_major, n_major] = self.majors();
+                let why = format!("{plan}, {}", Self::layout(m_major, n_major));
+                let refused = plans[1..].iter().map(|other| (other.kernel, format!("slower: {other}"))).collect();
+                Ok((Choice { decision: plan.kernel, kernel, why, refused }, plan))
+            }
+            Err(why) => {
+                let Ok(Entry { name, .. }) = Entry::find(T::KERNELS, &any.kernel) else { return refuse(why) };
+                let [m_major, n_major] = self.majors();
+                let refused = GemmKernel::Wgmma { tile: GemmTile::Tile128x256, m_major, n_major };
+                Ok((Choice { decision: any.kernel, kernel: Some(*name), why: why.clone(), refused: vec![(refused, why)] }, any))
+            }
+        }
+    }
+
+    /// The kernels on wgmma, or why there is none for this configuration.
+    fn find_wgmma<T: GemmOperands<O>, O: 'static>(&self) -> Result<Vec<(GemmKernel, GemmTile)>, String> {
+        if self.k == 0 {
+            return Err("k is 0: nothing is multiplied".to_owned());
+        }
+        let [m_major, n_major] = self.majors();
+        let rows = [
+            if m_major { ("m", "transpose_a", self.m, T::BYTES) } else { ("k", "no transpose_a", self.k, T::BYTES) },
+            if n_major { ("n", "no transpose_b", self.n, T::BYTES) } else { ("k", "transpose_b", self.k, T::BYTES) },
+            ("n", "the result's rows", self.n, size_of::<O>() as u64),
+        ];
+        if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
+            return Err(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
+        }
+        let all = GemmTile::ALL.map(|tile| (GemmKernel::Wgmma { tile, m_major, n_major }, tile));
+        let kernels: Vec<_> = all.into_iter().filter(|(kernel, _)| Entry::find(T::KERNELS, kernel).is_ok()).collect();
+        if kernels.is_empty() {
+            return Err("8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned());
+        }
+        Ok(kernels)
+    }
+
+    /// The product in units of the kernels.
+    pub(super) fn problem<T: GemmOperands<O>, O: 'static>(&self, multiprocessors: u32) -> Problem {
+        Problem {
+            m: self.m,
+            n: self.n,
+            steps: (self.k * T::BYTES).div_ceil(128),
+            result_bytes: size_of::<O>() as u64,
+            multiprocessors: multiprocessors.into(),
+        }
+    }
+
+    fn layout(m_major: bool, n_major: bool) -> &'static str {
+        match (m_major, n_major) {
+            (false, false) => "both operands along k",
+            (true, false) => "A along m",
+            (false, true) => "B along n",
+            (true, true) => "A along m, B along n",
+        }
+    }
+}
+
+/// Whether a device of a capability has the kernels on wgmma.
+fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
+    let (major, minor) = capability;
+    if capability == HOPPER { Ok(()) } else { Err(format!("the tensor cores' kernels need sm_90, this is sm_{major}{minor}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use oxtile_kernels::gemm::GemmAny;
+    use oxtile_tile::launch::Kernel;
+    use oxtile_tile::num::bf16;
+
+    use super::*;
+
+    #[test]
+    fn other_devices_take_the_kernel_of_any_shape() {
+        let config = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
+        let choose = |config: GemmConfig, capability| config.choose_by::<bf16, f32>(wgmma_of(capability), 132).unwrap().0;
+        let wgmma = |tile| GemmKernel::Wgmma { tile, m_major: false, n_major: true };
+        assert_eq!(choose(config, HOPPER).decision, wgmma(GemmTile::Tile64x128));
+        for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+            let choice = choose(config, capability);
+            assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<bf16, f32> as Kernel>::INFO.name)));
+            assert_eq!(choose(GemmConfig { m: 0, ..config }, capability).kernel, None);
+        }
+        let choice = choose(config, (8, 9));
+        assert!(choice.why.contains("need sm_90, this is sm_89"));
+        assert_eq!(choice.refused, [(wgmma(GemmTile::Tile128x256), choice.why)]);
+    }
+}

@@ -1,0 +1,47 @@
+//! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
+//!
+//! `A` is `[m, k]`, `B` is `[k, n]`, `D` is `[m, n]`, all row-major without gaps; an operand may be stored as its
+//! transpose instead. Products are summed in `f32`. Any shape is right; [`GemmConfig::choose`] says which is fast.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `config` | what is computed |
+//! | `choice` | which kernel a product takes, and why |
+//! | `plan` | how a product is divided among the multiprocessors, and how long that takes |
+//! | `table` | the kernels of each pair of elements |
+//! | `product` | a product that is loaded, and matrices bound to it |
+//! | `wgmma` | matrices bound to the kernels on wgmma |
+//! | `any` | matrices bound to the kernel of any shape |
+//!
+//! ```
+//! use oxtile::gemm::{Gemm, GemmConfig};
+//! use oxtile::num::bf16;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! let config = GemmConfig { m: 16, n: 24, k: 8, ..GemmConfig::default() };
+//!
+//! let (a, b) = (vec![half::bf16::from_f32(0.5); 16 * 8], vec![half::bf16::from_f32(3.0); 8 * 24]);
+//! let (a, b) = (Buffer::from_slice(&stream, &a)?, Buffer::from_slice(&stream, &b)?);
+//! let mut d = Buffer::<f32>::zeros(&stream, 16 * 24)?;
+//! Gemm::<bf16, f32>::new(&runtime, config)?.run(&stream, a.view(), b.view(), None, d.view_mut())?;
+//!
+//! assert_eq!(d.to_vec(&stream)?[0], 12.0);
+//! # Ok(()) }
+//! ```
+
+mod any;
+mod choice;
+mod config;
+mod plan;
+mod product;
+mod table;
+mod wgmma;
+
+pub use choice::{GemmKernel, GemmTile};
+pub use config::{Activation, GemmConfig};
+pub use plan::GemmPlan;
+pub use product::Gemm;
+pub use table::{GemmElement, GemmOperands};

@@ -1,0 +1,95 @@
+//! The kernels of each pair of elements.
+
+use oxtile_kernels::gemm::{self, GemmAny, TileShape};
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
+
+use super::choice::{GemmKernel, GemmTile};
+use super::config::GemmConfig;
+use super::plan::GemmPlan;
+use super::product::Matrices;
+use crate::choice::{Entry, Table};
+use crate::runtime::{Bound, Result, Stream};
+
+/// Operands whose product is of `O`: an element of both, or a pair of those of `A` and of `B`, such as `(e4m3, e5m2)`.
+pub trait GemmOperands<O: 'static>: 'static {
+    /// The elements of `A`.
+    type A: Pod;
+    /// The elements of `B`.
+    type B: Pod;
+    /// Bytes of an element.
+    const BYTES: u64 = size_of::<Self::A>() as u64;
+
+    /// The kernels.
+    #[doc(hidden)]
+    const KERNELS: Table<GemmKernel, Box<dyn Instance<Self::A, Self::B, O>>>;
+}
+
+/// An element of both operands whose product is of `O`.
+pub trait GemmElement<O: 'static>: Pod + GemmOperands<O, A = Self, B = Self> {}
+
+impl<T: Pod + GemmOperands<O, A = Self, B = Self>, O: 'static> GemmElement<O> for T {}
+
+/// A loaded kernel of any layout.
+#[doc(hidden)]
+pub trait Instance<A, B, O>: Send + Sync {
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, plan: GemmPlan, matrices: Matrices<'a, A, B, O>) -> Result<Bound<'a>>;
+}
+
+/// Entries of the kernels on wgmma: elements, sizes of steps and stores, and for each tile its layouts.
+macro_rules! wgmma {
+    ($a:ident $b:ident $depth:literal, $o:ident $width:literal: $($tile:ident $([$m_major:literal $n_major:literal])*),*) => {
+        &[$($(Entry {
+            decision: GemmKernel::Wgmma { tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
+            name: <gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, $m_major, $n_major> as Kernel>::INFO.name,
+            tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
+            load: |runtime| {
+                Ok(Box::new(runtime.load::<gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, $m_major, $n_major>>()?))
+            },
+        },)*)*]
+    };
+}
+
+/// Each row: the operands, the elements of each and of the result, the tables.
+macro_rules! operands {
+    ($($operands:ty: $a:ident $b:ident, $o:ident: $($table:expr),*;)*) => { $(
+        impl GemmOperands<$o> for $operands {
+            type A = $a;
+            type B = $b;
+            const KERNELS: Table<GemmKernel, Box<dyn Instance<$a, $b, $o>>> = &[$($table),*];
+        }
+    )* };
+}
+
+/// The entry of the kernel of any shape.
+macro_rules! any {
+    ($t:ident, $o:ident) => {
+        &[Entry {
+            decision: GemmKernel::Any,
+            name: <GemmAny<$t, $o> as Kernel>::INFO.name,
+            tile: [1, 1],
+            load: |runtime| Ok(Box::new(runtime.load::<GemmAny<$t, $o>>()?)),
+        }]
+    };
+}
+
+/// Every layout of 16-bit operands.
+macro_rules! every_layout {
+    ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
+        wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*)
+    };
+}
+
+operands! {
+    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), any!(bf16, bf16);
+    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), any!(bf16, f32);
+    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), any!(f16, f16);
+    e4m3: e4m3 e4m3, bf16:
+        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
+        any!(e4m3, bf16);
+    e4m3: e4m3 e4m3, f32: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);
+    (e4m3, e5m2): e4m3 e5m2, bf16: wgmma!(e4m3 e5m2 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
+    (e5m2, e4m3): e5m2 e4m3, bf16: wgmma!(e5m2 e4m3 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
+    (e4m3, e5m2): e4m3 e5m2, f32: wgmma!(e4m3 e5m2 128, f32 32: Tile128x256 [false false]);
+    (e5m2, e4m3): e5m2 e4m3, f32: wgmma!(e5m2 e4m3 128, f32 32: Tile128x256 [false false]);
+}
