@@ -1,4 +1,4 @@
-"""Attention by cuDNN."""
+"""Attention by cuDNN, and by FlashAttention-3 where Python finds it."""
 
 import torch
 
@@ -80,9 +80,85 @@ class AttentionBackwardCausal(AttentionBackward):
     causal = True
 
 
+class FlashAttention3:
+    """FlashAttention-3's forward pass (the package flash_attn_interface), on the same memory. A causal mask is aligned bottom-right."""
+
+    title = "FlashAttention-3"
+    tolerance = Attention.tolerance
+    causal = False
+
+    def __init__(self, pattern, dimensions, sets):
+        # Where it is missing, the error goes to the row.
+        import flash_attn_interface
+
+        self.functions = flash_attn_interface
+        self.launches = []
+        for set in range(sets):
+            tensors = [fill(pattern, self.buffers * set + i, shape) for i, shape in enumerate(shapes(dimensions)[: self.buffers])]
+            self.launches.append(self.launch(*tensors))
+
+    buffers = 3
+
+    def forward(self, q, k, v):
+        """The result, and its log-sum-exp."""
+        return self.functions._flash_attn_forward(q, k, v, softmax_scale=q.shape[-1] ** -0.5, causal=self.causal)[:2]
+
+    def launch(self, q, k, v):
+        return lambda: self.forward(q, k, v)[0]
+
+    def outputs(self, first):
+        return {"out": first}
+
+
+class FlashAttention3Causal(FlashAttention3):
+    causal = True
+
+
+class FlashAttention3Backward(FlashAttention3):
+    """Its backward pass, which adds in any order: its fast form."""
+
+    title = "FlashAttention-3 backward, fast"
+    tolerance = AttentionBackward.tolerance
+    buffers = 4
+
+    def launch(self, q, k, v, grad_out):
+        out, log_sum_exp = self.forward(q, k, v)
+        scale = q.shape[-1] ** -0.5
+
+        def launch():
+            gradients = [q.new_empty(tensor.shape) for tensor in (q, k, v)]
+            self.functions._flash_attn_backward(
+                grad_out,
+                q,
+                k,
+                v,
+                out,
+                log_sum_exp,
+                dq=gradients[0],
+                dk=gradients[1],
+                dv=gradients[2],
+                softmax_scale=scale,
+                is_causal=self.causal,
+            )
+            return gradients
+
+        return launch
+
+    def outputs(self, first):
+        return dict(zip(("dq", "dk", "dv"), first))
+
+
+class FlashAttention3BackwardCausal(FlashAttention3Backward):
+    causal = True
+
+
 PEERS = {
     "attention_full": Attention,
     "attention_causal": AttentionCausal,
     "attention_backward_full": AttentionBackward,
     "attention_backward_causal": AttentionBackwardCausal,
+    "flash_attention_3_full": FlashAttention3,
+    "flash_attention_3_causal": FlashAttention3Causal,
+    "flash_attention_3_backward_full": FlashAttention3Backward,
+    "flash_attention_3_backward_causal": FlashAttention3BackwardCausal,
 }

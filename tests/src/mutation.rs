@@ -6,7 +6,7 @@
 //! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
-//! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, any GPU |
+//! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
 //! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
 //! | `device` | emulated memory for the jobs, and launches on it |
 
@@ -15,6 +15,7 @@ mod attention;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_portable;
+mod attention_backward_wide;
 mod attention_fp8;
 mod attention_general;
 mod attention_packed;
@@ -61,6 +62,7 @@ const SHIPPED: &[&[Job]] = &[
     attention_backward::JOBS,
     attention_backward_general::JOBS,
     attention_backward_portable::JOBS,
+    attention_backward_wide::JOBS,
     attention_fp8::JOBS,
     attention_general::JOBS,
     attention_packed::JOBS,

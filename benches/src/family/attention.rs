@@ -86,7 +86,7 @@ fn ring(shape: Shape, mask: Mask, output: Target) -> Bench {
 }
 
 /// Packed sequences, beside dense tensors of about as much work.
-fn packed(packed: Packed, mask: Mask) -> Bench {
+pub(super) fn packed(packed: Packed, mask: Mask) -> Bench {
     let all = bench(packed.rows(), mask);
     Bench {
         kernel: if mask == Mask::Full { "attention forward packed, full" } else { "attention forward packed, causal" },
@@ -103,13 +103,14 @@ fn packed(packed: Packed, mask: Mask) -> Bench {
     }
 }
 
-/// One shape, beside cuDNN.
+/// One shape, beside cuDNN, and FlashAttention-3 if it may have been built for the heads.
 pub(super) fn bench(shape: Shape, mask: Mask) -> Bench {
     let (kernel, peers): (_, &[&str]) = match mask {
-        Mask::Full => ("attention forward full", &["attention_full"]),
+        Mask::Full => ("attention forward full", &["attention_full", "flash_attention_3_full"]),
         Mask::CausalTopLeft => ("attention forward causal, top-left", &["attention_causal"]),
-        Mask::CausalBottomRight => ("attention forward causal", &["attention_causal"]),
+        Mask::CausalBottomRight => ("attention forward causal", &["attention_causal", "flash_attention_3_causal"]),
     };
+    let peers = if shape.is_flash() { peers } else { &peers[..1] };
     Bench {
         family: FAMILY,
         kernel,

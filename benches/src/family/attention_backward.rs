@@ -72,7 +72,7 @@ fn packed(shape: Shape, mask: Mask, order: Order) -> Bench {
 }
 
 /// Packed sequences of random lengths, beside dense tensors of about as much work.
-fn random(packed: Packed, mask: Mask, order: Order) -> Bench {
+pub(super) fn random(packed: Packed, mask: Mask, order: Order) -> Bench {
     let all = bench(packed.rows(), mask, order);
     Bench {
         kernel: packed_kernel(mask, order),
@@ -98,16 +98,21 @@ fn packed_kernel(mask: Mask, order: Order) -> &'static str {
     }
 }
 
-/// One shape, beside cuDNN.
+/// One shape, beside cuDNN, and FlashAttention-3 if it may have been built for the heads.
 pub(super) fn bench(shape: Shape, mask: Mask, order: Order) -> Bench {
     let (kernel, peers): (_, &[&str]) = match (mask, order) {
-        (Mask::Full, Order::Fast) => ("attention backward full, fast", &["attention_backward_full"]),
-        (Mask::Full, Order::Deterministic) => ("attention backward full", &["attention_backward_full"]),
-        (Mask::CausalBottomRight, Order::Fast) => ("attention backward causal, fast", &["attention_backward_causal"]),
-        (Mask::CausalBottomRight, Order::Deterministic) => ("attention backward causal", &["attention_backward_causal"]),
+        (Mask::Full, Order::Fast) => ("attention backward full, fast", &["attention_backward_full", "flash_attention_3_backward_full"]),
+        (Mask::Full, Order::Deterministic) => ("attention backward full", &["attention_backward_full", "flash_attention_3_backward_full"]),
+        (Mask::CausalBottomRight, Order::Fast) => {
+            ("attention backward causal, fast", &["attention_backward_causal", "flash_attention_3_backward_causal"])
+        }
+        (Mask::CausalBottomRight, Order::Deterministic) => {
+            ("attention backward causal", &["attention_backward_causal", "flash_attention_3_backward_causal"])
+        }
         (Mask::CausalTopLeft, Order::Fast) => ("attention backward causal, top-left, fast", &["attention_backward_causal"]),
         (Mask::CausalTopLeft, Order::Deterministic) => ("attention backward causal, top-left", &["attention_backward_causal"]),
     };
+    let peers = if shape.is_flash() { peers } else { &peers[..1] };
     Bench {
         family: FAMILY,
         kernel,

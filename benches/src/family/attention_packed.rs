@@ -28,6 +28,11 @@ impl Packed {
         Self { lengths: lengths.collect(), rows: Shape::square([1, rows, heads, key_heads, head_size]) }
     }
 
+    /// The same rows with values of another size.
+    pub fn with_values(self, value_size: u64) -> Self {
+        Self { rows: Shape { value_size, ..self.rows }, ..self }
+    }
+
     /// The memory of dense tensors.
     pub fn of(dense: Shape) -> Self {
         let rows = dense.batches * dense.queries;
@@ -56,8 +61,8 @@ impl Packed {
 
     /// As tables print it: sequences, of rows in all, and heads.
     pub fn label(&self) -> String {
-        let Shape { queries, heads, key_heads, head_size, .. } = self.rows;
-        format!("{} of {queries}x{heads}:{key_heads}x{head_size}", self.lengths.len())
+        let Shape { queries, heads, key_heads, .. } = self.rows;
+        format!("{} of {queries}x{heads}:{key_heads}x{}", self.lengths.len(), self.rows.sizes())
     }
 
     /// The problem under a mask.

@@ -31,12 +31,20 @@ impl Shape {
         Self { key_heads: self.heads, ..self }
     }
 
+    /// Whether FlashAttention-3 is compared with: its usual head size, for which a build of it is likely.
+    pub fn is_flash(&self) -> bool {
+        [self.head_size, self.value_size] == [128; 2]
+    }
+
     /// As tables print it: batches, length (of queries and keys, if they differ), query and key heads, size of a head (and of
     /// values, if they differ).
     pub fn label(&self) -> String {
-        let pair = |a: u64, b: u64| if a == b { a.to_string() } else { format!("{a}:{b}") };
-        let [lengths, sizes] = [pair(self.queries, self.keys), pair(self.head_size, self.value_size)];
-        format!("{}x{lengths}x{}:{}x{sizes}", self.batches, self.heads, self.key_heads)
+        format!("{}x{}x{}:{}x{}", self.batches, pair(self.queries, self.keys), self.heads, self.key_heads, self.sizes())
+    }
+
+    /// The size of a head (and of values, if they differ), as tables print it.
+    pub fn sizes(&self) -> String {
+        pair(self.head_size, self.value_size)
     }
 
     /// As the peers read it.
@@ -90,6 +98,11 @@ impl Shape {
         };
         self.batches * self.heads * pairs
     }
+}
+
+/// Two numbers, or one if they are the same.
+fn pair(a: u64, b: u64) -> String {
+    if a == b { a.to_string() } else { format!("{a}:{b}") }
 }
 
 /// A bf16 tensor of the pattern.

@@ -6,6 +6,7 @@
 //! | `attention`, `attention_packed` | attention, forward: dense tensors, steps of a ring; packed sequences |
 //! | `attention_backward` | attention, backward |
 //! | `attention_fp8`, `attention_portable` | attention of e4m3 tensors; on any GPU |
+//! | `attention_wide` | attention of heads above 128: backward, packed sequences |
 //! | `attention_shape` | the sizes of an attention problem, and what they cost |
 //! | `attention_sweep` | attention at shapes of every kind |
 //! | `gemm_shapes` | products at the shapes of models |
@@ -20,6 +21,7 @@ mod attention_packed;
 pub mod attention_portable;
 mod attention_shape;
 pub mod attention_sweep;
+pub mod attention_wide;
 pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
@@ -38,7 +40,7 @@ pub mod training;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
@@ -52,6 +54,7 @@ pub const NAMES: [&str; 15] = [
     attention_backward::FAMILY,
     attention_fp8::FAMILY,
     attention_portable::FAMILY,
+    attention_wide::FAMILY,
     training::FAMILY,
     launch::FAMILY,
 ];
@@ -74,6 +77,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         attention_backward::benches(size),
         attention_fp8::benches(size),
         attention_portable::benches(size),
+        attention_wide::benches(size),
         training::benches(size),
     ]
     .into_iter()

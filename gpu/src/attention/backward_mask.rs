@@ -7,19 +7,19 @@ use super::backward_schedule::BlockOrder;
 use super::backward_workspace::BACKWARD_KEYS;
 use super::mask::{FAR, Mask, Span};
 
-/// A mask, cut into blocks of `QUERIES` queries by [`BACKWARD_KEYS`] keys; unless `MASKED`, every query sees all keys.
+/// A mask, cut into blocks of `QUERIES` queries by `KEYS` keys; unless `MASKED`, every query sees all keys.
 #[derive(Clone, Copy)]
-pub struct BlockMask<const QUERIES: usize, const MASKED: bool>(pub Mask);
+pub struct BlockMask<const QUERIES: usize, const MASKED: bool, const KEYS: usize = BACKWARD_KEYS>(pub Mask);
 
-impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
+impl<const QUERIES: usize, const MASKED: bool, const KEYS: usize> BlockMask<QUERIES, MASKED, KEYS> {
     /// Blocks of queries of which any sees a key of block `keys`.
     #[inline(always)]
     pub fn blocks(&self, keys: u32) -> Span {
         if !MASKED {
             return Span { begin: 0, end: self.0.queries.div_ceil(QUERIES as u32) };
         }
-        let begin = keys * BACKWARD_KEYS as u32;
-        let rows = self.0.rows(Span { begin, end: begin + BACKWARD_KEYS as u32 });
+        let begin = keys * KEYS as u32;
+        let rows = self.0.rows(Span { begin, end: begin + KEYS as u32 });
         Span { begin: rows.begin / QUERIES as u32, end: rows.end.div_ceil(QUERIES as u32) }
     }
 
@@ -36,7 +36,7 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
             blocks.begin
         } else {
             // The divisor is not zero where there are queries; `max(1)` saves its check.
-            keys * BACKWARD_KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
+            keys * KEYS as u32 / QUERIES as u32 % blocks.end.max(1)
         };
         BlockOrder { blocks, first, falling: ordered }
     }
@@ -47,16 +47,16 @@ impl<const QUERIES: usize, const MASKED: bool> BlockMask<QUERIES, MASKED> {
         if !MASKED {
             return keys;
         }
-        keys - self.0.blocks::<BACKWARD_KEYS>(self.queries(block)).begin
+        keys - self.0.blocks::<KEYS>(self.queries(block)).begin
     }
 
     /// Whether a query of the block does not see all of block `keys`.
     #[inline(always)]
     pub fn cuts(&self, keys: u32, block: u32) -> bool {
         if !MASKED {
-            return (keys + 1) * BACKWARD_KEYS as u32 > self.0.keys;
+            return (keys + 1) * KEYS as u32 > self.0.keys;
         }
-        let whole = self.0.whole_blocks::<BACKWARD_KEYS>(self.queries(block));
+        let whole = self.0.whole_blocks::<KEYS>(self.queries(block));
         keys < whole.begin || keys >= whole.end
     }
 
@@ -102,7 +102,7 @@ mod tests {
         for (queries, keys) in [(1, 1), (300, 500), (500, 300), (257, 384), (64, 1000)] {
             for first in [-FAR, -700, -300, -129, -1, 0, 200] {
                 for last in [first, first + 63, first + 300, 0, 100, FAR].into_iter().filter(|&last| last >= first) {
-                    let mask = BlockMask::<64, true>(Mask { queries, keys, first, last });
+                    let mask = BlockMask::<64, true, BACKWARD_KEYS>(Mask { queries, keys, first, last });
                     let mut turns = [0; 8];
                     for block in 0..keys.div_ceil(BACKWARD_KEYS as u32) {
                         for queries in mask.blocks(block).begin..mask.blocks(block).end {

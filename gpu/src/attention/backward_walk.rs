@@ -129,7 +129,7 @@ where
 }
 
 /// A number for each column of a tile, of which a thread holds those of its columns.
-struct ByColumn<const COLUMNS: usize>
+pub(super) struct ByColumn<const COLUMNS: usize>
 where
     Columns<COLUMNS>: MatrixColumns,
 {
@@ -143,7 +143,7 @@ where
 {
     #[inline(always)]
     #[track_caller]
-    fn load(source: SharedArray<f32, COLUMNS>) -> Self {
+    pub fn load(source: SharedArray<f32, COLUMNS>) -> Self {
         let mut bits = <Columns<COLUMNS> as MatrixColumns>::ZERO_WORDS;
         let mut pair = 0;
         while pair < RegisterTile::<COLUMNS>::PAIRS {
@@ -155,7 +155,7 @@ where
     }
 
     #[inline(always)]
-    fn pair(&self, pair: usize) -> [f32; 2] {
+    pub fn pair(&self, pair: usize) -> [f32; 2] {
         [0, 1].map(|i| f32::from_bits(self.bits.as_ref()[2 * pair + i]))
     }
 }

@@ -37,6 +37,8 @@
 //! | `backward_workspace` | what a block has in shared memory |
 //! | `backward_mask`, `backward_schedule`, `backward_sequence` | mask, schedule and sequences from the keys' side |
 //! | `backward_portable` | the gradients of everything, on any GPU from sm_80 on |
+//! | `backward_wide` | what the kernels of wide heads on Hopper share |
+//! | `backward_wide_keys`, `backward_wide_queries` | the gradients of keys and values, and of queries, of heads up to 256 |
 //! | `backward_statistics` | what is kept of queries: the sums of `O dO`; the gradients of sinks |
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
@@ -58,6 +60,9 @@ mod backward_statistics;
 mod backward_sums;
 mod backward_tensors;
 mod backward_walk;
+mod backward_wide;
+mod backward_wide_keys;
+mod backward_wide_queries;
 mod backward_workspace;
 mod combine;
 mod dense;
@@ -100,6 +105,9 @@ pub use backward_sequence_rows::*;
 pub use backward_statistics::*;
 pub use backward_sums::*;
 pub use backward_tensors::*;
+pub use backward_wide::*;
+pub use backward_wide_keys::*;
+pub use backward_wide_queries::*;
 pub use backward_workspace::{BACKWARD_KEYS, WARPGROUP_KEYS};
 pub use combine::*;
 pub use dense::*;

@@ -80,6 +80,12 @@ impl AttentionConfig {
         SECTION_BYTES / ((self.head_size + self.value_size()) * element_bytes)
     }
 
+    /// Rows of heads that are computed together in the backward pass of wide heads: one head where all of its tiles do the same work.
+    pub(super) fn section_rows(&self, element_bytes: u64) -> u32 {
+        let is_full = self.mask == Mask::Full && self.window == Window::default();
+        if is_full { 1 } else { self.cached_keys(element_bytes) as u32 }
+    }
+
     /// Key heads that are computed together in the backward pass. Where blocks of keys add in order, many of them, so that few of
     /// those that compute at a time wait for each other.
     pub(super) fn section_of_keys(&self, element_bytes: u64, ordered: bool) -> u32 {

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    AttentionBackward as Dense, AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable, BACKWARD_KEYS, PORTABLE_ROWS,
+    AttentionBackward as Dense, AttentionBackwardGeneral as General, AttentionBackwardPortable as Portable,
+    AttentionBackwardWideKeys as Wide, BACKWARD_KEYS, PORTABLE_ROWS, WIDE_ROWS,
 };
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{bf16, f16};
@@ -16,12 +17,13 @@ use super::config::{AttentionConfig, Layout};
 use super::forward::AttentionElement;
 use super::table::{Load, rows};
 use super::tensors::Inputs;
-use super::{backward_dense, backward_general, backward_portable};
+use super::{backward_dense, backward_general, backward_portable, backward_wide};
 use crate::choice::{Choice, Table};
 use crate::runtime::{Bound, Error, Result, Runtime, Stream};
 use crate::tensor::Heads;
 
-/// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels are always deterministic.
+/// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels and those of wide
+/// heads are always deterministic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// In the order of keys: the same bits every time.
@@ -196,6 +198,8 @@ macro_rules! elements {
                 [General { size: 64, capped: true }] [96, BACKWARD_KEYS] General<$t, 64, 96, 48, true>: backward_general::bind::<$t, 64, 96, 48, true>;
                 [General { size: 128, capped: false }] [64, BACKWARD_KEYS] General<$t, 128, 64, 64, false>: backward_general::bind::<$t, 128, 64, 64, false>;
                 [General { size: 128, capped: true }] [64, BACKWARD_KEYS] General<$t, 128, 64, 64, true>: backward_general::bind::<$t, 128, 64, 64, true>;
+                [Wide { sizes: [192, 128] }] [WIDE_ROWS, WIDE_ROWS] Wide<$t, 192, 128, 96, 12>: backward_wide::bind::<$t, 192, 128, 96, 12, 96>;
+                [Wide { sizes: [256, 256] }] [WIDE_ROWS, WIDE_ROWS] Wide<$t, 256, 256, 64, 8>: backward_wide::bind::<$t, 256, 256, 64, 8, 64>;
                 [Portable { panels: 1 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 1, 64, 1, true>: backward_portable::bind::<$t, 1, 64, 1>;
                 [Portable { panels: 2 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 2, 32, 2, true>: backward_portable::bind::<$t, 2, 32, 2>;
                 [Portable { panels: 4 }] [PORTABLE_ROWS, PORTABLE_ROWS] Portable<$t, 4, 16, 2, true>: backward_portable::bind::<$t, 4, 16, 2>;

@@ -107,7 +107,7 @@ impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: u
 }
 
 /// The map of a gradient.
-fn map_mut<'a, T: RegisterElement, const ROWS: usize, const D: usize, const RANK: usize, R: MapLayout<RANK>>(
+pub(super) fn map_mut<'a, T: RegisterElement, const ROWS: usize, const D: usize, const RANK: usize, R: MapLayout<RANK>>(
     uploads: &mut Uploads,
     stream: &Stream,
     gradient: HeadsMut<'a, T>,

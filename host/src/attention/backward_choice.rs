@@ -1,6 +1,6 @@
 //! Which kernels the backward pass of a configuration takes, and why.
 
-use oxtile_kernels::attention::{BACKWARD_KEYS, PORTABLE_PANEL, PORTABLE_ROWS};
+use oxtile_kernels::attention::{BACKWARD_KEYS, PORTABLE_PANEL, PORTABLE_ROWS, WIDE_QUERIES, WIDE_ROWS};
 
 use super::backward::BackwardElement;
 use super::choice::panels;
@@ -18,12 +18,17 @@ pub enum BackwardKernel {
         /// Whether there may be a mask. Without one blocks may be larger, as none of them is left mostly empty.
         masked: bool,
     },
-    /// On wgmma: everything else. There are queries and keys.
+    /// On wgmma: everything else of heads up to 128. There are queries and keys.
     General {
         /// Elements of a row of a head that tiles have room for.
         size: u64,
         /// Whether scores are capped.
         capped: bool,
+    },
+    /// On wgmma: heads above 128, without caps. There are queries and keys.
+    Wide {
+        /// Elements of a row of a head that tiles have room for, of `Q` and of `V`.
+        sizes: [u64; 2],
     },
     /// On mma: everything.
     Portable {
@@ -38,7 +43,10 @@ const BEYOND_DENSE: &[&str] = &["layout", "soft_cap", "sink", "value_size", "hea
 /// Elements of a head that the general kernels on wgmma have tiles for, at most.
 const LARGEST_GENERAL: u64 = 128;
 
-/// Heads that they count.
+/// Elements of heads of `Q` and of `V` that the kernels of wide heads have tiles for.
+const WIDE: [[u64; 2]; 2] = [[192, 128], [256, 256]];
+
+/// Heads that the general kernels count.
 const MOST_HEADS: u64 = 65535;
 
 impl AttentionConfig {
@@ -82,6 +90,10 @@ impl AttentionConfig {
                     "{BACKWARD_KEYS} keys by {query_block} queries on wgmma, heads of {head_size} and {value_size}{padded}, general for {needs}"
                 )
             }
+            BackwardKernel::Wide { sizes: [d, v] } => {
+                let padded = if [head_size, value_size] == [d, v] { String::new() } else { format!(" padded to {d} and {v}") };
+                format!("{WIDE_ROWS} keys and {WIDE_QUERIES} queries on wgmma, heads of {head_size} and {value_size}{padded}, for {needs}")
+            }
             BackwardKernel::Portable { panels } => {
                 let padded = panels * PORTABLE_PANEL as u64;
                 format!("{PORTABLE_ROWS} rows on mma, heads of {head_size} and {value_size} padded to {padded}, for {needs}")
@@ -98,9 +110,13 @@ impl AttentionConfig {
         let dense = BackwardKernel::Dense { head_size, masked };
         let size = if largest <= 64 { 64 } else { LARGEST_GENERAL };
         let general = BackwardKernel::General { size, capped: self.soft_cap.is_some() };
+        // No head is larger than the last of them.
+        let wide = WIDE.into_iter().find(|[d, v]| head_size <= *d && self.value_size() <= *v).unwrap_or(WIDE[1]);
+        let wide = BackwardKernel::Wide { sizes: wide };
         let last = BackwardKernel::Portable { panels: panels(largest) };
         if let Some(why) = portable {
-            let refused = vec![(if needs.is_empty() { dense } else { general }, why)];
+            let first = if needs.is_empty() { dense } else { general };
+            let refused = vec![(if largest > LARGEST_GENERAL { wide } else { first }, why)];
             needs.push("kernels");
             return (last, refused, needs);
         }
@@ -108,13 +124,23 @@ impl AttentionConfig {
             return (dense, Vec::new(), needs);
         }
         let mut refused = vec![(dense, format!("it does not have {}", needs.join(", ")))];
-        let beyond_general = match [batches, queries, keys, heads].contains(&0) {
-            _ if largest > LARGEST_GENERAL => "head sizes above 128",
-            true => "empty tensors",
-            false => return (general, refused, needs),
+        let is_empty = [batches, queries, keys, heads].contains(&0);
+        if largest <= LARGEST_GENERAL {
+            if !is_empty {
+                return (general, refused, needs);
+            }
+            refused.push((general, "it does not have empty tensors".to_owned()));
+            return (last, refused, vec!["empty tensors"]);
+        }
+        let above = "head sizes above 128";
+        refused.push((general, format!("it does not have {above}")));
+        let beyond_wide = match self.soft_cap {
+            _ if is_empty => "empty tensors",
+            Some(_) => "soft_cap",
+            None => return (wide, refused, vec![above]),
         };
-        refused.push((general, format!("it does not have {beyond_general}")));
-        (last, refused, vec![beyond_general])
+        refused.push((wide, format!("it does not have {beyond_wide}")));
+        (last, refused, vec![above, beyond_wide])
     }
 
     /// Refuses what kernels would not count, of queries and of keys: rows, heads, blocks of so many rows.
@@ -124,7 +150,7 @@ impl AttentionConfig {
         match kernel {
             BackwardKernel::Dense { .. } if self.keys > most_keys => return refuse("keys", self.keys, format!("at most {most_keys}")),
             BackwardKernel::Dense { .. } => {}
-            BackwardKernel::General { .. } => self.check_rows(most_keys)?,
+            BackwardKernel::General { .. } | BackwardKernel::Wide { .. } => self.check_rows(most_keys)?,
             BackwardKernel::Portable { .. } => self.check_rows(LIMIT - 1)?,
         }
         let most = i32::MAX as u128;
@@ -144,7 +170,7 @@ impl AttentionConfig {
         for ((what, rows, heads, block), all_rows) in sides.into_iter().zip(self.rows()) {
             // Each sequence may end in a block of its own.
             let row_blocks = match kernel {
-                BackwardKernel::General { .. } => u128::from(all_rows / block + self.batches),
+                BackwardKernel::General { .. } | BackwardKernel::Wide { .. } => u128::from(all_rows / block + self.batches),
                 BackwardKernel::Dense { .. } | BackwardKernel::Portable { .. } => {
                     u128::from(rows.div_ceil(block)) * u128::from(self.batches)
                 }

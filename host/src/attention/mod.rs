@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | dense, forward and backward; divided keys; 8 bits | any | any; sums: whole heads, alike for keys and values |
 //! | packed sequences | any of rows and heads | the same |
-//! | options, general backward | batches whole rows apart (bshd), or neighbours in a row (sbhd), alike for queries and results, for keys and values | running: the same; sums: row ranges |
+//! | options, general backward, backward of heads above 128 | batches whole rows apart (bshd), or neighbours in a row (sbhd), alike for queries and results, for keys and values | running: the same; sums: row ranges |
 //! | portable | row ranges: gaps between batches alone | the same |
 //! | row sums of `O dO` | gaps between batches alone | |
 //!
@@ -36,7 +36,8 @@
 //! | `backward_deltas` | the row sums of `O dO`, which it needs first |
 //! | `backward_dense` | tensors bound to the kernels of dense tensors |
 //! | `backward_general` | tensors bound to its kernels of everything else |
-//! | `backward_portable` | tensors bound to its kernels for GPUs other than Hopper and for large heads |
+//! | `backward_portable` | tensors bound to its kernels for GPUs other than Hopper |
+//! | `backward_wide` | tensors bound to its kernels of heads above 128 |
 //! | `backward_blocks` | what the kernels on wgmma share |
 //!
 //! ```
@@ -71,6 +72,7 @@ mod backward_dense;
 mod backward_general;
 mod backward_portable;
 mod backward_tensors;
+mod backward_wide;
 mod choice;
 mod config;
 mod divided_keys;

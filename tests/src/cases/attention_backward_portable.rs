@@ -112,7 +112,6 @@ fn refused(runtime: &Runtime) -> Outcome {
     choose(AttentionConfig { window, head_size: 128, ..good }, &["attention_backward__f16__d128__queries64__span64__masked"])?;
     let capped = AttentionConfig { window, soft_cap: Some(3.0), ..good };
     choose(capped, &["attention_backward_general__f16__d64", "wgmma", "general for soft_cap"])?;
-    choose(AttentionConfig { head_size: 192, value_size: Some(128), ..good }, &["panels4", "padded to 256", "for head sizes above 128"])?;
     choose(AttentionConfig { layout: Layout::Packed, keys: 0, ..good }, &["panels1", "for empty tensors"])?;
     let added = AttentionConfig { gradients: GradientOutput::Added, head_size: 96, ..good };
     choose(added, &["attention_backward_general__f16__d128", "padded to 128", "for head_size"])?;

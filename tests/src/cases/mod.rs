@@ -9,7 +9,7 @@
 //! | `attention_heads` | tensors with strides, and parts of them |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
-//! | `attention_backward`, `attention_backward_general`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; any GPU |
+//! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; heads above 128; any GPU |
 //! | `attention_problem`, `attention_backward_pass` | a problem of attention in any layout, and its gradients, for the others |
 //! | `fp8` | FP8 |
 //! | `mxfp8`, `mxfp8_columns`, `mxfp8_fused`, `mxfp8_bias` | MXFP8: by rows; by columns and in both directions; fused; with bias gradients |
@@ -32,6 +32,7 @@ mod attention_backward_general;
 mod attention_backward_limits;
 mod attention_backward_pass;
 mod attention_backward_portable;
+mod attention_backward_wide;
 mod attention_fp8;
 mod attention_general;
 mod attention_heads;
@@ -102,6 +103,7 @@ pub fn all() -> Vec<Case> {
         attention_backward_general::cases(),
         attention_backward_limits::cases(),
         attention_backward_portable::cases(),
+        attention_backward_wide::cases(),
         attention_fp8::cases(),
         attention_general::cases(),
         attention_heads::cases(),
