@@ -182,28 +182,29 @@ fn of_layout<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, trans
     of_tiles::<T, O>(cases, name, layout, transposed);
 }
 
-/// Each tile that there is for these operands: whole tiles with edges, sums in parts of unequal length, both in one launch, and the bits of
-/// split sums in one run after another.
+/// Each tile that there is for these operands: whole tiles with edges, one row in parts of unequal length, whole tiles and parts in one launch, and
+/// parts whose bits are the same in the next run.
 fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout: &str, transposed: [bool; 2]) {
     let [m_major, n_major] = [transposed[0], !transposed[1]];
     let sizes = GemmConfig { m: 16, n: 16, k: 16, transpose_a: m_major, transpose_b: !n_major, ..GemmConfig::default() };
     for kernel in sizes.kernels::<T, O>() {
         let GemmKernel::Wgmma { tile, .. } = kernel else { continue };
-        let mut push = |what: &str, shape, [alpha, beta]: [f64; 2], gelu, division| {
-            let problem = Problem { shape, transposed, alpha, beta, gelu };
-            let job = Job { problem, bias: gelu, exact: !gelu, division: Of(tile, division) };
-            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), Size::Small, move |r| check::<T, O>(r, &job)));
+        let job = |shape, [alpha, beta]: [f64; 2], gelu, division| Job {
+            problem: Problem { shape, transposed, alpha, beta, gelu },
+            bias: gelu,
+            exact: !gelu,
+            division: Of(tile, division),
         };
-        push("whole", [136, 264, 80], [1.0, 0.0], false, WHOLE);
-        push("a row", [if m_major { 8 } else { 1 }, 144, 528], [1.0, 0.0], false, [0, 4]);
-        push("parts", [72, 16, 912], [0.5, -2.0], false, [0, 3]);
-        push("whole and parts", [200, 304, 272], [1.0, 0.0], false, [1, 2]);
-        push("parts, gelu", [80, 136, 400], [0.1, 0.3], true, [0, 3]);
-        let problem = Problem { shape: [80, 272, 400], transposed, alpha: 1.0, beta: 0.0, gelu: false };
-        let job = Job { problem, bias: false, exact: false, division: Of(tile, [0, 3]) };
-        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::bits"), Size::Small, move |r| {
-            let first = multiply::<T, O>(r, &job)?.found;
-            let again = multiply::<T, O>(r, &job)?.found;
+        let whole = job([136, 264, 80], [1.0, 0.0], false, WHOLE);
+        let row = job([if m_major { 8 } else { 1 }, 16, 528], [0.5, -2.0], false, [0, 4]);
+        let both = job([72, 304, 272], [1.0, 0.0], false, [1, 2]);
+        for (what, job) in [("whole", whole), ("a row", row), ("whole and parts", both)] {
+            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), Size::Small, move |r| check::<T, O>(r, &job)));
+        }
+        let parts = job([80, 136, 400], [0.1, 0.3], true, [0, 3]);
+        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::parts"), Size::Small, move |r| {
+            check::<T, O>(r, &parts)?;
+            let (first, again) = (multiply::<T, O>(r, &parts)?.found, multiply::<T, O>(r, &parts)?.found);
             equal("d, again", &again, &first)
         }));
     }
