@@ -34,6 +34,8 @@ const ALLOWED: &[(&str, &str)] = &[
         "pipeline::copy::copy_async_lasting",
         "ptxas 13.0 makes an illegal instruction of what a conformance kernel would be, and the build refuses it; the cases of fused MXFP8 casts show it",
     ),
+    ("register_tile::OperandTile::load_columns", "`load`, which is covered, of columns of a wider tile; the cases of the portable GEMM show it"),
+    ("register_tile::OperandTile::load_transposed_rows", "`load_transposed`, which is covered, of rows of a higher tile; likewise"),
     ("register_tile::OperandTile::apart", "its bits go to a multiplication as they are: the cases of e4m3 attention show it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),
     ("pipeline::Stage::release_unless", "`release`, which is covered, or nothing"),
@@ -45,6 +47,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("num::fp8::Fp8::to_byte", "`to_bits`, which is covered, under a name for both formats"),
     ("num::math::opaque", "the number itself, by `permute_bytes`, which is covered; it is there for the machine code"),
     ("warpgroup::ProducerRole::begin_warps", "`begin`, which is covered, with the warp's number; the backward pass of attention uses it"),
+    ("warp_matrix::RightTile::load", "holds what `Right::fragments` gives, which is covered; the cases of the portable GEMM show it"),
     ("warp::Word::from_word", "every shuffle calls it"),
     ("warp::Word::to_word", "every shuffle calls it"),
 ];

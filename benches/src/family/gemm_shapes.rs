@@ -41,12 +41,13 @@ const LAYERS: [Weights; 12] = [
 const GPUS: [u64; 4] = [1, 2, 4, 8];
 const TOKENS: [u64; 10] = [1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384];
 
-/// Elements of the run of values that operands are slices of, and bytes that the sets of a shape should have together: more than the L2 cache.
-const POOL: u64 = 1 << 30;
+/// How often the run of values that operands are slices of repeats the pattern.
+const PERIODS: usize = 256;
+/// Bytes that the sets of a shape should have together: more than the L2 cache.
 const SET_BYTES: u64 = 200 << 20;
 const MOST_SETS: u64 = 32;
 /// Elements of a result that are compared at most: larger ones take too long to bring to the peers.
-const COMPARED: u64 = 1 << 26;
+const COMPARED: u64 = 1 << 22;
 /// Buffer numbers of operands are multiples, so that their first values are at multiples of 16 bytes. The peers have the same.
 const SPACING: u64 = 64;
 
@@ -152,7 +153,7 @@ impl<T: Operand> Pool<T> {
         let need = sets * (a.next_multiple_of(period) + b.next_multiple_of(period) + 2 * period);
         if self.0.get().is_none() {
             let once: Vec<T> = gpu.pattern.fill(0, period).into_iter().map(T::of).collect();
-            let values = once.repeat(POOL.min(need.max(period << 6)).div_ceil(period) as usize);
+            let values = once.repeat(PERIODS);
             _ = self.0.set(Buffer::from_slice(&gpu.stream, &values)?);
         }
         let pool = self.0.get().expect("it was made above");
@@ -161,7 +162,7 @@ impl<T: Operand> Pool<T> {
         let mut operand = |number: u64, count: u64| {
             let start = next + pattern::start((SPACING * number) as usize, period as usize) as u64;
             next += count.next_multiple_of(period) + period;
-            pool.view().slice(start, count)
+            pool.view().slice(start, start + count)
         };
         Ok((0..sets).map(|set| [operand(2 * set, a), operand(2 * set + 1, b)]).collect())
     }
@@ -231,7 +232,7 @@ mod tests {
             let [transpose_a, transpose_b] = layout.transposed;
             let config = GemmConfig { m, n, k, transpose_a, transpose_b, ..GemmConfig::default() };
             assert!(!config.kernels::<bf16, bf16>().is_empty(), "{m}x{n}x{k}");
-            assert!(m * k + k * n < POOL - (4 << 22), "{m}x{n}x{k}");
+            assert!(m * k + k * n < (PERIODS as u64 - 4) << 22, "{m}x{n}x{k}");
         }
     }
 }

@@ -17,8 +17,15 @@ pub struct GemmPlan {
     pub whole: u64,
     /// Parts of the sums of the others, along K.
     pub parts: u64,
-    /// The time that the model predicts, in microseconds. For [`GemmKernel::Any`] there is no model: 0.
+    /// The time that the model predicts, in microseconds. For kernels not on wgmma there is no model: 0.
     pub microseconds: f64,
+}
+
+impl GemmPlan {
+    /// That of a kernel that is not on wgmma.
+    pub(super) const fn without(kernel: GemmKernel) -> Self {
+        Self { kernel, whole: 0, parts: 1, microseconds: 0.0 }
+    }
 }
 
 impl fmt::Display for GemmPlan {
@@ -47,7 +54,7 @@ pub(super) struct Problem {
     pub multiprocessors: u64,
 }
 
-/// What the model knows of a tile shape.
+/// What the model knows of a tile shape, in nanoseconds.
 struct Costs {
     /// A step of a block: the tensor cores', or what brings it its operands.
     step: f64,
@@ -56,13 +63,20 @@ struct Costs {
 }
 
 /// Nanoseconds from a launch to the first step, and from the last result to the end.
-const LAUNCH: f64 = 4000.0;
+const LAUNCH: f64 = 1250.0;
 /// Bytes a nanosecond of device memory.
-const MEMORY: f64 = 4200.0;
+const MEMORY: f64 = 4160.0;
+/// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
+const FILLED: f64 = 0.54;
+/// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
+const PARTS: f64 = 3.2;
+/// Floating-point operations a nanosecond of 16-bit operands that the card's power allows, the edges of tiles included.
+const POWER: f64 = 710_000.0;
 /// Nanoseconds from the last part to the sum.
-const TICKET: f64 = 1500.0;
-/// Bytes a nanosecond at which a block adds parts up.
-const PARTS: f64 = 60.0;
+const TICKET: f64 = 2030.0;
+/// Bytes a nanosecond at which a block leaves a part, and at which it adds parts up.
+const LEAVE: f64 = 22.0;
+const ADD: f64 = 175.3;
 /// The most parts of a sum.
 pub(super) const MOST_PARTS: u64 = 32;
 
@@ -84,9 +98,9 @@ impl GemmTile {
 
     fn costs(self) -> Costs {
         match self {
-            Self::Tile128x256 => Costs { step: 600.0, tile: 2500.0 },
-            Self::Tile128x128 => Costs { step: 340.0, tile: 1500.0 },
-            Self::Tile64x128 => Costs { step: 180.0, tile: 1000.0 },
+            Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
+            Self::Tile128x128 => Costs { step: 373.0, tile: 1660.0 },
+            Self::Tile64x128 => Costs { step: 330.0, tile: 0.0 },
         }
     }
 }
@@ -123,20 +137,26 @@ impl Problem {
 
     /// The time of a division.
     fn nanoseconds(&self, tile: GemmTile, whole: u64, parts: u64) -> f64 {
-        let ([rows, columns], _) = tile.size();
-        let (costs, clusters, split) = (tile.costs(), self.clusters(tile), tile.count([self.m, self.n]) - whole);
-        // The work of a cluster in turn after `first` others.
-        let share = |work: u64, first: u64, cluster: u64| {
-            work.saturating_sub((cluster + clusters - first % clusters) % clusters).div_ceil(clusters)
+        let ([rows, columns], cluster) = tile.size();
+        let (costs, clusters, tiles) = (tile.costs(), self.clusters(tile), tile.count([self.m, self.n]));
+        let pieces = if whole < tiles { (tiles - whole) * parts } else { 0 };
+        let piece_bytes = (self.m.min(rows).next_multiple_of(16) * columns * 4) as f64;
+        // The share of a cluster, by its number, of work that is handed out in turn after `first` others.
+        let share = |work: u64, first: u64, number: u64| {
+            work.saturating_sub((number + clusters - first % clusters) % clusters).div_ceil(clusters) as f64
         };
-        let work = |cluster: u64| {
-            let (tiles, pieces) = (share(whole, 0, cluster), share(split * parts, whole, cluster));
-            (tiles * self.steps + pieces * self.steps.div_ceil(parts)) as f64 * costs.step + (tiles + pieces) as f64 * costs.tile
+        let (steps, part_steps) = (self.steps as f64 * costs.step, self.steps.div_ceil(parts) as f64 * costs.step);
+        let work = |number: u64| {
+            share(tiles.min(whole), 0, number) * (steps + costs.tile)
+                + share(pieces, whole, number) * (part_steps + costs.tile + piece_bytes / LEAVE)
         };
         let longest = (0..clusters).map(work).fold(0.0, f64::max);
         let operands = (self.m + self.n) * self.steps * 128 + self.m * self.n * self.result_bytes;
-        let rows = self.m.min(rows).next_multiple_of(16);
-        let adding = if split > 0 { TICKET + ((parts + 1) * rows * columns * 4) as f64 / PARTS } else { 0.0 };
-        LAUNCH + longest.max(operands as f64 / MEMORY) + adding
+        let filled = (self.m.next_multiple_of(rows * cluster) - self.m) * self.n.div_ceil(columns) * self.steps * 128;
+        let memory = (operands as f64 + FILLED * filled as f64 + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
+        // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
+        let power = (2 * tiles * rows * cluster * columns * self.steps * 64) as f64 / POWER;
+        let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
+        LAUNCH + longest.max(memory).max(power) + adding
     }
 }
