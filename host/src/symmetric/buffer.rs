@@ -8,9 +8,10 @@ use std::sync::Arc;
 use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
+use super::rows::Rows;
 use super::ticket::Ticket;
 use crate::comm::Rank;
-use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::instances::Lent;
 use crate::runtime::{Buffer, Error, Result, Stream, memory};
 
@@ -139,7 +140,7 @@ impl<T: Pod> SymmetricBuffer<T> {
             let (source, count) = self.peer(*rank)?.elements(WHAT, range)?;
             fits("SymmetricBuffer::get_each, target", at, count, target.len())?;
             let (target, bytes) = (target.address() + at * size_of::<T>() as u64, count * size_of::<T>() as u64);
-            copies.push(Copy { direction: Direction::DeviceToDevice, target, source, bytes, caller });
+            copies.push(Copy { direction: Direction::DeviceToDevice, target, source, bytes, rows: CopyRows::ONE, caller });
             at += count;
         }
         self.arena.0.check()?;
@@ -181,7 +182,7 @@ impl<T: Pod> Peer<'_, T> {
             target: target.address() + at * size,
             source,
             bytes: count * size,
-            caller: Location::caller(),
+            rows: CopyRows::ONE, caller: Location::caller(),
         };
         self.buffer.arena.0.use_on(stream)?;
         memory::copy(&stream.0, copy, Some(target.memory()), None)?;
@@ -209,7 +210,45 @@ impl<T: Pod> Peer<'_, T> {
         let (target, _) = self.elements("Peer::put", &(at..at.saturating_add(count)))?;
         self.buffer.arena.0.check()?;
         let source = source.address() + range.start * size;
-        Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, caller })
+        Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, rows: CopyRows::ONE, caller })
+    }
+
+    /// Copies rows of the peer to `target`, in stream order and by the copy engine. Wait for the peer's signal on the stream first. The
+    /// ticket has the target.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a pitch that is smaller than a row, or of 2 GiB and more; as [`get`](Self::get).
+    #[track_caller]
+    pub fn get_rows(&self, stream: &Stream, rows: Rows, target: Buffer<T>) -> Result<Ticket<Buffer<T>>> {
+        const WHAT: &str = "Peer::get_rows";
+        target.check_stream(stream, WHAT)?;
+        let (bases, lens) = ([self.address, target.address()], [self.buffer.len(), target.len()]);
+        let copy = rows.copy(WHAT, size_of::<T>() as u64, bases, lens, Location::caller())?;
+        self.buffer.arena.0.check()?;
+        self.buffer.arena.0.use_on(stream)?;
+        memory::copy(&stream.0, copy, Some(target.memory()), None)?;
+        Ticket::new(&self.buffer.arena, stream, WHAT, target)
+    }
+
+    /// Copies rows of `source` to the peer, in stream order and by the copy engine. Wait for the peer's signal that they may be written
+    /// first; signal it after.
+    ///
+    /// # Errors
+    /// As [`get_rows`](Self::get_rows).
+    #[track_caller]
+    pub fn put_rows(&self, stream: &Stream, source: &Buffer<T>, rows: Rows) -> Result<()> {
+        let copy = self.put_rows_copy(stream, source, rows, Location::caller())?;
+        self.buffer.arena.0.use_on(stream)?;
+        memory::copy(&stream.0, copy, None, Some(source.memory()))
+    }
+
+    /// The copy that [`put_rows`](Self::put_rows) enqueues.
+    pub(super) fn put_rows_copy(&self, stream: &Stream, source: &Buffer<T>, rows: Rows, caller: Caller) -> Result<Copy> {
+        const WHAT: &str = "Peer::put_rows";
+        source.check_stream(stream, WHAT)?;
+        let copy = rows.copy(WHAT, size_of::<T>() as u64, [source.address(), self.address], [source.len(), self.buffer.len()], caller)?;
+        self.buffer.arena.0.check()?;
+        Ok(copy)
     }
 
     pub(super) fn is_of(&self, arena: &Arena) -> bool {

@@ -9,7 +9,7 @@
 //! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
 //! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
 //! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
-//! | `buffer`, `contiguous` | buffers that every rank has, by peer and as one range of addresses |
+//! | `buffer`, `rows`, `contiguous` | buffers that every rank has, by peer, by rows of a peer and as one range of addresses |
 //! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
 //! | `batch` | operations that are enqueued together |
 //! | `ticket` | results that other ranks take part in |
@@ -63,6 +63,7 @@ mod handover;
 mod layout;
 mod nccl;
 mod nvshmem;
+mod rows;
 mod signal;
 mod ticket;
 pub mod vmm;
@@ -75,8 +76,9 @@ pub use buffer::{Peer, SymmetricBuffer};
 pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};
 pub use exchange::{Exchange, ExchangeOptions};
-pub use gather::{ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, Ready, ReleaseError};
+pub use gather::{ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, PutOrder, Ready, ReleaseError};
 pub use handover::Handover;
+pub use rows::{Pitched, Rows};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;
 

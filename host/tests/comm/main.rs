@@ -7,7 +7,7 @@
 //! | `symmetric`, `arenas`, `foreign` | arenas and their failures; an arena a rank; what is of another arena |
 //! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
 //! | `declared`, `mismatches` | ranks that call different things |
-//! | `batch`, `handover`, `contiguous`, `exchange`, `graphs` | batches; signals in graphs; one range of addresses; messages by kernels; graphs |
+//! | `batch`, `rows`, `handover`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; one range of addresses; messages by kernels; graphs |
 //! | `failures`, `threads`, `waits` | failures of a host, a thread, and waits without an arena |
 //! | `timeline` | what is recorded of ranks |
 //! | `support` | what the tests share |
@@ -28,6 +28,7 @@ mod in_place;
 mod mismatches;
 mod one_sided;
 mod places;
+mod rows;
 mod sanitizer;
 mod schedules;
 mod shards;

@@ -9,7 +9,7 @@
 //! | `wait` | host threads that wait, and so do the cluster's work |
 //! | `collective`, `reduction` | operations of several ranks, and their sums |
 //! | `ranges` | memory of several ranks in one range of addresses |
-//! | `clock`, `sanitizer`, `race` | which uses of memory are ordered, and the report of two that are not |
+//! | `clock`, `extent`, `sanitizer`, `race` | which uses of memory are ordered, what bytes they touch, and the report of two that are not |
 //! | `log` | what the scheduler did, as spans |
 //! | `explore`, `random` | every order of operations, or one drawn from a seed |
 //! | `script` | the order of a run, noted or given |
@@ -21,6 +21,7 @@ mod cluster;
 mod collective;
 mod explain;
 mod explore;
+mod extent;
 mod log;
 mod operation;
 mod options;

@@ -10,6 +10,7 @@ use oxtile_tile::launch::ParameterName;
 
 use super::clock::Clock;
 use super::collective::Part;
+use super::extent::Extent;
 use super::sanitizer::{Access, Kind};
 use super::schedule::Graph;
 use crate::runtime::backend::{Caller, Copy, Direction};
@@ -166,16 +167,14 @@ impl Operation {
 
     /// The memory that it uses.
     pub fn accesses(&self, memory: &Memory) -> Vec<Access> {
-        let access = |address, bytes, kind, what: &'static str| Access { address, bytes, kind, on_host: false, what: what.into() };
+        let of = |extent, kind, what: &'static str| Access { extent, kind, on_host: false, what: what.into() };
+        let access = |address, bytes, kind, what| of(Extent::range(address, bytes), kind, what);
         let on_host = |access, on_host| Access { on_host, ..access };
         match self {
             Self::Launch(launched) => launched.accesses(),
             Self::Copy(copy) => vec![
-                on_host(access(copy.source, copy.bytes, Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
-                on_host(
-                    access(copy.target, copy.bytes, Kind::Write, "a copy writes"),
-                    matches!(copy.direction, Direction::DeviceToHost { .. }),
-                ),
+                on_host(of(source_of(copy), Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
+                on_host(of(target_of(copy), Kind::Write, "a copy writes"), matches!(copy.direction, Direction::DeviceToHost { .. })),
             ],
             Self::Fill { address, bytes, .. } => vec![access(*address, *bytes, Kind::Write, "a fill writes")],
             Self::Free { address } => {
@@ -202,7 +201,7 @@ impl Launched {
     fn accesses(&self) -> Vec<Access> {
         let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, ParameterName)| {
             let (kind, verb) = if writes { (Kind::Write, "writes") } else { (Kind::Read, "reads") };
-            Access { address, bytes, kind, on_host: false, what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into() }
+            Access { extent: Extent::range(address, bytes), kind, on_host: false, what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into() }
         };
         self.uses.iter().map(access).collect()
     }
@@ -233,9 +232,22 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
             // SAFETY: as above, and nothing else reads it until the copy is done.
             memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
         }
-        Direction::DeviceToDevice => memory.copy(copy.target, copy.source, copy.bytes),
+        Direction::DeviceToDevice => (0..copy.rows.count).try_for_each(|row| {
+            let (target, source) = (copy.target + row * copy.rows.target_pitch, copy.source + row * copy.rows.source_pitch);
+            memory.copy(target, source, copy.bytes)
+        }),
     }
     .map_err(misuse)
+}
+
+/// What a copy writes.
+fn target_of(copy: &Copy) -> Extent {
+    Extent::rows(copy.target, copy.bytes, copy.rows.count, copy.rows.target_pitch)
+}
+
+/// What a copy reads.
+fn source_of(copy: &Copy) -> Extent {
+    Extent::rows(copy.source, copy.bytes, copy.rows.count, copy.rows.source_pitch)
 }
 
 /// Refuses a copy to the host of bytes that nothing wrote.

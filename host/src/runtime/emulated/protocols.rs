@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{EmulatedOptions, Exploration, Explored, explore};
 use crate::runtime::POISON;
-use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::backend::{Copy, CopyRows, Direction};
 use crate::runtime::{Buffer, Error, Mode, RaceKind, Result, Runtime, Stream};
 
 /// A rank of a protocol: a stream, another for work that must overtake it, and words that every rank may write.
@@ -44,7 +44,7 @@ impl Node {
     }
 
     fn copy(&self, target: u64, source: u64) -> Result<()> {
-        let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, caller: Location::caller() };
+        let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, rows: CopyRows::ONE, caller: Location::caller() };
         self.stream.0.runtime.backend.copy(self.stream.0.id, copy)
     }
 

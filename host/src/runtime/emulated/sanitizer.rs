@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use oxtile_emulator::Memory;
 
 use super::clock::Clock;
+use super::extent::Extent;
 use super::race::{RaceKind, StreamRace, StreamUse};
 use crate::runtime::backend::Caller;
 
@@ -45,8 +46,7 @@ impl Kind {
 
 /// A use of bytes by an operation.
 pub(super) struct Access {
-    pub address: u64,
-    pub bytes: u64,
+    pub extent: Extent,
     pub kind: Kind,
     /// Whose address it is: those of the host and of devices may be the same.
     pub on_host: bool,
@@ -62,8 +62,7 @@ pub(super) struct Actor<'a> {
 }
 
 struct Record {
-    start: u64,
-    end: u64,
+    extent: Extent,
     kind: Kind,
     queue: u64,
     time: u64,
@@ -77,8 +76,8 @@ impl Record {
 
     /// Whether a new use makes this one superfluous: what races with this one races with the new one.
     fn is_covered_by(&self, new: &Self, clock: &Clock) -> bool {
-        let covers = new.start <= self.start && self.end <= new.end;
-        covers && self.is_known_to(clock) && (new.kind == Kind::Write || new.kind == self.kind)
+        let is_same = new.kind == Kind::Write || new.kind == self.kind;
+        is_same && self.is_known_to(clock) && new.extent.covers(&self.extent)
     }
 }
 
@@ -109,12 +108,11 @@ impl Sanitizer {
 
     /// Checks a use and remembers it.
     pub fn access(&mut self, memory: &Memory, host: &Clock, access: Access, actor: &Actor<'_>) -> Result<(), Box<StreamRace>> {
-        if access.bytes == 0 {
+        if access.extent.is_empty() {
             return Ok(());
         }
         let new = Record {
-            start: access.address,
-            end: access.address + access.bytes,
+            extent: access.extent,
             kind: access.kind,
             queue: actor.queue,
             time: actor.clock.of(actor.queue),
@@ -123,8 +121,8 @@ impl Sanitizer {
         if access.on_host {
             return self.on_host(new, host, actor);
         }
-        let Some(found) = memory.find(access.address) else { return self.outside(&new) };
-        let start = access.address - found.offset;
+        let Some(found) = memory.find(access.extent.start()) else { return self.outside(&new) };
+        let start = access.extent.start() - found.offset;
         let shadow =
             self.live.entry(start).or_insert_with(|| Shadow { name: found.name, device: found.device, start, records: Vec::new() });
         shadow.check(&new, actor.clock, self.seed)?;
@@ -140,8 +138,9 @@ impl Sanitizer {
 
     /// Memory that is gone; what was never there is an error of the use itself.
     fn outside(&self, new: &Record) -> Result<(), Box<StreamRace>> {
-        match self.freed.range(..=new.start).next_back() {
-            Some((_, (end, shadow))) if new.start < *end => {
+        let first = new.extent.start();
+        match self.freed.range(..=first).next_back() {
+            Some((_, (end, shadow))) if first < *end => {
                 shadow.records.first().map_or(Ok(()), |free| Err(shadow.report(free, new, self.seed)))
             }
             _ => Ok(()),
@@ -154,7 +153,7 @@ impl Sanitizer {
         shadow.check(&new, actor.clock, self.seed)?;
         shadow.records.retain(|record| !record.is_known_to(host));
         if new.kind == Kind::Free {
-            shadow.records.retain(|record| record.end <= new.start || new.end <= record.start);
+            shadow.records.retain(|record| record.extent.overlap(&new.extent).is_none());
         } else {
             shadow.remember(new, actor.clock, host);
         }
@@ -171,20 +170,20 @@ impl Sanitizer {
 impl Shadow {
     fn check(&self, new: &Record, clock: &Clock, seed: u64) -> Result<(), Box<StreamRace>> {
         let races = |old: &&Record| {
-            let overlap = old.start < new.end && new.start < old.end;
-            overlap && old.queue != new.queue && old.kind.conflicts(new.kind) && !old.is_known_to(clock)
+            let may_race = old.queue != new.queue && old.kind.conflicts(new.kind) && !old.is_known_to(clock);
+            may_race && old.extent.overlap(&new.extent).is_some()
         };
         self.records.iter().find(races).map_or(Ok(()), |old| Err(self.report(old, new, seed)))
     }
 
     fn report(&self, old: &Record, new: &Record, seed: u64) -> Box<StreamRace> {
-        let (start, end) = (old.start.max(new.start), old.end.min(new.end));
+        let both = old.extent.overlap(&new.extent).unwrap_or(self.start..self.start);
         Box::new(StreamRace {
             kind: old.kind.race(new.kind),
             memory: self.name.clone(),
             device: self.device,
-            offset: start.saturating_sub(self.start),
-            bytes: end.saturating_sub(start),
+            offset: both.start.saturating_sub(self.start),
+            bytes: both.end - both.start,
             first: old.by.clone(),
             second: new.by.clone(),
             seed,
