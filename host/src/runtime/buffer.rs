@@ -199,7 +199,8 @@ impl<T: Pod> Buffer<T> {
                 target: self.address(),
                 source,
                 bytes: self.memory.bytes,
-                rows: CopyRows::ONE, caller: Location::caller(),
+                rows: CopyRows::ONE,
+                caller: Location::caller(),
             },
         )
     }
@@ -251,7 +252,17 @@ impl<T: Pod> Buffer<T> {
         self.check_host(stream, Self::READ)?;
         let (target, element_bytes) = (slice.as_mut_ptr().expose_provenance() as u64, size_of::<T>() as u64);
         let (source, bytes) = (self.address() + start * element_bytes, slice.len() as u64 * element_bytes);
-        self.copy(stream, Copy { direction: Direction::DeviceToHost { element_bytes }, target, source, bytes, rows: CopyRows::ONE, caller: Location::caller() })
+        self.copy(
+            stream,
+            Copy {
+                direction: Direction::DeviceToHost { element_bytes },
+                target,
+                source,
+                bytes,
+                rows: CopyRows::ONE,
+                caller: Location::caller(),
+            },
+        )
     }
 
     /// Copies page-locked host memory into the buffer, in stream order.
@@ -285,7 +296,8 @@ impl<T: Pod> Buffer<T> {
                 target: to,
                 source,
                 bytes,
-                rows: CopyRows::ONE, caller: Location::caller(),
+                rows: CopyRows::ONE,
+                caller: Location::caller(),
             },
             Some(target.memory()),
             Some(&self.memory),
@@ -334,7 +346,8 @@ impl<T: Pod> Buffer<T> {
             target: target.address,
             source: source.address,
             bytes: source.bytes,
-            rows: CopyRows::ONE, caller: Location::caller(),
+            rows: CopyRows::ONE,
+            caller: Location::caller(),
         };
         enqueue(stream, what, &[source, target], |id| if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })
     }

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::{iter, ptr};
 
 use cudarc::driver::sys::{
-    self, CUDA_MEMCPY2D, CUDA_MEMCPY3D_BATCH_OP, CUextent3D, CUmemLocation, CUmemLocationType, CUmemcpy3DOperand, CUmemcpy3DOperandType,
-    CUmemcpy3DOperand_st__bindgen_ty_1 as Operand, CUmemcpy3DOperand_st__bindgen_ty_1__bindgen_ty_1 as Pointer, CUmemcpyAttributes,
-    CUmemcpyFlags, CUmemcpySrcAccessOrder, CUmemorytype, CUstream,
+    self, CUDA_MEMCPY2D, CUDA_MEMCPY3D_BATCH_OP, CUextent3D, CUmemLocation, CUmemLocationType, CUmemcpy3DOperand,
+    CUmemcpy3DOperand_st__bindgen_ty_1 as Operand, CUmemcpy3DOperand_st__bindgen_ty_1__bindgen_ty_1 as Pointer, CUmemcpy3DOperandType,
+    CUmemcpyAttributes, CUmemcpyFlags, CUmemcpySrcAccessOrder, CUmemorytype, CUstream,
 };
 
 use super::driver::check;
@@ -91,7 +91,9 @@ pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy]) -> Result<()
     parts.try_for_each(|part| match part {
         // SAFETY: passed on to the caller.
         [one] => unsafe { enqueue(stream, *one) },
+        // SAFETY: as above; these have one row each.
         [one, ..] if one.rows == CopyRows::ONE => unsafe { enqueue_ranges(stream, part) },
+        // SAFETY: as above.
         _ => unsafe { enqueue_rows(stream, part) },
     })
 }

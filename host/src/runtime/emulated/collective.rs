@@ -273,7 +273,8 @@ impl Part {
 
     /// What it reads and writes between arriving and leaving.
     pub(super) fn accesses(&self) -> Vec<Access> {
-        let access = |region: Region, kind, what| Access { extent: Extent::range(region.address, region.bytes), kind, on_host: false, what };
+        let access =
+            |region: Region, kind, what| Access { extent: Extent::range(region.address, region.bytes), kind, on_host: false, what };
         match &self.work {
             Work::Collective { call, input, output } => vec![
                 access(*input, Kind::Read, format!("{call} reads, for {}", self.rank).into()),

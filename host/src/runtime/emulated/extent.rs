@@ -38,6 +38,12 @@ impl Extent {
         start..start + self.width
     }
 
+    /// Its rows.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let extent = *self;
+        (0..self.count).map(move |index| extent.row(index))
+    }
+
     /// The first row that ends after a byte, if there is one.
     fn row_after(&self, byte: u64) -> Option<Range<u64>> {
         let index = match byte.checked_sub(self.start + self.width) {
@@ -82,7 +88,9 @@ mod tests {
     fn rows_meet_where_their_bytes_do() {
         let bytes = |extent: &Extent| (0..extent.count).flat_map(|index| extent.row(index)).collect::<Vec<_>>();
         let mut all = vec![Extent::range(5, 0)];
-        for (start, width, count) in [0, 1, 4, 7].iter().flat_map(|&a| [1, 2, 3].map(move |b| (a, b))).flat_map(|(a, b)| [1, 2, 3].map(|c| (a, b, c))) {
+        for (start, width, count) in
+            [0, 1, 4, 7].iter().flat_map(|&a| [1, 2, 3].map(move |b| (a, b))).flat_map(|(a, b)| [1, 2, 3].map(|c| (a, b, c)))
+        {
             all.extend([0, 1, 4].map(|gap| Extent::rows(start, width, count, width + gap)));
         }
         for (one, other) in all.iter().flat_map(|one| all.iter().map(move |other| (one, other))) {

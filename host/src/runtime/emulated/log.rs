@@ -80,7 +80,7 @@ fn work(entry: &Entry, device: u32, memory: &Memory) -> Option<Work> {
             let (name, bytes) = part.describe();
             work(Collective, name.to_owned(), Some(bytes))
         }
-        Operation::Free { .. } | Operation::FreeHost { .. } | Operation::Record(_) => None,
+        Operation::Discard { .. } | Operation::Free { .. } | Operation::FreeHost { .. } | Operation::Record(_) => None,
     }
 }
 

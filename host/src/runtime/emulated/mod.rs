@@ -6,6 +6,7 @@
 //! | `options` | how a cluster is made |
 //! | `operation`, `schedule` | what waits in a stream's queue, and the choice of which goes on |
 //! | `scheduler` | the state of a cluster, and how its queues are emptied |
+//! | `underway` | launches that wait for flags, a piece at a time |
 //! | `wait` | host threads that wait, and so do the cluster's work |
 //! | `collective`, `reduction` | operations of several ranks, and their sums |
 //! | `ranges` | memory of several ranks in one range of addresses |
@@ -37,6 +38,7 @@ mod scheduler;
 mod script;
 #[cfg(test)]
 pub(crate) mod tables;
+mod underway;
 mod wait;
 
 pub(crate) use cluster::Cluster;
