@@ -199,7 +199,14 @@ impl Communicator for SingleRank {
 }
 
 fn copy(stream: &Stream, from: &Operand, to: &Operand, caller: Caller) -> Result<()> {
-    let copy = Copy { direction: Direction::DeviceToDevice, target: to.address, source: from.address, bytes: from.bytes, rows: CopyRows::ONE, caller };
+    let copy = Copy {
+        direction: Direction::DeviceToDevice,
+        target: to.address,
+        source: from.address,
+        bytes: from.bytes,
+        rows: CopyRows::ONE,
+        caller,
+    };
     memory::copy(&stream.0, copy, Some(&to.memory), Some(&from.memory))
 }
 

@@ -10,6 +10,7 @@ use oxtile_tile::num::Pod;
 use super::arena::Arena;
 use super::awaited::Expected;
 use super::buffer::Peer;
+use super::flags::{Flags, SET};
 use super::rows::Rows;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
@@ -66,6 +67,40 @@ impl<'a> Batch<'a> {
     pub fn wait(mut self, channel: Channel, from: Rank, epoch: Epoch) -> Result<Self> {
         let (operation, expected) = self.arena.0.wait(channel, from, epoch, Location::caller())?;
         self.operations.push(Operation::Word(operation, Some(expected)));
+        Ok(self)
+    }
+
+    /// As [`Flags::set`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn set(self, flags: &Flags, flag: u32, to: Rank) -> Result<Self> {
+        let channel = flags.channel(flag)?;
+        self.signal(channel, to, SET)
+    }
+
+    /// As [`Flags::take_back`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn take_back(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
+        let (wait, expected) = self.arena.0.wait(flags.channel(flag)?, from, SET, Location::caller())?;
+        // A flag that is 0 was not set, or was reset: it names no epoch.
+        self.operations.push(Operation::Word(wait, Some(Expected { epoch: None, ..expected })));
+        self.operations.push(Operation::Word(self.arena.0.reset(expected.word, Location::caller()), None));
+        Ok(self)
+    }
+
+    /// As [`Flags::clear`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn clear(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
+        let word = self.arena.0.word_of(flags.channel(flag)?, from)?;
+        self.operations.push(Operation::Word(self.arena.0.reset(word, Location::caller()), None));
         Ok(self)
     }
 

@@ -13,7 +13,7 @@ use super::ticket::Ticket;
 use crate::comm::Rank;
 use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::instances::Lent;
-use crate::runtime::{Buffer, Error, Result, Stream, memory};
+use crate::runtime::{Buffer, Error, Kind, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
 /// [`peer`](Self::peer).
@@ -58,6 +58,28 @@ impl<T: Pod> SymmetricBuffer<T> {
     pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
+    }
+
+    /// What these elements of this rank hold is not needed any more, after the earlier work of the stream. On the virtual cluster a read of them before they are
+    /// written again is an error with the buffer's name, whatever they hold; on a GPU nothing is done. Before other ranks are told that they may
+    /// write them. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range outside; [`Error::ForeignRuntime`], [`Error::WrongDevice`]; what ended the arena.
+    #[track_caller]
+    pub fn discard(&mut self, stream: &Stream, range: Range<u64>) -> Result<()> {
+        const WHAT: &str = "SymmetricBuffer::discard";
+        self.local.check_stream(stream, WHAT)?;
+        let (size, count) = (size_of::<T>() as u64, range.end.saturating_sub(range.start));
+        fits(WHAT, range.start, count, self.len())?;
+        if count == 0 || stream.0.runtime.kind() == Kind::Cuda {
+            return Ok(());
+        }
+        self.arena.0.check()?;
+        self.arena.0.use_on(stream)?;
+        let _enqueue = stream.0.runtime.enqueue();
+        memory::order(&stream.0, |wait_for| self.local.memory().add_use(&stream.0, true, wait_for))?;
+        stream.0.runtime.backend.discard(stream.0.id, self.local.address() + range.start * size, count * size, Location::caller())
     }
 
     pub(super) fn is_of(&self, arena: &Arena) -> bool {
@@ -182,7 +204,8 @@ impl<T: Pod> Peer<'_, T> {
             target: target.address() + at * size,
             source,
             bytes: count * size,
-            rows: CopyRows::ONE, caller: Location::caller(),
+            rows: CopyRows::ONE,
+            caller: Location::caller(),
         };
         self.buffer.arena.0.use_on(stream)?;
         memory::copy(&stream.0, copy, Some(target.memory()), None)?;

@@ -186,7 +186,8 @@ fn gaps_stay_as_they_were() {
     put(&buffers[0], Rows { count: 0, ..band(2, 1, 1) }).unwrap();
     put(&buffers[0], Rows { width: 0, ..band(2, 1, 1) }).unwrap();
     put(&buffers[0], band(2, 0, 1)).unwrap();
-    let expected: Vec<_> = numbers(8, 12).chunks(4).zip(numbers(0, 12).chunks(4)).flat_map(|(old, new)| [old[0], old[1], new[0], new[1]]).collect();
+    let expected: Vec<_> =
+        numbers(8, 12).chunks(4).zip(numbers(0, 12).chunks(4)).flat_map(|(old, new)| [old[0], old[1], new[0], new[1]]).collect();
     assert_eq!(buffers[0].local().to_vec(stream).unwrap(), expected);
 }
 

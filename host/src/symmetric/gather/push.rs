@@ -268,7 +268,10 @@ impl<T: Pod> PushGather<T> {
         }
         if self.chunks == 1 {
             let batch = self.arena.batch(&self.arrivals);
-            self.others.iter().try_fold(batch, |batch, (_, other)| batch.wait(self.memory.ready, *other, self.ready(before, 0)))?.enqueue()?;
+            self.others
+                .iter()
+                .try_fold(batch, |batch, (_, other)| batch.wait(self.memory.ready, *other, self.ready(before, 0)))?
+                .enqueue()?;
             return Ok(events);
         }
         // The member before this one puts to this one first.
