@@ -152,6 +152,9 @@ impl Block {
     pub fn finish(&self) -> Result<(), Fault> {
         if let Some(detector) = &self.detector {
             detector.costs.borrow_mut().close(&mut self.worker().totals.borrow_mut());
+            if !self.worker().grid().options.known.is_empty() {
+                detector.tell(&mut self.worker().learnt.borrow_mut());
+            }
         }
         async_copy::finish(self)?;
         mbarrier::check_finished(self)

@@ -26,6 +26,10 @@ impl Clock {
         Self(Some(Arc::new(Parts { finished: finished.to_vec(), blocks: Vec::new() })))
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
     pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
         let finished = self.0.as_ref().map_or(&[][..], |parts| &parts.finished);
         self.time(block, slot) >= time || finished.iter().any(|range| range.contains(&block))

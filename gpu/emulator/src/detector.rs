@@ -84,6 +84,11 @@ impl Detector {
         }
     }
 
+    /// Adds what all threads know.
+    pub fn tell(&self, learnt: &mut Knowledge) {
+        self.threads.iter().for_each(|thread| learnt.join(&thread.borrow().view.knowledge));
+    }
+
     /// A new agent of this block.
     pub fn slot(&self) -> u32 {
         self.slots.set(self.slots.get() + 1);
@@ -256,7 +261,18 @@ fn at_site(location: Site) -> Vec<Involved> {
 }
 
 fn describe(grids: &Grids, conflict: Conflict, new: &Record, old: &Record, place: &str, space: Space) -> Bad {
+    let by_stream = grids.of(old.block).is_stream;
     let (kind, message, mend) = match (conflict, space) {
+        (Conflict::Unordered, _) if by_stream => (
+            FaultKind::Race,
+            format!("an access to {place}, which a stream writes, and nothing orders the two"),
+            "let the thread wait for the flag that the stream sets after it (Arrivals::wait), or the kernel's stream for the other one",
+        ),
+        (Conflict::Unfenced, _) if by_stream => (
+            FaultKind::MissingProxyFence,
+            format!("an asynchronous copy meets a stream's write to {place} with no proxy fence between the flag and the copy"),
+            "let the thread that waited for the flag call fence_proxy_async_global before it issues the copy",
+        ),
         (Conflict::Unordered, _) => (
             FaultKind::Race,
             format!("two accesses to {place} are not ordered, and one is a write"),
@@ -294,6 +310,9 @@ fn access_by(grids: &Grids, record: &Record, home: u32) -> String {
     };
     let threads = grid.block.iter().product::<u32>();
     let copy = if record.slot >= threads { " by a copy issued" } else { "" };
+    if grid.is_stream {
+        return format!("{verb} by {} of device {}", grid.kernel, grid.device);
+    }
     let thread = unflatten(u64::from(record.thread), grid.block);
     let mut text = format!("{verb}{copy} by thread {}", Coordinates(thread));
     // Of one block, the report's second line has it.

@@ -2,6 +2,7 @@
 
 use crate::fault::Fault;
 use crate::grid::{ENDED, GOES_ON, Grid, Progress};
+use crate::known::Known;
 use crate::launch::{Launch, Mode, Options};
 use crate::memory::Memory;
 use crate::report::Report;
@@ -67,6 +68,11 @@ impl GridRun {
         result?;
         self.done = true;
         Ok(self.report())
+    }
+
+    /// What the threads that have ended knew of streams and of other grids, in check mode and where [`Options::known`] says of any.
+    pub fn known(&self) -> Known {
+        self.scheduler.known()
     }
 
     /// What was counted so far.

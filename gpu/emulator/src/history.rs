@@ -15,6 +15,8 @@ pub(crate) struct GridBlocks {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub cluster: [u32; 3],
+    /// It is no grid: its one block is a stream.
+    pub is_stream: bool,
 }
 
 impl GridBlocks {
@@ -75,13 +77,18 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Numbers a grid's blocks; `grid.blocks` is set here.
-    pub fn begin(&mut self, mut grid: GridBlocks, blocks: u32) -> Range<u32> {
+    /// A grid starts, of so many blocks.
+    pub fn begin(&mut self, grid: GridBlocks, blocks: u32) -> Range<u32> {
+        self.running += 1;
+        self.number(grid, blocks)
+    }
+
+    /// Numbers the blocks; `grid.blocks` is set here.
+    pub fn number(&mut self, mut grid: GridBlocks, blocks: u32) -> Range<u32> {
         let start = self.grids.0.last().map_or(0, |last| last.blocks.end);
         let numbers = start..start.checked_add(blocks).expect("fewer than 2^32 blocks run checked on one memory");
         grid.blocks = numbers.clone();
         self.grids.0.push(grid);
-        self.running += 1;
         numbers
     }
 
@@ -91,12 +98,12 @@ impl History {
     }
 
     /// The grid has ended; neighbouring ranges are merged. What happened is ordered before all that comes, if
-    /// no other grid is running.
+    /// no other grid is running; what flags between devices released is kept.
     pub fn finish(&mut self, blocks: Range<u32>) {
         self.running -= 1;
         if self.running == 0 {
             self.shadow = Shadow::default();
-            self.releases.clear();
+            self.releases.retain(|_, release| release.scope == Scope::System);
         }
         self.finished.push(blocks);
         self.finished.sort_by_key(|range| range.start);

@@ -30,6 +30,13 @@ impl Initialisation {
         }
     }
 
+    /// What the range holds does not count any more.
+    pub fn clear(&self, offset: u64, bytes: u64) {
+        for (word, mask) in bit_ranges(offset, bytes) {
+            self.bits[word].fetch_and(!mask, Ordering::Relaxed);
+        }
+    }
+
     /// The first byte of the range that was never written.
     pub fn first_missing(&self, offset: u64, bytes: u64) -> Option<u64> {
         if self.assumed.load(Ordering::Relaxed) {

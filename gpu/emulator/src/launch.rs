@@ -1,8 +1,11 @@
 //! A launch as a value: what to run, and how.
 
 use crate::fault::{Fault, FaultKind};
+use crate::known::Known;
 use crate::mutation::Mutation;
 use crate::schedule::Schedule;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A range of device memory with the name that reports use for it: a kernel's tensor parameter.
@@ -159,6 +162,10 @@ pub struct Options {
     pub explain: bool,
     /// Which thread goes on when, to note it or to give it ([`Mode::Check`]).
     pub schedule: Option<Schedule>,
+    /// What the launch's stream knows of other streams and of grids that are under way. Grids that have ended are known to all.
+    pub known: Known,
+    /// Once this is set, races and reads of what was never written are none: the flags that the grid waited for were poisoned, and what it reads is garbage.
+    pub pardon: Option<Arc<AtomicBool>>,
 }
 
 impl Options {
@@ -177,12 +184,18 @@ impl Options {
             mutation: None,
             explain: false,
             schedule: None,
+            known: Known::default(),
+            pardon: None,
         }
     }
 
     /// Bounds checks only, as fast as it goes.
     pub fn fast() -> Self {
         Self { mode: Mode::Fast, step_limit: u64::MAX, ..Self::check(0) }
+    }
+
+    pub(crate) fn is_pardoned(&self) -> bool {
+        self.pardon.as_ref().is_some_and(|pardon| pardon.load(Ordering::Relaxed))
     }
 }
 

@@ -39,6 +39,7 @@
 //! | `tensor_map`, `swizzle` | descriptors of TMA, and permutations of 16-byte chunks |
 //! | `memory`, `reservation`, `words` | device memory, its addresses and bytes |
 //! | `detector`, `shadow`, `clock`, `history`, `initialisation` | races and bytes that were never written, within a grid and across grids |
+//! | `known`, `streams` | streams that copy and signal beside grids |
 //! | `shared_layout` | what pieces of shared memory are called |
 //! | `divergence` | threads that part before a collective |
 //! | `fault`, `site`, `report`, `cost`, `phases` | what a run reports: errors, source lines, counts, costs of accesses, phases of mbarriers |
@@ -65,6 +66,7 @@ mod grid;
 mod grid_run;
 mod history;
 mod initialisation;
+mod known;
 mod launch;
 mod mbarrier;
 mod meeting;
@@ -87,6 +89,7 @@ mod stack;
 #[cfg(unix)]
 mod stack_overflow;
 mod story;
+mod streams;
 mod swizzle;
 pub mod tensor_map;
 mod thread;
@@ -101,6 +104,7 @@ pub use fault::{Fault, FaultKind, Involved};
 pub use format::Format;
 pub use grid::Progress;
 pub use grid_run::GridRun;
+pub use known::{Agent, Known};
 pub use launch::{Launch, Mode, Options, Policy, TensorName};
 pub use memory::{Found, Memory, MemoryError};
 pub use order::{AtomicOp, AtomicOrder, Group, ReadOrder, ReduceOp, Scope, ShuffleMode, Space, VoteMode, WriteOrder};

@@ -247,6 +247,13 @@ impl Memory {
         Ok(())
     }
 
+    /// Takes the range as never written from here on: what it holds is not needed any more. Grids under way are not asked.
+    pub fn discard(&self, address: u64, bytes: u64) -> Result<(), MemoryError> {
+        let (allocation, offset) = self.checked(address, bytes)?;
+        allocation.initialisation.clear(offset, bytes);
+        Ok(())
+    }
+
     /// How many bytes from `address` on the first byte of the range lies that neither the host nor a kernel wrote. A kernel in fast mode counts
     /// as a writer of all of an allocation.
     pub fn first_unwritten(&self, address: u64, bytes: u64) -> Result<Option<u64>, MemoryError> {

@@ -6,6 +6,7 @@ use crate::cluster::Cluster;
 use crate::divergence;
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::grid::{Grid, Progress};
+use crate::known::Known;
 use crate::launch::{Mode, Policy};
 use crate::panic_hook;
 use crate::replay::{Next, Replay};
@@ -78,6 +79,11 @@ impl Scheduler {
         let Some(explained) = &worker.explained else { return plain };
         let phases = explained.phases.borrow().named(|offset| worker.shared.mbarrier(offset));
         Report { shared: worker.shared.fields(), boxes: explained.boxes.borrow().iter().cloned().collect(), phases, ..plain }
+    }
+
+    /// What the grid's threads knew at their ends.
+    pub fn known(&self) -> Known {
+        Known(self.worker.learnt.borrow().clone())
     }
 
     /// How often a thread went on so far.

@@ -65,6 +65,19 @@ impl Default for Granule {
     }
 }
 
+impl Granule {
+    /// Its bytes, each with a cell of its own from here on.
+    fn split(&mut self) -> &mut [Cell; 4] {
+        if let Self::Whole(cell) = self {
+            *self = Self::Split(Box::new(std::array::from_fn(|_| cell.clone())));
+        }
+        match self {
+            Self::Split(cells) => cells,
+            Self::Whole(_) => unreachable!("it was split"),
+        }
+    }
+}
+
 /// Why two accesses may not stand together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Conflict {
@@ -99,6 +112,26 @@ impl Shadow {
         self.pages.retain(|page, _| (page + 1) * PAGE_BYTES <= start || page * PAGE_BYTES >= end);
     }
 
+    /// Enters a write that no thread makes, in place of what was there.
+    pub fn replace(&mut self, address: u64, bytes: u64, record: &Record) {
+        let (write, end) = (Cell { write: Some(*record), ..Cell::default() }, address + bytes);
+        let mut at = address;
+        while at < end {
+            let length = (4 - at % 4).min(end - at);
+            let granule = &mut self.page(at / PAGE_BYTES)[(at % PAGE_BYTES / 4) as usize];
+            if length == 4 {
+                *granule = Granule::Whole(write.clone());
+            } else {
+                granule.split()[(at % 4) as usize..][..length as usize].fill(write.clone());
+            }
+            at += length;
+        }
+    }
+
+    fn page(&mut self, number: u64) -> &mut [Granule] {
+        self.pages.entry(number).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into())
+    }
+
     /// Enters an access; returns the earlier one that it conflicts with, if any, and the byte.
     pub fn access(
         &mut self,
@@ -113,7 +146,7 @@ impl Shadow {
         let (mut at, end) = (address, address + bytes);
         while at < end {
             let number = at / PAGE_BYTES;
-            let page = self.pages.entry(number).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into());
+            let page = self.page(number);
             let page_end = end.min((number + 1) * PAGE_BYTES);
             while at < page_end {
                 let length = (4 - at % 4).min(page_end - at);
@@ -135,10 +168,8 @@ struct Judge<'a, S> {
 
 impl<S: Scopes> Judge<'_, S> {
     fn granule(&self, granule: &mut Granule, first: u64, length: u64) -> Result<(), (Conflict, Record)> {
-        if length < 4
-            && let Granule::Whole(cell) = granule
-        {
-            *granule = Granule::Split(Box::new(std::array::from_fn(|_| cell.clone())));
+        if length < 4 {
+            granule.split();
         }
         match granule {
             Granule::Whole(cell) => self.cell(cell),

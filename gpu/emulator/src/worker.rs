@@ -37,6 +37,8 @@ pub(crate) struct Worker {
     history: OnceCell<(Range<u32>, Knowledge)>,
     ended: Cell<bool>,
     pub totals: RefCell<Totals>,
+    /// What the threads knew that have ended.
+    pub learnt: RefCell<Knowledge>,
     /// The names of the shared memory's pieces.
     pub shared: SharedNames,
     sites: RefCell<HashMap<(usize, usize), Seen>>,
@@ -80,6 +82,7 @@ impl Worker {
             history: OnceCell::new(),
             ended: Cell::new(false),
             totals: RefCell::default(),
+            learnt: RefCell::default(),
             shared: SharedNames::default(),
             sites: RefCell::default(),
             turn_end: Cell::new(None),
@@ -119,9 +122,12 @@ impl Worker {
                 grid: launch.grid,
                 block: launch.block,
                 cluster: launch.cluster,
+                is_stream: false,
             };
             let count = u32::try_from(launch.blocks()).expect("fewer than 2^32 blocks run checked");
-            (history.begin(grid, count), history.start())
+            let mut start = history.start();
+            start.join(&self.grid.options.known.at_start());
+            (history.begin(grid, count), start)
         }))
     }
 

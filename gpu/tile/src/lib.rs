@@ -15,7 +15,7 @@
 //! | matrix multiplication | [`matrix`] (`wgmma`), [`warp_matrix`] (`mma.sync`) |
 //! | tiles in registers, and in memory as registers hold them; transposition of 8-bit tiles | [`register_tile`], [`fragment_tile`]; `turn` |
 //! | how a result leaves, which tile is next | [`epilogue`], [`scheduler`] |
-//! | barriers, fences, atomics, flags between devices | [`sync`], [`atomic`], [`flag`] |
+//! | barriers, fences, atomics, flags between devices, chunks that arrive meanwhile | [`sync`], [`atomic`], [`flag`], [`arrivals`] |
 //! | number formats | [`num`] |
 //! | what the host must know | [`launch`] |
 //! | instructions, on the device and on the emulator | [`arch`] |
@@ -30,6 +30,7 @@
 extern crate self as oxtile_tile;
 
 pub mod arch;
+pub mod arrivals;
 pub mod atomic;
 pub mod block;
 pub mod cluster;

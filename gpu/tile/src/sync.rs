@@ -64,3 +64,11 @@ pub fn fence_system() {
 pub fn fence_proxy_async() {
     Target::proxy_async_shared();
 }
+
+/// Makes what this thread wrote to global memory, or has acquired of others, visible to the bulk copies that it issues later. After a flag was
+/// waited for, and before a copy of what the flag stands for. PTX `fence.proxy.async.global`.
+#[inline(always)]
+#[track_caller]
+pub fn fence_proxy_async_global() {
+    Target::proxy_async_global();
+}

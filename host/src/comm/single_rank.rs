@@ -11,7 +11,7 @@ use super::communicator::{Communicator, Reducible};
 use super::group;
 use super::operand::Operand;
 use crate::rank::{Rank, ReduceOp, WorldSize};
-use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::memory;
 use crate::runtime::{Device, Error, Result, Stream};
 
@@ -199,7 +199,14 @@ impl Communicator for SingleRank {
 }
 
 fn copy(stream: &Stream, from: &Operand, to: &Operand, caller: Caller) -> Result<()> {
-    let copy = Copy { direction: Direction::DeviceToDevice, target: to.address, source: from.address, bytes: from.bytes, caller };
+    let copy = Copy {
+        direction: Direction::DeviceToDevice,
+        target: to.address,
+        source: from.address,
+        bytes: from.bytes,
+        rows: CopyRows::ONE,
+        caller,
+    };
     memory::copy(&stream.0, copy, Some(&to.memory), Some(&from.memory))
 }
 

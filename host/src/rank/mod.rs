@@ -20,5 +20,5 @@ mod world;
 pub use backend_name::BackendName;
 pub use bootstrap_error::BootstrapError;
 pub use reduce::{DType, ReduceOp};
-pub use symmetric_error::{Step, SymmetricError};
+pub use symmetric_error::{FlagName, Step, SymmetricError};
 pub use world::{Rank, WorldSize};

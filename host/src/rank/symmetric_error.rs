@@ -8,6 +8,21 @@ use serde::{Deserialize, Serialize};
 use super::backend_name::BackendName;
 use super::world::Rank;
 
+/// A flag, for errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlagName {
+    /// What the flags are called that it is one of.
+    pub operation: &'static str,
+    /// Its number among them.
+    pub flag: u32,
+}
+
+impl fmt::Display for FlagName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "flag {} of `{}`", self.flag, self.operation)
+    }
+}
+
 /// An error of symmetric memory. After one that another rank caused, the arena is unusable; a new one can be opened.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -95,7 +110,7 @@ pub enum SymmetricError {
         channels: u32,
     },
     /// A wait of a stream was not answered in time. The arena is unusable from here on.
-    #[error("{rank}: {operation}, number {sequence}: no signal from {}{} within {waited:?}", if *is_guess { "one or more of " } else { "" }, list(missing))]
+    #[error("{rank}: {operation}, number {sequence}: no signal from {}{}{} within {waited:?}", if *is_guess { "one or more of " } else { "" }, list(missing), flag.map_or_else(String::new, |flag| format!(" ({flag})")))]
     Deadline {
         /// The rank that waited.
         rank: Rank,
@@ -107,6 +122,8 @@ pub enum SymmetricError {
         missing: Vec<Rank>,
         /// Whether some of them may have signalled: a [`Handover`](crate::symmetric::Handover)'s flag that was reset looks like one that was not set.
         is_guess: bool,
+        /// The flag that did not come, where the arena knows it: the first that a kernel waited for in vain, or one of the only rank that is missing.
+        flag: Option<FlagName>,
         /// The deadline.
         waited: Duration,
     },

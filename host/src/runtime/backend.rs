@@ -129,6 +129,10 @@ pub(crate) trait Backend: Send + Sync {
     fn encode_tensor_map(&self, device: u32, map: &BoxMap) -> Result<[u64; 16]>;
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()>;
+    /// What is there is not needed any more: a check may report who reads it before it is written again. Nothing where there are no checks.
+    fn discard(&self, _stream: StreamId, _address: u64, _bytes: u64, _caller: Caller) -> Result<()> {
+        Ok(())
+    }
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()>;
     /// Copies of some bytes each between devices, in any order among themselves, on a stream of the runtime that is not captured.
     fn copies(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
@@ -202,14 +206,43 @@ pub(crate) struct BoxMap {
     pub swizzle: SwizzleMode,
 }
 
-/// A copy of bytes. Host addresses must stay valid until the copy is done.
+/// A copy of rows of bytes, which is one row unless it is between devices. Host addresses must stay valid until the copy is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub direction: Direction,
     pub target: u64,
     pub source: u64,
+    /// Bytes of a row.
     pub bytes: u64,
+    pub rows: CopyRows,
     pub caller: Caller,
+}
+
+/// How many rows a [`Copy`] has, and the bytes from the start of one to that of the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyRows {
+    pub count: u64,
+    pub target_pitch: u64,
+    pub source_pitch: u64,
+}
+
+impl CopyRows {
+    /// A single range of bytes.
+    pub const ONE: Self = Self { count: 1, target_pitch: 0, source_pitch: 0 };
+}
+
+impl Copy {
+    /// The bytes of all rows.
+    pub fn total(&self) -> u64 {
+        self.bytes * self.rows.count
+    }
+
+    /// The same copy; rows that follow one another without a gap at both ends are one row, and so is none.
+    pub fn joined(self) -> Self {
+        let CopyRows { count, target_pitch, source_pitch } = self.rows;
+        let is_one = count <= 1 || self.bytes == 0 || (target_pitch == self.bytes && source_pitch == self.bytes);
+        if is_one { Self { bytes: self.total(), rows: CopyRows::ONE, ..self } } else { self }
+    }
 }
 
 /// From where to where a [`Copy`] goes.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
-use super::backend::{Copy, Direction};
+use super::backend::{Copy, CopyRows, Direction};
 use super::device::Device;
 use super::element::{HostElement, byte_count};
 use super::error::{Error, Result};
@@ -199,6 +199,7 @@ impl<T: Pod> Buffer<T> {
                 target: self.address(),
                 source,
                 bytes: self.memory.bytes,
+                rows: CopyRows::ONE,
                 caller: Location::caller(),
             },
         )
@@ -251,7 +252,17 @@ impl<T: Pod> Buffer<T> {
         self.check_host(stream, Self::READ)?;
         let (target, element_bytes) = (slice.as_mut_ptr().expose_provenance() as u64, size_of::<T>() as u64);
         let (source, bytes) = (self.address() + start * element_bytes, slice.len() as u64 * element_bytes);
-        self.copy(stream, Copy { direction: Direction::DeviceToHost { element_bytes }, target, source, bytes, caller: Location::caller() })
+        self.copy(
+            stream,
+            Copy {
+                direction: Direction::DeviceToHost { element_bytes },
+                target,
+                source,
+                bytes,
+                rows: CopyRows::ONE,
+                caller: Location::caller(),
+            },
+        )
     }
 
     /// Copies page-locked host memory into the buffer, in stream order.
@@ -264,7 +275,7 @@ impl<T: Pod> Buffer<T> {
         let (target, from, bytes) = (self.address(), source.memory().address, self.memory.bytes);
         copy(
             &stream.0,
-            Copy { direction: Direction::HostToDevice, target, source: from, bytes, caller: Location::caller() },
+            Copy { direction: Direction::HostToDevice, target, source: from, bytes, rows: CopyRows::ONE, caller: Location::caller() },
             Some(&self.memory),
             Some(source.memory()),
         )
@@ -285,6 +296,7 @@ impl<T: Pod> Buffer<T> {
                 target: to,
                 source,
                 bytes,
+                rows: CopyRows::ONE,
                 caller: Location::caller(),
             },
             Some(target.memory()),
@@ -312,7 +324,7 @@ impl<T: Pod> Buffer<T> {
         let (target, from, bytes) = (self.address(), source.address() + start * size_of::<T>() as u64, self.memory.bytes);
         copy(
             &stream.0,
-            Copy { direction: Direction::DeviceToDevice, target, source: from, bytes, caller: Location::caller() },
+            Copy { direction: Direction::DeviceToDevice, target, source: from, bytes, rows: CopyRows::ONE, caller: Location::caller() },
             Some(&self.memory),
             Some(&source.memory),
         )
@@ -334,6 +346,7 @@ impl<T: Pod> Buffer<T> {
             target: target.address,
             source: source.address,
             bytes: source.bytes,
+            rows: CopyRows::ONE,
             caller: Location::caller(),
         };
         enqueue(stream, what, &[source, target], |id| if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })

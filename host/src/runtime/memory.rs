@@ -198,6 +198,7 @@ pub(crate) fn copy(stream: &Arc<StreamInner>, copy: Copy, target: Option<&Arc<Me
             memory.add_use(stream, true, wait_for);
         }
     })?;
+    let copy = copy.joined();
     if copy.bytes == 0 {
         return Ok(());
     }

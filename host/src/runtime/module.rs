@@ -8,6 +8,7 @@ use std::sync::Arc;
 use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo, Signature};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
+use super::device::Device;
 use super::error::{Error, Result};
 use super::instances::Instances;
 use super::limits;
@@ -94,6 +95,18 @@ impl<K: Kernel> Loaded<K> {
         stream.note(self.info.name, Some(caller));
         let launch = KernelLaunch { info: &self.info, function, body: K::emulate, grid, args, caller };
         self.runtime.backend.launch(stream.id, &launch)
+    }
+
+    /// Loads the kernel on a device, which the first launch there does else. Call it before another rank's kernel may wait for this one: loading may wait
+    /// for kernels under way (CUDA C++ Programming Guide, "Lazy Loading").
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`]; as [`launch`](Self::launch), what loading may give.
+    pub fn prepare(&self, device: &Device) -> Result<()> {
+        if !Arc::ptr_eq(&self.runtime, &device.runtime) {
+            return Err(Error::ForeignRuntime { what: "Loaded::prepare" });
+        }
+        self.function(device.index).map(drop)
     }
 
     /// The compile-time facts of the kernel.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard};
@@ -78,6 +79,8 @@ pub(super) struct Inner {
     pub streams: Mutex<BTreeMap<u64, Stream>>,
     /// What streams wait for.
     pub awaited: Mutex<Awaited>,
+    /// The names of flags, and the channels that they take.
+    pub flags: Mutex<Vec<(&'static str, Range<u64>)>>,
     /// How many tickets it has given. Gathers count their own.
     pub tickets: AtomicU64,
     /// The gathers that it has declared.
@@ -140,6 +143,7 @@ impl Arena {
             control,
             streams,
             awaited,
+            flags: Mutex::default(),
             tickets: AtomicU64::new(0),
             declared,
             failure,
@@ -279,6 +283,11 @@ impl Inner {
         Ok((WordOperation::Wait { address: self.base + word, value: epoch.0, caller }, expected))
     }
 
+    /// The write of 0 to a word of this rank.
+    pub fn reset(&self, word: u64, caller: Caller) -> WordOperation {
+        WordOperation::Write { address: self.base + word, value: Epoch::ZERO.0, caller }
+    }
+
     /// The word of a channel that `source` writes. A channel of another arena would name a word of this arena, and a rank of another world a word
     /// after the last one: both are refused.
     pub fn word_of(&self, channel: Channel, source: Rank) -> Result<u64> {
@@ -357,7 +366,7 @@ impl Inner {
         self.meeting.calls(name, self.options.deadline)
     }
 
-    fn publish_layout(&self, number: usize) -> Result<()> {
+    pub fn publish_layout(&self, number: usize) -> Result<()> {
         self.meeting.publish(&format!("allocation {number}"), self.layout.note(number))
     }
 

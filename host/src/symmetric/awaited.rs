@@ -15,6 +15,15 @@ pub(super) struct Expected {
     pub epoch: Option<Epoch>,
 }
 
+/// The ranks that have not signalled.
+pub(super) struct Missing {
+    pub ranks: Vec<Rank>,
+    /// Whether some of them may not be missing.
+    pub is_guess: bool,
+    /// The word of a flag of the only one.
+    pub flag: Option<u64>,
+}
+
 /// What each stream waits for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Awaited {
@@ -36,9 +45,9 @@ impl Awaited {
     }
 
     /// The ranks that have not signalled, by what `read` finds in the words: a rank whose word is below its epoch is missing. Flags are 0 both before they
-    /// are set and after they are reset: they count only where no epoch names a rank. The second result is then true: some of these ranks may not be missing.
-    pub fn missing(&self, read: impl Fn(u64) -> Result<u64>) -> Result<(Vec<Rank>, bool)> {
-        let mut late = BTreeSet::new();
+    /// are set and after they are reset: they count only where no epoch names a rank.
+    pub fn missing(&self, read: impl Fn(u64) -> Result<u64>) -> Result<Missing> {
+        let (mut late, mut flag) = (BTreeSet::new(), None);
         for ((_, word, from), epoch) in &self.epochs {
             if !late.contains(from) && read(*word)? < epoch.0 {
                 late.insert(*from);
@@ -48,9 +57,10 @@ impl Awaited {
         for (word, from) in self.flags.iter().filter(|_| are_flags) {
             if !late.contains(from) && read(*word)? == 0 {
                 late.insert(*from);
+                flag.get_or_insert(*word);
             }
         }
         let is_guess = are_flags && late.len() > 1;
-        Ok((late.into_iter().collect(), is_guess))
+        Ok(Missing { ranks: late.into_iter().collect(), is_guess, flag: flag.filter(|_| !is_guess) })
     }
 }

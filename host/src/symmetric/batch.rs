@@ -10,6 +10,8 @@ use oxtile_tile::num::Pod;
 use super::arena::Arena;
 use super::awaited::Expected;
 use super::buffer::Peer;
+use super::flags::{Flags, SET};
+use super::rows::Rows;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
 use crate::runtime::backend::{Copy, WordOperation};
@@ -20,7 +22,7 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// [`enqueue`](Self::enqueue).
 ///
 /// Signals and waits that follow each other are one call of the driver (`cuStreamBatchMemOp`), and so are puts on streams that Oxtile made where nothing
-/// is captured (`cuMemcpyBatchAsync`, 16 a call), which saves the time between two calls, on the host and in the copy engine. The order is that of the stream all the same: a signal comes
+/// is captured (`cuMemcpyBatchAsync`, for rows `cuMemcpy3DBatchAsync`, 16 a call), which saves the time between two calls, on the host and in the copy engine. The order is that of the stream all the same: a signal comes
 /// after the puts named before it. Only puts that follow each other have no order, so no two of them may go to the same elements. May be captured.
 #[must_use = "nothing of it is enqueued yet"]
 pub struct Batch<'a> {
@@ -68,20 +70,71 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
+    /// As [`Flags::set`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn set(self, flags: &Flags, flag: u32, to: Rank) -> Result<Self> {
+        let channel = flags.channel(flag)?;
+        self.signal(channel, to, SET)
+    }
+
+    /// As [`Flags::take_back`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn take_back(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
+        let (wait, expected) = self.arena.0.wait(flags.channel(flag)?, from, SET, Location::caller())?;
+        // A flag that is 0 was not set, or was reset: it names no epoch.
+        self.operations.push(Operation::Word(wait, Some(Expected { epoch: None, ..expected })));
+        self.operations.push(Operation::Word(self.arena.0.reset(expected.word, Location::caller()), None));
+        Ok(self)
+    }
+
+    /// As [`Flags::clear`].
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn clear(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
+        let word = self.arena.0.word_of(flags.channel(flag)?, from)?;
+        self.operations.push(Operation::Word(self.arena.0.reset(word, Location::caller()), None));
+        Ok(self)
+    }
+
     /// As [`Peer::put`]. Puts that follow each other are done in any order, all of them before what is named after them.
     ///
     /// # Errors
     /// As [`Peer::put`]; [`Error::Invalid`] for a peer of another arena than the batch's.
     #[track_caller]
     pub fn put<T: Pod>(mut self, peer: &Peer<'_, T>, source: &'a Buffer<T>, range: Range<u64>, at: u64) -> Result<Self> {
-        // The other arena would not know of the stream, and could be unmapped before the put.
-        if !peer.is_of(self.arena) {
-            let why = format!("{peer:?} is of another arena: batch its puts with Arena::batch of that one");
-            return Err(Error::Invalid { what: "Batch::put", why });
-        }
+        self.check_peer(peer)?;
         let copy = peer.put_copy(self.stream, source, range, at, Location::caller())?;
         self.operations.push(Operation::Put { copy, source: source.memory() });
         Ok(self)
+    }
+
+    /// As [`Peer::put_rows`], among puts as [`put`](Self::put).
+    ///
+    /// # Errors
+    /// As [`Peer::put_rows`]; [`Error::Invalid`] for a peer of another arena than the batch's.
+    #[track_caller]
+    pub fn put_rows<T: Pod>(mut self, peer: &Peer<'_, T>, source: &'a Buffer<T>, rows: Rows) -> Result<Self> {
+        self.check_peer(peer)?;
+        let copy = peer.put_rows_copy(self.stream, source, rows, Location::caller())?;
+        self.operations.push(Operation::Put { copy, source: source.memory() });
+        Ok(self)
+    }
+
+    /// Another arena would not know of the stream, and could be unmapped before a put to it.
+    fn check_peer<T: Pod>(&self, peer: &Peer<'_, T>) -> Result<()> {
+        if peer.is_of(self.arena) {
+            return Ok(());
+        }
+        let why = format!("{peer:?} is of another arena: batch its puts with Arena::batch of that one");
+        Err(Error::Invalid { what: "Batch::put", why })
     }
 
     /// Enqueues all of it.

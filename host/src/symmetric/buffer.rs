@@ -8,11 +8,12 @@ use std::sync::Arc;
 use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
+use super::rows::Rows;
 use super::ticket::Ticket;
 use crate::comm::Rank;
-use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::instances::Lent;
-use crate::runtime::{Buffer, Error, Result, Stream, memory};
+use crate::runtime::{Buffer, Error, Kind, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
 /// [`peer`](Self::peer).
@@ -57,6 +58,28 @@ impl<T: Pod> SymmetricBuffer<T> {
     pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
+    }
+
+    /// What these elements of this rank hold is not needed any more, after the earlier work of the stream. On the virtual cluster a read of them before they are
+    /// written again is an error with the buffer's name, whatever they hold; on a GPU nothing is done. Before other ranks are told that they may
+    /// write them. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range outside; [`Error::ForeignRuntime`], [`Error::WrongDevice`]; what ended the arena.
+    #[track_caller]
+    pub fn discard(&mut self, stream: &Stream, range: Range<u64>) -> Result<()> {
+        const WHAT: &str = "SymmetricBuffer::discard";
+        self.local.check_stream(stream, WHAT)?;
+        let (size, count) = (size_of::<T>() as u64, range.end.saturating_sub(range.start));
+        fits(WHAT, range.start, count, self.len())?;
+        if count == 0 || stream.0.runtime.kind() == Kind::Cuda {
+            return Ok(());
+        }
+        self.arena.0.check()?;
+        self.arena.0.use_on(stream)?;
+        let _enqueue = stream.0.runtime.enqueue();
+        memory::order(&stream.0, |wait_for| self.local.memory().add_use(&stream.0, true, wait_for))?;
+        stream.0.runtime.backend.discard(stream.0.id, self.local.address() + range.start * size, count * size, Location::caller())
     }
 
     pub(super) fn is_of(&self, arena: &Arena) -> bool {
@@ -139,7 +162,7 @@ impl<T: Pod> SymmetricBuffer<T> {
             let (source, count) = self.peer(*rank)?.elements(WHAT, range)?;
             fits("SymmetricBuffer::get_each, target", at, count, target.len())?;
             let (target, bytes) = (target.address() + at * size_of::<T>() as u64, count * size_of::<T>() as u64);
-            copies.push(Copy { direction: Direction::DeviceToDevice, target, source, bytes, caller });
+            copies.push(Copy { direction: Direction::DeviceToDevice, target, source, bytes, rows: CopyRows::ONE, caller });
             at += count;
         }
         self.arena.0.check()?;
@@ -181,6 +204,7 @@ impl<T: Pod> Peer<'_, T> {
             target: target.address() + at * size,
             source,
             bytes: count * size,
+            rows: CopyRows::ONE,
             caller: Location::caller(),
         };
         self.buffer.arena.0.use_on(stream)?;
@@ -209,7 +233,45 @@ impl<T: Pod> Peer<'_, T> {
         let (target, _) = self.elements("Peer::put", &(at..at.saturating_add(count)))?;
         self.buffer.arena.0.check()?;
         let source = source.address() + range.start * size;
-        Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, caller })
+        Ok(Copy { direction: Direction::DeviceToDevice, target, source, bytes: count * size, rows: CopyRows::ONE, caller })
+    }
+
+    /// Copies rows of the peer to `target`, in stream order and by the copy engine. Wait for the peer's signal on the stream first. The
+    /// ticket has the target.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a pitch that is smaller than a row, or of 2 GiB and more; as [`get`](Self::get).
+    #[track_caller]
+    pub fn get_rows(&self, stream: &Stream, rows: Rows, target: Buffer<T>) -> Result<Ticket<Buffer<T>>> {
+        const WHAT: &str = "Peer::get_rows";
+        target.check_stream(stream, WHAT)?;
+        let (bases, lens) = ([self.address, target.address()], [self.buffer.len(), target.len()]);
+        let copy = rows.copy(WHAT, size_of::<T>() as u64, bases, lens, Location::caller())?;
+        self.buffer.arena.0.check()?;
+        self.buffer.arena.0.use_on(stream)?;
+        memory::copy(&stream.0, copy, Some(target.memory()), None)?;
+        Ticket::new(&self.buffer.arena, stream, WHAT, target)
+    }
+
+    /// Copies rows of `source` to the peer, in stream order and by the copy engine. Wait for the peer's signal that they may be written
+    /// first; signal it after.
+    ///
+    /// # Errors
+    /// As [`get_rows`](Self::get_rows).
+    #[track_caller]
+    pub fn put_rows(&self, stream: &Stream, source: &Buffer<T>, rows: Rows) -> Result<()> {
+        let copy = self.put_rows_copy(stream, source, rows, Location::caller())?;
+        self.buffer.arena.0.use_on(stream)?;
+        memory::copy(&stream.0, copy, None, Some(source.memory()))
+    }
+
+    /// The copy that [`put_rows`](Self::put_rows) enqueues.
+    pub(super) fn put_rows_copy(&self, stream: &Stream, source: &Buffer<T>, rows: Rows, caller: Caller) -> Result<Copy> {
+        const WHAT: &str = "Peer::put_rows";
+        source.check_stream(stream, WHAT)?;
+        let copy = rows.copy(WHAT, size_of::<T>() as u64, [source.address(), self.address], [source.len(), self.buffer.len()], caller)?;
+        self.buffer.arena.0.check()?;
+        Ok(copy)
     }
 
     pub(super) fn is_of(&self, arena: &Arena) -> bool {

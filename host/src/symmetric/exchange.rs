@@ -175,7 +175,15 @@ impl Exchange {
             ENDED => SymmetricError::Aborted { rank, why: "a flag of its mailbox is poisoned".to_owned() },
             late => {
                 let missing = Rank::new(late - 1, self.arena.world()).into_iter().collect();
-                SymmetricError::Deadline { rank, operation: "Exchange", sequence: self.epoch - 1, missing, is_guess: false, waited }
+                SymmetricError::Deadline {
+                    rank,
+                    operation: "Exchange",
+                    sequence: self.epoch - 1,
+                    missing,
+                    is_guess: false,
+                    flag: None,
+                    waited,
+                }
             }
         };
         Err(self.arena.0.fail(error.into())?)

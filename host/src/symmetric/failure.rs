@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Inner};
-use crate::comm::Rank;
-use crate::rank::SymmetricError;
+use super::awaited::Missing;
+use super::layout::LINE;
+use crate::rank::{FlagName, SymmetricError};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, POISON, Result, Stream};
 
@@ -25,7 +26,8 @@ impl Arena {
     /// What ended it here, or [`SymmetricError::Aborted`] with the rank that ended it for all, or that is gone: then it is ended here too.
     pub fn check(&self) -> Result<()> {
         self.0.check_notice()?;
-        self.0.check_ranks()
+        self.0.check_ranks()?;
+        self.0.check_verdict("a kernel's wait")
     }
 
     /// Ends the arena for all ranks: every wait of this rank's streams goes on with garbage, every ticket is an
@@ -143,8 +145,34 @@ impl Inner {
         })
     }
 
-    /// The ranks for whose signals streams of this rank still wait, and whether some of them may not be missing.
-    pub fn missing(&self) -> Result<(Vec<Rank>, bool)> {
+    /// Whether a kernel left a flag that did not come: then the arena is ended.
+    pub fn check_verdict(&self, operation: &'static str) -> Result<()> {
+        if lock(&self.flags).is_empty() {
+            return Ok(());
+        }
+        let word = LINE * self.word(self.layout.verdict())?;
+        if word == 0 {
+            return Ok(());
+        }
+        let ranks = self.layout.writer(word).map(|(_, from)| from).into_iter().collect();
+        Err(self.late(operation, self.next_ticket(), Missing { ranks, is_guess: false, flag: Some(word) })?)
+    }
+
+    /// Remembers the name of flags.
+    pub fn add_flags(&self, name: &'static str, first: u64, count: u32) {
+        lock(&self.flags).push((name, first..first + u64::from(count)));
+    }
+
+    /// The name of the flag in a word, if it is one.
+    pub fn flag_in(&self, word: u64) -> Option<FlagName> {
+        let (channel, _) = self.layout.writer(word)?;
+        let flags = lock(&self.flags);
+        let (operation, channels) = flags.iter().find(|(_, channels)| channels.contains(&channel))?;
+        Some(FlagName { operation, flag: (channel - channels.start) as u32 })
+    }
+
+    /// The ranks for whose signals streams of this rank still wait.
+    pub fn missing(&self) -> Result<Missing> {
         let awaited = lock(&self.awaited).clone();
         awaited.missing(|word| self.word(word))
     }

@@ -7,7 +7,7 @@ use super::arena::Arena;
 use super::awaited::Expected;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
-use crate::runtime::backend::{Caller, WordOperation};
+use crate::runtime::backend::Caller;
 use crate::runtime::{Result, Stream};
 
 /// A place that one rank fills and another empties, again and again, in work that is captured once and replayed.
@@ -96,7 +96,7 @@ impl Handover {
     fn take_back(&self, stream: &Stream, channel: Channel, from: Rank, caller: Caller) -> Result<()> {
         let inner = &self.arena.0;
         let (wait, expected) = inner.wait(channel, from, SET, caller)?;
-        let reset = WordOperation::Write { address: inner.base + expected.word, value: Epoch::ZERO.0, caller };
+        let reset = inner.reset(expected.word, caller);
         let _enqueuing = inner.enqueuing()?;
         inner.use_on(stream)?;
         inner.await_on(stream, Expected { epoch: None, ..expected });

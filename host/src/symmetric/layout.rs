@@ -1,27 +1,35 @@
 //! What is taken from an arena, and that every rank takes the same.
 //!
-//! `[notice | signal words | buffers]`: signals first, so that what overruns a buffer meets another buffer. Every writer of a signal has a
+//! `[notice, verdict | signal words | buffers]`: signals first, so that what overruns a buffer meets another buffer. Every writer of a signal has a
 //! line of 128 bytes of its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
+use oxtile_tile::arrivals::{self, VERDICT};
+
 use crate::comm::{Rank, WorldSize};
 use crate::rank::SymmetricError;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
 
-/// Between signal words.
-const LINE: u64 = 128;
+/// Bytes between signal words.
+pub(super) const LINE: u64 = 8 * arrivals::LINE;
 /// The alignment of a buffer, in bytes.
 const ALIGNMENT: u64 = 256;
 
 /// Something taken from an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    Buffer { bytes: u64 },
+    Buffer {
+        bytes: u64,
+    },
     Channel,
+    /// Channels one after another.
+    Flags {
+        count: u32,
+    },
 }
 
 impl fmt::Display for Item {
@@ -29,6 +37,7 @@ impl fmt::Display for Item {
         match self {
             Self::Buffer { bytes } => write!(f, "a buffer of {bytes} bytes"),
             Self::Channel => write!(f, "a channel"),
+            Self::Flags { count } => write!(f, "{count} flags"),
         }
     }
 }
@@ -75,6 +84,18 @@ impl Layout {
         0
     }
 
+    /// The word in which a kernel leaves the line of a flag that did not come.
+    pub fn verdict(&self) -> u64 {
+        8 * VERDICT
+    }
+
+    /// The channel of a word of signals, and the rank that writes it.
+    pub fn writer(&self, word: u64) -> Option<(u64, Rank)> {
+        let line = (word / LINE).checked_sub(1)?;
+        let (channel, source) = (line / u64::from(self.world.get()), line % u64::from(self.world.get()));
+        Some((channel, Rank::new(source as u32, self.world)?)).filter(|_| channel < self.channels.into())
+    }
+
     /// The word of a channel that `source` writes.
     pub fn word(&self, channel: u64, source: Rank) -> u64 {
         LINE * (1 + channel * u64::from(self.world.get()) + u64::from(source.index()))
@@ -98,12 +119,13 @@ impl Layout {
                 taken.end += needed;
                 taken.end - needed
             }
-            Item::Channel => {
-                if taken.channels == self.channels {
+            Item::Channel | Item::Flags { .. } => {
+                let count = if let Item::Flags { count } = item { count } else { 1 };
+                if count > self.channels - taken.channels {
                     return Err(SymmetricError::NoChannel { channels: self.channels }.into());
                 }
-                taken.channels += 1;
-                u64::from(taken.channels - 1)
+                taken.channels += count;
+                u64::from(taken.channels - count)
             }
         };
         let hash = mix(taken.hashes.last().copied().unwrap_or(0), item);
@@ -145,6 +167,7 @@ fn mix(hash: u64, item: Item) -> u64 {
     let words = match item {
         Item::Buffer { bytes } => [1, bytes],
         Item::Channel => [2, 0],
+        Item::Flags { count } => [3, count.into()],
     };
     let bytes = words.iter().flat_map(|word: &u64| word.to_le_bytes());
     bytes.fold(hash ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -9,8 +9,8 @@
 //! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
 //! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
 //! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
-//! | `buffer`, `contiguous` | buffers that every rank has, by peer and as one range of addresses |
-//! | `signal`, `handover` | words that order the ranks' streams, and flags that a graph may hold |
+//! | `buffer`, `rows`, `contiguous` | buffers that every rank has, by peer, by rows of a peer and as one range of addresses |
+//! | `signal`, `handover`, `flags` | words that order the ranks' streams, flags that a graph may hold, and flags that kernels wait for |
 //! | `batch` | operations that are enqueued together |
 //! | `ticket` | results that other ranks take part in |
 //! | `gather` | all-gathers in chunks: fetched, sent, or by a communicator |
@@ -58,11 +58,13 @@ mod contiguous;
 mod declared;
 mod exchange;
 mod failure;
+mod flags;
 mod gather;
 mod handover;
 mod layout;
 mod nccl;
 mod nvshmem;
+mod rows;
 mod signal;
 mod ticket;
 pub mod vmm;
@@ -75,9 +77,13 @@ pub use buffer::{Peer, SymmetricBuffer};
 pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};
 pub use exchange::{Exchange, ExchangeOptions};
-pub use gather::{ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, Ready, ReleaseError};
+pub use flags::{FlagSignals, Flags};
+pub use gather::{
+    ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, PutOrder, Ready, ReleaseError,
+};
 pub use handover::Handover;
+pub use rows::{Pitched, Rows};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;
 
-pub use crate::rank::{BackendName, Step, SymmetricError};
+pub use crate::rank::{BackendName, FlagName, Step, SymmetricError};

@@ -85,13 +85,14 @@ impl<R> Ticket<R> {
             }
             if start.elapsed() >= arena.options.deadline {
                 arena.compare_declared()?;
-                let (missing, is_guess) = arena.missing()?;
-                return Err(arena.late(self.what, self.sequence, missing, is_guess)?);
+                arena.check_verdict(self.what)?;
+                return Err(arena.late(self.what, self.sequence, arena.missing()?)?);
             }
             arena.check_notice()?;
             std::thread::yield_now();
         }
         arena.check_notice()?;
+        arena.check_verdict(self.what)?;
         arena.compare_declared()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use super::arena::Inner;
-use crate::comm::Rank;
+use super::awaited::Missing;
 use crate::rank::SymmetricError;
 use crate::runtime::watch::Watch;
 use crate::runtime::{Error, Result};
@@ -77,17 +77,19 @@ impl Inner {
         if waited < self.options.deadline {
             return Ok(());
         }
-        let (missing, is_guess) = self.missing()?;
-        if missing.is_empty() {
+        self.check_verdict("a host's wait for a stream")?;
+        let missing = self.missing()?;
+        if missing.ranks.is_empty() {
             return Ok(());
         }
-        Err(self.late("a host's wait for a stream", self.next_ticket(), missing, is_guess)?)
+        Err(self.late("a host's wait for a stream", self.next_ticket(), missing)?)
     }
 
     /// Ends the arena, since a wait has lasted for the deadline.
-    pub fn late(&self, operation: &'static str, sequence: u64, missing: Vec<Rank>, is_guess: bool) -> Result<Error> {
-        let (rank, waited) = (self.rank, self.options.deadline);
-        self.fail(SymmetricError::Deadline { rank, operation, sequence, missing, is_guess, waited }.into())
+    pub fn late(&self, operation: &'static str, sequence: u64, missing: Missing) -> Result<Error> {
+        let (rank, waited, flag) = (self.rank, self.options.deadline, missing.flag.and_then(|word| self.flag_in(word)));
+        let Missing { ranks: missing, is_guess, .. } = missing;
+        self.fail(SymmetricError::Deadline { rank, operation, sequence, missing, is_guess, flag, waited }.into())
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory};
-use oxtile::{Buffer, Result, Stream};
+use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory, PutOrder};
+use oxtile::{Buffer, Error, Result, Stream};
 
 use crate::arenas::{Arenas, options, symmetric};
 use crate::support::{WORLDS, numbers};
@@ -76,7 +76,7 @@ fn shards_are_pulled_by_the_world_and_by_teams() {
     }
 }
 
-fn push(all: &Arenas, rounds: u32, chunks: u64) -> Result<()> {
+fn push(all: &Arenas, rounds: u32, chunks: u64, order: PutOrder) -> Result<()> {
     let size = all.world.size();
     let team = Team::all(size);
     let mut gathers = Vec::new();
@@ -84,7 +84,7 @@ fn push(all: &Arenas, rounds: u32, chunks: u64) -> Result<()> {
         let member = team.member(arena.rank()).unwrap();
         let streams = [all.world.ranks[i].device().stream()?, all.world.ranks[i].device().stream()?];
         let memory = PushMemory::<u32>::take(arena, 5, size.get())?;
-        gathers.push(PushGather::new(arena, &member, memory, [&streams[0], &streams[1]], chunks)?);
+        gathers.push(PushGather::new(arena, &member, memory, [&streams[0], &streams[1]], chunks)?.in_order(order));
     }
     for round in 0..rounds {
         let mut shards = all.world.buffers(|rank| numbers(10 * round + rank, 5));
@@ -107,15 +107,55 @@ fn push(all: &Arenas, rounds: u32, chunks: u64) -> Result<()> {
     Ok(())
 }
 
+/// One of the two orders, for either number of chunks.
+fn order(seed: u64) -> PutOrder {
+    if seed % 4 < 2 { PutOrder::ByPeer } else { PutOrder::ByChunk }
+}
+
 #[test]
 fn shards_are_pushed() {
     for size in WORLDS {
         for seed in 0..8 {
             let all = Arenas::new(size, seed);
-            push(&all, 3, 1 + seed % 2).unwrap();
+            push(&all, 3, 1 + seed % 2, order(seed)).unwrap();
             all.close();
         }
     }
+}
+
+/// Rank 2 never releases the first epoch: what rank 1 gets from rank 0 in the second.
+fn beside_a_late_reader(seed: u64, order: PutOrder) -> Result<Vec<u32>> {
+    let all = Arenas::new(3, seed);
+    let (team, mut gathers) = (Team::all(all.world.size()), Vec::new());
+    for (i, arena) in all.arenas.iter().enumerate() {
+        let streams = [all.world.ranks[i].device().stream()?, all.world.ranks[i].device().stream()?];
+        let (member, memory) = (team.member(arena.rank()).unwrap(), PushMemory::<u32>::take(arena, 5, 3)?);
+        gathers.push(PushGather::new(arena, &member, memory, [&streams[0], &streams[1]], 2)?.in_order(order));
+    }
+    let mut epochs = Vec::new();
+    for (i, gather) in gathers.iter_mut().enumerate() {
+        gather.shard(all.stream(i))?.fill_zero(all.stream(i))?;
+        epochs.push(gather.start()?);
+    }
+    let late = epochs.pop();
+    for (i, (gather, ready)) in gathers.iter_mut().zip(epochs).enumerate() {
+        gather.release(ready)?;
+        gather.shard(all.stream(i))?.copy_from(all.stream(i), &Buffer::from_slice(all.stream(i), &numbers(i as u32, 5))?)?;
+    }
+    let ready = gathers[..2].iter_mut().map(|gather| gather.start()).collect::<Result<Vec<_>>>()?;
+    let chunks = [0, 1].map(|chunk| ready[1].chunk(all.stream(1), Rank::ZERO, chunk).and_then(|chunk| chunk.to_vec(all.stream(1))));
+    let [first, second] = chunks;
+    drop(late);
+    Ok([first?, second?].concat())
+}
+
+#[test]
+fn a_late_reader_delays_no_put_to_those_before_it() {
+    for seed in 0..32 {
+        assert_eq!(beside_a_late_reader(seed, PutOrder::ByPeer).unwrap(), numbers(0, 5), "seed {seed}");
+    }
+    assert!(matches!(beside_a_late_reader(0, PutOrder::ByChunk), Err(Error::Stuck { .. })));
+    assert_eq!([(8 << 20) - 1, 8 << 20].map(PutOrder::of), [PutOrder::ByChunk, PutOrder::ByPeer]);
 }
 
 /// The right programs say nothing under 1000 seeds.
@@ -124,7 +164,7 @@ fn gathers_are_silent_under_a_thousand_seeds() {
     for seed in 0..1000 {
         let all = Arenas::new(2, seed);
         pull(&all, &Team::all(all.world.size()), &[0, 1], 1 + seed % 2).unwrap_or_else(|error| panic!("pull, seed {seed}: {error}"));
-        push(&all, 2, 1 + seed % 2).unwrap_or_else(|error| panic!("push, seed {seed}: {error}"));
+        push(&all, 2, 1 + seed % 2, order(seed)).unwrap_or_else(|error| panic!("push, seed {seed}: {error}"));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Gathers whose members put their shards from where they lie in what is gathered.
 
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{ChunkedGather, PushGather, PushMemory, Ready, SymmetricError};
+use oxtile::symmetric::{ChunkedGather, PushGather, PushMemory, PutOrder, Ready, SymmetricError};
 use oxtile::{Buffer, Error, PinnedBuffer, Result, Stream};
 
 use crate::arenas::{Arenas, options, symmetric};
@@ -30,7 +30,9 @@ fn sides(all: &Arenas, team: &Team, chunks: u64) -> Result<Vec<(usize, Side)>> {
         let (i, member) = (rank.index() as usize, team.member(rank).unwrap());
         let stream = || all.world.ranks[i].device().stream();
         let (memory, out, arrivals, compute, side) = (memories[i].take().unwrap(), stream()?, stream()?, all.stream(i).clone(), stream()?);
-        let gather = PushGather::new(&all.arenas[i], &member, memory, [&out, &arrivals], chunks)?;
+        // Members may differ in it.
+        let order = if (i as u64 + chunks).is_multiple_of(2) { PutOrder::ByPeer } else { PutOrder::ByChunk };
+        let gather = PushGather::new(&all.arenas[i], &member, memory, [&out, &arrivals], chunks)?.in_order(order);
         Ok((i, Side { gather, arrivals, compute, side }))
     };
     members.map(side).collect()

@@ -7,8 +7,8 @@
 //! | `symmetric`, `arenas`, `foreign` | arenas and their failures; an arena a rank; what is of another arena |
 //! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
 //! | `declared`, `mismatches` | ranks that call different things |
-//! | `batch`, `handover`, `contiguous`, `exchange`, `graphs` | batches; signals in graphs; one range of addresses; messages by kernels; graphs |
-//! | `failures`, `threads`, `waits` | failures of a host, a thread, and waits without an arena |
+//! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
+//! | `failures`, `threads`, `waits`, `late_flags` | failures of a host, a thread, waits without an arena, and flags that do not come |
 //! | `timeline` | what is recorded of ranks |
 //! | `support` | what the tests share |
 
@@ -19,15 +19,18 @@ mod contiguous;
 mod declared;
 mod exchange;
 mod failures;
+mod flags;
 mod foreign;
 mod gathers;
 mod graphs;
 mod groups;
 mod handover;
 mod in_place;
+mod late_flags;
 mod mismatches;
 mod one_sided;
 mod places;
+mod rows;
 mod sanitizer;
 mod schedules;
 mod shards;

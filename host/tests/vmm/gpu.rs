@@ -15,7 +15,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{contiguous, deaths, gpus, hosts, ranks, teams};
+use crate::{chunks, contiguous, deaths, gpus, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -214,6 +214,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     settle(&compute)?;
     let last: Vec<_> = world.ranks().flat_map(|from| numbers(from, 2, LEN)).collect();
     contiguous::read_all(&arena, &compute, &buffer, &last)?;
+    chunks::exchange(&arena, [&compute, &copies])?;
 
     for chunks in [3, 1] {
         gathers(&rank, &arena, [&compute, &copies, &side], &mut own, chunks)?;

@@ -6,11 +6,12 @@
 //! | `ranks`, `program`, `watch` | this program as the ranks of a job, what they do, and what they were doing when their time is over |
 //! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
 //! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
-//! | `gpu`, `contiguous`, `exchange`, `soak` | on GPUs: arenas, one range of addresses, messages, a long run |
+//! | `gpu`, `contiguous`, `chunks`, `exchange`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, a long run |
 //! | `nccl`, `nvshmem` | memory of these libraries |
 //! | `emulated` | memory of a virtual cluster |
 
 mod board;
+mod chunks;
 mod connect;
 mod contiguous;
 mod deaths;

@@ -152,6 +152,17 @@ pub const COVERED: &[(&str, &[&str])] = &[
     ("message", &["atomic::load_acquire", "atomic::store_release", "thread::sleep", "thread::trap"]),
     ("fences", &["sync::fence_block", "sync::fence_device", "sync::fence_system"]),
     ("flags", &["flag::Patience::new", "flag::Patience::wait", "flag::Patience::wait_block", "flag::load", "flag::signal"]),
+    (
+        "arriving_chunk",
+        &[
+            "arrivals::Arrivals::is_over",
+            "arrivals::Arrivals::new",
+            "arrivals::Arrivals::wait",
+            "arrivals::FlagLines::words",
+            "arrivals::Signals::set",
+            "sync::fence_proxy_async_global",
+        ],
+    ),
     ("warp_round", &["warp::sync"]),
     ("clock", &["thread::timer"]),
     (

@@ -75,6 +75,7 @@ pub const KERNELS: &[KernelFamily] = &[
     memory::MESSAGE,
     order::FENCES,
     order::FLAGS,
+    order::ARRIVING_CHUNK,
     order::WARP_ROUND,
     order::CLOCK,
     order::MBARRIER_PHASES,

@@ -1,5 +1,6 @@
 //! Fences, flags between devices, the warp's barrier, mbarriers by hand, clocks.
 
+use oxtile_tile::arrivals::{Arrivals, LINE, Signals, VERDICT, Waits};
 use oxtile_tile::flag::{FlagStorage, Patience};
 use oxtile_tile::pipeline::{self, Mbarrier};
 use oxtile_tile::prelude::*;
@@ -98,6 +99,73 @@ fn flags_grid(args: &FlagsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchErro
     LaunchError::check_length("mailbox", u64::from(THREADS), args.mailbox.len())?;
     LaunchError::check_length("epochs", 4, args.epochs.len())?;
     LaunchError::check_length("output", u64::from(FLAGS_OUTPUT), args.output.len())?;
+    Ok(Grid::x(2))
+}
+
+/// Words that [`arriving_chunk`](fn@arriving_chunk) writes: the message, whether the waits were over after each of three, and the verdict.
+pub const ARRIVING_OUTPUT: u32 = THREADS + 4;
+/// Lines of its flags: the team's, and two of each of two ranks.
+pub const ARRIVING_LINES: u64 = 5;
+
+#[derive(SharedStorage)]
+struct Arriving {
+    chunk: SharedArray<u32, { THREADS as usize }>,
+    full: Mbarrier,
+}
+
+/// Block 0 writes a message and sets flag 0 of rank 1 at rank 0, whose block 1 waits for it and reads the message by a bulk copy. If `hurried`, it then
+/// copies once more, waits for a moment for flag 1, which does not come, and for flag 0 again.
+#[kernel(threads = THREADS, grid = arriving_grid, shared = Arriving, requires = sm_90)]
+pub fn arriving_chunk(input: Global<u32>, mailbox: GlobalMut<u32>, waits: Waits, signals: Signals, output: GlobalMut<u32>, hurried: bool) {
+    let (Arriving { chunk, full }, t) = (Arriving::claim(), thread::index());
+    if block::index()[0] == 0 {
+        mailbox.store(t.into(), input.load(t.into()));
+        block::sync();
+        if t == 0 {
+            signals.set(0, 0);
+        }
+        return;
+    }
+    // SAFETY: the same memory, which no thread of this block writes.
+    let message = unsafe { Global::from_raw_parts(mailbox.start(), mailbox.len()) };
+    let mut arrivals = Arrivals::new(waits);
+    if t == 0 {
+        full.init(1);
+        pipeline::publish_barriers();
+        full.arrive_expect(THREADS * 4);
+        arrivals.wait(0);
+        full.load(chunk, &message, 0);
+    }
+    block::sync();
+    full.wait(0);
+    output.store(t.into(), chunk.load(t));
+    if t == 0 {
+        output.store(u64::from(THREADS), arrivals.is_over().into());
+    }
+    if !hurried {
+        return;
+    }
+    block::sync();
+    if t == 0 {
+        sync::fence_proxy_async_global();
+        full.arrive_expect(THREADS * 4);
+        full.load(chunk, &message, 0);
+        full.wait(1);
+        output.store(0, chunk.load(0));
+        let mut hurried = Arrivals::new(Waits { patience: 1000, ..waits });
+        hurried.wait(1);
+        output.store(u64::from(THREADS) + 1, hurried.is_over().into());
+        hurried.wait(0);
+        output.store(u64::from(THREADS) + 2, hurried.is_over().into());
+        output.store(u64::from(THREADS) + 3, flag::load(&waits.lines.words(), VERDICT) as u32);
+    }
+}
+
+fn arriving_grid(args: &ArrivingChunkArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(THREADS), args.input.len())?;
+    LaunchError::check_length("mailbox", u64::from(THREADS), args.mailbox.len())?;
+    LaunchError::check_length("lines", ARRIVING_LINES * LINE, args.waits.lines.len())?;
+    LaunchError::check_length("output", u64::from(ARRIVING_OUTPUT), args.output.len())?;
     Ok(Grid::x(2))
 }
 

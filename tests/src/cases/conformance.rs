@@ -7,8 +7,9 @@ use oxtile_conformance::{
     roles::*, turned::*, views::*, warp_matrix::*,
 };
 use oxtile_tests::inputs::{Dtype, Random, Scenario, codes};
+use oxtile_tile::arrivals::{LINE, SignalsArgument, WaitsArgument};
 use oxtile_tile::flag::POISON;
-use oxtile_tile::launch::{Kernel, Signature};
+use oxtile_tile::launch::{DeviceFlags, Kernel, Signature};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::conformance_parameters::nested;
@@ -21,7 +22,7 @@ pub(super) type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 46] = [
+    let kernels: [(&str, Written); 47] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -49,6 +50,7 @@ pub fn cases() -> Vec<Case> {
         ("half_formats", half_formats),
         ("fences", fences),
         ("flags", flags),
+        ("arriving_chunk", arriving_chunk),
         ("warp_round", warp_round),
         ("clock", clock),
         ("mbarrier_phases", mbarrier_phases),
@@ -319,6 +321,32 @@ fn flags(runtime: &Runtime, stream: &Stream) -> Bytes {
         output: output.view_mut(),
     })?;
     run.bytes(&output)
+}
+
+/// Flags of two ranks that one device plays: rank 1 sets them, rank 0 waits.
+fn arriving_chunk(runtime: &Runtime, stream: &Stream) -> Bytes {
+    const PATIENCE: u64 = 10_000_000_000;
+    let run = Run { runtime, stream };
+    let input = run.input(&words(THREADS))?;
+    let (mut mailbox, mut output) = (run.output(THREADS)?, run.output(ARRIVING_OUTPUT)?);
+    let lines = run.input(&[0_u64; (ARRIVING_LINES * LINE) as usize])?;
+    let table = run.input(&[lines.address(), lines.len()])?;
+    // SAFETY: no other stream uses the lines meanwhile.
+    let flags = unsafe { DeviceFlags::new(lines.view()) };
+    let members = [flags.access("signals")];
+    // SAFETY: the entry is the lines, which are lent as flags.
+    let signalled = unsafe { oxtile_tile::launch::DeviceTable::from_raw(table.view(), &members) };
+    // Line 1 + 2 k + r is flag k of rank r.
+    run.launch::<ArrivingChunk>(ArrivingChunkArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        waits: WaitsArgument { lines: flags, first: 2, patience: PATIENCE },
+        signals: SignalsArgument { lines: signalled, first: 2, stride: 2 },
+        output: output.view_mut(),
+        hurried: true,
+    })?;
+    let lines: Vec<u64> = text(lines.to_vec(stream))?;
+    Ok([run.bytes(&output)?, lines.into_iter().flat_map(u64::to_le_bytes).collect()].concat())
 }
 
 /// A matrix that is no multiple of the box in either direction.

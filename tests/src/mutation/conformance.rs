@@ -3,7 +3,8 @@
 use oxtile_conformance::{THREADS, copies::*, exchange::*, memory::*, order::*, reductions::*};
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut};
+use oxtile_tile::arrivals::{LINE, SignalsArgument, WaitsArgument};
+use oxtile_tile::launch::{DeviceFlags, DeviceTable, DeviceTensorMap, DeviceTensorMapMut};
 
 use super::Job;
 use super::device::{Device, Elements, words};
@@ -27,6 +28,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "mbarrier_phases", run: mbarrier_phases, equivalents: &[] },
     Job { name: "fences", run: fences, equivalents: &[] },
     Job { name: "tensor_boxes", run: tensor_boxes, equivalents: &[] },
+    Job { name: "arriving_chunk", run: arriving_chunk, equivalents: &[] },
 ];
 
 fn row_reductions(device: &Device) -> Result<Vec<u32>, Outcome> {
@@ -50,6 +52,29 @@ fn fences(device: &Device) -> Result<Vec<u32>, Outcome> {
         mailbox: mailbox.view_mut(),
         flags: flags.view_mut(),
         output: output.view_mut(),
+    })?;
+    Ok(device.download(&output))
+}
+
+/// Both ranks of a chunk that arrives, as the blocks of one launch.
+fn arriving_chunk(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (input, mut mailbox) = (device.upload("input", &words(THREADS as usize)), device.upload("mailbox", &[0; THREADS as usize]));
+    let lines = device.upload::<u64>("lines", &[0; 2 * (ARRIVING_LINES * LINE) as usize]);
+    let entry = [lines.address, lines.length].map(|word| [word as u32, (word >> 32) as u32]);
+    let (table, mut output) =
+        (device.upload::<u64>("table", entry.as_flattened()), device.upload("output", &[0; ARRIVING_OUTPUT as usize]));
+    // SAFETY: flags alone lie there; nothing tracks owners here.
+    let flags = unsafe { DeviceFlags::new(lines.view()) };
+    let members = [flags.access("signals")];
+    // SAFETY: the entry is the lines.
+    let signalled = unsafe { DeviceTable::from_raw(table.view(), &members) };
+    device.launch::<ArrivingChunk>(ArrivingChunkArgs {
+        input: input.view(),
+        mailbox: mailbox.view_mut(),
+        waits: WaitsArgument { lines: flags, first: 2, patience: 1 << 40 },
+        signals: SignalsArgument { lines: signalled, first: 2, stride: 2 },
+        output: output.view_mut(),
+        hurried: false,
     })?;
     Ok(device.download(&output))
 }

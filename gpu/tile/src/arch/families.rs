@@ -311,6 +311,8 @@ pub trait Fence {
     fn system();
     /// `fence.proxy.async.shared::cta`: ordinary shared-memory accesses before it are seen by the async proxy after it.
     fn proxy_async_shared();
+    /// `fence.proxy.async.global`: ordinary accesses to global memory that this thread made, or has acquired, are seen by the async proxy after it.
+    fn proxy_async_global();
     /// `fence.mbarrier_init.release.cluster`
     fn mbarrier_init();
 }

@@ -23,6 +23,8 @@ pub struct BufferAccess<'a> {
     pub bytes: u64,
     /// Whether the kernel may write it.
     pub writes: bool,
+    /// Whether these are flags: words that the kernel polls, or sets, at system scope alone, and that order it with other streams.
+    pub flags: bool,
 }
 
 /// Device memory lent to a kernel for reading. Not dereferenceable on the host.
@@ -96,7 +98,8 @@ impl<'a, T> DeviceView<'a, T> {
     }
 
     pub(super) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
-        BufferAccess { parameter, owner: self.owner, address: self.address, bytes: self.length * size_of::<T>() as u64, writes: false }
+        let bytes = self.length * size_of::<T>() as u64;
+        BufferAccess { parameter, owner: self.owner, address: self.address, bytes, writes: false, flags: false }
     }
 }
 
@@ -169,6 +172,44 @@ impl<'a, T> DeviceViewMut<'a, T> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.0.length == 0
+    }
+}
+
+/// Flags lent to a kernel, which polls or sets them; other streams may do so at the same time.
+#[derive(Clone, Copy)]
+pub struct DeviceFlags<'a>(DeviceView<'a, u64>);
+
+impl<'a> DeviceFlags<'a> {
+    /// Lends these words as flags. Runtimes call this.
+    ///
+    /// # Safety
+    /// Work on other streams uses these words as signals alone, as long as a kernel has them.
+    pub const unsafe fn new(words: DeviceView<'a, u64>) -> Self {
+        Self(words)
+    }
+
+    /// The device address of the first word.
+    pub const fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    /// How many words.
+    pub const fn len(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a kernel that takes them as `parameter` does with the memory.
+    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+        self.access_as(ParameterName::new(parameter))
+    }
+
+    pub(crate) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
+        BufferAccess { flags: true, ..self.0.access_as(parameter) }
     }
 }
 

@@ -1,33 +1,72 @@
 //! Vector clocks over the queues of a cluster.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
-/// What is known to have happened: of each queue, by handle, how many operations.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Clock(BTreeMap<u64, u64>);
+use oxtile_emulator::Known;
+
+/// What is known to have happened: of each queue, by handle, how many operations; and what threads of kernels under way have told by flags.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    times: BTreeMap<u64, u64>,
+    kernels: Known,
+}
 
 impl Clock {
     /// One more operation of `queue`.
     pub fn tick(&mut self, queue: u64) {
-        *self.0.entry(queue).or_default() += 1;
+        *self.times.entry(queue).or_default() += 1;
     }
 
     /// How many operations of `queue` are known to be done.
     pub fn of(&self, queue: u64) -> u64 {
-        self.0.get(&queue).copied().unwrap_or(0)
+        self.times.get(&queue).copied().unwrap_or(0)
+    }
+
+    /// Learns of so many operations of `queue`.
+    pub fn learn(&mut self, queue: u64, time: u64) {
+        if time > self.of(queue) {
+            self.times.insert(queue, time);
+        }
+    }
+
+    /// What threads of kernels have told.
+    pub fn kernels(&self) -> &Known {
+        &self.kernels
+    }
+
+    /// Learns what threads of kernels have told.
+    pub fn learn_kernels(&mut self, known: &Known) {
+        self.kernels.join(known);
     }
 
     /// How many queues it knows of.
     #[cfg(test)]
     pub fn width(&self) -> usize {
-        self.0.len()
+        self.times.len()
     }
 
     /// All that either knows.
     pub fn join(&mut self, other: &Self) {
-        for (queue, time) in &other.0 {
-            let mine = self.0.entry(*queue).or_default();
+        for (queue, time) in &other.times {
+            let mine = self.times.entry(*queue).or_default();
             *mine = (*mine).max(*time);
         }
+        self.kernels.join(&other.kernels);
+    }
+}
+
+/// Of the queues alone.
+impl PartialEq for Clock {
+    fn eq(&self, other: &Self) -> bool {
+        self.times == other.times
+    }
+}
+
+impl Eq for Clock {}
+
+impl Hash for Clock {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.times.hash(state);
     }
 }

@@ -9,7 +9,7 @@ use oxtile_tile::launch::{ArgumentWords, BufferAccess, DeviceLimits, KernelInfo}
 use oxtile_tile::layout::SwizzleMode;
 
 use super::collective::Part;
-use super::operation::{Launched, Mark, Operation, allocate_host, word};
+use super::operation::{Launched, Mark, Operation, Use, allocate_host, word};
 use super::options::EmulatedOptions;
 use super::ranges::Place;
 use super::schedule::{Graph, Queues};
@@ -236,6 +236,10 @@ impl Backend for Cluster {
         self.push(stream, Operation::Fill { address, byte, bytes }, Some(caller))
     }
 
+    fn discard(&self, stream: StreamId, address: u64, bytes: u64, caller: Caller) -> Result<()> {
+        self.push(stream, Operation::Discard { address, bytes }, Some(caller))
+    }
+
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
         self.push(stream, Operation::Copy(copy), Some(copy.caller))
     }
@@ -276,9 +280,10 @@ impl Backend for Cluster {
         let mut uses = Vec::new();
         launch.args.accesses(&mut |access| {
             let pieces = pieces_of(&access).into_iter();
-            uses.extend(pieces.map(|(address, bytes)| (address, bytes, access.writes, access.parameter)));
+            let (writes, flags, parameter) = (access.writes, access.flags, access.parameter);
+            uses.extend(pieces.map(|(address, bytes)| Use { address, bytes, writes, flags, parameter }));
         });
-        self.push(stream, Operation::Launch(Arc::new(Launched { launch: emulated, uses })), Some(launch.caller))
+        self.push(stream, Operation::Launch(Arc::new(Launched { launch: emulated, uses, blocked: Mutex::default() })), Some(launch.caller))
     }
 
     fn begin_capture(&self, origin: StreamId) -> Result<()> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use oxtile_emulator::Memory;
 
 use super::clock::Clock;
+use super::extent::Extent;
 use super::operation::misuse;
 use super::reduction::Reduction;
 use super::sanitizer::{Access, Kind};
@@ -272,7 +273,8 @@ impl Part {
 
     /// What it reads and writes between arriving and leaving.
     pub(super) fn accesses(&self) -> Vec<Access> {
-        let access = |region: Region, kind, what| Access { address: region.address, bytes: region.bytes, kind, on_host: false, what };
+        let access =
+            |region: Region, kind, what| Access { extent: Extent::range(region.address, region.bytes), kind, on_host: false, what };
         match &self.work {
             Work::Collective { call, input, output } => vec![
                 access(*input, Kind::Read, format!("{call} reads, for {}", self.rank).into()),

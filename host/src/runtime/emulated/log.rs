@@ -66,7 +66,7 @@ fn work(entry: &Entry, device: u32, memory: &Memory) -> Option<Work> {
     let work = |activity, name: String, bytes| Some(Work::new(activity, name, bytes, entry.caller));
     match &entry.operation {
         Operation::Launch(launched) => work(Kernel, launched.launch.kernel.clone(), None),
-        Operation::Copy(copy) => work(Activity::Copy, copy_name(*copy, device, memory), Some(copy.bytes)),
+        Operation::Copy(copy) => work(Activity::Copy, copy_name(*copy, device, memory), Some(copy.total())),
         Operation::Fill { bytes, .. } => work(Fill, "fill".to_owned(), Some(*bytes)),
         Operation::WriteValue { value, .. } if *value >= POISON => work(Signal, "poison".to_owned(), None),
         Operation::WriteValue { address, value } => {
@@ -80,7 +80,7 @@ fn work(entry: &Entry, device: u32, memory: &Memory) -> Option<Work> {
             let (name, bytes) = part.describe();
             work(Collective, name.to_owned(), Some(bytes))
         }
-        Operation::Free { .. } | Operation::FreeHost { .. } | Operation::Record(_) => None,
+        Operation::Discard { .. } | Operation::Free { .. } | Operation::FreeHost { .. } | Operation::Record(_) => None,
     }
 }
 

@@ -6,10 +6,11 @@
 //! | `options` | how a cluster is made |
 //! | `operation`, `schedule` | what waits in a stream's queue, and the choice of which goes on |
 //! | `scheduler` | the state of a cluster, and how its queues are emptied |
+//! | `underway` | launches that wait for flags, a piece at a time |
 //! | `wait` | host threads that wait, and so do the cluster's work |
 //! | `collective`, `reduction` | operations of several ranks, and their sums |
 //! | `ranges` | memory of several ranks in one range of addresses |
-//! | `clock`, `sanitizer`, `race` | which uses of memory are ordered, and the report of two that are not |
+//! | `clock`, `extent`, `sanitizer`, `race` | which uses of memory are ordered, what bytes they touch, and the report of two that are not |
 //! | `log` | what the scheduler did, as spans |
 //! | `explore`, `random` | every order of operations, or one drawn from a seed |
 //! | `script` | the order of a run, noted or given |
@@ -21,6 +22,7 @@ mod cluster;
 mod collective;
 mod explain;
 mod explore;
+mod extent;
 mod log;
 mod operation;
 mod options;
@@ -36,6 +38,7 @@ mod scheduler;
 mod script;
 #[cfg(test)]
 pub(crate) mod tables;
+mod underway;
 mod wait;
 
 pub(crate) use cluster::Cluster;

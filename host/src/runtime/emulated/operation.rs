@@ -11,6 +11,7 @@ use oxtile_tile::launch::ParameterName;
 
 use super::clock::Clock;
 use super::collective::Part;
+use super::extent::Extent;
 use super::sanitizer::{Access, Kind};
 use super::schedule::Graph;
 use crate::runtime::backend::{Caller, Copy, Direction};
@@ -31,8 +32,19 @@ pub(super) struct Entry {
 /// A launch and the memory that its arguments name.
 pub(super) struct Launched {
     pub launch: Launch,
-    /// Address, bytes, whether it is written, and the parameter.
-    pub uses: Vec<(u64, u64, bool, ParameterName)>,
+    pub uses: Vec<Use>,
+    /// What its threads poll, if nothing has answered them: it goes on when a flag was written.
+    pub blocked: Mutex<Option<String>>,
+}
+
+/// Memory that an argument of a launch names.
+pub(super) struct Use {
+    pub address: u64,
+    pub bytes: u64,
+    pub writes: bool,
+    /// Whether these are flags.
+    pub flags: bool,
+    pub parameter: ParameterName,
 }
 
 /// What there is to do.
@@ -43,6 +55,11 @@ pub(super) enum Operation {
     Fill {
         address: u64,
         byte: u8,
+        bytes: u64,
+    },
+    /// What is there is not needed any more.
+    Discard {
+        address: u64,
         bytes: u64,
     },
     Free {
@@ -119,13 +136,26 @@ impl Operation {
             Self::Wait(mark) => mark.is_reached(),
             Self::Replay(graph) => graph.is_idle(),
             Self::Leave(part) => part.all_are_there(),
+            Self::Launch(launched) => lock(&launched.blocked).is_none(),
             _ => true,
         }
     }
 
     /// Whether its order among other queues matters to anything but races.
     pub fn is_visible(&self) -> bool {
-        matches!(self, Self::WriteValue { .. } | Self::WaitValue { .. } | Self::Arrive(_) | Self::Leave(_))
+        match self {
+            Self::Launch(launched) => launched.has_flags(),
+            _ => matches!(self, Self::WriteValue { .. } | Self::WaitValue { .. } | Self::Arrive(_) | Self::Leave(_)),
+        }
+    }
+
+    pub fn is_launch(&self) -> bool {
+        matches!(self, Self::Launch(_))
+    }
+
+    /// The address and value of the word that it writes.
+    pub fn written_word(&self) -> Option<(u64, u64)> {
+        if let Self::WriteValue { address, value } = self { Some((*address, *value)) } else { None }
     }
 
     /// Whether it gives memory back.
@@ -145,6 +175,10 @@ impl Operation {
             Self::Replay(_) => "the graph's replay before".to_owned(),
             Self::Leave(part) => part.missing(),
             Self::WaitValue { address, value } => format!("a signal of at least {value} at {address:#x}"),
+            Self::Launch(launched) => {
+                let polled = lock(&launched.blocked).clone().unwrap_or_default();
+                format!("flags that kernel `{}` polls:{polled}", launched.launch.kernel)
+            }
             _ => "nothing".to_owned(),
         }
     }
@@ -155,6 +189,7 @@ impl Operation {
             Self::Launch(launched) => launched.run(memory, options).map(drop),
             Self::Copy(bytes) => copy(memory, *bytes),
             Self::Fill { address, byte, bytes } => fill(memory, *address, *byte, *bytes),
+            Self::Discard { address, bytes } => memory.discard(*address, *bytes).map_err(misuse),
             Self::Free { address } => memory.free(*address).map_err(misuse),
             Self::FreeHost { address, bytes } => {
                 free_host(*address, *bytes);
@@ -167,18 +202,17 @@ impl Operation {
 
     /// The memory that it uses.
     pub fn accesses(&self, memory: &Memory) -> Vec<Access> {
-        let access = |address, bytes, kind, what: &'static str| Access { address, bytes, kind, on_host: false, what: what.into() };
+        let of = |extent, kind, what: &'static str| Access { extent, kind, on_host: false, what: what.into() };
+        let access = |address, bytes, kind, what| of(Extent::range(address, bytes), kind, what);
         let on_host = |access, on_host| Access { on_host, ..access };
         match self {
             Self::Launch(launched) => launched.accesses(),
             Self::Copy(copy) => vec![
-                on_host(access(copy.source, copy.bytes, Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
-                on_host(
-                    access(copy.target, copy.bytes, Kind::Write, "a copy writes"),
-                    matches!(copy.direction, Direction::DeviceToHost { .. }),
-                ),
+                on_host(of(source_of(copy), Kind::Read, "a copy reads"), copy.direction == Direction::HostToDevice),
+                on_host(of(target_of(copy), Kind::Write, "a copy writes"), matches!(copy.direction, Direction::DeviceToHost { .. })),
             ],
             Self::Fill { address, bytes, .. } => vec![access(*address, *bytes, Kind::Write, "a fill writes")],
+            Self::Discard { address, bytes } => vec![access(*address, *bytes, Kind::Write, "it is discarded")],
             Self::Free { address } => {
                 let bytes = memory.find(*address).map_or(0, |found| found.bytes);
                 vec![access(*address, bytes, Kind::Free, "it is freed")]
@@ -200,10 +234,24 @@ impl Launched {
         Ok(GridRun::new(memory, self.launch.clone(), options)?.run()?)
     }
 
-    fn accesses(&self) -> Vec<Access> {
-        let access = |&(address, bytes, writes, parameter): &(u64, u64, bool, ParameterName)| {
-            let (kind, verb) = if writes { (Kind::Write, "writes") } else { (Kind::Read, "reads") };
-            Access { address, bytes, kind, on_host: false, what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into() }
+    /// Whether it polls flags, or sets them.
+    pub fn has_flags(&self) -> bool {
+        self.uses.iter().any(|used| used.flags)
+    }
+
+    pub fn accesses(&self) -> Vec<Access> {
+        let access = |&Use { address, bytes, writes, flags, parameter }: &Use| {
+            let (kind, verb) = match (flags, writes) {
+                (true, _) => (Kind::SignalWait, "polls or sets"),
+                (false, true) => (Kind::Write, "writes"),
+                (false, false) => (Kind::Read, "reads"),
+            };
+            Access {
+                extent: Extent::range(address, bytes),
+                kind,
+                on_host: false,
+                what: format!("kernel `{}` {verb} `{parameter}`", self.launch.kernel).into(),
+            }
         };
         self.uses.iter().map(access).collect()
     }
@@ -234,9 +282,22 @@ fn copy(memory: &Memory, copy: Copy) -> Result<()> {
             // SAFETY: as above, and nothing else reads it until the copy is done.
             memory.read(copy.source, unsafe { std::slice::from_raw_parts_mut(target, bytes) })
         }
-        Direction::DeviceToDevice => memory.copy(copy.target, copy.source, copy.bytes),
+        Direction::DeviceToDevice => (0..copy.rows.count).try_for_each(|row| {
+            let (target, source) = (copy.target + row * copy.rows.target_pitch, copy.source + row * copy.rows.source_pitch);
+            memory.copy(target, source, copy.bytes)
+        }),
     }
     .map_err(misuse)
+}
+
+/// What a copy writes.
+fn target_of(copy: &Copy) -> Extent {
+    Extent::rows(copy.target, copy.bytes, copy.rows.count, copy.rows.target_pitch)
+}
+
+/// What a copy reads.
+fn source_of(copy: &Copy) -> Extent {
+    Extent::rows(copy.source, copy.bytes, copy.rows.count, copy.rows.source_pitch)
 }
 
 /// Refuses a copy to the host of bytes that nothing wrote. `given` says to which kernels memory was last given, by its address.

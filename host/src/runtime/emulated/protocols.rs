@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{EmulatedOptions, Exploration, Explored, explore};
 use crate::runtime::POISON;
-use crate::runtime::backend::{Copy, Direction};
+use crate::runtime::backend::{Copy, CopyRows, Direction};
 use crate::runtime::{Buffer, Error, Mode, RaceKind, Result, Runtime, Stream};
 
 /// A rank of a protocol: a stream, another for work that must overtake it, and words that every rank may write.
@@ -44,7 +44,7 @@ impl Node {
     }
 
     fn copy(&self, target: u64, source: u64) -> Result<()> {
-        let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, caller: Location::caller() };
+        let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, rows: CopyRows::ONE, caller: Location::caller() };
         self.stream.0.runtime.backend.copy(self.stream.0.id, copy)
     }
 
@@ -149,6 +149,64 @@ fn handovers_of_two_and_three_ranks_lose_no_flag() {
         assert!(states >= fewest, "{count} ranks: {states} states");
         let error = explore(|exploration| handover(exploration, count, rounds, false)).unwrap_err();
         assert!(matches!(error, Error::Race(_)), "{count} ranks: {error}");
+    }
+}
+
+/// `symmetric::Flags` in a ring, whose consumer is a kernel: it waits for READY, reads, and its stream resets READY after it and then sets FREE, the same work
+/// each round. Words of each rank: READY 0, FREE 1, what was put here 2, source 3, results 4..
+fn chunk_flags(exploration: &Exploration, count: u32, rounds: u64, resets_first: bool) -> Result<()> {
+    let nodes = nodes(count, exploration)?;
+    let shifted = |me: usize, by: usize| &nodes[(me + by) % nodes.len()];
+    for (me, node) in nodes.iter().enumerate() {
+        node.set(shifted(me, nodes.len() - 1).word(1), 1)?;
+    }
+    for round in 0..rounds {
+        for (me, node) in nodes.iter().enumerate() {
+            let (next, last) = (shifted(me, 1), shifted(me, nodes.len() - 1));
+            let out = &node.control;
+            out.0.runtime.backend.wait_value(out.0.id, node.word(1), 1, Location::caller())?;
+            set(out, node.word(1), 0)?;
+            out.0.runtime.backend.fill(out.0.id, node.word(3), (10 * round) as u8 + me as u8 + 1, 8, Location::caller())?;
+            let copy = Copy {
+                direction: Direction::DeviceToDevice,
+                target: next.word(2),
+                source: node.word(3),
+                bytes: 8,
+                rows: CopyRows::ONE,
+                caller: Location::caller(),
+            };
+            out.0.runtime.backend.copy(out.0.id, copy)?;
+            set(out, next.word(0), 1)?;
+
+            node.wait(0, 1)?;
+            node.copy(node.word(4 + round), node.word(2))?;
+            if resets_first {
+                node.set(node.word(0), 0)?;
+                node.set(last.word(1), 1)?;
+            } else {
+                node.set(last.word(1), 1)?;
+                node.set(node.word(0), 0)?;
+            }
+        }
+    }
+    nodes.iter().try_for_each(Node::finish)?;
+    for (me, node) in nodes.iter().enumerate() {
+        let last = (me + nodes.len() - 1) % nodes.len();
+        for round in 0..rounds {
+            assert_eq!(node.value(4 + round)?, bytes((10 * round) as u8 + last as u8 + 1), "rank {me} of {count}, round {round}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn chunk_flags_of_two_and_three_ranks_are_not_lost() {
+    for (count, rounds, fewest) in [(2, 3, 50), (3, 2, 300)] {
+        let Explored { states, .. } = explore(|exploration| chunk_flags(exploration, count, rounds, true)).unwrap();
+        assert!(states >= fewest, "{count} ranks: {states} states");
+        // Before the reset FREE lets the next READY come, which the reset then takes away.
+        let error = explore(|exploration| chunk_flags(exploration, count, rounds, false)).unwrap_err();
+        assert!(matches!(error, Error::Race(_) | Error::Stuck { .. }), "{count} ranks: {error}");
     }
 }
 

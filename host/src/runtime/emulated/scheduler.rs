@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use oxtile_emulator::{Memory, Mode, Options};
+use oxtile_emulator::{Agent, Memory, Mode, Options};
 
 use super::clock::Clock;
 use super::explain::Explanations;
@@ -19,6 +19,7 @@ use super::ranges::Ranges;
 use super::sanitizer::{Actor, Sanitizer};
 use super::schedule::{Graph, Queues};
 use super::script::Script;
+use super::underway::Underway;
 use crate::recording::Recording;
 use crate::runtime::POISON;
 use crate::runtime::backend::{Caller, EventId};
@@ -36,19 +37,25 @@ pub(super) struct State {
     pub queues: Queues,
     /// `None` if it is not wanted.
     pub sanitizer: Option<Sanitizer>,
-    /// What was known at each write of a signal word, with the value.
-    signals: BTreeMap<u64, VecDeque<(u64, Clock)>>,
+    /// The writes of each signal word: the queue, the value, and what was known.
+    pub signals: BTreeMap<u64, VecDeque<(u64, u64, Clock)>>,
     /// Queues that a poisoned signal let go: what they do is meaningless.
-    poisoned: BTreeSet<u64>,
+    pub poisoned: BTreeSet<u64>,
+    /// Launches that have begun and wait for flags at times, by queue.
+    pub underway: BTreeMap<u64, Underway>,
+    /// Streams that kernels with flags have met.
+    pub agents: BTreeMap<u64, Agent>,
+    /// How often launches under way have polled since something else was done.
+    pub polls: u32,
     /// The device of each stream, for reports.
     pub streams: BTreeMap<u64, u32>,
     /// Streams whose last handle is gone, while they still have work.
     gone: BTreeSet<u64>,
     /// Handles of streams that are no more, with their device and their last time.
     retired: BTreeMap<u64, (u32, u64)>,
-    clocks: BTreeMap<u64, Clock>,
+    pub clocks: BTreeMap<u64, Clock>,
     /// What host threads have waited for.
-    host: Arc<Clock>,
+    pub host: Arc<Clock>,
     /// The latest record of each event.
     pub events: BTreeMap<u64, Option<Arc<Mark>>>,
     /// The streams of a capture, and what each capture holds, by the handle of its first stream.
@@ -84,6 +91,9 @@ impl State {
             sanitizer: sanitize.then(|| Sanitizer::new(seed)),
             signals: BTreeMap::new(),
             poisoned: BTreeSet::new(),
+            underway: BTreeMap::new(),
+            agents: BTreeMap::new(),
+            polls: 0,
             streams: BTreeMap::new(),
             gone: BTreeSet::new(),
             retired: BTreeMap::new(),
@@ -194,14 +204,27 @@ impl State {
     /// Runs one operation of a random queue that can go on; false if there is none.
     pub fn step(&mut self, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<bool> {
         let taken = self.take(memory, options).map_err(|error| self.poison(error, memory))?;
-        let Some((queue, entry)) = taken else { return Ok(false) };
+        let Some((queue, entry)) = taken else { return Ok(self.poll_again()) };
         self.steps += 1;
         self.waiting.clear();
         if let Some(script) = &mut self.script {
             let device = self.streams.get(&queue).copied().unwrap_or(0);
             script.take(queue, device, name_of(&entry, device, memory), entry.caller);
         }
-        let done = self.execute(queue, &entry, memory, options);
+        let done = match &entry.operation {
+            Operation::Launch(launched) if launched.has_flags() => {
+                let launched = Arc::clone(launched);
+                match self.advance(queue, &entry, &launched, memory, options) {
+                    Ok(false) => {
+                        self.queues.push_first(queue, entry);
+                        return Ok(true);
+                    }
+                    done => done.map(drop),
+                }
+            }
+            _ => self.execute(queue, &entry, memory, options),
+        };
+        self.polls = 0;
         if let Some(log) = &mut self.log {
             log.add(queue, self.streams.get(&queue), &entry, memory, self.steps, done.is_ok());
         }
@@ -270,6 +293,7 @@ impl State {
             clock.tick(queue);
         }
         self.sanitize(queue, entry, memory, &clock)?;
+        self.tell_underway(queue, entry, &clock, memory, options);
         if let (Operation::Copy(copy), Mode::Check) = (&entry.operation, options.mode)
             && !self.poisoned.contains(&queue)
         {
@@ -282,10 +306,10 @@ impl State {
             Operation::WriteValue { address, value } => {
                 let written = self.signals.entry(*address).or_default();
                 // What was set back cannot have been waited for by what comes later.
-                if written.back().is_some_and(|(last, _)| value < last) {
+                if written.back().is_some_and(|(_, last, _)| value < last) {
                     written.clear();
                 }
-                written.push_back((*value, clock.clone()));
+                written.push_back((queue, *value, clock.clone()));
                 if written.len() > SIGNALS_KEPT {
                     written.pop_front();
                 }
@@ -341,10 +365,11 @@ impl State {
             self.poisoned.insert(queue);
             return;
         }
-        let enough = |(written, _): &&(u64, Clock)| written.wrapping_sub(value).cast_signed() >= 0;
-        if let Some((_, known)) = self.signals.get(&address).and_then(|written| written.iter().find(enough)) {
+        let enough = |(_, written, _): &&(u64, u64, Clock)| written.wrapping_sub(value).cast_signed() >= 0;
+        if let Some((_, _, known)) = self.signals.get(&address).and_then(|written| written.iter().find(enough)) {
             clock.join(known);
         }
+        self.learn_released(clock, address, memory);
     }
 
     /// Adds the branches of a graph to the queues; the stream goes on when they are done.
@@ -386,6 +411,7 @@ impl State {
     }
 
     pub fn abandon(&mut self, memory: &Arc<Memory>) {
+        self.underway.clear();
         for entry in self.queues.drain() {
             if entry.operation.is_free() {
                 // What cannot be freed is freed with the memory itself.
@@ -395,7 +421,7 @@ impl State {
     }
 }
 
-fn run_options(options: &EmulatedOptions, seed: u64) -> Options {
+pub(super) fn run_options(options: &EmulatedOptions, seed: u64) -> Options {
     let run = match options.mode {
         Mode::Check => Options::check(seed),
         Mode::Fast => Options::fast(),

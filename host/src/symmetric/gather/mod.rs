@@ -21,7 +21,7 @@ use oxtile_tile::num::Pod;
 pub use collective::CollectiveGather;
 pub use places::{Places, Ready, ReleaseError};
 pub use pull::{GatherMemory, PullGather};
-pub use push::{PushGather, PushMemory};
+pub use push::{PushGather, PushMemory, PutOrder};
 
 use crate::comm::{Member, Rank};
 use crate::runtime::{Buffer, Result, Stream};

@@ -14,7 +14,7 @@ use super::pieces::{Gathered, Pieces, bounds};
 use super::places::{Arrived, Places, Ready, ReleaseError};
 use super::{ChunkedGather, INSTEAD, WHAT_GROWS, others_of};
 use crate::comm::{Member, Rank};
-use crate::runtime::backend::{Caller, Copy, Direction};
+use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::{Buffer, Error, Event, Result, Stream, memory, order};
 
 /// What a [`PullGather`] needs of an arena: every rank takes it, in one order with all else, also one that takes no part in the gather.
@@ -159,7 +159,7 @@ impl<T: Pod> PullGather<T> {
             let (start, end) = bounds(self.memory.pieces.lens()[piece], self.chunks, chunk);
             let target = self.output.address() + (self.gathered.place(piece, member) + start) * size;
             let source = source + (self.memory.pieces.in_shard(piece) + start) * size;
-            Copy { direction: Direction::DeviceToDevice, target, source, bytes: (end - start) * size, caller }
+            Copy { direction: Direction::DeviceToDevice, target, source, bytes: (end - start) * size, rows: CopyRows::ONE, caller }
         })
     }
 

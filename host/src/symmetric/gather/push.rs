@@ -1,6 +1,7 @@
 //! The all-gather whose members put their shards to the others.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use oxtile_tile::num::Pod;
@@ -45,12 +46,35 @@ impl<T: Pod> PushMemory<T> {
     }
 }
 
+/// The order in which a [`PushGather`] puts the chunks of a shard to the other members. Each member may have an order of its own: what arrives is
+/// the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOrder {
+    /// All chunks to the next member, then all to the one after it. A member's FREE is waited for just before the puts to it, so that one that
+    /// reads for long delays no put to the members before it; READY is told after each chunk. At each step the members put to different ones, and each
+    /// link carries the chunks of one member.
+    ByPeer,
+    /// A chunk to all members, then the next chunk. The first put comes after FREE of all members, and READY of a chunk after its puts to all. The fewest
+    /// calls of the driver.
+    ByChunk,
+}
+
+impl PutOrder {
+    /// Shards of fewer bytes are put by chunk, since a put takes about 6 us to begin and to be told (docs/performance/communication.md).
+    const LEAST_BY_PEER: u64 = 8 << 20;
+
+    /// The order for shards of so many bytes.
+    pub const fn of(shard_bytes: u64) -> Self {
+        if shard_bytes < Self::LEAST_BY_PEER { Self::ByChunk } else { Self::ByPeer }
+    }
+}
+
 /// Each member puts its shard to all others by its copy engine: from [buffers of its own](Self::start_from), or in place
 /// ([`start`](ChunkedGather::start)), from where it lies in what is gathered. To the others both look the same, so in one gather some members may do the
 /// one and some the other.
 ///
-/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; a member that sees it of all puts the chunks
-/// of its shard there, with READY after each chunk that all members have.
+/// The order of signals, for epoch `e`: a member that has read what epoch `e - 1` brought sends FREE `e - 1` to all; a member that sees it puts the chunks
+/// of its shard there, with READY after each chunk. Which member comes first is the [`PutOrder`].
 ///
 /// No signal is about a member's own place: the others put beside it, and none of them reads it. Only this rank uses it, by the copies to the
 /// others and by the readers of what was gathered, and events order these. So it may be [written](ChunkedGather::shard) for `e` once the copies of `e - 1` are done and this rank's readers of it, before
@@ -69,6 +93,7 @@ pub struct PushGather<T> {
     there: Option<Vec<Event>>,
     places: Places<T>,
     chunks: u64,
+    order: PutOrder,
     epoch: Epoch,
     /// The other members.
     others: Arc<[(Rank, Rank)]>,
@@ -78,7 +103,7 @@ pub struct PushGather<T> {
 
 impl<T: Pod> PushGather<T> {
     /// For a member of a team of the arena's world. `out` carries the copies to the others, `arrivals` copies this rank's own shard meanwhile and
-    /// waits for those of the others. Each shard is copied in `chunks` pieces, each of which goes to all members at once, and is waited for from all at once.
+    /// waits for those of the others. Each shard is copied in `chunks` pieces, which are waited for one by one, in [the order](PutOrder::of) for its bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no chunks, a team of another world, memory for another number of members or of another arena, or a stream of another device;
@@ -108,7 +133,19 @@ impl<T: Pod> PushGather<T> {
         let (own, others) = (own.collect::<Result<_>>()?, others_of(member));
         let (arena, member, out, arrivals) = (arena.clone(), member.clone(), out.clone(), arrivals.clone());
         let (there, epoch, read) = (None, Epoch::ZERO, Vec::new());
-        Ok(Self { arena, member, memory, out, arrivals, own, there, places, chunks, epoch, others, read })
+        let order = PutOrder::of(memory.gathered.pieces.lens().iter().sum::<u64>().saturating_mul(size_of::<T>() as u64));
+        Ok(Self { arena, member, memory, out, arrivals, own, there, places, chunks, order, epoch, others, read })
+    }
+
+    /// The same gather with the puts of this member, and its waits for chunks of the others, in this order.
+    #[must_use]
+    pub fn in_order(self, order: PutOrder) -> Self {
+        Self { order, ..self }
+    }
+
+    /// The order of this member's puts.
+    pub fn order(&self) -> PutOrder {
+        self.order
     }
 
     /// As [`start`](ChunkedGather::start), from buffers elsewhere: puts `pieces` to all members, this one too.
@@ -187,46 +224,64 @@ impl<T: Pod> PushGather<T> {
         Epoch::ZERO.later(before.get() * self.chunks + chunk + 1)
     }
 
-    /// Puts to the others, once all have released the epoch before. READY follows each chunk; where a shard is one chunk, READY goes to all
-    /// after the last put: the fewest calls that a host can make.
+    /// Puts to the others, each once it has released the epoch before.
     #[track_caller]
     fn put(&self, pieces: &[&Buffer<T>], before: Epoch) -> Result<()> {
         let mut batch = self.arena.batch(&self.out);
-        for (_, other) in &*self.others {
-            batch = batch.wait(self.memory.free, *other, before)?;
-        }
-        for chunk in 0..self.chunks {
-            for (_, other) in &*self.others {
+        for step in self.steps() {
+            for other in step.peers(&self.others).filter(|_| step.is_first) {
+                batch = batch.wait(self.memory.free, other, before)?;
+            }
+            for other in step.peers(&self.others) {
                 for (piece, source) in pieces.iter().enumerate() {
-                    let (start, end) = bounds(source.len(), self.chunks, chunk);
+                    let (start, end) = bounds(source.len(), self.chunks, step.chunk);
                     let place = self.memory.gathered.place(piece, self.member.rank());
-                    batch = batch.put(&self.memory.memory.peer(*other)?, source, start..end, place + start)?;
+                    batch = batch.put(&self.memory.memory.peer(other)?, source, start..end, place + start)?;
                 }
             }
-            for (_, other) in &*self.others {
-                batch = batch.signal(self.memory.ready, *other, self.ready(before, chunk))?;
+            for other in step.peers(&self.others) {
+                batch = batch.signal(self.memory.ready, other, self.ready(before, step.chunk))?;
             }
         }
         batch.enqueue()
     }
 
-    /// Waits for each chunk of all members at once, and marks it; where there is only one chunk, the end of all is the mark. The marks, by member and chunk.
+    /// What is put between two signals, in order.
+    fn steps(&self) -> Vec<Step> {
+        let (all, chunks) = (self.others.len(), 0..self.chunks);
+        match self.order {
+            PutOrder::ByChunk => chunks.map(|chunk| Step { peers: 0..all, chunk, is_first: chunk == 0 }).collect(),
+            PutOrder::ByPeer => {
+                let of = |peer: usize| chunks.clone().map(move |chunk| Step { peers: peer..peer + 1, chunk, is_first: chunk == 0 });
+                (0..all).flat_map(of).collect()
+            }
+        }
+    }
+
+    /// Waits for the chunks of the others, in the order in which they arrive if all put in this member's order, and marks each; where there is only one chunk, the end of
+    /// all is the mark. The marks, by member and chunk.
     #[track_caller]
     fn await_chunks(&self, before: Epoch) -> Result<Vec<Vec<Vec<Event>>>> {
         let mut events = vec![Vec::new(); self.others.len() + 1];
         if let Some(there) = &self.there {
             events[self.member.rank().index() as usize] = vec![there.clone(); self.chunks as usize];
         }
-        for chunk in 0..self.chunks {
-            let mut batch = self.arena.batch(&self.arrivals);
-            for (_, other) in &*self.others {
-                batch = batch.wait(self.memory.ready, *other, self.ready(before, chunk))?;
-            }
-            batch.enqueue()?;
-            if self.chunks > 1 {
-                let arrived = vec![self.arrivals.mark()?];
-                self.others.iter().for_each(|(member, _)| events[member.index() as usize].push(arrived.clone()));
-            }
+        if self.chunks == 1 {
+            let batch = self.arena.batch(&self.arrivals);
+            self.others
+                .iter()
+                .try_fold(batch, |batch, (_, other)| batch.wait(self.memory.ready, *other, self.ready(before, 0)))?
+                .enqueue()?;
+            return Ok(events);
+        }
+        // The member before this one puts to this one first.
+        let sources: Vec<_> = self.others.iter().rev().copied().collect();
+        for step in self.steps() {
+            let batch = self.arena.batch(&self.arrivals);
+            let ready = self.ready(before, step.chunk);
+            step.peers(&sources).try_fold(batch, |batch, other| batch.wait(self.memory.ready, other, ready))?.enqueue()?;
+            let arrived = vec![self.arrivals.mark()?];
+            sources[step.peers].iter().for_each(|(member, _)| events[member.index() as usize].push(arrived.clone()));
         }
         Ok(events)
     }
@@ -253,6 +308,22 @@ impl<T: Pod> PushGather<T> {
         batch.enqueue()?;
         self.places.shut();
         Ok(())
+    }
+}
+
+/// A chunk, and the other members that it is put to, or comes from, before the next signal.
+struct Step {
+    /// Their places among the other members.
+    peers: Range<usize>,
+    chunk: u64,
+    /// Whether nothing was put to them before.
+    is_first: bool,
+}
+
+impl Step {
+    /// Their ranks in the world.
+    fn peers<'a>(&self, others: &'a [(Rank, Rank)]) -> impl Iterator<Item = Rank> + use<'a> {
+        others[self.peers.clone()].iter().map(|(_, rank)| *rank)
     }
 }
 

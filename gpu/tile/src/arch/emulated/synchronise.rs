@@ -160,6 +160,12 @@ impl Fence for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    fn proxy_async_global() {
+        device::fence_proxy_async(Space::Global);
+    }
+
+    #[inline(always)]
+    #[track_caller]
     fn mbarrier_init() {
         device::fence_mbarrier_init();
     }

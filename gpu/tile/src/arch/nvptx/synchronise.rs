@@ -164,5 +164,6 @@ fences! {
     device => "fence.acq_rel.gpu;";
     system => "fence.acq_rel.sys;";
     proxy_async_shared => "fence.proxy.async.shared::cta;";
+    proxy_async_global => "fence.proxy.async.global;";
     mbarrier_init => "fence.mbarrier_init.release.cluster;";
 }

@@ -1,0 +1,148 @@
+//! Chunks that arrive while a kernel runs: flags of 0 and 1 that streams and kernels set for one another.
+//!
+//! Copy engines, or kernels of other devices, write the chunks of a tensor and then set a flag for each. A kernel waits for the flag of a chunk
+//! before it first reads the chunk; the stream resets the flag after the kernel, and only then tells the writer that the chunk may be written
+//! again. So the protocol is that of `oxtile`'s handovers, in a graph and outside.
+//!
+//! A wait that is not answered raises the *verdict* and ends all later waits of the thread, not the kernel: it goes on with whatever is in
+//! memory and ends in the time that it takes anyway, so that no other thread waits for it in vain. What it writes then is garbage: it tells no
+//! other rank of it ([`Arrivals::is_over`]), and the host finds the verdict.
+
+use oxtile_macros::Parameter;
+
+use crate::flag::{self, Outcome, Patience};
+use crate::global::{GlobalMut, GlobalTable};
+use crate::launch::{ArgumentWords, BufferAccess, DeviceFlags, Parameter, ParameterName, WordList, WordReader};
+use crate::sync;
+
+/// Words of 64 bits from a flag to the next: a line of 128 bytes.
+pub const LINE: u64 = 16;
+/// The word of line 0 in which the number of a line is left whose flag did not come; 0 if there is none. Word 0 of it is the notice.
+pub const VERDICT: u64 = 1;
+/// The value of a flag that is set.
+const SET: u64 = 1;
+
+/// Flags in this device's memory, one in the first word of each line. Line 0 is the team's: its notice and its verdict.
+#[derive(Clone, Copy)]
+pub struct FlagLines(GlobalMut<u64>);
+
+impl FlagLines {
+    /// The words of the lines.
+    #[inline(always)]
+    pub const fn words(&self) -> GlobalMut<u64> {
+        self.0
+    }
+}
+
+// SAFETY: an address and a length; `access` names that range.
+unsafe impl Parameter for FlagLines {
+    type Argument<'a> = DeviceFlags<'a>;
+    type Words<Rest: WordList> = (*mut u64, (u64, Rest));
+    const WORDS: usize = 2;
+
+    fn pack(argument: &DeviceFlags<'_>, words: &mut ArgumentWords) {
+        words.push(argument.address());
+        words.push(argument.len());
+    }
+
+    fn access<'s>(argument: &'s DeviceFlags<'_>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+        visit(argument.access_as(name));
+    }
+
+    fn unpack(words: &mut WordReader<'_>) -> Self {
+        let (address, length) = (words.next_word(), words.next_word());
+        // SAFETY: the emulator looks every address up before it touches memory.
+        Self(unsafe { GlobalMut::from_raw_parts(address, length) })
+    }
+
+    #[inline(always)]
+    unsafe fn take<Rest: WordList>((pointer, (length, rest)): (*mut u64, (u64, Rest))) -> (Self, Rest) {
+        // SAFETY: passed on to the caller.
+        (Self(unsafe { GlobalMut::from_raw_parts(pointer as u64, length) }), rest)
+    }
+}
+
+/// The flags that a kernel waits for.
+#[derive(Clone, Copy, Parameter)]
+pub struct Waits {
+    /// All flags of the team.
+    pub lines: FlagLines,
+    /// The line of this kernel's flag 0.
+    pub first: u32,
+    /// Nanoseconds that a wait lasts at most; on the emulator, steps.
+    pub patience: u64,
+}
+
+/// The flags of this rank at every rank, which a kernel sets.
+#[derive(Clone, Copy, Parameter)]
+pub struct Signals {
+    /// The lines of each rank, as this device reaches them.
+    pub lines: GlobalTable<u64>,
+    /// The line of flag 0 of this rank.
+    pub first: u32,
+    /// Lines from a flag of this rank to the next.
+    pub stride: u32,
+}
+
+/// What one thread has seen to arrive.
+pub struct Arrivals {
+    waits: Waits,
+    /// A bit for each of the first 64 flags.
+    seen: u64,
+    is_over: bool,
+}
+
+impl Arrivals {
+    /// Nothing was seen yet.
+    #[inline(always)]
+    pub const fn new(waits: Waits) -> Self {
+        Self { waits, seen: 0, is_over: false }
+    }
+
+    /// Waits for a flag that this thread has not seen yet; flags from 64 on are looked at again each time. Afterwards this thread, and the bulk
+    /// copies that it issues, see what was written before the flag was set: PTX `ld.acquire.sys`, then `fence.proxy.async.global`.
+    ///
+    /// After a wait that was not answered it returns at once.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait(&mut self, flag: u32) {
+        let bit = if flag < u64::BITS { 1 << flag } else { 0 };
+        if self.is_over || self.seen & bit != 0 {
+            return;
+        }
+        let (words, line) = (self.waits.lines.words(), u64::from(self.waits.first + flag));
+        match Patience::new(words, self.waits.patience).wait(&words, line * LINE, SET) {
+            Outcome::Reached => {
+                sync::fence_proxy_async_global();
+                self.seen |= bit;
+            }
+            outcome => {
+                if outcome == Outcome::Late {
+                    flag::signal(&words, VERDICT, line);
+                }
+                self.is_over = true;
+            }
+        }
+    }
+
+    /// Whether a wait was not answered: what this thread has read is garbage, and no other rank is to be told of it.
+    #[inline(always)]
+    pub const fn is_over(&self) -> bool {
+        self.is_over
+    }
+}
+
+impl Signals {
+    /// Sets flag `flag` of this rank at `rank`, and releases what this thread did, and what it has seen, before. PTX `st.release.sys`.
+    ///
+    /// For the writes of a block: a [`block::sync`](crate::block::sync), then one thread calls this. For bulk stores: the thread that has
+    /// waited for them.
+    #[inline(always)]
+    #[track_caller]
+    pub fn set(&self, rank: u32, flag: u32) {
+        let lines = self.lines.get(u64::from(rank));
+        // SAFETY: the caller that launched the kernel lent the flags of each rank for writing.
+        let words = unsafe { GlobalMut::from_raw_parts(lines.start(), lines.len()) };
+        flag::signal(&words, u64::from(self.first + flag * self.stride) * LINE, SET);
+    }
+}

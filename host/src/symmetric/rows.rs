@@ -1,0 +1,70 @@
+//! Rows of a matrix in a buffer, and their copies.
+
+use super::buffer::fits;
+use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
+use crate::runtime::{Error, Result};
+
+/// Rows of one width, which lie at a pitch of their own on either side of a [put](super::Peer::put_rows) or a [get](super::Peer::get_rows): a band
+/// of columns of a matrix, some heads of a tensor, or a piece of each expert's weights. Copy engines take them at the rate of a single
+/// range from rows of 1 KiB on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// How many rows.
+    pub count: u64,
+    /// Elements of a row.
+    pub width: u64,
+    /// Where they lie in what is read.
+    pub from: Pitched,
+    /// Where they lie in what is written.
+    pub to: Pitched,
+}
+
+/// Where rows lie in a buffer, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pitched {
+    /// The first element of the first row.
+    pub start: u64,
+    /// From the start of a row to that of the next.
+    pub pitch: u64,
+}
+
+/// The largest pitch in bytes that the driver takes (CUDA driver API, `CU_DEVICE_ATTRIBUTE_MAX_PITCH`: 2^31 - 1 on all GPUs).
+const MOST_PITCH: u64 = i32::MAX as u64;
+
+impl Rows {
+    /// The copy of these rows of elements of `size` bytes between buffers at these addresses, of `[from, to]` elements.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for rows that do not fit; [`Error::Invalid`] for a pitch that is smaller than a row, or larger than the driver takes.
+    pub(super) fn copy(self, what: &'static str, size: u64, bases: [u64; 2], lens: [u64; 2], caller: Caller) -> Result<Copy> {
+        let Self { count, width, from, to } = self;
+        for (place, len) in [from, to].into_iter().zip(lens) {
+            place.check(what, size, (count, width), len)?;
+        }
+        let [source, target] = bases;
+        let copy = Copy {
+            direction: Direction::DeviceToDevice,
+            target: target + to.start * size,
+            source: source + from.start * size,
+            bytes: width * size,
+            rows: CopyRows { count, target_pitch: to.pitch * size, source_pitch: from.pitch * size },
+            caller,
+        };
+        Ok(copy.joined())
+    }
+}
+
+impl Pitched {
+    fn check(self, what: &'static str, size: u64, (count, width): (u64, u64), len: u64) -> Result<()> {
+        let invalid = |why| Err(Error::Invalid { what, why });
+        if count > 1 && self.pitch < width {
+            return invalid(format!("rows of {width} elements at a pitch of {} overlap: take a pitch of at least {width}", self.pitch));
+        }
+        if count > 1 && self.pitch.checked_mul(size).is_none_or(|bytes| bytes > MOST_PITCH) {
+            let most = MOST_PITCH / size.max(1);
+            return invalid(format!("a pitch of {} elements of {size} bytes is more than a copy engine takes: at most {most}", self.pitch));
+        }
+        let last = count.saturating_sub(1).checked_mul(self.pitch).and_then(|last| last.checked_add(self.start)).unwrap_or(u64::MAX);
+        fits(what, last, if count == 0 { 0 } else { width }, len)
+    }
+}

@@ -1,0 +1,140 @@
+//! Flags that do not come, and what is refused of flags.
+
+use std::time::{Duration, Instant};
+
+use oxtile::runtime::FaultKind;
+use oxtile::symmetric::{ArenaOptions, FlagName, SymmetricError};
+use oxtile::{Buffer, Error, Graph};
+use oxtile_tile::arrivals::{Arrivals, Waits, WaitsArgument};
+use oxtile_tile::prelude::*;
+
+use crate::arenas::{Arenas, options, symmetric};
+
+/// `output[0]` is whether a wait for the flags `first..last` was not answered. With `reads` it reads `data` before.
+#[kernel(threads = 32, grid = wait_grid)]
+pub fn wait_only(waits: Waits, data: Global<u32>, output: GlobalMut<u32>, first: u32, last: u32, reads: bool) {
+    if thread::index() == 0 {
+        let mut arrivals = Arrivals::new(waits);
+        let read = if reads { data.load(0) } else { 0 };
+        let mut flag = first;
+        while flag < last {
+            arrivals.wait(flag);
+            flag += 1;
+        }
+        output.store(0, u32::from(arrivals.is_over()) + read);
+    }
+}
+
+fn wait_grid(_: &WaitOnlyArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+const DEADLINE: Duration = Duration::from_millis(200);
+
+/// Rank 0 waits for flag 1 of all three ranks, of which rank 2 does not set it. With a patience of its own, in steps, the kernel ends by itself.
+fn late(seed: u64, patience: Option<u64>) -> (SymmetricError, Duration) {
+    let all = Arenas::with(3, seed, ArenaOptions { deadline: DEADLINE, ..options() });
+    let flags: Vec<_> = all.arenas.iter().map(|arena| arena.flags("test sum", 2).unwrap()).collect();
+    let (stream, data) = (all.stream(0), Buffer::<u32>::zeros(all.stream(0), 1).unwrap());
+    let mut output = Buffer::<u32>::zeros(stream, 1).unwrap();
+    let ranks: Vec<_> = all.world.size().ranks().collect();
+    [0, 1].iter().for_each(|i| flags[*i].set(all.stream(*i), 1, ranks[0]).unwrap());
+    let awaited: Vec<_> = ranks.iter().map(|rank| (1, *rank)).collect();
+    let waits = flags[0].waits(stream, &awaited).unwrap();
+    let (first, last) = (flags[0].index(1, ranks[0]), flags[0].index(1, ranks[2]) + 1);
+    let waits = WaitsArgument { patience: patience.unwrap_or(waits.patience), ..waits };
+    let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first, last, reads: false };
+    all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
+    let start = Instant::now();
+    let error = symmetric(all.arenas[0].ticket(stream).unwrap().wait());
+    let took = start.elapsed();
+    // Poison has ended its waits, and other ranks are told.
+    stream.synchronize().unwrap();
+    assert!(all.arenas[1].check().is_err());
+    (error, took)
+}
+
+#[test]
+fn a_flag_that_does_not_come_is_named_within_the_deadline() {
+    for (seed, patience) in (0..3).flat_map(|seed| [None, Some(64)].map(|patience| (seed, patience))) {
+        let (error, took) = late(seed, patience);
+        let SymmetricError::Deadline { missing, flag, is_guess: false, .. } = &error else { panic!("seed {seed}: {error}") };
+        assert_eq!(missing.iter().map(|rank| rank.index()).collect::<Vec<_>>(), [2], "{error}");
+        assert_eq!(*flag, Some(FlagName { operation: "test sum", flag: 1 }), "{error}");
+        assert!(error.to_string().contains("no signal from rank 2 (flag 1 of `test sum`) within 200ms"), "{error}");
+        // A kernel that ends by itself is seen at once.
+        let limit = if patience.is_some() { DEADLINE } else { DEADLINE + Duration::from_secs(1) };
+        assert!(took < limit, "seed {seed}: {took:?}");
+    }
+}
+
+/// What was discarded is read before it was written again: whatever the order, the report names the buffer.
+#[test]
+fn an_early_read_of_what_was_discarded_has_a_name() {
+    for seed in 0..32 {
+        let all = Arenas::new(1, seed);
+        let (mut buffers, flags, stream) = (all.buffers(4), all.arenas[0].flags("test sum", 1).unwrap(), all.stream(0));
+        buffers[0].local_mut().fill_zero(stream).unwrap();
+        buffers[0].discard(stream, 0..1).unwrap();
+        let mut output = Buffer::<u32>::zeros(stream, 1).unwrap();
+        let (waits, data) = (flags.waits(stream, &[]).unwrap(), buffers[0].local().view());
+        let args = WaitOnlyArgs { waits, data, output: output.view_mut(), first: 0, last: 0, reads: true };
+        all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
+        let Err(Error::Fault(fault)) = stream.synchronize() else { panic!("seed {seed}: nothing is reported") };
+        assert!(fault.kind == FaultKind::Uninitialised && fault.message.contains("`data"), "{fault}");
+    }
+}
+
+/// A rule of kernels that wait (docs/communication.md): the puts come before the launch that waits for those of others.
+#[test]
+fn a_launch_before_what_it_waits_for_is_stuck_and_named() {
+    let all = Arenas::new(1, 0);
+    let (flags, stream, zero) = (all.arenas[0].flags("test sum", 1).unwrap(), all.stream(0), all.world.rank(0));
+    let (data, mut output) = (Buffer::<u32>::zeros(stream, 1).unwrap(), Buffer::<u32>::zeros(stream, 1).unwrap());
+    let waits = flags.waits(stream, &[(0, zero)]).unwrap();
+    let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first: 0, last: 1, reads: false };
+    all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
+    flags.set(stream, 0, zero).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert!(matches!(error, Error::Stuck { .. }), "{error}");
+    assert!(error.to_string().contains("flags that kernel `wait_only` polls") && error.to_string().contains("late_flags.rs"), "{error}");
+}
+
+/// A rule of kernels that wait: what allocates or uploads is done before a capture, and so before a launch that peers wait for.
+#[test]
+fn what_must_be_prepared_is_refused_in_a_graph() {
+    let all = Arenas::new(1, 0);
+    let (flags, stream, zero) = (all.arenas[0].flags("test sum", 2).unwrap(), all.stream(0), all.world.rank(0));
+    all.world.runtime.load::<WaitOnly>().unwrap().prepare(&stream.device()).unwrap();
+    let refused = |body: &dyn Fn() -> oxtile::Result<()>| Graph::capture(&[stream], body).map(drop).unwrap_err().to_string();
+    let table = refused(&|| flags.signals(stream).map(drop));
+    assert!(table.contains("call Flags::signals once before the graph is captured"), "{table}");
+    let open = refused(&|| flags.open(stream, 0, zero));
+    assert!(open.contains("open it once, before the graph is captured"), "{open}");
+    flags.signals(stream).unwrap();
+    Graph::capture(&[stream], || flags.signals(stream).map(drop)).unwrap();
+}
+
+#[test]
+fn flags_that_are_not_there_are_refused() {
+    let all = Arenas::new(2, 0);
+    let [flags, _theirs] = [0, 1].map(|i| all.arenas[i].flags("test sum", 2).unwrap());
+    let (stream, one) = (all.stream(0), all.world.rank(1));
+    assert_eq!((flags.len(), flags.index(1, one)), (2, 3));
+    for error in [
+        flags.set(stream, 2, one),
+        flags.take_back(stream, 2, one),
+        flags.clear(stream, 2, one),
+        flags.waits(stream, &[(2, one)]).map(drop),
+    ] {
+        assert_eq!(error.unwrap_err().to_string(), "Flags: there is no flag 2 of `test sum`, which has 2");
+    }
+    assert!(matches!(flags.set(all.stream(1), 0, one), Err(Error::Invalid { .. })), "a stream of another device");
+    let most = all.arenas[0].flags("more", 1 << 20);
+    assert!(matches!(most, Err(Error::Symmetric(SymmetricError::NoChannel { .. }))), "{most:?}");
+    // Every rank takes the same.
+    let last = all.arenas[0].flags("last", 2).unwrap();
+    all.arenas[1].channel().unwrap();
+    let error = symmetric(last.set(stream, 0, one));
+    assert!(matches!(&error, SymmetricError::Layout { .. }) && error.to_string().contains("2 flags"), "{error}");
+}
