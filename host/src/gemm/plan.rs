@@ -160,3 +160,37 @@ impl Problem {
         LAUNCH + longest.max(memory).max(power) + adding
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: GemmKernel = GemmKernel::Wgmma { tile: GemmTile::Tile64x128, m_major: false, n_major: false };
+
+    fn problem([m, n, k]: [u64; 3]) -> Problem {
+        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132 }
+    }
+
+    #[test]
+    fn six_tiles_are_split_among_the_multiprocessors_and_full_waves_are_not() {
+        assert!(problem([64, 768, 4096]).plan(KERNEL, GemmTile::Tile64x128).parts > 2);
+        let full = problem([64, 132 * 128, 4096]).plan(KERNEL, GemmTile::Tile64x128);
+        assert_eq!((full.whole, full.parts), (132, 1));
+    }
+
+    #[test]
+    fn plans_are_sorted_and_fit_the_product() {
+        for sizes in [[1, 8, 8], [64, 768, 4096], [1000, 3000, 5000], [2048, 2560, 8192], [16384, 28672, 8192]] {
+            let problem = problem(sizes);
+            for tile in GemmTile::ALL {
+                let (plans, tiles) = (problem.plans(KERNEL, tile), tile.count([problem.m, problem.n]));
+                assert!(plans.is_sorted_by(|a, b| a.microseconds <= b.microseconds), "{sizes:?}");
+                assert!(plans.iter().any(|plan| (plan.whole, plan.parts) == (tiles, 1)), "{sizes:?}");
+                for GemmPlan { whole, parts, microseconds, .. } in plans {
+                    assert!(whole <= tiles && (1..=problem.steps.max(1)).contains(&parts), "{sizes:?}: {whole}, {parts}");
+                    assert!(microseconds > 0.0, "{sizes:?}");
+                }
+            }
+        }
+    }
+}

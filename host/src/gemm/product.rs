@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 use super::choice::GemmKernel;
 use super::config::GemmConfig;
 use super::plan::GemmPlan;
-use super::table::{GemmOperands, Instance};
+use super::table::{AnyInstance, GemmOperands};
 use crate::choice::{Choice, Entry};
 use crate::runtime::{Bound, Error, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
@@ -19,7 +19,7 @@ pub struct Gemm<T: GemmOperands<O>, O: 'static> {
     config: GemmConfig,
     choice: Choice<GemmKernel>,
     plan: GemmPlan,
-    instance: Option<Box<dyn Instance<T::A, T::B, O>>>,
+    instance: Option<AnyInstance<T, O>>,
 }
 
 /// What is multiplied.

@@ -22,8 +22,12 @@ pub trait GemmOperands<O: 'static>: 'static {
 
     /// The kernels.
     #[doc(hidden)]
-    const KERNELS: Table<GemmKernel, Box<dyn Instance<Self::A, Self::B, O>>>;
+    const KERNELS: Table<GemmKernel, AnyInstance<Self, O>>;
 }
+
+/// A loaded kernel for operands `T`.
+#[doc(hidden)]
+pub type AnyInstance<T, O> = Box<dyn Instance<<T as GemmOperands<O>>::A, <T as GemmOperands<O>>::B, O>>;
 
 /// An element of both operands whose product is of `O`.
 pub trait GemmElement<O: 'static>: Pod + GemmOperands<O, A = Self, B = Self> {}
@@ -56,7 +60,7 @@ macro_rules! operands {
         impl GemmOperands<$o> for $operands {
             type A = $a;
             type B = $b;
-            const KERNELS: Table<GemmKernel, Box<dyn Instance<$a, $b, $o>>> = &[$($table),*];
+            const KERNELS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$($table),*];
         }
     )* };
 }
