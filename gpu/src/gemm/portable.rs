@@ -2,18 +2,16 @@
 //!
 //! A block of eight warps stays on its multiprocessor and computes one 256 by 128 tile of `D` after another. A warp has 16 rows of each of
 //! the four parts of 64 rows, and one of the two parts of 64 columns: 64 by 64 elements, in 128 registers a thread. All threads
-//! copy operands into two stages of 64 elements of the sum, 48 KiB each, and go on to the next tile's while the last of this one are multiplied
+//! copy operands into a ring of four stages of 32 elements of the sum, 24 KiB each, and go on to the next tile's while the last of this one are multiplied
 //! and stored.
 //!
-//! A stage is read in four steps, one for each instruction's depth. Fragments of a step are loaded while those of the step before are
-//! multiplied. So the one barrier of a stage is before its last product: after it all warps have read this stage, which is filled again, and the
-//! next one is there for all. Copies are started between the products of that step and of the next, since a burst of them would delay the loads of fragments.
+//! A stage is two panels, one for each instruction's depth. Fragments of a panel are loaded while those of the panel before are
+//! multiplied. So the one barrier of a step is between its two products: after it the next stage is there for all warps, and all have
+//! read the stage before this one, which is filled again.
 //!
 //! ```text
-//! load step 1    multiply step 0, copy B
-//! load step 2    multiply step 1
-//! load step 3    multiply step 2
-//! wait, barrier    load step 0 of the next stage    multiply step 3, copy A
+//! load panel 1 of this stage    multiply panel 0
+//! wait, barrier, copy           load panel 0 of the next stage    multiply panel 1
 //! ```
 //!
 //! Each operand may be stored either way, by branches that all threads take together. If `ALIGNED`, the operands' rows start at multiples of
@@ -29,7 +27,7 @@ use oxtile_tile::warp_matrix::{self, RightTile};
 
 use super::Shape;
 use super::fusion::Fusion;
-use super::panels::{self, DEPTH, OperandRows, PART, Part, STEP};
+use super::panels::{self, OperandRows, PANELS, PART, Panels, STEP};
 
 const THREADS: u32 = 256;
 /// Parts of 64 rows of a block's tile.
@@ -40,21 +38,21 @@ const COLUMN_PARTS: usize = 2;
 pub const PORTABLE_ROWS: u32 = (ROW_PARTS * PART) as u32;
 /// Columns of a block's tile of `D`.
 pub const PORTABLE_COLUMNS: u32 = (COLUMN_PARTS * PART) as u32;
+/// Elements of the sum of a stage.
+const DEPTH: u32 = (PANELS * STEP) as u32;
 /// 96 KiB: what a block may have on sm_89 and sm_120.
-const STAGES: u32 = 2;
-/// Instructions' depths of a stage.
-const STEPS: u32 = (DEPTH / STEP) as u32;
+const STAGES: u32 = 4;
 /// Rows of tiles that run together.
 const BAND: u32 = 8;
 
-const _: () = assert!(STEPS == 4 && STAGES == 2, "the steps of `multiply`");
 const _: () = assert!(THREADS == 128 * COLUMN_PARTS as u32, "four warps have 64 columns");
+const _: () = assert!(STAGES >= 3, "one stage is read, the next is there, another is filled");
 
-/// The operands of 64 elements of the sum.
+/// The operands of a step.
 #[derive(SharedStorage, Clone, Copy)]
 struct Stage<T: Pod> {
-    a: Tiles<Part<T>, ROW_PARTS>,
-    b: Tiles<Part<T>, COLUMN_PARTS>,
+    a: Panels<T, { ROW_PARTS * PANELS }>,
+    b: Panels<T, { COLUMN_PARTS * PANELS }>,
 }
 
 #[derive(SharedStorage)]
@@ -77,7 +75,7 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
     let (Shape { m, n, .. }, majors) = (shape, (a.along_k, b.along_k));
     let mut tiles = PersistentTiles::<BAND>::new(m.div_ceil(PORTABLE_ROWS), n.div_ceil(PORTABLE_COLUMNS));
     let mut copies = Copies::new(a, b, shape, tiles);
-    let mut full = match majors {
+    let mut stage = match majors {
         (true, true) => fill::<T, ALIGNED, false, false>(ring, &mut copies),
         (true, false) => fill::<T, ALIGNED, false, true>(ring, &mut copies),
         (false, true) => fill::<T, ALIGNED, true, false>(ring, &mut copies),
@@ -86,10 +84,10 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
     let factor = fusion.factor();
     while let Some([row, column]) = tiles.next_tile() {
         let mut sums = match majors {
-            (true, true) => multiply::<T, ALIGNED, false, false>(ring, &mut copies, &mut full),
-            (true, false) => multiply::<T, ALIGNED, false, true>(ring, &mut copies, &mut full),
-            (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut full),
-            (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut full),
+            (true, true) => multiply::<T, ALIGNED, false, false>(ring, &mut copies, &mut stage),
+            (true, false) => multiply::<T, ALIGNED, false, true>(ring, &mut copies, &mut stage),
+            (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut stage),
+            (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut stage),
         };
         let column = column * PORTABLE_COLUMNS + column_part() * PART as u32;
         let mut part = 0;
@@ -127,16 +125,16 @@ fn column_part() -> u32 {
     thread::warp() / 4
 }
 
-/// What is copied next: the stages of one tile of the block after those of another.
+/// What is copied next: the steps of one tile of the block after those of another.
 struct Copies<T: Pod> {
     a: OperandRows<T>,
     b: OperandRows<T>,
     shape: Shape,
     tiles: PersistentTiles<BAND>,
-    /// Stages of a tile.
-    stages: u32,
+    /// Steps of a tile.
+    steps: u32,
     /// The next one.
-    next: u32,
+    step: u32,
     /// Its tile's first row and column; after the last tile, ones beyond the edge, so that zeros are copied.
     origin: [u32; 2],
 }
@@ -144,7 +142,7 @@ struct Copies<T: Pod> {
 impl<T: RegisterElement + Float> Copies<T> {
     #[inline(always)]
     fn new(a: OperandRows<T>, b: OperandRows<T>, shape: Shape, tiles: PersistentTiles<BAND>) -> Self {
-        let mut copies = Self { a, b, shape, tiles, stages: shape.k.div_ceil(DEPTH as u32).max(1), next: 0, origin: [0; 2] };
+        let mut copies = Self { a, b, shape, tiles, steps: shape.k.div_ceil(DEPTH).max(1), step: 0, origin: [0; 2] };
         copies.next_tile();
         copies
     }
@@ -155,27 +153,16 @@ impl<T: RegisterElement + Float> Copies<T> {
         self.origin = self.tiles.next_tile().map_or([m, n], |[row, column]| [row * PORTABLE_ROWS, column * PORTABLE_COLUMNS]);
     }
 
-    /// Starts to copy a part of the rows of `A`.
+    /// Starts to copy the next step, as one group.
     #[inline(always)]
-    fn start_a<const ALIGNED: bool, const M_MAJOR: bool>(&self, stage: Stage<T>, part: u32) {
-        let (Shape { m, k, .. }, from) = (self.shape, [self.origin[0] + part * PART as u32, self.next * DEPTH as u32]);
-        panels::copy::<T, M_MAJOR, ALIGNED>(&self.a, stage.a.tile(part), from, [m, k]);
-    }
-
-    /// Starts to copy a part of the columns of `B`.
-    #[inline(always)]
-    fn start_b<const ALIGNED: bool, const N_MAJOR: bool>(&self, stage: Stage<T>, part: u32) {
-        let (Shape { n, k, .. }, from) = (self.shape, [self.origin[1] + part * PART as u32, self.next * DEPTH as u32]);
-        panels::copy::<T, N_MAJOR, ALIGNED>(&self.b, stage.b.tile(part), from, [n, k]);
-    }
-
-    /// Ends the stage: its copies are a group.
-    #[inline(always)]
-    fn advance(&mut self) {
+    fn start<const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(&mut self, stage: Stage<T>) {
+        let (Shape { m, n, k }, [row, column], start) = (self.shape, self.origin, self.step * DEPTH);
+        panels::copy::<T, _, M_MAJOR, ALIGNED>(&self.a, stage.a, [row, start], [m, k]);
+        panels::copy::<T, _, N_MAJOR, ALIGNED>(&self.b, stage.b, [column, start], [n, k]);
         pipeline::commit_copies();
-        self.next += 1;
-        if self.next == self.stages {
-            self.next = 0;
+        self.step += 1;
+        if self.step == self.steps {
+            self.step = 0;
             self.next_tile();
         }
     }
@@ -190,54 +177,36 @@ struct Fragments<T: RegisterElement> {
 
 impl<T: RegisterElement> Fragments<T> {
     #[inline(always)]
-    fn load<const M_MAJOR: bool, const N_MAJOR: bool>(stage: Stage<T>, step: u32) -> Self {
+    fn load<const M_MAJOR: bool, const N_MAJOR: bool>(stage: Stage<T>, panel: u32) -> Self {
         Self {
-            left: core::array::from_fn(|part| panels::left::<T, M_MAJOR>(stage.a.tile(part as u32), step)),
-            right: panels::right::<T, N_MAJOR>(stage.b.tile(column_part()), step),
+            left: panels::left::<T, _, M_MAJOR, ROW_PARTS>(stage.a, panel),
+            right: panels::right::<T, _, N_MAJOR>(stage.b, column_part(), panel),
         }
     }
 
-    /// Adds the products of each part of the rows, and does something before each.
     #[inline(always)]
-    fn multiply(&self, sums: &mut Sums, mut before: impl FnMut(u32)) {
-        let mut part = 0;
-        while part < ROW_PARTS {
-            before(part as u32);
-            let mut sum = [sums[part]];
-            warp_matrix::multiply_add::<T, PART, STEP, 1>(&mut sum, &[self.left[part]], self.right);
-            [sums[part]] = sum;
-            part += 1;
-        }
+    fn multiply(&self, sums: &mut Sums) {
+        warp_matrix::multiply_add::<T, PART, STEP, ROW_PARTS>(sums, &self.left, self.right);
     }
 }
 
 type Ring<T> = Tiles<Stage<T>, { STAGES as usize }>;
 type Sums = [RegisterTile<PART>; ROW_PARTS];
 
-/// Where the block is in the ring, and the fragments of that stage's first step.
+/// Where the block is in the ring, and the fragments of that stage's first panel.
 struct Full<T: RegisterElement> {
     number: u32,
     first: Fragments<T>,
 }
 
-/// Fills the first stage and waits for it, and starts to copy the rows of `A` into the other.
+/// Starts to fill all stages but one, and waits for the first.
 #[inline(always)]
-fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(
-    ring: Ring<T>,
-    copies: &mut Copies<T>,
-) -> Full<T> {
-    for part in 0..COLUMN_PARTS as u32 {
-        copies.start_b::<ALIGNED, N_MAJOR>(ring.tile(0), part);
+fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(ring: Ring<T>, copies: &mut Copies<T>) -> Full<T> {
+    for number in 0..STAGES - 1 {
+        copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(ring.tile(number));
     }
-    for part in 0..ROW_PARTS as u32 {
-        copies.start_a::<ALIGNED, M_MAJOR>(ring.tile(0), part);
-    }
-    copies.advance();
-    pipeline::wait_copies::<0>();
+    pipeline::wait_copies::<{ STAGES - 2 }>();
     block::sync();
-    for part in 0..ROW_PARTS as u32 {
-        copies.start_a::<ALIGNED, M_MAJOR>(ring.tile(1), part);
-    }
     Full { number: 0, first: Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(0), 0) }
 }
 
@@ -246,27 +215,19 @@ fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, co
 fn multiply<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(
     ring: Ring<T>,
     copies: &mut Copies<T>,
-    full: &mut Full<T>,
+    stage: &mut Full<T>,
 ) -> Sums {
     let mut sums = [RegisterTile::zero(); ROW_PARTS];
-    for _ in 0..copies.stages {
-        let [stage, other] = [ring.tile(full.number), ring.tile(1 - full.number)];
-        let second = Fragments::load::<M_MAJOR, N_MAJOR>(stage, 1);
-        full.first.multiply(&mut sums, |part| {
-            if part < COLUMN_PARTS as u32 {
-                copies.start_b::<ALIGNED, N_MAJOR>(other, part);
-            }
-        });
-        copies.advance();
-        let third = Fragments::load::<M_MAJOR, N_MAJOR>(stage, 2);
-        second.multiply(&mut sums, |_| ());
-        let last = Fragments::load::<M_MAJOR, N_MAJOR>(stage, STEPS - 1);
-        third.multiply(&mut sums, |_| ());
-        pipeline::wait_copies::<0>();
+    for _ in 0..copies.steps {
+        let second = Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(stage.number), 1);
+        stage.first.multiply(&mut sums);
+        pipeline::wait_copies::<{ STAGES - 3 }>();
         block::sync();
-        full.number = 1 - full.number;
-        full.first = Fragments::load::<M_MAJOR, N_MAJOR>(other, 0);
-        last.multiply(&mut sums, |part| copies.start_a::<ALIGNED, M_MAJOR>(stage, part));
+        // The stage before this one.
+        copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(ring.tile((stage.number + STAGES - 1) % STAGES));
+        stage.number = (stage.number + 1) % STAGES;
+        stage.first = Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(stage.number), 0);
+        second.multiply(&mut sums);
     }
     sums
 }

@@ -68,15 +68,14 @@ impl<T: RegisterElement, const N: usize> RightTile<T, N>
 where
     Columns<N>: MatrixColumns,
 {
-    /// Loads what instruction `step` takes of an operand in shared memory. All lanes of a warp call it together, after whatever published the
-    /// tile.
+    /// Loads an operand from shared memory. All lanes of a warp call it together, after whatever published the tile.
     #[inline(always)]
     #[track_caller]
-    pub fn load<const K: usize>(source: impl Right<T, N, K>, step: u32) -> Self {
+    pub fn load(source: impl Right<T, N, 16>) -> Self {
         let mut words = <Columns<N> as MatrixColumns>::ZERO_WORDS;
         let mut column = 0;
         while column < N {
-            let loaded = source.fragments(column as u32, step);
+            let loaded = source.fragments(column as u32, 0);
             let mut i = 0;
             while i < 4 {
                 words.as_mut()[column / 4 + i] = loaded[i];
