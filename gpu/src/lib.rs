@@ -65,6 +65,8 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_BACKWARD_PREPARE,
     attention::ATTENTION_BACKWARD_REDUCE,
     attention::ATTENTION_BACKWARD_SINK,
+    attention::ATTENTION_BACKWARD_WIDE_KEYS,
+    attention::ATTENTION_BACKWARD_WIDE_QUERIES,
     attention::ATTENTION_COMBINE,
     attention::ATTENTION_FORWARD,
     attention::ATTENTION_FORWARD_FP8,
