@@ -34,8 +34,6 @@ const ALLOWED: &[(&str, &str)] = &[
         "pipeline::copy::copy_async_lasting",
         "ptxas 13.0 makes an illegal instruction of what a conformance kernel would be, and the build refuses it; the cases of fused MXFP8 casts show it",
     ),
-    ("register_tile::OperandTile::load_columns", "`load`, which is covered, of columns of a wider tile; the cases of the portable GEMM show it"),
-    ("register_tile::OperandTile::load_transposed_rows", "`load_transposed`, which is covered, of rows of a higher tile; likewise"),
     ("scheduler::PersistentTiles::place", "`next_tile`, which is covered, calls it"),
     ("register_tile::OperandTile::apart", "its bits go to a multiplication as they are: the cases of e4m3 attention show it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),

@@ -98,7 +98,13 @@ pub fn copy<T: RegisterElement + Float, const COUNT: usize, const ACROSS: bool, 
             }
         } else {
             // How many elements of the chunk are inside.
-            let count = if ACROSS && k < depth { outer.saturating_sub(at) } else if !ACROSS && at < outer { depth.saturating_sub(k) } else { 0 };
+            let count = if ACROSS && k < depth {
+                outer.saturating_sub(at)
+            } else if !ACROSS && at < outer {
+                depth.saturating_sub(k)
+            } else {
+                0
+            };
             copy_elements::<T, ACROSS>(source, panel, place, index, count);
         }
     }
@@ -139,7 +145,11 @@ pub fn left<T: RegisterElement, const COUNT: usize, const ACROSS: bool, const PA
 
 /// The columns of part `part` of `B`, from panel `step` of a stage.
 #[inline(always)]
-pub fn right<T: RegisterElement, const COUNT: usize, const ACROSS: bool>(panels: Panels<T, COUNT>, part: u32, step: u32) -> RightTile<T, PART> {
+pub fn right<T: RegisterElement, const COUNT: usize, const ACROSS: bool>(
+    panels: Panels<T, COUNT>,
+    part: u32,
+    step: u32,
+) -> RightTile<T, PART> {
     let panel = panels.tile(part * PANELS as u32 + step);
     if ACROSS { RightTile::load(NMajor(panel.second())) } else { RightTile::load(KMajor(panel.first())) }
 }

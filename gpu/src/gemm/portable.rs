@@ -201,7 +201,10 @@ struct Full<T: RegisterElement> {
 
 /// Starts to fill all stages but one, and waits for the first.
 #[inline(always)]
-fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(ring: Ring<T>, copies: &mut Copies<T>) -> Full<T> {
+fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(
+    ring: Ring<T>,
+    copies: &mut Copies<T>,
+) -> Full<T> {
     for number in 0..STAGES - 1 {
         copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(ring.tile(number));
     }
@@ -261,7 +264,12 @@ impl PairElement for f16 {
 
 /// Stores a warp's part of a tile of `D`, which starts at `[row, column]`: if `ALIGNED` in pairs.
 #[inline(always)]
-fn store<O: PairElement, const ALIGNED: bool>(tile: &RegisterTile<PART>, d: &GlobalMut<O>, [rows, columns]: [u32; 2], [row, column]: [u32; 2]) {
+fn store<O: PairElement, const ALIGNED: bool>(
+    tile: &RegisterTile<PART>,
+    d: &GlobalMut<O>,
+    [rows, columns]: [u32; 2],
+    [row, column]: [u32; 2],
+) {
     let mut half = 0;
     while half < register_tile::THREAD_ROWS {
         let row = row + register_tile::row(half as u32);

@@ -268,15 +268,6 @@ where
         Self::of_steps(|step| unsafe { Target::load_matrices(source.address_of(row, T::STEP as u32 * step + column)) })
     }
 
-    /// The same of columns of a wider tile, from `first` on, a multiple of 16 bytes.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load_columns<const WIDE: usize, S: Swizzle>(source: SharedTile<T, ROWS, WIDE, S>, first: u32) -> Self {
-        let (row, column) = (thread::warp() % 4 * 16 + thread::lane() % 16, first + thread::lane() / 16 * (T::STEP as u32 / 2));
-        // SAFETY: `address_of` gives the address of 16 bytes that lie together, inside the tile.
-        Self::of_steps(|step| unsafe { Target::load_matrices(source.address_of(row, T::STEP as u32 * step + column)) })
-    }
-
     /// The operand whose instruction `step` takes these four words.
     #[inline(always)]
     #[track_caller]
@@ -326,15 +317,6 @@ where
     #[track_caller]
     pub fn load_transposed<S: Swizzle>(source: SharedTile<T, K, ROWS, S>) -> Self {
         let (row, column) = (thread::lane() / 16 * 8 + thread::lane() % 8, thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8);
-        // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
-        Self::of_steps(|step| unsafe { Target::load_matrices_transposed(source.address_of(16 * step + row, column)) })
-    }
-
-    /// The same of rows of a higher tile, from `first` on.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load_transposed_rows<const HIGH: usize, S: Swizzle>(source: SharedTile<T, HIGH, ROWS, S>, first: u32) -> Self {
-        let (row, column) = (first + thread::lane() / 16 * 8 + thread::lane() % 8, thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8);
         // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
         Self::of_steps(|step| unsafe { Target::load_matrices_transposed(source.address_of(16 * step + row, column)) })
     }

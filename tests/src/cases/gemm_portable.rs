@@ -30,7 +30,12 @@ pub fn cases() -> Vec<Case> {
     for (shape, transposed) in MANY.into_iter().zip([[false, true], [true, false]]) {
         exact::<bf16, bf16>(&mut cases, "bf16", Problem { shape, transposed, alpha: 1.0, beta: 0.0, gelu: false }, Size::Small);
     }
-    exact::<bf16, bf16>(&mut cases, "bf16", Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false }, Size::Waves);
+    exact::<bf16, bf16>(
+        &mut cases,
+        "bf16",
+        Problem { shape: WAVES, transposed: [false, true], alpha: 1.0, beta: 0.0, gelu: false },
+        Size::Waves,
+    );
     cases.push(Case::new("gemm_portable::refused", Size::Small, refused));
     cases
 }

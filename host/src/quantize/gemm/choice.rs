@@ -169,7 +169,8 @@ impl QuantizedGemmConfig {
                 hopper("wgmma").and(if fits { Ok(format!("FP8 codes on tensor cores, {}", choice.why)) } else { Err(choice.why) })
             }
             Path::Dequantize => {
-                let fits = if matches!(product.decision, GemmKernel::Wgmma { .. }) { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
+                let fits =
+                    if matches!(product.decision, GemmKernel::Wgmma { .. }) { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
                 fits.map(|()| format!("any format in bf16, {}", product.why))
             }
             Path::DequantizeCublasLt if sm < 80 => Err(format!("bf16 tensor cores begin at sm_80, this is sm_{sm}")),
