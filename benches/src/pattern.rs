@@ -38,7 +38,7 @@ impl Pattern {
     }
 
     /// The number of values.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.values.len()
     }
 

@@ -149,7 +149,7 @@ impl<T> Clone for Pool<T> {
 impl<T: Operand> Pool<T> {
     /// The operands of so many sets, each in its own part of the run.
     fn operands(&self, gpu: &Gpu, [a, b]: [u64; 2], sets: u64) -> Result<Vec<[DeviceView<'_, T>; 2]>> {
-        let period = gpu.pattern.len() as u64;
+        let period = gpu.pattern.count() as u64;
         let need = sets * (a.next_multiple_of(period) + b.next_multiple_of(period) + 2 * period);
         if self.0.get().is_none() {
             let once: Vec<T> = gpu.pattern.fill(0, period).into_iter().map(T::of).collect();
