@@ -18,6 +18,7 @@
 //! | `order` | which part of the product a cluster computes next |
 //! | `product` | the loops of a block |
 //! | `stage` | what a stage of the ring holds |
+//! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
@@ -38,6 +39,7 @@ mod portable;
 mod product;
 mod split;
 mod stage;
+mod tensors;
 mod tile_shape;
 
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
@@ -55,7 +57,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
-use product::Tensors;
+use tensors::Tensors;
 use tile_shape::THREADS;
 
 /// Rows of a warpgroup's part of a tile, and of every box that is copied.
@@ -137,7 +139,7 @@ fn grid<
     LaunchError::check_length("old", m * n, args.old.len())?;
     args.fusion.check(n)?;
     let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
-    let work = args.split.check::<S>(tiles, args.shape.k.div_ceil(DEPTH as u32))?;
+    let work = args.split.check(tiles, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
     let clusters = (device.multiprocessors / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }

@@ -3,8 +3,6 @@
 use oxtile_tile::prelude::*;
 use oxtile_tile::scheduler::PersistentTiles;
 
-use super::split::Split;
-
 /// Rows of clusters' tiles that run together.
 const BAND: u32 = 8;
 
@@ -44,16 +42,17 @@ pub struct Order {
 }
 
 impl Order {
-    /// The work of the calling cluster for a matrix of `rows` by `columns` tiles that take `steps` steps each.
+    /// The work of the calling cluster for a matrix of `rows` by `columns` tiles that take `steps` steps each: so many tiles whole, the others in
+    /// parts.
     #[inline(always)]
     #[track_caller]
-    pub fn new<const CLUSTER: u32>([rows, columns]: [u32; 2], steps: u32, split: &Split) -> Self {
+    pub fn new<const CLUSTER: u32>([rows, columns]: [u32; 2], steps: u32, [whole, parts]: [u32; 2]) -> Self {
         Self {
             tiles: PersistentTiles::of_clusters::<CLUSTER>(rows, columns),
             steps,
-            whole: split.whole,
-            split: rows * columns - split.whole,
-            parts: split.parts,
+            whole,
+            split: rows * columns - whole,
+            parts,
             next: block::index()[0] / CLUSTER,
             stride: block::count()[0] / CLUSTER,
         }

@@ -2,29 +2,15 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
 use oxtile_tile::epilogue;
-use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline::{self, Producer};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use super::order::Order;
-use super::split::Split;
 use super::stage::Stage;
+use super::tensors::Tensors;
 use super::tile_shape::{BlockTile, Shared, TileShape, WARPGROUPS};
-use super::{Fusion, PART, Shape};
-
-/// What is multiplied, and where the result goes.
-pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> {
-    pub a: TensorMap<A, PART, DEPTH, Swizzle128>,
-    pub b: TensorMap<B, PART, DEPTH, Swizzle128>,
-    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
-    pub old: GlobalMut<O>,
-    pub shape: Shape,
-    pub fusion: Fusion<O>,
-    pub split: Split,
-}
+use super::{PART, Shape};
 
 impl<const ROW_PARTS: usize, const COLUMN_PARTS: usize, const COLUMNS: usize, const PANELS: usize, const STAGES: usize, const CLUSTER: u32>
     BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER>

@@ -11,7 +11,6 @@ use oxtile_tile::vector::Vector;
 use oxtile_tile::warpgroup;
 
 use super::order::Part;
-use super::tile_shape::{TileShape, WARPGROUPS};
 
 /// Which tiles are split, and into what.
 #[derive(Clone, Copy, Parameter)]
@@ -98,20 +97,17 @@ impl Split {
 }
 
 impl SplitArgument<'_> {
-    /// Refuses what does not fit a product of so many clusters' tiles and steps. Returns how many pieces of work there are.
-    pub(super) fn check<S: TileShape>(&self, tiles: u64, steps: u32) -> Result<u64, LaunchError> {
+    /// Refuses what does not fit a product of so many clusters' tiles and steps, for warpgroups of a cluster and elements of the tile of each. Returns how
+    /// many pieces of work there are.
+    pub(super) fn check(&self, tiles: u64, steps: u32, [warpgroups, piece]: [u32; 2]) -> Result<u64, LaunchError> {
         let (whole, parts) = (u64::from(self.whole), u64::from(self.parts));
         LaunchError::check_limit("split.whole", whole, tiles)?;
         let split = tiles - whole;
         if split > 0 {
             LaunchError::check_at_least("split.parts", 1, parts)?;
             LaunchError::check_limit("split.parts", parts, steps.into())?;
-            let counters = split * u64::from(S::CLUSTER * WARPGROUPS);
-            LaunchError::check_length(
-                "split.sums",
-                counters * parts * u64::from(S::PIECE),
-                self.sums.as_ref().map_or(0, |sums| sums.len()),
-            )?;
+            let counters = split * u64::from(warpgroups);
+            LaunchError::check_length("split.sums", counters * parts * u64::from(piece), self.sums.as_ref().map_or(0, |sums| sums.len()))?;
             LaunchError::check_length("split.tickets", counters, self.tickets.as_ref().map_or(0, |tickets| tickets.len()))?;
         }
         // Indices of work are words.

@@ -18,8 +18,8 @@ use oxtile_tile::{cluster, epilogue};
 
 use super::PART;
 use super::order::Order;
-use super::product::Tensors;
 use super::stage::Stage;
+use super::tensors::Tensors;
 
 type WarpgroupRoles = Roles<2, 40, 232>;
 
@@ -117,7 +117,13 @@ where
         }
         meet::<CLUSTER>();
         let rank = if CLUSTER == 1 { 0 } else { cluster::rank() };
-        let order = || Order::new::<CLUSTER>(tensors.shape.tiles::<Self>(), tensors.shape.k.div_ceil(DEPTH as u32), &tensors.split);
+        let order = || {
+            Order::new::<CLUSTER>(
+                tensors.shape.tiles::<Self>(),
+                tensors.shape.k.div_ceil(DEPTH as u32),
+                [tensors.split.whole, tensors.split.parts],
+            )
+        };
         match WarpgroupRoles::role() {
             Role::Producer(role) => {
                 if role.begin() {
