@@ -24,6 +24,10 @@ pub fn benches(size: Size) -> Vec<Bench> {
         bench::<bf16>("gemm bf16 nt", &["gemm_nt"], small),
         bench::<bf16>("gemm bf16 nt", &["gemm_nt"], tall),
         bench::<e4m3>("gemm e4m3 nt", &["gemm_e4m3"], large),
+        portable("gemm_portable bf16 nt", small),
+        portable("gemm_portable bf16 nn", small),
+        portable("gemm_portable bf16 tn", small),
+        portable("gemm_portable bf16 nt", large),
     ]
 }
 
@@ -53,9 +57,23 @@ impl Operand for e4m3 {
     }
 }
 
+/// The bf16 product on `mma.sync` beside that on `wgmma`.
+fn portable(kernel: &'static str, shape: Shape) -> Bench {
+    let (config, sets) = (config(kernel, shape), shape.1);
+    let prepare = move |gpu: &Gpu| {
+        let [portable, wgmma] = [Gemm::portable(&gpu.runtime, config)?, Gemm::new(&gpu.runtime, config)?];
+        Ok(prepare::<bf16>(gpu, &portable, config, sets)?.against("gemm, on wgmma", prepare::<bf16>(gpu, &wgmma, config, sets)?))
+    };
+    Bench { prepare: Box::new(prepare), ..bench::<bf16>(kernel, &[], shape) }
+}
+
 /// The name ends in how `A` and `B` are stored: as they are (`n`) or transposed (`t`).
-fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], ([m, n, k], sets): Shape) -> Bench {
-    let config = GemmConfig { m, n, k, transpose_a: kernel.ends_with("tn"), transpose_b: kernel.ends_with("nt"), ..GemmConfig::default() };
+fn config(kernel: &str, ([m, n, k], _): Shape) -> GemmConfig {
+    GemmConfig { m, n, k, transpose_a: kernel.ends_with("tn"), transpose_b: kernel.ends_with("nt"), ..GemmConfig::default() }
+}
+
+fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], shape @ ([m, n, k], sets): Shape) -> Bench {
+    let config = config(kernel, shape);
     Bench {
         family: FAMILY,
         kernel,
@@ -66,7 +84,7 @@ fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], ([m, 
         sets,
         ceiling: None,
         peers,
-        prepare: Box::new(move |gpu| prepare::<T>(gpu, config, sets)),
+        prepare: Box::new(move |gpu| prepare::<T>(gpu, &Gemm::new(&gpu.runtime, config)?, config, sets)),
     }
 }
 
@@ -75,9 +93,8 @@ fn operand<T: Operand>(gpu: &Gpu, buffer: usize, count: u64) -> Result<Buffer<T>
     Ok(Buffer::from_slice(&gpu.stream, &values)?)
 }
 
-fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: usize) -> Result<Prepared> {
+fn prepare<T: Operand>(gpu: &Gpu, gemm: &Gemm<T, bf16>, config: GemmConfig, sets: usize) -> Result<Prepared> {
     let GemmConfig { m, n, k, .. } = config;
-    let gemm = Gemm::<T, bf16>::new(&gpu.runtime, config)?;
     let operands = |set: usize| Ok((operand::<T>(gpu, 2 * set, m * k)?, operand::<T>(gpu, 2 * set + 1, k * n)?));
     let inputs: Vec<(Buffer<T>, Buffer<T>)> = (0..sets).map(operands).collect::<Result<_>>()?;
     let results = (0..sets).map(|_| Buffer::<bf16>::uninitialised(&gpu.stream, m * n));

@@ -1,4 +1,4 @@
-//! Matrix multiplication of any shape: for what TMA cannot address or the tensor cores cannot transpose.
+//! Matrix multiplication of 8-bit operands of any shape: for what TMA cannot address or the tensor cores cannot transpose.
 //!
 //! A thread computes one element and reads its row and column from device memory, in `f32` from the first product to the
 //! last. Correct but slow: at most one multiplication for every two loads.
@@ -36,8 +36,7 @@ impl<T: Pod> OperandArgument<'_, T> {
 
 /// `D = alpha A B + beta D`, bias and GELU as [`gemm`](fn@super::gemm) has them.
 #[kernel(threads = THREADS, grid = grid)]
-#[instances(T = [bf16, e4m3], O = [bf16, f32])]
-#[instances(T = [f16], O = [f16])]
+#[instances(T = [e4m3], O = [bf16, f32])]
 pub fn gemm_any<T: Float + Pod, O: Float + Pod>(a: Operand<T>, b: Operand<T>, d: GlobalMut<O>, shape: Shape, fusion: Fusion<O>) {
     let Shape { m, n, k } = shape;
     let [x, y, _] = block::index();

@@ -31,9 +31,9 @@ impl<O: Float + Pod> Fusion<O> {
     }
 
     /// Applies it to a tile of the product, times [`factor`](Self::factor). `old` is the matrix `[rows, columns]` as it was; the tile's first element
-    /// is that at `[row, column]`.
+    /// is that at `[row, column]`. Columns are even if `PAIRS`: a pair of neighbours is then inside or outside as one.
     #[inline(always)]
-    pub fn apply<const COLUMNS: usize>(
+    pub fn apply<const COLUMNS: usize, const PAIRS: bool>(
         &self,
         tile: &mut RegisterTile<COLUMNS>,
         factor: f32,
@@ -50,12 +50,12 @@ impl<O: Float + Pod> Fusion<O> {
         if beta != 0.0 {
             tile.map_pairs(|half, pair, values| {
                 let (row, column) = (row + register_tile::row(half as u32), column + register_tile::column(pair as u32));
-                // Columns are even, so a pair is inside or outside as one.
                 if row >= rows || column >= columns {
                     return values;
                 }
                 let first = u64::from(row) * u64::from(columns) + u64::from(column);
-                [0, 1].map(|i| fma(beta, old.load(first + i as u64).to_f32(), values[i]))
+                let add = |i: usize| fma(beta, old.load(first + i as u64).to_f32(), values[i]);
+                if PAIRS { [0, 1].map(add) } else { [add(0), if column + 1 < columns { add(1) } else { values[1] }] }
             });
         }
         if let Some(bias) = bias {
@@ -64,7 +64,8 @@ impl<O: Float + Pod> Fusion<O> {
                 if column >= columns {
                     return values;
                 }
-                [0, 1].map(|i| values[i] + bias.load(u64::from(column) + i as u64).to_f32())
+                let add = |i: usize| values[i] + bias.load(u64::from(column) + i as u64).to_f32();
+                if PAIRS { [0, 1].map(add) } else { [add(0), if column + 1 < columns { add(1) } else { values[1] }] }
             });
         }
         if gelu {

@@ -20,17 +20,21 @@
 //! | `stage` | what a stage of the ring holds |
 //! | `split` | tiles whose sum is split along K |
 //! | `fusion` | what is fused after the product |
+//! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
 //! | `factors` | factors of products of NVFP4 matrices |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
-//! Accumulation is in `f32`. [`GemmAny`] is for all other shapes.
+//! Accumulation is in `f32`. [`GemmPortable`] is for all other shapes of 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for
+//! 8-bit ones.
 
 mod any;
 mod factors;
 mod fusion;
 mod order;
+mod panels;
+mod portable;
 mod product;
 mod split;
 mod stage;
@@ -39,6 +43,8 @@ mod tile_shape;
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 pub use fusion::{Fusion, FusionArgument};
+pub use panels::{OperandRows, OperandRowsArgument};
+pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use split::{Split, SplitArgument};
 pub use tile_shape::{Tile64x128, Tile128x128, Tile128x256, TileShape, WARPGROUPS};
 

@@ -95,7 +95,7 @@ where
                     continue;
                 }
             }
-            fusion.apply(&mut tile, factor, old, [*m, *n], origin);
+            fusion.apply::<_, true>(&mut tile, factor, old, [*m, *n], origin);
             epilogue::store(d, origin, &tile, shared.staging.tile(number), number);
         }
     }

@@ -8,6 +8,8 @@
 //!
 //! Source: PTX ISA 9.7.14.5, `mma` and `ldmatrix`; 16-bit elements from sm_80, 8-bit ones from sm_89.
 
+use core::marker::PhantomData;
+
 use crate::arch::{Columns, MatrixColumns, MatrixElement, MatrixMove, Target, WarpMatrix};
 use crate::layout::Swizzle;
 use crate::register_tile::{OperandTile, RegisterElement, RegisterTile};
@@ -48,6 +50,50 @@ impl<T: RegisterElement, const N: usize, const K: usize, S: Swizzle> Right<T, N,
         let at = self.0.address_of(16 * step + matrix % 2 * 8 + row, column + matrix / 2 * 8);
         // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
         unsafe { Target::load_matrices_transposed(at) }
+    }
+}
+
+/// A right operand of 16 bits in the registers of a warp, as deep as one instruction: loaded early, it lets [`multiply_add`] begin at
+/// once.
+#[derive(Clone, Copy)]
+pub struct RightTile<T, const N: usize>
+where
+    Columns<N>: MatrixColumns,
+{
+    words: <Columns<N> as MatrixColumns>::Words,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: RegisterElement, const N: usize> RightTile<T, N>
+where
+    Columns<N>: MatrixColumns,
+{
+    /// Loads an operand from shared memory. All lanes of a warp call it together, after whatever published the tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(source: impl Right<T, N, 16>) -> Self {
+        let mut words = <Columns<N> as MatrixColumns>::ZERO_WORDS;
+        let mut column = 0;
+        while column < N {
+            let loaded = source.fragments(column as u32, 0);
+            let mut i = 0;
+            while i < 4 {
+                words.as_mut()[column / 4 + i] = loaded[i];
+                i += 1;
+            }
+            column += 16;
+        }
+        Self { words, element: PhantomData }
+    }
+}
+
+impl<T: RegisterElement, const N: usize> Right<T, N, 16> for RightTile<T, N>
+where
+    Columns<N>: MatrixColumns,
+{
+    #[inline(always)]
+    fn fragments(self, column: u32, _: u32) -> [u32; 4] {
+        core::array::from_fn(|i| self.words.as_ref()[column as usize / 4 + i])
     }
 }
 

@@ -1,4 +1,4 @@
-//! Matrices bound to the kernel of any shape.
+//! Matrices bound to the kernel without tensor cores.
 
 use oxtile_kernels::gemm::{self, GemmAny, GemmAnyArgs, OperandArgument};
 use oxtile_tile::launch::{DeviceViewMut, Kernel};

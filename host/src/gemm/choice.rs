@@ -18,7 +18,12 @@ pub enum GemmKernel {
         /// Whether rows of `B` lie along `n`, and not along `k`.
         n_major: bool,
     },
-    /// Without tensor cores: any shape, on any GPU.
+    /// On `mma.sync`: 16-bit operands of any shape, on any GPU from sm_80 on.
+    Portable {
+        /// Whether the operands' rows are multiples of 16 bytes and `n` is even; else elements are copied one by one.
+        aligned: bool,
+    },
+    /// Without tensor cores: 8-bit operands of any shape, on any GPU.
     Any,
 }
 
@@ -42,7 +47,8 @@ impl GemmTile {
 const MULTIPROCESSORS: u32 = 132;
 
 impl GemmConfig {
-    /// The kernel for operands `T` and results of `O` on a device: the tensor cores' on Hopper, elsewhere a slow one that takes any shape.
+    /// The kernel for operands `T` and results of `O` on a device: on Hopper as [`choose`](Self::choose), elsewhere one on `mma.sync`, or of
+    /// 8-bit operands one without tensor cores.
     ///
     /// # Errors
     /// As [`choose`](Self::choose).
@@ -50,8 +56,8 @@ impl GemmConfig {
         self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors).map(|(choice, _)| choice)
     }
 
-    /// The kernel for operands `T` and results of `O` on an H100 or H200: the fastest of the tensor cores', or where rows are no multiples of 16 bytes or
-    /// 8-bit operands do not lie along `k`, a slow one that takes any shape. Depends on sizes, layouts and types alone.
+    /// The kernel for operands `T` and results of `O` on an H100 or H200: the fastest on `wgmma`; where rows are no multiples of 16 bytes, one
+    /// on `mma.sync`, or of 8-bit operands one without tensor cores, as where those do not lie along `k`. Depends on sizes, layouts and types alone.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
@@ -66,7 +72,7 @@ impl GemmConfig {
 
     /// The same, and the plan.
     pub(super) fn plan_portable<T: GemmOperands<O>, O: 'static>(&self) -> Result<(Choice<GemmKernel>, GemmPlan)> {
-        self.choose_by::<T, O>(Err("the kernel of any shape is asked for".to_owned()), MULTIPROCESSORS)
+        self.choose_by::<T, O>(Err("a kernel of any GPU is asked for".to_owned()), MULTIPROCESSORS)
     }
 
     /// The choice on a device, and the plan.
@@ -114,9 +120,9 @@ impl GemmConfig {
         {
             return refuse(format!("{field} is {size}: at most {}", i32::MAX));
         }
-        let any = GemmPlan { kernel: GemmKernel::Any, whole: 0, parts: 1, microseconds: 0.0 };
         if self.m == 0 || self.n == 0 {
-            return Ok((Choice { decision: any.kernel, kernel: None, why: "the result is empty".to_owned(), refused: Vec::new() }, any));
+            let (decision, why) = (GemmKernel::Any, "the result is empty".to_owned());
+            return Ok((Choice { decision, kernel: None, why, refused: Vec::new() }, GemmPlan::without(decision)));
         }
         match wgmma.and_then(|()| self.find_wgmma::<T, O>()) {
             Ok(kernels) => {
@@ -130,13 +136,45 @@ impl GemmConfig {
                 let refused = plans[1..].iter().map(|other| (other.kernel, format!("slower: {other}"))).collect();
                 Ok((Choice { decision: plan.kernel, kernel, why, refused }, plan))
             }
-            Err(why) => {
-                let Ok(Entry { name, .. }) = Entry::find(T::KERNELS, &any.kernel) else { return refuse(why) };
-                let [m_major, n_major] = self.majors();
-                let refused = GemmKernel::Wgmma { tile: GemmTile::Tile128x256, m_major, n_major };
-                Ok((Choice { decision: any.kernel, kernel: Some(*name), why: why.clone(), refused: vec![(refused, why)] }, any))
-            }
+            Err(why) => self.choose_other::<T, O>(why).map(|choice| (choice.clone(), GemmPlan::without(choice.decision))),
         }
+    }
+
+    /// The kernel where those on wgmma are refused: on `mma.sync` if there is one of these elements.
+    fn choose_other<T: GemmOperands<O>, O: 'static>(&self, why: String) -> Result<Choice<GemmKernel>> {
+        let [m_major, n_major] = self.majors();
+        let wgmma = GemmKernel::Wgmma { tile: GemmTile::Tile128x256, m_major, n_major };
+        let unaligned = self.why_unaligned::<T, O>();
+        let portable = GemmKernel::Portable { aligned: unaligned.is_none() };
+        if let Ok(Entry { name, tile: [rows, columns], .. }) = Entry::find(T::KERNELS, &portable) {
+            let copies = if unaligned.is_none() { "" } else { ", element by element" };
+            let reason = format!("{rows} by {columns} tiles on mma.sync, {}{copies}: {why}", Self::layout(m_major, n_major));
+            let unaligned = unaligned.map(|why| (GemmKernel::Portable { aligned: true }, why));
+            let refused = [(wgmma, why)].into_iter().chain(unaligned).collect();
+            return Ok(Choice { decision: portable, kernel: Some(*name), why: reason, refused });
+        }
+        let decision = GemmKernel::Any;
+        match Entry::find(T::KERNELS, &decision) {
+            Ok(Entry { name, .. }) => Ok(Choice { decision, kernel: Some(*name), why: why.clone(), refused: vec![(wgmma, why)] }),
+            Err(_) => Err(Error::Invalid { what: "GemmConfig", why }),
+        }
+    }
+
+    /// Why 16 bytes of a row, or pairs of the result, cannot be copied at a time.
+    fn why_unaligned<T: GemmOperands<O>, O: 'static>(&self) -> Option<String> {
+        let [(a, of_a, a_width), (b, of_b, b_width)] = self.rows();
+        let rows = [(a, of_a, a_width, 16 / T::BYTES), (b, of_b, b_width, 16 / T::BYTES), ("n", "the result's rows", self.n, 2)];
+        let (field, of, size, multiple) = rows.into_iter().find(|(.., size, multiple)| !size.is_multiple_of(*multiple))?;
+        Some(format!("{field} is {size}, no multiple of {multiple} with {of}: elements are copied one by one"))
+    }
+
+    /// The field that is the width of the rows of `A` and of `B`, why, and its value.
+    fn rows(&self) -> [(&'static str, &'static str, u64); 2] {
+        let [m_major, n_major] = self.majors();
+        [
+            if m_major { ("m", "transpose_a", self.m) } else { ("k", "no transpose_a", self.k) },
+            if n_major { ("n", "no transpose_b", self.n) } else { ("k", "transpose_b", self.k) },
+        ]
     }
 
     /// The kernels on wgmma, or why there is none for this configuration.
@@ -145,18 +183,19 @@ impl GemmConfig {
             return Err("k is 0: nothing is multiplied".to_owned());
         }
         let [m_major, n_major] = self.majors();
-        let rows = [
-            if m_major { ("m", "transpose_a", self.m, T::BYTES) } else { ("k", "no transpose_a", self.k, T::BYTES) },
-            if n_major { ("n", "no transpose_b", self.n, T::BYTES) } else { ("k", "transpose_b", self.k, T::BYTES) },
-            ("n", "the result's rows", self.n, size_of::<O>() as u64),
-        ];
+        let [(a, of_a, a_width), (b, of_b, b_width)] = self.rows();
+        let result = ("n", "the result's rows", self.n, size_of::<O>() as u64);
+        let rows = [(a, of_a, a_width, T::BYTES), (b, of_b, b_width, T::BYTES), result];
         if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
             return Err(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
         }
         let all = GemmTile::ALL.map(|tile| (GemmKernel::Wgmma { tile, m_major, n_major }, tile));
         let kernels: Vec<_> = all.into_iter().filter(|(kernel, _)| Entry::find(T::KERNELS, kernel).is_ok()).collect();
         if kernels.is_empty() {
-            return Err("8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned());
+            return Err(match T::BYTES {
+                1 => "8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned(),
+                _ => "no kernel on wgmma has a result of these elements".to_owned(),
+            });
         }
         Ok(kernels)
     }
@@ -185,30 +224,47 @@ impl GemmConfig {
 /// Whether a device of a capability has the kernels on wgmma.
 fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
     let (major, minor) = capability;
-    if capability == HOPPER { Ok(()) } else { Err(format!("the tensor cores' kernels need sm_90, this is sm_{major}{minor}")) }
+    if capability == HOPPER { Ok(()) } else { Err(format!("the kernels on wgmma need sm_90, this is sm_{major}{minor}")) }
 }
 
 #[cfg(test)]
 mod tests {
-    use oxtile_kernels::gemm::GemmAny;
+    use oxtile_kernels::gemm::{GemmAny, GemmPortable};
     use oxtile_tile::launch::Kernel;
-    use oxtile_tile::num::bf16;
+    use oxtile_tile::num::{bf16, e4m3, f16};
 
     use super::*;
 
     #[test]
-    fn other_devices_take_the_kernel_of_any_shape() {
+    fn other_devices_take_the_kernels_on_mma_sync() {
         let config = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
         let choose = |config: GemmConfig, capability| config.choose_by::<bf16, f32>(wgmma_of(capability), 132).unwrap().0;
         let wgmma = |tile| GemmKernel::Wgmma { tile, m_major: false, n_major: true };
+        let aligned = GemmKernel::Portable { aligned: true };
         assert_eq!(choose(config, HOPPER).decision, wgmma(GemmTile::Tile64x128));
         for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
             let choice = choose(config, capability);
-            assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<bf16, f32> as Kernel>::INFO.name)));
+            assert_eq!((choice.decision, choice.kernel), (aligned, Some(<GemmPortable<bf16, f32, true> as Kernel>::INFO.name)));
             assert_eq!(choose(GemmConfig { m: 0, ..config }, capability).kernel, None);
         }
         let choice = choose(config, (8, 9));
-        assert!(choice.why.contains("need sm_90, this is sm_89"));
-        assert_eq!(choice.refused, [(wgmma(GemmTile::Tile128x256), choice.why)]);
+        assert_eq!(choice.why, "256 by 128 tiles on mma.sync, B along n: the kernels on wgmma need sm_90, this is sm_89");
+        assert_eq!(choice.refused, [(wgmma(GemmTile::Tile128x256), "the kernels on wgmma need sm_90, this is sm_89".to_owned())]);
+        for odd in [GemmConfig { k: 12, transpose_b: true, ..config }, GemmConfig { n: 17, ..config }] {
+            let choice = choose(odd, HOPPER);
+            assert_eq!((choice.decision, choice.refused.len()), (GemmKernel::Portable { aligned: false }, 2), "{choice:?}");
+        }
+        // A result's rows of 8 bytes are too narrow for TMA alone.
+        assert_eq!(choose(GemmConfig { n: 2, transpose_b: true, ..config }, HOPPER).decision, aligned);
+    }
+
+    #[test]
+    fn elements_without_a_kernel_on_wgmma() {
+        let config = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
+        let choice = config.choose::<f16, f32>().unwrap();
+        assert_eq!(choice.decision, GemmKernel::Portable { aligned: true });
+        assert_eq!(choice.refused[0].1, "no kernel on wgmma has a result of these elements");
+        let choice = config.choose::<e4m3, f32>().unwrap();
+        assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<e4m3, f32> as Kernel>::INFO.name)));
     }
 }

@@ -11,7 +11,8 @@
 //! | `table` | the kernels of each pair of elements |
 //! | `product` | a product that is loaded, and matrices bound to it |
 //! | `wgmma` | matrices bound to the kernels on wgmma |
-//! | `any` | matrices bound to the kernel of any shape |
+//! | `portable` | matrices bound to the kernels on `mma.sync` |
+//! | `any` | matrices bound to the kernel without tensor cores |
 //!
 //! ```
 //! use oxtile::gemm::{Gemm, GemmConfig};
@@ -36,6 +37,7 @@ mod any;
 mod choice;
 mod config;
 mod plan;
+mod portable;
 mod product;
 mod table;
 mod wgmma;

@@ -17,8 +17,15 @@ pub struct GemmPlan {
     pub whole: u64,
     /// Parts of the sums of the others, along K.
     pub parts: u64,
-    /// The time that the model predicts, in microseconds. For [`GemmKernel::Any`] there is no model: 0.
+    /// The time that the model predicts, in microseconds. For kernels not on wgmma there is no model: 0.
     pub microseconds: f64,
+}
+
+impl GemmPlan {
+    /// That of a kernel that is not on wgmma.
+    pub(super) const fn without(kernel: GemmKernel) -> Self {
+        Self { kernel, whole: 0, parts: 1, microseconds: 0.0 }
+    }
 }
 
 impl fmt::Display for GemmPlan {

@@ -13,7 +13,7 @@ use crate::choice::{Choice, Entry};
 use crate::runtime::{Bound, Error, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
-/// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`, `f16` into `f16`; `(e4m3, e5m2)` or `(e5m2, e4m3)`, which are
+/// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`, `f16` into `f16` or `f32`; `(e4m3, e5m2)` or `(e5m2, e4m3)`, which are
 /// the elements of `A` and of `B`, into `bf16` or `f32`.
 pub struct Gemm<T: GemmOperands<O>, O: 'static> {
     config: GemmConfig,
@@ -42,7 +42,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         Self::chosen(runtime, config, config.plan_on::<T, O>(&runtime.device(0)?)?)
     }
 
-    /// As [`new`](Self::new), with the kernel of any shape on any GPU, which leaves the tensor cores idle.
+    /// As [`new`](Self::new), with a kernel that any GPU has: on `mma.sync`, or of 8-bit operands without tensor cores.
     ///
     /// # Errors
     /// As [`new`](Self::new).

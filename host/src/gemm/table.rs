@@ -1,6 +1,6 @@
 //! The kernels of each pair of elements.
 
-use oxtile_kernels::gemm::{self, GemmAny, TileShape};
+use oxtile_kernels::gemm::{self, GemmAny, GemmPortable, TileShape};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
@@ -65,7 +65,19 @@ macro_rules! operands {
     )* };
 }
 
-/// The entry of the kernel of any shape.
+/// Entries of the kernels on `mma.sync`.
+macro_rules! portable {
+    ($t:ident, $o:ident: $($aligned:literal)*) => {
+        &[$(Entry {
+            decision: GemmKernel::Portable { aligned: $aligned },
+            name: <GemmPortable<$t, $o, $aligned> as Kernel>::INFO.name,
+            tile: [gemm::PORTABLE_ROWS as u64, gemm::PORTABLE_COLUMNS as u64],
+            load: |runtime| Ok(Box::new(runtime.load::<GemmPortable<$t, $o, $aligned>>()?)),
+        },)*]
+    };
+}
+
+/// The entry of the kernel without tensor cores.
 macro_rules! any {
     ($t:ident, $o:ident) => {
         &[Entry {
@@ -85,9 +97,10 @@ macro_rules! every_layout {
 }
 
 operands! {
-    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), any!(bf16, bf16);
-    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), any!(bf16, f32);
-    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), any!(f16, f16);
+    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16: true false);
+    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32: true false);
+    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16: true false);
+    f16: f16 f16, f32: portable!(f16, f32: true false);
     e4m3: e4m3 e4m3, bf16:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
         any!(e4m3, bf16);

@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `copy`, `exchange`, `gemm`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `amax`, `copy`, `exchange`, `gemm`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
@@ -51,6 +51,7 @@ mod embedding;
 mod exchange;
 mod fp8;
 mod gemm;
+mod gemm_portable;
 mod grouped;
 mod grouped_fp8;
 mod grouped_shards;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Case> {
         grouped_fp8::cases(),
         grouped_shards::cases(),
         gemm::cases(),
+        gemm_portable::cases(),
         quantized_gemm::cases(),
         attention::cases(),
         attention_backward::cases(),

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use oxtile_emulator::mutation::{Change, Equivalent, Outcome};
 use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_kernels::gemm::*;
-use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
-use oxtile_tile::num::{Pod, bf16};
+use oxtile_tile::launch::{DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel, Signature};
+use oxtile_tile::num::{Pod, bf16, e4m3};
 
 use super::Job;
 use super::device::{Device, Elements, OWNER, words};
@@ -15,6 +15,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
+    Job { name: "gemm_portable", run: gemm_portable, equivalents: STRICTER_WAIT },
     Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
 ];
 
@@ -27,6 +28,11 @@ const MEETING: Equivalent<'static> = Equivalent {
     matches: |mutation| mutation.site.operation == "warp_sync" && mutation.site.file.ends_with("gemm/split.rs"),
     reason: "where lanes meet after the sum, for the compiler: each has read its own elements, and the warpgroup meets before it stores them",
 };
+
+const STRICTER_WAIT: &[Equivalent<'static>] = &[Equivalent {
+    matches: |mutation| mutation.site.operation == "copy_async_wait" && mutation.change == Change::CountDown,
+    reason: "waits for one group more than needed: slower, never wrong",
+}];
 
 /// More steps than stages, and two tiles for one block, so that stages and staging tiles are used again.
 const SHAPE: [u64; 3] = [72, 264, 336];
@@ -90,12 +96,14 @@ where
 }
 
 fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
-    let [m, n, k] = [10, 36, 5];
+    let [m, n, k] = [10, 36, 4];
     let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
-    let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
+    // Below 1, so that every place of the result counts.
+    let codes = |count: u32| words((count as usize).div_ceil(4)).into_iter().map(|word| word & 0x3737_3737).collect::<Vec<_>>();
+    let (a, b) = (device.upload::<e4m3>("a", &codes(m * k)), device.upload::<e4m3>("b", &codes(n * k)));
     let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
     let scale = device.upload::<f32>("scale", &[0.5_f32.to_bits()]);
-    device.launch::<GemmAny<bf16, bf16>>(GemmAnyArgs {
+    device.launch::<GemmAny<e4m3, bf16>>(GemmAnyArgs {
         a: OperandArgument { values: a.view(), stride: k, step: 1 },
         b: OperandArgument { values: b.view(), stride: 1, step: n },
         d: d.view_mut(),
@@ -107,6 +115,41 @@ fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
             alpha: 1.0,
             beta: 1.0,
             gelu: true,
+        },
+    })?;
+    Ok(device.download(&d))
+}
+
+/// Two tiles of more steps than there are stages, operands in both directions; rows that start anywhere.
+fn gemm_portable(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let products = [
+        multiply_portable::<true>(device, [264, 8, 136], [true, false])?,
+        multiply_portable::<true>(device, [16, 136, 40], [false, true])?,
+        multiply_portable::<false>(device, [9, 6, 22], [true, false])?,
+    ];
+    Ok(products.concat())
+}
+
+fn multiply_portable<const ALIGNED: bool>(device: &Device, [m, n, k]: [u32; 3], along_k: [bool; 2]) -> Result<Vec<u32>, Outcome>
+where
+    GemmPortable<bf16, bf16, ALIGNED>: Kernel + for<'a> Signature<Args<'a> = GemmPortableArgs<'a, bf16, bf16, ALIGNED>>,
+{
+    let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
+    let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
+    let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
+    let (d_view, scale) = (d.view_mut(), device.upload::<f32>("scale", &[0.5_f32.to_bits()]));
+    device.launch::<GemmPortable<bf16, bf16, ALIGNED>>(GemmPortableArgs {
+        a: OperandRowsArgument { values: a.view(), along_k: along_k[0] },
+        b: OperandRowsArgument { values: b.view(), along_k: along_k[1] },
+        d: d_view,
+        shape: Shape { m, n, k },
+        fusion: FusionArgument {
+            bias: Some(bias.view()),
+            a_scale: Some(scale.view()),
+            b_scale: Some(scale.view()),
+            alpha: 1.0,
+            beta: 1.0,
+            gelu: false,
         },
     })?;
     Ok(device.download(&d))

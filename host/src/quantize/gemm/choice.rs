@@ -58,8 +58,8 @@ pub enum Path {
     Dequantize,
     /// Both operands are dequantized to `bf16`, then cuBLASLt multiplies.
     DequantizeCublasLt,
-    /// Both operands are dequantized to `bf16`, then a kernel without tensor cores multiplies ([`Gemm::portable`](crate::gemm::Gemm::portable)):
-    /// correct on any GPU, but slow. It is taken where none of the others can be.
+    /// Both operands are dequantized to `bf16`, then a kernel on `mma.sync` multiplies ([`Gemm::portable`](crate::gemm::Gemm::portable)),
+    /// on any GPU. It is taken where none of the others can be.
     DequantizePortable,
 }
 
@@ -169,12 +169,16 @@ impl QuantizedGemmConfig {
                 hopper("wgmma").and(if fits { Ok(format!("FP8 codes on tensor cores, {}", choice.why)) } else { Err(choice.why) })
             }
             Path::Dequantize => {
-                let fits = if product.decision != GemmKernel::Any { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
+                let fits =
+                    if matches!(product.decision, GemmKernel::Wgmma { .. }) { hopper("the bf16 product, on wgmma,") } else { Ok(()) };
                 fits.map(|()| format!("any format in bf16, {}", product.why))
             }
             Path::DequantizeCublasLt if sm < 80 => Err(format!("bf16 tensor cores begin at sm_80, this is sm_{sm}")),
             Path::DequantizeCublasLt => facts.cublaslt.clone().map(|version| format!("any format in bf16, {}", library(version))),
-            Path::DequantizePortable => Ok("any format in bf16, without tensor cores: install cuBLASLt for a fast product".to_owned()),
+            Path::DequantizePortable => {
+                let why = self.wide_product().choose_portable::<bf16, O>()?.why;
+                Ok(format!("any format in bf16, {why}: install cuBLASLt for a faster product"))
+            }
         })
     }
 
@@ -292,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn without_library_and_tensor_cores_there_is_a_path_still() {
+    fn without_library_and_wgmma_there_is_a_path_still() {
         for format in [OperandFormat::Fp8, ROWS, SQUARES, MXFP8, NVFP4] {
             for capability in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
                 let choice = choose(QuantizedGemmConfig::new(format, [64, 128, 256]), capability, false).unwrap();
                 assert_eq!(choice.decision, DequantizePortable, "{format} on {capability:?}");
                 assert!(choice.why.contains("install cuBLASLt"), "{choice:?}");
-                assert_eq!(choice.kernel, Some("gemm_any__bf16__bf16"));
+                assert_eq!(choice.kernel, Some("gemm_portable__bf16__bf16__aligned"));
                 let of = |path| choice.refused.iter().find(|refused| refused.0 == path).map(|(_, why)| why.as_str());
                 assert!(of(Dequantize).is_some_and(|why| why.contains("needs sm_90")), "{choice:?}");
                 assert_eq!(of(DequantizeCublasLt), Some("libcublasLt was not found"));

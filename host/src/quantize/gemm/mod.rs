@@ -7,7 +7,7 @@
 //! | MXFP8, NVFP4 | in `bf16` | in `bf16` | in `bf16` | cuBLASLt, assembled but not run yet |
 //!
 //! In `bf16` means: both are dequantized to `bf16` first, and multiplied by cuBLASLt or on `wgmma`; where a GPU has
-//! neither, without tensor cores. [`QuantizedGemmConfig::choose`] returns which path a
+//! neither, on `mma.sync`. [`QuantizedGemmConfig::choose`] returns which path a
 //! shape takes on a device and why; [`QuantizedGemmConfig::path`] pins one. A library that is not there is a reason, not an error.
 //!
 //! | file | what it holds |
