@@ -55,7 +55,7 @@ impl<O: Float + Pod> Fusion<O> {
                 }
                 let first = u64::from(row) * u64::from(columns) + u64::from(column);
                 let add = |i: usize| fma(beta, old.load(first + i as u64).to_f32(), values[i]);
-                [add(0), if PAIRS || column + 1 < columns { add(1) } else { values[1] }]
+                if PAIRS { [0, 1].map(add) } else { [add(0), if column + 1 < columns { add(1) } else { values[1] }] }
             });
         }
         if let Some(bias) = bias {
@@ -65,7 +65,7 @@ impl<O: Float + Pod> Fusion<O> {
                     return values;
                 }
                 let add = |i: usize| values[i] + bias.load(u64::from(column) + i as u64).to_f32();
-                [add(0), if PAIRS || column + 1 < columns { add(1) } else { values[1] }]
+                if PAIRS { [0, 1].map(add) } else { [add(0), if column + 1 < columns { add(1) } else { values[1] }] }
             });
         }
         if gelu {

@@ -34,6 +34,11 @@ const MEETING: Equivalent<'static> = Equivalent {
     reason: "where lanes meet after the sum, for the compiler: each has read its own elements, and the warpgroup meets before it stores them",
 };
 
+const STRICTER_WAIT: &[Equivalent<'static>] = &[Equivalent {
+    matches: |mutation| mutation.site.operation == "copy_async_wait" && mutation.change == Change::CountDown,
+    reason: "waits for one group more than needed: slower, never wrong",
+}];
+
 /// More steps than stages, and two tiles for one block, so that stages and staging tiles are used again.
 const SHAPE: [u64; 3] = [72, 264, 336];
 
