@@ -24,11 +24,6 @@ const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     reason: "waits for one group more than needed: slower, never wrong",
 }];
 
-const STRICTER_WAIT: &[Equivalent<'static>] = &[Equivalent {
-    matches: |mutation| mutation.site.operation == "copy_async_wait" && mutation.change == Change::CountDown,
-    reason: "waits for one group more than needed: slower, never wrong",
-}];
-
 const MEETING: Equivalent<'static> = Equivalent {
     matches: |mutation| mutation.site.operation == "warp_sync" && mutation.site.file.ends_with("gemm/split.rs"),
     reason: "where lanes meet after the sum, for the compiler: each has read its own elements, and the warpgroup meets before it stores them",
