@@ -291,7 +291,7 @@ mod tests {
         let fast = QuantizedGemmConfig { fast_accumulation: true, ..config };
         let choice = choose(fast, (9, 0), false).unwrap();
         assert_eq!(choice.decision, Wgmma);
-        assert!(choice.kernel.is_some_and(|kernel| kernel.starts_with("gemm__e4m3__depth128__bf16")), "{choice:?}");
+        assert!(choice.kernel.is_some_and(|kernel| kernel.starts_with("gemm__e4m3__e4m3__depth128__bf16")), "{choice:?}");
         assert_eq!(choose(config, (9, 0), true).unwrap().kernel, None);
     }
 
