@@ -66,7 +66,7 @@ const TT: Layout = Layout { transposed: [true, true], peer: &["gemm_shape_tt"], 
 const E4M3: Layout = Layout { transposed: [false, true], peer: &["gemm_shape_e4m3"], kernel: "gemm e4m3 nt" };
 
 /// 120 products in bf16: two numbers of tokens for each layer and number of GPUs, forward; then gradients of inputs and of weights, and a few with both
-/// operands stored as transposes. After them, forward products in e4m3.
+/// operands stored as transposes. After them, forward products in e4m3. Two layers share one product: 16384x7168x8192.
 fn shapes() -> Vec<(Layout, [u64; 3])> {
     let divided =
         LAYERS.iter().flat_map(|&([n, k], divided)| GPUS.map(|gpus| if divided == Columns { [n / gpus, k] } else { [n, k / gpus] }));
@@ -223,7 +223,8 @@ mod tests {
             assert!(wide.iter().any(|(_, [m, ..])| *m == tokens), "{tokens}");
         }
         let names: BTreeSet<String> = benches(Size::Full).iter().map(Bench::name).collect();
-        assert_eq!(names.len(), shapes.len());
+        // Two layers share one.
+        assert_eq!(names.len(), shapes.len() - 1);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Scheduler {
     replay: Option<Replay>,
     /// When a block last ended, and after which step the clock is looked at next.
     last_end: (Instant, u64),
+    /// When the last step ended: time between steps is another's.
+    paused: Option<Instant>,
 }
 
 /// Steps between looks at the clock.
@@ -60,7 +62,7 @@ impl Scheduler {
         let starved = if policy == Policy::StarveLane { 1 << worker.random.below(32) } else { 0 };
         let is_checked = grid.options.mode == Mode::Check;
         let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
-        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay, last_end: (Instant::now(), 0) }
+        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay, last_end: (Instant::now(), 0), paused: None }
     }
 
     /// The run is over, one way or the other.
@@ -93,7 +95,11 @@ impl Scheduler {
 
     /// Runs up to `budget` resumptions.
     pub fn step(&mut self, budget: u64) -> Result<Progress, Fault> {
+        if let Some(paused) = self.paused.take() {
+            self.last_end.0 += paused.elapsed();
+        }
         let result = catch_unwind(AssertUnwindSafe(|| self.run_for(budget)));
+        self.paused = Some(Instant::now());
         let result = match result {
             Ok(result) => result,
             Err(payload) => Err(self.fault_of(payload)),

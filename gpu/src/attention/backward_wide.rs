@@ -16,7 +16,7 @@
 //! | warp | does |
 //! |---|---|
 //! | 0 | one lane copies tiles and blocks in |
-//! | 1 | brings the statistics of the queries that pass |
+//! | 1 | brings the statistics of the queries that pass; idle where keys pass |
 //! | 3 | one lane hands out the numbers of tiles |
 
 use oxtile_tile::layout::Swizzle128;

@@ -1,7 +1,7 @@
 //! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
 //!
 //! A block, or a cluster of two, stays on its multiprocessor and computes one [tile](TileShape) of `D` after another, or a part of its sum
-//! ([`Order`](order::Order)). In each block, one thread fills a ring of stages of operands by TMA: its rows of `A`, and its share of the columns of `B` for
+//! (`Order`). In each block, one thread fills a ring of stages of operands by TMA: its rows of `A`, and its share of the columns of `B` for
 //! all blocks of the cluster. Two warpgroups multiply, with one group of multiplications in flight while they wait for the next stage.
 //! The finished tile leaves through shared memory, 128 bytes of each row at a time, while the first stages of the next tile arrive.
 //! Where there are few tiles, their sums are [split](Split) along K, and added up in a fixed order.
@@ -139,6 +139,9 @@ fn grid<
     LaunchError::check_length("old", m * n, args.old.len())?;
     args.fusion.check(n)?;
     let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
+    if tiles > 0 {
+        LaunchError::check_at_least("shape.k", 1, args.shape.k.into())?;
+    }
     let work = args.split.check(tiles, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
     let clusters = (device.multiprocessors / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))

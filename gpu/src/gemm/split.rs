@@ -108,6 +108,9 @@ impl SplitArgument<'_> {
             LaunchError::check_limit("split.parts", parts, steps.into())?;
             let counters = split * u64::from(warpgroups);
             LaunchError::check_length("split.sums", counters * parts * u64::from(piece), self.sums.as_ref().map_or(0, |sums| sums.len()))?;
+            if let Some(sums) = &self.sums {
+                LaunchError::check_alignment("split.sums", 16, sums.address())?;
+            }
             LaunchError::check_length("split.tickets", counters, self.tickets.as_ref().map_or(0, |tickets| tickets.len()))?;
         }
         // Indices of work are words.

@@ -102,7 +102,8 @@ impl Arrivals {
     /// Waits for a flag that this thread has not seen yet; flags from 64 on are looked at again each time. Afterwards this thread, and the bulk
     /// copies that it issues, see what was written before the flag was set: PTX `ld.acquire.sys`, then `fence.proxy.async.global`.
     ///
-    /// After a wait that was not answered it returns at once.
+    /// After a wait that was not answered it returns at once; so does the first wait for a flag that is not set, once another thread's was not answered.
+    /// It orders bulk copies and accesses of a [`GlobalMut`](crate::global::GlobalMut), not those of a [`Global`](crate::global::Global), which may come by `ld.global.nc`.
     #[inline(always)]
     #[track_caller]
     pub fn wait(&mut self, flag: u32) {
@@ -111,6 +112,10 @@ impl Arrivals {
             return;
         }
         let (words, line) = (self.waits.lines.words(), u64::from(self.waits.first + flag));
+        if flag::load(&words, line * LINE) < SET && flag::load(&words, VERDICT) != 0 {
+            self.is_over = true;
+            return;
+        }
         match Patience::new(words, self.waits.patience).wait(&words, line * LINE, SET) {
             Outcome::Reached => {
                 sync::fence_proxy_async_global();

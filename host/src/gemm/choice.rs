@@ -56,11 +56,11 @@ impl GemmConfig {
         self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors).map(|(choice, _)| choice)
     }
 
-    /// The kernel for operands `T` and results of `O` on an H100 or H200: the fastest on `wgmma`; where rows are no multiples of 16 bytes, one
+    /// The kernel for operands `T` and results of `O` on an H100 or H200: the one on `wgmma` that a model with an H200's constants predicts to be the fastest; where rows are no multiples of 16 bytes, one
     /// on `mma.sync`, or of 8-bit operands one without tensor cores, as where those do not lie along `k`. Depends on sizes, layouts and types alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named.
+    /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named; and for operands of two types that the kernels on `wgmma` do not take.
     pub fn choose<T: GemmOperands<O>, O: 'static>(&self) -> Result<Choice<GemmKernel>> {
         self.choose_by::<T, O>(Ok(()), MULTIPROCESSORS).map(|(choice, _)| choice)
     }
@@ -80,22 +80,24 @@ impl GemmConfig {
         self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors)
     }
 
-    /// The kernels on the tensor cores that take the product.
+    /// The kernels on wgmma that take the product.
     pub fn kernels<T: GemmOperands<O>, O: 'static>(&self) -> Vec<GemmKernel> {
         self.find_wgmma::<T, O>().map_or_else(|_| Vec::new(), |kernels| kernels.into_iter().map(|(kernel, _)| kernel).collect())
     }
 
-    /// All plans with the tensor cores on a device among which the choice is made, the predicted fastest of each kernel first: to measure them, or to
+    /// All plans on wgmma on a device among which the choice is made, the predicted fastest of each kernel first: to measure them, or to
     /// pin one ([`Gemm::planned`](super::Gemm::planned)). None where these kernels do not take the product.
     pub fn plans<T: GemmOperands<O>, O: 'static>(&self, device: &Device) -> Vec<GemmPlan> {
-        let Ok(kernels) = self.find_wgmma::<T, O>() else { return Vec::new() };
+        let known = self.check_sizes().and_then(|()| wgmma_of(device.capability()));
+        let Ok(kernels) = known.and_then(|()| self.find_wgmma::<T, O>()) else { return Vec::new() };
         let problem = self.problem::<T, O>(device.limits().multiprocessors);
         kernels.into_iter().flat_map(|(kernel, tile)| problem.plans(kernel, tile)).collect()
     }
 
     /// Why a plan does not fit the product.
     pub(super) fn check_plan<T: GemmOperands<O>, O: 'static>(&self, plan: &GemmPlan) -> Result<(), String> {
-        let kernels = if self.m == 0 || self.n == 0 { Err("the result is empty".to_owned()) } else { self.find_wgmma::<T, O>() }?;
+        self.check_sizes()?;
+        let kernels = self.find_wgmma::<T, O>()?;
         let Some((_, tile)) = kernels.iter().find(|(kernel, _)| *kernel == plan.kernel) else {
             return Err(format!("{:?} does not multiply these operands: take one of {kernels:?}", plan.kernel));
         };
@@ -114,12 +116,7 @@ impl GemmConfig {
         wgmma: Result<(), String>,
         multiprocessors: u32,
     ) -> Result<(Choice<GemmKernel>, GemmPlan)> {
-        let refuse = |why: String| Err(Error::Invalid { what: "GemmConfig", why });
-        if let Some((field, size)) =
-            [("m", self.m), ("n", self.n), ("k", self.k)].into_iter().find(|(_, size)| i32::try_from(*size).is_err())
-        {
-            return refuse(format!("{field} is {size}: at most {}", i32::MAX));
-        }
+        self.check_sizes().map_err(|why| Error::Invalid { what: "GemmConfig", why })?;
         if self.m == 0 || self.n == 0 {
             let (decision, why) = (GemmKernel::Any, "the result is empty".to_owned());
             return Ok((Choice { decision, kernel: None, why, refused: Vec::new() }, GemmPlan::without(decision)));
@@ -140,6 +137,14 @@ impl GemmConfig {
         }
     }
 
+    /// Coordinates of TMA are signed words.
+    fn check_sizes(&self) -> Result<(), String> {
+        match [("m", self.m), ("n", self.n), ("k", self.k)].into_iter().find(|(_, size)| i32::try_from(*size).is_err()) {
+            Some((field, size)) => Err(format!("{field} is {size}: at most {}", i32::MAX)),
+            None => Ok(()),
+        }
+    }
+
     /// The kernel where those on wgmma are refused: on `mma.sync` if there is one of these elements.
     fn choose_other<T: GemmOperands<O>, O: 'static>(&self, why: String) -> Result<Choice<GemmKernel>> {
         let [m_major, n_major] = self.majors();
@@ -156,7 +161,10 @@ impl GemmConfig {
         let decision = GemmKernel::Any;
         match Entry::find(T::KERNELS, &decision) {
             Ok(Entry { name, .. }) => Ok(Choice { decision, kernel: Some(*name), why: why.clone(), refused: vec![(wgmma, why)] }),
-            Err(_) => Err(Error::Invalid { what: "GemmConfig", why }),
+            Err(_) => {
+                let why = format!("{why}; operands of two types have kernels on wgmma alone: convert one, or both to bf16");
+                Err(Error::Invalid { what: "GemmConfig", why })
+            }
         }
     }
 
@@ -179,6 +187,9 @@ impl GemmConfig {
 
     /// The kernels on wgmma, or why there is none for this configuration.
     fn find_wgmma<T: GemmOperands<O>, O: 'static>(&self) -> Result<Vec<(GemmKernel, GemmTile)>, String> {
+        if self.m == 0 || self.n == 0 {
+            return Err("the result is empty".to_owned());
+        }
         if self.k == 0 {
             return Err("k is 0: nothing is multiplied".to_owned());
         }

@@ -1,7 +1,8 @@
 //! Matrix multiplication: `D = alpha A B + beta D`, then a bias and GELU if asked for.
 //!
 //! `A` is `[m, k]`, `B` is `[k, n]`, `D` is `[m, n]`, all row-major without gaps; an operand may be stored as its
-//! transpose instead. Products are summed in `f32`. Any shape is right; [`GemmConfig::choose`] says which is fast.
+//! transpose instead. Products are summed in `f32`. Any shape is right, but of operands of two 8-bit types, which take
+//! Hopper's `wgmma`; [`GemmConfig::choose`] says which is fast.
 //!
 //! | file | what it holds |
 //! |---|---|

@@ -30,7 +30,9 @@ impl GemmPlan {
 
 impl fmt::Display for GemmPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kernel: GemmKernel::Wgmma { tile, .. }, whole, parts, microseconds } = self else { return f.write_str("any shape") };
+        let Self { kernel: GemmKernel::Wgmma { tile, .. }, whole, parts, microseconds } = self else {
+            return f.write_str("not on wgmma: no prediction");
+        };
         let ([rows, columns], _) = tile.size();
         write!(f, "{rows} by {columns} tiles on wgmma")?;
         match (parts, whole) {
@@ -151,11 +153,12 @@ impl Problem {
                 + share(pieces, whole, number) * (part_steps + costs.tile + piece_bytes / LEAVE)
         };
         let longest = (0..clusters).map(work).fold(0.0, f64::max);
-        let operands = (self.m + self.n) * self.steps * 128 + self.m * self.n * self.result_bytes;
-        let filled = (self.m.next_multiple_of(rows * cluster) - self.m) * self.n.div_ceil(columns) * self.steps * 128;
-        let memory = (operands as f64 + FILLED * filled as f64 + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
+        let [m, n, all_steps] = [self.m, self.n, self.steps].map(|size| size as f64);
+        let operands = (m + n) * all_steps * 128.0 + m * n * self.result_bytes as f64;
+        let filled = (self.m.next_multiple_of(rows * cluster) - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
+        let memory = (operands + FILLED * filled + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
-        let power = (2 * tiles * rows * cluster * columns * self.steps * 64) as f64 / POWER;
+        let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / POWER;
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
         LAUNCH + longest.max(memory).max(power) + adding
     }
@@ -176,6 +179,15 @@ mod tests {
         assert!(problem([64, 768, 4096]).plan(KERNEL, GemmTile::Tile64x128).parts > 2);
         let full = problem([64, 132 * 128, 4096]).plan(KERNEL, GemmTile::Tile64x128);
         assert_eq!((full.whole, full.parts), (132, 1));
+    }
+
+    #[test]
+    fn the_largest_sizes_have_a_time() {
+        for sizes in [[1 << 21; 3], [i32::MAX as u64; 3]] {
+            for tile in GemmTile::ALL {
+                assert!(problem(sizes).plan(KERNEL, tile).microseconds > 1e6, "{sizes:?}");
+            }
+        }
     }
 
     #[test]

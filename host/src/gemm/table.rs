@@ -67,13 +67,23 @@ macro_rules! operands {
 
 /// Entries of the kernels on `mma.sync`.
 macro_rules! portable {
-    ($t:ident, $o:ident: $($aligned:literal)*) => {
-        &[$(Entry {
-            decision: GemmKernel::Portable { aligned: $aligned },
-            name: <GemmPortable<$t, $o, $aligned> as Kernel>::INFO.name,
-            tile: [gemm::PORTABLE_ROWS as u64, gemm::PORTABLE_COLUMNS as u64],
-            load: |runtime| Ok(Box::new(runtime.load::<GemmPortable<$t, $o, $aligned>>()?)),
-        },)*]
+    ($t:ident, $o:ident) => {
+        &[
+            Entry {
+                decision: GemmKernel::Portable { aligned: true },
+                name: <GemmPortable<$t, $o, true> as Kernel>::INFO.name,
+                tile: [gemm::PORTABLE_ROWS as u64, gemm::PORTABLE_COLUMNS as u64],
+                load: |runtime| {
+                    Ok(Box::new((runtime.load::<GemmPortable<$t, $o, true>>()?, runtime.load::<GemmPortable<$t, $o, false>>()?)))
+                },
+            },
+            Entry {
+                decision: GemmKernel::Portable { aligned: false },
+                name: <GemmPortable<$t, $o, false> as Kernel>::INFO.name,
+                tile: [gemm::PORTABLE_ROWS as u64, gemm::PORTABLE_COLUMNS as u64],
+                load: |runtime| Ok(Box::new(runtime.load::<GemmPortable<$t, $o, false>>()?)),
+            },
+        ]
     };
 }
 
@@ -97,10 +107,10 @@ macro_rules! every_layout {
 }
 
 operands! {
-    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16: true false);
-    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32: true false);
-    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16: true false);
-    f16: f16 f16, f32: portable!(f16, f32: true false);
+    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16);
+    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32);
+    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16);
+    f16: f16 f16, f32: portable!(f16, f32);
     e4m3: e4m3 e4m3, bf16:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
         any!(e4m3, bf16);

@@ -129,7 +129,7 @@ pub(crate) trait Backend: Send + Sync {
     fn encode_tensor_map(&self, device: u32, map: &BoxMap) -> Result<[u64; 16]>;
 
     fn fill(&self, stream: StreamId, address: u64, byte: u8, bytes: u64, caller: Caller) -> Result<()>;
-    /// What is there is not needed any more: a check may report who reads it before it is written again. Nothing where there are no checks.
+    /// What is there is not needed any more: a check may report a read of it before it is written again. Nothing where there are no checks.
     fn discard(&self, _stream: StreamId, _address: u64, _bytes: u64, _caller: Caller) -> Result<()> {
         Ok(())
     }

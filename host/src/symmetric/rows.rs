@@ -42,12 +42,14 @@ impl Rows {
             place.check(what, size, (count, width), len)?;
         }
         let [source, target] = bases;
+        // Of no rows the width is not checked, of one row the pitch is not: they are not used then.
+        let bytes = |elements: u64| elements.wrapping_mul(size);
         let copy = Copy {
             direction: Direction::DeviceToDevice,
             target: target + to.start * size,
             source: source + from.start * size,
-            bytes: width * size,
-            rows: CopyRows { count, target_pitch: to.pitch * size, source_pitch: from.pitch * size },
+            bytes: bytes(width),
+            rows: CopyRows { count, target_pitch: bytes(to.pitch), source_pitch: bytes(from.pitch) },
             caller,
         };
         Ok(copy.joined())

@@ -39,7 +39,7 @@ impl Failure {
         Likeness(words)
     }
 
-    /// Whether the order of threads or streams may be its cause. A launch that is refused, a wrong argument, memory that nobody wrote and words of the test tell nothing
+    /// Whether the order of threads or streams may be its cause. A launch that is refused, a wrong argument, unwritten memory and words of the test tell nothing
     /// by the steps of the default order.
     pub fn is_of_order(&self) -> bool {
         match &self.fault {

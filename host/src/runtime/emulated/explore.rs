@@ -32,7 +32,7 @@ pub struct Explored {
 /// Runs a program under every order in which its streams can set signals, wait for them and meet in collectives. Other operations are done
 /// as soon as they can be: their order changes nothing that the stream sanitizer does not report, but for streams that poison let go, which it
 /// does not check. A state that was seen before is not
-/// gone through again.
+/// gone through again. Launches with flags are refused: they run in pieces, whose orders are not searched.
 ///
 /// The program makes a runtime with the exploration in its options, enqueues from this thread alone, always the same, waits, and checks
 /// its results. It passes errors of the runtime on: one of them ends a run that comes to a known state.

@@ -126,6 +126,11 @@ impl State {
         memory: &Arc<Memory>,
         options: &EmulatedOptions,
     ) -> Result<bool> {
+        if options.exploration.is_some() {
+            return Err(invalid(
+                "a kernel with flags runs in pieces, which a search of every order does not go through: run it under seeds",
+            ));
+        }
         if !self.underway.contains_key(&queue) {
             self.begin(queue, entry, launched, memory, options)?;
         }
