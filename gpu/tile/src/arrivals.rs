@@ -19,6 +19,8 @@ use crate::sync;
 pub const LINE: u64 = 16;
 /// The word of line 0 in which the number of a line is left whose flag did not come; 0 if there is none. Word 0 of it is the notice.
 pub const VERDICT: u64 = 1;
+/// Set in a verdict, beside the flag's line: as a signed number it is below 0, so that streams which wait for 0 or more are held.
+pub const HOLD: u64 = 1 << 63;
 /// The value of a flag that is set.
 const SET: u64 = 1;
 
@@ -123,7 +125,7 @@ impl Arrivals {
             }
             outcome => {
                 if outcome == Outcome::Late {
-                    flag::signal(&words, VERDICT, line);
+                    flag::signal(&words, VERDICT, HOLD | line);
                 }
                 self.is_over = true;
             }

@@ -288,6 +288,11 @@ impl Inner {
         WordOperation::Write { address: self.base + word, value: Epoch::ZERO.0, caller }
     }
 
+    /// Holds a stream where a kernel's wait was not answered, until the arena is ended.
+    pub fn wait_for_no_verdict(&self, caller: Caller) -> WordOperation {
+        WordOperation::Wait { address: self.base + self.layout.verdict(), value: 0, caller }
+    }
+
     /// The word of a channel that `source` writes. A channel of another arena would name a word of this arena, and a rank of another world a word
     /// after the last one: both are refused.
     pub fn word_of(&self, channel: Channel, source: Rank) -> Result<u64> {

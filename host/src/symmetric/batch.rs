@@ -100,6 +100,7 @@ impl<'a> Batch<'a> {
     #[track_caller]
     pub fn clear(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
         let word = self.arena.0.word_of(flags.channel(flag)?, from)?;
+        self.operations.push(Operation::Word(self.arena.0.wait_for_no_verdict(Location::caller()), None));
         self.operations.push(Operation::Word(self.arena.0.reset(word, Location::caller()), None));
         Ok(self)
     }

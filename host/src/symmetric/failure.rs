@@ -5,6 +5,8 @@ use std::sync::{PoisonError, RwLockReadGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use oxtile_tile::arrivals::HOLD;
+
 use super::arena::{Arena, Inner};
 use super::awaited::Missing;
 use super::layout::LINE;
@@ -73,8 +75,9 @@ impl Inner {
         peers.iter().try_for_each(|base| self.poison(base + self.layout.notice()))
     }
 
-    /// Writes poison to all words of signals of this rank.
+    /// Writes poison to all words of signals of this rank, and to the verdict, which holds streams too.
     fn poison_signals(&self) -> Result<()> {
+        self.poison(self.base + self.layout.verdict())?;
         self.layout.words().try_for_each(|offset| self.poison(self.base + offset))?;
         self.settle(&self.control)
     }
@@ -150,10 +153,11 @@ impl Inner {
         if lock(&self.flags).is_empty() {
             return Ok(());
         }
-        let word = LINE * self.word(self.layout.verdict())?;
-        if word == 0 {
+        let verdict = self.word(self.layout.verdict())?;
+        if verdict & HOLD == 0 {
             return Ok(());
         }
+        let word = LINE * (verdict & !HOLD);
         let ranks = self.layout.writer(word).map(|(_, from)| from).into_iter().collect();
         Err(self.late(operation, self.next_ticket(), Missing { ranks, is_guess: false, flag: Some(word) })?)
     }

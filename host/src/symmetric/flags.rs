@@ -100,7 +100,8 @@ impl Flags {
         self.arena.batch(stream).take_back(self, flag, from)?.enqueue()
     }
 
-    /// Resets the flag `flag` of `from` here: after a kernel on this stream that has waited for it.
+    /// Resets the flag `flag` of `from` here: after a kernel on this stream that has waited for it. If a wait of a kernel was not answered, the stream goes no
+    /// further until the arena is ended: what it would send is garbage.
     ///
     /// # Errors
     /// As [`set`](Self::set).

@@ -80,6 +80,7 @@ impl<R> Ticket<R> {
         while !self.event.is_done()? {
             if start.elapsed() >= next_look {
                 arena.check_ranks()?;
+                arena.check_verdict(self.what)?;
                 arena.compare_declared()?;
                 next_look = start.elapsed() + LOOK;
             }

@@ -68,6 +68,28 @@ fn a_flag_that_does_not_come_is_named_within_the_deadline() {
     }
 }
 
+/// What a stream does after a kernel whose wait was not answered does not leave the rank: the rank that is late hears of no result.
+#[test]
+fn what_follows_a_late_wait_does_not_leave_the_rank() {
+    for seed in 0..8 {
+        let all = Arenas::with(2, seed, ArenaOptions { deadline: DEADLINE, ..options() });
+        let flags: Vec<_> = all.arenas.iter().map(|arena| arena.flags("test sum", 2).unwrap()).collect();
+        let ([stream, late], [zero, one]) = ([0, 1].map(|rank| all.stream(rank)), [0, 1].map(|rank| all.world.rank(rank)));
+        let (data, mut output) = (Buffer::<u32>::zeros(stream, 1).unwrap(), Buffer::<u32>::zeros(stream, 1).unwrap());
+        let waits = WaitsArgument { patience: 64, ..flags[0].waits(stream, &[(0, one)]).unwrap() };
+        let first = flags[0].index(0, one);
+        let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first, last: first + 1, reads: false };
+        all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
+        flags[0].clear(stream, 0, one).unwrap();
+        flags[0].set(stream, 1, one).unwrap();
+        flags[1].take_back(late, 1, zero).unwrap();
+        symmetric(all.arenas[1].ticket(late).unwrap().wait());
+        // Rank 0 hears of it too, and its stream is let go.
+        symmetric(all.arenas[0].ticket(stream).unwrap().wait());
+        stream.synchronize().unwrap();
+    }
+}
+
 /// What was discarded is read before it was written again: whatever the order, the report names the buffer.
 #[test]
 fn an_early_read_of_what_was_discarded_has_a_name() {
