@@ -105,7 +105,7 @@ impl Arrivals {
     /// copies that it issues, see what was written before the flag was set: PTX `ld.acquire.sys`, then `fence.proxy.async.global`.
     ///
     /// After a wait that was not answered it returns at once; so does the first wait for a flag that is not set, once another thread's was not answered.
-    /// It orders bulk copies and accesses of a [`GlobalMut`](crate::global::GlobalMut), not those of a [`Global`](crate::global::Global), which may come by `ld.global.nc`.
+    /// It orders bulk copies and accesses of a [`GlobalMut`], not those of a [`Global`](crate::global::Global), which may come by `ld.global.nc`.
     #[inline(always)]
     #[track_caller]
     pub fn wait(&mut self, flag: u32) {

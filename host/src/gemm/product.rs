@@ -81,7 +81,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
     /// `bias` has one value a column.
     ///
     /// # Errors
-    /// [`Error::Length`] if a view does not have the configuration's size; as [`TensorMap::new`].
+    /// [`Error::Length`] if a view does not have the configuration's size; as [`TensorMap::new`](crate::tensor::TensorMap::new).
     pub fn bind<'a>(
         &'a self,
         stream: &Stream,
