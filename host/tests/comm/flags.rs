@@ -248,7 +248,7 @@ impl Program {
 
 /// Rounds of the program, with other numbers each time: enqueued anew, or a graph of the first call replayed.
 fn run(size: u32, seed: u64, by: By, bug: Bug, captured: bool) -> Result<()> {
-    const ROUNDS: u32 = 3;
+    const ROUNDS: u32 = 4;
     let mut program = Program::new(size, seed, by, bug)?;
     let indices = 0..size as usize;
     let mut graphs = Vec::new();
