@@ -62,15 +62,18 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
     product::<Tile64x128>(device, [72, 264, 336], [4, 3])
 }
 
+/// So many bf16 below 1, so that every place of the result counts.
+fn values(count: impl Into<u64>) -> Vec<u32> {
+    words(count.into() as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect()
+}
+
 /// The product of a shape by a tile, so many of them whole and the others in parts.
 fn product<S: TileShape>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2]) -> Result<Vec<u32>, Outcome>
 where
     Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
 {
-    // Below 1, so that every place of the result counts.
-    let small = |count: u64| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
-    let (a, b) = (device.upload::<bf16>("a", &small(m * k)), device.upload::<bf16>("b", &small(n * k)));
-    let d = device.upload::<bf16>("d", &small(m * n));
+    let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
+    let d = device.upload::<bf16>("d", &values(m * n));
     let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(S::COLUMNS.into());
     let counters = (tiles - u64::from(whole)) * u64::from(S::CLUSTER * WARPGROUPS);
     let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * S::PIECE)) as usize]);
@@ -97,7 +100,6 @@ where
 
 fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [m, n, k] = [10, 36, 4];
-    let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
     // Below 1, so that every place of the result counts.
     let codes = |count: u32| words((count as usize).div_ceil(4)).into_iter().map(|word| word & 0x3737_3737).collect::<Vec<_>>();
     let (a, b) = (device.upload::<e4m3>("a", &codes(m * k)), device.upload::<e4m3>("b", &codes(n * k)));
@@ -134,7 +136,6 @@ fn multiply_portable<const ALIGNED: bool>(device: &Device, [m, n, k]: [u32; 3], 
 where
     GemmPortable<bf16, bf16, ALIGNED>: Kernel + for<'a> Signature<Args<'a> = GemmPortableArgs<'a, bf16, bf16, ALIGNED>>,
 {
-    let values = |count: u32| words(count as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect::<Vec<_>>();
     let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
     let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
     let (d_view, scale) = (d.view_mut(), device.upload::<f32>("scale", &[0.5_f32.to_bits()]));

@@ -40,16 +40,15 @@ impl Node {
     }
 
     fn wait(&self, index: u64, value: u64) -> Result<()> {
-        self.stream.0.runtime.backend.wait_value(self.stream.0.id, self.word(index), value, Location::caller())
+        wait(&self.stream, self.word(index), value)
     }
 
     fn copy(&self, target: u64, source: u64) -> Result<()> {
-        let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, rows: CopyRows::ONE, caller: Location::caller() };
-        self.stream.0.runtime.backend.copy(self.stream.0.id, copy)
+        copy(&self.stream, target, source)
     }
 
     fn fill(&self, index: u64, byte: u8) -> Result<()> {
-        self.stream.0.runtime.backend.fill(self.stream.0.id, self.word(index), byte, 8, Location::caller())
+        fill(&self.stream, self.word(index), byte)
     }
 
     fn finish(&self) -> Result<()> {
@@ -64,6 +63,35 @@ impl Node {
 
 fn set(stream: &Stream, at: u64, value: u64) -> Result<()> {
     stream.0.runtime.backend.write_value(stream.0.id, at, value, Location::caller())
+}
+
+fn wait(stream: &Stream, at: u64, value: u64) -> Result<()> {
+    stream.0.runtime.backend.wait_value(stream.0.id, at, value, Location::caller())
+}
+
+fn copy(stream: &Stream, target: u64, source: u64) -> Result<()> {
+    let copy = Copy { direction: Direction::DeviceToDevice, target, source, bytes: 8, rows: CopyRows::ONE, caller: Location::caller() };
+    stream.0.runtime.backend.copy(stream.0.id, copy)
+}
+
+fn fill(stream: &Stream, at: u64, byte: u8) -> Result<()> {
+    stream.0.runtime.backend.fill(stream.0.id, at, byte, 8, Location::caller())
+}
+
+/// What rank `me` of a ring sends in a round.
+fn sent(me: usize, round: u64) -> u8 {
+    (10 * round) as u8 + me as u8 + 1
+}
+
+/// Whether each rank of a ring has received from the rank before it, in words 4..
+fn check_ring(nodes: &[Node], rounds: u64) -> Result<()> {
+    for (me, node) in nodes.iter().enumerate() {
+        let last = (me + nodes.len() - 1) % nodes.len();
+        for round in 0..rounds {
+            assert_eq!(node.value(4 + round)?, bytes(sent(last, round)), "rank {me} of {}, round {round}", nodes.len());
+        }
+    }
+    Ok(())
 }
 
 fn bytes(byte: u8) -> u64 {
@@ -118,7 +146,7 @@ fn handover(exploration: &Exploration, count: u32, rounds: u64, acquires: bool) 
     for round in 0..rounds {
         for (me, node) in nodes.iter().enumerate() {
             let (next, last) = (shifted(me, 1), shifted(me, nodes.len() - 1));
-            node.fill(3, (10 * round) as u8 + me as u8 + 1)?;
+            node.fill(3, sent(me, round))?;
             if acquires {
                 node.wait(1, 1)?;
                 node.set(node.word(1), 0)?;
@@ -133,13 +161,7 @@ fn handover(exploration: &Exploration, count: u32, rounds: u64, acquires: bool) 
         }
     }
     nodes.iter().try_for_each(Node::finish)?;
-    for (me, node) in nodes.iter().enumerate() {
-        let last = (me + nodes.len() - 1) % nodes.len();
-        for round in 0..rounds {
-            assert_eq!(node.value(4 + round)?, bytes((10 * round) as u8 + last as u8 + 1), "rank {me} of {count}, round {round}");
-        }
-    }
-    Ok(())
+    check_ring(&nodes, rounds)
 }
 
 #[test]
@@ -164,18 +186,10 @@ fn chunk_flags(exploration: &Exploration, count: u32, rounds: u64, resets_first:
         for (me, node) in nodes.iter().enumerate() {
             let (next, last) = (shifted(me, 1), shifted(me, nodes.len() - 1));
             let out = &node.control;
-            out.0.runtime.backend.wait_value(out.0.id, node.word(1), 1, Location::caller())?;
+            wait(out, node.word(1), 1)?;
             set(out, node.word(1), 0)?;
-            out.0.runtime.backend.fill(out.0.id, node.word(3), (10 * round) as u8 + me as u8 + 1, 8, Location::caller())?;
-            let copy = Copy {
-                direction: Direction::DeviceToDevice,
-                target: next.word(2),
-                source: node.word(3),
-                bytes: 8,
-                rows: CopyRows::ONE,
-                caller: Location::caller(),
-            };
-            out.0.runtime.backend.copy(out.0.id, copy)?;
+            fill(out, node.word(3), sent(me, round))?;
+            copy(out, next.word(2), node.word(3))?;
             set(out, next.word(0), 1)?;
 
             node.wait(0, 1)?;
@@ -190,13 +204,7 @@ fn chunk_flags(exploration: &Exploration, count: u32, rounds: u64, resets_first:
         }
     }
     nodes.iter().try_for_each(Node::finish)?;
-    for (me, node) in nodes.iter().enumerate() {
-        let last = (me + nodes.len() - 1) % nodes.len();
-        for round in 0..rounds {
-            assert_eq!(node.value(4 + round)?, bytes((10 * round) as u8 + last as u8 + 1), "rank {me} of {count}, round {round}");
-        }
-    }
-    Ok(())
+    check_ring(&nodes, rounds)
 }
 
 #[test]
