@@ -278,4 +278,14 @@ mod tests {
         let choice = config.choose::<e4m3, f32>().unwrap();
         assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<e4m3, f32> as Kernel>::INFO.name)));
     }
+
+    /// Coordinates of TMA from 2^31 on are negative: such rows would be read as zero and not be stored.
+    #[test]
+    fn a_given_plan_is_held_to_the_sizes_of_a_choice() {
+        let small = GemmConfig { m: 16, n: 16, k: 16, ..GemmConfig::default() };
+        let plan = small.choose_by::<bf16, f32>(Ok(()), 132).unwrap().1;
+        assert_eq!(small.check_plan::<bf16, f32>(&plan), Ok(()));
+        let refused = GemmConfig { m: (1 << 31) + 256, ..small }.check_plan::<bf16, f32>(&plan);
+        assert_eq!(refused, Err("m is 2147483904: at most 2147483647".to_owned()));
+    }
 }

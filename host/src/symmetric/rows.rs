@@ -70,3 +70,21 @@ impl Pitched {
         fits(what, last, if count == 0 { 0 } else { width }, len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+
+    /// A pitch that is not used is not looked at, however large.
+    #[test]
+    fn one_row_and_no_row_have_any_pitch() {
+        let place = Pitched { start: 2, pitch: u64::MAX };
+        for (count, width, expected) in [(1, 4, 32), (0, u64::MAX, 0)] {
+            let rows = Rows { count, width, from: place, to: place };
+            let copy = rows.copy("rows", 8, [0, 4096], [6, 6], Location::caller()).unwrap();
+            assert_eq!((copy.source, copy.target, copy.bytes, copy.rows), (16, 4112, expected, CopyRows::ONE));
+        }
+    }
+}
