@@ -95,6 +95,7 @@ pub const KERNELS: &[KernelFamily] = &[
     fp8::FP8_UPDATE_SCALES,
     gemm::GEMM,
     gemm::GEMM_ANY,
+    gemm::GEMM_GATHERED,
     gemm::GEMM_PORTABLE,
     gemm::NVFP4_GEMM_FACTORS,
     interleave::INTERLEAVE_ROWS,

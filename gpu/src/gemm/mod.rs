@@ -16,6 +16,9 @@
 //! |---|---|
 //! | `tile_shape` | the tile of a block, and how it is computed: a compile-time policy |
 //! | `order` | which part of the product a cluster computes next |
+//! | `gathered` | the kernel of an operand that arrives while it runs |
+//! | `arrival` | when the operands of a step are there: at the beginning, or after a wait |
+//! | `division` | order, arrival and parts of a kernel: a compile-time policy |
 //! | `product` | the loops of a block |
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
@@ -31,8 +34,11 @@
 //! 8-bit ones.
 
 mod any;
+mod arrival;
+mod division;
 mod factors;
 mod fusion;
+mod gathered;
 mod order;
 mod panels;
 mod portable;
@@ -43,14 +49,17 @@ mod tensors;
 mod tile_shape;
 
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
+pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 pub use fusion::{Fusion, FusionArgument};
+pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use split::{Split, SplitArgument};
 pub use tile_shape::{Tile64x128, Tile128x128, Tile128x256, TileShape, WARPGROUPS};
 
 use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::launch::DeviceViewMut;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
@@ -113,7 +122,7 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, split });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division: split });
 }
 
 fn grid<
@@ -129,20 +138,30 @@ fn grid<
     args: &GemmArgs<'_, A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.old, &args.fusion)?;
+    let work = args.split.check(rows * columns, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
+    let clusters = (device.multiprocessors / S::CLUSTER).max(1);
+    Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
+}
+
+/// Checks what every product on `wgmma` asks for. Returns the rows and columns of clusters' tiles.
+fn check_product<A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, S: TileShape>(
+    shape: Shape,
+    old: &DeviceViewMut<'_, O>,
+    fusion: &FusionArgument<'_, O>,
+) -> Result<[u64; 2], LaunchError> {
     const {
         assert!(
             DEPTH * size_of::<A>() == 128 && DEPTH * size_of::<B>() == 128 && WIDTH * size_of::<O>() == 128,
             "boxes are 128 bytes wide"
         );
     }
-    let [m, n] = [args.shape.m, args.shape.n].map(u64::from);
-    LaunchError::check_length("old", m * n, args.old.len())?;
-    args.fusion.check(n)?;
-    let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
-    if tiles > 0 {
-        LaunchError::check_at_least("shape.k", 1, args.shape.k.into())?;
+    let [m, n] = [shape.m, shape.n].map(u64::from);
+    LaunchError::check_length("old", m * n, old.len())?;
+    fusion.check(n)?;
+    let tiles = [m.div_ceil(u64::from(S::CLUSTER * S::ROWS)), n.div_ceil(u64::from(S::COLUMNS))];
+    if !tiles.contains(&0) {
+        LaunchError::check_at_least("shape.k", 1, shape.k.into())?;
     }
-    let work = args.split.check(tiles, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
-    let clusters = (device.multiprocessors / S::CLUSTER).max(1);
-    Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
+    Ok(tiles)
 }

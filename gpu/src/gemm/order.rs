@@ -1,4 +1,4 @@
-//! Which part of the product a cluster computes next.
+//! Which part of the product a cluster computes next: a compile-time policy.
 
 use oxtile_tile::prelude::*;
 use oxtile_tile::scheduler::PersistentTiles;
@@ -26,6 +26,12 @@ pub struct Part {
     pub tile: u32,
     /// The part's number, in the direction of K.
     pub number: u32,
+}
+
+/// Work of a cluster, one piece after another.
+pub trait WorkOrder {
+    /// What comes next.
+    fn next_work(&mut self) -> Option<Work>;
 }
 
 /// All work in a fixed order, handed out in turn to clusters of blocks that stay: whole tiles, then the first parts of all tiles that are
@@ -57,11 +63,12 @@ impl Order {
             stride: block::count()[0] / CLUSTER,
         }
     }
+}
 
-    /// What comes next.
+impl WorkOrder for Order {
     #[inline(always)]
     #[track_caller]
-    pub fn next_work(&mut self) -> Option<Work> {
+    fn next_work(&mut self) -> Option<Work> {
         let Self { tiles, steps, whole, split, parts, next, stride } = *self;
         if next >= whole + split * parts {
             return None;
@@ -80,5 +87,53 @@ impl Order {
             steps: each + u32::from(number < longer),
             part: is_part.then_some(Part { tile, number }),
         })
+    }
+}
+
+/// Whole tiles in the order of a list in device memory, handed out in turn to clusters of blocks that stay. The next entry is loaded while a tile is computed.
+pub struct TileList {
+    tiles: Global<u32>,
+    first: u32,
+    steps: u32,
+    /// Where the next entry is in the list.
+    next: u32,
+    stride: u32,
+    /// The next entry, if there is one.
+    entry: u32,
+}
+
+impl TileList {
+    /// The tiles of the calling cluster, which take `steps` steps each, from `first` on. An entry is a row of tiles in the upper 16 bits and a column in the
+    /// lower ones.
+    #[inline(always)]
+    #[track_caller]
+    pub fn new<const CLUSTER: u32>(tiles: Global<u32>, first: u32, steps: u32) -> Self {
+        let (next, stride) = (block::index()[0] / CLUSTER, block::count()[0] / CLUSTER);
+        let mut list = Self { tiles, first, steps, next, stride, entry: 0 };
+        list.load();
+        list
+    }
+
+    /// Loads the next entry.
+    #[inline(always)]
+    #[track_caller]
+    fn load(&mut self) {
+        if u64::from(self.next) < self.tiles.len() {
+            self.entry = self.tiles.load(self.next.into());
+        }
+    }
+}
+
+impl WorkOrder for TileList {
+    #[inline(always)]
+    #[track_caller]
+    fn next_work(&mut self) -> Option<Work> {
+        if u64::from(self.next) >= self.tiles.len() {
+            return None;
+        }
+        let tile = [self.entry >> 16, self.entry & 0xffff];
+        self.next += self.stride;
+        self.load();
+        Some(Work { tile, first: self.first, steps: self.steps, part: None })
     }
 }

@@ -6,7 +6,9 @@ use oxtile_tile::pipeline::{self, Producer};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 
-use super::order::Order;
+use super::arrival::Arrival;
+use super::division::Division;
+use super::order::WorkOrder;
 use super::stage::Stage;
 use super::tensors::Tensors;
 use super::tile_shape::{BlockTile, Shared, TileShape, WARPGROUPS};
@@ -19,21 +21,25 @@ where
 {
     /// Fills the ring, by one thread.
     #[inline(always)]
-    pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH>,
-        mut order: Order,
+    pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, W>,
+        mut order: W::Order,
         mut ring: Producer<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
         rank: u32,
     ) where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
+        W: Division,
     {
+        let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
+            arrival.begin((row * CLUSTER + rank) * Self::ROWS, Self::ROWS);
             for step in work.first..work.first + work.steps {
+                let place = arrival.wait(step);
                 let (stage, full) = ring.acquire(Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::SIZE);
-                let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, step * DEPTH as u32];
+                let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, place * DEPTH as u32];
                 stage.load::<CLUSTER, M_MAJOR, N_MAJOR>((&tensors.a, &tensors.b), origin, rank, full);
             }
         }
@@ -41,9 +47,9 @@ where
 
     /// Multiplies what is in the ring, by warpgroup `number`.
     #[inline(always)]
-    pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH>,
-        mut order: Order,
+    pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, W>,
+        mut order: W::Order,
         shared: Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>,
         rank: u32,
         number: u32,
@@ -51,8 +57,9 @@ where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
+        W: Division,
     {
-        let Tensors { d, old, shape: Shape { m, n, .. }, fusion, split, .. } = tensors;
+        let Tensors { d, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
         let mut ring = shared.ring.consumer();
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
@@ -75,7 +82,7 @@ where
                 (row * CLUSTER + rank) * Self::ROWS + part[0] * PART as u32,
                 column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
             ];
-            if let Some(of_tile) = work.part {
+            if let (Some(of_tile), Some(split)) = (work.part, division.split()) {
                 let warpgroup = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
                 if !split.add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
                     continue;

@@ -5,16 +5,15 @@ use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
-use super::split::Split;
 use super::{Fusion, PART, Shape};
 
-/// The parameters of the [kernel](fn@super::gemm).
-pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> {
+/// The parameters of a kernel, and how the product is divided.
+pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, W> {
     pub a: TensorMap<A, PART, DEPTH, Swizzle128>,
     pub b: TensorMap<B, PART, DEPTH, Swizzle128>,
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     pub old: GlobalMut<O>,
     pub shape: Shape,
     pub fusion: Fusion<O>,
-    pub split: Split,
+    pub division: W,
 }

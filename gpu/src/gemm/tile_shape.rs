@@ -17,7 +17,7 @@ use oxtile_tile::warpgroup::{Role, Roles};
 use oxtile_tile::{cluster, epilogue};
 
 use super::PART;
-use super::order::Order;
+use super::division::Division;
 use super::stage::Stage;
 use super::tensors::Tensors;
 
@@ -40,12 +40,13 @@ pub trait TileShape: 'static {
     type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize>: SharedStorage;
 
     /// Multiplies: the whole work of a block.
-    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: Tensors<A, B, DEPTH, O, WIDTH>,
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH, W>,
     ) where
         A: MatrixElement,
         B: MatrixElement,
-        O: StoredElement;
+        O: StoredElement,
+        W: Division;
 }
 
 /// Warpgroups of a block that multiply.
@@ -100,12 +101,13 @@ where
         Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>;
 
     #[inline(always)]
-    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: Tensors<A, B, DEPTH, O, WIDTH>,
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH, W>,
     ) where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
+        W: Division,
     {
         const {
             assert!(ROW_PARTS * COLUMN_PARTS == WARPGROUPS as usize && PANELS * PART == COLUMNS, "the warpgroups share the tile");
@@ -117,22 +119,16 @@ where
         }
         meet::<CLUSTER>();
         let rank = if CLUSTER == 1 { 0 } else { cluster::rank() };
-        let order = || {
-            Order::new::<CLUSTER>(
-                tensors.shape.tiles::<Self>(),
-                tensors.shape.k.div_ceil(DEPTH as u32),
-                [tensors.split.whole, tensors.split.parts],
-            )
-        };
+        let order = || tensors.division.order::<CLUSTER>(tensors.shape.tiles::<Self>(), tensors.shape.k.div_ceil(DEPTH as u32));
         match WarpgroupRoles::role() {
             Role::Producer(role) => {
                 if role.begin() {
-                    Self::produce::<A, B, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
+                    Self::produce::<A, B, DEPTH, O, WIDTH, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
                 }
             }
             Role::Consumer(role) => {
                 let number = role.begin();
-                Self::consume::<A, B, DEPTH, O, WIDTH, M_MAJOR, N_MAJOR>(&tensors, order(), shared, rank, number);
+                Self::consume::<A, B, DEPTH, O, WIDTH, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared, rank, number);
                 epilogue::finish();
             }
         }

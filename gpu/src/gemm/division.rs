@@ -1,0 +1,44 @@
+//! How a product is divided among clusters, and what their producers wait for: a compile-time policy of the kernels.
+
+use super::Shape;
+use super::arrival::{Arrival, Present};
+use super::order::{Order, WorkOrder};
+use super::split::Split;
+
+/// What the blocks of a launch compute, and when.
+pub trait Division: Copy {
+    /// Which part of the product a cluster computes next.
+    type Order: WorkOrder;
+    /// When the operands of a step are there.
+    type Arrival: Arrival;
+
+    /// The work of the calling cluster for a matrix of so many rows and columns of tiles, which take `steps` steps each.
+    fn order<const CLUSTER: u32>(&self, tiles: [u32; 2], steps: u32) -> Self::Order;
+
+    /// No operand was waited for yet, in steps of `depth` elements.
+    fn arrival(&self, shape: Shape, depth: u32) -> Self::Arrival;
+
+    /// Where parts of tiles are added up, if tiles are split.
+    fn split(&self) -> Option<&Split>;
+}
+
+impl Division for Split {
+    type Order = Order;
+    type Arrival = Present;
+
+    #[inline(always)]
+    #[track_caller]
+    fn order<const CLUSTER: u32>(&self, tiles: [u32; 2], steps: u32) -> Order {
+        Order::new::<CLUSTER>(tiles, steps, [self.whole, self.parts])
+    }
+
+    #[inline(always)]
+    fn arrival(&self, _: Shape, _: u32) -> Present {
+        Present
+    }
+
+    #[inline(always)]
+    fn split(&self) -> Option<&Split> {
+        Some(self)
+    }
+}
