@@ -95,9 +95,10 @@ pub struct TileList {
     tiles: Global<u32>,
     first: u32,
     steps: u32,
-    /// Where the next entry is in the list.
+    /// Blocks of a cluster.
+    cluster: u32,
+    /// Where the next entry is in the list, counted in blocks: the stride is then the number of blocks, which takes no register.
     next: u32,
-    stride: u32,
     /// The next entry, if there is one.
     entry: u32,
 }
@@ -108,18 +109,24 @@ impl TileList {
     #[inline(always)]
     #[track_caller]
     pub fn new<const CLUSTER: u32>(tiles: Global<u32>, first: u32, steps: u32) -> Self {
-        let (next, stride) = (block::index()[0] / CLUSTER, block::count()[0] / CLUSTER);
-        let mut list = Self { tiles, first, steps, next, stride, entry: 0 };
+        let mut list = Self { tiles, first, steps, cluster: CLUSTER, next: block::index()[0], entry: 0 };
         list.load();
         list
+    }
+
+    /// Where the next entry is, if there is one.
+    #[inline(always)]
+    fn index(&self) -> Option<u64> {
+        let index = u64::from(self.next / self.cluster.max(1));
+        (index < self.tiles.len()).then_some(index)
     }
 
     /// Loads the next entry.
     #[inline(always)]
     #[track_caller]
     fn load(&mut self) {
-        if u64::from(self.next) < self.tiles.len() {
-            self.entry = self.tiles.load(self.next.into());
+        if let Some(index) = self.index() {
+            self.entry = self.tiles.load(index);
         }
     }
 }
@@ -128,11 +135,9 @@ impl WorkOrder for TileList {
     #[inline(always)]
     #[track_caller]
     fn next_work(&mut self) -> Option<Work> {
-        if u64::from(self.next) >= self.tiles.len() {
-            return None;
-        }
+        self.index()?;
         let tile = [self.entry >> 16, self.entry & 0xffff];
-        self.next += self.stride;
+        self.next += block::count()[0];
         self.load();
         Some(Work { tile, first: self.first, steps: self.steps, part: None })
     }
