@@ -31,13 +31,14 @@
 //! | the AdamW optimizer | [`adamw`] |
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
+//! | products that overlap with communication | [`overlap`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 //! | what ran when | [`timeline`], recorded as `recording` |
 //! | which kernel is taken, and why | [`Choice`] (`choice`) |
 //! | values of ranks, which the modules above give out | `rank` |
 //! | a test under several seeds | [`testing`] |
 //!
-//! [`quantize`], [`gemm`], [`attention`], [`symmetric`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
+//! [`quantize`], [`gemm`], [`attention`], [`symmetric`], [`overlap`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
 //! that has kernels of its own and uses none of these compiles faster without it.
 #![deny(missing_docs)]
 #![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
@@ -55,6 +56,8 @@ pub mod cross_entropy;
 pub mod embedding;
 #[cfg(feature = "kernels")]
 pub mod gemm;
+#[cfg(feature = "kernels")]
+pub mod overlap;
 #[cfg(feature = "kernels")]
 pub mod quantize;
 mod rank;

@@ -33,7 +33,7 @@ const LAYERS: [&str; 22] = [
     "sharded",
 ];
 /// Those that are not written yet: schedules over all the others, which may be there.
-const PLANNED: [&str; 3] = ["context_parallel", "overlap", "sharded"];
+const PLANNED: [&str; 2] = ["context_parallel", "sharded"];
 
 fn height(module: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| *layer == module)

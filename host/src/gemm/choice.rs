@@ -94,6 +94,31 @@ impl GemmConfig {
         kernels.into_iter().flat_map(|(kernel, tile)| problem.plans(kernel, tile)).collect()
     }
 
+    /// The microseconds that the model predicts for the fastest plan. None where the kernels on wgmma do not take the product.
+    pub(crate) fn predicted<T: GemmOperands<O>, O: 'static>(&self, multiprocessors: u32) -> Option<f64> {
+        let kernels = self.check_sizes().and_then(|()| self.find_wgmma::<T, O>()).ok()?;
+        let problem = self.problem::<T, O>(multiprocessors);
+        kernels.into_iter().map(|(kernel, tile)| problem.plan(kernel, tile).microseconds).min_by(f64::total_cmp)
+    }
+
+    /// The microseconds that the model predicts for tiles that are all computed whole.
+    pub(crate) fn predicted_whole<T: GemmOperands<O>, O: 'static>(&self, tile: GemmTile, multiprocessors: u32) -> Option<f64> {
+        self.whole::<T, O>(tile, multiprocessors).map(|plan| plan.microseconds)
+    }
+
+    /// The plan of tiles that are all computed whole.
+    pub(crate) fn whole<T: GemmOperands<O>, O: 'static>(&self, tile: GemmTile, multiprocessors: u32) -> Option<GemmPlan> {
+        let kernels = self.check_sizes().and_then(|()| self.find_wgmma::<T, O>()).ok()?;
+        let (kernel, _) = kernels.into_iter().find(|(_, found)| *found == tile)?;
+        self.problem::<T, O>(multiprocessors).plans(kernel, tile).into_iter().find(|plan| plan.parts == 1)
+    }
+
+    /// Why the kernels on wgmma do not take the product, if they do not.
+    pub(crate) fn takes_wgmma<T: GemmOperands<O>, O: 'static>(&self) -> Result<(), String> {
+        self.check_sizes()?;
+        self.find_wgmma::<T, O>().map(drop)
+    }
+
     /// Why a plan does not fit the product.
     pub(super) fn check_plan<T: GemmOperands<O>, O: 'static>(&self, plan: &GemmPlan) -> Result<(), String> {
         self.check_sizes()?;
@@ -233,7 +258,7 @@ impl GemmConfig {
 }
 
 /// Whether a device of a capability has the kernels on wgmma.
-fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
+pub(crate) fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
     let (major, minor) = capability;
     if capability == HOPPER { Ok(()) } else { Err(format!("the kernels on wgmma need sm_90, this is sm_{major}{minor}")) }
 }

@@ -43,13 +43,13 @@ impl Default for GemmConfig {
 
 impl GemmConfig {
     /// The sizes as kernels take them; [`choose`](Self::choose) refuses larger ones.
-    pub(super) fn shape(&self) -> gemm::Shape {
+    pub(crate) fn shape(&self) -> gemm::Shape {
         let [m, n, k] = [self.m, self.n, self.k].map(|size| size as u32);
         gemm::Shape { m, n, k }
     }
 
     /// What follows the product, with its factors and bias in device memory.
-    pub(super) fn fusion<'a, O: Pod>(
+    pub(crate) fn fusion<'a, O: Pod>(
         &self,
         scales: Option<[DeviceView<'a, f32>; 2]>,
         bias: Option<DeviceView<'a, O>>,
@@ -59,7 +59,7 @@ impl GemmConfig {
     }
 
     /// Whether the operands' rows lie along `m` and `n` and not along `k`.
-    pub(super) fn majors(&self) -> [bool; 2] {
+    pub(crate) fn majors(&self) -> [bool; 2] {
         [self.transpose_a, !self.transpose_b]
     }
 }

@@ -43,8 +43,10 @@ mod product;
 mod table;
 mod wgmma;
 
+pub(crate) use choice::wgmma_of;
 pub use choice::{GemmKernel, GemmTile};
 pub use config::{Activation, GemmConfig};
 pub use plan::GemmPlan;
 pub use product::Gemm;
+pub(crate) use product::Matrices;
 pub use table::{GemmElement, GemmOperands};

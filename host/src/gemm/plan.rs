@@ -84,7 +84,7 @@ pub(super) const MOST_PARTS: u64 = 32;
 
 impl GemmTile {
     /// Rows and columns of a block's tile, and blocks of a cluster, which lie one above the other.
-    pub(super) fn size(self) -> ([u64; 2], u64) {
+    pub(crate) fn size(self) -> ([u64; 2], u64) {
         match self {
             Self::Tile128x256 => ([128, 256], 2),
             Self::Tile128x128 => ([128, 128], 1),

@@ -25,12 +25,12 @@ pub struct Gemm<T: GemmOperands<O>, O: 'static> {
 /// What is multiplied.
 #[doc(hidden)]
 pub struct Matrices<'a, A, B, O> {
-    pub(super) a: DeviceView<'a, A>,
-    pub(super) b: DeviceView<'a, B>,
+    pub(crate) a: DeviceView<'a, A>,
+    pub(crate) b: DeviceView<'a, B>,
     /// Factors of the product in device memory.
-    pub(super) scales: Option<[DeviceView<'a, f32>; 2]>,
-    pub(super) bias: Option<DeviceView<'a, O>>,
-    pub(super) d: DeviceViewMut<'a, O>,
+    pub(crate) scales: Option<[DeviceView<'a, f32>; 2]>,
+    pub(crate) bias: Option<DeviceView<'a, O>>,
+    pub(crate) d: DeviceViewMut<'a, O>,
 }
 
 impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
@@ -108,7 +108,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         self.bind_matrices(stream, Matrices { a, b, scales: Some(scales), bias, d })
     }
 
-    fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
+    pub(crate) fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, .. } = self.config;
         let Matrices { a, b, bias, d, .. } = &matrices;
         let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];

@@ -52,6 +52,14 @@ impl Device {
     pub fn stream(&self) -> Result<Stream> {
         Stream::create(self)
     }
+
+    /// A new stream whose work goes before that of others where both could run: for copies and signals that other ranks wait for.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn urgent_stream(&self) -> Result<Stream> {
+        Stream::urgent(self)
+    }
 }
 
 impl PartialEq for Device {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::arena::Inner;
+use super::arena::{Arena, Inner};
 use crate::comm::Rank;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Result};
@@ -56,6 +56,29 @@ impl Inner {
         declared.0.retain(|_, (_, others)| !others.is_empty());
         drop(declared);
         differs.map_or(Ok(()), |error| Err(self.fail(error)?))
+    }
+}
+
+impl Arena {
+    /// Notes what this rank has made together with others under a name. Does not wait.
+    pub(crate) fn note(&self, name: &str, what: &str) -> Result<()> {
+        self.0.meeting.publish(name, what.as_bytes().to_vec())
+    }
+
+    /// Compares it with the notes of others, and waits for each for as long as the arena's deadline: in every build.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] with both texts; ranks that do not come.
+    pub(crate) fn compare_notes(&self, name: &str, sequence: u64, what: &str, others: impl Iterator<Item = Rank>) -> Result<()> {
+        let Inner { meeting, rank, options, .. } = &*self.0;
+        for other in others {
+            let note = meeting.read(other, name, options.deadline)?;
+            if note != what.as_bytes() {
+                let (found, expected) = (what.to_owned(), String::from_utf8_lossy(&note).into_owned());
+                return Err(Error::Mismatch { group: "the arena".to_owned(), sequence, rank: *rank, found, other, expected });
+            }
+        }
+        Ok(())
     }
 }
 

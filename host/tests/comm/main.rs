@@ -8,6 +8,7 @@
 //! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
+//! | `overlap` | products whose operand is gathered meanwhile |
 //! | `failures`, `threads`, `waits`, `late_flags` | failures of a host, a thread, waits without an arena, and flags that do not come |
 //! | `timeline` | what is recorded of ranks |
 //! | `support` | what the tests share |
@@ -29,6 +30,7 @@ mod in_place;
 mod late_flags;
 mod mismatches;
 mod one_sided;
+mod overlap;
 mod places;
 mod rows;
 mod sanitizer;

@@ -1,0 +1,363 @@
+//! Which method a gathered product takes, and why: a model of copies, flags and tiles.
+//!
+//! A product's time is that of [`GemmConfig`]'s model. A fused one is its tiles handed out to clusters in order of time, each step held up until its slab is
+//! there; copies go one after another at the rate of the link, with a time to begin and a time to be told.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+
+use super::config::{AllGatherConfig, Cut, Gathers, Method};
+use super::schedule::Schedule;
+use super::table::{GatherOperands, GatheredKernel};
+use crate::choice::Entry;
+use crate::comm::WorldSize;
+use crate::gemm::{GemmConfig, GemmTile};
+use crate::runtime::{Error, Result};
+use crate::symmetric::PutOrder;
+
+/// What the model knows of devices and their links.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Bytes a microsecond that a put moves.
+    pub put: f64,
+    /// Microseconds from one put to the beginning of the next.
+    pub start: f64,
+    /// Microseconds from a put's end until its flag is seen.
+    pub flag: f64,
+    /// Microseconds by which a stream that waits begins later than what it waits for.
+    pub wait: f64,
+    /// How much longer a product takes beside puts.
+    pub beside: f64,
+    /// Multiprocessors of a device.
+    pub multiprocessors: u32,
+}
+
+impl Rates {
+    /// Measured on H200s of one host (docs/performance/communication.md).
+    pub const H200: Self = Self { put: 385_000.0, start: 3.0, flag: 2.6, wait: 4.0, beside: 1.03, multiprocessors: 132 };
+}
+
+/// Predicted times in microseconds; none for a method that is refused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Predicted {
+    /// The product on a gathered operand, alone.
+    pub product: f64,
+    /// The copies alone.
+    pub wire: f64,
+    /// [`Method::Fused`].
+    pub fused: Option<f64>,
+    /// [`Method::Chunked`].
+    pub chunked: Option<f64>,
+    /// [`Method::Sequential`].
+    pub sequential: f64,
+}
+
+/// How a gathered product is done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OverlapChoice {
+    /// The method.
+    pub method: Method,
+    /// How shards are cut.
+    pub cut: Cut,
+    /// The order of the copies.
+    pub order: PutOrder,
+    /// The tile of a fused product.
+    pub tile: Option<GemmTile>,
+    /// Why this method.
+    pub why: String,
+    /// The methods that cannot be taken, each with the reason, and those that the model finds slower.
+    pub refused: Vec<(Method, String)>,
+    /// None where there is no model: for elements or devices without `wgmma`.
+    pub predicted: Option<Predicted>,
+}
+
+/// A fused product: its cut, its kernel's tile, its time.
+type Fused = (Cut, GemmTile, f64);
+
+impl AllGatherConfig {
+    /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes that the ranks do not divide, a margin of all multiprocessors, more than [`Cut::MOST`] slabs, or a method
+    /// that cannot do the product, with the reason.
+    pub fn choose<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> Result<OverlapChoice> {
+        self.choose_where::<T, O>(ranks, rates, Ok(()))
+    }
+
+    /// The choice where the fused kernels can be taken, or cannot, whatever is multiplied.
+    pub(super) fn choose_where<T: GatherOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        wgmma: Result<(), String>,
+    ) -> Result<OverlapChoice> {
+        let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
+        self.overlap.check(rates).map_err(invalid)?;
+        let product = self.product(ranks)?;
+        let fused = match wgmma.and_then(|()| self.find_fused::<T, O>(&product)) {
+            Ok(tiles) if ranks == WorldSize::ONE => Err(format!("one rank gathers nothing, and {} would wait for nothing", tiles[0].1)),
+            Ok(tiles) => Ok(self.fastest_fused::<T, O>(ranks, rates, &product, &tiles)),
+            Err(why) => Err(why),
+        };
+        let shards_are_rows = self.shards_are_rows();
+        let chunked = match self.gathers {
+            _ if ranks == WorldSize::ONE => Err("one rank gathers nothing".to_owned()),
+            Gathers::Rows if shards_are_rows => Ok(()),
+            Gathers::Rows => Err("rows of a transposed A are no matrix without gaps: store it as [m, k]".to_owned()),
+            Gathers::SumOfA | Gathers::SumOfB => Err("the parts of a sum would be added up in the result's type".to_owned()),
+        };
+        let predicted = product.predicted::<T, O>(rates.multiprocessors).map(|alone| {
+            let wire = self.wire::<T, O>(ranks, rates);
+            let chunked = chunked.as_ref().ok().and_then(|()| self.chunked::<T, O>(ranks, rates, &product));
+            let sequential = if ranks == WorldSize::ONE { alone } else { wire + rates.wait + alone };
+            Predicted { product: alone, wire, fused: fused.as_ref().ok().map(|fused| fused.2), chunked, sequential }
+        });
+        let refusals = [(Method::Fused, fused.as_ref().err()), (Method::Chunked, chunked.as_ref().err())];
+        let refused: Vec<_> = refusals.into_iter().filter_map(|(method, why)| Some((method, why?.clone()))).collect();
+        let (method, why) = match self.overlap.method {
+            Some(method) => match refused.iter().find(|(refused, _)| *refused == method) {
+                Some((_, why)) => {
+                    return Err(invalid(format!("{method:?} cannot do it: {why}; leave the method to the model, or take Sequential")));
+                }
+                None => (method, "it is asked for".to_owned()),
+            },
+            None => fastest(predicted.as_ref()),
+        };
+        let slower = predicted.iter().flat_map(Predicted::times).filter(|(other, _)| *other != method);
+        let slower = slower.map(|(other, time)| (other, format!("{time:.1} us predicted")));
+        let (cut, tile) = match (method, &fused) {
+            (Method::Fused, Ok((cut, tile, _))) => (*cut, Some(*tile)),
+            _ => (Cut::Each(1), None),
+        };
+        let refused = refused.into_iter().chain(slower).collect();
+        let order = PutOrder::of(self.shard_bytes::<T, O>(ranks));
+        Ok(OverlapChoice { method, cut, order, tile, why, refused, predicted })
+    }
+
+    /// Whether a shard is rows of the gathered matrix as it is stored.
+    pub(super) fn shards_are_rows(&self) -> bool {
+        match self.gathers {
+            Gathers::Rows => !self.transpose_a,
+            Gathers::SumOfA => self.transpose_a,
+            Gathers::SumOfB => !self.transpose_b,
+        }
+    }
+
+    /// Elements of the gathered operand along the dimension that is gathered, and along the other.
+    pub(super) fn gathered(&self) -> [u64; 2] {
+        let (m, n, k) = (self.sizes.m, self.sizes.n, self.sizes.k);
+        match self.gathers {
+            Gathers::Rows => [m, k],
+            Gathers::SumOfA => [k, m],
+            Gathers::SumOfB => [k, n],
+        }
+    }
+
+    /// The bytes that the gathered operand takes of an [`OverlapMemory`](super::OverlapMemory).
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn bytes<T: GatherOperands<O>, O: 'static>(&self) -> Result<u64> {
+        let [gathered, other] = self.gathered();
+        let bytes = gathered.checked_mul(other).and_then(|len| len.checked_mul(T::BYTES));
+        bytes.ok_or(Error::TooLarge { what: "AllGatherConfig", count: gathered.saturating_mul(other), element_bytes: T::BYTES })
+    }
+
+    fn shard_bytes<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> u64 {
+        let [gathered, other] = self.gathered();
+        gathered.div_ceil(ranks.get().into()).saturating_mul(other).saturating_mul(T::BYTES)
+    }
+
+    /// The schedule of a cut. Slabs are of the sum: where that is gathered, shards are whole.
+    pub(super) fn schedule<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, cut: Cut) -> Schedule {
+        let by_sum = self.gathers != Gathers::Rows;
+        Schedule::new(ranks.get(), self.gathered(), [self.shards_are_rows(), by_sum], if by_sum { Cut::Each(1) } else { cut }, T::STEP)
+    }
+
+    /// The fused kernels that take the product, or why there is none.
+    fn find_fused<T: GatherOperands<O>, O: 'static>(&self, product: &GemmConfig) -> Result<Vec<(GemmTile, &'static str)>, String> {
+        let [m_major, n_major] = product.majors();
+        product.takes_wgmma::<T, O>()?;
+        let by_sum = self.gathers != Gathers::Rows;
+        let of = |tile| {
+            let decision = GatheredKernel { by_sum, tile, m_major, n_major };
+            Entry::find(T::GATHERED, &decision).ok().map(|entry| (tile, entry.name))
+        };
+        let found: Vec<_> = GemmTile::ALL.into_iter().filter_map(of).collect();
+        let ([rows, columns], cluster) = GemmTile::Tile128x128.size();
+        if product.m.div_ceil(rows * cluster).max(product.n.div_ceil(columns)) > u64::from(u16::MAX) {
+            return Err("its tiles are too many to be numbered in 16 bits a side".to_owned());
+        }
+        if found.is_empty() {
+            let how = if by_sum { "gathered along the sum" } else { "gathered by rows" };
+            return Err(format!("no kernel that waits takes these elements in this layout, {how}"));
+        }
+        Ok(found)
+    }
+
+    /// The fastest cut and tile of those asked for.
+    fn fastest_fused<T: GatherOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        product: &GemmConfig,
+        tiles: &[(GemmTile, &'static str)],
+    ) -> Fused {
+        let cuts = match self.overlap.cut {
+            Some(cut) => vec![cut],
+            None => vec![Cut::Each(1), Cut::Each(2), Cut::Each(4), Cut::Last(4)],
+        };
+        let each = cuts.iter().flat_map(|cut| tiles.iter().map(move |(tile, _)| (*cut, *tile)));
+        let timed = each.map(|(cut, tile)| (cut, tile, self.fused::<T, O>(ranks, rates, product, cut, tile)));
+        timed.min_by(|a, b| a.2.total_cmp(&b.2)).unwrap_or((Cut::Each(1), GemmTile::Tile128x256, f64::INFINITY))
+    }
+
+    /// When the chunks of each position are there.
+    fn arrivals<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, schedule: &Schedule) -> Vec<Vec<f64>> {
+        let bytes = self.shard_bytes::<T, O>(ranks) as f64;
+        let mut there = vec![vec![0.0; schedule.cut.slabs() as usize]; schedule.members as usize];
+        let mut now = 0.0;
+        match PutOrder::of(bytes as u64) {
+            PutOrder::ByPeer => {
+                for position in 1..schedule.members {
+                    let pieces = schedule.pieces(position);
+                    for piece in 0..pieces {
+                        now += rates.start + bytes / f64::from(pieces) / rates.put + rates.flag;
+                        arrive(&mut there[position as usize], piece, pieces, now);
+                    }
+                }
+            }
+            PutOrder::ByChunk => {
+                let slabs = schedule.cut.slabs();
+                for piece in 0..slabs {
+                    let together = (1..schedule.members).filter(|position| piece < schedule.pieces(*position));
+                    now += rates.start
+                        + together.map(|position| bytes / f64::from(schedule.pieces(position)) / rates.put).sum::<f64>()
+                        + rates.flag;
+                    for position in (1..schedule.members).filter(|position| piece < schedule.pieces(*position)) {
+                        arrive(&mut there[position as usize], piece, schedule.pieces(position), now);
+                    }
+                }
+            }
+        }
+        there
+    }
+
+    /// The time of all copies.
+    fn wire<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> f64 {
+        let schedule = self.schedule::<T, O>(ranks, Cut::Each(1));
+        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
+        there.into_iter().flatten().fold(0.0, f64::max)
+    }
+
+    /// The time of a fused product: tiles in order, each handed to the cluster that is free first.
+    fn fused<T: GatherOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        product: &GemmConfig,
+        cut: Cut,
+        tile: GemmTile,
+    ) -> f64 {
+        let multiprocessors = rates.multiprocessors - self.overlap.margin;
+        let Some(alone) = product.predicted_whole::<T, O>(tile, multiprocessors) else { return f64::INFINITY };
+        let schedule = self.schedule::<T, O>(ranks, cut);
+        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
+        let ([rows, _], cluster) = tile.size();
+        let (tiles, clusters) = (tile.count([product.m, product.n]), (u64::from(multiprocessors) / cluster).max(1));
+        let of_tile = alone / tiles.div_ceil(clusters) as f64 * rates.beside;
+        let columns = (tiles / product.m.div_ceil(rows * cluster).max(1)) as u32;
+        // Where the sum is gathered, every tile waits for one shard after another, from the own one on.
+        let waits: Vec<Vec<f64>> = match self.gathers {
+            Gathers::Rows => {
+                let of = |tile: &u32| {
+                    let (row, extent) = (u64::from(tile >> 16) * rows * cluster, schedule.extent().max(1));
+                    let last = ((row + rows * cluster).min(schedule.gathered) - 1) / extent;
+                    let sources = (row / extent) as u32..=last as u32;
+                    let positions: Vec<_> = sources.map(|source| schedule.position(0, source) as usize).collect();
+                    let slab = |slab: usize| positions.iter().map(|position| there[*position][slab]).fold(0.0, f64::max);
+                    (0..schedule.cut.slabs() as usize).map(slab).collect()
+                };
+                schedule.tiles(0, rows * cluster, columns).iter().map(of).collect()
+            }
+            Gathers::SumOfA | Gathers::SumOfB => vec![there.iter().map(|times| times[0]).collect(); tiles as usize],
+        };
+        let mut free: BinaryHeap<_> = (0..clusters).map(|_| Reverse(0_u64)).collect();
+        let mut end = 0;
+        for waits in waits {
+            let Some(Reverse(now)) = free.pop() else { break };
+            let part = of_tile / waits.len() as f64;
+            let now = waits.iter().fold(now as f64 / 1000.0, |now, there| now.max(*there) + part);
+            let now = (now * 1000.0) as u64;
+            end = end.max(now);
+            free.push(Reverse(now));
+        }
+        end as f64 / 1000.0 + 2.0
+    }
+
+    /// The time of a product for each shard.
+    fn chunked<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<f64> {
+        let schedule = self.schedule::<T, O>(ranks, Cut::Each(1));
+        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
+        let one = GemmConfig { m: schedule.extent(), ..*product }.predicted::<T, O>(rates.multiprocessors)?;
+        let times = there.iter().enumerate();
+        Some(
+            times.fold(0.0, |now: f64, (position, times)| {
+                now.max(times[0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside
+            }),
+        )
+    }
+}
+
+/// Notes when a piece of a shard is there: of a shard that is not cut, all slabs.
+fn arrive(slabs: &mut [f64], piece: u32, pieces: u32, now: f64) {
+    let arrived = if pieces == 1 { slabs } else { &mut slabs[piece as usize..=piece as usize] };
+    arrived.fill(now);
+}
+
+/// The fastest method, and why.
+fn fastest(predicted: Option<&Predicted>) -> (Method, String) {
+    let Some(predicted) = predicted else {
+        return (Method::Sequential, "there is no model of this product: no kernel on wgmma takes it".to_owned());
+    };
+    let (mut best, mut time) = (Method::Sequential, predicted.sequential);
+    // What waits in the stream alone is taken where another method is not clearly faster.
+    for (method, other) in predicted.times().into_iter().filter(|(_, other)| *other < 0.98 * predicted.sequential) {
+        if other < time {
+            (best, time) = (method, other);
+        }
+    }
+    (best, format!("{time:.1} us predicted, of a product of {:.1} and copies of {:.1}", predicted.product, predicted.wire))
+}
+
+impl Predicted {
+    /// The methods that have a time.
+    fn times(&self) -> Vec<(Method, f64)> {
+        let times = [(Method::Fused, self.fused), (Method::Chunked, self.chunked), (Method::Sequential, Some(self.sequential))];
+        times.into_iter().filter_map(|(method, time)| Some((method, time?))).collect()
+    }
+}
+
+impl super::config::OverlapConfig {
+    fn check(&self, rates: &Rates) -> Result<(), String> {
+        if self.margin >= rates.multiprocessors {
+            return Err(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors));
+        }
+        match self.cut.map(Cut::slabs) {
+            Some(slabs) if !(1..=Cut::MOST).contains(&slabs) => Err(format!("{slabs} slabs: take 1 to {}", Cut::MOST)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for OverlapChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, cut, order, tile, why, refused, .. } = self;
+        write!(f, "{method:?}: {why}")?;
+        if let Some(tile) = tile {
+            write!(f, "\n  tiles {tile:?}, shards cut {cut:?}, puts {order:?}")?;
+        }
+        refused.iter().try_for_each(|(method, why)| write!(f, "\n  not {method:?}: {why}"))
+    }
+}

@@ -1,0 +1,131 @@
+//! What is computed, and how.
+
+use super::sizes::{Global, Local, Split};
+use crate::comm::WorldSize;
+use crate::gemm::{Activation, GemmConfig};
+use crate::runtime::Result;
+
+/// How a gathered product overlaps. One set of defaults for all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverlapConfig {
+    /// The method; none: [the fastest by the model](super::AllGatherConfig::choose).
+    pub method: Option<Method>,
+    /// How shards are cut; none: as the model finds best.
+    pub cut: Option<Cut>,
+    /// Multiprocessors that a fused product leaves to other kernels, such as NCCL's.
+    pub margin: u32,
+}
+
+/// How a gather and a product are done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// One kernel, which waits for each chunk just before it first reads it.
+    Fused,
+    /// A product for each rank's shard, once it is there.
+    Chunked,
+    /// The product after the whole gather.
+    Sequential,
+}
+
+/// The chunks of a shard, each with a flag of its own: slabs along the dimension that is summed. A tile of the product begins with the first slab while the
+/// next is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Every shard in so many slabs.
+    Each(u32),
+    /// Only the shard that comes last, in so many slabs: fewer copies where they take longer than the product.
+    Last(u32),
+}
+
+impl Cut {
+    /// The most slabs of a shard.
+    pub const MOST: u32 = 4;
+
+    /// Slabs of a shard that is cut.
+    pub(super) fn slabs(self) -> u32 {
+        match self {
+            Self::Each(slabs) | Self::Last(slabs) => slabs,
+        }
+    }
+}
+
+/// Which operand the ranks gather, and along which dimension.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gathers {
+    /// Rows of `A`: each rank has `m / ranks` rows, all `k` of each, and `n / ranks` columns of `B`. `m` may be any: the last shards are then shorter.
+    #[default]
+    Rows,
+    /// `A` along the sum: each rank has `k / ranks` of it for all `m` rows, and `n / ranks` columns of `B`. For the gradient of a weight `[m, n]`
+    /// whose input is sharded by rows: with `transpose_a`, a shard is rows of the input as it is stored.
+    SumOfA,
+    /// `B` along the sum: each rank has `k / ranks` of it for all `n` columns, and `m / ranks` rows of `A`. For the gradient of a weight that is stored
+    /// as its transpose.
+    SumOfB,
+}
+
+/// A product of which one operand is gathered from all ranks of a team. Begin with [`new`](Self::new).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllGatherConfig {
+    /// Over all ranks.
+    pub sizes: Global,
+    /// What is gathered.
+    pub gathers: Gathers,
+    /// Whether `A` is stored as its transpose, `[k, m]`.
+    pub transpose_a: bool,
+    /// Whether `B` is stored as its transpose, `[n, k]`.
+    pub transpose_b: bool,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of `D` as it was; 0 leaves it unread.
+    pub beta: f32,
+    /// What comes last.
+    pub activation: Activation,
+    /// How it overlaps.
+    pub overlap: OverlapConfig,
+}
+
+impl AllGatherConfig {
+    /// The product of row-major operands, rows of `A` gathered, and nothing after it.
+    pub fn new(sizes: Global) -> Self {
+        let GemmConfig { transpose_a, transpose_b, alpha, beta, activation, .. } = GemmConfig::default();
+        Self { sizes, gathers: Gathers::default(), transpose_a, transpose_b, alpha, beta, activation, overlap: OverlapConfig::default() }
+    }
+
+    /// What one rank multiplies, once its operand is gathered.
+    ///
+    /// # Errors
+    /// As [`Global::local`].
+    pub fn local(&self, ranks: WorldSize) -> Result<Local> {
+        let split = match self.gathers {
+            Gathers::Rows | Gathers::SumOfA => Split::Columns,
+            Gathers::SumOfB => Split::Rows,
+        };
+        self.sizes.local(ranks, split)
+    }
+
+    /// The product of one rank on the gathered operand.
+    ///
+    /// # Errors
+    /// As [`local`](Self::local).
+    pub fn product(&self, ranks: WorldSize) -> Result<GemmConfig> {
+        let local = self.local(ranks)?;
+        let Self { transpose_a, transpose_b, alpha, beta, activation, .. } = *self;
+        Ok(GemmConfig { m: local.m(), n: local.n(), k: local.k(), transpose_a, transpose_b, alpha, beta, activation })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another default is another program: it is a line of the changelog.
+    #[test]
+    fn defaults_are_pinned() {
+        let OverlapConfig { method, cut, margin } = OverlapConfig::default();
+        assert_eq!((method, cut, margin), (None, None, 0));
+        let sizes = Global { m: 1, n: 2, k: 3 };
+        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, overlap, .. } = AllGatherConfig::new(sizes);
+        assert_eq!((gathers, transpose_a, transpose_b), (Gathers::Rows, false, false));
+        assert_eq!((alpha, beta, activation, overlap), (1.0, 0.0, Activation::Identity, OverlapConfig::default()));
+    }
+}

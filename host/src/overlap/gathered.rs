@@ -1,0 +1,292 @@
+//! All-gather and product as one operation.
+
+use std::fmt;
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
+use super::choice::{OverlapChoice, Rates};
+use super::config::{AllGatherConfig, Gathers, Method};
+use super::memory::{Inner, OverlapMemory, PLACES};
+use super::round::GatheredProduct;
+use super::schedule::{Schedule, banded};
+use super::table::{GatherOperands, GatheredKernel, Instance, Order};
+use crate::choice::Entry;
+use crate::gemm::{Gemm, GemmConfig, Matrices, wgmma_of};
+use crate::runtime::{Bound, Buffer, Error, Result, Runtime, Stream};
+
+/// Nothing is waited for: the kernel's name for the own shard's flag.
+const PRESENT: u32 = u32::MAX;
+
+/// A product of which one operand is gathered from all members of a team: the copies to the others and the product overlap.
+///
+/// Each rank has a shard of one operand and its own part of the other ([`Gathers`]). A call puts the shard to the other members by copy engines, in chunks with a
+/// flag for each, while the product begins with what is there. Its bits are those of [`Gemm`] on the gathered operand, where that does not split sums;
+/// where the sum is gathered, on an operand which begins with the own shard.
+///
+/// 1. all ranks take an [`OverlapMemory`], and make the operation ([`new`](Self::new)), which neither waits nor meets anyone;
+/// 2. all [bind](Self::bind) it, which compares what they made;
+/// 3. before each call the rank writes its [shard](GatheredProduct::shard) in place, then [runs](GatheredProduct::run) the product.
+///
+/// A call does not wait on the host and allocates nothing. Any may be captured, the first too: by each method. After a call, wait for a
+/// [ticket](crate::symmetric::Arena::ticket) of the stream: it names the rank and the chunk that did not come.
+///
+/// ```
+/// use oxtile::comm::{EmulatedCommunicator, Team, WorldSize};
+/// use oxtile::num::bf16;
+/// use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Global, OverlapMemory};
+/// use oxtile::symmetric::{Arena, ArenaOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::checked(1)?;
+/// let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::ONE)?.remove(0);
+/// let arena = Arena::open(&rank, ArenaOptions::default())?;
+/// let (compute, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
+/// let member = Team::all(arena.world()).member(arena.rank()).unwrap();
+///
+/// let config = AllGatherConfig::new(Global { m: 64, n: 64, k: 64 });
+/// let memory = OverlapMemory::take(&arena, &member, config.bytes::<bf16, bf16>()?, &out)?;
+/// let gather = AllGatherGemm::<bf16, bf16>::new(&memory, &compute, config)?;
+///
+/// let (weight, mut d) = (Buffer::zeros(&compute, 64 * 64)?, Buffer::zeros(&compute, 64 * 64)?);
+/// let mut product = gather.bind(&compute, weight.view(), None, d.view_mut())?;
+/// for _ in 0..3 {
+///     product.shard(&compute)?.fill_zero(&compute)?;
+///     product.run(&compute)?;
+/// }
+/// arena.ticket(&compute)?.wait()?;
+/// # drop((product, gather, memory));
+/// # arena.close().unwrap().finish()
+/// # }
+/// ```
+pub struct AllGatherGemm<T: GatherOperands<O>, O: 'static> {
+    pub(super) memory: OverlapMemory,
+    pub(super) config: AllGatherConfig,
+    choice: OverlapChoice,
+    pub(super) schedule: Schedule,
+    product: GemmConfig,
+    work: Work<T, O>,
+    /// The gathered operand in each place.
+    places: [Buffer<T>; PLACES],
+    number: u64,
+    note: String,
+}
+
+/// What multiplies.
+enum Work<T: GatherOperands<O>, O: 'static> {
+    Fused {
+        kernel: Box<dyn Instance<T, O>>,
+        tiles: Buffer<u32>,
+        flags: [Buffer<u32>; PLACES],
+    },
+    /// A product for each shard, by members; shards of one size share one.
+    Chunked {
+        whole: Gemm<T, O>,
+        last: Gemm<T, O>,
+    },
+    Sequential(Gemm<T, O>),
+}
+
+/// What is multiplied, but for the gathered operand.
+#[derive(Clone, Copy)]
+struct Operands<'a, T, O> {
+    weight: DeviceView<'a, T>,
+    scales: Option<[DeviceView<'a, f32>; 2]>,
+    bias: Option<DeviceView<'a, O>>,
+}
+
+impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
+    /// Chooses the method, loads its kernels and uploads the order of its tiles with `stream`. Waits for no other rank.
+    ///
+    /// # Errors
+    /// As [`AllGatherConfig::choose`]; [`Error::Invalid`] for memory that is too small; as [`Runtime::load`].
+    pub fn new(memory: &OverlapMemory, stream: &Stream, config: AllGatherConfig) -> Result<Self> {
+        const WHAT: &str = "AllGatherGemm::new";
+        let inner = &memory.0;
+        let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
+        let needed = config.bytes::<T, O>()?;
+        if needed > memory.bytes() {
+            let why = format!("a gathered operand of {needed} bytes for a memory of {}: take the most of all layers", memory.bytes());
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        let rates = Rates { multiprocessors: device.limits().multiprocessors, ..Rates::H200 };
+        let choice = config.choose_where::<T, O>(ranks, &rates, wgmma_of(device.capability()))?;
+        let (schedule, product) = (config.schedule::<T, O>(ranks, choice.cut), config.product(ranks)?);
+        let runtime = Runtime(stream.0.runtime.clone());
+        let work = match (choice.method, choice.tile) {
+            (Method::Fused, Some(tile)) => {
+                let [m_major, n_major] = product.majors();
+                let kernel = GatheredKernel { by_sum: config.gathers != Gathers::Rows, tile, m_major, n_major };
+                let kernel = (Entry::find(T::GATHERED, &kernel)?.load)(&runtime)?;
+                kernel.prepare(&device)?;
+                let ([rows, columns], cluster) = tile.size();
+                let columns = product.n.div_ceil(columns) as u32;
+                let tiles = match config.gathers {
+                    Gathers::Rows => schedule.tiles(me, rows * cluster, columns),
+                    Gathers::SumOfA | Gathers::SumOfB => {
+                        banded(&(0..product.m.div_ceil(rows * cluster) as u32).collect::<Vec<_>>(), columns)
+                    }
+                };
+                let flags = |place| Buffer::from_slice(stream, &flags_of(inner, &schedule, place));
+                Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags: [flags(0)?, flags(1)?] }
+            }
+            (Method::Chunked, _) => {
+                let last = (0..ranks.get())
+                    .map(|of| schedule.shard(of))
+                    .map(|shard| shard.end - shard.start)
+                    .find(|rows| *rows < schedule.extent());
+                let of = |m| Gemm::new(&runtime, GemmConfig { m, ..product });
+                Work::Chunked { whole: of(schedule.extent())?, last: of(last.unwrap_or(0))? }
+            }
+            _ => Work::Sequential(Gemm::new(&runtime, product)?),
+        };
+        let len = config.gathered().iter().product();
+        let number = inner.next_operation();
+        let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
+        let OverlapChoice { cut, order, .. } = &choice;
+        let note = format!("{config:?} of {elements} into {results} in {:?}, cut {cut:?}, puts {order:?}", inner.member.team());
+        inner.arena.note(&Self::name(inner, number), &note)?;
+        let (memory, places) = (memory.clone(), [0, 1].map(|place| inner.place(place, len)));
+        Ok(Self { memory, config, choice, schedule, product, work, places, number, note })
+    }
+
+    /// The method, and why.
+    pub fn choice(&self) -> &OverlapChoice {
+        &self.choice
+    }
+
+    /// Binds the operand that is not gathered, a bias of one value a column if there is one, and the result. Compares the operation with the other members',
+    /// and waits for them to make it; encodes tensor maps and waits for those to be there.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for another operation on another member; [`Error::Length`] for a view of another size; ranks that do not come; as
+    /// [`Gemm::bind`].
+    pub fn bind<'a>(
+        &'a self,
+        stream: &Stream,
+        weight: DeviceView<'a, T>,
+        bias: Option<DeviceView<'a, O>>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<GatheredProduct<'a, T, O>> {
+        self.bind_operands(stream, Operands { weight, scales: None, bias }, d)
+    }
+
+    /// As [`bind`](Self::bind), with a factor of each operand in device memory, one element each, that of `A` first: the product is multiplied by both. What the
+    /// members gather has one factor: agree on it before the shards are quantized.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_scaled<'a>(
+        &'a self,
+        stream: &Stream,
+        weight: DeviceView<'a, T>,
+        scales: [DeviceView<'a, f32>; 2],
+        bias: Option<DeviceView<'a, O>>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<GatheredProduct<'a, T, O>> {
+        self.bind_operands(stream, Operands { weight, scales: Some(scales), bias }, d)
+    }
+
+    fn bind_operands<'a>(
+        &'a self,
+        stream: &Stream,
+        operands: Operands<'a, T, O>,
+        mut d: DeviceViewMut<'a, O>,
+    ) -> Result<GatheredProduct<'a, T, O>> {
+        let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
+        let (weight_is, weight_len) = if self.config.gathers == Gathers::SumOfB { ("a", m * k) } else { ("b", k * n) };
+        let what = if weight_is == "a" { "AllGatherGemm::bind, a" } else { "AllGatherGemm::bind, b" };
+        Error::check_length(what, weight_len, operands.weight.len())?;
+        Error::check_length("AllGatherGemm::bind, d", m * n, d.len())?;
+        if let Some(bias) = operands.bias {
+            Error::check_length("AllGatherGemm::bind, bias", n, bias.len())?;
+        }
+        inner.arena.compare_notes(&Self::name(inner, self.number), self.number, &self.note, inner.others())?;
+        inner.open(stream)?;
+        let works = [self.bind_place(stream, 0, operands, &mut d)?, self.bind_place(stream, 1, operands, &mut d)?];
+        let result = d.access("d");
+        // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the product that lends it for themselves.
+        let result = unsafe { DeviceView::from_raw(result.address, d.len(), result.owner) };
+        GatheredProduct::new(self, result, works)
+    }
+
+    /// The product in one place.
+    fn bind_place<'a>(
+        &'a self,
+        stream: &Stream,
+        place: usize,
+        operands: Operands<'a, T, O>,
+        d: &mut DeviceViewMut<'a, O>,
+    ) -> Result<Product<'a>> {
+        let (gathered, result, length) = (self.places[place].view(), d.access("d"), d.len());
+        // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `GatheredProduct::run`, which has the
+        // only reference to both, and each call is after the one before it.
+        let d = || unsafe { DeviceViewMut::from_raw(result.address, length, result.owner) };
+        let Operands { weight, scales, bias } = operands;
+        let matrices = |gathered, d| match self.config.gathers {
+            Gathers::Rows | Gathers::SumOfA => Matrices { a: gathered, b: weight, scales, bias, d },
+            Gathers::SumOfB => Matrices { a: weight, b: gathered, scales, bias, d },
+        };
+        Ok(match &self.work {
+            Work::Sequential(gemm) => Product::Sequential(gemm.bind_matrices(stream, matrices(gathered, d()))?),
+            Work::Fused { kernel, tiles, flags } => {
+                let (schedule, me) = (&self.schedule, self.memory.member().rank().index());
+                // The first step that is wholly of the own part.
+                let first = schedule.shard(me).start.div_ceil(T::STEP) as u32;
+                let [slab, first] = match self.config.gathers {
+                    Gathers::Rows => [(schedule.slab / T::STEP) as u32, 0],
+                    // A part that is empty begins beyond the end.
+                    _ if first >= self.product.k.div_ceil(T::STEP) as u32 => [1, 0],
+                    _ => [1, first],
+                };
+                let (tiles, flags, margin) = (tiles.view(), flags[place].view(), self.config.overlap.margin);
+                let order = Order { tiles, flags, extent: schedule.extent() as u32, sources: schedule.members, slab, first, margin };
+                Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()))?)
+            }
+            Work::Chunked { whole, last } => {
+                let GemmConfig { n, k, .. } = self.product;
+                let of_member = |member: u32| {
+                    let shard = self.schedule.shard(member);
+                    let gemm = if shard.end - shard.start == self.schedule.extent() { whole } else { last };
+                    let rows = gathered.slice(shard.start * k, shard.end * k);
+                    let (_, d) = d().split_at(shard.start * n);
+                    let (d, _) = d.split_at((shard.end - shard.start) * n);
+                    gemm.bind_matrices(stream, matrices(rows, d))
+                };
+                Product::Chunked((0..self.schedule.members).map(of_member).collect::<Result<_>>()?)
+            }
+        })
+    }
+
+    fn name(inner: &Inner, number: u64) -> String {
+        format!("overlap in {:?}, operation {number}", inner.ready)
+    }
+}
+
+/// A product bound in one place.
+pub(super) enum Product<'a> {
+    Fused(super::table::Waiting<'a>),
+    /// By members.
+    Chunked(Vec<Bound<'a>>),
+    Sequential(Bound<'a>),
+}
+
+/// For each slab and source the number of the flag that the kernel waits for.
+fn flags_of(inner: &Inner, schedule: &Schedule, place: usize) -> Vec<u32> {
+    let me = inner.member.rank().index();
+    let flag = |slab: u32, source: u32| {
+        if source == me || schedule.shard(source).is_empty() {
+            return PRESENT;
+        }
+        let piece = schedule.piece(schedule.position(me, source), slab);
+        inner.ready.index(Inner::ready_flag(place, piece), inner.world_rank(source))
+    };
+    (0..schedule.cut.slabs()).flat_map(|slab| (0..schedule.members).map(move |source| flag(slab, source))).collect()
+}
+
+impl<T: GatherOperands<O>, O> fmt::Debug for AllGatherGemm<T, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllGatherGemm").field("config", &self.config).field("method", &self.choice.method).finish_non_exhaustive()
+    }
+}

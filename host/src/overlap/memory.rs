@@ -1,0 +1,159 @@
+//! The memory in which operands are gathered, and the flags of their chunks.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use oxtile_tile::num::Pod;
+
+use super::config::Cut;
+use crate::comm::{Member, Rank};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::symmetric::{Arena, Flags, SymmetricBuffer};
+
+/// Memory of an arena in which a team gathers, lent to all operations of a model: two places, which the calls take in turn, so that the next operand
+/// arrives while this one is read. A cheap handle.
+///
+/// All operations on one memory are called in one order on all ranks of the team, and on one stream, or on streams that events order. None of them allocates
+/// memory afterwards.
+#[derive(Clone)]
+pub struct OverlapMemory(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub arena: Arena,
+    pub member: Member,
+    /// Carries the copies to the others.
+    pub out: Stream,
+    bytes: u64,
+    places: Mutex<[SymmetricBuffer<u8>; PLACES]>,
+    /// Set by who has put a chunk: of each place, one for each slab.
+    pub ready: Flags,
+    /// Set by who has read a place.
+    pub free: Flags,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Calls so far; the next one takes this place, in turn.
+    turn: u64,
+    operations: u64,
+    is_open: bool,
+    /// The stream of the last call.
+    last: Option<Stream>,
+}
+
+/// Places that are taken in turn.
+pub(super) const PLACES: usize = 2;
+
+impl OverlapMemory {
+    /// Takes two places of `bytes` bytes for a member of a team of the arena's world, and flags. Every rank takes as much, in one order with all else, also one
+    /// of another team. `out` carries the copies to the others: best a stream [of high priority](crate::Device::urgent_stream) that carries nothing
+    /// else.
+    ///
+    /// [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes) says how many bytes a product needs: take the most of all layers.
+    ///
+    /// # Errors
+    /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device.
+    pub fn take(arena: &Arena, member: &Member, bytes: u64, out: &Stream) -> Result<Self> {
+        if member.team().world() != arena.world() || member.world_rank() != arena.rank() {
+            let why = format!("{member:?} is not of {} in an arena of {}", arena.rank(), arena.world());
+            return Err(Error::Invalid { what: "OverlapMemory::take", why });
+        }
+        let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
+        places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
+        let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::MOST)?;
+        let free = arena.flags("gathered operand was read", PLACES as u32)?;
+        let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
+        let (places, state) = (Mutex::new(places), Mutex::default());
+        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state })))
+    }
+
+    /// The bytes of each place.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// The member whose memory it is.
+    pub fn member(&self) -> &Member {
+        &self.0.member
+    }
+}
+
+impl Inner {
+    /// The number of an operation that is made on it.
+    pub fn next_operation(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.operations += 1;
+        state.operations - 1
+    }
+
+    /// Before the first call: all places of this rank are empty. Meets all ranks.
+    pub fn open(&self, stream: &Stream) -> Result<()> {
+        let mut state = lock(&self.state);
+        if !state.is_open {
+            for (place, other) in (0..PLACES as u32).flat_map(|place| self.others().map(move |other| (place, other))) {
+                self.free.open(stream, place, other)?;
+            }
+            state.is_open = true;
+        }
+        Ok(())
+    }
+
+    /// The number of the next call.
+    pub fn turn(&self) -> u64 {
+        lock(&self.state).turn
+    }
+
+    /// Begins call `turn` on a stream, after the calls before it.
+    pub fn begin(&self, turn: u64, stream: &Stream, what: &'static str) -> Result<()> {
+        let state = &mut *lock(&self.state);
+        if state.turn != turn {
+            let why = "another operation on this memory was called since the shard was handed out: write the shard just before the call"
+                .to_owned();
+            return Err(Error::Invalid { what, why });
+        }
+        if let Some(last) = state.last.as_ref().filter(|last| last.raw() != stream.raw() && !last.is_capturing() && !stream.is_capturing())
+        {
+            stream.wait(&last.mark()?)?;
+        }
+        state.turn += 1;
+        state.last = Some(stream.clone());
+        Ok(())
+    }
+
+    /// The places.
+    pub fn places(&self) -> MutexGuard<'_, [SymmetricBuffer<u8>; PLACES]> {
+        lock(&self.places)
+    }
+
+    /// The first elements of a place, which share its uses.
+    pub fn place<T: Pod>(&self, place: usize, len: u64) -> Buffer<T> {
+        debug_assert!(len * size_of::<T>() as u64 <= self.bytes, "a product's operand fits its memory: it was checked");
+        let memory = Arc::clone(self.places()[place].local().memory());
+        // SAFETY: so many elements of any bits lie there, as was checked; buffers of arenas are aligned to 256 bytes.
+        unsafe { Buffer::of(memory, len) }
+    }
+
+    /// The rank in the world of a member.
+    pub fn world_rank(&self, member: u32) -> Rank {
+        self.member.team().members()[member as usize]
+    }
+
+    /// The other members' ranks in the world.
+    pub fn others(&self) -> impl Iterator<Item = Rank> + use<'_> {
+        let me = self.member.world_rank();
+        self.member.team().members().iter().copied().filter(move |rank| *rank != me)
+    }
+
+    /// The flag of a chunk in a place.
+    pub fn ready_flag(place: usize, slab: u32) -> u32 {
+        place as u32 * Cut::MOST + slab
+    }
+}
+
+impl fmt::Debug for OverlapMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OverlapMemory").field("member", &self.0.member).field("bytes", &self.0.bytes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,242 @@
+//! A gathered product bound to its operands, and one call of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::num::Pod;
+
+use super::config::Method;
+use super::gathered::{AllGatherGemm, Product};
+use super::memory::{Inner, PLACES};
+use super::schedule::Schedule;
+use super::table::GatherOperands;
+use crate::comm::Rank;
+use crate::runtime::{Buffer, Error, Result, Stream, order};
+use crate::symmetric::{Batch, PutOrder, SymmetricBuffer};
+
+/// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
+pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
+    of: &'a AllGatherGemm<T, O>,
+    result: DeviceView<'a, O>,
+    /// This member's shard in each place, where shards are rows.
+    shards: Option<[Buffer<T>; PLACES]>,
+    products: [Product<'a>; PLACES],
+    /// The call that the shard was handed out for.
+    given: Option<u64>,
+}
+
+impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
+    pub(super) fn new(of: &'a AllGatherGemm<T, O>, result: DeviceView<'a, O>, products: [Product<'a>; PLACES]) -> Result<Self> {
+        let (inner, schedule) = (&of.memory.0, &of.schedule);
+        let own = schedule.shard(inner.member.rank().index());
+        let shard = |place: usize| {
+            let (all, len) = (inner.place::<T>(place, 0), (own.end - own.start) * schedule.other);
+            let address = all.address() + own.start * schedule.other * size_of::<T>() as u64;
+            // SAFETY: the shard lies inside the place, aligned as its elements; the place's memory keeps the arena and is told of streams.
+            unsafe { Buffer::lent(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
+        };
+        let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
+        Ok(Self { of, result, shards, products, given: None })
+    }
+
+    /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
+    pub fn result(&self) -> DeviceView<'_, O> {
+        self.result
+    }
+
+    /// This member's shard of the gathered operand, in the place of the next call: write all of it, by work on `stream`, then [run](Self::run) the product. What was
+    /// there before is not kept. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where shards are columns of the operand as it is stored: there [`copy_shard`](Self::copy_shard) serves; what ended the
+    /// arena.
+    pub fn shard(&mut self, stream: &Stream) -> Result<&mut Buffer<T>> {
+        const WHAT: &str = "GatheredProduct::shard";
+        if self.shards.is_none() {
+            let why = "shards are columns of the operand as it is stored, with gaps: copy yours by GatheredProduct::copy_shard".to_owned();
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        let place = self.give(stream, WHAT)?;
+        match &mut self.shards {
+            Some(shards) => Ok(&mut shards[place]),
+            None => unreachable!("it was looked at above"),
+        }
+    }
+
+    /// Copies this member's shard into the place of the next call: rows or columns of the operand as it is stored, without gaps. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Length`]; as [`shard`](Self::shard).
+    pub fn copy_shard(&mut self, stream: &Stream, shard: &Buffer<T>) -> Result<()> {
+        if self.shards.is_some() {
+            return self.shard(stream)?.copy_from(stream, shard);
+        }
+        const WHAT: &str = "GatheredProduct::copy_shard";
+        let (inner, schedule, me) = (&self.of.memory.0, &self.of.schedule, self.of.memory.member().rank().index());
+        let own = schedule.shard(me);
+        let width = own.end - own.start;
+        Error::check_length(WHAT, width * schedule.other, shard.len())?;
+        let place = self.give(stream, WHAT)?;
+        let size = size_of::<T>() as u64;
+        // SAFETY: the bytes of a buffer's elements, which share its uses.
+        let bytes = unsafe { Buffer::<u8>::of(Arc::clone(shard.memory()), shard.len() * size) };
+        let mut rows = schedule.chunk(me, 0, 0).copy(schedule.gathered, size);
+        if schedule.pieces(0) > 1 {
+            rows.count = schedule.other;
+        }
+        (rows.from.start, rows.from.pitch) = (0, width * size);
+        let places = inner.places();
+        places[place].peer(inner.member.world_rank())?.put_rows(stream, &bytes, rows)
+    }
+
+    /// Later work of `stream` comes after all uses of the shard in the place of the next call.
+    fn give(&mut self, stream: &Stream, what: &'static str) -> Result<usize> {
+        let inner = &self.of.memory.0;
+        inner.arena.check()?;
+        let turn = inner.turn();
+        let place = place_of(turn);
+        {
+            let places = inner.places();
+            let memory = places[place].local().memory();
+            memory.check_stream(&stream.0, what)?;
+            order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
+        }
+        self.given = Some(turn);
+        Ok(place)
+    }
+
+    /// Puts the shard to the other members, and multiplies what they put here, after the work on `compute` so far: the shard is written by then. Nothing is
+    /// waited for on the host. The result is there after the work that this enqueues on `compute`. May be captured.
+    ///
+    /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a shard that was not written for this call; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    pub fn run(&mut self, compute: &Stream) -> Result<()> {
+        const WHAT: &str = "GatheredProduct::run";
+        let inner = &self.of.memory.0;
+        let Some(turn) = self.given.take() else {
+            let why = "the shard of this call was not written: write what GatheredProduct::shard gives, before each call".to_owned();
+            return Err(Error::Invalid { what: WHAT, why });
+        };
+        inner.begin(turn, compute, WHAT)?;
+        let place = place_of(turn);
+        let mut places = inner.places();
+        inner.out.wait(&compute.mark()?)?;
+        // Before the launch that waits for the others' puts: queues of the device may be shared.
+        self.of.put(&places[place], place)?;
+        let flags = self.of.awaited(place);
+        match &mut self.products[place] {
+            Product::Fused(product) => product(compute, inner.ready.waits(compute, &flags)?)?,
+            Product::Sequential(product) => {
+                take_back(inner, compute, &flags)?;
+                product.run(compute)?;
+            }
+            Product::Chunked(products) => {
+                let me = inner.member.rank().index();
+                products[me as usize].run(compute)?;
+                for source in self.of.schedule.sources(me) {
+                    let of_source = inner.world_rank(source);
+                    let flags: Vec<_> = flags.iter().copied().filter(|(_, from)| *from == of_source).collect();
+                    take_back(inner, compute, &flags)?;
+                    products[source as usize].run(compute)?;
+                }
+            }
+        }
+        self.of.release(compute, &mut places[place], place, &flags)?;
+        // The shard may be written again, and a capture ends on one stream.
+        compute.wait(&inner.out.mark()?)
+    }
+}
+
+/// The place of a call.
+fn place_of(turn: u64) -> usize {
+    (turn % PLACES as u64) as usize
+}
+
+/// Later work waits for the flags, which are reset.
+fn take_back(inner: &Inner, stream: &Stream, flags: &[(u32, Rank)]) -> Result<()> {
+    let batch = inner.arena.batch(stream);
+    flags.iter().try_fold(batch, |batch, (flag, from)| batch.take_back(&inner.ready, *flag, *from))?.enqueue()
+}
+
+impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
+    /// Puts this member's shard to the others, each once it has read what was in the place.
+    fn put<'b>(&'b self, from: &'b SymmetricBuffer<u8>, place: usize) -> Result<()> {
+        let (inner, schedule) = (&self.memory.0, &self.schedule);
+        let me = inner.member.rank().index();
+        let targets: Vec<_> = schedule.targets(me).map(|target| (schedule.position(target, me), inner.world_rank(target))).collect();
+        let free = |batch: Batch<'b>, to| batch.take_back(&inner.free, place as u32, to);
+        let put = |batch: Batch<'b>, (position, to), piece| {
+            let rows = schedule.chunk(me, position, piece).copy(schedule.stored()[1], size_of::<T>() as u64);
+            batch.put_rows(&from.peer(to)?, from.local(), rows)
+        };
+        let set = |batch: Batch<'b>, to, piece| batch.set(&inner.ready, Inner::ready_flag(place, piece), to);
+        let mut batch = inner.arena.batch(&inner.out);
+        match self.choice().order {
+            PutOrder::ByPeer => {
+                for (position, to) in targets {
+                    batch = free(batch, to)?;
+                    for piece in 0..schedule.pieces(position) {
+                        batch = set(put(batch, (position, to), piece)?, to, piece)?;
+                    }
+                }
+            }
+            PutOrder::ByChunk => {
+                batch = targets.iter().try_fold(batch, |batch, (_, to)| free(batch, *to))?;
+                for piece in 0..schedule.cut.slabs() {
+                    let cut = || targets.iter().copied().filter(|(position, _)| piece < schedule.pieces(*position));
+                    batch = cut().try_fold(batch, |batch, target| put(batch, target, piece))?;
+                    batch = cut().try_fold(batch, |batch, (_, to)| set(batch, to, piece))?;
+                }
+            }
+        }
+        batch.enqueue()
+    }
+
+    /// The flags of the others' chunks, in the order in which they arrive.
+    fn awaited(&self, place: usize) -> Vec<(u32, Rank)> {
+        let (inner, schedule) = (&self.memory.0, &self.schedule);
+        let me = inner.member.rank().index();
+        let of_source = |source: u32| {
+            let pieces = schedule.pieces(schedule.position(me, source));
+            (0..pieces).map(move |piece| (Inner::ready_flag(place, piece), inner.world_rank(source)))
+        };
+        schedule.sources(me).flat_map(of_source).collect()
+    }
+
+    /// Tells the others that what they put has been read.
+    fn release(&self, compute: &Stream, of: &mut SymmetricBuffer<u8>, place: usize, flags: &[(u32, Rank)]) -> Result<()> {
+        let (inner, schedule) = (&self.memory.0, &self.schedule);
+        let me = inner.member.rank().index();
+        others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
+        let mut batch = inner.arena.batch(compute);
+        if self.choice().method == Method::Fused {
+            batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
+        }
+        let sources = schedule.sources(me).map(|source| inner.world_rank(source));
+        sources.fold(Ok(batch), |batch: Result<Batch<'_>>, source| batch?.set(&inner.free, place as u32, source))?.enqueue()
+    }
+}
+
+/// The bytes of the gathered operand that are not this member's.
+fn others_of(schedule: &Schedule, me: u32, size: u64) -> Vec<std::ops::Range<u64>> {
+    let [rows, columns] = schedule.stored();
+    let own = schedule.chunk(me, 0, 0);
+    let (of_row, own_columns) = if schedule.shards_are_rows { (columns, 0..columns) } else { (columns, own.columns.clone()) };
+    let ranges = if schedule.shards_are_rows {
+        vec![0..own.rows.start * of_row, own.rows.end * of_row..rows * of_row]
+    } else {
+        (0..rows)
+            .flat_map(|row| [row * of_row..row * of_row + own_columns.start, row * of_row + own_columns.end..(row + 1) * of_row])
+            .collect()
+    };
+    ranges.into_iter().filter(|range| !range.is_empty()).map(|range| range.start * size..range.end * size).collect()
+}
+
+impl<T: GatherOperands<O>, O> fmt::Debug for GatheredProduct<'_, T, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatheredProduct").field("of", self.of).field("given", &self.given).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,126 @@
+//! The kernels that wait for their operand, and matrices bound to them.
+
+use std::marker::PhantomData;
+
+use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, TileShape};
+use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::arrivals::WaitsArgument;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::{bf16, e4m3, f16};
+use oxtile_tile::register_tile::StoredElement;
+
+use crate::choice::{Entry, Table};
+use crate::gemm::{GemmConfig, GemmElement, GemmTile, Matrices};
+use crate::runtime::{Device, Loaded, Result, Stream};
+use crate::tensor::{Strided, TensorMap, TensorMapMut, Uploads};
+
+/// Operands of which one may be gathered, and whose product is of `O`.
+pub trait GatherOperands<O: 'static>: GemmElement<O> {
+    /// Elements along the sum that a kernel multiplies at a time: 128 bytes.
+    const STEP: u64 = 128 / Self::BYTES;
+    /// The kernels.
+    #[doc(hidden)]
+    const GATHERED: Table<GatheredKernel, Box<dyn Instance<Self, O>>>;
+}
+
+/// A kernel that waits for its operand.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatheredKernel {
+    /// Whether the operand is gathered along the sum, and not by rows of `A`.
+    pub by_sum: bool,
+    /// The tile of a block.
+    pub tile: GemmTile,
+    /// Whether rows of `A` lie along `m`, and not along `k`.
+    pub m_major: bool,
+    /// Whether rows of `B` lie along `n`, and not along `k`.
+    pub n_major: bool,
+}
+
+/// A loaded kernel.
+#[doc(hidden)]
+pub trait Instance<T, O>: Send + Sync {
+    /// Loads it on the device.
+    fn prepare(&self, device: &Device) -> Result<()>;
+
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, order: Order<'a>, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>>;
+}
+
+/// A product that waits for flags.
+#[doc(hidden)]
+pub type Waiting<'a> = Box<dyn FnMut(&Stream, WaitsArgument<'_>) -> Result<()> + Send + 'a>;
+
+/// What the kernel knows of the gather, but for the flags' place.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Order<'a> {
+    pub tiles: DeviceView<'a, u32>,
+    pub flags: DeviceView<'a, u32>,
+    pub extent: u32,
+    pub sources: u32,
+    pub slab: u32,
+    pub first: u32,
+    pub margin: u32,
+}
+
+impl<T, const DEPTH: usize, O, const WIDTH: usize, S, G, const M_MAJOR: bool, const N_MAJOR: bool> Instance<T, O>
+    for Loaded<GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>>
+where
+    T: MatrixElement,
+    O: StoredElement,
+    S: TileShape,
+    G: Gathering,
+    GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>: Kernel,
+{
+    fn prepare(&self, device: &Device) -> Result<()> {
+        Loaded::prepare(self, device)
+    }
+
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, order: Order<'a>, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>> {
+        let (GemmConfig { m, n, k, .. }, Matrices { a, b, scales, bias, d }) = (config, matrices);
+        let (of_a, of_b) = (if M_MAJOR { [k, m] } else { [m, k] }, if N_MAJOR { [k, n] } else { [n, k] });
+        let (mut uploads, memory, length) = (Uploads::default(), d.access("old"), d.len());
+        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, a, Strided::dense(of_a))?;
+        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, b, Strided::dense(of_b))?;
+        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
+        uploads.copy(stream)?;
+        Ok(Box::new(move |stream, waits| {
+            // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
+            // element of the matrix as it was before it stores that element, in the same warpgroup.
+            let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
+            let Order { tiles, flags, extent, sources, slab, first, margin } = order;
+            // As fields: the argument itself is of one lifetime.
+            let WaitsArgument { lines, first: first_line, patience } = waits;
+            let waits = WaitsArgument { lines, first: first_line, patience };
+            let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
+            let (a, b, d, shape, fusion) = (a.view(), b.view(), d.view_mut(), config.shape(), config.fusion(scales, bias));
+            self.launch(stream, GemmGatheredArgs { a, b, d, old, shape, fusion, gathered, marker: PhantomData })
+        }))
+    }
+}
+
+/// Entries: elements, sizes of steps and stores, and for each kind of gather and tile its layouts.
+macro_rules! gathered {
+    ($t:ident $depth:literal, $o:ident $width:literal: $($gathering:ident $by_sum:literal $tile:ident $([$m_major:literal $n_major:literal])*),*) => {
+        impl GatherOperands<$o> for $t {
+            const GATHERED: Table<GatheredKernel, Box<dyn Instance<Self, $o>>> = &[&[$($(Entry {
+                decision: GatheredKernel { by_sum: $by_sum, tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
+                name: <GemmGathered<$t, $t, $depth, $o, $width, gemm::$tile, $gathering, $m_major, $n_major> as Kernel>::INFO.name,
+                tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
+                load: |runtime| {
+                    type This = GemmGathered<$t, $t, $depth, $o, $width, gemm::$tile, $gathering, $m_major, $n_major>;
+                    Ok(Box::new(runtime.load::<This>()?))
+                },
+            },)*)*]];
+        }
+    };
+}
+
+gathered!(bf16 64, bf16 64:
+    ByRows false Tile128x256 [false false] [false true] [true false] [true true],
+    ByRows false Tile128x128 [false false] [false true],
+    BySum true Tile128x256 [true true]);
+gathered!(bf16 64, f32 32: BySum true Tile128x256 [true true]);
+gathered!(f16 64, f16 64: ByRows false Tile128x256 [false false] [false true] [true false] [true true]);
+gathered!(e4m3 128, bf16 64: ByRows false Tile128x256 [false false]);
