@@ -9,9 +9,10 @@ use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Global, Method, OverlapConfig, OverlapMemory};
 use oxtile::symmetric::ArenaOptions;
-use oxtile::{Buffer, Graph, PinnedBuffer, Result, Runtime, Stream};
+use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
+use crate::support::seeds;
 
 /// A program of every rank.
 #[derive(Clone, Copy, Debug)]
@@ -227,4 +228,167 @@ fn every_method_has_the_bits_of_a_plain_product() {
             assert!(methods.iter().all(|method| Some(*method) == config.overlap.method), "{case:?}: {methods:?}");
         }
     }
+}
+
+/// Operands as they may be stored, and what may be gathered.
+#[test]
+fn every_layout_and_every_gather() {
+    let new = |sizes: [u64; 3], transposes: [bool; 2], gathers, method, cut| {
+        let [transpose_a, transpose_b] = transposes;
+        AllGatherConfig { transpose_a, transpose_b, gathers, ..by(method, cut, sizes) }
+    };
+    let cases = [
+        // Shards of a transposed A are columns.
+        (2, new([80, 32, 136], [true, false], Gathers::Rows, Method::Fused, Some(Cut::Each(2)))),
+        (3, new([72, 48, 64], [true, true], Gathers::Rows, Method::Sequential, None)),
+        (3, new([40, 48, 200], [true, false], Gathers::SumOfA, Method::Fused, None)),
+        (4, new([64, 16, 520], [true, false], Gathers::SumOfB, Method::Fused, None)),
+        (2, new([16, 16, 40], [false, false], Gathers::SumOfA, Method::Sequential, None)),
+        (2, new([16, 16, 40], [false, true], Gathers::SumOfB, Method::Sequential, None)),
+    ];
+    for (at, (ranks, config)) in cases.into_iter().enumerate() {
+        let case = Case { ranks, config, captured: at % 2 == 0, seed: at as u64 };
+        case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+/// Random shapes, each under a seed of its own.
+#[test]
+fn random_shapes_under_many_seeds() {
+    for seed in 0..seeds() / 4 {
+        let mut state = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x9E37_79B9;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        let ranks = 2 + below(3) as u32;
+        let sizes = [1 + below(300), 8 * (1 + below(4)) * u64::from(ranks), 8 * (1 + below(30))];
+        let cut = [Cut::Each(1 + below(4) as u32), Cut::Last(1 + below(4) as u32)][below(2) as usize];
+        let method = [Method::Fused, Method::Fused, Method::Chunked, Method::Sequential][below(4) as usize];
+        let case = Case { ranks, config: by(method, Some(cut), sizes), captured: below(2) == 0, seed };
+        case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+/// Ranks with an operation each, on one memory.
+struct Ranks {
+    all: Arenas,
+    memories: Vec<OverlapMemory>,
+}
+
+impl Ranks {
+    fn new(ranks: u32, bytes: u64, options: ArenaOptions) -> Result<Self> {
+        let all = Arenas::with(ranks, 1, options);
+        let memory = |i: usize| OverlapMemory::take(&all.arenas[i], &member(&all, i), bytes, &all.world.ranks[i].device().urgent_stream()?);
+        let memories = (0..ranks as usize).map(memory).collect::<Result<_>>()?;
+        Ok(Self { all, memories })
+    }
+
+    fn gather(&self, i: usize, config: AllGatherConfig) -> Result<AllGatherGemm<bf16, bf16>> {
+        AllGatherGemm::new(&self.memories[i], self.all.stream(i), config)
+    }
+}
+
+/// Two layers of other sizes and methods take one memory by turns.
+#[test]
+fn layers_share_a_memory() -> Result<()> {
+    let layers = [by(Method::Fused, Some(Cut::Each(2)), [70, 32, 136]), by(Method::Fused, Some(Cut::Last(4)), [264, 16, 72])];
+    let case = Case { ranks: 2, config: layers[0], captured: false, seed: 1 };
+    let ranks = Ranks::new(2, 264 * 136 * 2, case.options())?;
+    let mut results: Vec<Vec<Buffer<bf16>>> = Vec::new();
+    let gathers: Vec<Vec<_>> =
+        (0..2).map(|i| layers.iter().map(|layer| ranks.gather(i, *layer)).collect::<Result<_>>()).collect::<Result<_>>()?;
+    let cases = layers.map(|config| Case { config, ..case });
+    for i in 0..2 {
+        let d = cases.map(|case| Buffer::uninitialised(ranks.all.stream(i), case.product().m * case.product().n));
+        results.push(d.into_iter().collect::<Result<_>>()?);
+    }
+    for round in 0..4 {
+        let case = &cases[round % 2];
+        for i in 0..2 {
+            let stream = ranks.all.stream(i);
+            let weight = Buffer::from_slice(stream, &case.weight(i as u32))?;
+            let mut product = gathers[i][round % 2].bind(stream, weight.view(), None, results[i][round % 2].view_mut())?;
+            product.shard(stream)?.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, &case.shard(&case.operand(0), i as u32))?)?;
+            product.run(stream)?;
+        }
+    }
+    for i in 0..2 {
+        ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
+        for (case, d) in cases.iter().zip(&results[i]) {
+            let found: Vec<u16> = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
+            assert!(found == case.expected(Method::Fused, i as u32)?[0], "{case:?}, rank {i}");
+        }
+    }
+    Ok(())
+}
+
+/// A rank that does not call is named, with the chunk that does not come.
+#[test]
+fn a_rank_that_does_not_call_is_named() -> Result<()> {
+    for method in [Method::Fused, Method::Sequential] {
+        let config = by(method, Some(Cut::Each(1)), [70, 32, 136]);
+        let case = Case { ranks: 2, config, captured: false, seed: 1 };
+        let options = ArenaOptions { deadline: Duration::from_millis(300), ..case.options() };
+        let ranks = Ranks::new(2, 70 * 136 * 2, options)?;
+        let gathers = [ranks.gather(0, config)?, ranks.gather(1, config)?];
+        let stream = ranks.all.stream(0);
+        let (weight, mut d) = (Buffer::from_slice(stream, &case.weight(0))?, Buffer::uninitialised(stream, 70 * 16)?);
+        let mut product = gathers[0].bind(stream, weight.view(), None, d.view_mut())?;
+        product.shard(stream)?.fill_zero(stream)?;
+        product.run(stream)?;
+        let error = ranks.all.arenas[0].ticket(stream)?.wait().unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("gathered chunk"), "{method:?}: {error}");
+    }
+    Ok(())
+}
+
+/// Members that made different operations learn of it before the first call, in every build.
+#[test]
+fn other_operations_on_other_ranks_are_refused() -> Result<()> {
+    let config = by(Method::Fused, Some(Cut::Each(2)), [70, 32, 136]);
+    let others = [
+        AllGatherConfig { overlap: OverlapConfig { method: Some(Method::Sequential), ..config.overlap }, ..config },
+        AllGatherConfig { overlap: OverlapConfig { cut: Some(Cut::Each(1)), ..config.overlap }, ..config },
+        AllGatherConfig { overlap: OverlapConfig { margin: 2, ..config.overlap }, ..config },
+        AllGatherConfig { sizes: Global { m: 71, ..config.sizes }, ..config },
+        AllGatherConfig { transpose_b: true, ..config },
+        AllGatherConfig { alpha: 2.0, ..config },
+    ];
+    for other in others {
+        let ranks = Ranks::new(2, 71 * 136 * 2, Case { ranks: 2, config, captured: false, seed: 1 }.options())?;
+        let (gather, _other) = (ranks.gather(0, config)?, ranks.gather(1, other)?);
+        let stream = ranks.all.stream(0);
+        let (weight, mut d) = (Buffer::<bf16>::zeros(stream, 136 * 16)?, Buffer::<bf16>::zeros(stream, 70 * 16)?);
+        let error = gather.bind(stream, weight.view(), None, d.view_mut()).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{other:?}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
+    let config = by(Method::Fused, None, [70, 32, 136]);
+    let ranks = Ranks::new(2, 70 * 136 * 2, Case { ranks: 2, config, captured: false, seed: 1 }.options())?;
+    let refused = |config| ranks.gather(0, config).unwrap_err().to_string();
+    let larger = refused(by(Method::Fused, None, [71, 32, 136]));
+    assert_eq!(larger, "AllGatherGemm::new: a gathered operand of 19312 bytes for a memory of 19040: take the most of all layers");
+    let odd = refused(by(Method::Sequential, None, [70, 33, 136]));
+    assert_eq!(odd, "Global::local: n is 33, which 2 ranks do not divide: pad it to 34");
+    let unaligned = refused(by(Method::Fused, None, [70, 32, 132]));
+    assert!(unaligned.contains("Fused cannot do it: k is 132, no multiple of 8"), "{unaligned}");
+    let sums = refused(AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..by(Method::Chunked, None, [64, 32, 64]) });
+    assert!(sums.contains("the parts of a sum would be added up in the result's type"), "{sums}");
+    let slabs = refused(by(Method::Fused, Some(Cut::Each(9)), [70, 32, 136]));
+    assert_eq!(slabs, "AllGatherConfig: 9 slabs: take 1 to 4");
+    let margin = refused(AllGatherConfig { overlap: OverlapConfig { margin: 132, ..config.overlap }, ..config });
+    assert_eq!(margin, "AllGatherConfig: a margin of 132 leaves none of 4 multiprocessors");
+
+    let (gather, _other) = (ranks.gather(0, config)?, ranks.gather(1, config)?);
+    let stream = ranks.all.stream(0);
+    let (weight, mut d) = (Buffer::<bf16>::zeros(stream, 136 * 16)?, Buffer::<bf16>::zeros(stream, 70 * 16)?);
+    let mut product = gather.bind(stream, weight.view(), None, d.view_mut())?;
+    let unwritten = product.run(stream).unwrap_err().to_string();
+    assert!(unwritten.starts_with("GatheredProduct::run: the shard of this call was not written"), "{unwritten}");
+    Ok(())
 }
