@@ -18,8 +18,8 @@ pub trait Division: Copy {
     /// No operand was waited for yet, in steps of `depth` elements.
     fn arrival(&self, shape: Shape, depth: u32) -> Self::Arrival;
 
-    /// Where parts of tiles are added up, if tiles are split.
-    fn split(&self) -> Option<&Split>;
+    /// How tiles are split.
+    fn split(&self) -> Split;
 }
 
 impl Division for Split {
@@ -38,7 +38,7 @@ impl Division for Split {
     }
 
     #[inline(always)]
-    fn split(&self) -> Option<&Split> {
-        Some(self)
+    fn split(&self) -> Split {
+        *self
     }
 }

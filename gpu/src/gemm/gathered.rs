@@ -109,8 +109,8 @@ impl<G: Gathering> Division for InTurn<G> {
     }
 
     #[inline(always)]
-    fn split(&self) -> Option<&Split> {
-        None
+    fn split(&self) -> Split {
+        Split::NONE
     }
 }
 

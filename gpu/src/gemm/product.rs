@@ -82,9 +82,9 @@ where
                 (row * CLUSTER + rank) * Self::ROWS + part[0] * PART as u32,
                 column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
             ];
-            if let (Some(of_tile), Some(split)) = (work.part, division.split()) {
+            if let Some(of_tile) = work.part {
                 let warpgroup = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
-                if !split.add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
+                if !division.split().add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
                     continue;
                 }
             }

@@ -32,6 +32,9 @@ const PAIR: u64 = 4 * warpgroup::THREADS as u64;
 const TOGETHER: usize = 16;
 
 impl Split {
+    /// No tile is split.
+    pub const NONE: Self = Self { whole: u32::MAX, parts: 1, sums: None, tickets: None };
+
     /// Leaves the `tile` of warpgroup `number` of all `warpgroups` of the cluster, of which `rows` rows are in the matrix. Returns true, and
     /// the sum of all parts, to the warpgroup that comes last. All threads of the warpgroup call it; `word` is its own.
     #[inline(always)]
