@@ -13,7 +13,7 @@ use super::schedule::{Schedule, banded};
 use super::table::{GatherOperands, GatheredKernel, Instance, Order};
 use crate::choice::Entry;
 use crate::gemm::{Gemm, GemmConfig, Matrices, wgmma_of};
-use crate::runtime::{Bound, Buffer, Error, Result, Runtime, Stream};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 
 /// Nothing is waited for: the kernel's name for the own shard's flag.
 const PRESENT: u32 = u32::MAX;
@@ -100,7 +100,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     /// Chooses the method, loads its kernels and uploads the order of its tiles with `stream`. Waits for no other rank.
     ///
     /// # Errors
-    /// As [`AllGatherConfig::choose`]; [`Error::Invalid`] for memory that is too small; as [`Runtime::load`].
+    /// As [`AllGatherConfig::choose`]; [`Error::Invalid`] for memory that is too small; as [`Runtime::load`](crate::Runtime::load).
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: AllGatherConfig) -> Result<Self> {
         const WHAT: &str = "AllGatherGemm::new";
         let inner = &memory.0;
@@ -113,7 +113,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let rates = Rates { multiprocessors: device.limits().multiprocessors, ..Rates::H200 };
         let choice = config.choose_where::<T, O>(ranks, &rates, wgmma_of(device.capability()))?;
         let (schedule, product) = (config.schedule::<T, O>(ranks, choice.cut), config.product(ranks)?);
-        let runtime = Runtime(stream.0.runtime.clone());
+        let runtime = device.runtime();
         let work = match (choice.method, choice.tile) {
             (Method::Fused, Some(tile)) => {
                 let [m_major, n_major] = product.majors();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use oxtile_tile::launch::DeviceLimits;
 
 use super::error::Result;
-use super::runtime::Inner;
+use super::runtime::{Inner, Runtime};
 use super::stream::Stream;
 
 /// The compute capability of the devices that the kernels on wgmma run on.
@@ -23,6 +23,11 @@ impl Device {
     /// Its number in the runtime, from 0.
     pub fn index(&self) -> u32 {
         self.index
+    }
+
+    /// The runtime that it is of.
+    pub fn runtime(&self) -> Runtime {
+        Runtime(Arc::clone(&self.runtime))
     }
 
     /// What the driver calls it.

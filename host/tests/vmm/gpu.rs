@@ -15,7 +15,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{chunks, contiguous, deaths, gpus, hosts, ranks, teams};
+use crate::{chunks, contiguous, deaths, gathered, gpus, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 16] = [
+const CASES: [(&str, u32, (&str, &str)); 21] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -47,6 +47,11 @@ const CASES: [(&str, u32, (&str, &str)); 16] = [
     ("refusals", 1, QUEUES),
     ("teams-of-threads", 1, QUEUES),
     ("teams", 3, QUEUES),
+    ("gathered", 1, QUEUES),
+    ("gathered", 2, QUEUES),
+    ("gathered", 4, QUEUES),
+    ("gathered-soak", 2, QUEUES),
+    ("gathered-soak", 4, QUEUES),
     ("soak-threads-2", 1, QUEUES),
     ("soak", 2, QUEUES),
     ("soak", 4, QUEUES),
@@ -95,6 +100,8 @@ pub fn child(case: &str) -> ExitCode {
         "teams" => process(&teams::rank),
         "soak-threads-2" => threads(2, &soak),
         "soak" => process(&soak),
+        "gathered" => process(&|rank| gathered::program(rank, options())),
+        "gathered-soak" => process(&|rank| gathered::soak(rank, options(), length).map(|soaked| println!("{soaked}"))),
         "hosts" => hosts::rank(),
         _ => panic!("{case}"),
     })

@@ -6,7 +6,7 @@
 //! | `ranks`, `program`, `watch` | this program as the ranks of a job, what they do, and what they were doing when their time is over |
 //! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
 //! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
-//! | `gpu`, `contiguous`, `chunks`, `exchange`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, a long run |
+//! | `gpu`, `contiguous`, `chunks`, `exchange`, `gathered`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, gathered products, a long run |
 //! | `nccl`, `nvshmem` | memory of these libraries |
 //! | `emulated` | memory of a virtual cluster |
 
@@ -18,6 +18,7 @@ mod deaths;
 mod emulated;
 mod exchange;
 mod faults;
+mod gathered;
 mod gpu;
 mod hosts;
 mod nccl;

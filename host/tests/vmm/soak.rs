@@ -174,7 +174,7 @@ pub fn soak(rank: HostRank, backend: BackendName, length: Length) -> Result<Soak
 }
 
 /// Rank 0 says to all what its clock says.
-fn goes_on(meeting: &Meeting, me: Rank, batch: u64, has_time: bool) -> Result<bool> {
+pub fn goes_on(meeting: &Meeting, me: Rank, batch: u64, has_time: bool) -> Result<bool> {
     let what = format!("batch {batch}");
     if me == Rank::ZERO {
         meeting.publish(&what, vec![u8::from(has_time)])?;
