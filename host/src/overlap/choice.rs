@@ -266,7 +266,7 @@ impl AllGatherConfig {
         let there = self.arrivals::<T, O>(ranks, rates, &schedule);
         let ([rows, _], cluster) = tile.size();
         let (tiles, clusters) = (tile.count([product.m, product.n]), (u64::from(multiprocessors) / cluster).max(1));
-        let of_tile = alone / tiles.div_ceil(clusters) as f64 * rates.beside;
+        let of_tile = alone / tiles.div_ceil(clusters) as f64 * self.beside::<T, O>(ranks, rates, alone);
         let columns = (tiles / product.m.div_ceil(rows * cluster).max(1)) as u32;
         // Where the sum is gathered, every tile waits for one shard after another, from the own one on.
         let waits: Vec<Vec<f64>> = match self.gathers {
@@ -294,6 +294,11 @@ impl AllGatherConfig {
             free.push(Reverse(now));
         }
         end as f64 / 1000.0 + 2.0
+    }
+
+    /// How much longer a product takes whose beginning is beside puts.
+    fn beside<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, alone: f64) -> f64 {
+        1.0 + (rates.beside - 1.0) * (self.wire::<T, O>(ranks, rates) / alone).min(1.0)
     }
 
     /// The time of a product for each shard.
@@ -359,5 +364,82 @@ impl fmt::Display for OverlapChoice {
             write!(f, "\n  tiles {tile:?}, shards cut {cut:?}, puts {order:?}")?;
         }
         refused.iter().try_for_each(|(method, why)| write!(f, "\n  not {method:?}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oxtile_tile::num::{bf16, e4m3, f16};
+
+    use super::super::config::OverlapConfig;
+    use super::super::sizes::Global;
+    use super::*;
+
+    fn config([m, n, k]: [u64; 3]) -> AllGatherConfig {
+        AllGatherConfig { transpose_b: true, ..AllGatherConfig::new(Global { m, n, k }) }
+    }
+
+    fn choose(sizes: [u64; 3], ranks: u32) -> OverlapChoice {
+        config(sizes).choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
+    }
+
+    #[test]
+    fn large_products_are_fused_and_small_ones_are_not() {
+        for ranks in [2, 4, 8] {
+            let large = choose([8192; 3], ranks);
+            assert_eq!(large.method, Method::Fused, "{large}");
+            let Predicted { product, wire, fused, sequential, .. } = large.predicted.unwrap();
+            let limit = product.max(wire);
+            assert!(fused.unwrap() < 1.15 * limit && sequential > 1.15 * limit, "{large}");
+            let small = choose([16, 8192, 8192], ranks);
+            assert_eq!(small.method, Method::Sequential, "{small}");
+        }
+        assert_eq!(choose([8192; 3], 1).method, Method::Sequential);
+    }
+
+    /// More work is not predicted to take less time, and no method to be faster than what it waits for.
+    #[test]
+    fn times_grow_with_sizes_and_keep_their_floor() {
+        for ranks in [2, 3, 4, 8] {
+            let mut before = 0.0;
+            for m in [64, 256, 1000, 2048, 4096, 8192, 16384] {
+                let choice = choose([m, 1536 * u64::from(ranks), 8192], ranks);
+                let Predicted { product, wire, fused, sequential, .. } = choice.predicted.unwrap();
+                assert!(sequential >= before, "{m} rows, {ranks} ranks: {choice}");
+                assert!(fused.unwrap() >= product.max(wire) * 0.97, "{m} rows, {ranks} ranks: {choice}");
+                before = sequential;
+            }
+        }
+    }
+
+    #[test]
+    fn every_refusal_has_its_reason() {
+        let two = WorldSize::new(2).unwrap();
+        let refused = |choice: OverlapChoice, method: Method| {
+            let why = choice.refused.into_iter().find(|(refused, _)| *refused == method);
+            why.unwrap_or_else(|| panic!("{method:?} is not refused")).1
+        };
+        let transposed = AllGatherConfig { transpose_a: true, ..config([512; 3]) };
+        let transposed = transposed.choose::<bf16, bf16>(two, &Rates::H200).unwrap();
+        assert_eq!(refused(transposed, Method::Chunked), "rows of a transposed A are no matrix without gaps: store it as [m, k]");
+        let f32s = config([512; 3]).choose::<bf16, f32>(two, &Rates::H200).unwrap();
+        assert_eq!(refused(f32s, Method::Fused), "no kernel that waits takes these elements in this layout, gathered by rows");
+        let portable = config([512; 3]).choose_where::<f16, f16>(two, &Rates::H200, Err("the kernels on wgmma need sm_90".into())).unwrap();
+        assert_eq!((portable.method, refused(portable, Method::Fused)), (Method::Sequential, "the kernels on wgmma need sm_90".to_owned()));
+        let n_major = AllGatherConfig { transpose_b: false, ..config([512; 3]) };
+        let n_major = n_major.choose::<e4m3, bf16>(two, &Rates::H200).unwrap();
+        let why = "8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true";
+        assert_eq!(refused(n_major, Method::Fused), why);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_taken() {
+        for method in [Method::Fused, Method::Chunked, Method::Sequential] {
+            let overlap = OverlapConfig { method: Some(method), cut: Some(Cut::Each(3)), margin: 4 };
+            let choice =
+                AllGatherConfig { overlap, ..config([4096; 3]) }.choose::<bf16, bf16>(WorldSize::new(4).unwrap(), &Rates::H200).unwrap();
+            assert_eq!(choice.method, method);
+            assert_eq!(choice.cut, if method == Method::Fused { Cut::Each(3) } else { Cut::Each(1) });
+        }
     }
 }
