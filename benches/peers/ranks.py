@@ -1,7 +1,7 @@
-"""Collectives of torch.distributed over NCCL, one process a GPU, for `oxtile-benches --ranks N`.
+"""Collectives of torch.distributed over NCCL, and products of gathered operands, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put` or `get` among them, and answers with the wall time of the calls and the device's time
-for them in milliseconds, each of the slowest rank; `{"do": "hello"}` says what runs.
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get` and `{"gathered_product": [HOW, [M, N, K]]}` among the collectives, and answers
+with the wall time of the calls and the device's time for them in milliseconds, each of the slowest rank; `{"do": "hello"}` says what runs.
 """
 
 import json
@@ -33,7 +33,32 @@ def serve(rank, world, port, pipe):
         own, theirs, *_ = buffers["copy", size]
         return {"put": lambda: theirs.copy_(own), "get": lambda: own.copy_(theirs)}[collective]
 
+    def gathered_product(how, m, n, k):
+        """Rows of A of each rank, columns of B, which is stored as its transpose; random, since a product of zeros draws less power."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        if ("product", m, n, k) not in buffers:
+            buffers.clear()
+            torch.manual_seed(1 + rank)
+            shard, weight = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([m // world, k], [n // world, k]))
+            whole = torch.empty([m, k], dtype=torch.bfloat16, device="cuda")
+            buffers["product", m, n, k] = [shard, weight.t(), whole, torch.empty([m, n // world], dtype=torch.bfloat16, device="cuda")]
+        shard, weight, whole, d = buffers["product", m, n, k]
+        if how == "torch_fused":
+            group = dist.group.WORLD.group_name
+            symmetric.enable_symm_mem_for_group(group)
+            return lambda: torch.ops.symm_mem.fused_all_gather_matmul(shard, [weight], gather_dim=0, group_name=group, return_A=False)
+
+        def unfused():
+            dist.all_gather_into_tensor(whole, shard)
+            torch.matmul(whole, weight, out=d)
+
+        return {"torch_unfused": unfused}[how]
+
     def calls(collective, size):
+        if isinstance(collective, dict):
+            how, sizes = collective["gathered_product"]
+            return gathered_product(how, *sizes)
         if collective in ("put", "get"):
             return copy(collective, size)
         whole, part = size // 2, size // 2 // world
@@ -47,12 +72,14 @@ def serve(rank, world, port, pipe):
             "all_reduce": lambda: dist.all_reduce(whole),
         }[collective]
 
-    def answer(call, count):
+    def answer(call, count, lead):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call()
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
+        if lead:
+            call()  # The ranks begin together, where it ends.
         before = time.perf_counter()
         start.record()
         for _ in range(count):
@@ -67,7 +94,8 @@ def serve(rank, world, port, pipe):
         if request is None:
             break
         try:
-            pipe.send(answer(calls(request["collective"], request["bytes"]), request["calls"]))
+            collective = request["collective"]
+            pipe.send(answer(calls(collective, request["bytes"]), request["calls"], isinstance(collective, dict)))
         except Exception as error:  # torch's own, of whatever kind: the next request may do
             pipe.send({"error": f"rank {rank}: {error!r}"})
     dist.destroy_process_group()

@@ -13,11 +13,24 @@ pub fn markdown(document: &Document) -> String {
     // What moves bytes is drawn in one table, by whichever clock.
     let is_timed = |record: &&Record| record.clock == Clock::DeviceEvents || record.bytes > 0;
     let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(is_timed);
+    let (limited, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| !record.limit.is_empty());
+    let (chosen, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.chosen.is_some());
     let (products, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.flops > 0);
     if !products.is_empty() {
         text += "\n| kernel | shape | us, median [quartiles] | TFLOP/s | peer | peer's us | peer's time / ours, by pairs |\n";
         text += "|---|---|---|---|---|---|---|\n";
         products.iter().for_each(|record| product_rows(&mut text, record));
+    }
+    if !limited.is_empty() {
+        text += "\n| kernel | shape | how | us, median [quartiles] | TFLOP/s | of the limit | its time / the first's, by pairs |\n";
+        text += "|---|---|---|---|---|---|---|\n";
+        limited.iter().for_each(|record| limited_rows(&mut text, record));
+    }
+    if !chosen.is_empty() {
+        text += "\n| kernel | shape | chosen | us, medians | its time / the others', by pairs | its time / the fastest's |\n";
+        text += "|---|---|---|---|---|---|\n";
+        chosen.iter().for_each(|record| chosen_row(&mut text, record));
+        text += &most(&chosen);
     }
     if !device.is_empty() {
         text +=
@@ -78,6 +91,49 @@ fn rows(text: &mut String, record: &Record, rates: &str) {
     }
 }
 
+/// A row for each side of what a slowest part limits.
+fn limited_rows(text: &mut String, record: &Record) {
+    for (side, of) in record.sides.iter().enumerate() {
+        let chosen = if record.chosen.as_ref() == Some(&of.label) { ", chosen" } else { "" };
+        let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e6, 1));
+        let rate = record.flop_rate(side).filter(|rate| *rate > 0.0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12));
+        let share = record.of_limit(side).map_or_else(none, percent);
+        let ratio = record.ratio(side).map_or_else(none, |ratio| spread(ratio, 1.0, 3));
+        _ = writeln!(text, "| {} | {} | {}{chosen} | {time} | {rate} | {share} | {ratio} |", record.kernel, record.shape, of.label);
+    }
+}
+
+/// A row of what a model has chosen among.
+fn chosen_row(text: &mut String, record: &Record) {
+    let times: Vec<_> = (0..record.sides.len()).filter_map(|side| Some((side, record.seconds(side)?.median))).collect();
+    let text_of = |(side, time): &(usize, f64)| format!("{} {:.1}", record.sides[*side].label, time * 1e6);
+    let ratio_of = |side: usize| Some(format!("{} {:.3}", record.sides[side].label, record.chosen_over(side)?.median));
+    let others = times.iter().filter(|(side, _)| Some(&record.sides[*side].label) != record.chosen.as_ref());
+    let ratios: Vec<_> = others.filter_map(|(side, _)| ratio_of(*side)).collect();
+    let chosen = record.chosen.as_deref().unwrap_or("none");
+    let fastest = record.chosen_over_fastest().map_or_else(none, |ratio| format!("{ratio:.3}"));
+    let times: Vec<_> = times.iter().map(text_of).collect();
+    _ = writeln!(text, "| {} | {} | {chosen} | {} | {} | {fastest} |", record.kernel, record.shape, times.join(", "), ratios.join(", "));
+}
+
+/// The largest ratios of all shapes.
+fn most(records: &[&Record]) -> String {
+    let mut most: Vec<(String, f64)> = Vec::new();
+    let mut add = |label: &str, ratio: f64| match most.iter_mut().find(|(of, _)| of == label) {
+        Some((_, largest)) => *largest = largest.max(ratio),
+        None => most.push((label.to_owned(), ratio)),
+    };
+    for record in records {
+        let others = (0..record.sides.len()).filter(|side| Some(&record.sides[*side].label) != record.chosen.as_ref());
+        others
+            .filter_map(|side| Some((side, record.chosen_over(side)?)))
+            .for_each(|(side, ratio)| add(&record.sides[side].label, ratio.median));
+    }
+    records.iter().filter_map(|record| record.chosen_over_fastest()).for_each(|ratio| add("the fastest", ratio));
+    let most: Vec<_> = most.iter().map(|(label, ratio)| format!("{ratio:.3} of {label}")).collect();
+    format!("\nThe chosen one takes at most {}.\n", most.join(", "))
+}
+
 fn host_rows(text: &mut String, record: &Record) {
     for (side, names) in record.sides.iter().enumerate() {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e9, 0));
@@ -118,7 +174,10 @@ fn none() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{peers::Check, results::tests::document};
+    use crate::{
+        peers::Check,
+        results::{SideRecord, tests::document},
+    };
 
     #[test]
     fn tables_of_a_document() {
@@ -140,5 +199,23 @@ mod tests {
         assert_eq!(markdown(&document), text, "what moves bytes is in one table by either clock");
         document.records.iter_mut().for_each(|record| (record.bytes, record.flops) = (0, 0));
         assert!(markdown(&document).contains("| peer | 400000 [300000, 500000] | -200000 [-250000, -150000] |\n"));
+    }
+    #[test]
+    fn limits_and_choices_have_tables_of_their_own() {
+        let mut document = document();
+        document.records.remove(0);
+        let record = &mut document.records[0];
+        record.flops = 50_000_000_000;
+        record.limit = vec!["oxtile".into(), "wire".into()];
+        record.chosen = Some("peer".into());
+        record.sides.push(SideRecord { milliseconds: vec![1.5, 3.0, 4.5], flops: Some(0), ..SideRecord::new("wire") });
+        let text = markdown(&document);
+        assert!(text.contains("| amax | shape | peer, chosen | 400.0 [300.0, 500.0] | 125 | 75.0 % | 2.000 [2.000, 2.000] |\n"), "{text}");
+        assert!(text.contains("| amax | shape | wire | 300.0 [225.0, 375.0] | - | 100.0 % | 1.500 [1.500, 1.500] |\n"), "{text}");
+        document.records[0].limit.clear();
+        let text = markdown(&document);
+        let row = "| amax | shape | peer | oxtile 200.0, peer 400.0, wire 300.0 | oxtile 2.000, wire 1.333 | 2.000 |\n";
+        assert!(text.contains(row) && !text.contains("of the limit"), "{text}");
+        assert!(text.contains("The chosen one takes at most 2.000 of oxtile, 1.333 of wire, 2.000 of the fastest.\n"), "{text}");
     }
 }

@@ -48,6 +48,12 @@ pub struct Record {
     pub launches: u64,
     /// The record whose rate is the ceiling, by [`Record::name`].
     pub ceiling: Option<String>,
+    /// Labels of sides, of which the slowest is a limit of the others: what these are made of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limit: Vec<String>,
+    /// The label of the side that a model takes for the fastest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
     /// What was compared; the first is ours.
     pub sides: Vec<SideRecord>,
     /// The sides in the order they ran in, a list a round.
@@ -75,7 +81,8 @@ pub struct SideRecord {
     pub milliseconds: Vec<f64>,
     /// Whether a peer's outputs are the kernel's, byte for byte.
     pub check: Option<Check>,
-    /// Floating-point operations of one of its launches, if their number differs from the record's: it is then compared by rates.
+    /// Floating-point operations of one of its launches, if their number differs from the record's: it is then compared by rates, or by times if there
+    /// are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flops: Option<u64>,
 }
@@ -126,9 +133,31 @@ impl Record {
     }
 
     /// The time of a side over ours, round by round; for a side with other work, the time that it would take for ours at its rate.
+    /// A side without floating-point operations, such as a copy, is compared by its time.
     pub fn ratio(&self, side: usize) -> Option<Quartiles> {
-        let work = if self.flops > 0 { self.flops as f64 / self.flops_of(side) as f64 } else { 1.0 };
+        let work = if self.flops > 0 && self.flops_of(side) > 0 { self.flops as f64 / self.flops_of(side) as f64 } else { 1.0 };
         self.pairs(side, |other, ours| work * other / ours)
+    }
+
+    /// The share of the limit that a side reaches, of median times: the slowest of the sides that are the limit, over the side.
+    pub fn of_limit(&self, side: usize) -> Option<f64> {
+        let median = |side| self.seconds(side).map(|time| time.median);
+        let limits = (0..self.sides.len()).filter(|of| self.limit.contains(&self.sides[*of].label)).filter_map(median);
+        Some(limits.max_by(f64::total_cmp)? / median(side)?)
+    }
+
+    /// The time of the side that a model chose over another side's, round by round.
+    pub fn chosen_over(&self, other: usize) -> Option<Quartiles> {
+        let chosen = self.sides.iter().find(|side| Some(&side.label) == self.chosen.as_ref())?;
+        let other = self.sides.get(other)?;
+        Quartiles::of(chosen.milliseconds.iter().zip(&other.milliseconds).map(|(chosen, other)| chosen / other))
+    }
+
+    /// The same over the fastest side, by medians.
+    pub fn chosen_over_fastest(&self) -> Option<f64> {
+        let fastest = (0..self.sides.len()).filter_map(|side| Some((side, self.seconds(side)?.median)));
+        let (fastest, _) = fastest.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        Some(self.chosen_over(fastest)?.median)
     }
 
     fn flops_of(&self, side: usize) -> u64 {
@@ -239,6 +268,8 @@ pub(crate) mod tests {
             flops: 0,
             launches: 10,
             ceiling: ceiling.map(str::to_owned),
+            limit: Vec::new(),
+            chosen: None,
             sides: vec![side("oxtile", times[0]), side("peer", times[1])],
             order: vec![vec![0, 1]; 3],
             missing: Vec::new(),

@@ -273,6 +273,8 @@ fn record(bench: &Bench, replays: usize, others: Vec<SideRecord>, missing: Vec<M
         flops: bench.flops,
         launches: (replays * bench.sets) as u64,
         ceiling: bench.ceiling.clone(),
+        limit: Vec::new(),
+        chosen: None,
         sides: [SideRecord::new("oxtile")].into_iter().chain(others).collect(),
         order: Vec::new(),
         missing,

@@ -92,6 +92,8 @@ pub fn measure(gpu: &Gpu, size: Size, plan: Plan, random: &mut Random) -> Result
         flops: 0,
         launches: count,
         ceiling: None,
+        limit: Vec::new(),
+        chosen: None,
         sides: labels.collect(),
         order: Vec::new(),
         missing: Vec::new(),

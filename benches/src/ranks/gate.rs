@@ -45,6 +45,17 @@ impl Gate {
         state.waiting -= 1;
         bail!("of {} ranks some did not come within {limit:?}: see which of them failed", self.ranks)
     }
+
+    /// Does a rank's part of something, and waits for all ranks to have done theirs, also where it has failed.
+    ///
+    /// # Errors
+    /// Those of the part; as [`pass`](Self::pass).
+    pub fn after<R>(&self, limit: Duration, part: impl FnOnce() -> Result<R>) -> Result<R> {
+        let (result, passed) = (part(), self.pass(limit));
+        let result = result?;
+        passed?;
+        Ok(result)
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use oxtile::symmetric::BackendName;
 use oxtile::{Buffer, Event, Runtime, Stream};
 
 use super::gate::Gate;
+use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::symmetric::Symmetric;
@@ -30,6 +31,7 @@ pub struct Member {
     symmetric: Symmetric,
     messages: Option<Messages>,
     product: Option<Product>,
+    gathered: Option<Gathered>,
 }
 
 /// A product of two matrices.
@@ -57,11 +59,20 @@ impl Member {
             symmetric: Symmetric::new(rank, backend)?,
             messages: None,
             product: None,
+            gathered: None,
             stream,
         })
     }
 
     pub fn round(&mut self, request: Request, gate: &Gate) -> Result<Times> {
+        if let Work::GatheredProduct(by, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            let gathered = match &mut self.gathered {
+                Some(gathered) => gathered,
+                none => none.insert(Gathered::new(rank, &self.runtime, self.symmetric.backend())?),
+            };
+            return gathered.round((by, sizes), request.calls, rank, self.comm.as_ref(), gate);
+        }
         let prepared = self.prepare(request);
         // Kernels that wait for other ranks may delay those ranks' allocations. A rank that fails is not waited for.
         gate.pass(DEADLINE)?;
@@ -154,6 +165,7 @@ impl Member {
                 (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
+            Work::GatheredProduct(..) => bail!("it has rounds of its own"),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What many ranks do together, a GPU a thread: collectives of NCCL, symmetric memory moved by copy engines, and messages by kernels; in turn
-//! with torch.distributed over the same NCCL.
+//! What many ranks do together, a GPU a thread: collectives of NCCL, symmetric memory moved by copy engines, messages by kernels, and products
+//! of gathered operands; in turn with torch.distributed over the same NCCL.
 //!
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
@@ -8,14 +8,20 @@
 //! |---|---|
 //! | `plan` | which comparisons are made |
 //! | `member` | one rank: its buffers, and what it does in a round |
+//! | `products` | which gathered products are compared |
 //! | `symmetric` | a rank's symmetric memory |
+//! | `gathered` | a rank's gathered products |
+//! | `expected` | what these have to be |
 //! | `messages` | a rank's mailboxes: messages by kernels |
 //! | `gate` | a barrier with a time limit |
 
+mod expected;
 mod gate;
+mod gathered;
 mod member;
 mod messages;
 mod plan;
+mod products;
 mod symmetric;
 
 use std::sync::Arc;
@@ -24,10 +30,12 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
 use oxtile::comm::{HostRank, NcclCommunicator};
+use oxtile::overlap::Rates;
 use oxtile::{Device, Runtime};
 use serde::{Deserialize, Serialize};
 
 use self::gate::Gate;
+use self::gathered::{By, Sizes};
 use self::member::Member;
 use self::plan::{Comparison, Side};
 use crate::bench::Size;
@@ -38,10 +46,13 @@ use crate::results::{Document, Missing, Record, SideRecord};
 use crate::run::Options;
 
 /// The families that ranks have.
-pub const NAMES: [&str; 3] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE];
+pub const NAMES: [&str; 5] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES];
+/// How the numbers are made; printed in every results file.
+const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
+operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
+products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes.";
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
-const PEER: &str = "torch.distributed";
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -77,6 +88,8 @@ enum Work {
     GemmWithPushInPlace,
     /// The same while NCCL gathers.
     GemmWithNccl,
+    /// Products of which one operand is gathered.
+    GatheredProduct(By, Sizes),
 }
 
 /// One round of a side.
@@ -120,18 +133,19 @@ pub fn run(
     let versions = peers.as_ref().map(|peers| peers.versions.clone()).map_err(|error| format!("{error:#}"));
     let empty = machine::Readings::new();
     let machine = Machine { device, commit: machine::commit(), peers: versions, before: machine::readings(), after: empty };
-    let method = "calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events";
-    let mut document = Document::new(method.into(), options.seed, machine);
+    let mut document = Document::new(METHOD.into(), options.seed, machine);
     let mut random = Random::new(options.seed);
-    for comparison in plan::comparisons(world, options.size, &options.families) {
+    let rates = Rates { multiprocessors: runtime.device(0)?.limits().multiprocessors, ..Rates::H200 };
+    for comparison in plan::comparisons(world, &rates, options.size, &options.families)? {
         progress(&format!("{} {}", comparison.kernel, comparison.shape));
         let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
-        let records = match compare(&ranks, asked, &comparison, options.rounds, &mut random) {
-            Err(error) if comparison.peer.is_some() && peers.is_ok() => {
-                // It may have been the peer: then ours run alone.
+        let rounds = comparison.rounds.unwrap_or(options.rounds);
+        let records = match compare(&ranks, asked, &comparison, rounds, &mut random) {
+            Err(error) if !comparison.peers.is_empty() && peers.is_ok() => {
+                // It may have been a peer: then ours run alone.
                 let why = format!("a round failed: {error:#}");
                 progress(&why);
-                compare(&ranks, Err(why), &comparison, options.rounds, &mut random)?
+                compare(&ranks, Err(why), &comparison, rounds, &mut random)?
             }
             records => records?,
         };
@@ -150,16 +164,16 @@ fn compare(
     rounds: usize,
     random: &mut Random,
 ) -> Result<Vec<Record>> {
-    let peer = comparison.peer.filter(|_| peers.is_ok());
-    let sides = comparison.sides.len() + usize::from(peer.is_some());
-    let (mut times, mut orders) = (vec![Vec::new(); sides], Vec::new());
+    let mut missing = comparison.missing.clone();
+    let asked: Vec<_> = comparison.peers.iter().filter(|peer| is_there(&mut peers, peer, &mut missing)).collect();
+    let all: Vec<_> = comparison.sides.iter().chain(asked).collect();
+    let (mut times, mut orders) = (vec![Vec::new(); all.len()], Vec::new());
     for round in 0..WARM_UP + rounds {
-        let order = random.order(sides);
+        let order = random.order(all.len());
         for &side in &order {
-            let taken = match (comparison.sides.get(side), peers.as_mut()) {
-                (Some(side), _) => ranks.round(side.request)?,
-                (None, Ok(peers)) => peers.ask::<Times>(&serde_json::to_value(peer)?)?,
-                (None, Err(_)) => continue,
+            let taken = match &mut peers {
+                Ok(peers) if side >= comparison.sides.len() => ask(peers, all[side])?,
+                _ => ranks.round(all[side].request)?,
             };
             if round >= WARM_UP {
                 times[side].push(taken);
@@ -169,9 +183,12 @@ fn compare(
             orders.push(order);
         }
     }
-    let labels = comparison.sides.iter().map(|Side { label, .. }| *label).chain(peer.map(|_| PEER));
-    let labels: Vec<_> = labels.collect();
-    let missing = peers.err().filter(|_| comparison.peer.is_some()).map(|why| Missing { peer: PEER.into(), why });
+    let side = |(side, times): (&&Side, &Vec<Times>), clock: &plan::Taken| SideRecord {
+        milliseconds: times.iter().map(clock.of).collect(),
+        // Beside products, copies alone.
+        flops: (comparison.flops > 0 && side.request.work == Work::Put).then_some(0),
+        ..SideRecord::new(side.label)
+    };
     let record = |clock: &plan::Taken| Record {
         family: comparison.family.into(),
         kernel: format!("{}, {}", comparison.kernel, clock.name),
@@ -179,17 +196,29 @@ fn compare(
         clock: clock.clock,
         bytes: comparison.bytes,
         flops: comparison.flops,
-        launches: comparison.sides[0].request.calls,
+        launches: comparison.calls,
         ceiling: None,
-        sides: labels
-            .iter()
-            .zip(&times)
-            .map(|(label, times)| SideRecord { milliseconds: times.iter().map(clock.of).collect(), ..SideRecord::new(*label) })
-            .collect(),
+        limit: comparison.limit.iter().map(|&label| label.to_owned()).collect(),
+        chosen: comparison.chosen.map(str::to_owned),
+        sides: all.iter().zip(&times).map(|of| side(of, clock)).collect(),
         order: orders.clone(),
-        missing: missing.iter().cloned().collect(),
+        missing: missing.clone(),
     };
     Ok(comparison.taken.iter().map(record).collect())
+}
+
+/// Whether a peer answers. If it does not it is missing, for the reason that it gives.
+fn is_there(peers: &mut Result<&mut Peers, String>, peer: &Side, missing: &mut Vec<Missing>) -> bool {
+    let why = match peers {
+        Ok(peers) => ask(peers, peer).err().map(|error| format!("{error:#}")),
+        Err(why) => Some(why.clone()),
+    };
+    missing.extend(why.clone().map(|why| Missing { peer: peer.label.into(), why }));
+    why.is_none()
+}
+
+fn ask(peers: &mut Peers, peer: &Side) -> Result<Times> {
+    peers.ask(&serde_json::to_value(peer.request)?)
 }
 
 /// The threads of our ranks.

@@ -1,8 +1,12 @@
 //! The comparisons among ranks.
 
+use anyhow::Result;
+use oxtile::overlap::Rates;
+
+use super::products::{self, OVERLAP, SHAPES};
 use super::{Request, Times, Work};
 use crate::bench::Size;
-use crate::results::Clock;
+use crate::results::{Clock, Missing};
 
 /// Collectives of NCCL.
 pub const NCCL: &str = "nccl";
@@ -21,17 +25,49 @@ pub struct Comparison {
     pub flops: u64,
     pub sides: Vec<Side>,
     /// What torch is asked for.
-    pub peer: Option<Request>,
+    pub peers: Vec<Side>,
+    /// Sides that cannot be.
+    pub missing: Vec<Missing>,
+    /// Calls in the time of a round.
+    pub calls: u64,
+    /// Rounds, if not as many as of the others.
+    pub rounds: Option<usize>,
     pub taken: Vec<Taken>,
+    /// The sides of which the slowest is the limit.
+    pub limit: &'static [&'static str],
+    /// The side that a model takes for the fastest.
+    pub chosen: Option<&'static str>,
 }
 
-/// One of ours.
+impl Comparison {
+    /// One without numbers of work, peers and limits.
+    pub fn of(family: &'static str, kernel: &str, shape: String, sides: Vec<Side>, taken: &[Taken]) -> Self {
+        Self {
+            family,
+            kernel: kernel.into(),
+            shape,
+            bytes: 0,
+            flops: 0,
+            calls: sides.first().map_or(0, |side| side.request.calls),
+            sides,
+            peers: Vec::new(),
+            missing: Vec::new(),
+            rounds: None,
+            taken: taken.to_vec(),
+            limit: &[],
+            chosen: None,
+        }
+    }
+}
+
+/// One of ours, or of torch.
 pub struct Side {
     pub label: &'static str,
     pub request: Request,
 }
 
 /// One of the times of a round.
+#[derive(Clone, Copy)]
 pub struct Taken {
     pub name: &'static str,
     pub clock: Clock,
@@ -39,7 +75,7 @@ pub struct Taken {
 }
 
 const WALL: Taken = Taken { name: "wall", clock: Clock::Host, of: |times| times.wall };
-const DEVICE: Taken = Taken { name: "device", clock: Clock::DeviceEvents, of: |times| times.device };
+pub const DEVICE: Taken = Taken { name: "device", clock: Clock::DeviceEvents, of: |times| times.device };
 const HOST: Taken = Taken { name: "host", clock: Clock::Host, of: |times| times.wall };
 
 /// M, N and K of the product that a gather goes on beside.
@@ -57,14 +93,18 @@ const MESSAGES: [u64; 5] = [256, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
 const CHUNKED: u64 = 16 << 20;
 const COPIES: [u64; 5] = [64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
 
-/// The comparisons of the chosen families, or of all families if none is chosen.
-pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Comparison> {
+/// What torch's collectives are called.
+const TORCH: &str = "torch.distributed";
+
+/// The comparisons of the chosen families; if none is chosen, of all but the grid of products.
+pub fn comparisons(world: u32, rates: &Rates, size: Size, families: &[String]) -> Result<Vec<Comparison>> {
     let is_chosen = |family: &str| families.is_empty() || families.iter().any(|chosen| chosen == family);
     let mut all = Vec::new();
     if size == Size::Smoke {
         all.extend([3 << 10].map(|shard| gather(world, shard, false)));
         all.extend([issue(world, false), round_trip(), copy(Work::Put, 2 << 10, false), copy(Work::Get, 2 << 10, false)]);
-        return all;
+        all.extend(products::tiny(world, rates)?);
+        return Ok(all);
     }
     if is_chosen(SYMMETRIC) {
         all.extend(SHARDS.map(|shard| gather(world, shard, true)));
@@ -79,7 +119,13 @@ pub fn comparisons(world: u32, size: Size, families: &[String]) -> Vec<Compariso
             all.extend(BUFFERS.map(|bytes| collective(work, bytes)));
         }
     }
-    all
+    if is_chosen(OVERLAP) {
+        all.extend(products::main(world, rates)?);
+    }
+    if families.iter().any(|family| family == SHAPES) {
+        all.extend(products::grid(world, rates)?);
+    }
+    Ok(all)
 }
 
 /// The number of calls with which a round takes some milliseconds, whatever the size.
@@ -87,18 +133,14 @@ fn calls(bytes: u64) -> u64 {
     ((4 << 30) / bytes).clamp(4, 200)
 }
 
+fn torch(request: Request) -> Vec<Side> {
+    vec![Side { label: TORCH, request }]
+}
+
 fn collective(work: Work, bytes: u64) -> Comparison {
     let request = Request { work, bytes, calls: calls(bytes) };
-    Comparison {
-        family: NCCL,
-        kernel: format!("{work:?}"),
-        shape: text(bytes),
-        bytes,
-        flops: 0,
-        sides: vec![Side { label: "oxtile", request }],
-        peer: Some(request),
-        taken: vec![WALL, DEVICE],
-    }
+    let sides = vec![Side { label: "oxtile", request }];
+    Comparison { bytes, peers: torch(request), ..Comparison::of(NCCL, &format!("{work:?}"), text(bytes), sides, &[WALL, DEVICE]) }
 }
 
 /// The rate of `bytes` is that of the bus: the bytes from other ranks, over the time.
@@ -110,19 +152,13 @@ fn gather(world: u32, shard: u64, has_nccl: bool) -> Comparison {
     if shard >= CHUNKED || !has_nccl {
         sides.extend([side("push in 4 chunks", Work::Push(1)), side("pull in 4 chunks", Work::Pull(1))]);
     }
+    let mut peers = Vec::new();
     if has_nccl {
         sides.push(side("NCCL through Oxtile", Work::AllGather));
+        peers = torch(request(Work::AllGather));
     }
-    Comparison {
-        family: SYMMETRIC,
-        kernel: "all-gather".into(),
-        shape: format!("{} a rank", text(shard)),
-        bytes: whole - shard,
-        flops: 0,
-        sides,
-        peer: has_nccl.then(|| request(Work::AllGather)),
-        taken: vec![DEVICE, WALL],
-    }
+    let shape = format!("{} a rank", text(shard));
+    Comparison { bytes: whole - shard, peers, ..Comparison::of(SYMMETRIC, "all-gather", shape, sides, &[DEVICE, WALL]) }
 }
 
 /// The rate of `bytes` is that of the bus, as with [`gather`].
@@ -130,84 +166,47 @@ fn message(world: u32, shard: u64) -> Comparison {
     let whole = shard * u64::from(world);
     let request = |work| Request { work, bytes: whole, calls: calls(whole) };
     let side = |label, work| Side { label, request: request(work) };
-    Comparison {
-        family: EXCHANGE,
-        kernel: "all-gather of messages".into(),
-        shape: format!("{} a rank", text(shard)),
-        bytes: whole - shard,
-        flops: 0,
-        sides: vec![
-            side("8 lanes of 8 KiB", Work::Exchange(1)),
-            side("1 lane of 16 KiB", Work::Exchange(0)),
-            side("NCCL through Oxtile", Work::AllGather),
-        ],
-        peer: Some(request(Work::AllGather)),
-        taken: vec![DEVICE, WALL],
-    }
+    let sides = vec![
+        side("8 lanes of 8 KiB", Work::Exchange(1)),
+        side("1 lane of 16 KiB", Work::Exchange(0)),
+        side("NCCL through Oxtile", Work::AllGather),
+    ];
+    let (shape, peers) = (format!("{} a rank", text(shard)), torch(request(Work::AllGather)));
+    Comparison { bytes: whole - shard, peers, ..Comparison::of(EXCHANGE, "all-gather of messages", shape, sides, &[DEVICE, WALL]) }
 }
 
 /// Few enough calls that no queue of the driver is full.
 fn issue(world: u32, is_full: bool) -> Comparison {
     let shard = if is_full { 64 << 10 } else { 1 << 10 };
-    let side = |label, work| Side { label, request: Request { work, bytes: shard * u64::from(world), calls: 20 } };
-    Comparison {
-        family: SYMMETRIC,
-        kernel: "all-gather, enqueuing".into(),
-        shape: format!("{} a rank", text(shard)),
-        bytes: 0,
-        flops: 0,
-        sides: vec![side("push, unchunked, its release with it", Work::Issue)],
-        peer: None,
-        taken: vec![HOST],
-    }
+    let request = Request { work: Work::Issue, bytes: shard * u64::from(world), calls: 20 };
+    let sides = vec![Side { label: "push, unchunked, its release with it", request }];
+    Comparison::of(SYMMETRIC, "all-gather, enqueuing", format!("{} a rank", text(shard)), sides, &[HOST])
 }
 
 fn round_trip() -> Comparison {
     let side = |label, is_batch| Side { label, request: Request { work: Work::RoundTrip { is_batch }, bytes: 1 << 10, calls: 100 } };
-    Comparison {
-        family: SYMMETRIC,
-        kernel: "signal there and back".into(),
-        shape: "2 ranks".into(),
-        bytes: 0,
-        flops: 0,
-        sides: vec![side("a batch a rank", true), side("two calls a rank", false)],
-        peer: None,
-        taken: vec![DEVICE],
-    }
+    let sides = vec![side("a batch a rank", true), side("two calls a rank", false)];
+    Comparison::of(SYMMETRIC, "signal there and back", "2 ranks".into(), sides, &[DEVICE])
 }
 
 /// To, or from, the next rank, all ranks at once.
 fn copy(work: Work, bytes: u64, has_peer: bool) -> Comparison {
     let request = Request { work, bytes, calls: if has_peer { calls(bytes) } else { 2 } };
-    Comparison {
-        family: SYMMETRIC,
-        kernel: if work == Work::Put { "put" } else { "get" }.into(),
-        shape: text(bytes),
-        bytes,
-        flops: 0,
-        sides: vec![Side { label: "oxtile", request }],
-        peer: has_peer.then_some(request),
-        taken: vec![DEVICE, WALL],
-    }
+    let (kernel, sides) = (if work == Work::Put { "put" } else { "get" }, vec![Side { label: "oxtile", request }]);
+    let peers = if has_peer { torch(request) } else { Vec::new() };
+    Comparison { bytes, peers, ..Comparison::of(SYMMETRIC, kernel, text(bytes), sides, &[DEVICE, WALL]) }
 }
 
 fn product(world: u32) -> Comparison {
     let side = |label, work| Side { label, request: Request { work, bytes: u64::from(world) * (256 << 20), calls: PRODUCTS } };
-    Comparison {
-        family: SYMMETRIC,
-        kernel: "gemm bf16 nt".into(),
-        shape: format!("{PRODUCT}x{PRODUCT}x{PRODUCT}"),
-        bytes: 0,
-        flops: 2 * PRODUCT.pow(3),
-        sides: vec![
-            side("alone", Work::Gemm),
-            side("beside a push all-gather", Work::GemmWithPush),
-            side("beside a push all-gather in place", Work::GemmWithPushInPlace),
-            side("beside NCCL's all-gather", Work::GemmWithNccl),
-        ],
-        peer: None,
-        taken: vec![DEVICE],
-    }
+    let sides = vec![
+        side("alone", Work::Gemm),
+        side("beside a push all-gather", Work::GemmWithPush),
+        side("beside a push all-gather in place", Work::GemmWithPushInPlace),
+        side("beside NCCL's all-gather", Work::GemmWithNccl),
+    ];
+    let shape = format!("{PRODUCT}x{PRODUCT}x{PRODUCT}");
+    Comparison { flops: 2 * PRODUCT.pow(3), ..Comparison::of(SYMMETRIC, "gemm bf16 nt", shape, sides, &[DEVICE]) }
 }
 
 /// `256 B`, `64 KiB`, `16 MiB`.

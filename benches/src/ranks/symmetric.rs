@@ -49,6 +49,10 @@ impl Symmetric {
         &self.rank
     }
 
+    pub fn backend(&self) -> BackendName {
+        self.backend
+    }
+
     pub fn world(&self) -> WorldSize {
         self.rank.world()
     }

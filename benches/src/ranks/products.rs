@@ -1,0 +1,99 @@
+//! Which gathered products are compared: AG-GEMM beside its parts, NCCL and torch, and a grid of its methods.
+
+use anyhow::{Context, Result};
+use oxtile::comm::WorldSize;
+use oxtile::num::bf16;
+use oxtile::overlap::{Method, OverlapChoice, Rates};
+
+use super::gathered::{By, Sizes, config};
+use super::plan::{Comparison, DEVICE, Side};
+use super::{Request, Work};
+use crate::results::Missing;
+
+/// Gathered products beside what they are made of, and beside peers.
+pub const OVERLAP: &str = "overlap";
+/// The methods of many gathered products.
+pub const SHAPES: &str = "overlap_shapes";
+
+/// Rows of the grid.
+const ROWS: [u64; 15] = [16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64];
+/// N and K of the grid: query, key and value, and gate and up projections, of Llama 70B and of Llama 8B
+/// (<https://huggingface.co/meta-llama/Llama-3.1-70B/blob/main/config.json>, and of 8B).
+const PROJECTIONS: [[u64; 2]; 4] = [[57344, 8192], [10240, 8192], [28672, 4096], [6144, 4096]];
+
+/// About the microseconds of a round's calls.
+const ROUND: f64 = 10_000.0;
+const GRID_ROUND: f64 = 5_000.0;
+/// Rounds of a shape of the grid, so that all of them take less than a minute.
+const GRID_ROUNDS: usize = 5;
+
+const METHODS: [(&str, Method, By); 3] =
+    [("fused", Method::Fused, By::Fused), ("chunked", Method::Chunked, By::Chunked), ("sequential", Method::Sequential, By::Sequential)];
+const PRODUCT: &str = "product alone";
+const WIRE: &str = "wire alone";
+
+/// Where the product takes longer, where the wire does too, and a smaller one.
+pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
+    let shapes = [[8192, 8192, 8192], [16384, 1024 * u64::from(world), 8192], [4096, 4096, 8192]];
+    let compare = |sizes| {
+        let mut of = whole(world, rates, sizes, ROUND)?;
+        of.sides.push(side("NCCL, then product", By::NcclThenProduct, sizes, of.calls));
+        Ok(of)
+    };
+    shapes.into_iter().map(compare).collect()
+}
+
+/// What virtual GPUs do of [`main`] and of [`grid`].
+pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
+    let count = u64::from(world);
+    let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
+    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, one])
+}
+
+/// The methods, what they are made of, and torch's.
+fn whole(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+    let mut of = methods(OVERLAP, world, rates, sizes, round)?;
+    // The puts of a call, one after another to one peer.
+    let peers = u64::from(world - 1);
+    let puts = Request { work: Work::Put, bytes: of.bytes / peers, calls: of.calls * peers };
+    of.sides.extend([side(PRODUCT, By::ProductAlone, sizes, of.calls), Side { label: WIRE, request: puts }]);
+    of.limit = &[PRODUCT, WIRE];
+    of.peers =
+        [("torch fused", By::TorchFused), ("torch unfused", By::TorchUnfused)].map(|(label, by)| side(label, by, sizes, of.calls)).into();
+    Ok(of)
+}
+
+/// The methods alone, at shapes of models.
+pub fn grid(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
+    let shapes = PROJECTIONS.into_iter().flat_map(|[n, k]| ROWS.map(|m| [m, n, k]));
+    let compare = |sizes| Ok(Comparison { rounds: Some(GRID_ROUNDS), ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
+    shapes.map(compare).collect()
+}
+
+/// The methods that can be taken, and the one that the model takes.
+fn methods(family: &'static str, world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+    let ranks = WorldSize::new(world).context("there are ranks")?;
+    let choose = |method| -> oxtile::Result<OverlapChoice> { config(sizes, method).choose::<bf16, bf16>(ranks, rates) };
+    let choice = choose(None)?;
+    let predicted = choice.predicted.map_or(round, |predicted| predicted.sequential);
+    let calls = ((round / predicted).ceil() as u64).clamp(3, 200);
+    let (mut sides, mut missing) = (Vec::new(), Vec::new());
+    for (label, method, by) in METHODS {
+        match choose(Some(method)) {
+            Ok(_) => sides.push(side(label, by, sizes, calls)),
+            Err(error) => missing.push(Missing { peer: label.into(), why: error.to_string() }),
+        }
+    }
+    let ([m, n, k], chosen) = (sizes, METHODS.into_iter().find(|(_, method, _)| *method == choice.method));
+    Ok(Comparison {
+        bytes: m * k * 2 / u64::from(world) * u64::from(world - 1),
+        flops: 2 * m * n * k / u64::from(world),
+        missing,
+        chosen: chosen.map(|(label, ..)| label),
+        ..Comparison::of(family, "ag-gemm bf16 nt", format!("{m}x{n}x{k}, {world} ranks"), sides, &[DEVICE])
+    })
+}
+
+fn side(label: &'static str, by: By, sizes: Sizes, calls: u64) -> Side {
+    Side { label, request: Request { work: Work::GatheredProduct(by, sizes), bytes: 0, calls } }
+}
