@@ -219,7 +219,7 @@ impl AllGatherConfig {
         let mut there = vec![vec![0.0; schedule.cut.slabs() as usize]; schedule.members as usize];
         let mut now = 0.0;
         match PutOrder::of(bytes as u64) {
-            PutOrder::ByPeer => {
+            PutOrder::ByPeer | PutOrder::InStep => {
                 for position in 1..schedule.members {
                     let pieces = schedule.pieces(position);
                     for piece in 0..pieces {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
-use super::config::Method;
 use super::gathered::{AllGatherGemm, Product};
 use super::memory::{Inner, PLACES};
 use super::schedule::Schedule;
@@ -130,7 +129,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         match &mut self.products[place] {
             Product::Fused(product) => product(compute, inner.ready.waits(compute, &flags)?)?,
             Product::Sequential(product) => {
-                take_back(inner, compute, &flags)?;
+                wait_for(inner, compute, &flags)?;
                 product.run(compute)?;
             }
             Product::Chunked(products) => {
@@ -139,14 +138,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
                 for source in self.of.schedule.sources(me) {
                     let of_source = inner.world_rank(source);
                     let flags: Vec<_> = flags.iter().copied().filter(|(_, from)| *from == of_source).collect();
-                    take_back(inner, compute, &flags)?;
+                    wait_for(inner, compute, &flags)?;
                     products[source as usize].run(compute)?;
                 }
             }
         }
-        self.of.release(compute, &mut places[place], place, &flags)?;
-        // The shard may be written again, and a capture ends on one stream.
-        compute.wait(&inner.out.mark()?)
+        // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
+        compute.wait(&inner.out.mark()?)?;
+        self.of.release(compute, &mut places[place], place, &flags)
     }
 }
 
@@ -155,10 +154,10 @@ fn place_of(turn: u64) -> usize {
     (turn % PLACES as u64) as usize
 }
 
-/// Later work waits for the flags, which are reset.
-fn take_back(inner: &Inner, stream: &Stream, flags: &[(u32, Rank)]) -> Result<()> {
+/// Later work waits for the flags.
+fn wait_for(inner: &Inner, stream: &Stream, flags: &[(u32, Rank)]) -> Result<()> {
     let batch = inner.arena.batch(stream);
-    flags.iter().try_fold(batch, |batch, (flag, from)| batch.take_back(&inner.ready, *flag, *from))?.enqueue()
+    flags.iter().try_fold(batch, |batch, (flag, from)| batch.wait_flag(&inner.ready, *flag, *from))?.enqueue()
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
@@ -175,8 +174,11 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let set = |batch: Batch<'b>, to, piece| batch.set(&inner.ready, Inner::ready_flag(place, piece), to);
         let mut batch = inner.arena.batch(&inner.out);
         match self.choice().order {
-            PutOrder::ByPeer => {
-                for (position, to) in targets {
+            PutOrder::ByPeer | PutOrder::InStep => {
+                for (at, (position, to)) in targets.into_iter().enumerate() {
+                    if at > 0 && self.choice().order == PutOrder::InStep {
+                        batch = self.in_step(batch, place, position - 1)?;
+                    }
                     batch = free(batch, to)?;
                     for piece in 0..schedule.pieces(position) {
                         batch = set(put(batch, (position, to), piece)?, to, piece)?;
@@ -195,6 +197,18 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         batch.enqueue()
     }
 
+    /// The chunks of the member that has put to this one at this step are here: both then go on to the next.
+    fn in_step<'b>(&'b self, batch: Batch<'b>, place: usize, position: u32) -> Result<Batch<'b>> {
+        let (inner, schedule) = (&self.memory.0, &self.schedule);
+        let me = inner.member.rank().index();
+        let source = schedule.sources(me).find(|source| schedule.position(me, *source) == position);
+        let last = Inner::ready_flag(place, schedule.pieces(position) - 1);
+        match source {
+            Some(source) => batch.wait_flag(&inner.ready, last, inner.world_rank(source)),
+            None => Ok(batch),
+        }
+    }
+
     /// The flags of the others' chunks, in the order in which they arrive.
     fn awaited(&self, place: usize) -> Vec<(u32, Rank)> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
@@ -211,10 +225,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
         others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
-        let mut batch = inner.arena.batch(compute);
-        if self.choice().method == Method::Fused {
-            batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
-        }
+        let batch = inner.arena.batch(compute);
+        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
         let sources = schedule.sources(me).map(|source| inner.world_rank(source));
         sources.fold(Ok(batch), |batch: Result<Batch<'_>>, source| batch?.set(&inner.free, place as u32, source))?.enqueue()
     }

@@ -40,6 +40,9 @@ pub struct ArenaOptions {
     pub share_devices: bool,
     /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
     pub deadline: Duration,
+    /// How long the ranks may take to come together: to open their arenas, and to take what a peer uses first. `None` takes the deadline. Processes that start, and
+    /// drivers that allocate, can take seconds, where an answer to work under way takes none.
+    pub rendezvous: Option<Duration>,
     /// Whether gathers are compared between the ranks, in kind, size of elements, members and, of pushes, chunks: those that differ are [`Error::Mismatch`] where a ticket is
     /// waited for. It costs a note when a gather is made, for which no rank waits; in debug builds unless told otherwise.
     pub compare_calls: bool,
@@ -48,7 +51,15 @@ pub struct ArenaOptions {
 impl Default for ArenaOptions {
     fn default() -> Self {
         let (backend, deadline) = (BackendName::Emulated, Duration::from_secs(30));
-        Self { backend, bytes: 1 << 20, channels: 16, share_devices: false, deadline, compare_calls: cfg!(debug_assertions) }
+        let compare_calls = cfg!(debug_assertions);
+        Self { backend, bytes: 1 << 20, channels: 16, share_devices: false, deadline, rendezvous: None, compare_calls }
+    }
+}
+
+impl ArenaOptions {
+    /// How long the ranks may take to come together.
+    fn rendezvous(&self) -> Duration {
+        self.rendezvous.unwrap_or(self.deadline)
     }
 }
 
@@ -121,9 +132,9 @@ impl Arena {
         let (rank, world) = (meeting.rank(), meeting.world());
         let layout = Layout::new(world, options.channels, options.bytes)?;
         if backend.is_collective() {
-            compare_options(&meeting, options.deadline)?;
+            compare_options(&meeting, options.rendezvous())?;
         }
-        let ArenaOptions { share_devices, deadline, .. } = options;
+        let (share_devices, deadline) = (options.share_devices, options.rendezvous());
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // The words of signals are zero, and the host has seen that: a rank that is told of the arena finds them zero.
         let base = backend.open(&control, &meeting, memory)?;
@@ -349,15 +360,15 @@ impl Inner {
     /// Compares all ranks' options, then learns where all ranks' memory lies.
     fn meet(&self) -> Result<Vec<u64>> {
         if !self.backend.is_collective() {
-            compare_options(&self.meeting, self.options.deadline)?;
+            compare_options(&self.meeting, self.options.rendezvous())?;
         }
-        self.backend.peers(&self.meeting, self.options.deadline)
+        self.backend.peers(&self.meeting, self.options.rendezvous())
     }
 
     /// Waits until all ranks have come to a point of this name, where all have taken the same as their `number`th thing.
     pub fn meet_with(&self, name: &str, number: usize, taken: &str) -> Result<()> {
         self.meeting.publish(name, taken.as_bytes().to_vec())?;
-        let all = self.meeting.gather(name, self.options.deadline)?;
+        let all = self.meeting.gather(name, self.options.rendezvous())?;
         let differs = self.world.ranks().zip(all).find(|(_, other)| other != taken.as_bytes());
         let error = |(other, expected): (Rank, Vec<u8>)| {
             let expected = String::from_utf8_lossy(&expected).into_owned();
@@ -380,7 +391,7 @@ impl Inner {
         if self.layout.is_checked(other, number) {
             return Ok(());
         }
-        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.deadline)?;
+        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.rendezvous())?;
         self.layout.compare(self.rank, other, number, &theirs)
     }
 

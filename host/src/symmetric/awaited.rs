@@ -20,6 +20,8 @@ pub(super) struct Missing {
     pub ranks: Vec<Rank>,
     /// Whether some of them may not be missing.
     pub is_guess: bool,
+    /// Whether flags alone name them: the verdict of a kernel that waits for one knows better.
+    pub are_flags: bool,
     /// The word of a flag of the only one.
     pub flag: Option<u64>,
 }
@@ -61,6 +63,6 @@ impl Awaited {
             }
         }
         let is_guess = are_flags && late.len() > 1;
-        Ok(Missing { ranks: late.into_iter().collect(), is_guess, flag: flag.filter(|_| !is_guess) })
+        Ok(Missing { ranks: late.into_iter().collect(), is_guess, are_flags, flag: flag.filter(|_| !is_guess) })
     }
 }

@@ -93,6 +93,17 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
+    /// Later work of the stream waits until `from` has set its flag `flag` here, which stays set: [clear](Self::clear) it after the last that waits for it.
+    ///
+    /// # Errors
+    /// As [`Flags::set`].
+    #[track_caller]
+    pub fn wait_flag(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
+        let (wait, expected) = self.arena.0.wait(flags.channel(flag)?, from, SET, Location::caller())?;
+        self.operations.push(Operation::Word(wait, Some(Expected { epoch: None, ..expected })));
+        Ok(self)
+    }
+
     /// As [`Flags::clear`].
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::runtime::{Error, POISON, Result, Stream};
 
 /// Never pinned: a rank that ended the arena pins nothing any more.
 const NOTICE: &str = "notice";
-/// How long after poison the reason of the rank that wrote it is waited for.
+/// How long after poison the reason of the rank that wrote it is waited for, and after a deadline a kernel's verdict.
 const PATIENCE: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(1);
 
@@ -159,7 +159,17 @@ impl Inner {
         }
         let word = LINE * (verdict & !HOLD);
         let ranks = self.layout.writer(word).map(|(_, from)| from).into_iter().collect();
-        Err(self.late(operation, self.next_ticket(), Missing { ranks, is_guess: false, flag: Some(word) })?)
+        Err(self.late(operation, self.next_ticket(), Missing { ranks, is_guess: false, are_flags: true, flag: Some(word) })?)
+    }
+
+    /// What ends the arena where a wait has lasted so long, the deadline or more. Where flags alone could name a rank, the verdict of a kernel is waited for a little
+    /// longer: a flag is 0 after it was reset too.
+    pub fn overdue(&self, waited: Duration, operation: &'static str) -> Result<Option<Missing>> {
+        self.check_verdict(operation)?;
+        let (missing, deadline) = (self.missing()?, self.options.deadline);
+        let may_be_polled = missing.are_flags && !missing.ranks.is_empty() && !lock(&self.flags).is_empty();
+        let has_time = may_be_polled && waited < deadline + PATIENCE.min(deadline);
+        Ok(Some(missing).filter(|_| !has_time))
     }
 
     /// Remembers the name of flags.

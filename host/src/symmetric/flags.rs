@@ -27,7 +27,7 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// [`Handover`](super::Handover), so the same calls serve eager work and graphs, and the first call may be captured. Before the first round the consumer
 /// [opens](Self::open) the place, outside of a graph. Several of these are one call of the driver in a [`Batch`](super::Batch).
 ///
-/// A kernel's wait lasts for the arena's deadline at most. The kernel then goes on without waiting, and ends; the next [`Ticket`](super::Ticket), or
+/// A kernel's wait lasts for seven eighths of the arena's deadline at most, so that it ends before the host's. The kernel then goes on without waiting, and ends; the next [`Ticket`](super::Ticket), or
 /// [`Arena::check`], returns [`SymmetricError::Deadline`](super::SymmetricError::Deadline) with the rank, and the flag by the name that was given here.
 pub struct Flags {
     arena: Arena,
@@ -126,7 +126,8 @@ impl Flags {
         inner.check()?;
         inner.use_on(stream)?;
         words.into_iter().for_each(|(word, from)| inner.await_on(stream, Expected { word, from, epoch: None }));
-        let (first, patience) = (self.line(Rank::ZERO), inner.options.deadline.as_nanos().min(1 << 62) as u64);
+        // Less than the host's: then its error has the kernel's verdict.
+        let (first, patience) = (self.line(Rank::ZERO), (inner.options.deadline / 8 * 7).as_nanos().min(1 << 62) as u64);
         // SAFETY: all words of signals are written and waited for as signals alone, by streams and by kernels that have them as flags.
         let lines = unsafe { DeviceFlags::new(self.lines.view()) };
         Ok(WaitsArgument { lines, first, patience })

@@ -86,8 +86,9 @@ impl<R> Ticket<R> {
             }
             if start.elapsed() >= arena.options.deadline {
                 arena.compare_declared()?;
-                arena.check_verdict(self.what)?;
-                return Err(arena.late(self.what, self.sequence, arena.missing()?)?);
+                if let Some(missing) = arena.overdue(start.elapsed(), self.what)? {
+                    return Err(arena.late(self.what, self.sequence, missing)?);
+                }
             }
             arena.check_notice()?;
             std::thread::yield_now();

@@ -10,6 +10,9 @@ use crate::rank::SymmetricError;
 use crate::runtime::watch::Watch;
 use crate::runtime::{Error, Result};
 
+/// What a host does that an arena watches.
+const WAIT: &str = "a host's wait for a stream";
+
 /// What the streams of an arena hold of it. It does not keep the arena alive.
 #[derive(Default)]
 pub(super) struct Watcher {
@@ -74,15 +77,14 @@ impl Inner {
         self.check_notice()?;
         self.check_ranks()?;
         self.compare_declared()?;
+        self.check_verdict(WAIT)?;
         if waited < self.options.deadline {
             return Ok(());
         }
-        self.check_verdict("a host's wait for a stream")?;
-        let missing = self.missing()?;
-        if missing.ranks.is_empty() {
-            return Ok(());
+        match self.overdue(waited, WAIT)?.filter(|missing| !missing.ranks.is_empty()) {
+            Some(missing) => Err(self.late(WAIT, self.next_ticket(), missing)?),
+            None => Ok(()),
         }
-        Err(self.late("a host's wait for a stream", self.next_ticket(), missing)?)
     }
 
     /// Ends the arena, since a wait has lasted for the deadline.
@@ -95,13 +97,42 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::Location;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
+    use oxtile_tile::arrivals::HOLD;
+
+    use super::super::layout::LINE;
     use super::*;
     use crate::Runtime;
     use crate::comm::{EmulatedCommunicator, WorldSize};
     use crate::symmetric::{Arena, ArenaOptions};
+
+    /// Of two flags that are 0 the host cannot know which is missing: it waits for the kernel's verdict, and guesses only when that does not come either.
+    #[test]
+    fn a_verdict_is_waited_for_before_a_flag_is_guessed() {
+        let rank = EmulatedCommunicator::world_of(&Runtime::emulated(1).unwrap(), WorldSize::ONE).unwrap().remove(0);
+        let deadline = Duration::from_secs(2);
+        for comes in [true, false] {
+            let arena = Arena::open(&rank, ArenaOptions { deadline, ..ArenaOptions::default() }).unwrap();
+            let (flags, stream, inner) = (arena.flags("test sum", 2).unwrap(), rank.device().stream().unwrap(), &arena.0);
+            assert_eq!(flags.waits(&stream, &[(0, arena.rank()), (1, arena.rank())]).unwrap().patience, 1_750_000_000);
+            let look = |waited: Duration| inner.watcher.look(waited);
+            look(deadline + Duration::from_millis(499)).unwrap();
+            if comes {
+                let word = inner.word_of(flags.channel(1).unwrap(), arena.rank()).unwrap();
+                let (backend, id) = (&inner.control.0.runtime.backend, inner.control.0.id);
+                backend.write_value(id, inner.base + inner.layout.verdict(), HOLD | (word / LINE), Location::caller()).unwrap();
+                inner.control.synchronize().unwrap();
+            }
+            let waited = if comes { Duration::ZERO } else { deadline + Duration::from_millis(500) };
+            let Err(Error::Symmetric(SymmetricError::Deadline { flag: Some(found), .. })) = look(waited) else {
+                panic!("no flag is named")
+            };
+            assert_eq!(found.flag, u32::from(comes));
+        }
+    }
 
     /// A thread that looks while an arena is closed does not keep it open, and does not see freed memory.
     #[test]

@@ -26,7 +26,10 @@ impl Arenas {
     }
 
     pub fn with(size: u32, seed: u64, options: ArenaOptions) -> Self {
-        let world = World::new(size, seed);
+        Self::over(World::new(size, seed), options)
+    }
+
+    pub fn over(world: World, options: ArenaOptions) -> Self {
         let arenas = world.ranks.iter().map(|rank| Arena::open(rank, options.clone()).unwrap()).collect();
         Self { world, arenas }
     }

@@ -31,7 +31,7 @@ fn sides(all: &Arenas, team: &Team, chunks: u64) -> Result<Vec<(usize, Side)>> {
         let stream = || all.world.ranks[i].device().stream();
         let (memory, out, arrivals, compute, side) = (memories[i].take().unwrap(), stream()?, stream()?, all.stream(i).clone(), stream()?);
         // Members may differ in it.
-        let order = if (i as u64 + chunks).is_multiple_of(2) { PutOrder::ByPeer } else { PutOrder::ByChunk };
+        let order = [PutOrder::ByPeer, PutOrder::ByChunk, PutOrder::InStep][(i + chunks as usize) % 3];
         let gather = PushGather::new(&all.arenas[i], &member, memory, [&out, &arrivals], chunks)?.in_order(order);
         Ok((i, Side { gather, arrivals, compute, side }))
     };

@@ -9,7 +9,7 @@
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap` | products whose operand is gathered meanwhile |
-//! | `failures`, `threads`, `waits`, `late_flags` | failures of a host, a thread, waits without an arena, and flags that do not come |
+//! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
 //! | `support` | what the tests share |
 
@@ -17,6 +17,7 @@ mod arenas;
 mod batch;
 mod collectives;
 mod contiguous;
+mod deadlocks;
 mod declared;
 mod exchange;
 mod failures;

@@ -21,7 +21,12 @@ pub struct World {
 
 impl World {
     pub fn new(size: u32, seed: u64) -> Self {
-        let options = EmulatedOptions { devices: size, mode: Mode::Check, seed: Some(seed), ..EmulatedOptions::default() };
+        Self::with(EmulatedOptions { devices: size, mode: Mode::Check, seed: Some(seed), ..EmulatedOptions::default() })
+    }
+
+    /// A rank a device.
+    pub fn with(options: EmulatedOptions) -> Self {
+        let size = options.devices;
         let runtime = Runtime::emulated_with(options).unwrap();
         let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(size).unwrap()).unwrap();
         let streams = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();

@@ -162,6 +162,28 @@ fn a_rank_that_does_not_come_is_named_within_the_deadline() {
     assert_eq!(ranks, &[world.rank(0), world.rank(2)]);
 }
 
+/// The deadline is that of work under way: ranks that start later than that come together all the same.
+#[test]
+fn a_rank_that_starts_late_is_waited_for_in_the_rendezvous() {
+    let world = World::new(2, 0);
+    let patient = ArenaOptions { deadline: Duration::from_millis(50), rendezvous: Some(Duration::from_secs(30)), ..options() };
+    let open = |rank: usize, options: &ArenaOptions| {
+        let arena = Arena::open(&world.ranks[rank], options.clone())?;
+        let buffer = arena.buffer::<u32>(1)?;
+        buffer.peer(world.rank(0)).and(buffer.peer(world.rank(1))).map(drop)?;
+        Ok::<_, oxtile::Error>(arena) // The other may still read its notes.
+    };
+    for (options, comes) in [(patient.clone(), true), (ArenaOptions { rendezvous: None, ..patient }, false)] {
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| open(0, &options));
+            std::thread::sleep(Duration::from_millis(200));
+            let second = open(1, &options);
+            let first = first.join().expect("no panic");
+            assert!(first.is_ok() == comes && (second.is_ok() || !comes), "{first:?}, {second:?}");
+        });
+    }
+}
+
 #[test]
 fn a_signal_that_does_not_come_ends_the_arena_for_all_and_a_new_one_can_be_opened() {
     for seed in 0..16 {

@@ -1,8 +1,11 @@
 //! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, between the handovers of
 //! another, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
 //!
-//! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it.
+//! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it. Memory is
+//! physical until the last process that has it mapped unmaps it or ends: while a stopped rank is there, it keeps what the others have given back. So they
+//! measure twice, before and after the test has ended it.
 
+use std::fmt;
 use std::net::TcpListener;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +19,7 @@ use oxtile::symmetric::{Arena, ArenaOptions, Epoch, Handover};
 use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 
 use crate::faults::strike;
-use crate::gpu::{QUEUES, device, options, program, run};
+use crate::gpu::{QUEUES, device, meet, options, program, run};
 use crate::watch::{doing, settle};
 use crate::{gpus, ranks};
 
@@ -27,6 +30,10 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// 64 MiB, which take a link a fifth of a millisecond.
 const WORDS: u64 = 16 << 20;
 const COPIES: u32 = 64;
+/// In which the test ends the rank that died or stopped, once all survivors have measured.
+const ENDING: Duration = Duration::from_secs(9);
+/// Of a rank's arena, rounded up as the driver does.
+const ARENA: usize = (4 * WORDS as usize) + (2 << 20);
 /// What the driver may take or give meanwhile.
 const SLACK: usize = 32 << 20;
 const NOTHING: &str = "nothing leaked";
@@ -59,16 +66,20 @@ fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed
         ranks::start(WORLD, &format!("deaths:{phase}:{kind}:{victim}"), &[QUEUES, (SECOND_PORT, &second)]).into_iter().map(Some).collect();
     let mut wrong = Vec::new();
     for rank in (0..WORLD).filter(|rank| *rank != victim) {
+        let held = ranks::line(children[rank as usize].as_mut().expect("not ended yet"));
+        println!("{kind} of rank {victim}, {phase}: before it is ended, rank {rank} finds {held}");
+    }
+    if let Some(mut victim) = children[victim as usize].take() {
+        // A stopped one is still there.
+        let _ = victim.kill();
+        let _ = victim.wait();
+    }
+    for rank in (0..WORLD).filter(|rank| *rank != victim) {
         let (code, said) = ranks::end(children[rank as usize].take().expect("not ended yet"), LIMIT);
         let fields: Vec<_> = said.lines().last().unwrap_or_default().split('|').collect();
         if code != Some(3) || fields.len() != 5 || fields[..4] != ["named", "in time", NOTHING, "again"] {
             wrong.push(format!("rank {rank} ended with {code:?} and said {said:?}"));
         }
-    }
-    for mut rest in children.into_iter().flatten() {
-        // A stopped one is still there.
-        let _ = rest.kill();
-        let _ = rest.wait();
     }
     if wrong.is_empty() {
         return Ok(());
@@ -79,8 +90,8 @@ fn death(phase: &str, kind: &str, victim: u32) -> std::result::Result<(), Failed
     Err(wrong.into())
 }
 
-/// One rank. A survivor ends with 3 and says: whether the error names the victim, in time or late, what leaked, whether there is a new world,
-/// and the error.
+/// One rank. A survivor ends with 3 and says: what is held before the victim is ended; then, in a line, whether the error names the victim, in time or late, what
+/// leaked, whether there is a new world, and the error.
 pub fn child(case: &str) -> ExitCode {
     let parts: Vec<_> = case.split(':').collect();
     let [phase, kind, victim] = parts[..] else { panic!("{case}") };
@@ -97,14 +108,19 @@ pub fn child(case: &str) -> ExitCode {
 
 fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> Result<String> {
     let device = device(environment.local_rank)?;
-    let is_alone = std::env::var_os(ALONE).is_some() && Runtime::cuda()?.device_count() >= WORLD;
+    let devices = Runtime::cuda()?.device_count();
+    // Where the victim was on the same device, the memory of its process is no measure.
+    let is_alone = std::env::var_os(ALONE).is_some() && environment.local_rank % devices != victim.index() % devices;
     let rank = HostRank::connect(environment, &device, Duration::from_secs(20))?;
     let (streams, me) = ([device.stream()?, device.stream()?], rank.rank());
     doing(me, "its life without a fault");
     let scale = Scale { options: ArenaOptions { deadline: DEADLINE, ..options() }, words: WORDS, copies: COPIES };
     // What the driver opens, and what its pool keeps, when it is first used is no leak.
     life(&rank, &streams, &scale, phase, &|| ()).map_err(|(error, _)| error)?;
+    // Neither while another is giving back, nor while another takes again.
+    meet(&rank)?;
     let before = Resources::now();
+    meet(&rank)?;
     doing(me, "its life with a fault");
     let strike = || {
         if me == victim {
@@ -114,7 +130,14 @@ fn survive(environment: &Environment, phase: &str, kind: &str, victim: Rank) -> 
     let (error, begin) = life(&rank, &streams, &scale, phase, &strike).expect_err("a rank is gone");
     let took = begin.map_or(Duration::MAX, |begin| begin.elapsed());
     let late = if took <= DEADLINE + Duration::from_secs(1) { "in time".into() } else { format!("{took:?}") };
-    let leaked = Resources::beyond_after_a_while(&before, is_alone);
+    // A stopped rank has mapped the memory of each survivor on this device.
+    let survivors = environment.world.ranks().filter(|rank| *rank != victim && rank.index() % devices == environment.local_rank % devices);
+    let kept = if kind == "stop" { survivors.count() * ARENA } else { 0 };
+    let held = Resources::beyond_after_a_while(&before, is_alone, kept, DEADLINE);
+    println!("{held}");
+    let within = if held.is_nothing(kept) { "" } else { "before it was ended, " };
+    let held = Resources::beyond_after_a_while(&before, is_alone, 0, ENDING);
+    let leaked = if within.is_empty() && held.is_nothing(0) { NOTHING.to_owned() } else { format!("{within}{held} leaked") };
     drop(rank);
     doing(me, "its life in another world");
     let second = Environment {
@@ -237,24 +260,41 @@ impl Resources {
     }
 
     /// What stays. Memory that another survivor, or a process that is just being ended, still has mapped goes when they unmap it.
-    fn beyond_after_a_while(before: &Self, is_alone: bool) -> String {
+    fn beyond_after_a_while(before: &Self, is_alone: bool, kept: usize, limit: Duration) -> Beyond {
         let begin = Instant::now();
         loop {
-            let leaked = Self::now().beyond(before, is_alone);
-            if leaked == NOTHING || begin.elapsed() > DEADLINE {
-                return leaked;
+            let beyond = Self::now().beyond(before, is_alone);
+            if beyond.is_nothing(kept) || begin.elapsed() > limit {
+                return beyond;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// What is there now that was not before. Other users of the device make its memory no measure.
-    fn beyond(&self, before: &Self, is_alone: bool) -> String {
-        let descriptors = self.descriptors.saturating_sub(before.descriptors);
-        let bytes = before.free.saturating_sub(self.free);
-        if descriptors > 0 || (is_alone && bytes > SLACK) {
-            return format!("{descriptors} descriptors and {} MiB leaked", bytes >> 20);
-        }
-        NOTHING.to_owned()
+    fn beyond(&self, before: &Self, is_alone: bool) -> Beyond {
+        let bytes = is_alone.then(|| before.free.saturating_sub(self.free));
+        Beyond { descriptors: self.descriptors.saturating_sub(before.descriptors), bytes }
+    }
+}
+
+/// What a process has more than before.
+struct Beyond {
+    descriptors: usize,
+    /// Of the device, where that is a measure.
+    bytes: Option<usize>,
+}
+
+impl Beyond {
+    /// Whether it is no more than so many bytes that another rank keeps.
+    fn is_nothing(&self, kept: usize) -> bool {
+        self.descriptors == 0 && self.bytes.is_none_or(|bytes| bytes <= kept + SLACK)
+    }
+}
+
+impl fmt::Display for Beyond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.bytes.map_or_else(|| "memory that is not measured".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+        write!(f, "{} descriptors and {memory}", self.descriptors)
     }
 }

@@ -286,14 +286,14 @@ const END: &str = "OXTILE_TEST_END";
 pub fn silence(rank: HostRank) -> Result<()> {
     let me = rank.rank();
     let stream = rank.device().stream()?;
-    // An arena is opened within it too, which takes libraries longer.
+    // A library takes longer to close an arena.
     let deadline = Duration::from_millis(if options().backend == BackendName::Vmm { 500 } else { 5000 });
     let waits = std::env::var(WAITS).map_or(1, |waits| waits.parse().expect("a number"));
     let others = (1..waits).map(|_| rank.device().stream()).collect::<Result<Vec<_>>>()?;
     doing(me, "meeting the other");
     meet(&rank)?;
     doing(me, "opening its arena");
-    let arena = Arena::open(&rank, ArenaOptions { deadline, ..options() })?;
+    let arena = Arena::open(&rank, ArenaOptions { deadline, rendezvous: Some(START), ..options() })?;
     let (buffer, channel) = (arena.buffer::<u32>(4)?, arena.channel()?);
     let other = Rank::new(1 - me.index(), rank.world()).expect("of two");
     buffer.peer(other)?;

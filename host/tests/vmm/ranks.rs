@@ -35,6 +35,16 @@ pub fn start_each(world: u32, what: &str, variables: impl Fn(u32) -> Vec<(&'stat
     (0..world).map(start).collect()
 }
 
+/// The next line that a rank says; empty once it has ended.
+pub fn line(child: &mut Child) -> String {
+    // A byte at a time: what follows is read by `end`.
+    let (out, mut said, mut byte) = (child.stdout.as_mut().expect("piped"), Vec::new(), [0]);
+    while out.read(&mut byte).is_ok_and(|read| read == 1) && byte != *b"\n" {
+        said.extend(byte);
+    }
+    String::from_utf8(said).expect("text")
+}
+
 /// What a rank said and how it ended; it is killed at the limit, which is then said too.
 pub fn end(mut child: Child, limit: Duration) -> (Option<i32>, String) {
     let (start, mut is_killed) = (Instant::now(), false);

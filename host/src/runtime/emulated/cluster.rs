@@ -12,6 +12,7 @@ use super::collective::Part;
 use super::operation::{Launched, Mark, Operation, Use, allocate_host, word};
 use super::options::EmulatedOptions;
 use super::ranges::Place;
+use super::room::share_of;
 use super::schedule::{Graph, Queues};
 use super::scheduler::State;
 use super::script::Script;
@@ -283,7 +284,8 @@ impl Backend for Cluster {
             let (writes, flags, parameter) = (access.writes, access.flags, access.parameter);
             uses.extend(pieces.map(|(address, bytes)| Use { address, bytes, writes, flags, parameter }));
         });
-        self.push(stream, Operation::Launch(Arc::new(Launched { launch: emulated, uses, blocked: Mutex::default() })), Some(launch.caller))
+        let launched = Launched { launch: emulated, uses, share: share_of(info), blocked: Mutex::default() };
+        self.push(stream, Operation::Launch(Arc::new(launched)), Some(launch.caller))
     }
 
     fn begin_capture(&self, origin: StreamId) -> Result<()> {

@@ -7,6 +7,7 @@
 //! | `operation`, `schedule` | what waits in a stream's queue, and the choice of which goes on |
 //! | `scheduler` | the state of a cluster, and how its queues are emptied |
 //! | `underway` | launches that wait for flags, a piece at a time |
+//! | `room` | which work can begin beside what is under way: multiprocessors and hardware queues |
 //! | `wait` | host threads that wait, and so do the cluster's work |
 //! | `collective`, `reduction` | operations of several ranks, and their sums |
 //! | `ranges` | memory of several ranks in one range of addresses |
@@ -32,6 +33,7 @@ mod race;
 mod random;
 mod ranges;
 mod reduction;
+mod room;
 mod sanitizer;
 mod schedule;
 mod scheduler;

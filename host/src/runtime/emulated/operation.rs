@@ -27,12 +27,16 @@ pub(super) struct Entry {
     pub caller: Option<Caller>,
     /// How many operations the cluster had done when it was enqueued.
     pub step: u64,
+    /// How many were enqueued before it.
+    pub number: u64,
 }
 
 /// A launch and the memory that its arguments name.
 pub(super) struct Launched {
     pub launch: Launch,
     pub uses: Vec<Use>,
+    /// The part of a multiprocessor that a block takes.
+    pub share: u64,
     /// What its threads poll, if nothing has answered them: it goes on when a flag was written.
     pub blocked: Mutex<Option<String>>,
 }

@@ -18,8 +18,12 @@ pub struct EmulatedOptions {
     pub seed: Option<u64>,
     /// OS threads that run blocks in [`Mode::Fast`]; 0 takes one a core.
     pub workers: usize,
-    /// Multiprocessors that a device reports; persistent kernels launch about as many blocks.
+    /// Multiprocessors of a device; persistent kernels launch about as many blocks. A launch that waits for flags holds those of its blocks until it ends, and a
+    /// collective that waits for other ranks holds one.
     pub multiprocessors: u32,
+    /// Hardware queues of a device, which its streams share by turns: work in one begins in the order in which it was enqueued, so that a stream that waits delays
+    /// others. `None` gives each stream its own. A GPU has 8, or `CUDA_DEVICE_MAX_CONNECTIONS`.
+    pub hardware_queues: Option<u32>,
     /// Whether uses of memory by streams that nothing orders are errors, [`Error::Race`](crate::Error::Race).
     pub sanitize_streams: bool,
     /// Takes the order from a search of all orders, in place of the seed.
@@ -41,6 +45,7 @@ impl Default for EmulatedOptions {
             seed: None,
             workers: 0,
             multiprocessors: 4,
+            hardware_queues: None,
             sanitize_streams: true,
             exploration: None,
             patience: Duration::from_secs(10),

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use oxtile_emulator::Memory;
-
 use super::operation::{Entry, Mark, Operation};
 use super::random::Random;
 use crate::runtime::error::Result;
@@ -39,10 +37,8 @@ impl Queues {
         self.0.get(&queue).is_none_or(|queue| queue.entries.is_empty())
     }
 
-    /// Takes the next entry of a random queue among those that can go on; delayed ones only if there is no other.
-    pub fn take(&mut self, random: &mut Random, memory: &Memory) -> Option<(u64, Entry)> {
-        let is_ready = |queue: &Queue| queue.entries.front().is_some_and(|entry| entry.operation.is_ready(memory));
-        let mut ready: Vec<u64> = self.0.iter().filter(|(_, queue)| is_ready(queue)).map(|(handle, _)| *handle).collect();
+    /// Takes the next entry of a random queue among those that are `ready`; delayed ones only if there is no other.
+    pub fn take(&mut self, mut ready: Vec<u64>, random: &mut Random) -> Option<(u64, Entry)> {
         let held: Vec<u64> = ready.iter().filter(|handle| self.hold(**handle)).copied().collect();
         if held.len() < ready.len() {
             ready.retain(|handle| !held.contains(handle));
@@ -58,20 +54,16 @@ impl Queues {
         queue.entries.pop_front().map(|entry| (chosen, entry))
     }
 
-    /// Takes the next entry of the queue that `choose` picks, of those that can go on, lowest first.
-    pub fn take_chosen(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Option<u64>) -> Option<(u64, Entry)> {
-        let ready: Vec<u64> = self.heads().filter(|(_, entry)| entry.operation.is_ready(memory)).map(|(handle, _)| handle).collect();
-        let chosen = choose(&ready)?;
+    /// Takes the next entry of the queue that `choose` picks, of those that are `ready`.
+    pub fn take_chosen(&mut self, ready: &[u64], choose: impl FnOnce(&[u64]) -> Option<u64>) -> Option<(u64, Entry)> {
+        let chosen = choose(ready)?;
         self.0.get_mut(&chosen)?.entries.pop_front().map(|entry| (chosen, entry))
     }
 
-    /// Takes what `choose` picks among the visible operations that can go on, by their queues; before that everything else.
-    pub fn take_explored(&mut self, memory: &Memory, choose: impl FnOnce(&[u64]) -> Result<usize>) -> Result<Option<(u64, Entry)>> {
-        let ready = |(handle, entry): (u64, &Entry)| entry.operation.is_ready(memory).then_some((handle, entry.operation.is_visible()));
-        let ready: Vec<_> = self.heads().filter_map(ready).collect();
-        let hidden = ready.iter().find(|(_, visible)| !visible).map(|(handle, _)| *handle);
-        let handles: Vec<_> = ready.iter().map(|(handle, _)| *handle).collect();
-        let chosen = match (hidden, handles.as_slice()) {
+    /// Takes what `choose` picks among the visible operations of the queues that are `ready`; before that everything else.
+    pub fn take_explored(&mut self, ready: &[u64], choose: impl FnOnce(&[u64]) -> Result<usize>) -> Result<Option<(u64, Entry)>> {
+        let is_hidden = |queue: &&u64| self.entries(**queue).next().is_some_and(|entry| !entry.operation.is_visible());
+        let chosen = match (ready.iter().find(is_hidden).copied(), ready) {
             (_, []) => return Ok(None),
             (Some(hidden), _) => hidden,
             (None, [only]) => *only,
@@ -90,6 +82,11 @@ impl Queues {
         let Some(queue) = self.0.get_mut(&handle).filter(|queue| queue.held > 0) else { return false };
         queue.held -= 1;
         true
+    }
+
+    /// What is in a queue, the next one first.
+    pub fn entries(&self, queue: u64) -> impl Iterator<Item = &Entry> {
+        self.0.get(&queue).into_iter().flat_map(|queue| &queue.entries)
     }
 
     /// The next entry of each queue that has one.

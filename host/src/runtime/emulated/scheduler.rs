@@ -34,6 +34,8 @@ pub(super) struct State {
     handle: u64,
     /// Operations done so far.
     pub steps: u64,
+    /// Operations enqueued so far.
+    enqueued: u64,
     pub queues: Queues,
     /// `None` if it is not wanted.
     pub sanitizer: Option<Sanitizer>,
@@ -87,6 +89,7 @@ impl State {
             random: Random::new(seed),
             handle: 0,
             steps: 0,
+            enqueued: 0,
             queues: Queues::default(),
             sanitizer: sanitize.then(|| Sanitizer::new(seed)),
             signals: BTreeMap::new(),
@@ -127,10 +130,15 @@ impl State {
     pub fn push(&mut self, stream: u64, operation: Operation, caller: Option<Caller>) -> Result<()> {
         self.check()?;
         self.waiting.clear();
-        let entry = Entry { operation, host: Arc::clone(&self.host), caller, step: self.steps };
+        let entry = Entry { operation, host: Arc::clone(&self.host), caller, step: self.steps, number: self.next_number() };
         let captured = self.capturing.get(&stream).and_then(|capture| self.captures.get_mut(capture));
         captured.unwrap_or(&mut self.queues).push(stream, entry);
         Ok(())
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.enqueued += 1;
+        self.enqueued - 1
     }
 
     pub fn mark(&self, event: EventId) -> Option<Arc<Mark>> {
@@ -274,16 +282,17 @@ impl State {
     }
 
     fn take(&mut self, memory: &Memory, options: &EmulatedOptions) -> Result<Option<(u64, Entry)>> {
+        let ready = self.ready(memory, options);
         if let Some(script) = self.script.as_mut().filter(|script| script.is_given()) {
-            return Ok(self.queues.take_chosen(memory, |ready| script.choose(ready)));
+            return Ok(self.queues.take_chosen(&ready, |ready| script.choose(ready)));
         }
-        let Some(exploration) = &options.exploration else { return Ok(self.queues.take(&mut self.random, memory)) };
+        let Some(exploration) = &options.exploration else { return Ok(self.queues.take(ready, &mut self.random)) };
         let place = |address: u64| memory.find(address).map(|found| (found.device, found.name, found.offset));
         let mut signals: Vec<_> = self.signals.iter().map(|(address, written)| (place(*address), written)).collect();
         // Addresses differ from run to run.
         signals.sort_by(|a, b| a.0.cmp(&b.0));
         let state = (self.queues.lengths(), signals, &self.clocks, &self.poisoned);
-        self.queues.take_explored(memory, |ready| exploration.choose(ready.len(), state))
+        self.queues.take_explored(&ready, |ready| exploration.choose(ready.len(), state))
     }
 
     fn execute(&mut self, queue: u64, entry: &Entry, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<()> {
@@ -377,26 +386,27 @@ impl State {
         graph.reset();
         let host = Arc::new(clock.clone());
         for branch in graph.branches() {
-            let entry = |operation| Entry { operation, host: Arc::clone(&host), caller: None, step: self.steps };
+            let number = self.next_number();
+            let entry = |operation| Entry { operation, host: Arc::clone(&host), caller: None, step: self.steps, number };
             let end = entry(Operation::Record(Arc::clone(&branch.end)));
             let wait = entry(Operation::Wait(Arc::clone(&branch.end)));
             if let Some(device) = self.streams.get(&stream).copied() {
                 self.streams.insert(branch.queue, device);
             }
             for entry in branch.entries.iter().cloned().chain([end]) {
-                self.queues.push(branch.queue, Entry { host: Arc::clone(&host), step: self.steps, ..entry });
+                self.queues.push(branch.queue, Entry { host: Arc::clone(&host), step: self.steps, number, ..entry });
             }
             self.queues.push_first(stream, wait);
         }
     }
 
     /// Ends all work because no queue can go on.
-    pub fn stuck(&mut self, memory: &Arc<Memory>) -> Error {
+    pub fn stuck(&mut self, memory: &Arc<Memory>, options: &EmulatedOptions) -> Error {
         let mut waits = String::new();
         for (queue, entry) in self.queues.heads() {
             let device = self.streams.get(&queue).map_or(String::new(), |device| format!(" of device {device}"));
             let at = entry.caller.map_or(String::new(), |at| format!(", enqueued at {at}"));
-            let _ = write!(waits, "\n  stream {queue}{device} waits for {}{at}", entry.operation.waits_for());
+            let _ = write!(waits, "\n  stream {queue}{device} waits for {}{at}", self.waits_for(queue, entry, memory, options));
         }
         self.poison(Error::Stuck { waits }, memory)
     }

@@ -86,7 +86,7 @@ impl Cluster {
             let left = self.options.patience.saturating_sub(last.1.elapsed());
             if left.is_zero() || !state.others_may_enqueue() {
                 self.progress.notify_all();
-                return Err(state.stuck(&self.memory));
+                return Err(state.stuck(&self.memory, &self.options));
             }
             let left = [until_limit, until_look].into_iter().flatten().fold(left, Duration::min);
             state = self.progress.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
