@@ -131,7 +131,7 @@ impl AllGatherConfig {
             _ => (Cut::Each(1), None),
         };
         let refused = refused.into_iter().chain(slower).collect();
-        let order = PutOrder::of(self.shard_bytes::<T, O>(ranks));
+        let order = self.order::<T, O>(ranks);
         Ok(OverlapChoice { method, cut, order, tile, why, refused, predicted })
     }
 
@@ -167,6 +167,10 @@ impl AllGatherConfig {
     fn shard_bytes<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> u64 {
         let [gathered, other] = self.gathered();
         gathered.div_ceil(ranks.get().into()).saturating_mul(other).saturating_mul(T::BYTES)
+    }
+
+    fn order<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> PutOrder {
+        self.overlap.order.unwrap_or_else(|| PutOrder::of(self.shard_bytes::<T, O>(ranks)))
     }
 
     /// The schedule of a cut. Slabs are of the sum: where that is gathered, shards are whole.
@@ -218,7 +222,7 @@ impl AllGatherConfig {
         let bytes = self.shard_bytes::<T, O>(ranks) as f64;
         let mut there = vec![vec![0.0; schedule.cut.slabs() as usize]; schedule.members as usize];
         let mut now = 0.0;
-        match PutOrder::of(bytes as u64) {
+        match self.order::<T, O>(ranks) {
             PutOrder::ByPeer | PutOrder::InStep => {
                 for position in 1..schedule.members {
                     let pieces = schedule.pieces(position);
@@ -435,10 +439,10 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_taken() {
         for method in [Method::Fused, Method::Chunked, Method::Sequential] {
-            let overlap = OverlapConfig { method: Some(method), cut: Some(Cut::Each(3)), margin: 4 };
+            let overlap = OverlapConfig { method: Some(method), cut: Some(Cut::Each(3)), order: Some(PutOrder::ByChunk), margin: 4 };
             let choice =
                 AllGatherConfig { overlap, ..config([4096; 3]) }.choose::<bf16, bf16>(WorldSize::new(4).unwrap(), &Rates::H200).unwrap();
-            assert_eq!(choice.method, method);
+            assert_eq!((choice.method, choice.order), (method, PutOrder::ByChunk));
             assert_eq!(choice.cut, if method == Method::Fused { Cut::Each(3) } else { Cut::Each(1) });
         }
     }

@@ -4,6 +4,7 @@ use super::sizes::{Global, Local, Split};
 use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig};
 use crate::runtime::Result;
+use crate::symmetric::PutOrder;
 
 /// How a gathered product overlaps. One set of defaults for all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct OverlapConfig {
     pub method: Option<Method>,
     /// How shards are cut; none: as the model finds best.
     pub cut: Option<Cut>,
+    /// The order of the copies to the others; none: [that for the shard's bytes](PutOrder::of).
+    pub order: Option<PutOrder>,
     /// Multiprocessors that a fused product leaves to other kernels, such as NCCL's.
     pub margin: u32,
 }
@@ -121,8 +124,8 @@ mod tests {
     /// Another default is another program: it is a line of the changelog.
     #[test]
     fn defaults_are_pinned() {
-        let OverlapConfig { method, cut, margin } = OverlapConfig::default();
-        assert_eq!((method, cut, margin), (None, None, 0));
+        let OverlapConfig { method, cut, order, margin } = OverlapConfig::default();
+        assert_eq!((method, cut, order, margin), (None, None, None, 0));
         let sizes = Global { m: 1, n: 2, k: 3 };
         let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, overlap, .. } = AllGatherConfig::new(sizes);
         assert_eq!((gathers, transpose_a, transpose_b), (Gathers::Rows, false, false));

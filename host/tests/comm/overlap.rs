@@ -8,7 +8,7 @@ use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Global, Method, OverlapConfig, OverlapMemory};
-use oxtile::symmetric::ArenaOptions;
+use oxtile::symmetric::{ArenaOptions, PutOrder};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
@@ -265,7 +265,10 @@ fn random_shapes_under_many_seeds() {
         let sizes = [1 + below(300), 8 * (1 + below(4)) * u64::from(ranks), 8 * (1 + below(30))];
         let cut = [Cut::Each(1 + below(4) as u32), Cut::Last(1 + below(4) as u32)][below(2) as usize];
         let method = [Method::Fused, Method::Fused, Method::Chunked, Method::Sequential][below(4) as usize];
-        let case = Case { ranks, config: by(method, Some(cut), sizes), captured: below(2) == 0, seed };
+        let order = [PutOrder::ByPeer, PutOrder::InStep, PutOrder::ByChunk][below(3) as usize];
+        let config = by(method, Some(cut), sizes);
+        let config = AllGatherConfig { overlap: OverlapConfig { order: Some(order), ..config.overlap }, ..config };
+        let case = Case { ranks, config, captured: below(2) == 0, seed };
         case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
 }

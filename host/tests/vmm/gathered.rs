@@ -20,7 +20,7 @@ const REPLAYS: u64 = 100;
 
 /// By rows of a row-major operand.
 fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
-    let overlap = OverlapConfig { method: Some(method), cut: Some(cut), margin: 0 };
+    let overlap = OverlapConfig { method: Some(method), cut: Some(cut), ..OverlapConfig::default() };
     AllGatherConfig { overlap, ..AllGatherConfig::new(Global { m, n, k }) }
 }
 
