@@ -3,12 +3,12 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
+//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `gemm_gathered`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
 //! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
-//! | `device` | emulated memory for the jobs, and launches on it |
+//! | `device` | emulated memory for the jobs, and launches on it, alone or beside streams |
 
 mod amax;
 mod attention;
@@ -27,6 +27,7 @@ mod device;
 mod exchange;
 mod fp8;
 mod gemm;
+mod gemm_gathered;
 mod grouped;
 mod interleave;
 mod interleaved;
@@ -72,6 +73,7 @@ const SHIPPED: &[&[Job]] = &[
     exchange::JOBS,
     fp8::JOBS,
     gemm::JOBS,
+    gemm_gathered::JOBS,
     grouped::JOBS,
     interleave::JOBS,
     interleaved::JOBS,
@@ -89,7 +91,8 @@ pub fn trials() -> Vec<Trial> {
     let complete = times::trial("mutation::every_shipped_kernel_has_a_job".to_owned(), || every_kernel_has_a_job().map_err(Into::into));
     let stale = times::trial("mutation::an_excuse_of_nobody_is_refused".to_owned(), || an_excuse_of_nobody().map_err(Into::into));
     let guards = times::trial("mutation::blocks_beyond_the_last_tile_do_nothing".to_owned(), || beyond_the_last_tile().map_err(Into::into));
-    scores.chain([complete, stale, guards]).collect()
+    let flags = times::trial("mutation::lists_of_wrong_flags_are_reported".to_owned(), || gemm_gathered::wrong_flags().map_err(Into::into));
+    scores.chain([complete, stale, guards, flags]).collect()
 }
 
 /// The kernels whose blocks down are folded into z where they are more than 65535, by their jobs.

@@ -171,6 +171,7 @@ fn grid<
         return Ok(Grid::x(0));
     }
     let flags = G::check(gathered, args.shape, k.div_ceil(DEPTH as u32))?;
+    LaunchError::check_limit("gathered.sources", flags, u32::MAX.into())?;
     LaunchError::check_length("gathered.flags", flags, gathered.flags.len())?;
     let clusters = (device.multiprocessors.saturating_sub(gathered.margin) / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * (rows * columns).min(clusters.into()) as u32))

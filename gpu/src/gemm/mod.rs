@@ -16,13 +16,13 @@
 //! |---|---|
 //! | `tile_shape` | the tile of a block, and how it is computed: a compile-time policy |
 //! | `order` | which part of the product a cluster computes next |
-//! | `gathered` | the kernel of an operand that arrives while it runs |
-//! | `arrival` | when the operands of a step are there: at the beginning, or after a wait |
-//! | `division` | order, arrival and parts of a kernel: a compile-time policy |
+//! | `arrival` | when the operands of a step are there: from the beginning, or after a wait |
+//! | `division` | the order, the arrival and the parts of a product: a compile-time policy |
 //! | `product` | the loops of a block |
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
+//! | `gathered` | the kernel of an operand that arrives while it runs, and what of it arrives |
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
@@ -30,8 +30,8 @@
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
-//! Accumulation is in `f32`. [`GemmPortable`] is for all other shapes of 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for
-//! 8-bit ones.
+//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs. [`GemmPortable`] is for all other shapes of
+//! 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for 8-bit ones.
 
 mod any;
 mod arrival;

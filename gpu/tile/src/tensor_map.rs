@@ -19,7 +19,8 @@ use crate::shared::SharedTile;
 /// The rows of a map whose edge a kernel moves to the end of a sequence of rows: one row more than any sequence has.
 pub const MAP_ROWS: u32 = 1 << 30;
 
-/// Boxes of `ROWS` by `COLUMNS` of a tensor that nothing writes while the kernel runs.
+/// Boxes of `ROWS` by `COLUMNS` of a tensor that nothing writes while the kernel runs, but for chunks that the kernel waits for
+/// ([`arrivals`](crate::arrivals)).
 pub struct TensorMap<T, const ROWS: usize, const COLUMNS: usize, S = Linear, const RANK: usize = 2> {
     address: u64,
     element: PhantomData<fn() -> (T, S)>,

@@ -2,7 +2,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `copy`, `exchange`, `gemm`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `amax`, `copy`, `exchange`, `gemm`, `gemm_gathered`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `gathered_product`, `gemm_gathered_limits` | a product of which an operand arrives, for the others; flags that do not come, and what is refused |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
@@ -51,7 +52,10 @@ mod element;
 mod embedding;
 mod exchange;
 mod fp8;
+mod gathered_product;
 mod gemm;
+mod gemm_gathered;
+mod gemm_gathered_limits;
 mod gemm_portable;
 mod grouped;
 mod grouped_fp8;
@@ -98,6 +102,7 @@ pub fn all() -> Vec<Case> {
         grouped_fp8::cases(),
         grouped_shards::cases(),
         gemm::cases(),
+        gemm_gathered::cases(),
         gemm_portable::cases(),
         quantized_gemm::cases(),
         attention::cases(),

@@ -1,11 +1,13 @@
-//! Emulated memory for the jobs, and launches on it.
+//! Emulated memory for the jobs, and launches on it, alone or beside streams.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::panic::Location;
 use std::sync::Arc;
 
 use oxtile_emulator::mutation::Outcome;
-use oxtile_emulator::{GridRun, Launch, Memory, Options, Report};
+use oxtile_emulator::{GridRun, Known, Launch, Memory, Options, Progress, Report};
+use oxtile_tests::inputs::Random;
 use oxtile_tile::launch::{ArgumentWords, DeviceLimits, DeviceView, DeviceViewMut, Kernel, KernelArgs, Signature};
 use oxtile_tile::num::Pod;
 
@@ -66,7 +68,48 @@ impl Device {
         bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     }
 
+    /// What these bytes hold is garbage: a read of them before they are written again is reported.
+    pub fn discard(&self, address: u64, bytes: u64) {
+        self.memory.discard(address, bytes).expect("live memory");
+    }
+
     pub fn launch<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Result<(), Outcome> {
+        let report = self.begin::<K>(args)?.run().map_err(Outcome::Faulted)?;
+        self.report.borrow_mut().merge(&report);
+        Ok(())
+    }
+
+    /// The same, while streams bring chunks, each one chunk. The seed decides when; the next comes at the latest when nothing but polling is left.
+    pub fn launch_beside<K: Kernel + Signature>(&self, args: K::Args<'_>, chunks: &[Chunk]) -> Result<(), Outcome> {
+        let mut run = self.begin::<K>(args)?;
+        let (mut random, mut chunks) = (Random::new(self.options.seed), chunks.iter());
+        while !chunks.as_slice().is_empty() {
+            let progress = run.step(1 << (4 + random.below(8))).map_err(Outcome::Faulted)?;
+            if progress != Progress::Running || random.below(4) == 0 {
+                chunks.next().into_iter().for_each(|chunk| self.bring(chunk));
+            }
+        }
+        let report = run.run().map_err(Outcome::Faulted)?;
+        self.report.borrow_mut().merge(&report);
+        Ok(())
+    }
+
+    /// A stream writes a chunk and sets its flag.
+    fn bring(&self, chunk: &Chunk) {
+        const DATA: u64 = 1;
+        const FLAG: u64 = 2;
+        let stream = self.memory.agent("a stream", 0);
+        for (address, bytes) in &chunk.rows {
+            self.memory.enter(stream, DATA, *address, bytes.len() as u64, Location::caller());
+            self.memory.write(*address, bytes).expect("live memory");
+        }
+        let mut known = Known::default();
+        known.learn(stream, FLAG);
+        self.memory.publish(stream, chunk.flag, known);
+        self.memory.write(chunk.flag, &1_u64.to_le_bytes()).expect("live memory");
+    }
+
+    fn begin<K: Kernel + Signature>(&self, args: K::Args<'_>) -> Result<GridRun, Outcome> {
         self.launched.borrow_mut().insert(K::INFO.name);
         let mut grid = K::grid(&args, &LIMITS).expect("arguments that fit");
         if self.folds && grid.blocks() != 0 {
@@ -79,14 +122,19 @@ impl Device {
             .shared(K::INFO.shared_bytes)
             .cluster(K::INFO.cluster);
         launch.grid = [grid.x, grid.y, grid.z];
-        let run = GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)?;
-        let report = run.run().map_err(Outcome::Faulted)?;
-        self.report.borrow_mut().merge(&report);
-        Ok(())
+        GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)
     }
 }
 
+/// What a stream writes before it sets a flag.
+pub struct Chunk {
+    /// Bytes at addresses.
+    pub rows: Vec<(u64, Vec<u8>)>,
+    /// The address of the flag.
+    pub flag: u64,
+}
+
 pub fn words(count: usize) -> Vec<u32> {
-    let mut random = oxtile_tests::inputs::Random::new(4);
+    let mut random = Random::new(4);
     (0..count).map(|_| random.bits() as u32 & 0x7f7f_7f7f).collect()
 }

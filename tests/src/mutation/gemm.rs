@@ -19,7 +19,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
 ];
 
-const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
+pub(super) const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
     matches: |mutation| matches!(&*mutation.site.operation, "wgmma_wait" | "bulk_wait") && mutation.change == Change::CountDown,
     reason: "waits for one group more than needed: slower, never wrong",
 }];
@@ -38,7 +38,7 @@ const STRICTER_WAIT: &[Equivalent<'static>] = &[Equivalent {
 const SHAPE: [u64; 3] = [72, 264, 336];
 
 /// A map of boxes of 64 rows of 128 bytes.
-fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2]) -> Elements<u64> {
+pub(super) fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2]) -> Elements<u64> {
     let element_bytes = size_of::<T>() as u32;
     let map = TensorMap {
         address: matrix.address,
@@ -63,7 +63,7 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
 }
 
 /// So many bf16 below 1, so that every place of the result counts.
-fn values(count: impl Into<u64>) -> Vec<u32> {
+pub(super) fn values(count: impl Into<u64>) -> Vec<u32> {
     words(count.into() as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect()
 }
 
