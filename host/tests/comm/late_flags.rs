@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use oxtile::runtime::FaultKind;
 use oxtile::symmetric::{ArenaOptions, FlagName, SymmetricError};
-use oxtile::{Buffer, Error, Graph};
+use oxtile::{Buffer, Error, Graph, PinnedBuffer};
 use oxtile_tile::arrivals::{Arrivals, Waits, WaitsArgument};
 use oxtile_tile::prelude::*;
 
@@ -27,6 +27,64 @@ pub fn wait_only(waits: Waits, data: Global<u32>, output: GlobalMut<u32>, first:
 
 fn wait_grid(_: &WaitOnlyArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     Ok(Grid::x(1))
+}
+
+/// What a kernel without flags does.
+#[kernel(threads = 32, grid = double_grid)]
+pub fn double(input: Global<u32>, output: GlobalMut<u32>) {
+    let i = u64::from(thread::index());
+    output.store(i, 2 * input.load(i));
+}
+
+fn double_grid(_: &DoubleArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+/// `output[0]` is the first element of `data`, once flag 0 is set.
+#[kernel(threads = 32, grid = read_grid)]
+pub fn read_when_set(waits: Waits, data: GlobalMut<u32>, output: GlobalMut<u32>) {
+    if thread::index() == 0 {
+        Arrivals::new(waits).wait(0);
+        output.store(0, data.load(0));
+    }
+}
+
+fn read_grid(_: &ReadWhenSetArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+/// A stream copies beside a kernel that waits, and launches a kernel without flags, which reads what was copied; then it sets the flag, unless `early`, before that.
+fn beside_a_kernel_that_waits(seed: u64, early: bool) -> oxtile::Result<u32> {
+    let all = Arenas::new(1, seed);
+    let (flags, stream, zero) = (all.arenas[0].flags("test sum", 1)?, all.stream(0), all.world.rank(0));
+    let side = all.world.ranks[0].device().stream()?;
+    let numbers = PinnedBuffer::from_slice(&side, &(7..39).collect::<Vec<u32>>())?;
+    let (mut input, mut doubled) = (Buffer::uninitialised(&side, 32)?, Buffer::<u32>::uninitialised(&side, 32)?);
+    let mut output = Buffer::<u32>::zeros(stream, 1)?;
+    // The flag alone orders the two streams: the views of the buffer are of memory of another library.
+    // SAFETY: the elements of `doubled`, which outlives the work.
+    let mut seen = unsafe { Buffer::<u32>::borrow_raw(&doubled.device(), doubled.address(), 32) }?;
+    let args = ReadWhenSetArgs { waits: flags.waits(stream, &[(0, zero)])?, data: seen.view_mut(), output: output.view_mut() };
+    all.world.runtime.load::<ReadWhenSet>()?.launch(stream, args)?;
+    input.copy_from_pinned(&side, &numbers)?;
+    if early {
+        flags.set(&side, 0, zero)?;
+    }
+    let double = all.world.runtime.load::<Double>()?;
+    double.launch(&side, DoubleArgs { input: input.view(), output: doubled.view_mut() })?;
+    if !early {
+        flags.set(&side, 0, zero)?;
+    }
+    let found = output.to_vec(stream)?[0];
+    side.synchronize().map(|()| found)
+}
+
+#[test]
+fn other_streams_go_on_beside_a_kernel_that_waits() {
+    for seed in 0..32 {
+        assert_eq!(beside_a_kernel_that_waits(seed, false).unwrap(), 14, "seed {seed}");
+        assert!(beside_a_kernel_that_waits(seed, true).is_err(), "seed {seed}: the flag is set before the data");
+    }
 }
 
 const DEADLINE: Duration = Duration::from_millis(200);

@@ -348,10 +348,7 @@ impl State {
             }
             Operation::Arrive(part) => part.arrive(memory, &clock),
             Operation::Leave(part) => part.leave(memory, &mut clock),
-            Operation::Launch(launched) => {
-                let run = run_options(options, self.random.next());
-                self.launch(queue, launched, memory, run)
-            }
+            Operation::Launch(launched) => self.launch_at_once(queue, entry, launched, &clock, memory, options),
             operation => operation.execute(memory, run_options(options, self.random.next())),
         };
         self.clocks.insert(queue, clock);
