@@ -263,6 +263,11 @@ fn at_site(location: Site) -> Vec<Involved> {
 fn describe(grids: &Grids, conflict: Conflict, new: &Record, old: &Record, place: &str, space: Space) -> Bad {
     let by_stream = grids.of(old.block).is_stream;
     let (kind, message, mend) = match (conflict, space) {
+        (Conflict::ReadOnlyWritten, _) if !grids.same_grid(new.block, old.block) => (
+            FaultKind::Race,
+            format!("{place} is loaded as read-only (ld.global.nc) and was written while the kernel was under way"),
+            "take it as a GlobalMut, or by a bulk copy: the flag that was waited for does not order read-only loads",
+        ),
         (Conflict::Unordered, _) if by_stream => (
             FaultKind::Race,
             format!("an access to {place}, which a stream writes, and nothing orders the two"),

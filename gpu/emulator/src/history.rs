@@ -1,13 +1,13 @@
 //! What a [`Memory`](crate::Memory) remembers across the checked grids that use it.
 
-use crate::clock::Knowledge;
+use crate::clock::{Clock, Knowledge};
 use crate::order::Scope;
-use crate::shadow::{Scopes, Shadow};
+use crate::shadow::{Record, Scopes, Shadow};
 use rustc_hash::FxHashMap as HashMap;
 use std::ops::Range;
 
 /// A grid's blocks, numbered through all grids of the memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct GridBlocks {
     pub blocks: Range<u32>,
     pub kernel: String,
@@ -17,6 +17,8 @@ pub(crate) struct GridBlocks {
     pub cluster: [u32; 3],
     /// It is no grid: its one block is a stream.
     pub is_stream: bool,
+    /// What it knew when it started, until it has ended.
+    pub start: Clock,
 }
 
 impl GridBlocks {
@@ -53,6 +55,10 @@ impl Scopes for Grids {
 
     fn same_grid(&self, a: u32, b: u32) -> bool {
         self.of(a).blocks.contains(&b)
+    }
+
+    fn knew(&self, block: u32, access: &Record) -> bool {
+        self.of(block).start.knows(access.block, access.slot, access.time)
     }
 }
 
@@ -101,6 +107,8 @@ impl History {
     /// no other grid is running; what flags between devices released is kept.
     pub fn finish(&mut self, blocks: Range<u32>) {
         self.running -= 1;
+        let at = self.grids.0.partition_point(|grid| grid.blocks.end <= blocks.start);
+        self.grids.0[at].start = Clock::default();
         if self.running == 0 {
             self.shadow = Shadow::default();
             self.releases.retain(|_, release| release.scope == Scope::System);

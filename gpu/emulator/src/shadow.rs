@@ -85,7 +85,7 @@ pub(crate) enum Conflict {
     Unordered,
     /// They are ordered, but no proxy fence lies between them.
     Unfenced,
-    /// A read-only load of memory that the same grid writes.
+    /// A read-only load of memory that the same grid writes, or that was written since the grid started.
     ReadOnlyWritten,
 }
 
@@ -95,6 +95,8 @@ pub(crate) trait Scopes {
     fn includes(&self, scope: Scope, a: u32, b: u32) -> bool;
     /// Whether two blocks are of one grid.
     fn same_grid(&self, a: u32, b: u32) -> bool;
+    /// Whether the grid of a block knew an access when it started.
+    fn knew(&self, block: u32, access: &Record) -> bool;
 }
 
 const PAGE_BYTES: u64 = 1024;
@@ -223,6 +225,9 @@ impl<S: Scopes> Judge<'_, S> {
         }
         if !self.view.knows(old.block, old.slot, old.time) {
             return if self.both_strong(old) { Ok(()) } else { Err((Conflict::Unordered, *old)) };
+        }
+        if read_only(new, old) && !self.scopes.knew(new.block, old) {
+            return Err((Conflict::ReadOnlyWritten, *old));
         }
         let is_async = |record: &Record| matches!(record.manner, Manner::Async | Manner::Reduce);
         let crosses = is_async(new) && !is_async(old) && old.writes;

@@ -4,6 +4,7 @@
 //! stream knows when it starts ([`Options::known`](crate::Options::known)). A read of what another stream wrote is then a race unless the thread has acquired a flag
 //! that the stream set after it, whatever the order of this run.
 
+use crate::clock::Clock;
 use crate::history::{GridBlocks, Release};
 use crate::known::{Agent, Known};
 use crate::memory::Memory;
@@ -14,8 +15,8 @@ use std::panic::Location;
 impl Memory {
     /// A stream that reports call `name`.
     pub fn agent(&self, name: &str, device: u32) -> Agent {
-        let all =
-            GridBlocks { blocks: 0..0, kernel: name.to_owned(), device, grid: [1; 3], block: [1; 3], cluster: [1; 3], is_stream: true };
+        let (kernel, start) = (name.to_owned(), Clock::default());
+        let all = GridBlocks { blocks: 0..0, kernel, device, grid: [1; 3], block: [1; 3], cluster: [1; 3], is_stream: true, start };
         Agent(self.history().number(all, 1).start)
     }
 

@@ -115,6 +115,8 @@ impl Worker {
         let launch = &self.grid.launch;
         Some(self.history.get_or_init(|| {
             let mut history = self.grid.memory.history();
+            let mut start = history.start();
+            start.join(&self.grid.options.known.at_start());
             let grid = GridBlocks {
                 blocks: 0..0,
                 kernel: launch.kernel.clone(),
@@ -123,10 +125,9 @@ impl Worker {
                 block: launch.block,
                 cluster: launch.cluster,
                 is_stream: false,
+                start: start.generic.clone(),
             };
             let count = u32::try_from(launch.blocks()).expect("fewer than 2^32 blocks run checked");
-            let mut start = history.start();
-            start.join(&self.grid.options.known.at_start());
             (history.begin(grid, count), start)
         }))
     }

@@ -9,6 +9,7 @@ const ACQUIRES: u64 = 1;
 const RELAXED: u64 = 2;
 const COPIES: u64 = 4;
 const FENCES: u64 = 8;
+const READ_ONLY: u64 = 16;
 
 /// Polls the flag, then reads the data, by itself or by a bulk copy.
 fn reads(arguments: &[u64]) {
@@ -27,7 +28,7 @@ fn reads(arguments: &[u64]) {
         device::bulk_load(16, data, 16, 0);
         device::mbarrier_wait_parity(0, 0);
     } else {
-        let _: [u8; 16] = device::global_read(data, ReadOrder::Weak);
+        let _: [u8; 16] = device::global_read(data, if how & READ_ONLY != 0 { ReadOrder::ReadOnly } else { ReadOrder::Weak });
     }
 }
 
@@ -93,6 +94,7 @@ fn a_thread_knows_what_it_has_acquired() {
         assert_eq!(told(ACQUIRES | RELAXED), Err(FaultKind::Race), "relaxed, seed {seed}");
         assert_eq!(told(COPIES | FENCES), Err(FaultKind::Race), "no wait before a copy, seed {seed}");
         assert_eq!(told(ACQUIRES | COPIES), Err(FaultKind::MissingProxyFence), "seed {seed}");
+        assert_eq!(told(ACQUIRES | READ_ONLY), Err(FaultKind::Race), "a read-only load, seed {seed}");
     }
 }
 

@@ -34,6 +34,8 @@ enum Bug {
     WaitsLate,
     /// Another thread waits than the one that copies.
     OtherThread,
+    /// It reads by a read-only load, which no flag orders.
+    ReadOnly,
     /// A kernel that tells others does so before the block's stores are done.
     NoBarrier,
     /// READY is set before the chunk is put.
@@ -72,6 +74,9 @@ pub fn sum_chunks(gathered: Global<u32>, waits: Waits, sums: GlobalMut<u32>, chu
         if t == 0 {
             if bug != Bug::WaitsLate as u32 && bug != Bug::OtherThread as u32 {
                 wait(&mut arrivals, waits, source, chunks, bug);
+            }
+            if bug == Bug::ReadOnly as u32 {
+                sum = sum.wrapping_add(gathered.load(u64::from(source * CHUNK)));
             }
             full.load(chunk, &gathered, u64::from(source * CHUNK));
         }
@@ -295,9 +300,21 @@ fn chunks_are_summed_as_they_arrive() {
 #[test]
 fn what_is_wrong_is_reported_under_every_seed() {
     use Bug::*;
-    let by_copies =
-        [NoWait, Shifted, Relaxed, NoFence, WaitsLate, OtherThread, SignalFirst, NoCredit, FreeBeforeClear, FreeBeforeKernel, NoClear];
-    let by_kernels = [NoWait, Shifted, Relaxed, NoFence, WaitsLate, NoBarrier, NoCredit, FreeBeforeKernel];
+    let by_copies = [
+        NoWait,
+        Shifted,
+        Relaxed,
+        NoFence,
+        WaitsLate,
+        OtherThread,
+        ReadOnly,
+        SignalFirst,
+        NoCredit,
+        FreeBeforeClear,
+        FreeBeforeKernel,
+        NoClear,
+    ];
+    let by_kernels = [NoWait, Shifted, Relaxed, NoFence, WaitsLate, ReadOnly, NoBarrier, NoCredit, FreeBeforeKernel];
     let mut missed = Vec::new();
     for (by, bug) in by_copies.map(|bug| (By::Copies, bug)).into_iter().chain(by_kernels.map(|bug| (By::Kernels, bug))) {
         let found: Vec<_> = (0..32).map(|seed| run(2, seed, by, bug, seed % 2 == 1)).collect();

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use oxtile::runtime::FaultKind;
+use oxtile::runtime::{Exploration, FaultKind, explore};
 use oxtile::symmetric::{ArenaOptions, FlagName, SymmetricError};
-use oxtile::{Buffer, Error, Graph};
-use oxtile_tile::arrivals::{Arrivals, Waits, WaitsArgument};
+use oxtile::{Buffer, EmulatedOptions, Error, Graph, PinnedBuffer};
+use oxtile_tile::arrivals::{Arrivals, Signals, Waits, WaitsArgument};
 use oxtile_tile::prelude::*;
 
 use crate::arenas::{Arenas, options, symmetric};
+use crate::support::World;
 
 /// `output[0]` is whether a wait for the flags `first..last` was not answered. With `reads` it reads `data` before.
 #[kernel(threads = 32, grid = wait_grid)]
@@ -27,6 +28,64 @@ pub fn wait_only(waits: Waits, data: Global<u32>, output: GlobalMut<u32>, first:
 
 fn wait_grid(_: &WaitOnlyArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     Ok(Grid::x(1))
+}
+
+/// What a kernel without flags does.
+#[kernel(threads = 32, grid = double_grid)]
+pub fn double(input: Global<u32>, output: GlobalMut<u32>) {
+    let i = u64::from(thread::index());
+    output.store(i, 2 * input.load(i));
+}
+
+fn double_grid(_: &DoubleArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+/// `output[0]` is the first element of `data`, once flag 0 is set.
+#[kernel(threads = 32, grid = read_grid)]
+pub fn read_when_set(waits: Waits, data: GlobalMut<u32>, output: GlobalMut<u32>) {
+    if thread::index() == 0 {
+        Arrivals::new(waits).wait(0);
+        output.store(0, data.load(0));
+    }
+}
+
+fn read_grid(_: &ReadWhenSetArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+/// A stream copies beside a kernel that waits, and launches a kernel without flags, which reads what was copied; then it sets the flag, unless `early`, before that.
+fn beside_a_kernel_that_waits(seed: u64, early: bool) -> oxtile::Result<u32> {
+    let all = Arenas::new(1, seed);
+    let (flags, stream, zero) = (all.arenas[0].flags("test sum", 1)?, all.stream(0), all.world.rank(0));
+    let side = all.world.ranks[0].device().stream()?;
+    let numbers = PinnedBuffer::from_slice(&side, &(7..39).collect::<Vec<u32>>())?;
+    let (mut input, mut doubled) = (Buffer::uninitialised(&side, 32)?, Buffer::<u32>::uninitialised(&side, 32)?);
+    let mut output = Buffer::<u32>::zeros(stream, 1)?;
+    // The flag alone orders the two streams: the views of the buffer are of memory of another library.
+    // SAFETY: the elements of `doubled`, which outlives the work.
+    let mut seen = unsafe { Buffer::<u32>::borrow_raw(&doubled.device(), doubled.address(), 32) }?;
+    let args = ReadWhenSetArgs { waits: flags.waits(stream, &[(0, zero)])?, data: seen.view_mut(), output: output.view_mut() };
+    all.world.runtime.load::<ReadWhenSet>()?.launch(stream, args)?;
+    input.copy_from_pinned(&side, &numbers)?;
+    if early {
+        flags.set(&side, 0, zero)?;
+    }
+    let double = all.world.runtime.load::<Double>()?;
+    double.launch(&side, DoubleArgs { input: input.view(), output: doubled.view_mut() })?;
+    if !early {
+        flags.set(&side, 0, zero)?;
+    }
+    let found = output.to_vec(stream)?[0];
+    side.synchronize().map(|()| found)
+}
+
+#[test]
+fn other_streams_go_on_beside_a_kernel_that_waits() {
+    for seed in 0..32 {
+        assert_eq!(beside_a_kernel_that_waits(seed, false).unwrap(), 14, "seed {seed}");
+        assert!(beside_a_kernel_that_waits(seed, true).is_err(), "seed {seed}: the flag is set before the data");
+    }
 }
 
 const DEADLINE: Duration = Duration::from_millis(200);
@@ -68,26 +127,101 @@ fn a_flag_that_does_not_come_is_named_within_the_deadline() {
     }
 }
 
-/// What a stream does after a kernel whose wait was not answered does not leave the rank: the rank that is late hears of no result.
+/// Waits for flag `flag`, then sets flag 1 at rank 1: if it `asks`, only where the wait was answered.
+#[kernel(threads = 32, grid = tell_grid)]
+pub fn tell_when_set(waits: Waits, signals: Signals, flag: u32, asks: bool) {
+    if thread::index() == 0 {
+        let mut arrivals = Arrivals::new(waits);
+        arrivals.wait(flag);
+        if !asks || !arrivals.is_over() {
+            signals.set(1, 1);
+        }
+    }
+}
+
+fn tell_grid(_: &TellWhenSetArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
+/// What tells rank 1 of a result of rank 0, whose kernel has waited in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Teller {
+    /// The stream: after it has cleared the flag, or without, so that it ignores the verdict.
+    Stream { clears: bool },
+    /// The kernel: where its wait was answered, or always.
+    Kernel { asks: bool },
+}
+
+/// Whether rank 1 took the result for good; rank 0's error afterwards.
+fn told_of_garbage(seed: u64, teller: Teller) -> (bool, SymmetricError) {
+    let all = Arenas::with(2, seed, ArenaOptions { deadline: DEADLINE, ..options() });
+    let flags: Vec<_> = all.arenas.iter().map(|arena| arena.flags("test sum", 2).unwrap()).collect();
+    let ([stream, late], [zero, one]) = ([0, 1].map(|rank| all.stream(rank)), [0, 1].map(|rank| all.world.rank(rank)));
+    let (data, mut output) = (Buffer::<u32>::zeros(stream, 1).unwrap(), Buffer::<u32>::zeros(stream, 1).unwrap());
+    let (signals, flag) = (flags[0].signals(stream).unwrap(), flags[0].index(0, one));
+    let waits = WaitsArgument { patience: 64, ..flags[0].waits(stream, &[(0, one)]).unwrap() };
+    match teller {
+        Teller::Stream { clears } => {
+            let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first: flag, last: flag + 1, reads: false };
+            all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
+            if clears {
+                flags[0].clear(stream, 0, one).unwrap();
+            }
+            flags[0].set(stream, 1, one).unwrap();
+        }
+        Teller::Kernel { asks } => {
+            let args = TellWhenSetArgs { waits, signals: signals.argument(), flag, asks };
+            all.world.runtime.load::<TellWhenSet>().unwrap().launch(stream, args).unwrap();
+        }
+    }
+    flags[1].take_back(late, 1, zero).unwrap();
+    let is_taken = all.arenas[1].ticket(late).unwrap().wait().is_ok();
+    // Rank 0 hears of it too, and its stream is let go; from then on rank 1 does.
+    let error = symmetric(all.arenas[0].ticket(stream).unwrap().wait());
+    stream.synchronize().unwrap();
+    assert!(all.arenas[1].check().is_err(), "seed {seed}, {teller:?}");
+    (is_taken, error)
+}
+
+/// What a rank does after a kernel whose wait was not answered does not leave the rank: the rank that is late hears of no result.
 #[test]
 fn what_follows_a_late_wait_does_not_leave_the_rank() {
-    for seed in 0..8 {
-        let all = Arenas::with(2, seed, ArenaOptions { deadline: DEADLINE, ..options() });
-        let flags: Vec<_> = all.arenas.iter().map(|arena| arena.flags("test sum", 2).unwrap()).collect();
-        let ([stream, late], [zero, one]) = ([0, 1].map(|rank| all.stream(rank)), [0, 1].map(|rank| all.world.rank(rank)));
-        let (data, mut output) = (Buffer::<u32>::zeros(stream, 1).unwrap(), Buffer::<u32>::zeros(stream, 1).unwrap());
-        let waits = WaitsArgument { patience: 64, ..flags[0].waits(stream, &[(0, one)]).unwrap() };
-        let first = flags[0].index(0, one);
-        let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first, last: first + 1, reads: false };
-        all.world.runtime.load::<WaitOnly>().unwrap().launch(stream, args).unwrap();
-        flags[0].clear(stream, 0, one).unwrap();
-        flags[0].set(stream, 1, one).unwrap();
-        flags[1].take_back(late, 1, zero).unwrap();
-        symmetric(all.arenas[1].ticket(late).unwrap().wait());
-        // Rank 0 hears of it too, and its stream is let go.
-        symmetric(all.arenas[0].ticket(stream).unwrap().wait());
-        stream.synchronize().unwrap();
+    for (seed, teller) in
+        (0..8).flat_map(|seed| [Teller::Stream { clears: true }, Teller::Kernel { asks: true }].map(|teller| (seed, teller)))
+    {
+        assert!(!told_of_garbage(seed, teller).0, "seed {seed}, {teller:?}");
     }
+}
+
+/// A program that ignores the verdict tells rank 1 of garbage. Its next ticket names the flag all the same, and ends the arena for both.
+#[test]
+fn a_verdict_that_is_ignored_is_reported_under_every_seed() {
+    for (seed, teller) in
+        (0..32).flat_map(|seed| [Teller::Stream { clears: false }, Teller::Kernel { asks: false }].map(|teller| (seed, teller)))
+    {
+        let (is_taken, error) = told_of_garbage(seed, teller);
+        assert!(is_taken, "seed {seed}, {teller:?}");
+        let SymmetricError::Deadline { flag, is_guess: false, .. } = &error else { panic!("seed {seed}, {teller:?}: {error}") };
+        assert_eq!(*flag, Some(FlagName { operation: "test sum", flag: 0 }), "seed {seed}, {teller:?}: {error}");
+    }
+}
+
+/// A search of every order takes launches whole, and refuses those that run in pieces.
+#[test]
+fn a_search_of_every_order_refuses_launches_with_flags() {
+    let program = |exploration: &Exploration| {
+        let options = EmulatedOptions { exploration: Some(exploration.clone()), ..EmulatedOptions::default() };
+        let all = Arenas::over(World::with(options), ArenaOptions::default());
+        let (flags, stream, zero) = (all.arenas[0].flags("test sum", 1)?, all.stream(0), all.world.rank(0));
+        let (data, mut output) = (Buffer::<u32>::zeros(stream, 1)?, Buffer::<u32>::zeros(stream, 1)?);
+        flags.set(stream, 0, zero)?;
+        let waits = flags.waits(stream, &[(0, zero)])?;
+        let args = WaitOnlyArgs { waits, data: data.view(), output: output.view_mut(), first: 0, last: 1, reads: false };
+        all.world.runtime.load::<WaitOnly>()?.launch(stream, args)?;
+        stream.synchronize()
+    };
+    let error = explore(program).unwrap_err().to_string();
+    assert!(error.contains("a search of every order does not go through: run it under seeds"), "{error}");
 }
 
 /// What was discarded is read before it was written again: whatever the order, the report names the buffer.

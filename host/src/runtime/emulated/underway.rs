@@ -280,9 +280,34 @@ impl State {
                 self.publish(queue, address, clock, memory);
             }
         }
-        if options.mode != Mode::Check || entry.operation.is_launch() {
-            return;
+        // A launch without flags is told of when it is done.
+        if options.mode == Mode::Check && !entry.operation.is_launch() {
+            self.enter_writes(queue, entry, clock, memory);
         }
+    }
+
+    /// Runs a launch without flags. Beside launches under way it knows what its stream does, and what it has written counts as written by the stream.
+    pub fn launch_at_once(
+        &mut self,
+        queue: u64,
+        entry: &Entry,
+        launched: &Launched,
+        clock: &Clock,
+        memory: &Arc<Memory>,
+        options: &EmulatedOptions,
+    ) -> Result<()> {
+        let is_told = options.mode == Mode::Check && !self.underway.is_empty();
+        let known = if is_told { self.known(clock) } else { Known::default() };
+        let run = Options { known, ..run_options(options, self.random.next()) };
+        self.launch(queue, launched, memory, run)?;
+        if is_told {
+            self.enter_writes(queue, entry, clock, memory);
+        }
+        Ok(())
+    }
+
+    /// Enters what an operation of a stream writes where kernels see it.
+    fn enter_writes(&mut self, queue: u64, entry: &Entry, clock: &Clock, memory: &Memory) {
         let (agent, site) = (self.agent(queue, memory), entry.caller.unwrap_or(Location::caller()));
         for access in entry.operation.accesses(memory).into_iter().filter(|access| access.kind == Kind::Write && !access.on_host) {
             access.extent.ranges().for_each(|row| memory.enter(agent, clock.of(queue), row.start, row.end - row.start, site));
