@@ -164,7 +164,7 @@ pub struct Options {
     pub schedule: Option<Schedule>,
     /// What the launch's stream knows of other streams and of grids that are under way. Grids that have ended are known to all.
     pub known: Known,
-    /// Once this is set, races and reads of what was never written are none: the flags that the grid waited for were poisoned, and what it reads is garbage.
+    /// Once this is set, races and reads of what was never written are none: the flags that the grid waited for were poisoned, or did not come in time, and what it reads is garbage.
     pub pardon: Option<Arc<AtomicBool>>,
 }
 
@@ -192,6 +192,13 @@ impl Options {
     /// Bounds checks only, as fast as it goes.
     pub fn fast() -> Self {
         Self { mode: Mode::Fast, step_limit: u64::MAX, ..Self::check(0) }
+    }
+
+    /// From here on races and reads of what was never written are none.
+    pub(crate) fn pardon(&self) {
+        if let Some(pardon) = &self.pardon {
+            pardon.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_pardoned(&self) -> bool {

@@ -72,6 +72,25 @@ pub struct OverlapChoice {
     pub predicted: Option<Predicted>,
 }
 
+/// The cuts among which the model chooses.
+const CUTS: [Cut; 10] = {
+    const fn cut(panels: u32, slabs: u32, last_only: bool) -> Cut {
+        Cut { panels, slabs, last_only }
+    }
+    [
+        Cut::WHOLE,
+        cut(1, 2, false),
+        cut(1, 4, false),
+        cut(1, 4, true),
+        cut(2, 1, false),
+        cut(2, 2, true),
+        cut(2, 4, true),
+        cut(4, 1, false),
+        cut(4, 2, true),
+        cut(4, 4, true),
+    ]
+};
+
 /// A fused product: its cut, its kernel's tile, its time.
 type Fused = (Cut, GemmTile, f64);
 
@@ -128,7 +147,7 @@ impl AllGatherConfig {
         let slower = slower.map(|(other, time)| (other, format!("{time:.1} us predicted")));
         let (cut, tile) = match (method, &fused) {
             (Method::Fused, Ok((cut, tile, _))) => (*cut, Some(*tile)),
-            _ => (Cut::Each(1), None),
+            _ => (Cut::WHOLE, None),
         };
         let refused = refused.into_iter().chain(slower).collect();
         let order = self.order::<T, O>(ranks);
@@ -173,10 +192,11 @@ impl AllGatherConfig {
         self.overlap.order.unwrap_or_else(|| PutOrder::of(self.shard_bytes::<T, O>(ranks)))
     }
 
-    /// The schedule of a cut. Slabs are of the sum: where that is gathered, shards are whole.
+    /// The schedule of a cut. Slabs are of the sum: where that is gathered, there are panels alone.
     pub(super) fn schedule<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, cut: Cut) -> Schedule {
         let by_sum = self.gathers != Gathers::Rows;
-        Schedule::new(ranks.get(), self.gathered(), [self.shards_are_rows(), by_sum], if by_sum { Cut::Each(1) } else { cut }, T::STEP)
+        let cut = if by_sum { Cut { slabs: 1, ..cut } } else { cut };
+        Schedule::new(ranks.get(), self.gathered(), [self.shards_are_rows(), by_sum], cut, T::STEP)
     }
 
     /// The fused kernels that take the product, or why there is none.
@@ -210,39 +230,39 @@ impl AllGatherConfig {
     ) -> Fused {
         let cuts = match self.overlap.cut {
             Some(cut) => vec![cut],
-            None => vec![Cut::Each(1), Cut::Each(2), Cut::Each(4), Cut::Last(4)],
+            None => CUTS.to_vec(),
         };
         let each = cuts.iter().flat_map(|cut| tiles.iter().map(move |(tile, _)| (*cut, *tile)));
         let timed = each.map(|(cut, tile)| (cut, tile, self.fused::<T, O>(ranks, rates, product, cut, tile)));
-        timed.min_by(|a, b| a.2.total_cmp(&b.2)).unwrap_or((Cut::Each(1), GemmTile::Tile128x256, f64::INFINITY))
+        timed.min_by(|a, b| a.2.total_cmp(&b.2)).unwrap_or((Cut::WHOLE, GemmTile::Tile128x256, f64::INFINITY))
     }
 
-    /// When the chunks of each position are there.
-    fn arrivals<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, schedule: &Schedule) -> Vec<Vec<f64>> {
-        let bytes = self.shard_bytes::<T, O>(ranks) as f64;
-        let mut there = vec![vec![0.0; schedule.cut.slabs() as usize]; schedule.members as usize];
-        let mut now = 0.0;
-        match self.order::<T, O>(ranks) {
-            PutOrder::ByPeer | PutOrder::InStep => {
-                for position in 1..schedule.members {
-                    let pieces = schedule.pieces(position);
-                    for piece in 0..pieces {
-                        now += rates.start + bytes / f64::from(pieces) / rates.put + rates.flag;
-                        arrive(&mut there[position as usize], piece, pieces, now);
-                    }
-                }
-            }
+    /// When the slabs of each panel are there, by position and panel.
+    fn arrivals<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, schedule: &Schedule) -> Vec<Vec<Vec<f64>>> {
+        let Cut { panels, slabs, .. } = schedule.cut;
+        let bytes = self.shard_bytes::<T, O>(ranks) as f64 / f64::from(panels);
+        let mut there = vec![vec![vec![0.0; slabs as usize]; panels as usize]; schedule.members as usize];
+        let all = |position: u32| {
+            (0..panels).flat_map(move |panel| (0..schedule.slabs(position, panel)).map(move |slab| (position, panel, slab)))
+        };
+        // What is put between two signals.
+        let together: Vec<Vec<_>> = match self.order::<T, O>(ranks) {
+            PutOrder::ByPeer | PutOrder::InStep => (1..schedule.members).flat_map(all).map(|chunk| vec![chunk]).collect(),
             PutOrder::ByChunk => {
-                let slabs = schedule.cut.slabs();
-                for piece in 0..slabs {
-                    let together = (1..schedule.members).filter(|position| piece < schedule.pieces(*position));
-                    now += rates.start
-                        + together.map(|position| bytes / f64::from(schedule.pieces(position)) / rates.put).sum::<f64>()
-                        + rates.flag;
-                    for position in (1..schedule.members).filter(|position| piece < schedule.pieces(*position)) {
-                        arrive(&mut there[position as usize], piece, schedule.pieces(position), now);
-                    }
-                }
+                let chunks: Vec<Vec<_>> = (1..schedule.members).map(|position| all(position).collect()).collect();
+                let most = chunks.iter().map(Vec::len).max().unwrap_or(0);
+                (0..most).map(|at| chunks.iter().filter_map(|of| of.get(at).copied()).collect()).collect()
+            }
+        };
+        let mut now = 0.0;
+        for chunks in together {
+            let share = |(position, panel, _): &(u32, u32, u32)| bytes / f64::from(schedule.slabs(*position, *panel)) / rates.put;
+            now += rates.start + chunks.iter().map(share).sum::<f64>() + rates.flag;
+            for (position, panel, slab) in chunks {
+                let of_panel = &mut there[position as usize][panel as usize];
+                let arrived =
+                    if schedule.slabs(position, panel) == 1 { &mut of_panel[..] } else { &mut of_panel[slab as usize..=slab as usize] };
+                arrived.fill(now);
             }
         }
         there
@@ -250,9 +270,9 @@ impl AllGatherConfig {
 
     /// The time of all copies.
     fn wire<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> f64 {
-        let schedule = self.schedule::<T, O>(ranks, Cut::Each(1));
+        let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
         let there = self.arrivals::<T, O>(ranks, rates, &schedule);
-        there.into_iter().flatten().fold(0.0, f64::max)
+        there.into_iter().flatten().flatten().fold(0.0, f64::max)
     }
 
     /// The time of a fused product: tiles in order, each handed to the cluster that is free first.
@@ -276,16 +296,15 @@ impl AllGatherConfig {
         let waits: Vec<Vec<f64>> = match self.gathers {
             Gathers::Rows => {
                 let of = |tile: &u32| {
-                    let (row, extent) = (u64::from(tile >> 16) * rows * cluster, schedule.extent().max(1));
-                    let last = ((row + rows * cluster).min(schedule.gathered) - 1) / extent;
-                    let sources = (row / extent) as u32..=last as u32;
-                    let positions: Vec<_> = sources.map(|source| schedule.position(0, source) as usize).collect();
-                    let slab = |slab: usize| positions.iter().map(|position| there[*position][slab]).fold(0.0, f64::max);
-                    (0..schedule.cut.slabs() as usize).map(slab).collect()
+                    let panels: Vec<_> = schedule.needs(0, u64::from(tile >> 16) * rows * cluster, rows * cluster).collect();
+                    let last = |slab: usize| {
+                        panels.iter().map(|(position, panel)| there[*position as usize][*panel as usize][slab]).fold(0.0, f64::max)
+                    };
+                    (0..schedule.cut.slabs as usize).map(last).collect()
                 };
                 schedule.tiles(0, rows * cluster, columns).iter().map(of).collect()
             }
-            Gathers::SumOfA | Gathers::SumOfB => vec![there.iter().map(|times| times[0]).collect(); tiles as usize],
+            Gathers::SumOfA | Gathers::SumOfB => vec![there.iter().flatten().map(|times| times[0]).collect(); tiles as usize],
         };
         let mut free: BinaryHeap<_> = (0..clusters).map(|_| Reverse(0_u64)).collect();
         let mut end = 0;
@@ -307,22 +326,14 @@ impl AllGatherConfig {
 
     /// The time of a product for each shard.
     fn chunked<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<f64> {
-        let schedule = self.schedule::<T, O>(ranks, Cut::Each(1));
+        let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
         let there = self.arrivals::<T, O>(ranks, rates, &schedule);
         let one = GemmConfig { m: schedule.extent(), ..*product }.predicted::<T, O>(rates.multiprocessors)?;
         let times = there.iter().enumerate();
-        Some(
-            times.fold(0.0, |now: f64, (position, times)| {
-                now.max(times[0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside
-            }),
-        )
+        Some(times.fold(0.0, |now: f64, (position, times)| {
+            now.max(times[0][0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside
+        }))
     }
-}
-
-/// Notes when a piece of a shard is there: of a shard that is not cut, all slabs.
-fn arrive(slabs: &mut [f64], piece: u32, pieces: u32, now: f64) {
-    let arrived = if pieces == 1 { slabs } else { &mut slabs[piece as usize..=piece as usize] };
-    arrived.fill(now);
 }
 
 /// The fastest method, and why.
@@ -353,9 +364,10 @@ impl super::config::OverlapConfig {
         if self.margin >= rates.multiprocessors {
             return Err(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors));
         }
-        match self.cut.map(Cut::slabs) {
-            Some(slabs) if !(1..=Cut::MOST).contains(&slabs) => Err(format!("{slabs} slabs: take 1 to {}", Cut::MOST)),
-            _ => Ok(()),
+        let counts = self.cut.map(|cut| [("panels", cut.panels), ("slabs", cut.slabs)]);
+        match counts.iter().flatten().find(|(_, count)| !(1..=Cut::MOST).contains(count)) {
+            Some((of, count)) => Err(format!("{count} {of}: take 1 to {}", Cut::MOST)),
+            None => Ok(()),
         }
     }
 }
@@ -439,11 +451,16 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_taken() {
         for method in [Method::Fused, Method::Chunked, Method::Sequential] {
-            let overlap = OverlapConfig { method: Some(method), cut: Some(Cut::Each(3)), order: Some(PutOrder::ByChunk), margin: 4 };
+            let overlap = OverlapConfig {
+                method: Some(method),
+                cut: Some(Cut { panels: 2, slabs: 3, last_only: false }),
+                order: Some(PutOrder::ByChunk),
+                margin: 4,
+            };
             let choice =
                 AllGatherConfig { overlap, ..config([4096; 3]) }.choose::<bf16, bf16>(WorldSize::new(4).unwrap(), &Rates::H200).unwrap();
             assert_eq!((choice.method, choice.order), (method, PutOrder::ByChunk));
-            assert_eq!(choice.cut, if method == Method::Fused { Cut::Each(3) } else { Cut::Each(1) });
+            assert_eq!(choice.cut, if method == Method::Fused { Cut { panels: 2, slabs: 3, last_only: false } } else { Cut::WHOLE });
         }
     }
 }

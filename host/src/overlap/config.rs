@@ -30,26 +30,25 @@ pub enum Method {
     Sequential,
 }
 
-/// The chunks of a shard, each with a flag of its own: slabs along the dimension that is summed. A tile of the product begins with the first slab while the
-/// next is on its way.
+/// The chunks of a shard, each with a flag of its own. Tiles of one panel are computed while the next is on its way, and a tile begins with the first slab while
+/// the next is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// Every shard in so many slabs.
-    Each(u32),
-    /// Only the shard that comes last, in so many slabs: fewer copies where they take longer than the product.
-    Last(u32),
+pub struct Cut {
+    /// Parts of a shard along the dimension that is gathered, one after another; fewer where they do not divide the shard.
+    pub panels: u32,
+    /// Parts of a panel along the dimension that is summed. Where the sum is gathered there is one.
+    pub slabs: u32,
+    /// Whether only the panel that comes last of all has slabs: fewer copies where they take longer than the product.
+    pub last_only: bool,
 }
 
 impl Cut {
-    /// The most slabs of a shard.
+    /// A shard in one piece.
+    pub const WHOLE: Self = Self { panels: 1, slabs: 1, last_only: false };
+    /// The most panels, and the most slabs.
     pub const MOST: u32 = 4;
-
-    /// Slabs of a shard that is cut.
-    pub(super) fn slabs(self) -> u32 {
-        match self {
-            Self::Each(slabs) | Self::Last(slabs) => slabs,
-        }
-    }
+    /// The most chunks of a shard.
+    pub(super) const CHUNKS: u32 = Self::MOST * Self::MOST;
 }
 
 /// Which operand the ranks gather, and along which dimension.

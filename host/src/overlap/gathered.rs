@@ -78,7 +78,7 @@ enum Work<T: GatherOperands<O>, O: 'static> {
     Fused {
         kernel: Box<dyn Instance<T, O>>,
         tiles: Buffer<u32>,
-        flags: [Buffer<u32>; PLACES],
+        flags: Buffer<u32>,
     },
     /// A product for each shard, by members; shards of one size share one.
     Chunked {
@@ -128,8 +128,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                         banded(&(0..product.m.div_ceil(rows * cluster) as u32).collect::<Vec<_>>(), columns)
                     }
                 };
-                let flags = |place| Buffer::from_slice(stream, &flags_of(inner, &schedule, place));
-                Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags: [flags(0)?, flags(1)?] }
+                let flags = Buffer::from_slice(stream, &flags_of(inner, &schedule))?;
+                Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags }
             }
             (Method::Chunked, _) => {
                 let last = (0..ranks.get())
@@ -240,8 +240,16 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     _ if first >= self.product.k.div_ceil(T::STEP) as u32 => [1, 0],
                     _ => [1, first],
                 };
-                let (tiles, flags, margin) = (tiles.view(), flags[place].view(), self.config.overlap.margin);
-                let order = Order { tiles, flags, extent: schedule.extent() as u32, sources: schedule.members, slab, first, margin };
+                let (tiles, flags, margin) = (tiles.view(), flags.view(), self.config.overlap.margin);
+                let order = Order {
+                    tiles,
+                    flags,
+                    extent: schedule.panel_extent() as u32,
+                    sources: schedule.members * schedule.cut.panels,
+                    slab,
+                    first,
+                    margin,
+                };
                 Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()))?)
             }
             Work::Chunked { whole, last } => {
@@ -272,17 +280,15 @@ pub(super) enum Product<'a> {
     Sequential(Bound<'a>),
 }
 
-/// For each slab and source the number of the flag that the kernel waits for.
-fn flags_of(inner: &Inner, schedule: &Schedule, place: usize) -> Vec<u32> {
+/// For each slab and panel of all shards the number of the flag that the kernel waits for, among those of the place.
+fn flags_of(inner: &Inner, schedule: &Schedule) -> Vec<u32> {
     let me = inner.member.rank().index();
-    let flag = |slab: u32, source: u32| {
-        if source == me || schedule.shard(source).is_empty() {
-            return PRESENT;
-        }
-        let piece = schedule.piece(schedule.position(me, source), slab);
-        inner.ready.index(Inner::ready_flag(place, piece), inner.world_rank(source))
+    let flag = |slab: u32, source: u32, panel: u32| {
+        let number = if source == me { None } else { schedule.number(source, schedule.position(me, source), panel, slab) };
+        number.map_or(PRESENT, |number| inner.ready.index(number, inner.world_rank(source)))
     };
-    (0..schedule.cut.slabs()).flat_map(|slab| (0..schedule.members).map(move |source| flag(slab, source))).collect()
+    let panels = || (0..schedule.members).flat_map(|source| (0..schedule.cut.panels).map(move |panel| (source, panel)));
+    (0..schedule.cut.slabs).flat_map(|slab| panels().map(move |(source, panel)| flag(slab, source, panel))).collect()
 }
 
 impl<T: GatherOperands<O>, O> fmt::Debug for AllGatherGemm<T, O> {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use oxtile_tile::arrivals::WaitsArgument;
 use oxtile_tile::num::Pod;
 
 use super::config::Cut;
@@ -26,7 +27,7 @@ pub(super) struct Inner {
     pub out: Stream,
     bytes: u64,
     places: Mutex<[SymmetricBuffer<u8>; PLACES]>,
-    /// Set by who has put a chunk: of each place, one for each slab.
+    /// Set by who has put a chunk: of each place, one for each chunk of a shard.
     pub ready: Flags,
     /// Set by who has read a place.
     pub free: Flags,
@@ -62,7 +63,7 @@ impl OverlapMemory {
         }
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
         places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
-        let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::MOST)?;
+        let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("gathered operand was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
         let (places, state) = (Mutex::new(places), Mutex::default());
@@ -146,9 +147,16 @@ impl Inner {
         self.member.team().members().iter().copied().filter(move |rank| *rank != me)
     }
 
+    /// What a kernel takes that waits for these flags, numbered from the place's first on.
+    pub fn waits(&self, stream: &Stream, place: usize, flags: &[(u32, Rank)]) -> Result<WaitsArgument<'_>> {
+        let waits = self.ready.waits(stream, flags)?;
+        let first = waits.first + self.ready.index(Self::ready_flag(place, 0), Rank::ZERO);
+        Ok(WaitsArgument { first, ..waits })
+    }
+
     /// The flag of a chunk in a place.
-    pub fn ready_flag(place: usize, slab: u32) -> u32 {
-        place as u32 * Cut::MOST + slab
+    pub fn ready_flag(place: usize, chunk: u32) -> u32 {
+        place as u32 * Cut::CHUNKS + chunk
     }
 }
 

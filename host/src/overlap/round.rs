@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::gathered::{AllGatherGemm, Product};
 use super::memory::{Inner, PLACES};
-use super::schedule::Schedule;
+use super::schedule::{Chunk, Schedule};
 use super::table::GatherOperands;
 use crate::comm::Rank;
 use crate::runtime::{Buffer, Error, Result, Stream, order};
@@ -80,10 +80,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         let size = size_of::<T>() as u64;
         // SAFETY: the bytes of a buffer's elements, which share its uses.
         let bytes = unsafe { Buffer::<u8>::of(Arc::clone(shard.memory()), shard.len() * size) };
-        let mut rows = schedule.chunk(me, 0, 0).copy(schedule.gathered, size);
-        if schedule.pieces(0) > 1 {
-            rows.count = schedule.other;
-        }
+        let mut rows = schedule.whole(me).copy(schedule.gathered, size);
         (rows.from.start, rows.from.pitch) = (0, width * size);
         let places = inner.places();
         places[place].peer(inner.member.world_rank())?.put_rows(stream, &bytes, rows)
@@ -122,12 +119,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         inner.begin(turn, compute, WHAT)?;
         let place = place_of(turn);
         let mut places = inner.places();
-        inner.out.wait(&compute.mark()?)?;
         // Before the launch that waits for the others' puts: queues of the device may be shared.
         self.of.put(&places[place], place)?;
         let flags = self.of.awaited(place);
         match &mut self.products[place] {
-            Product::Fused(product) => product(compute, inner.ready.waits(compute, &flags)?)?,
+            Product::Fused(product) => product(compute, inner.waits(compute, place, &flags)?)?,
             Product::Sequential(product) => {
                 wait_for(inner, compute, &flags)?;
                 product.run(compute)?;
@@ -145,7 +141,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
         // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;
-        self.of.release(compute, &mut places[place], place, &flags)
+        self.of.release(compute, &mut places[place], place, &flags)?;
+        if !compute.is_capturing() {
+            // All uses so far come before later work of this stream: the next one need not wait for `out` again.
+            let memory = places[place].local().memory();
+            memory.forget_uses();
+            memory.add_use(&compute.0, true, &mut Vec::new());
+        }
+        Ok(())
     }
 }
 
@@ -165,46 +168,46 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     fn put<'b>(&'b self, from: &'b SymmetricBuffer<u8>, place: usize) -> Result<()> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
-        let targets: Vec<_> = schedule.targets(me).map(|target| (schedule.position(target, me), inner.world_rank(target))).collect();
+        let target = |target| (inner.world_rank(target), schedule.chunks(me, schedule.position(target, me)));
+        let targets: Vec<(Rank, Vec<Chunk>)> = schedule.targets(me).map(target).collect();
         let free = |batch: Batch<'b>, to| batch.take_back(&inner.free, place as u32, to);
-        let put = |batch: Batch<'b>, (position, to), piece| {
-            let rows = schedule.chunk(me, position, piece).copy(schedule.stored()[1], size_of::<T>() as u64);
-            batch.put_rows(&from.peer(to)?, from.local(), rows)
+        let put = |batch: Batch<'b>, to, chunk: &Chunk| {
+            batch.put_rows(&from.peer(to)?, from.local(), chunk.copy(schedule.stored()[1], size_of::<T>() as u64))
         };
-        let set = |batch: Batch<'b>, to, piece| batch.set(&inner.ready, Inner::ready_flag(place, piece), to);
+        let set = |batch: Batch<'b>, to, chunk: &Chunk| batch.set(&inner.ready, Inner::ready_flag(place, chunk.number), to);
         let mut batch = inner.arena.batch(&inner.out);
         match self.choice().order {
             PutOrder::ByPeer | PutOrder::InStep => {
-                for (at, (position, to)) in targets.into_iter().enumerate() {
-                    if at > 0 && self.choice().order == PutOrder::InStep {
-                        batch = self.in_step(batch, place, position - 1)?;
+                for (step, (to, chunks)) in targets.iter().enumerate() {
+                    if step > 0 && self.choice().order == PutOrder::InStep {
+                        batch = self.in_step(batch, place, step as u32)?;
                     }
-                    batch = free(batch, to)?;
-                    for piece in 0..schedule.pieces(position) {
-                        batch = set(put(batch, (position, to), piece)?, to, piece)?;
+                    batch = free(batch, *to)?;
+                    for chunk in chunks {
+                        batch = set(put(batch, *to, chunk)?, *to, chunk)?;
                     }
                 }
             }
             PutOrder::ByChunk => {
-                batch = targets.iter().try_fold(batch, |batch, (_, to)| free(batch, *to))?;
-                for piece in 0..schedule.cut.slabs() {
-                    let cut = || targets.iter().copied().filter(|(position, _)| piece < schedule.pieces(*position));
-                    batch = cut().try_fold(batch, |batch, target| put(batch, target, piece))?;
-                    batch = cut().try_fold(batch, |batch, (_, to)| set(batch, to, piece))?;
+                batch = targets.iter().try_fold(batch, |batch, (to, _)| free(batch, *to))?;
+                for at in 0..targets.iter().map(|(_, chunks)| chunks.len()).max().unwrap_or(0) {
+                    let together = || targets.iter().filter_map(move |(to, chunks)| Some((*to, chunks.get(at)?)));
+                    batch = together().try_fold(batch, |batch, (to, chunk)| put(batch, to, chunk))?;
+                    batch = together().try_fold(batch, |batch, (to, chunk)| set(batch, to, chunk))?;
                 }
             }
         }
         batch.enqueue()
     }
 
-    /// The chunks of the member that has put to this one at this step are here: both then go on to the next.
+    /// The shard of the member that has put to this one in the step before is here: both then go on to the next.
     fn in_step<'b>(&'b self, batch: Batch<'b>, place: usize, position: u32) -> Result<Batch<'b>> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
         let source = schedule.sources(me).find(|source| schedule.position(me, *source) == position);
-        let last = Inner::ready_flag(place, schedule.pieces(position) - 1);
-        match source {
-            Some(source) => batch.wait_flag(&inner.ready, last, inner.world_rank(source)),
+        let last = source.and_then(|source| Some((source, schedule.chunks(source, position).pop()?)));
+        match last {
+            Some((source, last)) => batch.wait_flag(&inner.ready, Inner::ready_flag(place, last.number), inner.world_rank(source)),
             None => Ok(batch),
         }
     }
@@ -214,8 +217,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
         let of_source = |source: u32| {
-            let pieces = schedule.pieces(schedule.position(me, source));
-            (0..pieces).map(move |piece| (Inner::ready_flag(place, piece), inner.world_rank(source)))
+            let chunks = schedule.chunks(source, schedule.position(me, source));
+            chunks.into_iter().map(move |chunk| (Inner::ready_flag(place, chunk.number), inner.world_rank(source)))
         };
         schedule.sources(me).flat_map(of_source).collect()
     }
@@ -235,7 +238,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
 /// The bytes of the gathered operand that are not this member's.
 fn others_of(schedule: &Schedule, me: u32, size: u64) -> Vec<std::ops::Range<u64>> {
     let [rows, columns] = schedule.stored();
-    let own = schedule.chunk(me, 0, 0);
+    let own = schedule.whole(me);
     let (of_row, own_columns) = if schedule.shards_are_rows { (columns, 0..columns) } else { (columns, own.columns.clone()) };
     let ranges = if schedule.shards_are_rows {
         vec![0..own.rows.start * of_row, own.rows.end * of_row..rows * of_row]

@@ -16,7 +16,7 @@ const BAND: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Schedule {
     pub members: u32,
-    /// Elements along the dimension that is gathered.
+    /// Elements along the dimension that is gathered, which panels cut.
     pub gathered: u64,
     /// Elements along the other one, which slabs cut.
     pub other: u64,
@@ -32,20 +32,19 @@ pub(super) struct Schedule {
 /// A part of a matrix as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
+    /// Its number in its shard: that of its flag.
+    pub number: u32,
     pub rows: Range<u64>,
     pub columns: Range<u64>,
 }
 
 impl Schedule {
-    /// Cut into slabs of whole steps of a kernel: fewer slabs than asked for where there are fewer steps.
+    /// Cut into panels of equal size and slabs of whole steps of a kernel: fewer than asked for where the shard has no such parts.
     pub fn new(members: u32, [gathered, other]: [u64; 2], [shards_are_rows, ascending]: [bool; 2], cut: Cut, step: u64) -> Self {
-        let steps = other.div_ceil(step).max(1);
-        let slab = steps.div_ceil(u64::from(cut.slabs()).clamp(1, steps));
-        let slabs = steps.div_ceil(slab) as u32;
-        let cut = match cut {
-            Cut::Each(_) => Cut::Each(slabs),
-            Cut::Last(_) => Cut::Last(slabs),
-        };
+        let (extent, steps) = (gathered.div_ceil(u64::from(members)), other.div_ceil(step).max(1));
+        let panels = (1..=cut.panels.max(1)).rev().find(|panels| extent.is_multiple_of(u64::from(*panels))).unwrap_or(1);
+        let slab = steps.div_ceil(u64::from(cut.slabs).clamp(1, steps));
+        let cut = Cut { panels, slabs: steps.div_ceil(slab) as u32, ..cut };
         Self { members, gathered, other, shards_are_rows, ascending, cut, slab: slab * step }
     }
 
@@ -54,10 +53,21 @@ impl Schedule {
         self.gathered.div_ceil(u64::from(self.members))
     }
 
+    /// Elements of a panel along it.
+    pub fn panel_extent(&self) -> u64 {
+        self.extent() / u64::from(self.cut.panels)
+    }
+
     /// The shard of a member along the gathered dimension.
     pub fn shard(&self, source: u32) -> Range<u64> {
         let at = |member: u32| (u64::from(member) * self.extent()).min(self.gathered);
         at(source)..at(source + 1)
+    }
+
+    /// A panel of it.
+    fn panel(&self, source: u32, panel: u32) -> Range<u64> {
+        let first = u64::from(source) * self.extent() + u64::from(panel) * self.panel_extent();
+        first.min(self.gathered)..(first + self.panel_extent()).min(self.gathered)
     }
 
     /// The place of `source`'s shard among the arrivals at `member`: 0 is the own one, 1 comes first.
@@ -75,28 +85,39 @@ impl Schedule {
         if self.shards_are_rows { [self.gathered, self.other] } else { [self.other, self.gathered] }
     }
 
-    /// Chunks of the shard that arrives at a position.
-    pub fn pieces(&self, position: u32) -> u32 {
-        match self.cut {
-            Cut::Each(slabs) => slabs,
-            Cut::Last(slabs) if position + 1 == self.members => slabs,
-            Cut::Last(_) => 1,
-        }
+    /// Slabs of a panel of the shard that arrives at a position.
+    pub fn slabs(&self, position: u32, panel: u32) -> u32 {
+        let is_last = position + 1 == self.members && panel + 1 == self.cut.panels;
+        if is_last || !self.cut.last_only { self.cut.slabs } else { 1 }
     }
 
-    /// The chunk of a slab where the shard arrives at a position: of one that is not cut, always the whole.
-    pub fn piece(&self, position: u32, slab: u32) -> u32 {
-        if self.pieces(position) == 1 { 0 } else { slab }
+    /// The number of the chunk that a slab of a panel is in, of the shard that arrives at a position; none if the panel is empty.
+    pub fn number(&self, source: u32, position: u32, panel: u32, slab: u32) -> Option<u32> {
+        let slab = if self.slabs(position, panel) == 1 { 0 } else { slab };
+        (!self.panel(source, panel).is_empty()).then_some(panel * self.cut.slabs + slab)
     }
 
-    /// A chunk of a shard that arrives at a position.
-    pub fn chunk(&self, source: u32, position: u32, piece: u32) -> Chunk {
-        let slab = match self.pieces(position) {
-            1 => 0..self.other,
-            _ => (u64::from(piece) * self.slab).min(self.other)..((u64::from(piece) + 1) * self.slab).min(self.other),
+    /// The chunks of a shard that arrives at a position, in the order in which they are put.
+    pub fn chunks(&self, source: u32, position: u32) -> Vec<Chunk> {
+        let of_panel = |panel: u32| (0..self.slabs(position, panel)).map(move |slab| (panel, slab));
+        let chunk = |(panel, slab): (u32, u32)| {
+            let number = self.number(source, position, panel, slab)?;
+            let slab = match self.slabs(position, panel) {
+                1 => 0..self.other,
+                _ => (u64::from(slab) * self.slab).min(self.other)..((u64::from(slab) + 1) * self.slab).min(self.other),
+            };
+            let panel = self.panel(source, panel);
+            let (rows, columns) = if self.shards_are_rows { (panel, slab) } else { (slab, panel) };
+            Some(Chunk { number, rows, columns })
         };
-        let (rows, columns) = if self.shards_are_rows { (self.shard(source), slab) } else { (slab, self.shard(source)) };
-        Chunk { rows, columns }
+        (0..self.cut.panels).flat_map(of_panel).filter_map(chunk).collect()
+    }
+
+    /// A whole shard.
+    pub fn whole(&self, source: u32) -> Chunk {
+        let (shard, other) = (self.shard(source), 0..self.other);
+        let (rows, columns) = if self.shards_are_rows { (shard, other) } else { (other, shard) };
+        Chunk { number: 0, rows, columns }
     }
 
     /// The other members that have something to put, in the order in which their shards arrive at `member`.
@@ -112,18 +133,23 @@ impl Schedule {
         places.map(move |places| self.after(member, places)).filter(move |_| !is_empty)
     }
 
+    /// The panels, each by position and number, of what a tile needs that begins at `row` and is so high, at `member`.
+    pub fn needs(&self, member: u32, row: u64, height: u64) -> impl Iterator<Item = (u32, u32)> + use<'_> {
+        let (panels, extent) = (u64::from(self.cut.panels), self.panel_extent().max(1));
+        let parts = row / extent..=((row + height).min(self.gathered) - 1) / extent;
+        parts.map(move |part| (self.position(member, (part / panels) as u32), (part % panels) as u32))
+    }
+
     /// Tiles of `height` gathered rows and their columns in the order of time: own ones first, then as what they need arrives. The row is in the upper 16
     /// bits.
     pub fn tiles(&self, member: u32, height: u64, columns: u32) -> Vec<u32> {
         let rows = self.gathered.div_ceil(height);
-        let last_needed = |row: u64| {
-            let (first, end) = (row * height, ((row + 1) * height).min(self.gathered));
-            let sources = (first / self.extent().max(1)) as u32..=((end - 1) / self.extent().max(1)) as u32;
-            sources.map(|source| self.position(member, source)).max()
-        };
-        let mut panels: Vec<Vec<u32>> = vec![Vec::new(); self.members as usize];
-        (0..rows).for_each(|row| panels[last_needed(row).unwrap_or(0) as usize].push(row as u32));
-        panels.iter().flat_map(|rows| banded(rows, columns)).collect()
+        // Panels of the own shard are there together.
+        let arrival = |(position, panel): (u32, u32)| if position == 0 { 0 } else { 1 + (position - 1) * self.cut.panels + panel };
+        let last_needed = |row: u64| self.needs(member, row * height, height).map(arrival).max().unwrap_or(0);
+        let mut arrivals: Vec<Vec<u32>> = vec![Vec::new(); (self.members * self.cut.panels) as usize];
+        (0..rows).for_each(|row| arrivals[last_needed(row) as usize].push(row as u32));
+        arrivals.iter().flat_map(|rows| banded(rows, columns)).collect()
     }
 }
 
@@ -149,7 +175,8 @@ mod tests {
     use super::*;
 
     fn cuts() -> Vec<Cut> {
-        (1..=Cut::MOST).flat_map(|slabs| [Cut::Each(slabs), Cut::Last(slabs)]).collect()
+        let of = |panels| [1, 2, 4].map(|slabs| [false, true].map(|last_only| Cut { panels, slabs, last_only }));
+        [1, 2, 3, 4].into_iter().flat_map(of).flatten().collect()
     }
 
     fn schedules() -> Vec<Schedule> {
@@ -164,7 +191,7 @@ mod tests {
         all
     }
 
-    /// Chunks of all shards cover the matrix once, at every member and whatever the cut.
+    /// Chunks of all shards cover the matrix once, at every member and whatever the cut, and no two of a shard have one number.
     #[test]
     fn chunks_cover_the_matrix_once() {
         for schedule in schedules() {
@@ -172,10 +199,11 @@ mod tests {
             for member in 0..schedule.members {
                 let mut area = 0;
                 for source in 0..schedule.members {
-                    let at = schedule.position(member, source);
-                    for piece in 0..schedule.pieces(at) {
-                        let Chunk { rows: r, columns: c } = schedule.chunk(source, at, piece);
-                        assert!(r.end <= rows && c.end <= columns, "{schedule:?}");
+                    let chunks = schedule.chunks(source, schedule.position(member, source));
+                    let numbers: BTreeSet<_> = chunks.iter().map(|chunk| chunk.number).collect();
+                    assert!(numbers.len() == chunks.len() && numbers.iter().all(|number| *number < Cut::CHUNKS), "{schedule:?}");
+                    for Chunk { rows: r, columns: c, .. } in chunks {
+                        assert!(!r.is_empty() && !c.is_empty() && r.end <= rows && c.end <= columns, "{schedule:?}");
                         area += (r.end - r.start) * (c.end - c.start);
                     }
                 }
@@ -184,24 +212,25 @@ mod tests {
         }
     }
 
-    /// What a member puts is what the other waits for: the same chunks under the same numbers.
+    /// What a member puts is what the other waits for: at the same place in the order, under the same numbers.
     #[test]
     fn both_ends_agree() {
         for schedule in schedules() {
             for source in 0..schedule.members {
-                for target in schedule.targets(source) {
-                    assert!(schedule.sources(target).any(|found| found == source), "{schedule:?}");
-                }
-                // What is put at a step is at the same place among the arrivals.
-                let steps = schedule.targets(source).map(|target| schedule.position(target, source));
+                let targets: Vec<_> = schedule.targets(source).collect();
+                assert!(targets.iter().all(|target| schedule.sources(*target).any(|found| found == source)), "{schedule:?}");
+                let steps = targets.iter().map(|target| schedule.position(*target, source));
                 assert!(steps.eq(1..if schedule.shard(source).is_empty() { 1 } else { schedule.members }), "{schedule:?}");
             }
             for member in 0..schedule.members {
                 let arrivals: Vec<_> = schedule.sources(member).map(|source| schedule.position(member, source)).collect();
                 assert!(arrivals.is_sorted(), "{schedule:?}");
-                let slabs = schedule.cut.slabs();
-                for (at, slab) in arrivals.iter().flat_map(|at| (0..slabs).map(move |slab| (*at, slab))) {
-                    assert!(schedule.piece(at, slab) < schedule.pieces(at), "{schedule:?}");
+                for source in schedule.sources(member) {
+                    let at = schedule.position(member, source);
+                    let put: BTreeSet<_> = schedule.chunks(source, at).iter().map(|chunk| chunk.number).collect();
+                    let panels = (0..schedule.cut.panels).flat_map(|panel| (0..schedule.cut.slabs).map(move |slab| (panel, slab)));
+                    let awaited: BTreeSet<_> = panels.filter_map(|(panel, slab)| schedule.number(source, at, panel, slab)).collect();
+                    assert_eq!(put, awaited, "{schedule:?}");
                 }
             }
         }
@@ -217,11 +246,16 @@ mod tests {
                 let needs = |tile: &u32| {
                     let row = u64::from(tile >> 16);
                     let inside = row * height..((row + 1) * height).min(schedule.gathered);
-                    let overlaps = |source: &u32| {
-                        let shard = schedule.shard(*source);
-                        shard.start < inside.end && inside.start < shard.end
+                    let overlaps = |(source, panel): &(u32, u32)| {
+                        let panel = schedule.panel(*source, *panel);
+                        panel.start < inside.end && inside.start < panel.end
                     };
-                    (0..schedule.members).filter(overlaps).map(|source| schedule.position(member, source)).max().unwrap()
+                    let panels = (0..schedule.members).flat_map(|source| (0..schedule.cut.panels).map(move |panel| (source, panel)));
+                    let arrival = |(source, panel): (u32, u32)| match schedule.position(member, source) {
+                        0 => (0, 0),
+                        position => (position, panel),
+                    };
+                    panels.filter(overlaps).map(arrival).max().unwrap()
                 };
                 assert!(tiles.iter().map(needs).is_sorted(), "{schedule:?}, member {member}");
             }
@@ -229,13 +263,15 @@ mod tests {
     }
 
     #[test]
-    fn slabs_are_whole_steps() {
-        let schedule = Schedule::new(4, [4096, 1000], [true, false], Cut::Each(4), 64);
+    fn slabs_are_whole_steps_and_panels_are_equal() {
+        let cut = Cut { panels: 2, slabs: 4, last_only: false };
+        let schedule = Schedule::new(4, [4096, 1000], [true, false], cut, 64);
         // 16 steps in slabs of 4.
-        assert_eq!((schedule.slab, schedule.cut), (256, Cut::Each(4)));
-        assert_eq!(schedule.chunk(1, 1, 3), Chunk { rows: 1024..2048, columns: 768..1000 });
-        assert_eq!(schedule.chunk(1, 1, 3).copy(1000, 2).from, Pitched { start: (1024 * 1000 + 768) * 2, pitch: 2000 });
-        let few = Schedule::new(4, [4096, 100], [true, false], Cut::Each(4), 64);
-        assert_eq!((few.slab, few.cut), (64, Cut::Each(2)));
+        assert_eq!((schedule.slab, schedule.cut, schedule.panel_extent()), (256, cut, 512));
+        let last = schedule.chunks(1, 1).pop().unwrap();
+        assert_eq!(last, Chunk { number: 7, rows: 1536..2048, columns: 768..1000 });
+        assert_eq!(last.copy(1000, 2).from, Pitched { start: (1536 * 1000 + 768) * 2, pitch: 2000 });
+        let few = Schedule::new(4, [4092, 100], [true, false], Cut { panels: 4, ..cut }, 64);
+        assert_eq!((few.slab, few.cut), (64, Cut { panels: 3, slabs: 2, last_only: false }));
     }
 }

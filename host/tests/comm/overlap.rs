@@ -203,6 +203,16 @@ fn whole(runtime: &Runtime, config: GemmConfig) -> Result<Gemm<bf16, bf16>> {
     Gemm::planned(runtime, config, *plans.iter().find(|plan| plan.parts == 1).expect("a plan is not split"))
 }
 
+/// Shards in so many panels of so many slabs each.
+const fn cut(panels: u32, slabs: u32) -> Cut {
+    Cut { panels, slabs, last_only: false }
+}
+
+/// As [`cut`], with slabs of the last panel alone.
+const fn last(panels: u32, slabs: u32) -> Cut {
+    Cut { last_only: true, ..cut(panels, slabs) }
+}
+
 /// By rows of a row-major operand, with a method.
 fn by(method: Method, cut: Option<Cut>, [m, n, k]: [u64; 3]) -> AllGatherConfig {
     let overlap = OverlapConfig { method: Some(method), cut, ..OverlapConfig::default() };
@@ -213,13 +223,13 @@ fn by(method: Method, cut: Option<Cut>, [m, n, k]: [u64; 3]) -> AllGatherConfig 
 fn every_method_has_the_bits_of_a_plain_product() {
     let cases = [
         (1, by(Method::Sequential, None, [40, 16, 72])),
-        (2, by(Method::Fused, Some(Cut::Each(2)), [70, 32, 136])),
+        (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136])),
         (2, by(Method::Chunked, None, [70, 32, 136])),
         (2, by(Method::Sequential, None, [70, 32, 136])),
-        (3, by(Method::Fused, Some(Cut::Last(3)), [300, 24, 200])),
-        (4, AllGatherConfig { transpose_b: true, ..by(Method::Fused, Some(Cut::Each(1)), [264, 64, 72]) }),
+        (3, by(Method::Fused, Some(last(2, 3)), [300, 24, 200])),
+        (4, AllGatherConfig { transpose_b: true, ..by(Method::Fused, Some(cut(1, 1)), [264, 64, 72]) }),
         (4, by(Method::Chunked, None, [9, 32, 64])),
-        (8, by(Method::Fused, Some(Cut::Each(4)), [100, 64, 264])),
+        (8, by(Method::Fused, Some(cut(1, 4)), [100, 64, 264])),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
         for captured in [false, true] {
@@ -239,7 +249,7 @@ fn every_layout_and_every_gather() {
     };
     let cases = [
         // Shards of a transposed A are columns.
-        (2, new([80, 32, 136], [true, false], Gathers::Rows, Method::Fused, Some(Cut::Each(2)))),
+        (2, new([80, 32, 136], [true, false], Gathers::Rows, Method::Fused, Some(cut(1, 2)))),
         (3, new([72, 48, 64], [true, true], Gathers::Rows, Method::Sequential, None)),
         (3, new([40, 48, 200], [true, false], Gathers::SumOfA, Method::Fused, None)),
         (4, new([64, 16, 520], [true, false], Gathers::SumOfB, Method::Fused, None)),
@@ -263,7 +273,7 @@ fn random_shapes_under_many_seeds() {
         };
         let ranks = 2 + below(3) as u32;
         let sizes = [1 + below(300), 8 * (1 + below(4)) * u64::from(ranks), 8 * (1 + below(30))];
-        let cut = [Cut::Each(1 + below(4) as u32), Cut::Last(1 + below(4) as u32)][below(2) as usize];
+        let cut = Cut { panels: 1 + below(4) as u32, slabs: 1 + below(4) as u32, last_only: below(2) == 0 };
         let method = [Method::Fused, Method::Fused, Method::Chunked, Method::Sequential][below(4) as usize];
         let order = [PutOrder::ByPeer, PutOrder::InStep, PutOrder::ByChunk][below(3) as usize];
         let config = by(method, Some(cut), sizes);
@@ -295,7 +305,7 @@ impl Ranks {
 /// Two layers of other sizes and methods take one memory by turns.
 #[test]
 fn layers_share_a_memory() -> Result<()> {
-    let layers = [by(Method::Fused, Some(Cut::Each(2)), [70, 32, 136]), by(Method::Fused, Some(Cut::Last(4)), [264, 16, 72])];
+    let layers = [by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), by(Method::Fused, Some(last(2, 4)), [264, 16, 72])];
     let case = Case { ranks: 2, config: layers[0], captured: false, seed: 1 };
     let ranks = Ranks::new(2, 264 * 136 * 2, case.options())?;
     let mut results: Vec<Vec<Buffer<bf16>>> = Vec::new();
@@ -330,7 +340,7 @@ fn layers_share_a_memory() -> Result<()> {
 #[test]
 fn a_rank_that_does_not_call_is_named() -> Result<()> {
     for method in [Method::Fused, Method::Sequential] {
-        let config = by(method, Some(Cut::Each(1)), [70, 32, 136]);
+        let config = by(method, Some(cut(1, 1)), [70, 32, 136]);
         let case = Case { ranks: 2, config, captured: false, seed: 1 };
         let options = ArenaOptions { deadline: Duration::from_millis(300), ..case.options() };
         let ranks = Ranks::new(2, 70 * 136 * 2, options)?;
@@ -349,10 +359,10 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 /// Members that made different operations learn of it before the first call, in every build.
 #[test]
 fn other_operations_on_other_ranks_are_refused() -> Result<()> {
-    let config = by(Method::Fused, Some(Cut::Each(2)), [70, 32, 136]);
+    let config = by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]);
     let others = [
         AllGatherConfig { overlap: OverlapConfig { method: Some(Method::Sequential), ..config.overlap }, ..config },
-        AllGatherConfig { overlap: OverlapConfig { cut: Some(Cut::Each(1)), ..config.overlap }, ..config },
+        AllGatherConfig { overlap: OverlapConfig { cut: Some(cut(1, 1)), ..config.overlap }, ..config },
         AllGatherConfig { overlap: OverlapConfig { margin: 2, ..config.overlap }, ..config },
         AllGatherConfig { sizes: Global { m: 71, ..config.sizes }, ..config },
         AllGatherConfig { transpose_b: true, ..config },
@@ -382,7 +392,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     assert!(unaligned.contains("Fused cannot do it: k is 132, no multiple of 8"), "{unaligned}");
     let sums = refused(AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..by(Method::Chunked, None, [64, 32, 64]) });
     assert!(sums.contains("the parts of a sum would be added up in the result's type"), "{sums}");
-    let slabs = refused(by(Method::Fused, Some(Cut::Each(9)), [70, 32, 136]));
+    let slabs = refused(by(Method::Fused, Some(cut(1, 9)), [70, 32, 136]));
     assert_eq!(slabs, "AllGatherConfig: 9 slabs: take 1 to 4");
     let margin = refused(AllGatherConfig { overlap: OverlapConfig { margin: 132, ..config.overlap }, ..config });
     assert_eq!(margin, "AllGatherConfig: a margin of 132 leaves none of 4 multiprocessors");

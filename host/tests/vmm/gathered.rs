@@ -18,6 +18,16 @@ use crate::watch::{doing, settle};
 /// Replays of each graph, each of another operand.
 const REPLAYS: u64 = 100;
 
+/// Shards in so many panels of so many slabs each.
+const fn cut(panels: u32, slabs: u32) -> Cut {
+    Cut { panels, slabs, last_only: false }
+}
+
+/// As [`cut`], with slabs of the last panel alone.
+const fn last(panels: u32, slabs: u32) -> Cut {
+    Cut { last_only: true, ..cut(panels, slabs) }
+}
+
 /// By rows of a row-major operand.
 fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
     let overlap = OverlapConfig { method: Some(method), cut: Some(cut), ..OverlapConfig::default() };
@@ -76,11 +86,11 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     let world = u64::from(rank.world().get());
     let side = Side::open(&rank, options, 700 * 520 * 2)?;
     let configs = [
-        by(Method::Fused, Cut::Each(2), [512, 128 * world, 512]),
-        by(Method::Fused, Cut::Last(4), [700, 64 * world, 520]),
-        by(Method::Fused, Cut::Each(1), [40, 256 * world, 64]),
-        by(Method::Chunked, Cut::Each(1), [384, 128 * world, 512]),
-        by(Method::Sequential, Cut::Each(1), [700, 64 * world, 520]),
+        by(Method::Fused, cut(1, 2), [512, 128 * world, 512]),
+        by(Method::Fused, last(2, 4), [700, 64 * world, 520]),
+        by(Method::Fused, cut(1, 1), [40, 256 * world, 64]),
+        by(Method::Chunked, cut(1, 1), [384, 128 * world, 512]),
+        by(Method::Sequential, cut(1, 1), [700, 64 * world, 520]),
     ];
     for config in configs.into_iter().filter(|config| world > 1 || config.overlap.method == Some(Method::Sequential)) {
         compare(&side, config)?;
@@ -187,7 +197,7 @@ pub fn soak(rank: HostRank, options: ArenaOptions, length: Length) -> Result<Soa
     let mut one = vec![Half::ZERO; (WIDTH * WIDTH) as usize];
     one.iter_mut().step_by(WIDTH as usize + 1).for_each(|diagonal| *diagonal = Half::ONE);
     let (one, mut d) = (Buffer::from_slice(compute, &one)?, Buffer::<bf16>::zeros(compute, rows * WIDTH)?);
-    let config = by(Method::Fused, Cut::Each(2), [rows, WIDTH * world, WIDTH]);
+    let config = by(Method::Fused, cut(1, 2), [rows, WIDTH * world, WIDTH]);
     let gather = AllGatherGemm::<bf16, bf16>::new(&side.memory, compute, config)?;
     let copy: Loaded<CopyWords> = runtime.load()?;
     let start = |of: u64| values(of, elements);

@@ -145,6 +145,10 @@ impl GlobalMemory for Emulated {
     #[track_caller]
     unsafe fn store_release_system(address: u64, value: u64) {
         device::global_write(address, value.to_le_bytes(), WriteOrder::Release(Scope::System));
+        // Below zero it is a verdict (`crate::arrivals`): what the kernel reads from here on may not have arrived.
+        if value.cast_signed() < 0 {
+            device::pardon();
+        }
     }
 }
 
