@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use oxtile_tile::num::Pod;
 
@@ -16,10 +16,10 @@ use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
 use super::declared::Declared;
 use super::layout::{Item, Layout};
+use super::options::ArenaOptions;
 use super::signal::{Channel, Epoch};
 use super::watcher::Watcher;
-use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, Sequence, WorldSize};
-use crate::rank::{BackendName, SymmetricError};
+use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, WorldSize};
 use crate::runtime::backend::{Caller, WordOperation};
 use crate::runtime::instances::Lent;
 use crate::runtime::runtime::lock;
@@ -27,49 +27,10 @@ use crate::runtime::stream::StreamInner;
 use crate::runtime::watch::Watch;
 use crate::runtime::{Buffer, Device, Error, Kind, Owner, Result, Stream};
 
-/// How an arena is opened; the same on every rank.
-#[derive(Clone, Debug)]
-pub struct ArenaOptions {
-    /// Where the memory comes from.
-    pub backend: BackendName,
-    /// Room for buffers, each rounded up to 256 bytes.
-    pub bytes: u64,
-    /// Signal channels: one for each direction of each operation object.
-    pub channels: u32,
-    /// Whether ranks may be on one device: for tests on one GPU. Without it, `vmm` refuses that.
-    pub share_devices: bool,
-    /// How long a host waits for another rank, and a [`Ticket`](super::Ticket) for its stream.
-    pub deadline: Duration,
-    /// How long the ranks may take to come together: to open their arenas, and to take what a peer uses first. `None` takes the deadline. Processes that start, and
-    /// drivers that allocate, can take seconds, where an answer to work under way takes none.
-    pub rendezvous: Option<Duration>,
-    /// Whether gathers are compared between the ranks, in kind, size of elements, members and, of pushes, chunks: those that differ are [`Error::Mismatch`] where a ticket is
-    /// waited for. It costs a note when a gather is made, for which no rank waits; in debug builds unless told otherwise.
-    pub compare_calls: bool,
-}
-
-impl Default for ArenaOptions {
-    fn default() -> Self {
-        let (backend, deadline) = (BackendName::Emulated, Duration::from_secs(30));
-        let compare_calls = cfg!(debug_assertions);
-        Self { backend, bytes: 1 << 20, channels: 16, share_devices: false, deadline, rendezvous: None, compare_calls }
-    }
-}
-
-impl ArenaOptions {
-    /// How long the ranks may take to come together.
-    fn rendezvous(&self) -> Duration {
-        self.rendezvous.unwrap_or(self.deadline)
-    }
-}
-
 /// A rank's arena: memory of one size on every rank, which all may read and write, and signal words. Buffers and channels are taken
 /// from it in one order on every rank, so that their places agree; that is checked when a peer is first used.
 #[derive(Clone)]
 pub struct Arena(pub(super) Arc<Inner>);
-
-/// The name of the note with a rank's options.
-const OPTIONS: &str = "options";
 
 pub(super) struct Inner {
     /// No other arena of this process has it.
@@ -108,16 +69,14 @@ pub(super) struct Inner {
 
 impl Arena {
     /// Opens this rank's arena. Every rank opens the same number of arenas, in one order. `vmm` waits for all ranks here; on the virtual cluster, whose
-    /// ranks one thread may drive, they are met when a peer is first used. Either way at most for the deadline.
+    /// ranks one thread may drive, they are met when a peer is first used. Either way at most for [`ArenaOptions::rendezvous`].
     ///
     /// # Errors
-    /// [`SymmetricError::Unavailable`], [`Error::NoLibrary`]; out of memory. The others then get [`SymmetricError::Aborted`],
-    /// [`SymmetricError::Step`], or [`SymmetricError::Rendezvous`] where they opened something else.
+    /// [`SymmetricError::Unavailable`](super::SymmetricError::Unavailable), [`Error::NoLibrary`]; out of memory. The others then get
+    /// [`SymmetricError::Aborted`](super::SymmetricError::Aborted), [`SymmetricError::Step`](super::SymmetricError::Step), or [`SymmetricError::Rendezvous`](super::SymmetricError::Rendezvous) where they opened something else.
     pub fn open(rank: &impl ArenaRank, options: ArenaOptions) -> Result<Self> {
         let meeting = rank.next_meeting();
-        let ArenaOptions { backend, bytes, channels, share_devices, .. } = &options;
-        let shared = if *share_devices { " on shared devices" } else { "" };
-        meeting.publish(OPTIONS, format!("{backend} memory of {bytes} bytes and {channels} channels{shared}").into_bytes())?;
+        options.publish(&meeting)?;
         Self::allocate(rank.device(), options, meeting.clone()).inspect_err(|error| meeting.give_up(&error.to_string()))
     }
 
@@ -132,9 +91,9 @@ impl Arena {
         let (rank, world) = (meeting.rank(), meeting.world());
         let layout = Layout::new(world, options.channels, options.bytes)?;
         if backend.is_collective() {
-            compare_options(&meeting, options.rendezvous())?;
+            options.compare(&meeting)?;
         }
-        let (share_devices, deadline) = (options.share_devices, options.rendezvous());
+        let (share_devices, deadline) = (options.share_devices, options.rendezvous_deadline());
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // The words of signals are zero, and the host has seen that: a rank that is told of the arena finds them zero.
         let base = backend.open(&control, &meeting, memory)?;
@@ -192,7 +151,7 @@ impl Arena {
     /// arena is closed.
     ///
     /// # Errors
-    /// [`SymmetricError::Full`]; [`Error::TooLarge`].
+    /// [`SymmetricError::Full`](super::SymmetricError::Full); [`Error::TooLarge`].
     pub fn buffer<T: Pod>(&self, len: u64) -> Result<SymmetricBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>() as u64);
         let bytes = bytes.ok_or(Error::TooLarge { what: "Arena::buffer", count: len, element_bytes: size_of::<T>() as u64 })?;
@@ -208,7 +167,7 @@ impl Arena {
     /// Takes a signal channel: a word for each rank that writes, on every rank. Every rank takes the same, in one order.
     ///
     /// # Errors
-    /// [`SymmetricError::NoChannel`].
+    /// [`SymmetricError::NoChannel`](super::SymmetricError::NoChannel).
     pub fn channel(&self) -> Result<Channel> {
         let (number, index) = self.0.layout.take(Item::Channel)?;
         self.0.publish_layout(number)?;
@@ -340,61 +299,6 @@ impl Inner {
         }
     }
 
-    /// Where a rank's arena lies, for a use of the item that this rank took as its `number`th.
-    pub fn peer(&self, rank: Rank, number: usize) -> Result<u64> {
-        self.check()?;
-        let peers = match self.peers.get() {
-            Some(peers) => peers,
-            None => {
-                let met = self.meet()?;
-                self.peers.get_or_init(|| met)
-            }
-        };
-        if rank.index() >= self.world.get() {
-            return Err(Error::Invalid { what: "Arena", why: format!("{rank} is not of this world of {}", self.world) });
-        }
-        self.check_layout(rank, number)?;
-        Ok(peers[rank.index() as usize])
-    }
-
-    /// Compares all ranks' options, then learns where all ranks' memory lies.
-    fn meet(&self) -> Result<Vec<u64>> {
-        if !self.backend.is_collective() {
-            compare_options(&self.meeting, self.options.rendezvous())?;
-        }
-        self.backend.peers(&self.meeting, self.options.rendezvous())
-    }
-
-    /// Waits until all ranks have come to a point of this name, where all have taken the same as their `number`th thing.
-    pub fn meet_with(&self, name: &str, number: usize, taken: &str) -> Result<()> {
-        self.meeting.publish(name, taken.as_bytes().to_vec())?;
-        let all = self.meeting.gather(name, self.options.rendezvous())?;
-        let differs = self.world.ranks().zip(all).find(|(_, other)| other != taken.as_bytes());
-        let error = |(other, expected): (Rank, Vec<u8>)| {
-            let expected = String::from_utf8_lossy(&expected).into_owned();
-            SymmetricError::Layout { number, rank: self.rank, found: taken.to_owned(), other, expected }
-        };
-        differs.map_or(Ok(()), |differs| Err(error(differs).into()))
-    }
-
-    /// Compares calls of this name with those of the other ranks.
-    pub fn calls(&self, name: &str) -> Sequence {
-        self.meeting.calls(name, self.options.deadline)
-    }
-
-    pub fn publish_layout(&self, number: usize) -> Result<()> {
-        self.meeting.publish(&format!("allocation {number}"), self.layout.note(number))
-    }
-
-    /// Checks that a peer has taken so far what this rank took.
-    fn check_layout(&self, other: Rank, number: usize) -> Result<()> {
-        if self.layout.is_checked(other, number) {
-            return Ok(());
-        }
-        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.rendezvous())?;
-        self.layout.compare(self.rank, other, number, &theirs)
-    }
-
     /// Waits for a stream, on GPUs at most for the deadline. On the virtual cluster a stream that cannot go on is an error by itself.
     pub fn settle(&self, stream: &Stream) -> Result<()> {
         if stream.0.runtime.kind() == Kind::Emulated {
@@ -437,16 +341,6 @@ impl Owner for Arena {
     fn used_on(&self, stream: &Arc<StreamInner>) {
         self.0.used_on(stream);
     }
-}
-
-/// Compares the options of all ranks.
-fn compare_options(meeting: &Meeting, deadline: Duration) -> Result<()> {
-    let notes = meeting.gather(OPTIONS, deadline)?;
-    let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();
-    let (rank, mine) = (meeting.rank(), &notes[meeting.rank().index() as usize]);
-    let differs = meeting.world().ranks().zip(&notes).find(|(_, note)| *note != mine);
-    let error = |(other, note): (Rank, &Vec<u8>)| SymmetricError::Rendezvous { rank, found: text(mine), other, expected: text(note) };
-    differs.map_or(Ok(()), |differs| Err(error(differs).into()))
 }
 
 impl fmt::Debug for Arena {

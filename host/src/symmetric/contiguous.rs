@@ -205,10 +205,11 @@ impl<T> fmt::Debug for ContiguousViewMut<'_, T> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::arena::{Arena, ArenaOptions};
+    use super::super::arena::Arena;
     use super::super::backend::{ArenaMemory, Capabilities, Emulated};
     use super::super::nccl::NcclMemory;
     use super::super::nvshmem::NvshmemMemory;
+    use super::super::options::ArenaOptions;
     use super::*;
     use crate::comm::{ArenaRank, EmulatedCommunicator, Meeting, WorldSize};
     use crate::rank::BackendName;

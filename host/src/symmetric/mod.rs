@@ -6,7 +6,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `arena`, `layout`, `declared` | one rank's memory, what is taken from it, and that every rank takes and calls the same |
+//! | `arena`, `options`, `layout` | one rank's memory, how it is opened, and what is taken from it |
+//! | `rendezvous`, `declared` | where the ranks come together, and that every rank takes and calls the same |
 //! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
 //! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
 //! | `buffer`, `rows`, `contiguous` | buffers that every rank has, by peer, by rows of a peer and as one range of addresses |
@@ -64,13 +65,15 @@ mod handover;
 mod layout;
 mod nccl;
 mod nvshmem;
+mod options;
+mod rendezvous;
 mod rows;
 mod signal;
 mod ticket;
 pub mod vmm;
 mod watcher;
 
-pub use arena::{Arena, ArenaOptions};
+pub use arena::Arena;
 pub use backend::{ArenaMemory, Capabilities, SymmetricBackend};
 pub use batch::Batch;
 pub use buffer::{Peer, SymmetricBuffer};
@@ -82,6 +85,7 @@ pub use gather::{
     ChunkedGather, CollectiveGather, GatherMemory, Places, PullGather, PushGather, PushMemory, PutOrder, Ready, ReleaseError,
 };
 pub use handover::Handover;
+pub use options::ArenaOptions;
 pub use rows::{Pitched, Rows};
 pub use signal::{Channel, Epoch};
 pub use ticket::Ticket;

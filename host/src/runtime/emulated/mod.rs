@@ -5,7 +5,7 @@
 //! | `cluster` | the back end: one memory, all streams, the scheduler |
 //! | `options` | how a cluster is made |
 //! | `operation`, `schedule` | what waits in a stream's queue, and the choice of which goes on |
-//! | `scheduler` | the state of a cluster, and how its queues are emptied |
+//! | `scheduler`, `streams` | the state of a cluster, how its queues are emptied, and which streams and graphs there are |
 //! | `underway` | launches that wait for flags, a piece at a time |
 //! | `room` | which work can begin beside what is under way: multiprocessors and hardware queues |
 //! | `wait` | host threads that wait, and so do the cluster's work |
@@ -38,6 +38,7 @@ mod sanitizer;
 mod schedule;
 mod scheduler;
 mod script;
+mod streams;
 #[cfg(test)]
 pub(crate) mod tables;
 mod underway;

@@ -52,9 +52,9 @@ pub(super) struct State {
     /// The device of each stream, for reports.
     pub streams: BTreeMap<u64, u32>,
     /// Streams whose last handle is gone, while they still have work.
-    gone: BTreeSet<u64>,
+    pub gone: BTreeSet<u64>,
     /// Handles of streams that are no more, with their device and their last time.
-    retired: BTreeMap<u64, (u32, u64)>,
+    pub retired: BTreeMap<u64, (u32, u64)>,
     pub clocks: BTreeMap<u64, Clock>,
     /// What host threads have waited for.
     pub host: Arc<Clock>,
@@ -65,7 +65,7 @@ pub(super) struct State {
     pub captures: BTreeMap<u64, Queues>,
     pub graphs: BTreeMap<u64, Arc<Graph>>,
     /// Graphs whose last handle is gone, with replays that were under way.
-    ending: Vec<Arc<Graph>>,
+    pub ending: Vec<Arc<Graph>>,
     pub ranges: Ranges,
     /// The thread that last called for each rank, by the rank's handle.
     pub drivers: BTreeMap<u64, Option<ThreadId>>,
@@ -161,52 +161,6 @@ impl State {
     pub fn others_may_enqueue(&self) -> bool {
         let me = std::thread::current().id();
         self.drivers.values().any(|driver| driver.is_none_or(|driver| driver != me && !self.waiting.contains(&driver)))
-    }
-
-    /// A stream of the device. It takes the handle, and the place in all clocks, of one that is gone, if all its work was waited for:
-    /// what the new one does comes after it anyway. So a clock has one entry for each stream alive at a time, however many come and go.
-    pub fn new_stream(&mut self, device: u32) -> u64 {
-        let is_known = |(handle, (of, last)): (&u64, &(u32, u64))| (*of == device && *last <= self.host.of(*handle)).then_some(*handle);
-        let handle = self.retired.iter().find_map(is_known).unwrap_or_else(|| self.new_handle());
-        self.retired.remove(&handle);
-        self.streams.insert(handle, device);
-        handle
-    }
-
-    /// The last handle of a stream is gone. One that still has work belongs to its device until the end of that.
-    pub fn forget_stream(&mut self, stream: u64) {
-        self.gone.insert(stream);
-        self.forget_idle(stream);
-    }
-
-    /// Forgets a stream that is gone and has nothing left to do.
-    fn forget_idle(&mut self, stream: u64) {
-        if !self.gone.contains(&stream) || self.capturing.contains_key(&stream) || !self.queues.is_empty(stream) {
-            return;
-        }
-        self.gone.remove(&stream);
-        self.queues.forget(stream);
-        self.poisoned.remove(&stream);
-        let last = self.clocks.remove(&stream).map_or(0, |clock| clock.of(stream));
-        if let Some(device) = self.streams.remove(&stream) {
-            self.retired.insert(stream, (device, last));
-        }
-    }
-
-    /// A capture is over: its streams may be gone meanwhile.
-    pub fn end_capture(&mut self, origin: u64) -> Option<Queues> {
-        self.capturing.retain(|_, capture| *capture != origin);
-        self.gone.clone().into_iter().for_each(|stream| self.forget_idle(stream));
-        self.captures.remove(&origin)
-    }
-
-    /// The graph is not replayed any more; what was replayed is still done.
-    pub fn forget_graph(&mut self, graph: u64) {
-        self.ending.extend(self.graphs.remove(&graph));
-        let is_over = |graph: &Arc<Graph>| Arc::strong_count(graph) == 1 && graph.is_idle();
-        let (over, ending): (Vec<_>, _) = std::mem::take(&mut self.ending).into_iter().partition(is_over);
-        self.ending = ending;
-        over.iter().flat_map(|graph| graph.branches()).for_each(|branch| self.forget_stream(branch.queue));
     }
 
     /// Runs one operation of a random queue that can go on; false if there is none.
