@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use oxtile_tile::num::Pod;
 
-use super::awaited::{Awaited, Expected};
+use super::awaited::{Awaited, Expected, hardware_queues};
 use super::backend::{self, ArenaMemory, Capabilities, SymmetricBackend};
 use super::batch::Batch;
 use super::buffer::SymmetricBuffer;
@@ -93,7 +93,7 @@ impl Arena {
         if backend.is_collective() {
             options.compare(&meeting)?;
         }
-        let (share_devices, deadline) = (options.share_devices, options.rendezvous());
+        let (share_devices, deadline) = (options.share_devices, options.rendezvous_deadline());
         let memory = ArenaMemory { bytes: layout.bytes(), zeros: layout.heap(), layout: layout.heap(), share_devices, deadline };
         // The words of signals are zero, and the host has seen that: a rank that is told of the arena finds them zero.
         let base = backend.open(&control, &meeting, memory)?;
@@ -281,9 +281,17 @@ impl Inner {
         1 + self.tickets.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Notes what the stream is about to wait for.
+    /// Notes what the stream is about to wait for. As many streams that wait as there are hardware queues may delay the one that is to signal.
     pub fn await_on(&self, stream: &Stream, expected: Expected) {
-        lock(&self.awaited).note(stream.raw(), expected);
+        let count = lock(&self.awaited).note(stream.raw(), expected);
+        if count.is_some_and(|count| count == hardware_queues()) {
+            let (rank, streams) = (self.rank.index(), hardware_queues());
+            tracing::warn!(
+                rank,
+                streams,
+                "as many streams wait as the device has hardware queues: use fewer, or raise CUDA_DEVICE_MAX_CONNECTIONS"
+            );
+        }
     }
 
     /// Enqueues one, and notes what is waited for.

@@ -32,10 +32,13 @@ pub(super) struct Awaited {
     /// The last epoch, by stream, word and the rank that writes it.
     epochs: BTreeMap<(u64, u64, Rank), Epoch>,
     flags: BTreeSet<(u64, Rank)>,
+    /// Every stream that has waited.
+    streams: BTreeSet<u64>,
 }
 
 impl Awaited {
-    pub fn note(&mut self, stream: u64, Expected { word, from, epoch }: Expected) {
+    /// Returns how many streams have waited, if this is one more.
+    pub fn note(&mut self, stream: u64, Expected { word, from, epoch }: Expected) -> Option<usize> {
         match epoch {
             Some(epoch) => {
                 self.epochs.insert((stream, word, from), epoch);
@@ -44,6 +47,7 @@ impl Awaited {
                 self.flags.insert((word, from));
             }
         }
+        self.streams.insert(stream).then_some(self.streams.len())
     }
 
     /// The ranks that have not signalled, by what `read` finds in the words: a rank whose word is below its epoch is missing. Flags are 0 both before they
@@ -64,5 +68,26 @@ impl Awaited {
         }
         let is_guess = are_flags && late.len() > 1;
         Ok(Missing { ranks: late.into_iter().collect(), is_guess, are_flags, flag: flag.filter(|_| !is_guess) })
+    }
+}
+
+/// The hardware queues of a device, which its streams share: read from `CUDA_DEVICE_MAX_CONNECTIONS`, as the driver does.
+pub(super) fn hardware_queues() -> usize {
+    /// Without the variable.
+    const DEFAULT: usize = 8;
+    std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|queues| queues.parse().ok()).unwrap_or(DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_that_wait_are_counted_once_each() {
+        let mut awaited = Awaited::default();
+        let mut note = |stream, epoch| awaited.note(stream, Expected { word: 0, from: Rank::ZERO, epoch });
+        let found =
+            [(1, None), (1, Some(Epoch::ZERO)), (2, None), (2, None), (3, Some(Epoch::ZERO))].map(|(stream, epoch)| note(stream, epoch));
+        assert_eq!(found, [Some(1), None, Some(2), None, Some(3)]);
     }
 }

@@ -40,7 +40,7 @@ impl Default for ArenaOptions {
 
 impl ArenaOptions {
     /// How long the ranks may take to come together.
-    pub(super) fn rendezvous(&self) -> Duration {
+    pub(super) fn rendezvous_deadline(&self) -> Duration {
         self.rendezvous.unwrap_or(self.deadline)
     }
 
@@ -53,7 +53,7 @@ impl ArenaOptions {
 
     /// Compares those of all ranks.
     pub(super) fn compare(&self, meeting: &Meeting) -> Result<()> {
-        let notes = meeting.gather(OPTIONS, self.rendezvous())?;
+        let notes = meeting.gather(OPTIONS, self.rendezvous_deadline())?;
         let text = |note: &[u8]| String::from_utf8_lossy(note).into_owned();
         let (rank, mine) = (meeting.rank(), &notes[meeting.rank().index() as usize]);
         let differs = meeting.world().ranks().zip(&notes).find(|(_, note)| *note != mine);

@@ -28,13 +28,13 @@ impl Inner {
         if !self.backend.is_collective() {
             self.options.compare(&self.meeting)?;
         }
-        self.backend.peers(&self.meeting, self.options.rendezvous())
+        self.backend.peers(&self.meeting, self.options.rendezvous_deadline())
     }
 
     /// Waits until all ranks have come to a point of this name, where all have taken the same as their `number`th thing.
     pub fn meet_with(&self, name: &str, number: usize, taken: &str) -> Result<()> {
         self.meeting.publish(name, taken.as_bytes().to_vec())?;
-        let all = self.meeting.gather(name, self.options.rendezvous())?;
+        let all = self.meeting.gather(name, self.options.rendezvous_deadline())?;
         let differs = self.world.ranks().zip(all).find(|(_, other)| other != taken.as_bytes());
         let error = |(other, expected): (Rank, Vec<u8>)| {
             let expected = String::from_utf8_lossy(&expected).into_owned();
@@ -57,7 +57,7 @@ impl Inner {
         if self.layout.is_checked(other, number) {
             return Ok(());
         }
-        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.rendezvous())?;
+        let theirs = self.meeting.read(other, &format!("allocation {number}"), self.options.rendezvous_deadline())?;
         self.layout.compare(self.rank, other, number, &theirs)
     }
 }
