@@ -24,8 +24,8 @@ const PROJECTIONS: [[u64; 2]; 4] = [[57344, 8192], [10240, 8192], [28672, 4096],
 /// About the microseconds of a round's calls.
 const ROUND: f64 = 10_000.0;
 const GRID_ROUND: f64 = 5_000.0;
-/// Rounds of a shape of the grid, so that all of them take less than a minute.
-const GRID_ROUNDS: usize = 5;
+/// A shape of the grid has fewer rounds, so that all of them take less than a minute.
+const GRID_FEWER: usize = 8;
 
 const METHODS: [(&str, Method, By); 3] =
     [("fused", Method::Fused, By::Fused), ("chunked", Method::Chunked, By::Chunked), ("sequential", Method::Sequential, By::Sequential)];
@@ -66,7 +66,7 @@ fn whole(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparis
 /// The methods alone, at shapes of models.
 pub fn grid(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let shapes = PROJECTIONS.into_iter().flat_map(|[n, k]| ROWS.map(|m| [m, n, k]));
-    let compare = |sizes| Ok(Comparison { rounds: Some(GRID_ROUNDS), ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
+    let compare = |sizes| Ok(Comparison { fewer: GRID_FEWER, ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
     shapes.map(compare).collect()
 }
 
