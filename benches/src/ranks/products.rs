@@ -97,3 +97,23 @@ fn methods(family: &'static str, world: u32, rates: &Rates, sizes: Sizes, round:
 fn side(label: &'static str, by: By, sizes: Sizes, calls: u64) -> Side {
     Side { label, request: Request { work: Work::GatheredProduct(by, sizes), bytes: 0, calls } }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_and_four_ranks_have_all_shapes_and_methods() {
+        for world in [2, 4] {
+            let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
+            assert_eq!((main.len(), grid.len()), (3, 60));
+            assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
+            let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
+            let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
+            assert_eq!(puts, shards, "the wire carries what the calls do");
+            for of in main.iter().chain(&grid) {
+                assert!(of.missing.is_empty() && of.sides.len() >= 3 && of.chosen.is_some(), "{}: {:?}", of.shape, of.missing);
+            }
+        }
+    }
+}
