@@ -37,7 +37,8 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
   --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, in turn with
-                  torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes, runs only where it is named
+                  torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the
+                  rounds, runs only where it is named
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
 

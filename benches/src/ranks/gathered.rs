@@ -30,19 +30,19 @@ pub type Sizes = [u64; 3];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// Ours.
+    /// By [`Method::Fused`].
     Fused,
-    /// Ours.
+    /// By [`Method::Chunked`].
     Chunked,
-    /// Ours.
+    /// By [`Method::Sequential`].
     Sequential,
     /// The product on an operand that is gathered already.
     ProductAlone,
     /// NCCL's all-gather, then the product.
     NcclThenProduct,
-    /// torch's fused operation: of the peers.
+    /// A peer: torch's fused operation.
     TorchFused,
-    /// torch's all-gather, then its product: of the peers.
+    /// A peer: torch's all-gather, then its product.
     TorchUnfused,
 }
 
@@ -75,8 +75,9 @@ pub struct Gathered {
     out: Stream,
     copy: Loaded<CopyWords>,
     pattern: Vec<Half>,
-    /// The first, which borrows nothing, but whose arena cannot be closed while the others are there.
+    /// Dropped before the arena is closed, whose memory it uses.
     product: Option<Product>,
+    /// With N and K: shapes that differ in M share it.
     weight: Option<(u64, u64, Buffer<bf16>)>,
     room: Option<(OverlapMemory, Arena)>,
 }
@@ -108,7 +109,7 @@ impl Gathered {
         Ok(Self { runtime: runtime.clone(), backend, compute, out, copy, pattern, product: None, weight: None, room: None })
     }
 
-    /// Times calls, after one that is not timed and that all ranks end together. Ranks that fail are waited for until the deadline.
+    /// Times calls, after one that is not timed: the ranks begin together, where it ends. Where a rank fails, the others wait for it until the deadline.
     pub fn round(
         &mut self,
         (by, sizes): (By, Sizes),

@@ -139,7 +139,7 @@ pub fn run(
     for comparison in plan::comparisons(world, &rates, options.size, &options.families)? {
         progress(&format!("{} {}", comparison.kernel, comparison.shape));
         let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
-        let rounds = comparison.rounds.unwrap_or(options.rounds);
+        let rounds = options.rounds.div_ceil(comparison.fewer);
         let records = match compare(&ranks, asked, &comparison, rounds, &mut random) {
             Err(error) if !comparison.peers.is_empty() && peers.is_ok() => {
                 // It may have been a peer: then ours run alone.

@@ -30,8 +30,8 @@ pub struct Comparison {
     pub missing: Vec<Missing>,
     /// Calls in the time of a round.
     pub calls: u64,
-    /// Rounds, if not as many as of the others.
-    pub rounds: Option<usize>,
+    /// Rounds are divided by this: there are many shapes.
+    pub fewer: usize,
     pub taken: Vec<Taken>,
     /// The sides of which the slowest is the limit.
     pub limit: &'static [&'static str],
@@ -52,7 +52,7 @@ impl Comparison {
             sides,
             peers: Vec::new(),
             missing: Vec::new(),
-            rounds: None,
+            fewer: 1,
             taken: taken.to_vec(),
             limit: &[],
             chosen: None,

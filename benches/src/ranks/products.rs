@@ -24,8 +24,8 @@ const PROJECTIONS: [[u64; 2]; 4] = [[57344, 8192], [10240, 8192], [28672, 4096],
 /// About the microseconds of a round's calls.
 const ROUND: f64 = 10_000.0;
 const GRID_ROUND: f64 = 5_000.0;
-/// Rounds of a shape of the grid, so that all of them take less than a minute.
-const GRID_ROUNDS: usize = 5;
+/// A shape of the grid has fewer rounds, so that all of them take less than a minute.
+const GRID_FEWER: usize = 8;
 
 const METHODS: [(&str, Method, By); 3] =
     [("fused", Method::Fused, By::Fused), ("chunked", Method::Chunked, By::Chunked), ("sequential", Method::Sequential, By::Sequential)];
@@ -66,7 +66,7 @@ fn whole(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparis
 /// The methods alone, at shapes of models.
 pub fn grid(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let shapes = PROJECTIONS.into_iter().flat_map(|[n, k]| ROWS.map(|m| [m, n, k]));
-    let compare = |sizes| Ok(Comparison { rounds: Some(GRID_ROUNDS), ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
+    let compare = |sizes| Ok(Comparison { fewer: GRID_FEWER, ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
     shapes.map(compare).collect()
 }
 
@@ -96,4 +96,24 @@ fn methods(family: &'static str, world: u32, rates: &Rates, sizes: Sizes, round:
 
 fn side(label: &'static str, by: By, sizes: Sizes, calls: u64) -> Side {
     Side { label, request: Request { work: Work::GatheredProduct(by, sizes), bytes: 0, calls } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_and_four_ranks_have_all_shapes_and_methods() {
+        for world in [2, 4] {
+            let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
+            assert_eq!((main.len(), grid.len()), (3, 60));
+            assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
+            let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
+            let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
+            assert_eq!(puts, shards, "the wire carries what the calls do");
+            for of in main.iter().chain(&grid) {
+                assert!(of.missing.is_empty() && of.sides.len() >= 3 && of.chosen.is_some(), "{}: {:?}", of.shape, of.missing);
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `words` | one word after another, and the values that options take |
 //! | `help` | the help texts |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command |
 //! | `demo` | the options of `oxtile demo-checkpoint` |
 //! | `tests` | what the command line takes and refuses |
 
@@ -19,6 +19,7 @@ mod help;
 mod inspect;
 mod launch;
 mod new;
+mod overlap;
 mod quantize;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ pub use help::HELP;
 pub use inspect::{Histogram, Inspect};
 pub use launch::Launch;
 pub use new::New;
+pub use overlap::Overlap;
 pub use quantize::Quantize;
 pub use timeline::Timeline;
 use words::{Word, Words};
@@ -63,6 +65,8 @@ pub enum Request {
     Compare(Compare),
     /// Attend.
     Attention(Attention),
+    /// Say how a gathered product would be done.
+    Overlap(Overlap),
     /// Run a program as several ranks.
     Launch(Launch),
     /// Draw recordings.
@@ -130,12 +134,13 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 12] = [
+    const COMMANDS: [(&str, Parse); 13] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
         ("compare", compare::parse),
         ("attention", attention::parse),
+        ("overlap", overlap::parse),
         ("launch", launch::parse),
         ("timeline", timeline::parse),
         ("doctor", doctor::parse),

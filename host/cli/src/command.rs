@@ -11,7 +11,7 @@ use crate::{
     compare::Comparison,
     demo, dequantize, doctor, explain,
     inspect::{Inspection, histogram},
-    launch, new,
+    launch, new, overlap,
     progress::Progress,
     quantize,
     text::{bytes, count},
@@ -41,6 +41,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             print_report(out, &inspection, request.json)
         }
         Request::Attention(request) => print(out, &attention::run(&request)?.to_string()),
+        Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),
         Request::Doctor(request) => {

@@ -44,6 +44,9 @@ pub enum Error {
     /// Attention.
     #[error(transparent)]
     Attention(#[from] attention::JobError),
+    /// A product that cannot be planned.
+    #[error(transparent)]
+    Overlap(oxtile::Error),
     /// A launch.
     #[error(transparent)]
     Launch(#[from] LaunchError),

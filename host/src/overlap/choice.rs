@@ -1,6 +1,6 @@
 //! Which method a gathered product takes, and why: a model of copies, flags and tiles.
 //!
-//! A product's time is that of [`GemmConfig`]'s model. A fused one is its tiles handed out to clusters in order of time, each step held up until its slab is
+//! A product's time is that of [`GemmConfig`]'s model. A fused one is its tiles handed out to clusters in order of time, and each step waits until its slab is
 //! there; copies go one after another at the rate of the link, with a time to begin and a time to be told.
 
 use std::cmp::Reverse;

@@ -230,8 +230,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
         let batch = inner.arena.batch(compute);
         let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
-        let sources = schedule.sources(me).map(|source| inner.world_rank(source));
-        sources.fold(Ok(batch), |batch: Result<Batch<'_>>, source| batch?.set(&inner.free, place as u32, source))?.enqueue()
+        let mut sources = schedule.sources(me).map(|source| inner.world_rank(source));
+        sources.try_fold(batch, |batch, source| batch.set(&inner.free, place as u32, source))?.enqueue()
     }
 }
 

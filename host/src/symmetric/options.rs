@@ -34,7 +34,7 @@ impl Default for ArenaOptions {
     fn default() -> Self {
         let (backend, deadline) = (BackendName::Emulated, Duration::from_secs(30));
         let compare_calls = cfg!(debug_assertions);
-        Self { backend, bytes: 1 << 20, channels: 16, share_devices: false, deadline, rendezvous: None, compare_calls }
+        Self { backend, bytes: 1 << 20, channels: 64, share_devices: false, deadline, rendezvous: None, compare_calls }
     }
 }
 

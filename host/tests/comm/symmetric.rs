@@ -112,8 +112,8 @@ fn arenas_are_finite() {
     let all = Arenas::new(1, 0);
     assert!(matches!(symmetric(all.arenas[0].buffer::<u32>(1 << 20)), SymmetricError::Full { needed: 0x40_0000, left: 0x4000 }));
     assert!(matches!(all.arenas[0].buffer::<u32>(u64::MAX), Err(Error::TooLarge { .. })));
-    (0..16).for_each(|_| _ = all.arenas[0].channel().unwrap());
-    assert!(matches!(symmetric(all.arenas[0].channel()), SymmetricError::NoChannel { channels: 16 }));
+    (0..64).for_each(|_| _ = all.arenas[0].channel().unwrap());
+    assert!(matches!(symmetric(all.arenas[0].channel()), SymmetricError::NoChannel { channels: 64 }));
     assert!(all.arenas[0].buffer::<u32>(0).unwrap().is_empty());
     assert!(matches!(symmetric(all.arenas[0].clone().close().map_err(Error::from)), SymmetricError::InUse { handles: 1 }));
 }

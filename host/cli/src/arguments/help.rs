@@ -12,6 +12,7 @@ Commands:
   compare          Measure how far the tensors of two safetensors files are apart
   inspect          Show the tensors of a safetensors file and what their values are like
   attention        Attend: queries, keys and values in, the result out
+  overlap          Say how a product would be done of which ranks gather an operand, and why
   launch           Run a program as several ranks on this host
   timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
   doctor           List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
@@ -119,6 +120,24 @@ One of --svg and --merged is needed, or both. A program on Oxtile that runs with
 emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun set it) inserts that into the name: FILE.json of rank
 3 is FILE.rank3.json. Several files are ranks of one run, aligned by the host's clock. Times are microseconds of the GPUs, or steps
 of the virtual cluster's scheduler, which are not times.
+";
+
+pub const OVERLAP_HELP: &str = "\
+Say how a product would be done of which ranks gather an operand, and why: by a model, without a GPU
+
+Usage: oxtile overlap --plan M,N,K --ranks RANKS [OPTIONS]
+
+Options:
+      --plan M,N,K   Rows and columns of the result over all ranks, and the length of its sums; bf16
+      --ranks RANKS  How many ranks: each has rows of A and columns of B
+      --json         Print one JSON document (default: lines)
+  -h, --help         Show this
+
+fused       one kernel, which waits for each chunk just before it first reads it
+chunked     a product for each rank's shard, once it is there
+sequential  the product after the whole gather
+
+The times are a model's, of H200s of one host. `oxtile::overlap::AllGatherConfig::choose` chooses the same.
 ";
 
 pub const DOCTOR_HELP: &str = "\

@@ -71,6 +71,8 @@ fn every_option_reaches_its_command() {
     assert_eq!(words("build").expect("valid"), Request::Build(build));
     let new = New { name: "a".into(), path: Some("b".into()), oxtile: Some("c".into()) };
     assert_eq!(words("new a --path b --oxtile c").expect("valid"), Request::New(new));
+    let overlap = Overlap { plan: [8192, 4096, 64], ranks: 4, json: true };
+    assert_eq!(words("overlap --plan 8192,4096,64 --ranks 4 --json").expect("valid"), Request::Overlap(overlap));
     assert_eq!(words("doctor --json").expect("valid"), Request::Doctor(Doctor { json: true }));
     let timeline = Timeline { files: vec!["a".into(), "b".into()], svg: Some("c".into()), merged: Some("d".into()) };
     assert_eq!(words("timeline a --svg c b --merged d").expect("valid"), Request::Timeline(timeline));
@@ -87,6 +89,7 @@ fn every_option_reaches_its_command() {
         "build --help",
         "timeline --help",
         "doctor --help",
+        "overlap --help",
         "demo-checkpoint --help",
     ] {
         assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
@@ -114,6 +117,9 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("timeline a").contains("--svg OUT or --merged OUT is missing; `oxtile timeline --help`"));
     assert!(refusal("timeline a --json").contains("--json"));
     assert!(refusal("doctor --fast").contains("--fast"));
+    assert!(refusal("overlap --plan 1,2 --ranks 4").contains("--plan \"1,2\" is not M,N,K: three numbers from 1 to 2147483647"));
+    assert!(refusal("overlap --plan 1,2,3 --ranks 0").contains("--ranks \"0\" is not a number from 1 to "));
+    assert!(refusal("overlap --ranks 4").contains("--plan M,N,K is missing; `oxtile overlap --help`"));
     assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed \"x\" is not a whole number"));
     assert!(refusal("help launches").contains("no command is named \"launches\""));
     assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));

@@ -1,0 +1,68 @@
+//! `oxtile overlap`: what is printed is what the library chooses.
+
+mod common;
+
+use common::{run, stderr};
+use oxtile::{
+    comm::WorldSize,
+    num::bf16,
+    overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates},
+};
+use serde_json::Value;
+
+fn choice([m, n, k]: [u64; 3], ranks: u32) -> OverlapChoice {
+    let world = WorldSize::new(ranks).expect("ranks");
+    AllGatherConfig::new(Global { m, n, k }).choose::<bf16, bf16>(world, &Rates::H200).expect("a choice")
+}
+
+fn plan(sizes: [u64; 3], ranks: u32, options: &[&str]) -> std::process::Output {
+    let (sizes, ranks) = (sizes.map(|size| size.to_string()).join(","), ranks.to_string());
+    let mut words: Vec<&dyn AsRef<std::ffi::OsStr>> = vec![&"overlap", &"--plan", &sizes, &"--ranks", &ranks];
+    words.extend(options.iter().map(|option| option as &dyn AsRef<std::ffi::OsStr>));
+    run(&words)
+}
+
+#[test]
+fn the_document_is_the_choice() {
+    for (sizes, ranks) in [([8192, 8192, 8192], 4), ([64, 64, 64], 2), ([4096, 4096, 8192], 1), ([300, 24, 72], 3)] {
+        let done = plan(sizes, ranks, &["--json"]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let document: Value = serde_json::from_slice(&done.stdout).expect("one JSON document");
+        let OverlapChoice { method, why, predicted, refused, tile, .. } = choice(sizes, ranks);
+        assert_eq!((&document["command"], &document["schema"]), (&"overlap".into(), &1.into()));
+        assert_eq!(document["method"], format!("{method:?}").to_lowercase());
+        assert_eq!(document["why"], why);
+        let predicted = predicted.expect("wgmma takes it");
+        assert_eq!(document["predicted"]["sequential"], predicted.sequential);
+        assert_eq!(document["predicted"]["fused"].as_f64(), predicted.fused);
+        assert_eq!(document["refused"].as_array().expect("an array").len(), refused.len());
+        assert_eq!(document["tiles"].is_null(), tile.is_none());
+        let [m, n, k] = sizes;
+        assert_eq!(document["local"], serde_json::json!({ "m": m, "n": n / u64::from(ranks), "k": k }));
+    }
+}
+
+#[test]
+fn the_text_names_the_method_its_time_and_what_was_refused() {
+    let done = plan([8192, 8192, 8192], 4, &[]);
+    let (text, chosen) = (String::from_utf8_lossy(&done.stdout).into_owned(), choice([8192, 8192, 8192], 4));
+    assert_eq!(chosen.method, Method::Fused, "{chosen}");
+    let time = chosen.predicted.and_then(|predicted| predicted.fused).expect("a time");
+    assert!(text.starts_with("product  8192x8192x8192 over 4 ranks, 8192x2048x8192 on each; bf16, rates of H200s\n"), "{text}");
+    assert!(text.contains(&format!("method   fused: {}\n", chosen.why)), "{text}");
+    assert!(text.contains(&format!("fused          {time:>10.1}  chosen\n")), "{text}");
+    assert!(text.contains("tiles    256 of Tile128x256, 64 a shard: the own one's first"), "{text}");
+    assert!(text.contains("not sequential: "), "{text}");
+    let text = String::from_utf8_lossy(&plan([64, 64, 64], 1, &[]).stdout).into_owned();
+    assert!(text.contains("method   sequential: ") && text.contains("not fused: one rank gathers nothing"), "{text}");
+}
+
+#[test]
+fn bad_sizes_are_refused() {
+    let done = plan([8192, 10, 64], 4, &[]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(stderr(&done).contains("n is 10, which 4 ranks do not divide: pad it to 12"), "{}", stderr(&done));
+    let done = plan([0, 64, 64], 4, &[]);
+    assert_eq!(done.status.code(), Some(2));
+    assert!(stderr(&done).contains("--plan \"0,64,64\" is not M,N,K"), "{}", stderr(&done));
+}
