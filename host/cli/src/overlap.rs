@@ -5,7 +5,7 @@ use std::fmt;
 use oxtile::{
     comm::WorldSize,
     num::bf16,
-    overlap::{AllGatherConfig, Cut, Global, Method, OverlapChoice, Rates},
+    overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates},
     symmetric::PutOrder,
 };
 use serde::Serialize;
@@ -26,8 +26,8 @@ pub struct Report {
     gathered_bytes: u64,
     method: &'static str,
     why: String,
-    /// Chunks of a shard, and of which shards.
-    cut: Slabs,
+    /// Chunks of a shard.
+    cut: Chunks,
     puts: &'static str,
     /// Of a fused product.
     tiles: Option<Tiles>,
@@ -43,9 +43,11 @@ struct Sizes {
 }
 
 #[derive(Debug, Serialize)]
-struct Slabs {
-    shards: &'static str,
+struct Chunks {
+    panels: u32,
     slabs: u32,
+    /// Whether only the panel that comes last of all has slabs.
+    last_only: bool,
 }
 
 /// In the order of time those of the own rows come first, then those of each rank before.
@@ -99,12 +101,10 @@ pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
         gathered_bytes: config.bytes::<bf16, bf16>()?,
         method: name(method),
         why,
-        cut: match cut {
-            Cut::Each(slabs) => Slabs { shards: "each", slabs },
-            Cut::Last(slabs) => Slabs { shards: "last", slabs },
-        },
+        cut: Chunks { panels: cut.panels, slabs: cut.slabs, last_only: cut.last_only },
         puts: match order {
             PutOrder::ByPeer => "by_peer",
+            PutOrder::InStep => "in_step",
             PutOrder::ByChunk => "by_chunk",
         },
         tiles,
@@ -133,7 +133,7 @@ impl fmt::Display for Report {
         writeln!(f, "product  {product} over {ranks} ranks, {local} on each; bf16, rates of H200s")?;
         writeln!(f, "gathers  {} bytes of A, by rows", self.gathered_bytes)?;
         writeln!(f, "method   {method}: {why}")?;
-        writeln!(f, "copies   {}, {}", shards(cut), puts.replace('_', " "))?;
+        writeln!(f, "copies   {}, {}", chunks(cut), puts.replace('_', " "))?;
         if let Some(Tiles { tile, count, of_shard, span_shards }) = &self.tiles {
             let spans = if *span_shards { "; those at a shard's end wait for two" } else { "" };
             writeln!(
@@ -163,10 +163,12 @@ impl fmt::Display for Sizes {
     }
 }
 
-fn shards(cut: &Slabs) -> String {
-    match (cut.shards, cut.slabs) {
-        (_, 1) => "whole shards".to_owned(),
-        ("last", slabs) => format!("whole shards, the last to arrive in {slabs} slabs"),
-        (_, slabs) => format!("shards in {slabs} slabs each"),
+fn chunks(cut: &Chunks) -> String {
+    let Chunks { panels, slabs, last_only } = *cut;
+    let panels = if panels == 1 { "whole shards".to_owned() } else { format!("shards in {panels} panels") };
+    match (slabs, last_only) {
+        (1, _) => panels,
+        (_, true) => format!("{panels}, the last to arrive in {slabs} slabs"),
+        (_, false) => format!("{panels} of {slabs} slabs"),
     }
 }

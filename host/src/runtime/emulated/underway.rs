@@ -298,7 +298,9 @@ impl State {
     ) -> Result<()> {
         let is_told = options.mode == Mode::Check && !self.underway.is_empty();
         let known = if is_told { self.known(clock) } else { Known::default() };
-        let run = Options { known, ..run_options(options, self.random.next()) };
+        // After a wait that poison has ended, what it reads may never have come.
+        let pardon = self.poisoned.contains(&queue).then(|| Arc::new(AtomicBool::new(true)));
+        let run = Options { known, pardon, ..run_options(options, self.random.next()) };
         self.launch(queue, launched, memory, run)?;
         if is_told {
             self.enter_writes(queue, entry, clock, memory);
