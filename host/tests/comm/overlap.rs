@@ -326,9 +326,9 @@ fn layers_share_a_memory() -> Result<()> {
             product.run(stream)?;
         }
     }
-    for i in 0..2 {
+    for (i, results) in results.iter().enumerate() {
         ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
-        for (case, d) in cases.iter().zip(&results[i]) {
+        for (case, d) in cases.iter().zip(results) {
             let found: Vec<u16> = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
             assert!(found == case.expected(Method::Fused, i as u32)?[0], "{case:?}, rank {i}");
         }
