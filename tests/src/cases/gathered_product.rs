@@ -94,7 +94,7 @@ fn chunks<G: Arriving>(job: &Job, depth: u32, is_major: bool) -> Vec<Chunk> {
 fn tiles<S: TileShape>(job: &Job) -> Vec<u32> {
     let [m, n, _] = job.shape;
     let (rows, columns) = (m.div_ceil(S::CLUSTER * S::ROWS), n.div_ceil(S::COLUMNS));
-    let mut tiles: Vec<u32> = (0..rows * columns).map(|tile| (tile % rows) << 16 | tile / rows).collect();
+    let mut tiles: Vec<u32> = (0..rows * columns).map(|tile| ((tile % rows) << 16) | (tile / rows)).collect();
     match job.turns {
         Turns::InOrder => {}
         Turns::Reversed => tiles.reverse(),
