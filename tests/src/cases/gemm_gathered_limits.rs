@@ -26,10 +26,10 @@ pub(super) fn late(runtime: &Runtime) -> Outcome {
     let waited = || -> Result<()> {
         let mut product = Product::new::<64, Tile128x128, ByRows>(&rank, &job, &values, [false; 2])?;
         let me = rank.arena.rank();
-        [0, 2, 3].iter().try_for_each(|flag| product.flags.set(&rank.out, *flag, me))?;
-        rank.out.synchronize()?;
-        product.multiply::<64, 64, Tile128x128, ByRows, false, false, _>(&rank, &job, Some(64), |stream, args| {
-            kernel.launch(stream, args)
+        [0, 2, 3].iter().try_for_each(|flag| product.incoming.flags.set(&rank.out[0], *flag, me))?;
+        rank.out[0].synchronize()?;
+        product.multiply::<64, 64, Tile128x128, ByRows, false, false, _>(&rank, &job, Some(64), |_, args| {
+            kernel.launch(&rank.compute, args)
         })??;
         rank.arena.ticket(&rank.compute)?.wait()
     };
