@@ -41,8 +41,8 @@ impl Gathered {
 
 /// Waits for operands before they are loaded.
 pub trait Arrival {
-    /// A tile begins, whose first row of `A` is `row`, of `rows`.
-    fn begin(&mut self, row: u32, rows: u32);
+    /// A tile of `rows` rows of `A` begins, the first of which is `row()`.
+    fn begin(&mut self, row: impl FnOnce() -> u32, rows: u32);
 
     /// Waits until the operands of a step are there. Returns their place along K, in steps.
     fn wait(&mut self, step: u32) -> u32;
@@ -53,7 +53,7 @@ pub struct Present;
 
 impl Arrival for Present {
     #[inline(always)]
-    fn begin(&mut self, _: u32, _: u32) {}
+    fn begin(&mut self, _: impl FnOnce() -> u32, _: u32) {}
 
     #[inline(always)]
     fn wait(&mut self, step: u32) -> u32 {
@@ -84,8 +84,9 @@ impl RowArrival {
 
 impl Arrival for RowArrival {
     #[inline(always)]
-    fn begin(&mut self, row: u32, rows: u32) {
-        let (extent, end) = (self.gathered.extent.max(1), self.m.min(row + rows));
+    fn begin(&mut self, row: impl FnOnce() -> u32, rows: u32) {
+        let (extent, row) = (self.gathered.extent.max(1), row());
+        let end = self.m.min(row + rows);
         // Rows beyond the edge have no source.
         self.sources = if row < end { [row / extent, end.div_ceil(extent)] } else { [0; 2] };
         (self.next, self.flags) = (0, 0);
@@ -129,7 +130,7 @@ impl SumArrival {
 
 impl Arrival for SumArrival {
     #[inline(always)]
-    fn begin(&mut self, _: u32, _: u32) {}
+    fn begin(&mut self, _: impl FnOnce() -> u32, _: u32) {}
 
     #[inline(always)]
     fn wait(&mut self, step: u32) -> u32 {

@@ -35,7 +35,7 @@ where
         let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
-            arrival.begin((row * CLUSTER + rank) * Self::ROWS, Self::ROWS);
+            arrival.begin(move || (row * CLUSTER + rank) * Self::ROWS, Self::ROWS);
             for step in work.first..work.first + work.steps {
                 let place = arrival.wait(step);
                 let (stage, full) = ring.acquire(Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::SIZE);

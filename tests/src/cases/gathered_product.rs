@@ -1,9 +1,10 @@
 //! A product of which an operand arrives while the kernel runs, in a world of one rank that stands for several sources.
 
+use std::cmp::Reverse;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use oxtile::comm::HostRank;
+use oxtile::comm::{self, HostRank};
 use oxtile::runtime::Kind;
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Flags, Pitched, Rows, SymmetricBuffer};
 use oxtile::tensor::{TensorMap, TensorMapMut};
@@ -46,6 +47,8 @@ pub enum Turns {
 
 /// No source is this one.
 pub const NO_SOURCE: u32 = u32::MAX;
+/// Streams that bring chunks: fewer than hardware queues, with those that compute.
+const OUT: u32 = 4;
 /// What the flags are called.
 pub const NAME: &str = "gathered product";
 
@@ -111,7 +114,8 @@ pub struct Rank {
     pub rank: HostRank,
     pub arena: Arena,
     pub compute: Stream,
-    pub out: Stream,
+    /// Each brings the chunks of some sources. No order of theirs stands in for a wait that is missing.
+    pub out: Vec<Stream>,
     pub gate: Stream,
 }
 
@@ -120,8 +124,9 @@ impl Rank {
         let device = runtime.device(0)?;
         let rank = HostRank::threads(std::slice::from_ref(&device))?.remove(0);
         let backend = if runtime.kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
-        let arena = Arena::open(&rank, ArenaOptions { backend, bytes: 4 << 20, channels: 100, deadline, ..ArenaOptions::default() })?;
-        Ok(Self { rank, arena, compute: device.stream()?, out: device.stream()?, gate: device.stream()? })
+        let arena = Arena::open(&rank, ArenaOptions { backend, bytes: 4 << 20, channels: 256, deadline, ..ArenaOptions::default() })?;
+        let out = (0..OUT).map(|_| device.stream()).collect::<Result<_>>()?;
+        Ok(Self { rank, arena, compute: device.stream()?, out, gate: device.stream()? })
     }
 
     pub fn close(self) -> Result<()> {
@@ -130,18 +135,22 @@ impl Rank {
     }
 }
 
-/// The operands of a product, and what arrives of them.
-pub struct Product<T, O> {
-    /// The operand that arrives, and where it arrives.
-    pub source: Buffer<T>,
-    pub gathered: SymmetricBuffer<T>,
-    pub other: Buffer<T>,
-    pub bias: Buffer<O>,
-    pub d: Buffer<O>,
-    pub tiles: Buffer<u32>,
-    pub listed: Buffer<u32>,
+/// The operand that arrives.
+pub struct Incoming<T> {
+    source: Buffer<T>,
+    gathered: SymmetricBuffer<T>,
     pub flags: Flags,
-    pub chunks: Vec<Chunk>,
+    chunks: Vec<Chunk>,
+}
+
+/// The operands of a product, and its result.
+pub struct Product<T, O> {
+    pub incoming: Incoming<T>,
+    other: Buffer<T>,
+    bias: Buffer<O>,
+    pub d: Buffer<O>,
+    tiles: Buffer<u32>,
+    listed: Buffer<u32>,
 }
 
 /// Values of the operands, the matrix as it was, and the bias.
@@ -163,47 +172,11 @@ impl<T: Operand, O: Output> Values<T, O> {
     }
 }
 
-impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
-    /// Garbage where nothing has arrived yet, and the chunks of the rank's own source.
-    pub fn new<const DEPTH: usize, S: TileShape, G: Arriving>(
-        rank: &Rank,
-        job: &Job,
-        values: &Values<T, O>,
-        major: [bool; 2],
-    ) -> Result<Self> {
-        let Rank { arena, compute, .. } = rank;
-        let (arriving, other) = if job.of_b { (&values.b, &values.a) } else { (&values.a, &values.b) };
-        let source = Buffer::from_slice(compute, arriving)?;
-        let mut gathered = arena.buffer(arriving.len() as u64)?;
-        gathered.local_mut().copy_from_slice(compute, &vec![T::encode(f32::NAN); arriving.len()])?;
-        let chunks = chunks::<G>(job, DEPTH as u32, major[usize::from(job.of_b)]);
-        let places = chunks.iter().map(|chunk| chunk.place + 1).max().unwrap_or(0);
-        // The last flag lets the chunks go.
-        let flags = arena.flags(NAME, places + 1)?;
-        let me = arena.rank();
-        let all = places.next_multiple_of(job.sources);
-        let listed: Vec<u32> = (0..all)
-            .map(|place| {
-                let is_awaited = place % job.sources != job.own && chunks.iter().any(|chunk| chunk.place == place);
-                if is_awaited { flags.index(place, me) } else { PRESENT }
-            })
-            .collect();
-        let of = |values: &[O]| Buffer::from_slice(compute, values);
-        let product = Self {
-            source,
-            gathered,
-            other: Buffer::from_slice(compute, other)?,
-            bias: of(&values.bias)?,
-            d: of(&values.old)?,
-            tiles: Buffer::from_slice(compute, &tiles::<S>(job))?,
-            listed: Buffer::from_slice(compute, &listed)?,
-            flags,
-            chunks,
-        };
-        let own = product.chunks.iter().filter(|chunk| chunk.place % job.sources == job.own);
-        own.into_iter().try_for_each(|chunk| product.gathered.peer(me)?.put_rows(compute, &product.source, chunk.rows))?;
-        compute.synchronize()?;
-        Ok(product)
+impl<T: Operand> Incoming<T> {
+    /// The chunks of the rank's own source, which are there from the beginning.
+    fn put_own(&self, stream: &Stream, me: comm::Rank, job: &Job) -> Result<()> {
+        let own = self.chunks.iter().filter(|chunk| chunk.place % job.sources == job.own);
+        own.into_iter().try_for_each(|chunk| self.gathered.peer(me)?.put_rows(stream, &self.source, chunk.rows))
     }
 
     /// Says that what has not arrived yet is garbage: on the emulator a read of it is an error.
@@ -221,37 +194,95 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         rank.compute.synchronize()
     }
 
-    /// Enqueues the chunks and their flags, the last source first, to go once the last flag is set.
+    /// Enqueues the chunks and their flags, the last source of a stream first, to go once the gate is open.
     pub fn put(&self, rank: &Rank, job: &Job) -> Result<()> {
-        let (me, gate) = (rank.arena.rank(), self.flags.len() - 1);
+        let (me, gates) = (rank.arena.rank(), self.flags.len() - OUT);
         let peer = self.gathered.peer(me)?;
-        let mut batch = rank.arena.batch(&rank.out).take_back(&self.flags, gate, me)?;
-        for chunk in self.awaited(job).rev() {
-            batch = batch.put_rows(&peer, &self.source, chunk.rows)?.set(&self.flags, chunk.place, me)?;
+        for (out, number) in rank.out.iter().zip(0..) {
+            let mut batch = rank.arena.batch(out).take_back(&self.flags, gates + number, me)?;
+            let mut chunks: Vec<_> = self.awaited(job).filter(|chunk| chunk.place % job.sources % OUT == number).collect();
+            chunks.sort_by_key(|chunk| Reverse(chunk.place % job.sources));
+            for chunk in chunks {
+                batch = batch.put_rows(&peer, &self.source, chunk.rows)?.set(&self.flags, chunk.place, me)?;
+            }
+            batch.enqueue()?;
         }
-        batch.enqueue()
+        Ok(())
+    }
+
+    /// Lets the chunks go.
+    pub fn open(&self, rank: &Rank) -> Result<()> {
+        let (me, gates) = (rank.arena.rank(), self.flags.len() - OUT..self.flags.len());
+        gates.into_iter().try_fold(rank.arena.batch(&rank.gate), |batch, gate| batch.set(&self.flags, gate, me))?.enqueue()
+    }
+
+    /// Resets the flags, after the kernel.
+    pub fn clear(&self, rank: &Rank, job: &Job) -> Result<()> {
+        let me = rank.arena.rank();
+        self.awaited(job).try_fold(rank.arena.batch(&rank.compute), |batch, chunk| batch.clear(&self.flags, chunk.place, me))?.enqueue()
     }
 
     /// The chunks that the kernel waits for.
-    pub fn awaited(&self, job: &Job) -> impl DoubleEndedIterator<Item = &Chunk> {
+    fn awaited(&self, job: &Job) -> impl Iterator<Item = &Chunk> {
         let (sources, own) = (job.sources, job.own);
         self.chunks.iter().filter(move |chunk| chunk.place % sources != own)
     }
+}
 
-    /// Launches the kernel, or gives it to `launch`; with a patience of its own.
+impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
+    /// Garbage where nothing has arrived yet, and the chunks of the rank's own source.
+    pub fn new<const DEPTH: usize, S: TileShape, G: Arriving>(
+        rank: &Rank,
+        job: &Job,
+        values: &Values<T, O>,
+        major: [bool; 2],
+    ) -> Result<Self> {
+        let Rank { arena, compute, .. } = rank;
+        let (arriving, other) = if job.of_b { (&values.b, &values.a) } else { (&values.a, &values.b) };
+        let source = Buffer::from_slice(compute, arriving)?;
+        let mut gathered = arena.buffer(arriving.len() as u64)?;
+        gathered.local_mut().copy_from_slice(compute, &vec![T::encode(f32::NAN); arriving.len()])?;
+        let chunks = chunks::<G>(job, DEPTH as u32, major[usize::from(job.of_b)]);
+        let places = chunks.iter().map(|chunk| chunk.place + 1).max().unwrap_or(0);
+        // The last flags let the streams go.
+        let flags = arena.flags(NAME, places + OUT)?;
+        let me = arena.rank();
+        let all = places.next_multiple_of(job.sources);
+        let listed: Vec<u32> = (0..all)
+            .map(|place| {
+                let is_awaited = place % job.sources != job.own && chunks.iter().any(|chunk| chunk.place == place);
+                if is_awaited { flags.index(place, me) } else { PRESENT }
+            })
+            .collect();
+        let of = |values: &[O]| Buffer::from_slice(compute, values);
+        let incoming = Incoming { source, gathered, flags, chunks };
+        incoming.put_own(compute, me, job)?;
+        let product = Self {
+            incoming,
+            other: Buffer::from_slice(compute, other)?,
+            bias: of(&values.bias)?,
+            d: of(&values.old)?,
+            tiles: Buffer::from_slice(compute, &tiles::<S>(job))?,
+            listed: Buffer::from_slice(compute, &listed)?,
+        };
+        compute.synchronize()?;
+        Ok(product)
+    }
+
+    /// Gives the kernel's arguments to `launch`, with a patience of its own if there is one. Maps are made before: making one may wait for all work under way.
     pub fn multiply<const DEPTH: usize, const WIDTH: usize, S: TileShape, G: Arriving, const M_MAJOR: bool, const N_MAJOR: bool, R>(
         &mut self,
         rank: &Rank,
         job: &Job,
         patience: Option<u64>,
-        launch: impl FnOnce(&Stream, GemmGatheredArgs<'_, T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>) -> R,
+        launch: impl FnOnce(&Incoming<T>, GemmGatheredArgs<'_, T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>) -> R,
     ) -> Result<R> {
         let Job { shape: [m, n, k], sources, extent, slab, first, fused, .. } = *job;
         let (me, compute) = (rank.arena.rank(), &rank.compute);
-        let awaited: Vec<_> = self.awaited(job).map(|chunk| (chunk.place, me)).collect();
-        let waits = self.flags.waits(compute, &awaited)?;
+        let awaited: Vec<_> = self.incoming.awaited(job).map(|chunk| (chunk.place, me)).collect();
+        let waits = self.incoming.flags.waits(compute, &awaited)?;
         let waits = WaitsArgument { patience: patience.unwrap_or(waits.patience), ..waits };
-        let (arriving, other) = (self.gathered.local().view(), self.other.view());
+        let (arriving, other) = (self.incoming.gathered.local().view(), self.other.view());
         let (a, b) = if job.of_b { (other, arriving) } else { (arriving, other) };
         let [m64, n64, k64] = job.shape.map(u64::from);
         let a = TensorMap::new(compute, a, if M_MAJOR { [k64, m64] } else { [m64, k64] })?;
@@ -282,6 +313,6 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
             },
             marker: PhantomData,
         };
-        Ok(launch(compute, args))
+        Ok(launch(&self.incoming, args))
     }
 }

@@ -1,6 +1,6 @@
 //! Products of an operand that arrives while the kernel runs: byte for byte those of the plain kernel, whichever chunk comes when.
 //!
-//! A stream puts the chunks of an operand into place and sets a flag for each, once the kernel waits for the first.
+//! Streams put the chunks of an operand into place and set a flag for each, once the kernel waits for the first.
 
 use std::time::Duration;
 
@@ -124,21 +124,19 @@ where
 {
     let values = Values::<T, O>::new(job);
     let kernel = text(runtime.load::<GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>>())?;
+    text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
     let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let gathered = || -> Result<Vec<O>> {
         let mut product = Product::new::<DEPTH, S, G>(&rank, job, &values, [M_MAJOR, N_MAJOR])?;
-        product.discard(&rank, job)?;
-        product.put(&rank, job)?;
-        product.multiply::<DEPTH, WIDTH, S, G, M_MAJOR, N_MAJOR, _>(&rank, job, None, |stream, args| kernel.launch(stream, args))??;
-        product.flags.set(&rank.gate, product.flags.len() - 1, rank.arena.rank())?;
-        let me = rank.arena.rank();
-        product
-            .awaited(job)
-            .try_fold(rank.arena.batch(&rank.compute), |batch, chunk| batch.clear(&product.flags, chunk.place, me))?
-            .enqueue()?;
+        product.incoming.discard(&rank, job)?;
+        product.multiply::<DEPTH, WIDTH, S, G, M_MAJOR, N_MAJOR, _>(&rank, job, None, |incoming, args| {
+            incoming.put(&rank, job)?;
+            kernel.launch(&rank.compute, args)?;
+            incoming.open(&rank)?;
+            incoming.clear(&rank, job)
+        })??;
         let found = product.d.to_vec(&rank.compute)?;
-        rank.out.synchronize()?;
-        rank.gate.synchronize()?;
+        rank.out.iter().chain([&rank.gate]).try_for_each(Stream::synchronize)?;
         Ok(found)
     };
     let found = text(gathered())?;

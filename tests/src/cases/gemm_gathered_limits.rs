@@ -13,24 +13,30 @@ use super::gathered_product::{Job, NAME, Product, Rank, Values};
 use super::gemm_gathered::{ROWS, SUM};
 use crate::case::{Outcome, equal, skipped, text};
 
-/// One flag is never set. The kernel ends all the same, and the rank and the flag are named.
+/// One flag is never set. The kernel ends all the same, a cluster of which the other block waits for nothing too, and the rank and the flag are named.
 pub(super) fn late(runtime: &Runtime) -> Outcome {
     if runtime.kind() == Kind::Cuda {
         skipped("gemm_gathered::a flag that does not come", &"the deadline is in steps of the emulator");
         return Ok(());
     }
+    late_of::<Tile128x128>(runtime)?;
+    late_of::<Tile128x256>(runtime)
+}
+
+fn late_of<S: TileShape>(runtime: &Runtime) -> Outcome
+where
+    GemmGathered<bf16, bf16, 64, bf16, 64, S, ByRows, false, false>: Kernel,
+{
     let job = Job { shape: [8, 8, 80], sources: 2, extent: 4, slab: 1, ..ROWS };
     let values = Values::<bf16, bf16>::new(&job);
-    let kernel = text(runtime.load::<GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x128, ByRows, false, false>>())?;
+    let kernel = text(runtime.load::<GemmGathered<bf16, bf16, 64, bf16, 64, S, ByRows, false, false>>())?;
     let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let waited = || -> Result<()> {
-        let mut product = Product::new::<64, Tile128x128, ByRows>(&rank, &job, &values, [false; 2])?;
+        let mut product = Product::new::<64, S, ByRows>(&rank, &job, &values, [false; 2])?;
         let me = rank.arena.rank();
-        [0, 2, 3].iter().try_for_each(|flag| product.flags.set(&rank.out, *flag, me))?;
-        rank.out.synchronize()?;
-        product.multiply::<64, 64, Tile128x128, ByRows, false, false, _>(&rank, &job, Some(64), |stream, args| {
-            kernel.launch(stream, args)
-        })??;
+        [0, 2, 3].iter().try_for_each(|flag| product.incoming.flags.set(&rank.out[0], *flag, me))?;
+        rank.out[0].synchronize()?;
+        product.multiply::<64, 64, S, ByRows, false, false, _>(&rank, &job, Some(64), |_, args| kernel.launch(&rank.compute, args))??;
         rank.arena.ticket(&rank.compute)?.wait()
     };
     match waited() {
