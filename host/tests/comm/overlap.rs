@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use half::bf16 as Half;
 use oxtile::comm::{Member, Team};
-use oxtile::gemm::{Gemm, GemmConfig};
+use oxtile::gemm::{Activation, Gemm, GemmConfig};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
-use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Global, Method, OverlapConfig, OverlapMemory};
+use oxtile::num::{Float, bf16, e4m3};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, GatherOperands, Gathers, Global, Method, OverlapConfig, OverlapMemory};
 use oxtile::symmetric::{ArenaOptions, PutOrder};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
 
@@ -404,4 +404,66 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     let unwritten = product.run(stream).unwrap_err().to_string();
     assert!(unwritten.starts_with("GatheredProduct::run: the shard of this call was not written"), "{unwritten}");
     Ok(())
+}
+
+/// A product of two ranks with all that may follow it, by the fused kernel and by the plain one; `T` is built from small numbers.
+fn fused_and_plain<T: GatherOperands<bf16>>(values: impl Fn(&Stream, u64, u64) -> Result<Buffer<T>>, scaled: bool) -> Result<()> {
+    let sizes = Global { m: 72, n: 64, k: 272 };
+    let overlap = OverlapConfig { method: Some(Method::Fused), cut: Some(cut(2, 2)), ..OverlapConfig::default() };
+    let (beta, activation) = if scaled { (0.0, Activation::Identity) } else { (0.5, Activation::Gelu) };
+    let config = AllGatherConfig { transpose_b: true, alpha: 0.75, beta, activation, overlap, ..AllGatherConfig::new(sizes) };
+    let options = Case { ranks: 2, config, captured: false, seed: 1 }.options();
+    let ranks = Ranks::new(2, config.bytes::<T, bf16>()?, options)?;
+    let product = config.product(ranks.all.world.size())?;
+    let gathers = [0, 1].map(|i| AllGatherGemm::<T, bf16>::new(&ranks.memories[i], ranks.all.stream(i), config));
+    let gathers = gathers.into_iter().collect::<Result<Vec<_>>>()?;
+    let shard = sizes.m / 2 * sizes.k;
+    let operands = |i: usize| {
+        let (stream, seed) = (ranks.all.stream(i), 8 + i as u64);
+        let (a, b) = (Buffer::from_slice(stream, &[1.5_f32])?, Buffer::from_slice(stream, &[0.25_f32])?);
+        Ok((values(stream, 7, sizes.m * sizes.k)?, values(stream, seed, product.n * product.k)?, a, b))
+    };
+    let all = [0, 1].into_iter().map(operands).collect::<Result<Vec<_>>>()?;
+    let mut found: Vec<Buffer<bf16>> = Vec::new();
+    for (i, gather) in gathers.iter().enumerate() {
+        let (stream, (whole, weight, a, b)) = (ranks.all.stream(i), &all[i]);
+        let bias = Buffer::from_slice(stream, &self::values(3, product.n))?;
+        let (mut d, mut own) = (Buffer::zeros(stream, sizes.m * product.n)?, Buffer::<T>::zeros(stream, shard)?);
+        let mine = whole.view().slice(i as u64 * shard, (i as u64 + 1) * shard).cast();
+        let copy = ranks.all.world.runtime.load::<CopyWords>()?;
+        copy.launch(stream, CopyWordsArgs { source: mine, target: own.view_mut().cast() })?;
+        let mut bound = match scaled {
+            true => gather.bind_scaled(stream, weight.view(), [a.view(), b.view()], Some(bias.view()), d.view_mut())?,
+            false => gather.bind(stream, weight.view(), Some(bias.view()), d.view_mut())?,
+        };
+        bound.copy_shard(stream, &own)?;
+        bound.run(stream)?;
+        drop(bound);
+        found.push(d);
+    }
+    let plans = product.plans::<T, bf16>(&ranks.all.world.runtime.device(0)?);
+    let plan = *plans.iter().find(|plan| plan.parts == 1).expect("a plan is not split");
+    let plain = Gemm::<T, bf16>::planned(&ranks.all.world.runtime, product, plan)?;
+    for (i, found) in found.iter().enumerate() {
+        let (stream, (whole, weight, a, b)) = (ranks.all.stream(i), &all[i]);
+        let (bias, mut d) = (Buffer::from_slice(stream, &self::values(3, product.n))?, Buffer::zeros(stream, sizes.m * product.n)?);
+        let mut bound = match scaled {
+            true => plain.bind_scaled(stream, (whole.view(), weight.view()), [a.view(), b.view()], Some(bias.view()), d.view_mut())?,
+            false => plain.bind(stream, whole.view(), weight.view(), Some(bias.view()), d.view_mut())?,
+        };
+        bound.run(stream)?;
+        drop(bound);
+        ranks.all.arenas[i].ticket(stream)?.wait()?;
+        let (found, expected) = (found.to_vec_as::<Half>(stream)?, d.to_vec_as::<Half>(stream)?);
+        assert!(found == expected && found.iter().any(|value| *value != Half::ZERO), "rank {i}");
+    }
+    Ok(())
+}
+
+/// Bias, factors of the operands, `D` as it was and GELU come once, after the whole sum.
+#[test]
+fn what_follows_the_product_comes_once() -> Result<()> {
+    fused_and_plain::<bf16>(|stream, seed, len| Buffer::from_slice(stream, &values(seed, len)), false)?;
+    let codes = |seed, len| values(seed, len).into_iter().map(|value| e4m3::from_f32(value.to_f32())).collect::<Vec<_>>();
+    fused_and_plain::<e4m3>(|stream, seed, len| Buffer::from_slice(stream, &codes(seed, len)), true)
 }
