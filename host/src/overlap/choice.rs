@@ -1,10 +1,5 @@
-//! Which method a gathered product takes, and why: a model of copies, flags and tiles.
-//!
-//! A product's time is that of [`GemmConfig`]'s model. A fused one is its tiles handed out to clusters in order of time, and each step waits until its slab is
-//! there; copies go one after another at the rate of the link, with a time to begin and a time to be told.
+//! Which method a gathered product takes, and why.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::fmt;
 
 use super::config::{AllGatherConfig, Cut, Gathers, Method};
@@ -29,13 +24,34 @@ pub struct Rates {
     pub wait: f64,
     /// How much longer a product takes beside puts.
     pub beside: f64,
+    /// Microseconds of the host for a call by each method: what a call takes at least where it is not in a graph.
+    pub host: HostTimes,
     /// Multiprocessors of a device.
     pub multiprocessors: u32,
 }
 
+/// Microseconds that the host takes to enqueue a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostTimes {
+    /// [`Method::Fused`].
+    pub fused: f64,
+    /// [`Method::Chunked`].
+    pub chunked: f64,
+    /// [`Method::Sequential`].
+    pub sequential: f64,
+}
+
 impl Rates {
-    /// Measured on H200s of one host (docs/performance/communication.md).
-    pub const H200: Self = Self { put: 385_000.0, start: 3.0, flag: 2.6, wait: 4.0, beside: 1.03, multiprocessors: 132 };
+    /// Measured on H200s of one host, by puts alone and by gathered products (docs/performance/overlap.md).
+    pub const H200: Self = Self {
+        put: 385_000.0,
+        start: 3.0,
+        flag: 2.6,
+        wait: 4.0,
+        beside: 1.03,
+        host: HostTimes { fused: 50.0, chunked: 43.0, sequential: 37.0 },
+        multiprocessors: 132,
+    };
 }
 
 /// Predicted times in microseconds; none for a method that is refused.
@@ -66,33 +82,11 @@ pub struct OverlapChoice {
     pub tile: Option<GemmTile>,
     /// Why this method.
     pub why: String,
-    /// The methods that cannot be taken, each with the reason, and those that the model finds slower.
+    /// The methods that cannot be taken, each with the reason.
     pub refused: Vec<(Method, String)>,
     /// None where there is no model: for elements or devices without `wgmma`.
     pub predicted: Option<Predicted>,
 }
-
-/// The cuts among which the model chooses.
-const CUTS: [Cut; 10] = {
-    const fn cut(panels: u32, slabs: u32, last_only: bool) -> Cut {
-        Cut { panels, slabs, last_only }
-    }
-    [
-        Cut::WHOLE,
-        cut(1, 2, false),
-        cut(1, 4, false),
-        cut(1, 4, true),
-        cut(2, 1, false),
-        cut(2, 2, true),
-        cut(2, 4, true),
-        cut(4, 1, false),
-        cut(4, 2, true),
-        cut(4, 4, true),
-    ]
-};
-
-/// A fused product: its cut, its kernel's tile, its time.
-type Fused = (Cut, GemmTile, f64);
 
 impl AllGatherConfig {
     /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone.
@@ -114,6 +108,7 @@ impl AllGatherConfig {
         let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
         self.overlap.check(rates).map_err(invalid)?;
         let product = self.product(ranks)?;
+        let has_model = wgmma.is_ok();
         let fused = match wgmma.and_then(|()| self.find_fused::<T, O>(&product)) {
             Ok(tiles) if ranks == WorldSize::ONE => Err(format!("one rank gathers nothing, and {} would wait for nothing", tiles[0].1)),
             Ok(tiles) => Ok(self.fastest_fused::<T, O>(ranks, rates, &product, &tiles)),
@@ -126,11 +121,14 @@ impl AllGatherConfig {
             Gathers::Rows => Err("rows of a transposed A are no matrix without gaps: store it as [m, k]".to_owned()),
             Gathers::SumOfA | Gathers::SumOfB => Err("the parts of a sum would be added up in the result's type".to_owned()),
         };
-        let predicted = product.predicted::<T, O>(rates.multiprocessors).map(|alone| {
+        let alone = product.predicted::<T, O>(rates.multiprocessors).filter(|_| has_model);
+        let predicted = alone.map(|alone| {
             let wire = self.wire::<T, O>(ranks, rates);
+            let fused = fused.as_ref().ok().map(|fused| fused.2.max(rates.host.fused));
             let chunked = chunked.as_ref().ok().and_then(|()| self.chunked::<T, O>(ranks, rates, &product));
-            let sequential = if ranks == WorldSize::ONE { alone } else { wire + rates.wait + alone };
-            Predicted { product: alone, wire, fused: fused.as_ref().ok().map(|fused| fused.2), chunked, sequential }
+            let chunked = chunked.map(|chunked| chunked.max(rates.host.chunked));
+            let sequential = if ranks == WorldSize::ONE { alone } else { (wire + rates.wait + alone).max(rates.host.sequential) };
+            Predicted { product: alone, wire, fused, chunked, sequential }
         });
         let refusals = [(Method::Fused, fused.as_ref().err()), (Method::Chunked, chunked.as_ref().err())];
         let refused: Vec<_> = refusals.into_iter().filter_map(|(method, why)| Some((method, why?.clone()))).collect();
@@ -143,13 +141,10 @@ impl AllGatherConfig {
             },
             None => fastest(predicted.as_ref()),
         };
-        let slower = predicted.iter().flat_map(Predicted::times).filter(|(other, _)| *other != method);
-        let slower = slower.map(|(other, time)| (other, format!("{time:.1} us predicted")));
         let (cut, tile) = match (method, &fused) {
             (Method::Fused, Ok((cut, tile, _))) => (*cut, Some(*tile)),
             _ => (Cut::WHOLE, None),
         };
-        let refused = refused.into_iter().chain(slower).collect();
         let order = self.order::<T, O>(ranks);
         Ok(OverlapChoice { method, cut, order, tile, why, refused, predicted })
     }
@@ -183,12 +178,12 @@ impl AllGatherConfig {
         bytes.ok_or(Error::TooLarge { what: "AllGatherConfig", count: gathered.saturating_mul(other), element_bytes: T::BYTES })
     }
 
-    fn shard_bytes<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> u64 {
+    pub(super) fn shard_bytes<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> u64 {
         let [gathered, other] = self.gathered();
         gathered.div_ceil(ranks.get().into()).saturating_mul(other).saturating_mul(T::BYTES)
     }
 
-    fn order<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> PutOrder {
+    pub(super) fn order<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> PutOrder {
         self.overlap.order.unwrap_or_else(|| PutOrder::of(self.shard_bytes::<T, O>(ranks)))
     }
 
@@ -218,121 +213,6 @@ impl AllGatherConfig {
             return Err(format!("no kernel that waits takes these elements in this layout, {how}"));
         }
         Ok(found)
-    }
-
-    /// The fastest cut and tile of those asked for.
-    fn fastest_fused<T: GatherOperands<O>, O: 'static>(
-        &self,
-        ranks: WorldSize,
-        rates: &Rates,
-        product: &GemmConfig,
-        tiles: &[(GemmTile, &'static str)],
-    ) -> Fused {
-        let cuts = match self.overlap.cut {
-            Some(cut) => vec![cut],
-            None => CUTS.to_vec(),
-        };
-        let each = cuts.iter().flat_map(|cut| tiles.iter().map(move |(tile, _)| (*cut, *tile)));
-        let timed = each.map(|(cut, tile)| (cut, tile, self.fused::<T, O>(ranks, rates, product, cut, tile)));
-        timed.min_by(|a, b| a.2.total_cmp(&b.2)).unwrap_or((Cut::WHOLE, GemmTile::Tile128x256, f64::INFINITY))
-    }
-
-    /// When the slabs of each panel are there, by position and panel.
-    fn arrivals<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, schedule: &Schedule) -> Vec<Vec<Vec<f64>>> {
-        let Cut { panels, slabs, .. } = schedule.cut;
-        let bytes = self.shard_bytes::<T, O>(ranks) as f64 / f64::from(panels);
-        let mut there = vec![vec![vec![0.0; slabs as usize]; panels as usize]; schedule.members as usize];
-        let all = |position: u32| {
-            (0..panels).flat_map(move |panel| (0..schedule.slabs(position, panel)).map(move |slab| (position, panel, slab)))
-        };
-        // What is put between two signals.
-        let together: Vec<Vec<_>> = match self.order::<T, O>(ranks) {
-            PutOrder::ByPeer | PutOrder::InStep => (1..schedule.members).flat_map(all).map(|chunk| vec![chunk]).collect(),
-            PutOrder::ByChunk => {
-                let chunks: Vec<Vec<_>> = (1..schedule.members).map(|position| all(position).collect()).collect();
-                let most = chunks.iter().map(Vec::len).max().unwrap_or(0);
-                (0..most).map(|at| chunks.iter().filter_map(|of| of.get(at).copied()).collect()).collect()
-            }
-        };
-        let mut now = 0.0;
-        for chunks in together {
-            let share = |(position, panel, _): &(u32, u32, u32)| bytes / f64::from(schedule.slabs(*position, *panel)) / rates.put;
-            now += rates.start + chunks.iter().map(share).sum::<f64>() + rates.flag;
-            for (position, panel, slab) in chunks {
-                let of_panel = &mut there[position as usize][panel as usize];
-                let arrived =
-                    if schedule.slabs(position, panel) == 1 { &mut of_panel[..] } else { &mut of_panel[slab as usize..=slab as usize] };
-                arrived.fill(now);
-            }
-        }
-        there
-    }
-
-    /// The time of all copies.
-    fn wire<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> f64 {
-        let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
-        there.into_iter().flatten().flatten().fold(0.0, f64::max)
-    }
-
-    /// The time of a fused product: tiles in order, each handed to the cluster that is free first.
-    fn fused<T: GatherOperands<O>, O: 'static>(
-        &self,
-        ranks: WorldSize,
-        rates: &Rates,
-        product: &GemmConfig,
-        cut: Cut,
-        tile: GemmTile,
-    ) -> f64 {
-        let multiprocessors = rates.multiprocessors - self.overlap.margin;
-        let Some(alone) = product.predicted_whole::<T, O>(tile, multiprocessors) else { return f64::INFINITY };
-        let schedule = self.schedule::<T, O>(ranks, cut);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
-        let ([rows, _], cluster) = tile.size();
-        let (tiles, clusters) = (tile.count([product.m, product.n]), (u64::from(multiprocessors) / cluster).max(1));
-        let of_tile = alone / tiles.div_ceil(clusters) as f64 * self.beside::<T, O>(ranks, rates, alone);
-        let columns = (tiles / product.m.div_ceil(rows * cluster).max(1)) as u32;
-        // Where the sum is gathered, every tile waits for one shard after another, from the own one on.
-        let waits: Vec<Vec<f64>> = match self.gathers {
-            Gathers::Rows => {
-                let of = |tile: &u32| {
-                    let panels: Vec<_> = schedule.needs(0, u64::from(tile >> 16) * rows * cluster, rows * cluster).collect();
-                    let last = |slab: usize| {
-                        panels.iter().map(|(position, panel)| there[*position as usize][*panel as usize][slab]).fold(0.0, f64::max)
-                    };
-                    (0..schedule.cut.slabs as usize).map(last).collect()
-                };
-                schedule.tiles(0, rows * cluster, columns).iter().map(of).collect()
-            }
-            Gathers::SumOfA | Gathers::SumOfB => vec![there.iter().flatten().map(|times| times[0]).collect(); tiles as usize],
-        };
-        let mut free: BinaryHeap<_> = (0..clusters).map(|_| Reverse(0_u64)).collect();
-        let mut end = 0;
-        for waits in waits {
-            let Some(Reverse(now)) = free.pop() else { break };
-            let part = of_tile / waits.len() as f64;
-            let now = waits.iter().fold(now as f64 / 1000.0, |now, there| now.max(*there) + part);
-            let now = (now * 1000.0) as u64;
-            end = end.max(now);
-            free.push(Reverse(now));
-        }
-        end as f64 / 1000.0 + 2.0
-    }
-
-    /// How much longer a product takes whose beginning is beside puts.
-    fn beside<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, alone: f64) -> f64 {
-        1.0 + (rates.beside - 1.0) * (self.wire::<T, O>(ranks, rates) / alone).min(1.0)
-    }
-
-    /// The time of a product for each shard.
-    fn chunked<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<f64> {
-        let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
-        let one = GemmConfig { m: schedule.extent(), ..*product }.predicted::<T, O>(rates.multiprocessors)?;
-        let times = there.iter().enumerate();
-        Some(times.fold(0.0, |now: f64, (position, times)| {
-            now.max(times[0][0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside
-        }))
     }
 }
 
@@ -374,11 +254,13 @@ impl super::config::OverlapConfig {
 
 impl fmt::Display for OverlapChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, cut, order, tile, why, refused, .. } = self;
+        let Self { method, cut, order, tile, why, refused, predicted } = self;
         write!(f, "{method:?}: {why}")?;
         if let Some(tile) = tile {
             write!(f, "\n  tiles {tile:?}, shards cut {cut:?}, puts {order:?}")?;
         }
+        let others = predicted.iter().flat_map(Predicted::times).filter(|(other, _)| other != method);
+        others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))?;
         refused.iter().try_for_each(|(method, why)| write!(f, "\n  not {method:?}: {why}"))
     }
 }
@@ -411,6 +293,18 @@ mod tests {
             assert_eq!(small.method, Method::Sequential, "{small}");
         }
         assert_eq!(choose([8192; 3], 1).method, Method::Sequential);
+        // What the host takes to enqueue it decides: measured on two H200s (docs/performance/overlap.md).
+        for sizes in [[512, 6144, 4096], [384, 6144, 4096], [128, 6144, 4096], [128, 28672, 4096]] {
+            assert_eq!(choose(sizes, 2).method, Method::Sequential, "{sizes:?}");
+        }
+    }
+
+    /// Elsewhere than on Hopper nothing is predicted by the times of kernels that are not taken.
+    #[test]
+    fn without_wgmma_there_is_no_prediction() {
+        let refusal = Err("the kernels on wgmma need sm_90".to_owned());
+        let choice = config([8192; 3]).choose_where::<bf16, bf16>(WorldSize::new(4).unwrap(), &Rates::H200, refusal).unwrap();
+        assert_eq!((choice.method, choice.predicted), (Method::Sequential, None));
     }
 
     /// More work is not predicted to take less time, and no method to be faster than what it waits for.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use oxtile_kernels::gemm::PRESENT;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
@@ -15,20 +16,19 @@ use crate::choice::Entry;
 use crate::gemm::{Gemm, GemmConfig, Matrices, wgmma_of};
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 
-/// Nothing is waited for: the kernel's name for the own shard's flag.
-const PRESENT: u32 = u32::MAX;
-
 /// A product of which one operand is gathered from all members of a team: the copies to the others and the product overlap.
 ///
 /// Each rank has a shard of one operand and its own part of the other ([`Gathers`]). A call puts the shard to the other members by copy engines, in chunks with a
-/// flag for each, while the product begins with what is there. Its bits are those of [`Gemm`] on the gathered operand, where that does not split sums;
-/// where the sum is gathered, on an operand which begins with the own shard.
+/// flag for each, while the product begins with what is there.
+///
+/// A fused product has the bits of a [`Gemm`] on the gathered operand whose tiles are [not split](Gemm::planned). Where the sum is gathered, those of operands whose sum begins
+/// with the first step that is wholly of the own shard. The other methods have the bits of [`Gemm::new`], of all rows or of each shard.
 ///
 /// 1. all ranks take an [`OverlapMemory`], and make the operation ([`new`](Self::new)), which neither waits nor meets anyone;
 /// 2. all [bind](Self::bind) it, which compares what they made;
 /// 3. before each call the rank writes its [shard](GatheredProduct::shard) in place, then [runs](GatheredProduct::run) the product.
 ///
-/// A call does not wait on the host and allocates nothing. Any may be captured, the first too: by each method. After a call, wait for a
+/// A call does not wait on the host and allocates no device memory. Any may be captured, the first too: by each method. After a call, wait for a
 /// [ticket](crate::symmetric::Arena::ticket) of the stream: it names the rank and the chunk that did not come.
 ///
 /// ```
@@ -80,7 +80,7 @@ enum Work<T: GatherOperands<O>, O: 'static> {
         tiles: Buffer<u32>,
         flags: Buffer<u32>,
     },
-    /// A product for each shard, by members; shards of one size share one.
+    /// A product for each shard, by members: of whole shards, and of the one that is cut short.
     Chunked {
         whole: Gemm<T, O>,
         last: Gemm<T, O>,
@@ -132,10 +132,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags }
             }
             (Method::Chunked, _) => {
-                let last = (0..ranks.get())
-                    .map(|of| schedule.shard(of))
-                    .map(|shard| shard.end - shard.start)
-                    .find(|rows| *rows < schedule.extent());
+                let rows = (0..ranks.get()).map(|of| schedule.shard(of)).map(|shard| shard.end - shard.start);
+                let last = rows.filter(|rows| (1..schedule.extent()).contains(rows)).max();
                 let of = |m| Gemm::new(&runtime, GemmConfig { m, ..product });
                 Work::Chunked { whole: of(schedule.extent())?, last: of(last.unwrap_or(0))? }
             }
@@ -256,6 +254,9 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 let GemmConfig { n, k, .. } = self.product;
                 let of_member = |member: u32| {
                     let shard = self.schedule.shard(member);
+                    if shard.is_empty() {
+                        return Ok(Bound::in_turn(Vec::new()));
+                    }
                     let gemm = if shard.end - shard.start == self.schedule.extent() { whole } else { last };
                     let rows = gathered.slice(shard.start * k, shard.end * k);
                     let (_, d) = d().split_at(shard.start * n);
@@ -268,7 +269,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     }
 
     fn name(inner: &Inner, number: u64) -> String {
-        format!("overlap in {:?}, operation {number}", inner.ready)
+        format!("overlap in allocation {}, operation {number}", inner.ready.number())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 /// arrives while this one is read. A cheap handle.
 ///
 /// All operations on one memory are called in one order on all ranks of the team, and on one stream, or on streams that events order. None of them allocates
-/// memory afterwards.
+/// device memory afterwards.
 #[derive(Clone)]
 pub struct OverlapMemory(pub(super) Arc<Inner>);
 

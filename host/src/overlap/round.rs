@@ -11,7 +11,7 @@ use super::memory::{Inner, PLACES};
 use super::schedule::{Chunk, Schedule};
 use super::table::GatherOperands;
 use crate::comm::Rank;
-use crate::runtime::{Buffer, Error, Result, Stream, order};
+use crate::runtime::{Buffer, Error, Kind, Result, Stream, order};
 use crate::symmetric::{Batch, PutOrder, SymmetricBuffer};
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
@@ -68,14 +68,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// # Errors
     /// [`Error::Length`]; as [`shard`](Self::shard).
     pub fn copy_shard(&mut self, stream: &Stream, shard: &Buffer<T>) -> Result<()> {
-        if self.shards.is_some() {
-            return self.shard(stream)?.copy_from(stream, shard);
-        }
         const WHAT: &str = "GatheredProduct::copy_shard";
         let (inner, schedule, me) = (&self.of.memory.0, &self.of.schedule, self.of.memory.member().rank().index());
         let own = schedule.shard(me);
         let width = own.end - own.start;
         Error::check_length(WHAT, width * schedule.other, shard.len())?;
+        if self.shards.is_some() {
+            return self.shard(stream)?.copy_from(stream, shard);
+        }
         let place = self.give(stream, WHAT)?;
         let size = size_of::<T>() as u64;
         // SAFETY: the bytes of a buffer's elements, which share its uses.
@@ -116,14 +116,55 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             let why = "the shard of this call was not written: write what GatheredProduct::shard gives, before each call".to_owned();
             return Err(Error::Invalid { what: WHAT, why });
         };
-        inner.begin(turn, compute, WHAT)?;
         let place = place_of(turn);
         let mut places = inner.places();
+        // Whatever can be refused is refused before the others hear of the call.
+        places[place].local().check_stream(compute, WHAT)?;
+        self.check_captures(compute)?;
+        inner.begin(turn, compute, WHAT)?;
+        let done = self.enqueue(compute, &mut places, place);
+        if let Err(error) = &done
+            && !compute.is_capturing()
+        {
+            // The others go on with this call, which did not come about here. What is returned is why.
+            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
+        }
+        done
+    }
+
+    /// Both streams are in one graph, or in none.
+    fn check_captures(&self, compute: &Stream) -> Result<()> {
+        match (compute.0.capture(), self.of.memory.0.out.0.capture()) {
+            (None, None) => Ok(()),
+            (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => Ok(()),
+            _ => {
+                let why = "one of the stream and the memory's stream for copies is being captured: name both in Graph::capture".to_owned();
+                Err(Error::Invalid { what: "GatheredProduct::run", why })
+            }
+        }
+    }
+
+    /// One call.
+    fn enqueue(&mut self, compute: &Stream, places: &mut [SymmetricBuffer<u8>; PLACES], place: usize) -> Result<()> {
+        let inner = &self.of.memory.0;
+        if let Some(shards) = &self.shards {
+            // The shard may have been used on other streams than the one that it was given for.
+            let memory = shards[place].memory();
+            order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
+            order(&compute.0, |wait_for| memory.add_use(&compute.0, false, wait_for))?;
+        }
         // Before the launch that waits for the others' puts: queues of the device may be shared.
         self.of.put(&places[place], place)?;
         let flags = self.of.awaited(place);
         match &mut self.products[place] {
-            Product::Fused(product) => product(compute, inner.waits(compute, place, &flags)?)?,
+            Product::Fused(product) => {
+                let is_empty =
+                    |from: &Rank| inner.member.team().rank_of(*from).is_some_and(|of| self.of.schedule.shard(of.index()).is_empty());
+                // The kernel waits for chunks that it reads.
+                let (empty, read): (Vec<_>, Vec<_>) = flags.iter().partition(|(_, from)| is_empty(from));
+                product(compute, inner.waits(compute, place, &read)?)?;
+                wait_for(inner, compute, &empty)?;
+            }
             Product::Sequential(product) => {
                 wait_for(inner, compute, &flags)?;
                 product.run(compute)?;
@@ -144,9 +185,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         self.of.release(compute, &mut places[place], place, &flags)?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next one need not wait for `out` again.
-            let memory = places[place].local().memory();
-            memory.forget_uses();
-            memory.add_use(&compute.0, true, &mut Vec::new());
+            let shard = self.shards.as_ref().map(|shards| shards[place].memory());
+            for memory in shard.into_iter().chain([places[place].local().memory()]) {
+                memory.forget_uses();
+                memory.add_use(&compute.0, true, &mut Vec::new());
+            }
         }
         Ok(())
     }
@@ -175,6 +218,9 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
             batch.put_rows(&from.peer(to)?, from.local(), chunk.copy(schedule.stored()[1], size_of::<T>() as u64))
         };
         let set = |batch: Batch<'b>, to, chunk: &Chunk| batch.set(&inner.ready, Inner::ready_flag(place, chunk.number), to);
+        // After all that has used the place, a graph's replay too: else FREE of that one could be taken here.
+        let memory = from.local().memory();
+        order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
         let mut batch = inner.arena.batch(&inner.out);
         match self.choice().order {
             PutOrder::ByPeer | PutOrder::InStep => {
@@ -200,7 +246,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         batch.enqueue()
     }
 
-    /// The shard of the member that has put to this one in the step before is here: both then go on to the next.
+    /// Waits for the last chunk of what was put to this member in the step before, so that all members put in step.
     fn in_step<'b>(&'b self, batch: Batch<'b>, place: usize, position: u32) -> Result<Batch<'b>> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
@@ -227,11 +273,12 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     fn release(&self, compute: &Stream, of: &mut SymmetricBuffer<u8>, place: usize, flags: &[(u32, Rank)]) -> Result<()> {
         let (inner, schedule) = (&self.memory.0, &self.schedule);
         let me = inner.member.rank().index();
-        others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
+        if compute.0.runtime.kind() == Kind::Emulated {
+            others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
+        }
         let batch = inner.arena.batch(compute);
         let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
-        let mut sources = schedule.sources(me).map(|source| inner.world_rank(source));
-        sources.try_fold(batch, |batch, source| batch.set(&inner.free, place as u32, source))?.enqueue()
+        inner.others().try_fold(batch, |batch, other| batch.set(&inner.free, place as u32, other))?.enqueue()
     }
 }
 
@@ -239,13 +286,11 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
 fn others_of(schedule: &Schedule, me: u32, size: u64) -> Vec<std::ops::Range<u64>> {
     let [rows, columns] = schedule.stored();
     let own = schedule.whole(me);
-    let (of_row, own_columns) = if schedule.shards_are_rows { (columns, 0..columns) } else { (columns, own.columns.clone()) };
     let ranges = if schedule.shards_are_rows {
-        vec![0..own.rows.start * of_row, own.rows.end * of_row..rows * of_row]
+        vec![0..own.rows.start * columns, own.rows.end * columns..rows * columns]
     } else {
-        (0..rows)
-            .flat_map(|row| [row * of_row..row * of_row + own_columns.start, row * of_row + own_columns.end..(row + 1) * of_row])
-            .collect()
+        let of_row = |row| [row * columns..row * columns + own.columns.start, row * columns + own.columns.end..(row + 1) * columns];
+        (0..rows).flat_map(of_row).collect()
     };
     ranges.into_iter().filter(|range| !range.is_empty()).map(|range| range.start * size..range.end * size).collect()
 }

@@ -97,8 +97,12 @@ impl Schedule {
         (!self.panel(source, panel).is_empty()).then_some(panel * self.cut.slabs + slab)
     }
 
-    /// The chunks of a shard that arrives at a position, in the order in which they are put.
+    /// The chunks of a shard that arrives at a position, in the order in which they are put. An empty shard is a chunk too, so that FREE is taken and set by all in
+    /// every call.
     pub fn chunks(&self, source: u32, position: u32) -> Vec<Chunk> {
+        if self.shard(source).is_empty() {
+            return vec![self.whole(source)];
+        }
         let of_panel = |panel: u32| (0..self.slabs(position, panel)).map(move |slab| (panel, slab));
         let chunk = |(panel, slab): (u32, u32)| {
             let number = self.number(source, position, panel, slab)?;
@@ -120,17 +124,16 @@ impl Schedule {
         Chunk { number: 0, rows, columns }
     }
 
-    /// The other members that have something to put, in the order in which their shards arrive at `member`.
+    /// The other members in the order in which their shards arrive at `member`.
     pub fn sources(&self, member: u32) -> impl Iterator<Item = u32> + use<'_> {
         let places = (1..self.members).map(|position| if self.ascending { position } else { self.members - position });
-        places.map(move |places| self.after(member, places)).filter(|source| !self.shard(*source).is_empty())
+        places.map(move |places| self.after(member, places))
     }
 
-    /// The other members in the order in which `member` puts to them; none if it has nothing to put.
+    /// The other members in the order in which `member` puts to them.
     pub fn targets(&self, member: u32) -> impl Iterator<Item = u32> + use<'_> {
-        let is_empty = self.shard(member).is_empty();
         let places = (1..self.members).map(|step| if self.ascending { self.members - step } else { step });
-        places.map(move |places| self.after(member, places)).filter(move |_| !is_empty)
+        places.map(move |places| self.after(member, places))
     }
 
     /// The panels, each by position and number, of what a tile needs that begins at `row` and is so high, at `member`.
@@ -203,7 +206,8 @@ mod tests {
                     let numbers: BTreeSet<_> = chunks.iter().map(|chunk| chunk.number).collect();
                     assert!(numbers.len() == chunks.len() && numbers.iter().all(|number| *number < Cut::CHUNKS), "{schedule:?}");
                     for Chunk { rows: r, columns: c, .. } in chunks {
-                        assert!(!r.is_empty() && !c.is_empty() && r.end <= rows && c.end <= columns, "{schedule:?}");
+                        let is_empty = r.is_empty() || c.is_empty();
+                        assert!(is_empty == schedule.shard(source).is_empty() && r.end <= rows && c.end <= columns, "{schedule:?}");
                         area += (r.end - r.start) * (c.end - c.start);
                     }
                 }
@@ -218,14 +222,14 @@ mod tests {
         for schedule in schedules() {
             for source in 0..schedule.members {
                 let targets: Vec<_> = schedule.targets(source).collect();
-                assert!(targets.iter().all(|target| schedule.sources(*target).any(|found| found == source)), "{schedule:?}");
-                let steps = targets.iter().map(|target| schedule.position(*target, source));
-                assert!(steps.eq(1..if schedule.shard(source).is_empty() { 1 } else { schedule.members }), "{schedule:?}");
+                let is_source = |target: &u32| schedule.sources(*target).any(|found| found == source);
+                assert!(targets.iter().all(is_source), "{schedule:?}");
+                assert!(targets.iter().map(|target| schedule.position(*target, source)).eq(1..schedule.members), "{schedule:?}");
             }
             for member in 0..schedule.members {
                 let arrivals: Vec<_> = schedule.sources(member).map(|source| schedule.position(member, source)).collect();
                 assert!(arrivals.is_sorted(), "{schedule:?}");
-                for source in schedule.sources(member) {
+                for source in schedule.sources(member).filter(|source| !schedule.shard(*source).is_empty()) {
                     let at = schedule.position(member, source);
                     let put: BTreeSet<_> = schedule.chunks(source, at).iter().map(|chunk| chunk.number).collect();
                     let panels = (0..schedule.cut.panels).flat_map(|panel| (0..schedule.cut.slabs).map(move |slab| (panel, slab)));

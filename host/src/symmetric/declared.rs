@@ -65,14 +65,14 @@ impl Arena {
         self.0.meeting.publish(name, what.as_bytes().to_vec())
     }
 
-    /// Compares it with the notes of others, and waits for each for as long as the arena's deadline: in every build.
+    /// Compares it with the notes of others, and waits for each as for a rank that comes: in every build.
     ///
     /// # Errors
     /// [`Error::Mismatch`] with both texts; ranks that do not come.
     pub(crate) fn compare_notes(&self, name: &str, sequence: u64, what: &str, others: impl Iterator<Item = Rank>) -> Result<()> {
         let Inner { meeting, rank, options, .. } = &*self.0;
         for other in others {
-            let note = meeting.read(other, name, options.deadline)?;
+            let note = meeting.read(other, name, options.rendezvous_deadline())?;
             if note != what.as_bytes() {
                 let (found, expected) = (what.to_owned(), String::from_utf8_lossy(&note).into_owned());
                 return Err(Error::Mismatch { group: "the arena".to_owned(), sequence, rank: *rank, found, other, expected });

@@ -156,6 +156,11 @@ impl Flags {
         Ok(FlagSignals { flags: self, members })
     }
 
+    /// The number of their allocation, the same on every rank.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
     /// The channel of a flag.
     pub(super) fn channel(&self, flag: u32) -> Result<Channel> {
         if flag >= self.count {

@@ -19,8 +19,18 @@ use crate::support::seeds;
 struct Case {
     ranks: u32,
     config: AllGatherConfig,
-    captured: bool,
+    calls: Calls,
     seed: u64,
+}
+
+/// How a round is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Calls {
+    Eager,
+    /// By the replay of a graph of one call.
+    Captured,
+    /// In turn by the replay of a graph of two calls, and eagerly. The host waits for none of them.
+    Mixed,
 }
 
 const ROUNDS: u64 = 3;
@@ -123,7 +133,7 @@ impl Case {
 
     /// Runs it, and compares every rank's result of every round.
     fn run(&self) -> Result<Vec<Method>> {
-        let Self { ranks, config, captured, seed } = *self;
+        let Self { ranks, config, calls, seed } = *self;
         let all = Arenas::with(ranks, seed, self.options());
         let (product, copy) = (self.product(), all.world.runtime.load::<CopyWords>()?);
         let mut sides = Vec::new();
@@ -142,15 +152,17 @@ impl Case {
             bound.push((out, &*compute, gather.bind(compute, weight.view(), None, d.view_mut())?, own));
         }
         let mut graphs = Vec::new();
-        for (out, compute, product, own) in bound.iter_mut().filter(|_| captured) {
-            graphs.push(Graph::capture(&[compute, out], || product.copy_shard(compute, own).and_then(|()| product.run(compute)))?);
+        for (out, compute, product, own) in bound.iter_mut().filter(|_| calls != Calls::Eager) {
+            let mut call = || product.copy_shard(compute, own).and_then(|()| product.run(compute));
+            let count = if calls == Calls::Mixed { 2 } else { 1 };
+            graphs.push(Graph::capture(&[compute, out], || (0..count).try_for_each(|_| call()))?);
         }
         let mut found: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
         for round in 0..ROUNDS {
             let operand = self.operand(round);
             for (i, (_, compute, product, own)) in bound.iter_mut().enumerate() {
                 own.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &self.shard(&operand, i as u32))?)?;
-                if captured {
+                if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {
                     graphs[i].replay(compute)?;
                 } else {
                     product.copy_shard(compute, own)?;
@@ -229,11 +241,13 @@ fn every_method_has_the_bits_of_a_plain_product() {
         (3, by(Method::Fused, Some(last(2, 3)), [300, 24, 200])),
         (4, AllGatherConfig { transpose_b: true, ..by(Method::Fused, Some(cut(1, 1)), [264, 64, 72]) }),
         (4, by(Method::Chunked, None, [9, 32, 64])),
+        // Shards of 2, 2, 1 and 0 rows.
+        (4, by(Method::Chunked, None, [5, 32, 64])),
         (8, by(Method::Fused, Some(cut(1, 4)), [100, 64, 264])),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
-        for captured in [false, true] {
-            let case = Case { ranks, config, captured, seed: at as u64 };
+        for calls in [Calls::Eager, Calls::Captured, Calls::Mixed] {
+            let case = Case { ranks, config, calls, seed: at as u64 };
             let methods = case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
             assert!(methods.iter().all(|method| Some(*method) == config.overlap.method), "{case:?}: {methods:?}");
         }
@@ -257,7 +271,8 @@ fn every_layout_and_every_gather() {
         (2, new([16, 16, 40], [false, true], Gathers::SumOfB, Method::Sequential, None)),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
-        let case = Case { ranks, config, captured: at % 2 == 0, seed: at as u64 };
+        let calls = [Calls::Eager, Calls::Captured][at % 2];
+        let case = Case { ranks, config, calls, seed: at as u64 };
         case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
 }
@@ -278,7 +293,8 @@ fn random_shapes_under_many_seeds() {
         let order = [PutOrder::ByPeer, PutOrder::InStep, PutOrder::ByChunk][below(3) as usize];
         let config = by(method, Some(cut), sizes);
         let config = AllGatherConfig { overlap: OverlapConfig { order: Some(order), ..config.overlap }, ..config };
-        let case = Case { ranks, config, captured: below(2) == 0, seed };
+        let calls = [Calls::Eager, Calls::Captured, Calls::Mixed][below(3) as usize];
+        let case = Case { ranks, config, calls, seed };
         case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
 }
@@ -306,7 +322,7 @@ impl Ranks {
 #[test]
 fn layers_share_a_memory() -> Result<()> {
     let layers = [by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), by(Method::Fused, Some(last(2, 4)), [264, 16, 72])];
-    let case = Case { ranks: 2, config: layers[0], captured: false, seed: 1 };
+    let case = Case { ranks: 2, config: layers[0], calls: Calls::Eager, seed: 1 };
     let ranks = Ranks::new(2, 264 * 136 * 2, case.options())?;
     let mut results: Vec<Vec<Buffer<bf16>>> = Vec::new();
     let gathers: Vec<Vec<_>> =
@@ -316,21 +332,21 @@ fn layers_share_a_memory() -> Result<()> {
         let d = cases.map(|case| Buffer::uninitialised(ranks.all.stream(i), case.product().m * case.product().n));
         results.push(d.into_iter().collect::<Result<_>>()?);
     }
-    for round in 0..4 {
-        let case = &cases[round % 2];
+    // Each layer takes both places, after itself and after the other.
+    for (round, layer) in [0, 1, 1, 0, 0, 1].into_iter().enumerate() {
+        let (case, operand) = (&cases[layer], round as u64 % ROUNDS);
         for i in 0..2 {
             let stream = ranks.all.stream(i);
             let weight = Buffer::from_slice(stream, &case.weight(i as u32))?;
-            let mut product = gathers[i][round % 2].bind(stream, weight.view(), None, results[i][round % 2].view_mut())?;
-            product.shard(stream)?.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, &case.shard(&case.operand(0), i as u32))?)?;
+            let shard = PinnedBuffer::from_slice(stream, &case.shard(&case.operand(operand), i as u32))?;
+            let mut product = gathers[i][layer].bind(stream, weight.view(), None, results[i][layer].view_mut())?;
+            product.shard(stream)?.copy_from_pinned(stream, &shard)?;
             product.run(stream)?;
         }
-    }
-    for (i, results) in results.iter().enumerate() {
-        ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
-        for (case, d) in cases.iter().zip(results) {
-            let found: Vec<u16> = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
-            assert!(found == case.expected(Method::Fused, i as u32)?[0], "{case:?}, rank {i}");
+        for (i, results) in results.iter().enumerate() {
+            ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
+            let found: Vec<u16> = results[layer].to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
+            assert!(found == case.expected(Method::Fused, i as u32)?[operand as usize], "{case:?}, rank {i}, round {round}");
         }
     }
     Ok(())
@@ -341,7 +357,7 @@ fn layers_share_a_memory() -> Result<()> {
 fn a_rank_that_does_not_call_is_named() -> Result<()> {
     for method in [Method::Fused, Method::Sequential] {
         let config = by(method, Some(cut(1, 1)), [70, 32, 136]);
-        let case = Case { ranks: 2, config, captured: false, seed: 1 };
+        let case = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 };
         let options = ArenaOptions { deadline: Duration::from_millis(300), ..case.options() };
         let ranks = Ranks::new(2, 70 * 136 * 2, options)?;
         let gathers = [ranks.gather(0, config)?, ranks.gather(1, config)?];
@@ -369,7 +385,7 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
         AllGatherConfig { alpha: 2.0, ..config },
     ];
     for other in others {
-        let ranks = Ranks::new(2, 71 * 136 * 2, Case { ranks: 2, config, captured: false, seed: 1 }.options())?;
+        let ranks = Ranks::new(2, 71 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
         let (gather, _other) = (ranks.gather(0, config)?, ranks.gather(1, other)?);
         let stream = ranks.all.stream(0);
         let (weight, mut d) = (Buffer::<bf16>::zeros(stream, 136 * 16)?, Buffer::<bf16>::zeros(stream, 70 * 16)?);
@@ -382,7 +398,7 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
 #[test]
 fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     let config = by(Method::Fused, None, [70, 32, 136]);
-    let ranks = Ranks::new(2, 70 * 136 * 2, Case { ranks: 2, config, captured: false, seed: 1 }.options())?;
+    let ranks = Ranks::new(2, 70 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
     let refused = |config| ranks.gather(0, config).unwrap_err().to_string();
     let larger = refused(by(Method::Fused, None, [71, 32, 136]));
     assert_eq!(larger, "AllGatherGemm::new: a gathered operand of 19312 bytes for a memory of 19040: take the most of all layers");
@@ -412,7 +428,7 @@ fn fused_and_plain<T: GatherOperands<bf16>>(values: impl Fn(&Stream, u64, u64) -
     let overlap = OverlapConfig { method: Some(Method::Fused), cut: Some(cut(2, 2)), ..OverlapConfig::default() };
     let (beta, activation) = if scaled { (0.0, Activation::Identity) } else { (0.5, Activation::Gelu) };
     let config = AllGatherConfig { transpose_b: true, alpha: 0.75, beta, activation, overlap, ..AllGatherConfig::new(sizes) };
-    let options = Case { ranks: 2, config, captured: false, seed: 1 }.options();
+    let options = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options();
     let ranks = Ranks::new(2, config.bytes::<T, bf16>()?, options)?;
     let product = config.product(ranks.all.world.size())?;
     let gathers = [0, 1].map(|i| AllGatherGemm::<T, bf16>::new(&ranks.memories[i], ranks.all.stream(i), config));
@@ -466,4 +482,57 @@ fn what_follows_the_product_comes_once() -> Result<()> {
     fused_and_plain::<bf16>(|stream, seed, len| Buffer::from_slice(stream, &values(seed, len)), false)?;
     let codes = |seed, len| values(seed, len).into_iter().map(|value| e4m3::from_f32(value.to_f32())).collect::<Vec<_>>();
     fused_and_plain::<e4m3>(|stream, seed, len| Buffer::from_slice(stream, &codes(seed, len)), true)
+}
+
+/// Two memories of one arena: what is made on one is not compared with what is made on the other.
+#[test]
+fn two_memories_of_one_arena() -> Result<()> {
+    let configs = [by(Method::Fused, None, [70, 32, 136]), by(Method::Sequential, None, [40, 16, 64])];
+    let options = Case { ranks: 2, config: configs[0], calls: Calls::Eager, seed: 1 }.options();
+    let all = Arenas::with(2, 1, ArenaOptions { channels: 128, ..options });
+    let mut made = Vec::new();
+    for (i, arena) in all.arenas.iter().enumerate() {
+        for config in configs {
+            let out = all.world.ranks[i].device().urgent_stream()?;
+            let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<bf16, bf16>()?, &out)?;
+            made.push((i, config, AllGatherGemm::<bf16, bf16>::new(&memory, all.stream(i), config)?));
+        }
+    }
+    for (i, config, gather) in &made {
+        let (stream, GemmConfig { m, n, k, .. }) = (all.stream(*i), config.product(all.world.size())?);
+        let (weight, mut d) = (Buffer::<bf16>::zeros(stream, k * n)?, Buffer::<bf16>::zeros(stream, m * n)?);
+        gather.bind(stream, weight.view(), None, d.view_mut())?;
+    }
+    Ok(())
+}
+
+/// A call that is refused leaves the ranks in step: nothing of it was put.
+#[test]
+fn a_call_that_is_refused_is_made_again() -> Result<()> {
+    let config = by(Method::Fused, None, [70, 32, 136]);
+    let case = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 };
+    let ranks = Ranks::new(2, 70 * 136 * 2, case.options())?;
+    let gathers = [ranks.gather(0, config)?, ranks.gather(1, config)?];
+    let weights = [0, 1].map(|i| Buffer::from_slice(ranks.all.stream(i), &case.weight(i as u32)));
+    let mut results = [0, 1].map(|i| Buffer::<bf16>::named(ranks.all.stream(i), "d", 70 * 16).expect("memory"));
+    for (i, (weight, d)) in weights.into_iter().zip(&mut results).enumerate() {
+        let (stream, other, weight) = (ranks.all.stream(i), ranks.all.stream(1 - i), weight?);
+        let mut product = gathers[i].bind(stream, weight.view(), None, d.view_mut())?;
+        let shard = Buffer::from_slice(stream, &case.shard(&case.operand(0), i as u32))?;
+        assert!(matches!(product.copy_shard(stream, &Buffer::zeros(stream, 3)?), Err(Error::Length { .. })));
+        assert!(product.run(stream).unwrap_err().to_string().contains("was not written"));
+        product.copy_shard(stream, &shard)?;
+        assert!(matches!(product.run(other), Err(Error::WrongDevice { .. })));
+        product.copy_shard(stream, &shard)?;
+        let captured = Graph::capture(&[stream], || product.copy_shard(stream, &shard).and_then(|()| product.run(stream)));
+        assert!(captured.unwrap_err().to_string().contains("name both in Graph::capture"));
+        product.copy_shard(stream, &shard)?;
+        product.run(stream)?;
+    }
+    for (i, d) in results.iter().enumerate() {
+        ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
+        let found: Vec<u16> = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
+        assert!(found == case.expected(Method::Fused, i as u32)?[0], "rank {i}");
+    }
+    Ok(())
 }
