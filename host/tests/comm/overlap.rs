@@ -271,7 +271,7 @@ fn every_layout_and_every_gather() {
         (2, new([16, 16, 40], [false, true], Gathers::SumOfB, Method::Sequential, None)),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
-        let calls = [Calls::Eager, Calls::Captured][at % 2];
+        let calls = [Calls::Mixed, Calls::Captured, Calls::Eager][at % 3];
         let case = Case { ranks, config, calls, seed: at as u64 };
         case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }

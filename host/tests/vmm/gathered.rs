@@ -15,7 +15,7 @@ use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 use crate::soak::{Length, goes_on};
 use crate::watch::{doing, settle};
 
-/// Replays of each graph, each of another operand.
+/// Replays of each graph of two calls, each of other operands.
 const REPLAYS: u64 = 100;
 
 /// Shards in so many panels of so many slabs each.
@@ -121,8 +121,10 @@ fn compare(side: &Side, config: AllGatherConfig) -> Result<()> {
     let rows = if method == Method::Chunked { m.div_ceil(side.world.get().into()) } else { m };
     assert!(m.is_multiple_of(rows));
     let plain = plain(runtime, GemmConfig { m: rows, ..product }, method)?;
-    let mut own = Buffer::<bf16>::zeros(compute, side.shard(&values(0, m * k), k).len() as u64)?;
-    let (mut d, mut kept) = (Buffer::<bf16>::zeros(compute, len)?, Buffer::<u32>::zeros(compute, len / 2)?);
+    let shard = side.shard(&values(0, m * k), k).len() as u64;
+    let mut own = [Buffer::<bf16>::zeros(compute, shard)?, Buffer::<bf16>::zeros(compute, shard)?];
+    let mut kept = [Buffer::<u32>::zeros(compute, len / 2)?, Buffer::<u32>::zeros(compute, len / 2)?];
+    let mut d = Buffer::<bf16>::zeros(compute, len)?;
     let copy: Loaded<CopyWords> = runtime.load()?;
     let mut bound = gather.bind(compute, weight.view(), None, d.view_mut())?;
     let mut step = |own: &Buffer<bf16>, kept: &mut Buffer<u32>| {
@@ -131,27 +133,35 @@ fn compare(side: &Side, config: AllGatherConfig) -> Result<()> {
         copy.launch(compute, CopyWordsArgs { source: bound.result().cast(), target: kept.view_mut() })
     };
     doing(side.rank, format!("capturing {config:?}"));
-    // Two calls: both places.
-    let graph = Graph::capture(&[compute, out], || step(&own, &mut kept).and_then(|()| step(&own, &mut kept)))?;
+    // Two calls, of two operands: both places.
+    let graph = Graph::capture(&[compute, out], || (0..2).try_for_each(|call| step(&own[call], &mut kept[call])))?;
     for round in 0..REPLAYS + 4 {
         doing(side.rank, format!("round {round} of {config:?}"));
-        let operand = values(1000 + round, m * k);
-        own.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, side.shard(&operand, k))?)?;
+        let operands = [values(1000 + 2 * round, m * k), values(1001 + 2 * round, m * k)];
+        for (own, operand) in own.iter_mut().zip(&operands) {
+            own.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, side.shard(operand, k))?)?;
+        }
+        // The host waits between none of the first rounds.
         if round % 2 == 1 && round < 8 {
-            step(&own, &mut kept)?
+            (0..2).try_for_each(|call| step(&own[call], &mut kept[call]))?;
         } else {
-            graph.replay(compute)?
+            graph.replay(compute)?;
+        }
+        if round < 8 && round % 3 != 2 {
+            continue;
         }
         settle(compute)?;
-        let found = kept.to_vec(compute)?;
-        let mut expected = Vec::new();
-        for rows in operand.chunks((rows * k) as usize) {
-            let (gathered, mut d) =
-                (Buffer::from_slice(compute, rows)?, Buffer::<bf16>::zeros(compute, rows.len() as u64 / k * product.n)?);
-            plain.run(compute, gathered.view(), weight.view(), None, d.view_mut())?;
-            expected.extend(d.to_vec_as::<Half>(compute)?);
+        for (kept, operand) in kept.iter().zip(&operands) {
+            let found = kept.to_vec(compute)?;
+            let mut expected = Vec::new();
+            for rows in operand.chunks((rows * k) as usize) {
+                let (gathered, len) = (Buffer::from_slice(compute, rows)?, rows.len() as u64 / k * product.n);
+                let mut d = Buffer::<bf16>::zeros(compute, len)?;
+                plain.run(compute, gathered.view(), weight.view(), None, d.view_mut())?;
+                expected.extend(d.to_vec_as::<Half>(compute)?);
+            }
+            assert!(found == words(&expected), "{}, round {round} of {config:?}", side.rank);
         }
-        assert!(found == words(&expected), "{}, round {round} of {config:?}", side.rank);
     }
     side.arena.ticket(compute)?.wait()?;
     drop(graph);
