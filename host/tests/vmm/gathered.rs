@@ -15,8 +15,8 @@ use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 use crate::soak::{Length, goes_on};
 use crate::watch::{doing, settle};
 
-/// Replays of each graph of two calls, each of other operands.
-const REPLAYS: u64 = 100;
+/// Replays of each graph of two calls, each of other operands; and where ranks share a device, which takes turns of some milliseconds.
+const REPLAYS: [u64; 2] = [100, 4];
 
 /// Shards in so many panels of so many slabs each.
 const fn cut(panels: u32, slabs: u32) -> Cut {
@@ -64,6 +64,11 @@ impl Side {
         let member = Team::all(rank.world()).member(rank.rank()).expect("every rank is of the world");
         let memory = OverlapMemory::take(&arena, &member, bytes, &out)?;
         Ok(Self { rank: rank.rank(), world: rank.world(), arena, runtime: device.runtime(), compute, out, memory })
+    }
+
+    /// Whether there are more ranks than devices.
+    fn shares_device(&self) -> bool {
+        self.world.get() > self.runtime.device_count()
     }
 
     fn close(self) -> Result<()> {
@@ -135,7 +140,7 @@ fn compare(side: &Side, config: AllGatherConfig) -> Result<()> {
     doing(side.rank, format!("capturing {config:?}"));
     // Two calls, of two operands: both places.
     let graph = Graph::capture(&[compute, out], || (0..2).try_for_each(|call| step(&own[call], &mut kept[call])))?;
-    for round in 0..REPLAYS + 4 {
+    for round in 0..REPLAYS[usize::from(side.shares_device())] + 4 {
         doing(side.rank, format!("round {round} of {config:?}"));
         let operands = [values(1000 + 2 * round, m * k), values(1001 + 2 * round, m * k)];
         for (own, operand) in own.iter_mut().zip(&operands) {
@@ -227,14 +232,14 @@ pub fn soak(rank: HostRank, options: ArenaOptions, length: Length) -> Result<Soa
     let mut replays = 0;
     for batch in 0.. {
         let is_over = match length {
-            Length::Batches(count) => batch >= count,
+            Length::Batches(count) => batch >= if side.shares_device() { 1 } else { count },
             Length::Time(time) => !goes_on(&meeting, side.rank, batch, begin.elapsed() < time)?,
         };
         if is_over {
             break;
         }
         doing(side.rank, format!("batch {batch} of the gathered soak"));
-        for _ in 0..100 {
+        for _ in 0..if side.shares_device() { 4 } else { 100 } {
             graph.replay(compute)?;
             replays += 1;
         }

@@ -15,7 +15,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{chunks, contiguous, deaths, gathered, gpus, hosts, ranks, teams};
+use crate::{all_gpus, chunks, contiguous, deaths, gathered, gpus, hosts, ranks, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -62,7 +62,8 @@ pub fn trials() -> Vec<Trial> {
     let missing = Runtime::cuda().err().filter(|_| !required);
     let case = |(name, world, queues): (&'static str, u32, (&'static str, &'static str))| {
         let test = move || {
-            let _gpus = gpus();
+            // Kernels that wait for other processes take turns with those of other tests on a device.
+            let (_shared, _alone) = if name.starts_with("gathered") { (None, Some(all_gpus())) } else { (Some(gpus()), None) };
             let children = ranks::start(world, &format!("gpu:{name}"), &[queues]);
             let ends: Vec<_> = children.into_iter().map(|child| ranks::end(child, LIMIT + Length::from_variables().least())).collect();
             let rank = |(rank, (code, said)): (usize, &(Option<i32>, String))| format!("rank {rank} ended with {code:?} and said {said:?}");
