@@ -1,5 +1,5 @@
 //! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, between the handovers of
-//! another, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
+//! another, between the calls of a gathered product, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
 //!
 //! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it. Memory is
 //! physical until the last process that has it mapped unmaps it or ends: while a stopped rank is there, it keeps what the others have given back. So they
@@ -21,7 +21,7 @@ use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
 use crate::faults::strike;
 use crate::gpu::{QUEUES, device, meet, options, program, run};
 use crate::watch::{doing, settle};
-use crate::{gpus, ranks};
+use crate::{gathered, gpus, ranks};
 
 const WORLD: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -45,7 +45,7 @@ const SECOND_PORT: &str = "OXTILE_TEST_SECOND_PORT";
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for phase in ["copy", "wait", "graph", "handover", "teardown"] {
+    for phase in ["copy", "wait", "graph", "handover", "gathered", "teardown"] {
         for (kind, victim) in [("kill", 1), ("panic", 1), ("exit", 1), ("stop", 1), ("kill", 0)] {
             trials.push(Trial::test(format!("gpu::deaths::{phase}::{kind}::rank{victim}"), move || death(phase, kind, victim)));
         }
@@ -183,6 +183,7 @@ fn work(
         strike();
     }
     let arena = Arena::open(rank, ArenaOptions { bytes: 4 * words, ..options.clone() })?;
+    let words = words - gathered::ROOM;
     let (buffer, ready, begun) = (arena.buffer::<u32>(words)?, arena.channel()?, arena.channel()?);
     let own = Buffer::<u32>::zeros(stream, words)?;
     let next = Rank::new((me.index() + 1) % world.get(), world).expect("of this world");
@@ -230,6 +231,8 @@ fn work(
                 graph.replay(stream)?;
             }
         }
+        // The kernels of the others wait for chunks.
+        "gathered" => gathered::turns(&arena, [stream, side], copies, strike)?,
         _ => {}
     }
     others().try_for_each(|peer| arena.signal(side, ready, peer, FIRST))?;

@@ -178,6 +178,31 @@ fn words(values: &[Half]) -> Vec<u32> {
     values.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
 }
 
+/// Elements of an arena that [`turns`] needs at most, in words of 32 bits.
+pub const ROOM: u64 = 1 << 16;
+
+/// Calls of a fused product, one after another; `between` before the middle one.
+///
+/// # Errors
+/// What ended the arena.
+pub fn turns(arena: &Arena, [compute, out]: [&Stream; 2], calls: u32, between: &dyn Fn()) -> Result<()> {
+    let member = Team::all(arena.world()).member(arena.rank()).expect("every rank is of the world");
+    let world = u64::from(arena.world().get());
+    let config = by(Method::Fused, cut(2, 1), [16 * world, 16 * world, 64]);
+    let memory = OverlapMemory::take(arena, &member, config.bytes::<bf16, bf16>()?, out)?;
+    let gather = AllGatherGemm::<bf16, bf16>::new(&memory, compute, config)?;
+    let (weight, mut d) = (Buffer::<bf16>::zeros(compute, 16 * 64)?, Buffer::<bf16>::zeros(compute, 16 * world * 16)?);
+    let mut bound = gather.bind(compute, weight.view(), None, d.view_mut())?;
+    for call in 0..calls {
+        if call == calls / 2 {
+            between();
+        }
+        bound.shard(compute)?.fill_zero(compute)?;
+        bound.run(compute)?;
+    }
+    Ok(())
+}
+
 /// What was checked.
 pub struct Soaked {
     rank: Rank,

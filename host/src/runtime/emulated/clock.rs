@@ -10,6 +10,8 @@ use oxtile_emulator::Known;
 pub(crate) struct Clock {
     times: BTreeMap<u64, u64>,
     kernels: Known,
+    /// Whether something that it knows of was let go by poison.
+    is_spoilt: bool,
 }
 
 impl Clock {
@@ -40,6 +42,23 @@ impl Clock {
         self.kernels.join(known);
     }
 
+    /// Poison has let it go: what it does from here on, and what others do after it, is meaningless.
+    pub fn spoil(&mut self) {
+        self.is_spoilt = true;
+    }
+
+    /// Whether it is, or something that it knows of.
+    pub fn is_spoilt(&self) -> bool {
+        self.is_spoilt
+    }
+
+    /// Learns what the host knows, which goes on after a failure.
+    pub fn join_host(&mut self, host: &Self) {
+        let is_spoilt = self.is_spoilt;
+        self.join(host);
+        self.is_spoilt = is_spoilt;
+    }
+
     /// How many queues it knows of.
     #[cfg(test)]
     pub fn width(&self) -> usize {
@@ -53,6 +72,7 @@ impl Clock {
             *mine = (*mine).max(*time);
         }
         self.kernels.join(&other.kernels);
+        self.is_spoilt |= other.is_spoilt;
     }
 }
 

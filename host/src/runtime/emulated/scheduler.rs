@@ -251,7 +251,7 @@ impl State {
 
     fn execute(&mut self, queue: u64, entry: &Entry, memory: &Arc<Memory>, options: &EmulatedOptions) -> Result<()> {
         let mut clock = self.clocks.remove(&queue).unwrap_or_default();
-        clock.join(&entry.host);
+        clock.join_host(&entry.host);
         if entry.operation.has_time() {
             clock.tick(queue);
         }
@@ -279,7 +279,7 @@ impl State {
                 entry.operation.execute(memory, Options::fast())
             }
             Operation::WaitValue { address, value } => {
-                self.acquire(queue, memory, *address, *value, &mut clock);
+                self.acquire(memory, *address, *value, &mut clock);
                 Ok(())
             }
             Operation::Record(mark) => {
@@ -305,6 +305,9 @@ impl State {
             Operation::Launch(launched) => self.launch_at_once(queue, entry, launched, &clock, memory, options),
             operation => operation.execute(memory, run_options(options, self.random.next())),
         };
+        if clock.is_spoilt() {
+            self.poisoned.insert(queue);
+        }
         self.clocks.insert(queue, clock);
         result
     }
@@ -320,9 +323,9 @@ impl State {
     }
 
     /// A wait learns what was known at the first write that was enough for it.
-    fn acquire(&mut self, queue: u64, memory: &Memory, address: u64, value: u64, clock: &mut Clock) {
+    fn acquire(&mut self, memory: &Memory, address: u64, value: u64, clock: &mut Clock) {
         if word(memory, address).is_some_and(|word| word >= POISON) {
-            self.poisoned.insert(queue);
+            clock.spoil();
             return;
         }
         let enough = |(_, written, _): &&(u64, u64, Clock)| written.wrapping_sub(value).cast_signed() >= 0;

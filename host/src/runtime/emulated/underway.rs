@@ -175,7 +175,7 @@ impl State {
         options: &EmulatedOptions,
     ) -> Result<()> {
         let mut clock = self.clocks.remove(&queue).unwrap_or_default();
-        clock.join(&entry.host);
+        clock.join_host(&entry.host);
         clock.tick(queue);
         self.clocks.insert(queue, clock.clone());
         let mut run = Options { explain: self.explanations.is_some(), ..run_options(options, self.random.next()) };
@@ -203,8 +203,9 @@ impl State {
             }
             run.known = self.known(&clock);
         }
+        let is_spoilt = clock.is_spoilt();
         let underway = Underway::begin(launched, memory, run, clock)?;
-        underway.pardon.store(launched.flags(memory)?.iter().any(|word| *word >= POISON), Ordering::Relaxed);
+        underway.pardon.store(is_spoilt || launched.flags(memory)?.iter().any(|word| *word >= POISON), Ordering::Relaxed);
         self.underway.insert(queue, underway);
         Ok(())
     }
@@ -221,10 +222,11 @@ impl State {
             let written = flags.flat_map(|flags| self.signals.range(flags.address..flags.address + flags.bytes));
             written.filter_map(|(_, written)| written.back()).for_each(|(_, _, known)| clock.join(known));
         }
-        self.clocks.insert(queue, clock.clone());
         if underway.is_pardoned() {
+            clock.spoil();
             self.poisoned.insert(queue);
         }
+        self.clocks.insert(queue, clock.clone());
         let is_checked = options.mode == Mode::Check && !self.poisoned.contains(&queue);
         let actor = Actor { queue, device: launched.launch.device, caller: entry.caller, clock: &clock };
         for access in launched.accesses() {
