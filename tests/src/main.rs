@@ -27,6 +27,11 @@ use std::process::ExitCode;
 use oxtile_tests::launches::{self, Selection};
 
 fn main() -> ExitCode {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(QUEUES).is_none() {
+        // SAFETY: no other thread of this program runs yet, which could read its variables. Streams that wait need hardware queues of their own.
+        unsafe { std::env::set_var(QUEUES, "32") };
+    }
     let arguments = libtest_mimic::Arguments::from_args();
     let selection = match Selection::from_environment() {
         Ok(selection) => selection,

@@ -56,7 +56,8 @@ use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 ///     product.run(&compute)?;
 /// }
 /// arena.ticket(&compute)?.wait()?;
-/// # drop((product, gather, memory));
+/// # drop(product);
+/// # drop((gather, memory));
 /// # arena.close().unwrap().finish()
 /// # }
 /// ```

@@ -8,7 +8,7 @@
 //! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
-//! | `overlap` | products whose operand is gathered meanwhile |
+//! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
 //! | `support` | what the tests share |
@@ -32,6 +32,7 @@ mod late_flags;
 mod mismatches;
 mod one_sided;
 mod overlap;
+mod overlap_calls;
 mod places;
 mod rows;
 mod sanitizer;

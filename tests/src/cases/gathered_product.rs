@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oxtile::comm::{self, HostRank};
@@ -111,6 +112,8 @@ fn tiles<S: TileShape>(job: &Job) -> Vec<u32> {
 
 /// Where the product is computed: a world of one rank.
 pub struct Rank {
+    /// On a GPU one case at a time: streams that wait share its hardware queues with all others.
+    _turn: Option<MutexGuard<'static, ()>>,
     pub rank: HostRank,
     pub arena: Arena,
     pub compute: Stream,
@@ -121,12 +124,14 @@ pub struct Rank {
 
 impl Rank {
     pub fn new(runtime: &Runtime, deadline: Duration) -> Result<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = (runtime.kind() == Kind::Cuda).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let device = runtime.device(0)?;
         let rank = HostRank::threads(std::slice::from_ref(&device))?.remove(0);
         let backend = if runtime.kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
         let arena = Arena::open(&rank, ArenaOptions { backend, bytes: 4 << 20, channels: 256, deadline, ..ArenaOptions::default() })?;
         let out = (0..OUT).map(|_| device.stream()).collect::<Result<_>>()?;
-        Ok(Self { rank, arena, compute: device.stream()?, out, gate: device.stream()? })
+        Ok(Self { _turn: turn, rank, arena, compute: device.stream()?, out, gate: device.stream()? })
     }
 
     pub fn close(self) -> Result<()> {

@@ -182,6 +182,11 @@ impl Sanitizer {
         let Some(found) = memory.find(new.extent.start()) else { return Ok(()) };
         let (seed, shadow) = (self.seed, self.shadow(&found, &new));
         let is_own = |old: &Record| old.is_open && old.queue == new.queue && old.extent == new.extent;
+        if !is_checked {
+            // It was let go by poison: what it waited for may come later.
+            shadow.records.retain(|old| !is_own(old));
+            return Ok(());
+        }
         shadow.records.iter_mut().filter(|old| is_own(old)).for_each(|old| {
             old.is_open = false;
             old.known = Some(actor.clock.clone());
@@ -189,8 +194,8 @@ impl Sanitizer {
         let knows_it = |old: &Record| old.known.as_ref().is_some_and(|known| new.is_known_to(known));
         let races = |old: &&Record| !old.is_open && old.may_race(&new) && !old.is_known_to(actor.clock) && !knows_it(old);
         match shadow.records.iter().find(races) {
-            Some(old) if is_checked => Err(shadow.report(old, &new, seed)),
-            _ => Ok(()),
+            Some(old) => Err(shadow.report(old, &new, seed)),
+            None => Ok(()),
         }
     }
 
