@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use half::bf16 as Half;
+use oxtile::comm::Team;
 use oxtile::gemm::GemmConfig;
 use oxtile::gemm::{Activation, Gemm};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::{Float, bf16, e4m3};
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatherOperands, Gathers, Global, Method, OverlapConfig, OverlapMemory};
-use oxtile::symmetric::ArenaOptions;
+use oxtile::symmetric::{ArenaOptions, PutOrder, SymmetricError};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
 
 use crate::arenas::Arenas;
@@ -98,6 +99,12 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
         AllGatherConfig { sizes: Global { m: 71, ..config.sizes }, ..config },
         AllGatherConfig { transpose_b: true, ..config },
         AllGatherConfig { alpha: 2.0, ..config },
+        AllGatherConfig { beta: 1.0, ..config },
+        AllGatherConfig { activation: Activation::Gelu, ..config },
+        AllGatherConfig { sizes: Global { n: 48, ..config.sizes }, ..config },
+        AllGatherConfig { sizes: Global { k: 128, ..config.sizes }, ..config },
+        AllGatherConfig { overlap: OverlapConfig { order: Some(PutOrder::ByPeer), ..config.overlap }, ..config },
+        AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..by(Method::Fused, Some(cut(1, 2)), [64, 32, 136]) },
     ];
     for other in others {
         let ranks = Ranks::new(2, 71 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
@@ -249,5 +256,47 @@ fn a_call_that_is_refused_is_made_again() -> Result<()> {
         let found: Vec<u16> = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
         assert!(found == case.expected(Method::Fused, i as u32)?[0], "rank {i}");
     }
+    Ok(())
+}
+
+/// Two teams of one world gather at the same time, each its own operand: ranks 0 and 2, and 3 and 1 in this order. An arena in use is not given back.
+#[test]
+fn teams_gather_side_by_side() -> Result<()> {
+    let config = by(Method::Fused, Some(cut(2, 2)), [76, 32, 136]);
+    let case = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 };
+    let all = Arenas::with(4, 1, case.options());
+    let teams = [[0, 2], [3, 1]].map(|members| Team::new(all.world.size(), &members.map(|index| all.world.rank(index))));
+    let teams = teams.into_iter().collect::<Result<Vec<_>>>()?;
+    let member = |i: usize| teams.iter().find_map(|team| team.member(all.arenas[i].rank())).expect("every rank is in a team");
+    let mut sides = Vec::new();
+    for (i, arena) in all.arenas.iter().enumerate() {
+        let (stream, out) = (all.stream(i), all.world.ranks[i].device().urgent_stream()?);
+        let memory = OverlapMemory::take(arena, &member(i), config.bytes::<bf16, bf16>()?, &out)?;
+        let weight = Buffer::from_slice(stream, &case.weight(member(i).rank().index()))?;
+        let gather = AllGatherGemm::<bf16, bf16>::new(&memory, stream, config)?;
+        sides.push((gather, weight, Buffer::<bf16>::uninitialised(stream, 76 * 16)?));
+    }
+    for round in 0..ROUNDS {
+        for (i, (gather, weight, d)) in sides.iter_mut().enumerate() {
+            let (stream, team) = (all.stream(i), u64::from(i as u32 % 2));
+            let mut product = gather.bind(stream, weight.view(), None, d.view_mut())?;
+            // The second team has the operand of the next round.
+            let operand = case.operand((round + team) % ROUNDS);
+            let shard = PinnedBuffer::from_slice(stream, &case.shard(&operand, member(i).rank().index()))?;
+            product.shard(stream)?.copy_from_pinned(stream, &shard)?;
+            product.run(stream)?;
+        }
+    }
+    for (i, (.., d)) in sides.iter().enumerate() {
+        all.arenas[i].ticket(all.stream(i))?.wait()?;
+        let found: Vec<u16> = d.to_vec_as::<Half>(all.stream(i))?.into_iter().map(Half::to_bits).collect();
+        let expected = case.expected(Method::Fused, member(i).rank().index())?;
+        let round = (ROUNDS - 1 + i as u64 % 2) % ROUNDS;
+        assert!(found == expected[round as usize], "rank {i}");
+    }
+    let in_use = all.arenas[0].clone().close().map_err(Error::from).unwrap_err();
+    assert!(matches!(in_use, Error::Symmetric(SymmetricError::InUse { .. })), "{in_use}");
+    drop(sides);
+    all.close();
     Ok(())
 }
