@@ -50,3 +50,4 @@ pub use plan::GemmPlan;
 pub use product::Gemm;
 pub(crate) use product::Matrices;
 pub use table::{GemmElement, GemmOperands};
+pub(crate) use wgmma::Maps;

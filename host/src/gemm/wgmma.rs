@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use oxtile_kernels::gemm::{self, GemmArgs, SplitArgument, TileShape, WARPGROUPS};
 use oxtile_tile::arch::MatrixElement;
-use oxtile_tile::launch::{DeviceViewMut, Kernel};
+use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::StoredElement;
 
@@ -25,22 +25,54 @@ where
     gemm::Gemm<A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, plan: GemmPlan, matrices: Matrices<'a, A, B, O>) -> Result<Bound<'a>> {
-        let (GemmConfig { m, n, k, .. }, Matrices { a, b, scales, bias, d }) = (config, matrices);
-        let (of_a, of_b) = (if M_MAJOR { [k, m] } else { [m, k] }, if N_MAJOR { [k, n] } else { [n, k] });
-        let (mut uploads, memory, length) = (Uploads::default(), d.access("old"), d.len());
-        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, a, Strided::dense(of_a))?;
-        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, b, Strided::dense(of_b))?;
-        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
-        let mut parts = Parts::new::<S>(stream, [m, n], plan)?;
-        uploads.copy(stream)?;
+        let (scales, bias) = (matrices.scales, matrices.bias);
+        let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::new(stream, config, matrices)?;
+        let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
         Ok(Bound::new(move |stream| {
-            // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
-            // element of the matrix as it was before it stores that element, in the same warpgroup.
-            let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
-            let (a, b, d, split) = (a.view(), b.view(), d.view_mut(), parts.argument());
-            let (shape, fusion) = (config.shape(), config.fusion(scales, bias));
+            let (a, b, d, old) = maps.arguments();
+            let (shape, fusion, split) = (config.shape(), config.fusion(scales, bias), parts.argument());
             self.launch(stream, GemmArgs { a, b, d, old, shape, fusion, split, marker: PhantomData })
         }))
+    }
+}
+
+/// The tensor maps of a product's matrices, as the kernels on wgmma take them.
+pub(crate) struct Maps<'a, A, B, const DEPTH: usize, O, const WIDTH: usize> {
+    a: TensorMap<'a, A, 64, DEPTH, Swizzle128>,
+    b: TensorMap<'a, B, 64, DEPTH, Swizzle128>,
+    d: TensorMapMut<'a, O, 64, WIDTH, Swizzle128>,
+    /// Where the result lies, and how many elements it has.
+    result: (BufferAccess<'a>, u64),
+}
+
+/// The arguments of a product that are matrices: the operands, and the result to be stored and as it was.
+type MatrixArguments<'m, A, B, const DEPTH: usize, O, const WIDTH: usize> = (
+    DeviceTensorMap<'m, A, 64, DEPTH, Swizzle128>,
+    DeviceTensorMap<'m, B, 64, DEPTH, Swizzle128>,
+    DeviceTensorMapMut<'m, O, 64, WIDTH, Swizzle128>,
+    DeviceViewMut<'m, O>,
+);
+
+impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize> Maps<'a, A, B, DEPTH, O, WIDTH> {
+    /// Encodes them, and waits for that.
+    pub fn new(stream: &Stream, config: GemmConfig, Matrices { a, b, d, .. }: Matrices<'a, A, B, O>) -> Result<Self> {
+        let (GemmConfig { m, n, k, .. }, [m_major, n_major]) = (config, config.majors());
+        let (of_a, of_b) = (if m_major { [k, m] } else { [m, k] }, if n_major { [k, n] } else { [n, k] });
+        let (mut uploads, result) = (Uploads::default(), (d.access("old"), d.len()));
+        let a = TensorMap::with(&mut uploads, stream, a, Strided::dense(of_a))?;
+        let b = TensorMap::with(&mut uploads, stream, b, Strided::dense(of_b))?;
+        let d = TensorMapMut::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
+        uploads.copy(stream)?;
+        Ok(Self { a, b, d, result })
+    }
+
+    /// What a launch takes.
+    pub fn arguments(&mut self) -> MatrixArguments<'_, A, B, DEPTH, O, WIDTH> {
+        let (memory, length) = self.result;
+        // SAFETY: the map `d` holds the only view of this memory, and is borrowed with it. The kernels read an element of the matrix as it was before
+        // they store that element, in the same warpgroup.
+        let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
+        (self.a.view(), self.b.view(), self.d.view_mut(), old)
     }
 }
 

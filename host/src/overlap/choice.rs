@@ -106,7 +106,7 @@ impl AllGatherConfig {
         wgmma: Result<(), String>,
     ) -> Result<OverlapChoice> {
         let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
-        self.overlap.check(rates).map_err(invalid)?;
+        self.overlap.check(rates.multiprocessors).map_err(invalid)?;
         let product = self.product(ranks)?;
         let has_model = wgmma.is_ok();
         let fused = match wgmma.and_then(|()| self.find_fused::<T, O>(&product)) {
@@ -236,19 +236,6 @@ impl Predicted {
     fn times(&self) -> Vec<(Method, f64)> {
         let times = [(Method::Fused, self.fused), (Method::Chunked, self.chunked), (Method::Sequential, Some(self.sequential))];
         times.into_iter().filter_map(|(method, time)| Some((method, time?))).collect()
-    }
-}
-
-impl super::config::OverlapConfig {
-    fn check(&self, rates: &Rates) -> Result<(), String> {
-        if self.margin >= rates.multiprocessors {
-            return Err(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors));
-        }
-        let counts = self.cut.map(|cut| [("panels", cut.panels), ("slabs", cut.slabs)]);
-        match counts.iter().flatten().find(|(_, count)| !(1..=Cut::MOST).contains(count)) {
-            Some((of, count)) => Err(format!("{count} {of}: take 1 to {}", Cut::MOST)),
-            None => Ok(()),
-        }
     }
 }
 

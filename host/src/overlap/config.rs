@@ -19,6 +19,20 @@ pub struct OverlapConfig {
     pub margin: u32,
 }
 
+impl OverlapConfig {
+    /// Why it cannot be, on devices of so many multiprocessors.
+    pub(super) fn check(&self, multiprocessors: u32) -> Result<(), String> {
+        if self.margin >= multiprocessors {
+            return Err(format!("a margin of {} leaves none of {multiprocessors} multiprocessors", self.margin));
+        }
+        let counts = self.cut.map(|cut| [("panels", cut.panels), ("slabs", cut.slabs)]);
+        match counts.iter().flatten().find(|(_, count)| !(1..=Cut::MOST).contains(count)) {
+            Some((of, count)) => Err(format!("{count} {of}: take 1 to {}", Cut::MOST)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// How a gather and a product are done together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {

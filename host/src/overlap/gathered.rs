@@ -6,12 +6,12 @@ use oxtile_kernels::gemm::PRESENT;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
+use super::call::GatheredProduct;
 use super::choice::{OverlapChoice, Rates};
 use super::config::{AllGatherConfig, Gathers, Method};
 use super::memory::{Inner, OverlapMemory, PLACES};
-use super::round::GatheredProduct;
 use super::schedule::{Schedule, banded};
-use super::table::{GatherOperands, GatheredKernel, Instance, Order};
+use super::table::{GatherOperands, GatheredKernel, Instance, Order, Waiting};
 use crate::choice::Entry;
 use crate::gemm::{Gemm, GemmConfig, Matrices, wgmma_of};
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
@@ -194,20 +194,22 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         mut d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
         let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
-        let (weight_is, weight_len) = if self.config.gathers == Gathers::SumOfB { ("a", m * k) } else { ("b", k * n) };
-        let what = if weight_is == "a" { "AllGatherGemm::bind, a" } else { "AllGatherGemm::bind, b" };
-        Error::check_length(what, weight_len, operands.weight.len())?;
+        let (what, weight) = match self.config.gathers {
+            Gathers::Rows | Gathers::SumOfA => ("AllGatherGemm::bind, b", k * n),
+            Gathers::SumOfB => ("AllGatherGemm::bind, a", m * k),
+        };
+        Error::check_length(what, weight, operands.weight.len())?;
         Error::check_length("AllGatherGemm::bind, d", m * n, d.len())?;
         if let Some(bias) = operands.bias {
             Error::check_length("AllGatherGemm::bind, bias", n, bias.len())?;
         }
         inner.arena.compare_notes(&Self::name(inner, self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
-        let works = [self.bind_place(stream, 0, operands, &mut d)?, self.bind_place(stream, 1, operands, &mut d)?];
+        let products = [self.bind_place(stream, 0, operands, &mut d)?, self.bind_place(stream, 1, operands, &mut d)?];
         let result = d.access("d");
         // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the product that lends it for themselves.
         let result = unsafe { DeviceView::from_raw(result.address, d.len(), result.owner) };
-        GatheredProduct::new(self, result, works)
+        GatheredProduct::new(self, result, products)
     }
 
     /// The product in one place.
@@ -276,7 +278,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
 
 /// A product bound in one place.
 pub(super) enum Product<'a> {
-    Fused(super::table::Waiting<'a>),
+    Fused(Waiting<'a>),
     /// By members.
     Chunked(Vec<Bound<'a>>),
     Sequential(Bound<'a>),

@@ -13,22 +13,22 @@
 //! | `memory` | where operands are gathered, and the flags of their chunks |
 //! | `table` | the kernels that wait, and matrices bound to them |
 //! | `gathered` | all-gather and product: made, and bound |
-//! | `round` | one call of it |
+//! | `call` | one call of it |
 
+mod call;
 mod choice;
 mod config;
 mod gathered;
 mod memory;
 mod model;
-mod round;
 mod schedule;
 mod sizes;
 mod table;
 
+pub use call::GatheredProduct;
 pub use choice::{HostTimes, OverlapChoice, Predicted, Rates};
 pub use config::{AllGatherConfig, Cut, Gathers, Method, OverlapConfig};
 pub use gathered::AllGatherGemm;
 pub use memory::OverlapMemory;
-pub use round::GatheredProduct;
 pub use sizes::{Global, Local, Split};
 pub use table::GatherOperands;

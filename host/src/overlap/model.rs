@@ -141,7 +141,7 @@ impl AllGatherConfig {
         1.0 + (rates.beside - 1.0) * (self.wire::<T, O>(ranks, rates) / alone).min(1.0)
     }
 
-    /// The time of a product for each shard.
+    /// The time of a product for each shard, of which all are taken to be beside puts.
     pub(super) fn chunked<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<f64> {
         let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
         let there = self.arrivals::<T, O>(ranks, rates, &schedule);

@@ -5,15 +5,13 @@ use std::marker::PhantomData;
 use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::WaitsArgument;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::num::{bf16, e4m3, f16};
 use oxtile_tile::register_tile::StoredElement;
 
 use crate::choice::{Entry, Table};
-use crate::gemm::{GemmConfig, GemmElement, GemmTile, Matrices};
+use crate::gemm::{GemmConfig, GemmElement, GemmTile, Maps, Matrices};
 use crate::runtime::{Device, Loaded, Result, Stream};
-use crate::tensor::{Strided, TensorMap, TensorMapMut, Uploads};
 
 /// Operands of which one may be gathered, and whose product is of `O`.
 pub trait GatherOperands<O: 'static>: GemmElement<O> {
@@ -78,23 +76,15 @@ where
     }
 
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, order: Order<'a>, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>> {
-        let (GemmConfig { m, n, k, .. }, Matrices { a, b, scales, bias, d }) = (config, matrices);
-        let (of_a, of_b) = (if M_MAJOR { [k, m] } else { [m, k] }, if N_MAJOR { [k, n] } else { [n, k] });
-        let (mut uploads, memory, length) = (Uploads::default(), d.access("old"), d.len());
-        let a = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, a, Strided::dense(of_a))?;
-        let b = TensorMap::<_, 64, DEPTH, Swizzle128>::with(&mut uploads, stream, b, Strided::dense(of_b))?;
-        let mut d = TensorMapMut::<_, 64, WIDTH, Swizzle128>::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
-        uploads.copy(stream)?;
+        let (scales, bias) = (matrices.scales, matrices.bias);
+        let mut maps = Maps::<T, T, DEPTH, O, WIDTH>::new(stream, config, matrices)?;
         Ok(Box::new(move |stream, waits| {
-            // SAFETY: the map `d` holds the only view of this memory, for as long as the closure lives. The kernel reads an
-            // element of the matrix as it was before it stores that element, in the same warpgroup.
-            let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
             let Order { tiles, flags, extent, sources, slab, first, margin } = order;
             // As fields: the argument itself is of one lifetime.
             let WaitsArgument { lines, first: first_line, patience } = waits;
             let waits = WaitsArgument { lines, first: first_line, patience };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
-            let (a, b, d, shape, fusion) = (a.view(), b.view(), d.view_mut(), config.shape(), config.fusion(scales, bias));
+            let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
             self.launch(stream, GemmGatheredArgs { a, b, d, old, shape, fusion, gathered, marker: PhantomData })
         }))
     }
