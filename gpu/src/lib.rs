@@ -8,14 +8,17 @@
 //! | `interleave` | scales in the order of block-scaled products, and back |
 //! | `group` | groups of matrices (experts) that one launch works on |
 //! | `shards` | gathered shards of a transposed tensor joined |
+//! | `sum_parts` | parts of ranks, summed in the order of the ranks and rounded |
 //! | `activation`, `column_sums` | activations with their derivatives; bias gradients |
 //! | `rms_norm`, `rotary`, `cross_entropy`, `embedding` | RMS norm; rotary embedding; softmax cross entropy with its gradient; embedding: forward and backward |
 //! | `adamw` | a step of AdamW |
 //! | `row` | rows and the threads that share them: the policy of kernels that reduce rows |
 //! | `gemm` | matrix multiplication |
 //! | `attention` | attention, forward and backward |
+//! | `thd` | packed sequences that the ranks of context parallelism share |
 //! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
 //! | `copy` | the smallest kernel, and the ceiling of the memory-bound ones |
+//! | `fill` | numbers repeated |
 #![no_std]
 #![deny(missing_docs)]
 
@@ -29,6 +32,7 @@ pub mod copy;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod exchange;
+pub mod fill;
 pub mod fp8;
 pub mod gemm;
 pub mod group;
@@ -41,6 +45,8 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod row;
 pub mod shards;
+pub mod sum_parts;
+pub mod thd;
 
 use oxtile_tile::launch::KernelFamily;
 
@@ -74,6 +80,7 @@ pub const KERNELS: &[KernelFamily] = &[
     attention::ATTENTION_FORWARD_PORTABLE_GENERAL,
     attention::ATTENTION_FORWARD_SPLIT,
     copy::COPY_WORDS,
+    fill::FILL_ROWS,
     cross_entropy::CROSS_ENTROPY,
     embedding::EMBEDDING,
     embedding::EMBEDDING_BACKWARD,
@@ -135,6 +142,17 @@ pub const KERNELS: &[KernelFamily] = &[
     rotary::ROTARY,
     shards::JOIN_SHARDS,
     shards::JOIN_SHARDS_GROUPED,
+    sum_parts::SUM_PARTS,
+    thd::STEP_SEQUENCES,
+    thd::REORDER,
+    thd::REORDER_NUMBERS,
+    thd::PARTITION_INDICES,
+    thd::READ_HALF,
+    thd::COPY_VALID,
+    thd::LSE_READ_HALF,
+    thd::LSE_CORRECT,
+    thd::OUT_CORRECT,
+    thd::GRAD_CORRECT,
     nvfp4::NVFP4_CAST_ROWS,
     nvfp4::NVFP4_CAST_ROWS_STOCHASTIC,
     nvfp4::NVFP4_CAST_COLUMNS,

@@ -29,9 +29,12 @@
 //! | attention | [`attention`] |
 //! | RMS norm, rotary embedding, embedding, cross entropy | [`rms_norm`], [`rotary`], [`embedding`], [`cross_entropy`] |
 //! | the AdamW optimizer | [`adamw`] |
+//! | sums of parts of ranks, in rank order | [`sum_parts`] |
+//! | packed sequences that ranks share | [`thd`] |
 //! | how the ranks of a job find one another | [`bootstrap`] |
 //! | ranks and collectives | [`comm`] |
 //! | products that overlap with communication | [`overlap`] |
+//! | attention over a sequence that ranks share | [`context_parallel`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 //! | what ran when | [`timeline`], recorded as `recording` |
 //! | which kernel is taken, and why | [`Choice`] (`choice`) |
@@ -51,6 +54,8 @@ pub mod bootstrap;
 mod choice;
 pub mod comm;
 #[cfg(feature = "kernels")]
+pub mod context_parallel;
+#[cfg(feature = "kernels")]
 pub mod cross_entropy;
 #[cfg(feature = "kernels")]
 pub mod embedding;
@@ -68,9 +73,13 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod runtime;
 #[cfg(feature = "kernels")]
+pub mod sum_parts;
+#[cfg(feature = "kernels")]
 pub mod symmetric;
 pub mod tensor;
 pub mod testing;
+#[cfg(feature = "kernels")]
+pub mod thd;
 pub mod timeline;
 
 pub use choice::Choice;
@@ -96,3 +105,8 @@ struct Communication;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/kernels.md")]
 struct MatrixKernels;
+
+/// So are those of the page on context parallelism.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/context-parallel.md")]
+struct ContextParallelism;

@@ -1,17 +1,29 @@
 //! NCCL on the machine's GPUs, a rank a thread: what every collective computes, and how failures end. Skipped where there are
 //! no two GPUs or no NCCL; `OXTILE_REQUIRE=nccl` makes that a failure.
 
+#[path = "comm/context_case.rs"]
+#[expect(dead_code, reason = "arenas and packed sequences are for others")]
+mod context_case;
 #[path = "comm/schedules.rs"]
 mod schedules;
+#[path = "comm/values.rs"]
+mod values;
+#[path = "comm/whole_attention.rs"]
+mod whole_attention;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use oxtile::attention::{AttentionConfig, Mask, Sink, Window};
 use oxtile::comm::bootstrap::{Store, threads};
 use oxtile::comm::{Communicator, NcclCommunicator, NcclOptions, Rank, ReduceMax, ReduceOp, WorldSize};
+use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
+use oxtile::num::bf16;
 use oxtile::timeline::{Activity, Timeline};
 use oxtile::{Buffer, Error, Graph, Result, Runtime, Stream};
+
+use crate::context_case::{Case, Tensors};
 
 /// The deadline of ranks that all come.
 const PATIENT: Duration = Duration::from_secs(60);
@@ -28,7 +40,7 @@ fn main() -> ExitCode {
     let required = std::env::var("OXTILE_REQUIRE").is_ok_and(|required| required == "nccl");
     let missing = found.as_ref().err().filter(|_| !required);
     let worlds: Vec<u32> = [2, 4].into_iter().filter(|world| found.as_ref().map_or(*world == 2, |count| world <= count)).collect();
-    let tests: [(&str, Test); 15] = [
+    let tests: [(&str, Test); 18] = [
         ("reductions", reductions),
         ("gathers_and_broadcasts", gathers_and_broadcasts),
         ("rings_and_exchanges", rings_and_exchanges),
@@ -40,6 +52,9 @@ fn main() -> ExitCode {
         ("misuse_of_groups", |member| schedule(&schedules::Misuse, member)),
         ("every_type_is_reduced", |member| schedule(&schedules::Dtypes, member)),
         ("a_body_that_fails", |member| schedule(&schedules::Failed, member)),
+        ("attention_by_a_ring", |member| attention(member, Schedule::Ring)),
+        ("attention_to_gathered_keys", |member| attention(member, Schedule::Gather)),
+        ("attention_by_traded_heads", |member| attention(member, Schedule::AllToAll)),
         ("a_collective_in_a_graph", a_collective_in_a_graph),
         ("collectives_are_recorded", collectives_are_recorded),
         ("wrong_arguments_enqueue_nothing", wrong_arguments_enqueue_nothing),
@@ -178,6 +193,46 @@ fn rings_and_exchanges(member: &Member) -> Result<()> {
 /// What the virtual cluster is asked too.
 fn schedule(case: &impl schedules::Case, member: &Member) -> Result<()> {
     case.run(&member.comm, [&member.stream, &member.stream.device().stream()?])
+}
+
+/// Attention over a sequence that the ranks share, eager and as a graph, with a window and without: against the whole sequence.
+fn attention(member: &Member, by: Schedule) -> Result<()> {
+    let causal = AttentionConfig {
+        batches: 2,
+        queries: 768,
+        keys: 768,
+        heads: 8,
+        key_heads: 4,
+        head_size: 128,
+        mask: Mask::CausalBottomRight,
+        ..AttentionConfig::default()
+    };
+    let windowed =
+        AttentionConfig { mask: Mask::Full, window: Window { left: Some(100), right: Some(30) }, sink: Sink::Learnable, ..causal };
+    for config in [causal, windowed] {
+        let case = Case::new(member.world(), config).by(by);
+        let (whole, stream, rank) = (case.whole(), &member.stream, Communicator::rank(&member.comm));
+        let operation = ContextParallel::<bf16>::new(stream, Transport::collective(&member.comm), case.config)?;
+        let mut tensors = Tensors::new(&case, &whole, rank, stream)?;
+        tensors.forward(&case, &operation, stream)?.run(stream)?;
+        tensors.backward(&case, &operation, stream)?.run(stream)?;
+        case.compare(rank, &tensors.results(stream)?, &whole.solve());
+        // Captured, and replayed with other inputs.
+        let streams: Vec<_> = std::iter::once(stream).chain(operation.streams()).collect();
+        let mut forward = tensors.forward(&case, &operation, stream)?;
+        let mut graphs = vec![Graph::capture(&streams, || forward.run(stream))?];
+        drop(forward);
+        let mut backward = tensors.backward(&case, &operation, stream)?;
+        graphs.push(Graph::capture(&streams, || backward.run(stream))?);
+        drop(backward);
+        for seed in 2..5 {
+            let whole = Case { seed, ..case.clone() }.whole();
+            tensors.renew(&case, &whole, rank, stream)?;
+            graphs.iter_mut().try_for_each(|graph| graph.replay(stream))?;
+            case.compare(rank, &tensors.results(stream)?, &whole.solve());
+        }
+    }
+    Ok(())
 }
 
 fn a_collective_in_a_graph(member: &Member) -> Result<()> {

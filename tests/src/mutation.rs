@@ -3,10 +3,11 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy`, `exchange`, `fp8`, `gemm`, `gemm_gathered`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
+//! | `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
+//! | `thd` | of packed sequences that ranks share |
 //! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
 //! | `device` | emulated memory for the jobs, and launches on it, alone or beside streams |
 
@@ -35,6 +36,7 @@ mod mxfp8;
 mod mxfp8_fused;
 mod nvfp4;
 mod rms_norm;
+mod thd;
 mod training;
 
 use std::collections::BTreeSet;
@@ -81,6 +83,7 @@ const SHIPPED: &[&[Job]] = &[
     mxfp8_fused::JOBS,
     nvfp4::JOBS,
     rms_norm::JOBS,
+    thd::JOBS,
     training::JOBS,
 ];
 

@@ -10,6 +10,7 @@ use oxtile_kernels::attention::{
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{bf16, f16};
 
+use super::backward_blocks::Workspace;
 use super::backward_choice::BackwardKernel;
 use super::backward_deltas::{self, DeltaKernel, DeltaSource, ResultRows};
 use super::backward_tensors::{BackwardInputs, BackwardStep, Gradients};
@@ -46,6 +47,8 @@ pub struct AttentionBackward<T: BackwardElement> {
     /// Among how many tiles query heads that share keys are split.
     parts: u64,
     choice: Choice<BackwardKernel>,
+    /// Memory that bound steps share.
+    workspace: Option<Arc<Workspace>>,
     /// The kernels of both parts of the pass.
     loaded: Option<(DeltaKernel<T>, Bind<T>)>,
 }
@@ -59,7 +62,20 @@ impl<T: BackwardElement> AttentionBackward<T> {
         let (parts, choice) = config.decide_backward::<T>(Some(&runtime.device(0)?))?;
         let bind = choice.load(T::BACKWARD_KERNELS, runtime)?;
         let loaded = bind.map(|bind| Ok::<_, Error>((T::load_deltas(runtime)?, bind))).transpose()?;
-        Ok(Self { config, order, parts, choice, loaded })
+        Ok(Self { config, order, parts, choice, workspace: None, loaded })
+    }
+
+    /// The same, with tiles split as for `whole`, of which this attention has some heads: so that their gradients have the bits of the whole's.
+    pub(crate) fn new_as(runtime: &Runtime, config: AttentionConfig, order: Order, whole: &AttentionConfig) -> Result<Self> {
+        let own = Self::new(runtime, config, order)?;
+        // The whole may be more than one device counts.
+        let parts = whole.decide_backward::<T>(Some(&runtime.device(0)?)).map_or(own.parts, |(parts, _)| parts);
+        Ok(Self { parts, ..own })
+    }
+
+    /// The same, whose bound steps share memory with those of others: they are run one after another.
+    pub(crate) fn sharing(self, workspace: &Arc<Workspace>) -> Self {
+        Self { workspace: Some(Arc::clone(workspace)), ..self }
     }
 
     /// The main kernel, and why.
@@ -129,8 +145,8 @@ impl<T: BackwardElement> AttentionBackward<T> {
         let is_dense = self.config.layout != Layout::Packed;
         // However many sequences there are: without rows there are none.
         let config = if is_dense && self.config.is_empty() { AttentionConfig { batches: 0, ..self.config } } else { self.config };
-        let (order, parts) = (self.order, self.parts);
-        bind(Binding { stream, config, order, parts, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients })
+        let (order, parts, workspace) = (self.order, self.parts, self.workspace.as_deref());
+        bind(Binding { stream, config, order, parts, workspace, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients })
     }
 
     /// A number for each row of a head of the result.
@@ -169,6 +185,7 @@ pub struct Binding<'s, 'a, T> {
     pub(super) config: AttentionConfig,
     pub(super) order: Order,
     pub(super) parts: u64,
+    pub(super) workspace: Option<&'s Workspace>,
     pub(super) inputs: Inputs<'a, T>,
     pub(super) delta_kernel: &'s DeltaKernel<T>,
     pub(super) deltas: DeltaSource<'a, T>,

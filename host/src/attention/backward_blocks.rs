@@ -1,5 +1,7 @@
 //! What the kernels on wgmma of the backward pass share: tensor maps, and memory between launches.
 
+use std::sync::{Arc, Mutex};
+
 use oxtile_kernels::attention::{
     BACKWARD_KEYS, BackwardTensorsArgument, BlockStatisticsArgument, KeyGradientsArgument, QuerySumsArgument, WARPGROUP_KEYS,
 };
@@ -8,6 +10,8 @@ use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::register_tile::RegisterElement;
 
 use super::backward_tensors::Three;
+use crate::runtime::memory::Memory;
+use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Result, Stream};
 use crate::tensor::{Heads, HeadsMut, MapLayout, Strided, TensorMap, TensorMapMut, Uploads};
 
@@ -34,6 +38,25 @@ pub(super) struct Blocks<'a, T: RegisterElement, const D: usize, const QUERIES: 
     pub(super) has_keys: bool,
 }
 
+/// Sums of gradients of queries, which bound operations share: they are run one after another.
+#[derive(Default)]
+pub(crate) struct Workspace(Mutex<Vec<Arc<Memory>>>);
+
+impl Workspace {
+    /// So many sums: shared, or of an operation alone.
+    fn sums(shared: Option<&Self>, stream: &Stream, len: u64) -> Result<Buffer<f32>> {
+        let Some(Self(shared)) = shared else { return Buffer::uninitialised(stream, len) };
+        let mut shared = lock(shared);
+        if let Some(memory) = shared.iter().find(|memory| memory.bytes == len * 4) {
+            // SAFETY: it was allocated for as many elements of this type.
+            return Ok(unsafe { Buffer::of(Arc::clone(memory), len) });
+        }
+        let sums = Buffer::uninitialised(stream, len)?;
+        shared.push(Arc::clone(sums.memory()));
+        Ok(sums)
+    }
+}
+
 /// What kernels take of them.
 pub(super) struct BlockArguments<'s, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> {
     pub(super) tensors: BackwardTensorsArgument<'s, T, D, QUERIES, RANK>,
@@ -53,6 +76,7 @@ impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: u
         gradients: Three<'a, T>,
         layout: impl Fn(Strided<4>) -> R,
         [heads, blocks]: [u64; 2],
+        workspace: Option<&Workspace>,
     ) -> Result<Self> {
         let (has_queries, has_keys) = (!q.view().is_empty(), !k.view().is_empty());
         // Without queries, or without keys, nothing is loaded by their maps, which must be of something: the others.
@@ -77,7 +101,7 @@ impl<'a, T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: u
             grad_kv,
             offsets: Buffer::uninitialised(stream, rows)?,
             deltas: Buffer::uninitialised(stream, rows)?,
-            sums: Buffer::uninitialised(stream, rows * D as u64)?,
+            sums: Workspace::sums(workspace, stream, rows * D as u64)?,
             turns: Buffer::zeros(stream, heads * blocks)?,
             counter: Buffer::zeros(stream, 1)?,
             blocks: blocks as u32,

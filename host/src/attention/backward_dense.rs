@@ -130,7 +130,8 @@ where
     AddQueries<D, QUERIES, SPAN>: Kernel,
     Convert<T, D, QUERIES, SPAN>: Kernel,
 {
-    let Binding { stream, config, order, parts: splits, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients } = binding;
+    let Binding { stream, config, order, parts: splits, workspace, inputs, delta_kernel, deltas, log_sum_exp, grad_out, gradients } =
+        binding;
     let AttentionConfig { batches, queries, keys, heads, key_heads, .. } = config;
     let tensors = [inputs.q, grad_out, inputs.k, inputs.v];
     let (rounded, added) = gradients.split();
@@ -138,7 +139,7 @@ where
     let mut added = added.map(|(rows, tensors)| (rows, tensors.map(HeadsMut::into_view)));
     let counts = [batches * heads, queries.div_ceil(QUERIES as u64)];
     let mut uploads = Uploads::default();
-    let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, tensors, rounded, by_head, counts)?;
+    let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, tensors, rounded, by_head, counts, workspace)?;
     let (has_queries, has_keys) = (blocks.has_queries, blocks.has_keys);
     let mut statistics = match deltas {
         DeltaSource::Of(result) if result.is_whole() => Statistics::Of(result),

@@ -38,7 +38,7 @@ where
     Main<T, D, QUERIES, SPAN, CAPPED>: Kernel,
     Convert<T, D, QUERIES, SPAN>: Kernel,
 {
-    let Binding { stream, config, order, inputs, delta_kernel, deltas, log_sum_exp, grad_out, mut gradients, .. } = binding;
+    let Binding { stream, config, order, workspace, inputs, delta_kernel, deltas, log_sum_exp, grad_out, mut gradients, .. } = binding;
     let mut deltas = Deltas::new(stream, delta_kernel, deltas, log_sum_exp.len())?;
     let AttentionConfig { batches, heads, key_heads, head_size, .. } = config;
     let (value_size, sink, mut grad_sink) = (config.value_size(), inputs.sink, gradients.sink.take());
@@ -50,7 +50,7 @@ where
     let mut added = added.map(|tensors| tensors.map(HeadsMut::into_view));
     let counts = [heads, QueryBlocks::of(config.rows()[0], batches, QUERIES as u64)];
     let layout = |tensor| config.sequence_rows(tensor);
-    let mut blocks = Blocks::<_, D, QUERIES, 5>::new(&mut uploads, stream, tensors, rounded, layout, counts)?;
+    let mut blocks = Blocks::<_, D, QUERIES, 5>::new(&mut uploads, stream, tensors, rounded, layout, counts, workspace)?;
     let sequences = BoundSequences::new(&mut uploads, &config, inputs.sequences, steps);
     uploads.copy(stream)?;
     let (ordered, scale, section) =

@@ -300,12 +300,12 @@ impl AttentionConfig {
     }
 
     /// `Q`, `K` and `V` without gaps.
-    pub(super) fn whole_inputs(&self) -> [Strided<4>; 3] {
+    pub(crate) fn whole_inputs(&self) -> [Strided<4>; 3] {
         [self.whole(Side::Queries, self.head_size), self.whole(Side::Keys, self.head_size), self.whole(Side::Keys, self.value_size())]
     }
 
     /// The result without gaps.
-    pub(super) fn whole_result(&self) -> Strided<4> {
+    pub(crate) fn whole_result(&self) -> Strided<4> {
         self.whole(Side::Queries, self.value_size())
     }
 }

@@ -150,6 +150,15 @@ pub trait Communicator {
         self.split(place.map(|_| 0), place.map_or(0, Rank::index))
     }
 
+    /// Waits on the host for the work of a stream, within the transport's deadline if it has one: a rank that does not come is an error then.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`]; an error of the transport.
+    #[track_caller]
+    fn wait(&self, stream: &Stream) -> Result<()> {
+        stream.synchronize()
+    }
+
     /// Later work of the stream starts when every rank's stream has come here. The host does not wait.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
+use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::arena::Arena;
@@ -13,6 +14,7 @@ use super::ticket::Ticket;
 use crate::comm::Rank;
 use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::instances::Lent;
+use crate::runtime::module::enqueue;
 use crate::runtime::{Buffer, Error, Kind, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
@@ -210,6 +212,37 @@ impl<T: Pod> Peer<'_, T> {
         self.buffer.arena.0.use_on(stream)?;
         memory::copy(&stream.0, copy, Some(target.memory()), None)?;
         Ticket::new(&self.buffer.arena, stream, "Peer::get", target)
+    }
+
+    /// As [`get`](Self::get), into a view that an operation bound before may read.
+    #[track_caller]
+    pub(crate) fn get_into(&self, stream: &Stream, range: Range<u64>, target: DeviceViewMut<'_, T>) -> Result<()> {
+        const WHAT: &str = "Peer::get_into";
+        let (source, count) = self.elements(WHAT, &range)?;
+        Error::check_length(WHAT, count, target.len())?;
+        let (target, caller) = (target.access("target"), Location::caller());
+        let copy =
+            Copy { direction: Direction::DeviceToDevice, target: target.address, source, bytes: target.bytes, rows: CopyRows::ONE, caller };
+        self.enqueue_copy(stream, WHAT, target, copy)
+    }
+
+    /// As [`put`](Self::put), of all of a view, from byte `at` of the peer's on.
+    #[track_caller]
+    pub(crate) fn put_from(&self, stream: &Stream, source: DeviceView<'_, u8>, at: u64) -> Result<()> {
+        const WHAT: &str = "Peer::put_from";
+        fits(WHAT, at, source.len(), self.buffer.len() * size_of::<T>() as u64)?;
+        let (source, caller) = (source.access("source"), Location::caller());
+        let target = self.address + at;
+        let copy =
+            Copy { direction: Direction::DeviceToDevice, target, source: source.address, bytes: source.bytes, rows: CopyRows::ONE, caller };
+        self.enqueue_copy(stream, WHAT, source, copy)
+    }
+
+    /// Enqueues a copy between the peer and a view of this rank's.
+    fn enqueue_copy(&self, stream: &Stream, what: &'static str, view: BufferAccess<'_>, copy: Copy) -> Result<()> {
+        self.buffer.arena.0.check()?;
+        self.buffer.arena.0.use_on(stream)?;
+        enqueue(stream, what, &[view], |id| if copy.bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })
     }
 
     /// Copies elements `range` of `source` to the peer, from its element `at` on, in stream order and by the copy engine. Wait for the

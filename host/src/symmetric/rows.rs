@@ -1,8 +1,14 @@
 //! Rows of a matrix in a buffer, and their copies.
 
+use std::panic::Location;
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
 use super::buffer::fits;
 use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
-use crate::runtime::{Error, Result};
+use crate::runtime::module::enqueue;
+use crate::runtime::{Error, Result, Stream};
 
 /// Rows of one width, which lie at a pitch of their own on either side of a [put](super::Peer::put_rows) or a [get](super::Peer::get_rows): a band
 /// of columns of a matrix, some heads of a tensor, or a piece of each expert's weights. Copy engines take them at the rate of a single
@@ -32,6 +38,44 @@ pub struct Pitched {
 const MOST_PITCH: u64 = i32::MAX as u64;
 
 impl Rows {
+    /// The same rows the other way.
+    #[must_use]
+    pub fn turned(self) -> Self {
+        Self { from: self.to, to: self.from, ..self }
+    }
+
+    /// The rows themselves, or each alone where they are further apart than a copy engine takes.
+    fn pieces(&self, size: u64) -> Vec<Self> {
+        let Self { count, from, to, .. } = *self;
+        if count <= 1 || from.pitch.max(to.pitch).saturating_mul(size) <= MOST_PITCH {
+            return vec![*self];
+        }
+        let alone = |row: u64| {
+            let at = |place: Pitched| Pitched { start: place.start + row * place.pitch, ..place };
+            Self { count: 1, from: at(from), to: at(to), ..*self }
+        };
+        (0..count).map(alone).collect()
+    }
+
+    /// Copies rows between views of one device, in stream order.
+    #[track_caller]
+    pub(crate) fn copy_all<T: Pod>(
+        stream: &Stream,
+        what: &'static str,
+        source: DeviceView<'_, T>,
+        target: DeviceViewMut<'_, T>,
+        copies: &[Self],
+    ) -> Result<()> {
+        let (lens, caller) = ([source.len(), target.len()], Location::caller());
+        let (source, target) = (source.access("source"), target.access("target"));
+        let copy = |rows: &Self| rows.copy(what, size_of::<T>() as u64, [source.address, target.address], lens, caller);
+        // Of nothing the places may be anywhere.
+        let some = copies.iter().filter(|rows| rows.count > 0 && rows.width > 0);
+        let copies = some.flat_map(|rows| rows.pieces(size_of::<T>() as u64)).map(|rows| copy(&rows)).collect::<Result<Vec<_>>>()?;
+        // One by one: a stream that is captured takes no batch of copies.
+        enqueue(stream, what, &[source, target], |id| copies.iter().try_for_each(|copy| stream.0.runtime.backend.copy(id, *copy)))
+    }
+
     /// The copy of these rows of elements of `size` bytes between buffers at these addresses, of `[from, to]` elements.
     ///
     /// # Errors
@@ -73,8 +117,6 @@ impl Pitched {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::Location;
-
     use super::*;
 
     /// A pitch that is not used is not looked at, however large.

@@ -9,13 +9,22 @@
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
+//! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
+//! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
+//! | `context_example` | the program of the example |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
-//! | `support` | what the tests share |
+//! | `values`, `support` | operands; what the tests share |
 
 mod arenas;
 mod batch;
 mod collectives;
+mod context_calls;
+mod context_case;
+mod context_example;
+mod context_parallel;
+mod context_ranks;
+mod context_tensors;
 mod contiguous;
 mod deadlocks;
 mod declared;
@@ -43,4 +52,6 @@ mod symmetric;
 mod teams;
 mod threads;
 mod timeline;
+mod values;
 mod waits;
+mod whole_attention;

@@ -13,6 +13,7 @@ use oxtile::{Buffer, Graph, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
 use crate::support::seeds;
+use crate::values::values;
 
 /// A program of every rank.
 #[derive(Clone, Copy, Debug)]
@@ -34,18 +35,6 @@ pub enum Calls {
 }
 
 pub const ROUNDS: u64 = 3;
-
-/// Values that tell places apart, and whose products are not exact in bf16.
-pub fn values(seed: u64, len: u64) -> Vec<Half> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        Half::from_f32((state >> 40) as f32 / (1 << 22) as f32 - 2.0)
-    };
-    (0..len).map(next).collect()
-}
 
 impl Case {
     pub fn options(&self) -> ArenaOptions {

@@ -13,7 +13,8 @@ use oxtile::symmetric::{ArenaOptions, PutOrder, SymmetricError};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
 
 use crate::arenas::Arenas;
-use crate::overlap::{Calls, Case, ROUNDS, by, cut, last, member, values};
+use crate::overlap::{Calls, Case, ROUNDS, by, cut, last, member};
+use crate::values::values;
 
 /// Ranks with an operation each, on one memory.
 struct Ranks {

@@ -9,7 +9,12 @@ pub const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// The seeds that a right program is silent under: 1000 with `OXTILE_LONG=1`.
 pub fn seeds() -> u64 {
-    if std::env::var("OXTILE_LONG").is_ok_and(|value| value == "1") { 1000 } else { 32 }
+    if is_long() { 1000 } else { 32 }
+}
+
+/// Whether everything is run, with `OXTILE_LONG=1`.
+pub fn is_long() -> bool {
+    std::env::var("OXTILE_LONG").is_ok_and(|value| value == "1")
 }
 
 /// The ranks of a virtual cluster, driven from one thread.

@@ -13,6 +13,7 @@ use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::soak::{Length, goes_on};
+use crate::values::values;
 use crate::watch::{doing, settle};
 
 /// Replays of each graph of two calls, each of other operands; and where ranks share a device, which takes turns of some milliseconds.
@@ -32,18 +33,6 @@ const fn last(panels: u32, slabs: u32) -> Cut {
 fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
     let overlap = OverlapConfig { method: Some(method), cut: Some(cut), ..OverlapConfig::default() };
     AllGatherConfig { overlap, ..AllGatherConfig::new(Global { m, n, k }) }
-}
-
-/// Values that tell places and rounds apart.
-fn values(seed: u64, len: u64) -> Vec<Half> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        Half::from_f32((state >> 40) as f32 / (1 << 22) as f32 - 2.0)
-    };
-    (0..len).map(next).collect()
 }
 
 /// A rank of a program.

@@ -29,6 +29,8 @@ mod soak;
 mod teams;
 mod thread_deaths;
 mod threads;
+#[path = "../comm/values.rs"]
+mod values;
 mod watch;
 
 use std::process::ExitCode;

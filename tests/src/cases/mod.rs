@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `copy`, `exchange`, `gemm`, `gemm_gathered`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `gathered_product`, `gemm_gathered_limits` | a product of which an operand arrives, for the others; flags that do not come, and what is refused |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
@@ -20,7 +20,8 @@
 //! | `nvfp4_shards`, `grouped_shards`, `in_turn` | shards quantized by ranks; ranks that take turns on one device |
 //! | `quantized_gemm` | products of quantized matrices |
 //! | `approximate` | functions that hardware approximates |
-//! | `rms_norm`, `rotary`, `cross_entropy`, `embedding`, `adamw` | kernels of that name, forward and backward |
+//! | `rms_norm`, `rotary`, `cross_entropy`, `embedding`, `adamw`, `sum_parts` | kernels of that name, forward and backward |
+//! | `thd`, `thd_rows`, `thd_correct` | packed sequences that ranks share: the sequences of launches; rows that move; what a step of a ring adds |
 //! | `element` | the wide element types, for the others |
 
 mod activation;
@@ -51,6 +52,7 @@ mod cross_entropy;
 mod element;
 mod embedding;
 mod exchange;
+mod fill;
 mod fp8;
 mod gathered_product;
 mod gemm;
@@ -76,6 +78,10 @@ mod quantized_gemm;
 mod rms_norm;
 mod rotary;
 mod shards;
+mod sum_parts;
+mod thd;
+mod thd_correct;
+mod thd_rows;
 
 use crate::case::Case;
 
@@ -83,6 +89,7 @@ pub fn all() -> Vec<Case> {
     [
         copy::cases(),
         exchange::cases(),
+        fill::cases(),
         amax::cases(),
         fp8::cases(),
         mxfp8::cases(),
@@ -127,6 +134,10 @@ pub fn all() -> Vec<Case> {
         cross_entropy::cases(),
         embedding::cases(),
         adamw::cases(),
+        sum_parts::cases(),
+        thd::cases(),
+        thd_rows::cases(),
+        thd_correct::cases(),
     ]
     .into_iter()
     .flatten()

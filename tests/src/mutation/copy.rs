@@ -1,15 +1,35 @@
-//! Mutants of the copy.
+//! Mutants of copies, fills and sums of parts.
 
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
+use oxtile_kernels::fill::{FillRows, FillRowsArgs};
+use oxtile_kernels::sum_parts::{SumParts, SumPartsArgs};
 
 use super::Job;
 use super::device::{Device, words};
 
-pub const JOBS: &[Job] = &[Job { name: "copy_words", run: copy_words, equivalents: &[] }];
+pub const JOBS: &[Job] = &[
+    Job { name: "copy_words", run: copy_words, equivalents: &[] },
+    Job { name: "fill_rows", run: fill_rows, equivalents: &[] },
+    Job { name: "sum_parts", run: sum_parts, equivalents: &[] },
+];
 
 fn copy_words(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (source, mut target) = (device.upload("source", &words(5000)), device.upload("target", &[0; 5000]));
     device.launch::<CopyWords>(CopyWordsArgs { source: source.view(), target: target.view_mut() })?;
     Ok(device.download(&target))
+}
+
+fn fill_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (values, mut target) = (device.upload("values", &words(3)), device.upload("target", &[0; 700]));
+    device.launch::<FillRows>(FillRowsArgs { values: values.view(), target: target.view_mut(), rows: 100 })?;
+    Ok(device.download(&target))
+}
+
+/// Whole vectors, and elements at the end.
+fn sum_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let parts = words(3 * 2060).into_iter().map(|word| word & 0x3fff_ffff).collect::<Vec<_>>();
+    let (parts, mut sum) = (device.upload("parts", &parts), device.upload("sum", &[0; 2057]));
+    device.launch::<SumParts<f32, f32>>(SumPartsArgs { parts: parts.view(), sum: sum.view_mut(), count: 3, stride: 2060 })?;
+    Ok(device.download(&sum))
 }

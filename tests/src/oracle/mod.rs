@@ -11,6 +11,7 @@
 //! | `amax`, `activation`, `gemm`, `interleave`, `rms_norm`, `rotary`, `cross_entropy`, `adamw` | what they are named after |
 //! | `attention`, `attention_backward` | attention of all heads, forward and backward |
 //! | `attention_head`, `attention_head_backward` | one head of one sequence, with every option |
+//! | `thd` | packed sequences that ranks share |
 //! | `attention_fp8` | what rounded weights lose at least |
 
 pub mod activation;
@@ -34,3 +35,4 @@ pub mod nvfp4_stochastic;
 pub mod nvfp4_variants;
 pub mod rms_norm;
 pub mod rotary;
+pub mod thd;

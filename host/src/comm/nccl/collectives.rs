@@ -148,6 +148,10 @@ impl Communicator for NcclCommunicator {
     }
 
     /// A reduction of one byte of every rank.
+    fn wait(&self, stream: &Stream) -> Result<()> {
+        self.synchronize(stream)
+    }
+
     fn barrier(&self, stream: &Stream) -> Result<()> {
         self.all_reduce(stream, lock(&self.token).view_mut(), ReduceOp::Max)
     }

@@ -1,0 +1,141 @@
+//! What is computed, and by which schedule.
+
+use std::fmt;
+
+use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Window};
+use crate::comm::WorldSize;
+use crate::runtime::{Error, Result};
+use crate::thd::Partition;
+
+/// Attention over a sequence of which each rank has a part. Begin with [`new`](Self::new).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ContextParallelConfig {
+    /// The attention of the whole sequence: `queries` and `keys` count the tokens of all ranks. Each rank's tensors have the same layout, and
+    /// `queries / ranks` and `keys / ranks` rows.
+    pub attention: AttentionConfig,
+    /// Which tokens each rank has.
+    pub partition: Partition,
+    /// How keys and values reach the queries in the forward pass.
+    pub forward: Schedule,
+    /// The same in the backward pass, in which gradients of keys and values go back.
+    pub backward: Schedule,
+}
+
+/// How the keys and values of all ranks reach the queries of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// The one that moves the fewest bytes in this pass, of those that the transport has.
+    #[default]
+    Auto,
+    /// Each step attends to the keys of one more rank while the next rank's keys are sent. It needs two buffers for the keys of one rank. By messages, also
+    /// between hosts.
+    Ring,
+    /// The same steps, but each rank reads the keys from the memory of their owner. By symmetric memory.
+    Pull,
+    /// All keys come first, then one launch attends to them: the bits of one device.
+    Gather,
+    /// Ranks trade tokens for heads: each attends with some heads to the whole sequence (Ulysses). Every option of attention on one device, and its bits.
+    AllToAll,
+    /// [`AllToAll`](Self::AllToAll) among `inner` neighbours, such as those of a host, and a [`Ring`](Self::Ring) between those groups.
+    Hierarchical {
+        /// Ranks that trade heads; it divides the number of ranks.
+        inner: WorldSize,
+    },
+}
+
+impl Schedule {
+    /// Whether keys are sent by their owner: such schedules share what they need.
+    pub(super) fn is_by_sent_keys(&self) -> bool {
+        matches!(self, Self::Ring | Self::Gather)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Ring => f.write_str("ring"),
+            Self::Pull => f.write_str("pull"),
+            Self::Gather => f.write_str("gather"),
+            Self::AllToAll => f.write_str("all-to-all"),
+            Self::Hierarchical { inner } => write!(f, "hierarchical:{}", inner.get()),
+        }
+    }
+}
+
+/// Room to align two buffers of an arena.
+const ALIGNED: u64 = 4096;
+
+/// An error that names a field of the configuration and how to mend it.
+pub(super) fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::Invalid { what: "ContextParallelConfig", why })
+}
+
+impl ContextParallelConfig {
+    /// Zigzag parts, and schedules as they suit.
+    pub fn new(attention: AttentionConfig) -> Self {
+        Self { attention, partition: Partition::default(), forward: Schedule::Auto, backward: Schedule::Auto }
+    }
+
+    /// Both passes by one schedule.
+    #[must_use]
+    pub fn by(self, schedule: Schedule) -> Self {
+        Self { forward: schedule, backward: schedule, ..self }
+    }
+
+    /// Bytes that [`Pull`](Schedule::Pull) takes from each rank's arena, for elements of so many bytes: keys and values of a rank, gradients of them in `f32` from every
+    /// rank, and room to align both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes).
+    pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
+        let AttentionConfig { layout, batches, keys, key_heads, head_size, .. } = self.attention;
+        let (ranks, batches) = (u64::from(world.get()), if layout == Layout::Packed { 1 } else { batches });
+        let elements = batches * keys / ranks * key_heads * (head_size + self.attention.value_size());
+        elements * (element_bytes + 4 * ranks) + ALIGNED
+    }
+
+    /// What all schedules ask for.
+    pub(super) fn validate(&self, world: WorldSize) -> Result<()> {
+        let AttentionConfig { queries, keys, output, gradients, diagonals, key_parts, mask, .. } = self.attention;
+        self.attention.validate()?;
+        let chunks = self.partition.chunks(world);
+        for (name, tokens) in [("queries", queries), ("keys", keys)] {
+            if !tokens.is_multiple_of(chunks) {
+                let next = tokens.next_multiple_of(chunks);
+                return refuse(format!(
+                    "attention.{name} is {tokens}: with {} parts on {world} it is a multiple of {chunks}; pad the sequence to {next}",
+                    self.partition
+                ));
+            }
+        }
+        if mask != Mask::Full && queries != keys {
+            return refuse(format!(
+                "attention.mask is {mask:?} with {queries} queries and {keys} keys: a causal mask needs as many keys as queries, token by token"
+            ));
+        }
+        let left = [
+            ("output", output != Output::Rounded, "Rounded: ranks merge their results themselves"),
+            ("gradients", gradients != GradientOutput::Rounded, "Rounded: ranks add them up themselves"),
+            ("diagonals", diagonals, "false: they follow from the parts"),
+            ("key_parts", key_parts.is_some_and(|parts| parts > 1), "1 or none"),
+        ];
+        match left.into_iter().find(|(_, is_set, _)| *is_set) {
+            Some((field, _, allowed)) => refuse(format!("attention.{field} is left at its default: {allowed}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a query sees no key after it.
+    pub(super) fn is_causal(&self) -> bool {
+        self.attention.mask != Mask::Full
+    }
+
+    /// The window, without a bound that the mask has.
+    pub(super) fn window(&self) -> Window {
+        let Window { left, right } = self.attention.window;
+        Window { left, right: right.filter(|_| !self.is_causal()) }
+    }
+
+    /// Whether the lengths of sequences are known on the device alone.
+    pub(super) fn is_packed(&self) -> bool {
+        self.attention.layout == Layout::Packed
+    }
+}

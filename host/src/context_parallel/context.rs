@@ -1,0 +1,185 @@
+//! The operation: made by all ranks, and bound to tensors.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use oxtile_tile::launch::DeviceView;
+
+use super::agreement::Agreement;
+use super::config::{ContextParallelConfig, Schedule, refuse};
+use super::element::ContextElement;
+use super::engine::Engine;
+use super::plan::{Chosen, Direction, PassPlan, Plan};
+use super::transport::Transport;
+use crate::attention::{BackwardInputs, Gradients, Inputs, Outputs, Sink};
+use crate::runtime::{Bound, Error, Result, Stream};
+use crate::thd::{Packed, Share};
+
+/// Attention over a sequence of which each rank has a part ([`Partition`](super::Partition)), forward and backward.
+///
+/// 1. All ranks make the operation ([`new`](Self::new)), which takes memory and loads kernels, and waits for no other rank.
+/// 2. All bind tensors to passes: as those of [`Attention`](crate::attention::Attention), of the same layout, with the rows of this rank. The first time, what ranks
+///    made is compared. Layers of one shape share an operation: bind the tensors of each.
+/// 3. All run the same passes in the same order. A run waits for nothing on the host, allocates nothing, and may be captured: name the stream and
+///    [`streams`](Self::streams) in [`Graph::capture`](crate::Graph::capture).
+///
+/// Between the passes the caller keeps its own `q`, `k`, `v`, `out` and log-sum-exp, and nothing else. Sums of what ranks computed are in `f32` and in the order of
+/// ranks: results have the same bits in every run.
+///
+/// ```
+/// use oxtile::attention::{AttentionConfig, Inputs, Mask, Outputs};
+/// use oxtile::comm::{EmulatedCommunicator, WorldSize};
+/// use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Transport};
+/// use oxtile::num::bf16;
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::emulated(2)?;
+/// let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(2).unwrap())?;
+/// // 16 tokens, of which each rank has 8.
+/// let attention = AttentionConfig { queries: 16, keys: 16, heads: 2, key_heads: 2, head_size: 64, mask: Mask::CausalBottomRight, ..AttentionConfig::default() };
+/// let config = ContextParallelConfig::new(attention);
+/// let streams = [ranks[0].device().stream()?, ranks[1].device().stream()?];
+/// let operations = [0, 1].map(|rank| ContextParallel::<bf16>::new(&streams[rank], Transport::collective(&ranks[rank]), config));
+/// for (operation, stream) in operations.into_iter().zip(&streams).map(|(operation, stream)| (operation.unwrap(), stream)).collect::<Vec<_>>() {
+///     println!("{}", operation.plan());
+///     let tensor = Buffer::<bf16>::zeros(stream, 8 * 2 * 64)?;
+///     let (mut out, mut log_sum_exp) = (Buffer::<bf16>::zeros(stream, 8 * 2 * 64)?, Buffer::<f32>::zeros(stream, 2 * 8)?);
+///     let inputs = Inputs::new(tensor.view(), tensor.view(), tensor.view());
+///     operation.bind_forward(stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(stream)?;
+/// }
+/// # Ok(()) }
+/// ```
+pub struct ContextParallel<'t, T: ContextElement> {
+    config: ContextParallelConfig,
+    share: Share,
+    transport: Transport<'t>,
+    /// What the passes are made of: the forward pass by the first, the backward pass by the last.
+    engines: Vec<Engine<'t, T>>,
+    agreement: Agreement,
+    plan: Plan,
+    /// Whether sequences were given.
+    has_batch: AtomicBool,
+}
+
+impl<'t, T: ContextElement> ContextParallel<'t, T> {
+    /// Chooses the schedules, takes memory and loads kernels, by work on `stream`. Waits for no other rank; every rank makes the same operations in one order with all
+    /// else that it calls on the transport.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] that names a field, and what to take instead: tokens that the chunks do not divide, a causal mask of other keys than queries, a schedule that
+    /// the transport or the heads do not allow; as [`Attention::new`](crate::attention::Attention::new); out of memory.
+    pub fn new(stream: &Stream, transport: Transport<'t>, config: ContextParallelConfig) -> Result<Self> {
+        let (rank, world) = transport.place()?;
+        config.validate(world)?;
+        let share = Share { world, rank, partition: config.partition };
+        if config.attention.sink == Sink::Learnable && transport.messages.is_none() {
+            return refuse("the gradient of a learnable sink is a sum over ranks, which takes messages: give Transport::both".to_owned());
+        }
+        let size = size_of::<T>() as u64;
+        let choose = |direction| config.choose(direction, world, transport.means(), size);
+        let (forward, backward) = (choose(Direction::Forward)?, choose(Direction::Backward)?);
+        let schedules = [forward.0, backward.0];
+        let engine = |schedules| Engine::new(stream, transport, config, share, schedules);
+        let is_shared = schedules[0] == schedules[1] || schedules.iter().all(Schedule::is_by_sent_keys);
+        let engines = if is_shared { vec![engine(schedules)?] } else { vec![engine([schedules[0]; 2])?, engine([schedules[1]; 2])?] };
+        let pass = |direction, (schedule, why, refused): Chosen, engine: &Engine<'t, T>| {
+            let (kernels, launches) = engine.kernels(direction);
+            let received = engine.received(direction).unwrap_or_else(|| config.received(schedule, direction, world, size));
+            PassPlan { schedule, kernels, launches, received, why, refused }
+        };
+        let plan = Plan {
+            forward: pass(Direction::Forward, forward, &engines[0]),
+            backward: pass(Direction::Backward, backward, &engines[engines.len() - 1]),
+            bytes: engines.iter().map(Engine::bytes).sum(),
+        };
+        let text = format!("{config:?} of {} by {schedules:?}", std::any::type_name::<T>());
+        let agreement = Agreement::new(stream, &transport, text)?;
+        Ok(Self { config, share, transport, engines, agreement, plan, has_batch: AtomicBool::new(false) })
+    }
+
+    /// What the passes do, and why.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Which tokens this rank has.
+    pub fn share(&self) -> Share {
+        self.share
+    }
+
+    /// Says where the sequences of a batch lie among the tokens of all ranks, if the layout is packed: sums of lengths in device memory, which the host does not read.
+    /// It serves all passes that are enqueued after it, of all layers, until it is called again: a backward pass after the forward pass of another batch needs its own call. Padded lengths are multiples of the chunks of all ranks; rows that are in no whole chunk are cut. With a
+    /// causal mask queries and keys are the same.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another layout; [`Error::Length`] for arrays that do not have one more element than there are sequences.
+    pub fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>) -> Result<()> {
+        const WHAT: &str = "ContextParallel::set_sequences";
+        if !self.config.is_packed() {
+            let why = format!("the layout is {:?}, whose sequences are known: leave it out", self.config.attention.layout);
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        for array in [queries.cu_seqlens, queries.cu_seqlens_padded, keys.cu_seqlens, keys.cu_seqlens_padded] {
+            Error::check_length(WHAT, self.config.attention.batches + 1, array.len())?;
+        }
+        self.engines.iter().try_for_each(|engine| engine.set_sequences(stream, queries, keys))?;
+        self.has_batch.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A pass that fails before anything is enqueued where sequences were not given.
+    fn with_batch<'a>(&'a self, mut pass: Bound<'a>) -> Bound<'a> {
+        Bound::new(move |stream| {
+            if self.config.is_packed() && !self.has_batch.load(Ordering::Relaxed) {
+                let why =
+                    "the sequences of the batch are not known: give them by ContextParallel::set_sequences before the pass".to_owned();
+                return Err(Error::Invalid { what: "ContextParallel", why });
+            }
+            pass.run(stream)
+        })
+    }
+
+    /// Binds tensors of this rank to a forward pass. The sequences of packed tensors are [given apart](Self::set_sequences), not with the inputs. The first binding compares what
+    /// ranks made, and waits for them.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for another operation on another rank; as [`Attention::bind`](crate::attention::Attention::bind); [`Error::Invalid`] for batches with gaps
+    /// between them.
+    pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<Bound<'a>> {
+        self.open(stream, &inputs)?;
+        Ok(self.with_batch(self.engines[0].bind_forward(stream, inputs, outputs)?))
+    }
+
+    /// Binds tensors of this rank to a backward pass: what the forward pass read and wrote, the gradient of its result, and where gradients go. As
+    /// [`bind_forward`](Self::bind_forward).
+    ///
+    /// # Errors
+    /// As [`bind_forward`](Self::bind_forward) and [`AttentionBackward::bind`](crate::attention::AttentionBackward::bind).
+    pub fn bind_backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
+        self.open(stream, &inputs.forward)?;
+        let engine = &self.engines[self.engines.len() - 1];
+        Ok(self.with_batch(engine.bind_backward(stream, inputs, gradients)?))
+    }
+
+    /// Compares what ranks made, and opens what they share.
+    fn open(&self, stream: &Stream, inputs: &Inputs<'_, T>) -> Result<()> {
+        if inputs.sequences.is_some() {
+            let why = "sequences of all ranks are given by ContextParallel::set_sequences: leave those of the inputs out".to_owned();
+            return Err(Error::Invalid { what: "ContextParallel", why });
+        }
+        self.agreement.compare(stream, &self.transport)?;
+        self.engines.iter().try_for_each(|engine| engine.open(stream))
+    }
+
+    /// Streams beside the caller's on which passes enqueue work: a graph that has a pass captures them too.
+    pub fn streams(&self) -> Vec<&Stream> {
+        self.engines.iter().flat_map(Engine::streams).collect()
+    }
+}
+
+impl<T: ContextElement> fmt::Debug for ContextParallel<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextParallel").field("config", &self.config).field("share", &self.share).finish_non_exhaustive()
+    }
+}

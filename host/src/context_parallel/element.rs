@@ -1,0 +1,40 @@
+//! Elements that context parallelism is for.
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{bf16, f16};
+
+use crate::attention::BackwardElement;
+use crate::runtime::{Result, Runtime, Stream};
+use crate::sum_parts::SumParts;
+
+/// Adds parts that lie so far apart, in their order, and rounds the sum.
+#[doc(hidden)]
+pub type Sum<In, Out> = Box<dyn Fn(&Stream, DeviceView<'_, In>, u32, u64, DeviceViewMut<'_, Out>) -> Result<()> + Send + Sync>;
+
+/// An element of queries, keys and values: `bf16` or `f16`.
+pub trait ContextElement: BackwardElement {
+    /// Loads the kernel that adds up what ranks computed.
+    #[doc(hidden)]
+    fn load_sum(runtime: &Runtime) -> Result<Sum<f32, Self>>;
+
+    /// Loads the kernel that adds up what ranks have rounded.
+    #[doc(hidden)]
+    fn load_rounded_sum(runtime: &Runtime) -> Result<Sum<Self, Self>>;
+}
+
+macro_rules! elements {
+    ($($t:ty)*) => { $(
+        impl ContextElement for $t {
+            fn load_sum(runtime: &Runtime) -> Result<Sum<f32, Self>> {
+                let sum = SumParts::<f32, $t>::new(runtime)?;
+                Ok(Box::new(move |stream, parts, count, stride, target| sum.run(stream, parts, count, stride, target)))
+            }
+
+            fn load_rounded_sum(runtime: &Runtime) -> Result<Sum<Self, Self>> {
+                let sum = SumParts::<$t, $t>::new(runtime)?;
+                Ok(Box::new(move |stream, parts, count, stride, target| sum.run(stream, parts, count, stride, target)))
+            }
+        }
+    )* };
+}
+elements! { bf16 f16 }

@@ -1,0 +1,137 @@
+//! What computes a pass.
+
+use oxtile_tile::launch::DeviceView;
+
+use super::all_to_all::{AllToAll, Inner};
+use super::config::{ContextParallelConfig, Schedule};
+use super::core::{Core, Route, elements};
+use super::element::ContextElement;
+use super::local::Local;
+use super::mover::Mover;
+use super::plan::Direction;
+use super::pull::Pull;
+use super::transport::Transport;
+use crate::attention::{BackwardInputs, Gradients, Inputs, Outputs};
+use crate::runtime::{Bound, Result, Stream};
+use crate::thd::{Packed, Share};
+
+/// Attention to keys that come from their owners, or by traded heads.
+pub(super) enum Engine<'t, T: ContextElement> {
+    Core(Box<Core<'t, T>>),
+    AllToAll(Box<AllToAll<'t, T>>),
+}
+
+impl<'t, T: ContextElement> Engine<'t, T> {
+    /// Both passes by their schedules: one and the same, or [by sent keys](Schedule::is_by_sent_keys).
+    pub fn new(
+        stream: &Stream,
+        transport: Transport<'t>,
+        config: ContextParallelConfig,
+        share: Share,
+        schedules: [Schedule; 2],
+    ) -> Result<Self> {
+        let schedule = schedules[0];
+        match schedule {
+            Schedule::AllToAll => {
+                let messages = transport.messages_for(schedule)?;
+                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, share, 1, messages, None)?)))
+            }
+            Schedule::Hierarchical { inner } => {
+                let (near_messages, far_messages) = transport.grid_for(schedule, share, inner)?;
+                let near = Share { world: inner, rank: near_messages.rank(), ..share };
+                let far = Share { world: far_messages.world(), rank: far_messages.rank(), ..share };
+                let (traded, groups) = (AllToAll::<T>::traded(&config, near)?, u64::from(far.world.get()));
+                let (mover, comm) = (Mover::Messages(far_messages), stream.device().urgent_stream()?);
+                let core = Core::new(stream, traded, far, mover, Some(far_messages), comm, [Route::Steps; 2])?;
+                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, near, groups, near_messages, Some(core))?)))
+            }
+            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => {
+                let mover = if schedules.contains(&Schedule::Pull) {
+                    let (arena, member) = transport.memory_for(Schedule::Pull)?;
+                    let [_, k, v] = Local::new(&config, share).packed.whole_inputs().map(elements);
+                    Mover::Pull(Box::new(Pull::take(arena, member, [k, v], size_of::<T>() as u64)?))
+                } else {
+                    Mover::Messages(transport.messages_for(schedule)?)
+                };
+                let routes = schedules.map(|schedule| if schedule == Schedule::Gather { Route::AtOnce } else { Route::Steps });
+                let comm = stream.device().urgent_stream()?;
+                Ok(Self::Core(Box::new(Core::new(stream, config, share, mover, transport.messages, comm, routes)?)))
+            }
+        }
+    }
+
+    pub fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>) -> Result<()> {
+        match self {
+            Self::Core(core) => core.set_sequences(stream, queries, keys),
+            Self::AllToAll(all_to_all) => all_to_all.set_sequences(stream, queries, keys),
+        }
+    }
+
+    pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<Bound<'a>> {
+        match self {
+            Self::Core(core) => core.bind_forward(stream, inputs, outputs),
+            Self::AllToAll(all_to_all) => all_to_all.bind_forward(stream, inputs, outputs),
+        }
+    }
+
+    pub fn bind_backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
+        match self {
+            Self::Core(core) => core.bind_backward(stream, inputs, gradients),
+            Self::AllToAll(all_to_all) => all_to_all.bind_backward(stream, inputs, gradients),
+        }
+    }
+
+    /// Meets the ranks whose memory a pass reads.
+    pub fn open(&self, stream: &Stream) -> Result<()> {
+        match self.core().map(|core| &core.mover) {
+            Some(Mover::Pull(pull)) => pull.open(stream),
+            Some(Mover::Messages(_)) | None => Ok(()),
+        }
+    }
+
+    /// The streams that carry keys or heads.
+    pub fn streams(&self) -> Vec<&Stream> {
+        let traded = match self {
+            Self::Core(_) => None,
+            Self::AllToAll(all_to_all) => Some(&all_to_all.comm),
+        };
+        traded.into_iter().chain(self.core().map(|core| &core.comm)).collect()
+    }
+
+    fn core(&self) -> Option<&Core<'t, T>> {
+        match self {
+            Self::Core(core) => Some(core),
+            Self::AllToAll(all_to_all) => match all_to_all.inner() {
+                Inner::Ring(core) => Some(core),
+                Inner::Alone(..) => None,
+            },
+        }
+    }
+
+    /// The kernels of a pass, each once, and how many launches of them there are.
+    pub fn kernels(&self, direction: Direction) -> (Vec<&'static str>, u32) {
+        let (mut kernels, launches) = match self {
+            Self::Core(core) => core.kernels(direction),
+            Self::AllToAll(all_to_all) => all_to_all.kernels(direction),
+        };
+        kernels.sort_unstable();
+        kernels.dedup();
+        (kernels, launches)
+    }
+
+    /// Bytes that this rank receives in a pass, where heads are not traded.
+    pub fn received(&self, direction: Direction) -> Option<u64> {
+        match self {
+            Self::Core(core) => Some(core.received(direction)),
+            Self::AllToAll(_) => None,
+        }
+    }
+
+    /// Device memory.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Core(core) => core.bytes(),
+            Self::AllToAll(all_to_all) => all_to_all.bytes(),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Memory that the operations of a pass use in turn.
+
+use std::ops::Range;
+use std::panic::Location;
+
+use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
+use crate::runtime::backend::{Copy, CopyRows, Direction};
+use crate::runtime::module::enqueue;
+use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
+
+/// A buffer that several bound operations read and write, in the order in which they are enqueued: the runtime orders the uses of its memory on all
+/// streams.
+pub(super) struct Scratch<T>(Buffer<T>);
+
+impl<T: Pod> Scratch<T> {
+    pub fn new(stream: &Stream, name: &str, len: u64) -> Result<Self> {
+        Buffer::named(stream, name, len).map(Self)
+    }
+
+    pub fn of(buffer: Buffer<T>) -> Self {
+        Self(buffer)
+    }
+
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    pub fn view(&self) -> DeviceView<'_, T> {
+        self.0.view()
+    }
+
+    pub fn part(&self, Range { start, end }: Range<u64>) -> DeviceView<'_, T> {
+        self.0.view().slice(start, end)
+    }
+
+    /// All elements, to be written by one operation of a pass.
+    pub fn lend(&self) -> DeviceViewMut<'_, T> {
+        let access = self.0.view().access("scratch");
+        // SAFETY: an address, a length and an owner of a live buffer. Other views of it exist, all of this module's operations. No operation gets two
+        // views of which one is written that share elements; operations are enqueued one after another, under the lock of their `ContextParallel`, and
+        // the runtime orders their work by the uses of the memory. The host does not read it.
+        unsafe { DeviceViewMut::from_raw(access.address, self.0.len(), access.owner) }
+    }
+
+    /// Some of them.
+    pub fn lend_part(&self, Range { start, end }: Range<u64>) -> DeviceViewMut<'_, T> {
+        let (_, rest) = self.lend().split_at(start);
+        rest.split_at(end - start).0
+    }
+
+    /// Its elements, for the host, which waits.
+    pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>>
+    where
+        T: HostElement<Device = T>,
+    {
+        self.0.to_vec(stream)
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.len() * size_of::<T>() as u64
+    }
+
+    /// The memory as an argument of work, for [`note`].
+    pub fn access(&self, writes: bool) -> BufferAccess<'_> {
+        if writes { self.lend().access("scratch") } else { self.0.view().access("scratch") }
+    }
+
+    /// Fills it with zero bytes, in stream order.
+    pub fn zero(&self, stream: &Stream) -> Result<()> {
+        zero(stream, self.lend())
+    }
+}
+
+/// Fills a view with zero bytes, in stream order.
+#[track_caller]
+pub(super) fn zero<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
+    let (target, caller) = (view.access("zeros"), Location::caller());
+    let fill = |id| match target.bytes {
+        0 => Ok(()),
+        bytes => stream.0.runtime.backend.fill(id, target.address, 0, bytes, caller),
+    };
+    enqueue(stream, "fill", &[target], fill)
+}
+
+/// Later work of the stream comes after the earlier uses of some memory, and later uses of it on other streams after the stream's work so far. The runtime orders a use after
+/// all work of the streams that used the memory before: so what is enqueued on those between this note and the use is not waited for.
+pub(super) fn note(stream: &Stream, accesses: &[BufferAccess<'_>]) -> Result<()> {
+    enqueue(stream, "ContextParallel", accesses, |_| Ok(()))
+}
+
+/// The bytes of a view.
+pub(super) fn bytes<T>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner.
+    unsafe { DeviceView::from_raw(access.address, access.bytes, access.owner) }
+}
+
+/// The bytes of a view that is written.
+pub(super) fn bytes_mut<T>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner; the view was given up.
+    unsafe { DeviceViewMut::from_raw(access.address, access.bytes, access.owner) }
+}
+
+/// Copies elements of one device, in stream order.
+#[track_caller]
+pub(super) fn copy<T>(stream: &Stream, source: DeviceView<'_, T>, target: DeviceViewMut<'_, T>) -> Result<()> {
+    Error::check_length("ContextParallel, a copy", source.len(), target.len())?;
+    let (source, target, caller) = (source.access("source"), target.access("target"), Location::caller());
+    let (direction, bytes, rows) = (Direction::DeviceToDevice, source.bytes, CopyRows::ONE);
+    let copy = Copy { direction, target: target.address, source: source.address, bytes, rows, caller };
+    enqueue(stream, "copy", &[source, target], |id| if bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })
+}

@@ -1,0 +1,46 @@
+//! Attention over a sequence that is spread over ranks, forward and backward.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `config` | what is computed, and by which schedule |
+//! | `plan`, `agreement` | which schedule is taken, and why; all ranks make the same operation |
+//! | `context`, `engine` | the operation: made by all ranks, and bound to tensors; what computes a pass |
+//! | `transport`, `messages` | over what keys travel |
+//! | `launches` | which launches a rank makes, of whose keys |
+//! | `local`, `arrays` | a rank's attention as packed sequences, and what its queries see |
+//! | `core`, `forward`, `backward` | attention to keys that come from their owners |
+//! | `mover`, `pull` | how keys travel, and gradients go back |
+//! | `gathered` | keys of all ranks in the order of tokens |
+//! | `all_to_all`, `head_group`, `lane` | attention by traded heads, some of which travel together, and tensors on their way |
+//! | `sinks` | the gradient of learnable sinks |
+//! | `element`, `memory` | elements, and memory that a pass's operations share |
+
+mod agreement;
+mod all_to_all;
+mod arrays;
+mod backward;
+mod config;
+mod context;
+mod core;
+mod element;
+mod engine;
+mod forward;
+mod gathered;
+mod head_group;
+mod lane;
+mod launches;
+mod local;
+mod memory;
+mod messages;
+mod mover;
+mod plan;
+mod pull;
+mod sinks;
+mod transport;
+
+pub use crate::thd::{Partition, Share};
+pub use config::{ContextParallelConfig, Schedule};
+pub use context::ContextParallel;
+pub use element::ContextElement;
+pub use plan::{PassPlan, Plan};
+pub use transport::Transport;

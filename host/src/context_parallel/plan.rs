@@ -1,0 +1,321 @@
+//! Which schedule each pass takes, and why: a pure function of sizes and of what the transport has.
+
+use std::fmt;
+
+use super::config::{ContextParallelConfig, Schedule, refuse};
+use super::head_group::groups_of;
+use crate::attention::{AttentionConfig, Layout};
+use crate::comm::WorldSize;
+use crate::runtime::Result;
+use crate::thd::Partition;
+
+/// What a context-parallel operation does. It prints as a line a pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The forward pass.
+    pub forward: PassPlan,
+    /// The backward pass.
+    pub backward: PassPlan,
+    /// Bytes of device memory that the operation took.
+    pub bytes: u64,
+}
+
+/// What a pass does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PassPlan {
+    /// How keys reach queries; never [`Auto`](Schedule::Auto).
+    pub schedule: Schedule,
+    /// The attention kernels, each once.
+    pub kernels: Vec<&'static str>,
+    /// Their launches in a pass of this rank.
+    pub launches: u32,
+    /// Bytes that this rank receives in a pass.
+    pub received: u64,
+    /// Why this schedule, with the times by a model.
+    pub why: String,
+    /// Schedules that cannot be taken, and why.
+    pub refused: Vec<(Schedule, String)>,
+}
+
+/// A schedule, why it is taken, and those that cannot be, each with why.
+pub(super) type Chosen = (Schedule, String, Vec<(Schedule, String)>);
+
+/// A pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// What a transport has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Means {
+    pub messages: bool,
+    pub memory: bool,
+    pub grid: bool,
+}
+
+/// What the model knows of devices and links: H200s of one host, `bf16` heads of 128 (docs/performance/attention.md, docs/performance/overlap.md).
+struct Rates {
+    /// Operations a second of the kernels of whole sequences, in either direction.
+    forward: f64,
+    backward: f64,
+    /// Of the kernels that merge steps, of those.
+    merged: f64,
+    /// Bytes a second into a device, and of its memory, read or written.
+    link: f64,
+    memory: f64,
+}
+
+const H200: Rates = Rates { forward: 680e12, backward: 560e12, merged: 0.93, link: 380e9, memory: 4.2e12 };
+
+/// The schedules among which one is chosen, the better one of equals first.
+const CANDIDATES: [Schedule; 4] = [Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull];
+
+impl ContextParallelConfig {
+    /// The schedule of a pass, why, and why not others.
+    pub(super) fn choose(&self, direction: Direction, world: WorldSize, means: Means, size: u64) -> Result<Chosen> {
+        let asked = match direction {
+            Direction::Forward => self.forward,
+            Direction::Backward => self.backward,
+        };
+        if asked != Schedule::Auto {
+            return match self.why_not(asked, direction, world, means) {
+                Some(why) => refuse(format!("{asked} cannot be taken: {why}")),
+                None => Ok((asked, format!("asked for; {}", self.times(asked, direction, world, size)), Vec::new())),
+            };
+        }
+        let mut refused = Vec::new();
+        let mut possible = Vec::new();
+        for schedule in CANDIDATES {
+            match self.why_not(schedule, direction, world, means) {
+                Some(why) => refused.push((schedule, why)),
+                None => possible.push(schedule),
+            }
+        }
+        let time = |schedule: &Schedule| self.time(*schedule, direction, world, size).total();
+        let best = possible.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b)));
+        let Some(best) = best else {
+            let all: Vec<_> = refused.iter().map(|(schedule, why)| format!("{schedule}: {why}")).collect();
+            return refuse(format!("no schedule can be taken. {}", all.join(". ")));
+        };
+        let times: Vec<_> = possible.iter().map(|schedule| self.times(*schedule, direction, world, size)).collect();
+        Ok((best, times.join("; "), refused))
+    }
+
+    /// Why a schedule cannot be taken, and what to take instead.
+    fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, means: Means) -> Option<String> {
+        let AttentionConfig { layout, batches, heads, key_heads, max_logit, .. } = self.attention;
+        let ranks = u64::from(world.get());
+        let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
+        // The forward pass alone has them.
+        let max_logit = max_logit && direction == Direction::Forward;
+        let by_steps = || {
+            let why = "max_logit is of all keys at once: take gather or all-to-all";
+            max_logit.then(|| why.to_owned())
+        };
+        let trades = |ranks: u64| {
+            if !heads.is_multiple_of(ranks) {
+                return Some(format!("heads is {heads}, no multiple of {ranks} ranks that trade heads: take ring or gather"));
+            }
+            // Of fewer key heads than ranks, several ranks have each.
+            let odd = !key_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(key_heads);
+            odd.then(|| {
+                format!("key_heads is {key_heads}, neither a multiple nor a divisor of {ranks} ranks that trade heads: take ring or gather")
+            })
+        };
+        match schedule {
+            Schedule::Auto => None,
+            Schedule::Ring if !means.messages => Some(no_messages()),
+            Schedule::Ring => by_steps(),
+            Schedule::Pull if !means.memory => {
+                Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned())
+            }
+            Schedule::Pull => by_steps(),
+            Schedule::Gather if !means.messages => Some(no_messages()),
+            Schedule::Gather if max_logit && layout == Layout::Sbhd && batches > 1 => {
+                Some("max_logit of layout sbhd, whose batches count as heads: take all-to-all, or layout bshd".to_owned())
+            }
+            Schedule::Gather => None,
+            Schedule::AllToAll if !means.messages => Some(no_messages()),
+            Schedule::AllToAll => trades(ranks),
+            Schedule::Hierarchical { inner } if !ranks.is_multiple_of(inner.get().into()) => {
+                Some(format!("{} neighbours do not divide {world}: take a divisor", inner.get()))
+            }
+            Schedule::Hierarchical { .. } if !means.grid => {
+                Some("it takes messages among neighbours and between groups of them: give Transport::with_grid".to_owned())
+            }
+            Schedule::Hierarchical { .. } if layout == Layout::Packed => {
+                Some("packed sequences are not cut for both at once: take ring, or all-to-all".to_owned())
+            }
+            Schedule::Hierarchical { inner } => trades(inner.get().into()).or_else(by_steps),
+        }
+    }
+
+    /// The bytes that a rank receives in a pass, of the one that receives the most.
+    pub(super) fn received(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> u64 {
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
+        let (value, ranks) = (self.attention.value_size(), u64::from(world.get()));
+        let batches = if layout == Layout::Packed { 1 } else { batches };
+        let [rows, key_rows] = [queries, keys].map(|rows| batches * rows / ranks);
+        let (q, out, kv) = (rows * heads * head_size, rows * heads * value, key_rows * key_heads * (head_size + value));
+        let steps = |ranks: u64, kv: u64| match direction {
+            Direction::Forward => (ranks - 1) * kv * size,
+            // Gradients of the own keys come back in f32.
+            Direction::Backward => (ranks - 1) * kv * (size + 4),
+        };
+        let trade = |ranks: u64| {
+            let kv = kv / key_heads * key_heads.max(ranks);
+            let elements = match direction {
+                Direction::Forward => q + kv + out,
+                Direction::Backward => 2 * (q + kv) + 2 * out,
+            };
+            elements / ranks * (ranks - 1) * size
+        };
+        match schedule {
+            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => steps(ranks, kv),
+            Schedule::AllToAll => trade(ranks),
+            // Each rank has the tokens of its neighbours, with a share of the heads.
+            Schedule::Hierarchical { inner } => {
+                let inner = u64::from(inner.get());
+                trade(inner) + steps(ranks / inner, kv / key_heads * key_heads.max(inner))
+            }
+        }
+    }
+
+    /// The time of a pass by the model.
+    fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> Time {
+        let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = self.attention;
+        let (ranks, products) = (u64::from(world.get()), head_size + self.attention.value_size());
+        // Of packed sequences the lengths are not known here: as if all were equal.
+        let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
+        let seen = if self.is_causal() { 0.5 } else { 1.0 };
+        let (rate, times) = match direction {
+            Direction::Forward => (H200.forward, 2.0),
+            Direction::Backward => (H200.backward, 5.0),
+        };
+        let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * seen;
+        let whole = pairs * products as f64 * times / ranks as f64 / rate;
+        let wire = self.received(schedule, direction, world, size) as f64 / H200.link;
+        let own = self.received(schedule, direction, world, size) as f64 / (ranks as f64 - 1.0).max(1.0) * f64::from(u32::from(ranks > 1));
+        match schedule {
+            // All keys are read and written once more, in the order of tokens.
+            Schedule::Gather => Time { compute: whole, exposed: wire + 2.0 * own * ranks as f64 / H200.memory },
+            // Each tensor is read and written twice, on its way out and in; of all groups but one that is hidden.
+            Schedule::AllToAll => {
+                let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
+                let copies = 4.0 * own * ranks as f64 / H200.memory;
+                Time { compute: whole, exposed: (wire + copies) / groups_of(&traded, size) as f64 }
+            }
+            _ => {
+                let compute = whole / H200.merged;
+                // Keys of a step travel while those of the step before are attended to; a causal mask of contiguous parts leaves the last rank all the work.
+                let compute = if self.is_causal() && self.partition == Partition::Contiguous { 2.0 * compute } else { compute };
+                // The last step's gradients travel when all is computed.
+                let last = match direction {
+                    Direction::Forward => 0.0,
+                    Direction::Backward => own * 4.0 / (size + 4) as f64 / H200.link,
+                };
+                let hidden = compute * (ranks - 1) as f64 / ranks as f64;
+                Time { compute, exposed: (wire - last - hidden).max(0.0) + last }
+            }
+        }
+    }
+
+    /// The same in words.
+    fn times(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> String {
+        let Time { compute, exposed } = self.time(schedule, direction, world, size);
+        let bytes = self.received(schedule, direction, world, size) as f64 / 1e6;
+        format!("{schedule}: {bytes:.1} MB, {:.3} ms of which {:.3} wait", (compute + exposed) * 1e3, exposed * 1e3)
+    }
+}
+
+/// Seconds by the model.
+#[derive(Clone, Copy)]
+struct Time {
+    compute: f64,
+    /// What communication adds.
+    exposed: f64,
+}
+
+impl Time {
+    fn total(self) -> f64 {
+        self.compute + self.exposed
+    }
+}
+
+impl fmt::Display for PassPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { schedule, kernels, launches, received, why, .. } = self;
+        let kernels = if kernels.is_empty() { "nothing to compute".to_owned() } else { kernels.join(" and ") };
+        write!(f, "{schedule}, {launches} launches of {kernels}, {received} bytes received ({why})")
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { forward, backward, bytes } = self;
+        write!(f, "forward: {forward}\nbackward: {backward}\nmemory: {bytes} bytes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::Mask;
+
+    const ALL: Means = Means { messages: true, memory: true, grid: true };
+
+    fn config(queries: u64, heads: u64, key_heads: u64) -> ContextParallelConfig {
+        let mask = Mask::CausalBottomRight;
+        let attention = AttentionConfig { queries, keys: queries, heads, key_heads, head_size: 128, mask, ..AttentionConfig::default() };
+        ContextParallelConfig::new(attention)
+    }
+
+    fn chosen(config: &ContextParallelConfig, ranks: u32, means: Means) -> (Schedule, Vec<(Schedule, String)>) {
+        let (schedule, _, refused) = config.choose(Direction::Forward, WorldSize::new(ranks).unwrap(), means, 2).unwrap();
+        (schedule, refused)
+    }
+
+    /// Few key heads are fewer bytes by steps than by heads, and long sequences hide them.
+    #[test]
+    fn auto_takes_the_fastest_there_is() {
+        let long = config(128 << 10, 16, 16);
+        assert_eq!(chosen(&long, 4, ALL).0, Schedule::AllToAll);
+        // 6 key heads on 4 ranks cannot be traded.
+        let (schedule, refused) = chosen(&config(128 << 10, 24, 6), 4, ALL);
+        assert_eq!(schedule, Schedule::Gather);
+        assert_eq!(refused[0].0, Schedule::AllToAll);
+        assert!(refused[0].1.contains("key_heads is 6"), "{refused:?}");
+        let alone = Means { messages: false, memory: true, grid: false };
+        assert_eq!(chosen(&long, 4, alone).0, Schedule::Pull);
+    }
+
+    /// A refusal names what to take instead; so does a choice that is not there.
+    #[test]
+    fn what_is_asked_for_is_taken_or_refused() {
+        let world = WorldSize::new(4).unwrap();
+        let ask = |config: ContextParallelConfig, schedule, means| config.by(schedule).choose(Direction::Backward, world, means, 2);
+        assert_eq!(ask(config(64, 6, 2), Schedule::Ring, ALL).unwrap().0, Schedule::Ring);
+        let error = ask(config(64, 6, 2), Schedule::AllToAll, ALL).unwrap_err().to_string();
+        assert!(error.contains("heads is 6") && error.contains("ring or gather"), "{error}");
+        let inner = WorldSize::new(3).unwrap();
+        let error = ask(config(64, 6, 6), Schedule::Hierarchical { inner }, ALL).unwrap_err().to_string();
+        assert!(error.contains("3 neighbours do not divide 4 ranks"), "{error}");
+        let none = Means { messages: false, memory: false, grid: false };
+        let error = config(64, 4, 4).choose(Direction::Forward, world, none, 2).unwrap_err().to_string();
+        assert!(error.contains("no schedule can be taken") && error.contains("Transport::collective"), "{error}");
+    }
+
+    /// Bytes of a small case, counted by hand: 4 ranks of 16 tokens, 2 key heads of 8 elements of 2 bytes.
+    #[test]
+    fn bytes_are_those_that_travel() {
+        let attention = AttentionConfig { queries: 64, keys: 64, heads: 4, key_heads: 4, head_size: 8, ..AttentionConfig::default() };
+        let (config, world) = (ContextParallelConfig::new(attention), WorldSize::new(4).unwrap());
+        let kv = 16 * 4 * 8 * 2;
+        assert_eq!(config.received(Schedule::Ring, Direction::Forward, world, 2), 3 * kv * 2);
+        assert_eq!(config.received(Schedule::Gather, Direction::Backward, world, 2), 3 * kv * (2 + 4));
+        // Three quarters of q, k, v and out, of which a rank has 16 rows of 4 heads.
+        assert_eq!(config.received(Schedule::AllToAll, Direction::Forward, world, 2), 4 * 16 * 4 * 8 * 2 * 3 / 4);
+    }
+}

@@ -1,0 +1,77 @@
+//! The sum of equal parts, one of each rank, in the order of the ranks: the same bits in every run.
+//!
+//! ```
+//! use oxtile::num::bf16;
+//! use oxtile::sum_parts::SumParts;
+//! use oxtile::{Buffer, Result, Runtime};
+//!
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::checked(1)?; // or Runtime::cuda()
+//! let stream = runtime.device(0)?.stream()?;
+//! // Two parts of 3 elements, the second one 4 elements after the first.
+//! let parts = Buffer::from_slice(&stream, &[1.0_f32, 2.0, 3.0, f32::NAN, 0.5, 0.5, 0.5])?;
+//! let mut sum = Buffer::<bf16>::uninitialised(&stream, 3)?;
+//!
+//! SumParts::new(&runtime)?.run(&stream, parts.view(), 2, 4, sum.view_mut())?;
+//! assert_eq!(sum.to_vec_as::<half::bf16>(&stream)?, [1.5, 2.5, 3.5].map(half::bf16::from_f32));
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+
+use oxtile_kernels::sum_parts::{self as kernels, SumPartsArgs, Summed};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
+
+use crate::runtime::{Loaded, Result, Runtime, Stream};
+
+/// Adds parts of `In`, which is `f32` or `bf16`, to a sum of `Out`, which is `f32`, `bf16` or `f16`.
+///
+/// Memory-bound where all parts and the sum begin at multiples of 16 bytes, slower otherwise. A run allocates nothing and may be captured.
+pub struct SumParts<In: Summand<Out>, Out: Summed>(Loaded<In::Kernel>);
+
+impl<In: Summand<Out>, Out: Summed> SumParts<In, Out> {
+    /// Loads the kernel.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self(runtime.load()?))
+    }
+
+    /// Enqueues `sum[i] = parts[i] + parts[stride + i] + ...`, over `count` parts, added in this order in `f32` and rounded once to nearest even. The sum
+    /// of no parts is 0.
+    ///
+    /// # Errors
+    /// As [`Loaded::launch`]: [`Error::Argument`](crate::Error::Argument) for a stride below the elements of the sum, or too few elements in `parts`.
+    pub fn run(&self, stream: &Stream, parts: DeviceView<'_, In>, count: u32, stride: u64, sum: DeviceViewMut<'_, Out>) -> Result<()> {
+        self.0.launch(stream, SumPartsArgs { parts, sum, count, stride })
+    }
+
+    /// Enqueues the rounding of each of the first elements of `values`: the sum of one part.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn round(&self, stream: &Stream, values: DeviceView<'_, In>, rounded: DeviceViewMut<'_, Out>) -> Result<()> {
+        self.run(stream, values, 1, 0, rounded)
+    }
+}
+
+impl<In: Summand<Out>, Out: Summed> fmt::Debug for SumParts<In, Out> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SumParts").finish_non_exhaustive()
+    }
+}
+
+/// An element of parts whose sum is rounded to `Out`.
+pub trait Summand<Out: Summed>: Summed {
+    /// The kernel.
+    #[doc(hidden)]
+    type Kernel: Kernel + for<'a> Signature<Args<'a> = SumPartsArgs<'a, Self, Out>>;
+}
+
+impl<In: Summed, Out: Summed> Summand<Out> for In
+where
+    kernels::SumParts<In, Out>: Kernel,
+{
+    type Kernel = kernels::SumParts<In, Out>;
+}

@@ -1,0 +1,253 @@
+//! Calls of context parallelism: in any order of streams, in graphs, of several layers, and what goes wrong.
+
+use std::time::{Duration, Instant};
+
+use oxtile::attention::{AttentionConfig, Layout, Mask, Sink};
+use oxtile::comm::WorldSize;
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Schedule};
+use oxtile::num::bf16;
+use oxtile::runtime::Mode;
+use oxtile::{Graph, Result};
+
+use crate::context_case::Case;
+use crate::context_parallel::{BASE, WINDOWS};
+use crate::context_ranks::Ranks;
+use crate::support::seeds;
+use crate::whole_attention::Results;
+
+/// Small enough to be run under many seeds with all checks.
+const SMALL: AttentionConfig = AttentionConfig { queries: 12, keys: 12, heads: 2, key_heads: 2, head_size: 8, ..BASE };
+
+/// One of every schedule.
+fn schedules() -> impl Iterator<Item = Case> {
+    let inner = WorldSize::new(2).unwrap();
+    let few = [Schedule::Ring, Schedule::Pull, Schedule::Gather].map(|schedule| Case::new(3, SMALL).by(schedule));
+    let traded = Case::new(2, SMALL).by(Schedule::AllToAll);
+    let both = Case::new(4, AttentionConfig { queries: 16, keys: 16, ..SMALL }).by(Schedule::Hierarchical { inner });
+    few.into_iter().chain([traded, both])
+}
+
+/// Bits do not depend on the order of streams, copies and messages, and no order is a race.
+#[test]
+fn the_same_bits_in_every_order() {
+    for case in schedules() {
+        let of = |seed| Case { seed, mode: Mode::Check, ..case.clone() };
+        let inputs = case.whole();
+        let mut first: Option<Vec<Results>> = None;
+        for seed in 1..=seeds() / 16 {
+            let found = of(seed).results_of(&inputs).unwrap();
+            let first = first.get_or_insert_with(|| found.clone());
+            for (rank, (found, first)) in case.world().ranks().zip(found.iter().zip(&*first)) {
+                let same = [
+                    (&found.out, &first.out),
+                    (&found.grad_q, &first.grad_q),
+                    (&found.grad_k, &first.grad_k),
+                    (&found.grad_v, &first.grad_v),
+                ];
+                assert!(same.iter().all(|(a, b)| a == b), "{case:?}, {rank}, seed {seed}");
+            }
+        }
+        let expected = inputs.solve();
+        first.iter().flatten().zip(case.world().ranks()).for_each(|(found, rank)| case.compare(rank, found, &expected));
+    }
+}
+
+/// A graph of both passes, captured before any call, and replayed with other inputs.
+#[test]
+fn a_first_call_may_be_captured() {
+    for case in schedules() {
+        captured(&case).unwrap();
+    }
+}
+
+fn captured(case: &Case) -> Result<()> {
+    let ranks = Ranks::new(case)?;
+    let operations = ranks.operations()?;
+    let mut tensors = ranks.tensors(&case.whole())?;
+    // One after another, as each pass holds the tensors that it writes.
+    let mut graphs = Vec::new();
+    for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+        let others = operation.streams();
+        let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
+        let mut forward = tensors.forward(case, operation, stream)?;
+        let first = Graph::capture(&streams, || forward.run(stream))?;
+        drop(forward);
+        let mut backward = tensors.backward(case, operation, stream)?;
+        let second = Graph::capture(&streams, || backward.run(stream))?;
+        drop(backward);
+        graphs.push([first, second]);
+    }
+    for round in 1..4 {
+        let whole = Case { seed: round, ..case.clone() }.whole();
+        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(&mut tensors) {
+            tensors.renew(case, &whole, rank, stream)?;
+        }
+        for pass in 0..2 {
+            for (graphs, stream) in graphs.iter_mut().zip(&ranks.world.streams) {
+                graphs[pass].replay(stream)?;
+            }
+        }
+        let expected = whole.solve();
+        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(&tensors) {
+            case.compare(rank, &tensors.results(stream)?, &expected);
+        }
+    }
+    drop(graphs);
+    drop(operations);
+    ranks.close()
+}
+
+/// Two layers share an operation: both forward passes, then both backward passes.
+#[test]
+fn layers_take_turns() {
+    for case in schedules() {
+        two_layers(&case).unwrap();
+    }
+}
+
+fn two_layers(case: &Case) -> Result<()> {
+    let ranks = Ranks::new(case)?;
+    let operations = ranks.operations()?;
+    let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
+    let mut layers = [ranks.tensors(&wholes[0])?, ranks.tensors(&wholes[1])?];
+    for forward in [true, false] {
+        for layer in if forward { [0, 1] } else { [1, 0] } {
+            for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut layers[layer]) {
+                let mut pass =
+                    if forward { tensors.forward(case, operation, stream)? } else { tensors.backward(case, operation, stream)? };
+                pass.run(stream)?;
+            }
+        }
+    }
+    for (whole, tensors) in wholes.iter().zip(&layers) {
+        let expected = whole.solve();
+        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(tensors) {
+            case.compare(rank, &tensors.results(stream)?, &expected);
+        }
+    }
+    drop(operations);
+    ranks.close()
+}
+
+/// Ranks that make different operations are told both.
+#[test]
+fn another_operation_of_another_rank_is_named() {
+    let case = Case::new(2, SMALL);
+    let ranks = Ranks::new(&case).unwrap();
+    let other = ContextParallelConfig { attention: AttentionConfig { window: WINDOWS[0], mask: Mask::Full, ..SMALL }, ..case.config };
+    let make = |at: usize, config| ContextParallel::<bf16>::new(&ranks.world.streams[at], ranks.transport(at), config).unwrap();
+    let operations = [make(0, case.config), make(1, other)];
+    let mut tensors = ranks.tensors(&case.whole()).unwrap();
+    for _ in 0..2 {
+        let error = tensors[0].forward(&case, &operations[0], &ranks.world.streams[0]).unwrap_err().to_string();
+        assert!(error.contains("CausalBottomRight") && error.contains("left: Some(5)"), "{error}");
+    }
+}
+
+/// What cannot be is refused before anything is enqueued, with what to do instead.
+#[test]
+fn what_cannot_be_is_refused() {
+    let ranks = Ranks::new(&Case::new(2, SMALL)).unwrap();
+    let refused = |attention: AttentionConfig, schedule, part: &str| {
+        let config = ContextParallelConfig::new(attention).by(schedule);
+        let error = ContextParallel::<bf16>::new(&ranks.world.streams[0], ranks.transport(0), config).unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    };
+    refused(AttentionConfig { queries: 14, keys: 14, ..SMALL }, Schedule::Auto, "pad the sequence to 16");
+    refused(AttentionConfig { keys: 24, ..SMALL }, Schedule::Auto, "12 queries and 24 keys");
+    refused(AttentionConfig { max_logit: true, ..SMALL }, Schedule::Ring, "take gather or all-to-all");
+    refused(AttentionConfig { heads: 3, key_heads: 3, ..SMALL }, Schedule::AllToAll, "take ring or gather");
+    refused(SMALL, Schedule::Pull, "give Transport::symmetric or Transport::both");
+    refused(SMALL, Schedule::Hierarchical { inner: WorldSize::new(2).unwrap() }, "Transport::with_grid");
+    refused(AttentionConfig { diagonals: true, layout: Layout::Packed, ..SMALL }, Schedule::Auto, "they follow from the parts");
+    refused(AttentionConfig { key_heads: 0, ..SMALL }, Schedule::Auto, "at least 1");
+    // Tensors that do not fit, one of each.
+    let case = Case::new(2, AttentionConfig { sink: Sink::Learnable, ..SMALL });
+    let ranks = Ranks::new(&case).unwrap();
+    let operations = ranks.operations().unwrap();
+    let mut tensors = ranks.tensors(&case.whole()).unwrap();
+    let without = Case::new(2, SMALL);
+    let error = tensors[0].forward(&without, &operations[0], &ranks.world.streams[0]).unwrap_err().to_string();
+    assert!(error.contains("sink") && error.contains("Learnable"), "{error}");
+}
+
+/// The bits of one device: of both passes where heads are traded, and of the forward pass where all keys are gathered.
+#[test]
+fn traded_heads_and_gathered_keys_have_the_bits_of_one_device() {
+    // Chunks of 128 rows, as the kernels' tiles; the second one's key heads are shared.
+    let dense = AttentionConfig { queries: 512, keys: 512, head_size: 64, key_heads: 2, ..BASE };
+    let shared = AttentionConfig { heads: 4, ..AttentionConfig { queries: 128, keys: 128, ..dense } };
+    let lengths = vec![[120, 128], [128, 128], [256, 256]];
+    let packed = AttentionConfig { layout: Layout::Packed, batches: 3, mask: Mask::Full, ..dense };
+    let cases = [
+        Case::new(2, dense).by(Schedule::AllToAll),
+        Case::new(2, shared).by(Schedule::AllToAll),
+        Case { lengths: lengths.clone(), ..Case::new(2, packed).by(Schedule::AllToAll) },
+        Case { lengths, ..Case::new(2, AttentionConfig { mask: Mask::CausalBottomRight, ..packed }).by(Schedule::Gather) },
+    ];
+    for case in cases {
+        let whole = case.whole();
+        let [one] = &Case { ranks: 1, config: case.config.by(Schedule::AllToAll), ..case.clone() }.results_of(&whole).unwrap()[..] else {
+            panic!("one rank");
+        };
+        for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+            let one = case.of_rank(rank, one);
+            let mut same = vec![("out", found.out == one.out), ("log-sum-exp", found.log_sum_exp == one.log_sum_exp)];
+            if case.config.forward == Schedule::AllToAll {
+                let gradients = [(&found.grad_q, &one.grad_q), (&found.grad_k, &one.grad_k), (&found.grad_v, &one.grad_v)];
+                same.extend(["gradient of q", "gradient of k", "gradient of v"].into_iter().zip(gradients.map(|(a, b)| a == b)));
+            }
+            assert!(same.iter().all(|(_, same)| *same), "{case:?}, {rank}: {same:?}");
+        }
+    }
+}
+
+/// Ranks whose keys and values differ by powers of four: what one rank leaves out, or takes for another's, is not lost beside the others.
+#[test]
+fn every_rank_is_seen_for_itself() {
+    for case in schedules() {
+        let mut whole = case.whole();
+        let tokens = case.config.attention.keys as usize;
+        let row = whole.v.len() / tokens;
+        for (token, values) in whole.v.chunks_mut(row).enumerate() {
+            let (rank, _) = case.config.partition.row(case.world(), tokens as u64, token as u64);
+            values.iter_mut().for_each(|x| *x *= 4.0_f64.powi(rank.index() as i32));
+        }
+        let expected = whole.solve();
+        for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+            case.compare(rank, &found, &expected);
+        }
+    }
+}
+
+/// A rank that does not come is named: by pull within the arena's deadline, in whichever pass; by messages at once, as the virtual cluster sees that no rank calls.
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    for passes in [0, 1] {
+        let deadline = Duration::from_millis(300);
+        let case = Case { deadline, ..Case::new(2, SMALL).by(Schedule::Pull) };
+        let ranks = Ranks::new(&case).unwrap();
+        let operations = ranks.operations().unwrap();
+        let mut tensors = ranks.tensors(&case.whole()).unwrap();
+        for at in if passes == 0 { 0..1 } else { 0..2 } {
+            tensors[at].forward(&case, &operations[at], &ranks.world.streams[at]).unwrap().run(&ranks.world.streams[at]).unwrap();
+        }
+        let stream = &ranks.world.streams[0];
+        if passes == 1 {
+            ranks.arenas[0].ticket(stream).unwrap().wait().unwrap();
+            tensors[0].backward(&case, &operations[0], stream).unwrap().run(stream).unwrap();
+        }
+        let start = Instant::now();
+        let error = ranks.arenas[0].ticket(stream).unwrap().wait().unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("keys of context parallelism"), "after {passes} passes: {error}");
+        assert!(start.elapsed() < deadline + Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+    let case = Case::new(2, SMALL);
+    let ranks = Ranks::new(&case).unwrap();
+    let operations = ranks.operations().unwrap();
+    let mut tensors = ranks.tensors(&case.whole()).unwrap();
+    let stream = &ranks.world.streams[0];
+    tensors[0].forward(&case, &operations[0], stream).unwrap().run(stream).unwrap();
+    let error = stream.synchronize().unwrap_err().to_string();
+    assert!(error.contains("rank 1"), "{error}");
+}

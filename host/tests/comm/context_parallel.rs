@@ -1,0 +1,173 @@
+//! Attention over a sequence that is spread over ranks: each rank's part against the whole sequence in `f64`.
+
+use oxtile::attention::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
+use oxtile::comm::WorldSize;
+use oxtile::context_parallel::{ContextParallelConfig, Partition, Schedule};
+
+use crate::context_case::Case;
+use crate::support::is_long;
+
+pub const BASE: AttentionConfig = AttentionConfig {
+    layout: Layout::Bshd,
+    batches: 1,
+    queries: 48,
+    keys: 48,
+    heads: 2,
+    key_heads: 1,
+    head_size: 64,
+    value_size: None,
+    mask: Mask::CausalBottomRight,
+    window: Window { left: None, right: None },
+    scale: None,
+    soft_cap: None,
+    sink: Sink::None,
+    output: Output::Rounded,
+    diagonals: false,
+    max_logit: false,
+    kernels: Kernels::Fastest,
+    key_parts: None,
+    gradients: GradientOutput::Rounded,
+};
+
+pub const WINDOWS: [Window; 3] =
+    [Window { left: Some(5), right: Some(5) }, Window { left: Some(20), right: None }, Window { left: None, right: Some(9) }];
+
+fn contiguous(case: Case) -> Case {
+    Case { config: ContextParallelConfig { partition: Partition::Contiguous, ..case.config }, ..case }
+}
+
+/// Runs every fifth of the cases, or all with `OXTILE_LONG=1`, and names all that fail. No loop inside of another makes five of them, so that each value of one is run with
+/// each of the next.
+fn all(cases: impl IntoIterator<Item = Case>) {
+    let step = if is_long() { 1 } else { 5 };
+    let failed: Vec<_> = cases
+        .into_iter()
+        .step_by(step)
+        .filter_map(|case| {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case.run()));
+            match result {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(format!("{case:?}: {error}")),
+                Err(panic) => Some(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "a panic".to_owned())),
+            }
+        })
+        .collect();
+    assert!(failed.is_empty(), "{} failed\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn every_world_and_layout() {
+    let worlds = [1, 2, 3, 4, 8];
+    let cases = worlds.into_iter().flat_map(|ranks| {
+        let rows = if ranks == 8 { 64 } else { 48 };
+        let config = AttentionConfig { queries: rows, keys: rows, ..BASE };
+        let dense = [Layout::Bshd, Layout::Sbhd].map(|layout| AttentionConfig { layout, batches: 2, heads: 4, key_heads: 2, ..config });
+        dense
+            .into_iter()
+            .flat_map(move |config| [Mask::Full, Mask::CausalTopLeft].map(|mask| Case::new(ranks, AttentionConfig { mask, ..config })))
+    });
+    all(cases.flat_map(|case| [case.clone(), case.by(Schedule::Gather)]));
+}
+
+/// Schedules by other means than messages, and by traded heads.
+#[test]
+fn other_schedules() {
+    let two = WorldSize::new(2).unwrap();
+    let config = AttentionConfig { heads: 4, key_heads: 4, ..BASE };
+    let options = [
+        config,
+        AttentionConfig { layout: Layout::Sbhd, batches: 2, sink: Sink::Learnable, ..config },
+        AttentionConfig {
+            layout: Layout::Bshd,
+            batches: 2,
+            window: WINDOWS[0],
+            mask: Mask::Full,
+            sink: Sink::Learnable,
+            soft_cap: Some(3.0),
+            ..config
+        },
+    ];
+    let pull = options.iter().flat_map(|config| [2, 3].map(|ranks| Case::new(ranks, *config).by(Schedule::Pull)));
+    let traded = options.iter().flat_map(|config| {
+        let config = AttentionConfig { max_logit: true, ..*config };
+        [1, 2, 4].map(|ranks| Case::new(ranks, config).by(Schedule::AllToAll))
+    });
+    let grid = options.iter().flat_map(|config| [4, 6].map(|ranks| Case::new(ranks, *config).by(Schedule::Hierarchical { inner: two })));
+    // Several ranks have each key head.
+    let shared = options.iter().flat_map(|config| {
+        [1, 2].into_iter().flat_map(move |key_heads| {
+            let case = Case::new(4, AttentionConfig { key_heads, ..*config });
+            [case.clone().by(Schedule::AllToAll), case.by(Schedule::Hierarchical { inner: two })]
+        })
+    });
+    // The largest scores of all ranks' rows.
+    for (ranks, config) in [(2, options[0]), (3, options[2])] {
+        Case::new(ranks, AttentionConfig { max_logit: true, ..config }).by(Schedule::Gather).run().unwrap();
+    }
+    let empty = [
+        AttentionConfig { queries: 0, keys: 0, ..config },
+        AttentionConfig { batches: 0, ..config },
+        AttentionConfig { mask: Mask::Full, keys: 0, ..config },
+    ];
+    let schedules = [Schedule::AllToAll, Schedule::Hierarchical { inner: two }, Schedule::Pull, Schedule::Ring, Schedule::Gather];
+    for (config, schedule) in empty.into_iter().flat_map(|config| schedules.map(|schedule| (config, schedule))) {
+        Case::new(4, config).by(schedule).run().unwrap();
+    }
+    all(pull.chain(traded).chain(grid).chain(shared));
+}
+
+#[test]
+fn every_option() {
+    let options = [
+        AttentionConfig { soft_cap: Some(3.0), ..BASE },
+        AttentionConfig { sink: Sink::OffByOne, ..BASE },
+        AttentionConfig { sink: Sink::Learnable, heads: 4, key_heads: 2, ..BASE },
+        AttentionConfig { sink: Sink::Learnable, layout: Layout::Sbhd, batches: 2, ..BASE },
+        AttentionConfig { head_size: 128, ..BASE },
+        AttentionConfig { head_size: 192, value_size: Some(128), ..BASE },
+        AttentionConfig { head_size: 256, ..BASE },
+        AttentionConfig { mask: Mask::Full, queries: 24, keys: 60, ..BASE },
+        AttentionConfig { queries: 12, keys: 12, ..BASE },
+        AttentionConfig { queries: 0, keys: 0, ..BASE },
+        AttentionConfig { queries: 300, keys: 300, head_size: 128, ..BASE },
+    ];
+    let windows = WINDOWS.into_iter().flat_map(|window| {
+        [Mask::Full, Mask::CausalBottomRight].map(|mask| AttentionConfig { window, mask, sink: Sink::Learnable, ..BASE })
+    });
+    let cases = options.into_iter().chain(windows).flat_map(|config| [Case::new(3, config), Case::new(2, config)]);
+    let cases = cases.flat_map(|case| [case.clone(), case.by(Schedule::Gather)]);
+    all(cases.flat_map(|case| [case.clone(), contiguous(case)]));
+}
+
+#[test]
+fn packed_sequences() {
+    let lengths = [vec![[7, 12], [4, 12], [0, 0], [24, 24], [1, 12]], vec![[0, 12], [0, 0]], vec![[40, 48]], vec![[12, 12], [12, 12]]];
+    let options = [
+        BASE,
+        AttentionConfig { mask: Mask::Full, ..BASE },
+        AttentionConfig { window: WINDOWS[0], mask: Mask::Full, sink: Sink::Learnable, ..BASE },
+        AttentionConfig { window: WINDOWS[1], ..BASE },
+        AttentionConfig { sink: Sink::OffByOne, soft_cap: Some(3.0), ..BASE },
+    ];
+    let cases = lengths.into_iter().flat_map(|lengths| {
+        let rows = lengths.iter().map(|[_, padded]| padded).sum::<u64>() + 12;
+        options.into_iter().flat_map(move |config| {
+            let attention = AttentionConfig {
+                layout: Layout::Packed,
+                batches: lengths.len() as u64,
+                queries: rows,
+                keys: rows,
+                key_heads: 2,
+                ..config
+            };
+            let lengths = lengths.clone();
+            [1, 2].into_iter().flat_map(move |ranks| {
+                let case = Case { lengths: lengths.clone(), ..Case::new(ranks, attention) };
+                let three = Case { ranks: 3, ..case.clone() };
+                let schedules = [case.clone(), case.clone().by(Schedule::Gather), case.by(Schedule::AllToAll), three.by(Schedule::Gather)];
+                schedules.into_iter().flat_map(|case| [contiguous(case.clone()), case])
+            })
+        })
+    });
+    all(cases);
+}

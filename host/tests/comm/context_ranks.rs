@@ -1,0 +1,103 @@
+//! The ranks of a problem of context parallelism, on the virtual cluster.
+
+use oxtile::comm::{Communicator, EmulatedCommunicator, Member, Rank, Team, WorldSize};
+use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
+use oxtile::num::bf16;
+use oxtile::symmetric::Arena;
+use oxtile::{EmulatedOptions, Result};
+
+use crate::context_case::{Case, Tensors};
+use crate::support::World;
+use crate::whole_attention::{Results, Whole};
+
+impl Case {
+    /// Each rank's communicators among neighbours and between groups of them.
+    fn grids(&self, world: &World) -> Result<Vec<[EmulatedCommunicator; 2]>> {
+        let inner = self.schedules().into_iter().find_map(|schedule| match schedule {
+            Schedule::Hierarchical { inner } => Some(inner),
+            _ => None,
+        });
+        let Some(inner) = inner else { return Ok(Vec::new()) };
+        let (size, outer) = (world.size(), WorldSize::new(self.ranks / inner.get()).unwrap());
+        let grid = |rank: &EmulatedCommunicator| {
+            let at = rank.rank().index();
+            let near = Team::strided(size, Rank::new(at / inner.get() * inner.get(), size).unwrap(), 1, inner)?;
+            let far = Team::strided(size, Rank::new(at % inner.get(), size).unwrap(), inner.get(), outer)?;
+            Ok([rank.team(&near)?.unwrap(), rank.team(&far)?.unwrap()])
+        };
+        world.ranks.iter().map(grid).collect()
+    }
+
+    /// Runs it, and holds every rank's part against the whole.
+    pub fn run(&self) -> Result<()> {
+        let whole = self.whole();
+        let expected = whole.solve();
+        for (rank, found) in self.world().ranks().zip(self.results_of(&whole)?) {
+            self.compare(rank, &found, &expected);
+        }
+        Ok(())
+    }
+
+    /// What every rank finds by an eager call of each pass.
+    pub fn results_of(&self, whole: &Whole) -> Result<Vec<Results>> {
+        let ranks = Ranks::new(self)?;
+        let operations = ranks.operations()?;
+        let mut tensors = ranks.tensors(whole)?;
+        for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+            tensors.set_sequences(self, operation, stream)?;
+            tensors.forward(self, operation, stream)?.run(stream)?;
+        }
+        for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+            tensors.backward(self, operation, stream)?.run(stream)?;
+        }
+        let found = tensors.iter().zip(&ranks.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
+        drop(operations);
+        ranks.close()?;
+        found
+    }
+}
+
+/// The ranks of a case.
+pub struct Ranks {
+    case: Case,
+    pub world: World,
+    grids: Vec<[EmulatedCommunicator; 2]>,
+    members: Vec<Member>,
+    pub arenas: Vec<Arena>,
+}
+
+impl Ranks {
+    pub fn new(case: &Case) -> Result<Self> {
+        let options = EmulatedOptions { devices: case.ranks, mode: case.mode, seed: Some(case.seed), ..EmulatedOptions::default() };
+        let world = World::with(options);
+        let grids = case.grids(&world)?;
+        let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
+        let arenas = match case.schedules().contains(&Schedule::Pull) {
+            true => world.ranks.iter().map(|rank| Arena::open(rank, case.options())).collect::<Result<Vec<_>>>()?,
+            false => Vec::new(),
+        };
+        Ok(Self { case: case.clone(), world, grids, members, arenas })
+    }
+
+    pub fn transport(&self, at: usize) -> Transport<'_> {
+        match (self.arenas.get(at), self.grids.get(at)) {
+            (Some(arena), _) => Transport::both(&self.world.ranks[at], arena, &self.members[at]),
+            (None, Some([near, far])) => Transport::collective(&self.world.ranks[at]).with_grid(near, far),
+            (None, None) => Transport::collective(&self.world.ranks[at]),
+        }
+    }
+
+    pub fn operations(&self) -> Result<Vec<ContextParallel<'_, bf16>>> {
+        let make = |(at, stream)| ContextParallel::new(stream, self.transport(at), self.case.config);
+        self.world.streams.iter().enumerate().map(make).collect()
+    }
+
+    pub fn tensors(&self, whole: &Whole) -> Result<Vec<Tensors>> {
+        self.world.size().ranks().zip(&self.world.streams).map(|(rank, stream)| Tensors::new(&self.case, whole, rank, stream)).collect()
+    }
+
+    pub fn close(self) -> Result<()> {
+        let closing = self.arenas.into_iter().map(|arena| Ok(arena.close()?)).collect::<Result<Vec<_>>>()?;
+        closing.into_iter().try_for_each(|arena| arena.finish())
+    }
+}
